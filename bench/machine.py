@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ import torch
 import staticgraph
 from bench.rehearsal import REHEARSAL
 from staticgraph.files.versions import STEPS, versions
-from staticgraph.kernels.linear.cpu import processor
+from staticgraph.training import job
 
 ROOT = Path(__file__).parents[1]
 GPU = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
@@ -38,21 +37,8 @@ def first_line(command: tuple[str, ...]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Returns what every file of results holds: where and when it was measured, and of what.
-
-    ``capability`` is the vector width that torch's kernels use, ``threads`` those of torch, and
-    ``load`` the runnable processes of the last minute when the results are written.
-    """
-    return {
-        "processor": processor(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load": round(os.getloadavg()[0], 1),
-        "commit": first_line(COMMIT),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "versions": versions(STEPS),
-    }
+    """Returns what every file of results holds: where and when it was measured, and of what."""
+    return {**job.machine(), "commit": first_line(COMMIT)}
 
 
 def write(path: Path, results: dict[str, Any]) -> None:

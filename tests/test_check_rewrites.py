@@ -9,7 +9,7 @@ import pytest
 from support.command import status_of
 
 import staticgraph as sg
-from staticgraph.cli.reports.rewrites import RewritesReport
+from staticgraph.cli.check import RewritesReport
 from staticgraph.rewrites.captured_graph.captured import Rewritten
 
 OWN = """\

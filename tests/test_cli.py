@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
-from support.command import status_of
+from support.command import arguments_of, help_of, status_of
 from support.few_molecules import few_molecules
 from support.patience import patience
 from support.program import run_program
+from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
-from staticgraph import cli, models
-from staticgraph.cli import values
+from staticgraph import cli, datasets, models
 from staticgraph.datasets import task_names
 from staticgraph.steps.compilation import modes
 from staticgraph.text import progress
-from staticgraph.training import train
+from staticgraph.training import options, train
 from staticgraph.training.config import TrainConfig
+from staticgraph.training.trained import Trained
 
 SMALL = ["--model", "gin", "--hidden", "8", "--layers", "1", "--batch-size", "32", "--epochs", "1"]
 SMALL += ["--compile-mode", "eager"]
@@ -50,41 +53,55 @@ def finished(data, tmp_path_factory) -> Path:
         (["report"], ["--json", "staticgraph report runs/demo"]),
     ],
 )
-def test_help_has_an_example(arguments, expected, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main([*arguments, "--help"])
-    assert stopped.value.code == 0
-    text = capsys.readouterr().out
+def test_help_has_an_example(arguments, expected):
+    text = help_of(*arguments)
     for words in expected:
         assert words in text
 
 
-def test_help_tells_the_truth_about_choices_and_defaults():
-    subparsers = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
-    options = {action.dest: action for action in subparsers.choices["train"]._actions}
-    defaults = TrainConfig("data")
-    for name in TrainConfig.__dataclass_fields__:
-        value = getattr(defaults, name)
-        if name != "data" and value is not None and value is not False:
-            shown = f"{value:g}" if isinstance(value, float) else value
-            assert f"(default: {shown})" in options[name].help
-    assert values.MODELS == models.NAMES
-    assert values.TASKS == task_names.TASKS
-    assert all(name in options["model"].help for name in models.NAMES)
-    assert options["compile_mode"].choices == modes.MODES
-    assert options["pool"].choices == tuple(models.POOLS)
+def test_options_have_the_defaults_and_choices_of_the_library():
+    named = {argument.name: argument for argument in arguments_of("train")}
+    for field in fields(TrainConfig):
+        option = named[f"--{field.name.replace('_', '-')}"]
+        assert option.required == (field.name == "data")
+        assert field.name == "data" or option.field_info.default == field.default
+    assert options.MODELS == models.NAMES
+    assert options.TASKS == task_names.TASKS
+    assert named["--compile-mode"].parameter.choices == modes.MODES
+    assert named["--pool"].parameter.choices == tuple(models.POOLS)
+
+
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+def test_every_option_says_what_it_is_and_no_line_is_wide(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    text = help_of(command)
+    assert max(map(len, text.splitlines())) <= 100
+    for argument in arguments_of(command) if command else ():
+        default, plain = argument.field_info.default, " ".join(text.split())
+        assert argument.parameter.help, argument.name
+        assert argument.name in text
+        if isinstance(default, str | int | float) and default not in (False, ""):
+            assert f"(default: {default})" in plain, argument.name
+
+
+def test_the_options_are_those_of_before():
+    """The option strings are an interface: scripts depend on them."""
+    table = (Path(__file__).parent / "data" / "options.txt").read_text()
+    for line in table.splitlines():
+        command, *names = line.split()
+        assert set(names) <= {argument.name for argument in arguments_of(command)}, command
 
 
 def test_describing_the_commands_imports_nothing_heavy():
     code = (
-        "import sys, staticgraph; before = set(sys.modules); "
-        "from staticgraph import cli; cli.parser(); "
-        "print(sorted({m.split('.')[0] for m in set(sys.modules) - before}))"
+        "import sys, staticgraph\nbefore = set(sys.modules)\nfrom staticgraph import cli\n"
+        "try:\n    cli.main(['train', '--help'])\nexcept SystemExit:\n    pass\n"
+        "print('MODULES', sorted({m.split('.')[0] for m in set(sys.modules) - before}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"torch", "numpy", "numba", "tqdm", "scipy"}
     heavy |= {"matplotlib", "tensorboard"}
-    assert not heavy & set(eval(done.stdout))
+    assert not heavy & set(eval(done.stdout.split("MODULES")[1]))
 
 
 # ---------------------------------------------------------------------- results
@@ -132,6 +149,51 @@ def test_resume_needs_nothing_but_the_folder(finished, capsys):
     assert values["resumed_at"] == 2
 
 
+@pytest.mark.parametrize("split", ["all", "test"])
+def test_predictions_are_those_of_plain_pyg(split, data, finished, tmp_path, capsys):
+    """Every graph once, in the order of the data set, as CSV and as JSON."""
+    words = ["predict", "--run", str(finished), "--data", data, "--split", split]
+    words += ["--compile-mode", "eager"]
+    assert cli.main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    store = datasets.open(data)  # with the splits of the run's seed
+    ids = list(range(len(store))) if split == "all" else sorted(store.splits["test"].tolist())
+    batch = Batch.from_data_list([store[i] for i in ids])
+    model = Trained.load(finished, torch.device("cpu")).model
+    with torch.no_grad():
+        expected = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, len(ids))
+    assert document["graph_ids"] == ids
+    torch.testing.assert_close(torch.tensor(document["outputs"]), expected)
+    assert cli.main([*words, "--out", str(tmp_path / "p.csv")]) == 0
+    rows = list(csv.DictReader((tmp_path / "p.csv").open()))
+    assert [int(row["graph_id"]) for row in rows] == ids
+    assert [[float(row["output"])] for row in rows] == document["outputs"]
+
+
+def test_predictions_need_the_fields_of_the_training_but_no_labels(
+    data, finished, tmp_path, capsys
+):
+    graphs = [graph.clone() for graph in datasets.open(data)]
+    for graph in graphs:
+        del graph.y
+    datasets_of = {"unlabelled": graphs}
+    datasets_of["other fields"] = [Data(x=g.x.float(), edge_index=g.edge_index) for g in graphs]
+    datasets_of["other categories"] = [g.clone().update({"x": g.x + 200}) for g in graphs]
+    outcomes = {}
+    for name, listed in datasets_of.items():
+        sg.GraphStore.from_pyg(listed, name=name).save(tmp_path / name)
+        words = ["predict", "--run", str(finished), "--data", str(tmp_path / name), "--json"]
+        status = cli.main([*words, "--compile-mode", "eager"])
+        outcomes[name] = (status, *capsys.readouterr())
+    assert cli.main(["predict", "--run", str(finished), "--data", data, "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out)["outputs"]
+    outputs = torch.tensor(json.loads(outcomes["unlabelled"][1])["outputs"])
+    torch.testing.assert_close(outputs, torch.tensor(expected))
+    assert "differs in edge_attr, x from the data" in outcomes["other fields"][2]
+    assert "train on data with these categories too" in outcomes["other categories"][2]
+    assert [status for status, *_ in outcomes.values()] == [0, cli.FAILED, cli.FAILED]
+
+
 # ---------------------------------------------------------------------- errors
 
 
@@ -176,38 +238,42 @@ def test_errors_are_one_line_and_status_2(
 def test_heads_that_do_not_divide_are_refused_before_anything_is_loaded(model, data, monkeypatch):
     """Exactly those that the model itself refuses."""
     store = sg.GraphStore.load(data)
-    monkeypatch.setattr("staticgraph.cli.train.look_for", lambda *_, **__: sys.exit("loads"))
+    monkeypatch.setattr("staticgraph.cli.train.require_names", lambda *_, **__: sys.exit("loads"))
     for hidden in (30, 32):
-        code: object = "loads"
+        words = ["train", "--data", "a.npz", "--model", model, "--hidden", str(hidden)]
         try:
             models.build(model, store, hidden=hidden, layers=1)
         except ValueError:  # its features are fine, so the heads are the cause
-            code = 2
-        with pytest.raises(SystemExit) as stopped:
-            cli.main(["train", "--data", "a.npz", "--model", model, "--hidden", str(hidden)])
-        assert stopped.value.code == code
+            assert status_of(words) == cli.FAILED
+        else:
+            with pytest.raises(SystemExit, match="loads"):
+                cli.main(words)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "COMMAND"),
+        ([], "Commands:"),
         (["train"], "the argument --data is required, but for --resume"),
         (["train", "--data", "a", "--model", "bert"], "--model: 'bert': give one of gine, gps"),
         (["train", "--data", "a", "--model", "gpss"], "for your own model; did you mean 'gps'?"),
         (["trian"], "'trian': give one of try, check, train, "),
         (["trian"], "; did you mean 'train'? (see staticgraph --help)"),
-        (["bench", "--for", "H100"], "'H100': give one of h100, h200, a100, l4; did you mean 'h1"),
-        (["plan", "--bathc-size=3"], "--bathc-size=3; did you mean '--batch-size'? (see staticg"),
+        (
+            ["bench", "--data", "a", "--for", "H100"],
+            'invalid value "H100" for --for. Choose from: "h100"',
+        ),
+        (["plan", "--bathc-size=3"], "--bathc-size. Did you mean --batch-size? (see staticgraph p"),
+        (["plan", "--data"], "argument --data: give 1 value (see"),
+        (["plan", "--data", "a", "--cost", "1", "2"], "argument --cost: give 4 values (see"),
+        (["plan", "--data", "a", "extra"], "not understood: extra (see"),
         (["train", "--data", "a", "--model", "bert:"], "MODULE:NAME, such as mymodule:build"),
         (["train", "--data", "a", "--resume", "--overwrite"], "not allowed with"),
         (["report"], "DIR"),
     ],
 )
 def test_wrong_usage(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(arguments)
-    assert stopped.value.code == 2
+    assert status_of(arguments) == cli.FAILED
     assert message in capsys.readouterr().err
 
 

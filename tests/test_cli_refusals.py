@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -11,8 +10,8 @@ import pytest
 import torch
 from support.command import status_of
 
-from staticgraph import datasets
-from staticgraph.cli import device_check, usage
+from staticgraph import cli, datasets
+from staticgraph.cli import loading
 from staticgraph.training import parts
 from staticgraph.training.config import TrainConfig
 
@@ -58,14 +57,16 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "open", read)
 
 
-@pytest.mark.parametrize("command", ANY)
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("command", "model", "words"),
     [
-        ("no_such_module:build", "there is no module 'no_such_module' here (looked in "),
-        ("early_models:net", "has nothing called 'net'; did you mean 'Net'?"),
-        ("early_models:two", "two needs width, depth; name a function that takes the data"),
-        ("early_models:number", "number is of type int; name what builds it"),
+        *(
+            (command, "no_such:build", "there is no module 'no_such' here (looked in ")
+            for command in ANY
+        ),
+        ("train", "early_models:net", "has nothing called 'net'; did you mean 'Net'?"),
+        ("try", "early_models:two", "two needs width, depth; name a function that takes the data"),
+        ("check", "early_models:number", "number is of type int; name what builds it"),
     ],
 )
 def test_a_model_that_cannot_be_built(command, model, words, capsys):
@@ -118,7 +119,7 @@ def test_a_module_that_is_not_there_is_told_without_torch():
         "assert 'torch' not in sys.modules; sys.exit(status)"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ended.returncode == usage.FAILED, ended.stderr
+    assert ended.returncode == cli.FAILED, ended.stderr
     assert ended.stderr.startswith("staticgraph train: --model no_such:build: there is no module")
 
 
@@ -150,16 +151,15 @@ def test_what_is_known_of_cuda(loaded, version, device, cpu, monkeypatch):
         name: SimpleNamespace(cuda=SimpleNamespace(is_available=lambda has=has: has))
         for name, has in loaded.items()
     }
-    monkeypatch.setattr(device_check, "sys", SimpleNamespace(modules=modules))
-    monkeypatch.setattr(device_check.metadata, "version", lambda _: version)
-    args = argparse.Namespace(parser=usage.Parser(prog="it"))
-    device_check.check_mode(args, "max-autotune", device, allow_cpu=True)
-    device_check.check_mode(args, "fused", device)
+    monkeypatch.setattr(loading, "sys", SimpleNamespace(modules=modules))
+    monkeypatch.setattr(loading.metadata, "version", lambda _: version)
+    loading.check_mode("max-autotune", device, allow_cpu=True)
+    loading.check_mode("fused", device)
     if not cpu:
-        device_check.check_mode(args, "max-autotune", device)
+        loading.check_mode("max-autotune", device)
         return
-    with pytest.raises(SystemExit):
-        device_check.check_mode(args, "max-autotune", device)
+    with pytest.raises(loading.UsageError):
+        loading.check_mode("max-autotune", device)
 
 
 def test_in_python_too_it_is_refused_before_data_is_read(tmp_path):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
-from support.command import status_of
+from support.command import arguments_of, status_of
 from support.command_words import BASES, make_place
 from support.schemas import SHAPES, parse, schema_of
 
@@ -29,6 +28,7 @@ PRINTED = {
     "train": "train",
     "try": "try",
     "report": "train",
+    "predict": "predict",
     "convert": "convert",
     "partition arrays": "partition",
     "train-large link": "train-large",
@@ -61,8 +61,8 @@ def run_folder() -> str:
 
 def printed(base: str, capsys) -> dict[str, Any]:
     words = [CORA if word == "graph.npz" else word for word in BASES[base]]
-    if base == "report":
-        words = [*words[:-1], run_folder()]
+    if base in ("report", "predict"):
+        words = [run_folder() if word == "run" else word for word in words]
         capsys.readouterr()
     if base in ("train", "train-large node"):  # not into the folder of another run of this file
         words = [*words[:-1], "trained" if base == "train" else "large-node"]
@@ -104,59 +104,13 @@ def test_a_number_that_is_not_finite_is_no_json():
 
 
 def test_every_command_with_json_has_a_schema():
-    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
     with_json = {
         name
-        for name, parser in commands.choices.items()
-        if any(action.dest == "json" for action in parser._actions)
+        for name in cli.COMMANDS
+        if any(argument.name == "--json" for argument in arguments_of(name))
     }
     assert with_json == {BASES[base][0] for base in [*PRINTED, "bench"]}
     assert set(SHAPES) == {*PRINTED.values(), "bench", "check-for"}
-
-
-def test_the_page_has_every_command_and_option():
-    text = (DOCS / "cli.md").read_text()
-    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
-    for name, parser in commands.choices.items():
-        section = re.search(rf"^## staticgraph {name}$(.*?)(?=^## |\Z)", text, re.M | re.S)
-        assert section, f"docs/cli.md has no section of {name}"
-        for action in parser._actions:
-            for option in action.option_strings:
-                if option.startswith("--") and option != "--help":
-                    assert f"`{option}" in section[1], f"docs/cli.md: {name} lacks {option}"
-
-
-def test_the_tables_of_the_page_have_options_and_values_as_the_help_has_them():
-    text = (DOCS / "cli.md").read_text()
-    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
-    for name, parser in commands.choices.items():
-        section = text.partition(f"## staticgraph {name}\n")[2].partition("\n## ")[0]
-        told = re.findall(r"^\| `([-A-Z][^`]*)` \|", section, re.MULTILINE)
-        formatter = parser._get_formatter()
-        shown = [formatter._format_action_invocation(action) for action in parser._actions]
-        # The page's tables give choices in words, and several values as NAME ...
-        options = [re.sub(r" \{.*\}", "", option) for option in shown if "--help" not in option]
-        options = [re.sub(r"(\S+) \[\1 \.\.\.\]", r"\1 ...", option) for option in options]
-        assert sorted(told) == sorted(options), name
-
-
-def plain(text: str) -> str:
-    """The text on one line, without code marks."""
-    return " ".join(text.replace("`", "").split())
-
-
-def test_the_page_says_of_each_option_what_its_help_says():
-    """Including its default, so that a changed option changes the page."""
-    text = (DOCS / "cli.md").read_text()
-    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
-    other = []
-    for name, parser in commands.choices.items():
-        section = re.search(rf"^## staticgraph {name}$(.*?)(?=^## |\Z)", text, re.M | re.S)
-        for action in parser._actions:
-            said = parser._get_formatter()._expand_help(action) if action.help else ""
-            if "--help" not in action.option_strings and plain(said) not in plain(section[1]):
-                other.append(f"{name} {action.dest}: {plain(said)}")
-    assert other == []
 
 
 def test_a_value_of_another_kind_is_refused(capsys):

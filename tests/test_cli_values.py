@@ -12,18 +12,18 @@ the values, beginning with another one than the option before; with ``EVERY_CASE
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from support.command import status_of
+from cyclopts import Token
+from cyclopts.argument import Argument
+from support.command import arguments_of, status_of
 from support.command_words import (
     ABSURD,
     BASES,
-    actions,
     cut_short,
     given,
     make_place,
@@ -32,7 +32,7 @@ from support.command_words import (
 )
 
 from staticgraph import cli
-from staticgraph.cli import values
+from staticgraph.training import options
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +60,10 @@ def tiny(place, measured, tmp_path, monkeypatch) -> Path:
 
 
 def test_the_table_has_every_command():
-    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
-    assert {base[0] for base in BASES.values()} == set(commands.choices)
+    assert {base[0] for base in BASES.values()} == set(cli.COMMANDS)
 
 
-WRITTEN = (values.file_to_write, values.picture_to_write, values.folder_to_write)
+WRITTEN = (options.OUTPUT_FILE, options.PICTURE_FILE, options.OUTPUT_FOLDER)
 
 
 # Of the values that the parser refuses, one in so many is tried by default; of the others, one in
@@ -72,28 +71,32 @@ WRITTEN = (values.file_to_write, values.picture_to_write, values.folder_to_write
 REFUSED, TAKEN = 6, 3
 
 
-def refused(action: argparse.Action, value: str) -> bool:
+def refused(option: Argument, value: str) -> bool:
     """Whether the parser itself refuses the value, before any command runs."""
+    if option.parameter.converter is None:
+        return False
     try:
-        read = action.type(value) if callable(action.type) else value
-    except (argparse.ArgumentTypeError, TypeError, ValueError):
+        option.parameter.converter(None, [Token(value=value)])
+    except ValueError:
         return True
-    return action.choices is not None and read not in action.choices
+    return False
 
 
-def values_of(action: argparse.Action, base: str) -> tuple[str, ...]:
+def values_of(option: Argument, base: str) -> tuple[str, ...]:
     """The values to try. An option that names an output does not depend on the inputs, so its
     values are dealt out in turn among the bases of the command."""
-    if action.nargs == 0:
+    if option.hint is bool:
         return ("",)
     tried = ABSURD
-    if action.type in WRITTEN:
+    if option.parameter.converter in [kind.converter for kind in WRITTEN]:
         alike = [name for name in BASES if BASES[name][0] == BASES[base][0]]
         tried = ABSURD[alike.index(base) :: len(alike)]
     if os.environ.get("EVERY_CASE"):
         return tried
-    first = list(BASES).index(base) + [a.dest for a in actions(BASES[base][0])].index(action.dest)
-    split = [[v for v in tried if refused(action, v) is way] for way in (True, False)]
+    first = list(BASES).index(base) + [a.name for a in arguments_of(BASES[base][0])].index(
+        option.name
+    )
+    split = [[v for v in tried if refused(option, v) is way] for way in (True, False)]
     parts = zip(split, (REFUSED, TAKEN), strict=True)
     return tuple(v for part, k in parts for v in part[first % min(k, len(part) or 1) :: k])
 
@@ -102,9 +105,9 @@ def values_of(action: argparse.Action, base: str) -> tuple[str, ...]:
 def test_no_value_of_any_option_leads_to_a_traceback(base, tiny):
     before = sorted(path.name for path in tiny.iterdir())
     wrong = []
-    for action in actions(BASES[base][0]):
-        for value in values_of(action, base):
-            words = given(BASES[base], action, value)
+    for option in arguments_of(BASES[base][0]):
+        for value in values_of(option, base):
+            words = given(BASES[base], option, value)
             found = wrong_with(words)
             for path in tiny.iterdir():
                 if path.name not in before:
@@ -164,14 +167,8 @@ def test_every_option_of_memory_reads_the_same_sizes(words, option, capsys):
     """An unknown unit is refused with what to write instead."""
     assert status_of([*words, option, "3 parsecs"]) == 2
     assert "'3 parsecs' is not an amount of memory: write a number" in capsys.readouterr().err
-    parsed = []
     for size in ("512M", "512MiB", "536870912"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("staticgraph.cli.train_large.run", lambda args: parsed.append(args) or 0)
-            patch.setattr("staticgraph.cli.plan.run", lambda args: parsed.append(args) or 0)
-            patch.setattr("staticgraph.cli.probe.run", lambda args: parsed.append(args) or 0)
-            assert status_of([*words, option, size]) == 0
-    assert [getattr(p, option[2:].replace("-", "_")) for p in parsed] == [512 << 20] * 3
+        assert options.BYTES.converter(None, [Token(value=size)]) == 512 << 20
 
 
 def test_a_byte_order_mark_changes_nothing(tiny, capsys):
@@ -185,24 +182,18 @@ def test_a_byte_order_mark_changes_nothing(tiny, capsys):
 @pytest.mark.parametrize(
     ("kind", "text", "expected"),
     [
-        (values.whole(0), "0", 0),
-        (values.whole(0), " 7 ", 7),
-        (values.number(0, 1, more=True), "1", 1.0),
-        (values.share, "0", 0.0),
-        (values.share, "1", 1.0),
-        (values.rate, "1e30", 1e30),
-        (values.seed, str(2**63 - 1), 2**63 - 1),
-        (values.byte_size, "1.5K", 1536),
-        (values.byte_size, "512m", 512 << 20),
-        (values.byte_size, "20GiB", 20 << 30),
-        (values.fanouts, "10,5", [10, 5]),
-        (values.auto_or(values.whole()), "auto", "auto"),
-        (values.auto_or(values.whole()), "4", 4),
-        (values.device, "cuda:1", "cuda:1"),
+        (options.value(options.whole(0)), " 7 ", 7),
+        (options.SHARE, "0", 0.0),
+        (options.SHARE, "1", 1.0),
+        (options.RATE, "1e30", 1e30),
+        (options.value(options.whole(0, options.MOST_SEED)), str(2**63 - 1), 2**63 - 1),
+        (options.value(options.read_fanouts), "10,5", (10, 5)),
+        (options.value(options.auto_or(options.whole())), "auto", "auto"),
+        (options.value(options.read_device), "cuda:1", "cuda:1"),
     ],
 )
 def test_what_is_in_range_is_taken(kind, text, expected):
-    assert kind(text) == expected
+    assert kind.converter(None, [Token(value=text)]) == expected
 
 
 @pytest.mark.parametrize(
@@ -222,6 +213,6 @@ def test_a_place_that_may_not_be_written_is_refused_before_any_work(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "closed").mkdir()
-    monkeypatch.setattr(values.os, "access", lambda path, how: Path(path).name != "closed")
+    monkeypatch.setattr(options.os, "access", lambda path, how: Path(path).name != "closed")
     assert status_of(words) == 2
     assert "closed may not be written to; choose another place" in capsys.readouterr().err

@@ -281,7 +281,7 @@ def test_a_recording_in_pieces_is_refused_and_its_cause_named(child, plans):
     asked = request(plans, "UnsafeBackward", modes=["reduce-overhead"])
     run = child.dry_run(asked | {"compile_kernels": False}).run("reduce-overhead")
     assert not run.ok
-    assert run.records() == "in 3 pieces, not 2"
+    assert run.records() == "in 3 pieces instead of 2"
     assert run.error.startswith(
         "bucket 0 step is not recorded whole: torch recorded 3 of 3 pieces, where a whole recording"
     )

@@ -52,7 +52,7 @@ def test_a_report_says_what_it_is_and_what_stands_in_the_way():
     cut = BucketRun("reduce-overhead", 0, "(nodes=9)", "eval", 3, 1, causes=(cause,))
     text = str(report(runs=(report().runs[0], cut)))
     assert "compiled for NVIDIA H100, not run on one; no time of a step is promised" in text
-    assert "in 3 pieces, not 1\n  cpu ops: aten.sin.default at model.py:7: x.sin()" in text
+    assert "in 3 pieces instead of 1\n  cpu ops: aten.sin.default at model.py:7: x.sin()" in text
     assert "emulated: attention" in text
     assert not report(runs=(cut,)).ok
 

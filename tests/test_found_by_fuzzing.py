@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 
 import pytest
@@ -17,11 +16,11 @@ from torch_geometric.nn import ChebConv, ClusterGCNConv, GATConv, GCNConv
 
 import staticgraph as sg
 from staticgraph import cli
-from staticgraph.cli import values
 from staticgraph.files.atomic import save_figure
 from staticgraph.schema import Axis
 from staticgraph.sizes.reserves import with_reserves
 from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.training import options
 
 
 def graph(nodes: int = 2, **more) -> Data:
@@ -357,14 +356,14 @@ def test_classes_without_nodes_and_of_one_node_hold_their_own_rows(sizes):
 @pytest.mark.parametrize("name", ["0.1", "plan.txt", "plan.0", "a.png.json"])
 def test_a_picture_of_no_format_is_refused_in_one_line(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(argparse.ArgumentTypeError, match=r"a picture's name ends in \.png, \.svg"):
-        values.picture_to_write(name)
+    with pytest.raises(ValueError, match=r"a picture's name ends in \.png, \.svg"):
+        options.read_picture(name)
 
 
 @pytest.mark.parametrize("name", ["plan", "plan.png", "plan.PNG", "plan.svg", "0.1.pdf"])
 def test_a_picture_of_a_format_that_is_written_is_taken(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = values.picture_to_write(name)
+    path = options.read_picture(name)
     figure = pytest.importorskip("matplotlib.figure").Figure()
     save_figure(path, figure, 40)
     assert path.stat().st_size > 0
@@ -375,7 +374,7 @@ def test_every_command_that_draws_asks_for_a_picture(capsys):
         ["plan", "--data", "x", "--plot=0.1"],
         ["plan", "--data", "x", "--knee=0.1"],
         ["probe", "--data", "x", "--plot=0.1"],
-        ["check", "--model", "x:y", "--for", "h100", "--picture=0.1"],
+        ["check", "--data", "x", "--model", "x:y", "--for", "h100", "--picture=0.1"],
     ):
         with pytest.raises(SystemExit):
             cli.main(words)

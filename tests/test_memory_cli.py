@@ -14,12 +14,12 @@ from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph import cli
-from staticgraph.cli.reports import memory_plots
-from staticgraph.cli.reports.memory_plots import save_memory_picture
 from staticgraph.dryrun import compiled_probe
 from staticgraph.errors import FitRefused
 from staticgraph.memory.model import MemoryModel
 from staticgraph.nn import context_of
+from staticgraph.training import plots
+from staticgraph.training.plots import save_memory_picture
 
 SMALL = ["--model", "gcn", "--hidden", "8", "--layers", "1"]
 
@@ -66,7 +66,7 @@ def test_the_picture_is_drawn(memory, tmp_path):
 def test_an_error_of_zero_is_seen(memory):
     found = MemoryModel.load(memory)
     axes = Figure().add_subplot()
-    memory_plots.draw_errors(axes, found)
+    plots.draw_errors(axes, found)
     (dots,) = axes.collections
     assert len(dots.get_offsets()) == len(found.points) + (found.checked is not None)
     assert len(axes.texts) == len(dots.get_offsets())
@@ -78,12 +78,12 @@ def test_the_curve_breaks_where_attention_goes_in_other_blocks(memory, monkeypat
     found = MemoryModel.load(memory)
     limits = [100, 200, 210, 220]  # 1 block, 2, 1, 2, 1: two pieces are single points, no lines
     monkeypatch.setattr(
-        memory_plots, "blocks_in",
+        plots, "blocks_in",
         lambda c, *_: range(1 + sum(c.nodes > limit for limit in limits) % 2),
     )  # fmt: skip
     nodes = [20, 90, 150, 160, 205, 215, 230, 250]
     line = [sg.Capacity(number, 2 * number, 9, 5) for number in nodes]
-    pieces = [[c.nodes for c in piece] for piece in memory_plots._pieces(line, found)]
+    pieces = [[c.nodes for c in piece] for piece in plots._pieces(line, found)]
     assert pieces == [[20, 90], [150, 160], [230, 250]]
 
 
@@ -183,11 +183,6 @@ def test_a_compiled_step_has_no_real_counts_to_follow(data, capsys):
     words = ["--like", "cuda", "--compiled", "--path", "counted"]
     assert status_of(["probe", "--data", data, *SMALL, *words]) == 2
     assert "--compiled reads recorded shapes alone" in capsys.readouterr().err
-
-
-def test_a_plan_probes_the_model_that_is_named(data, capsys):
-    assert cli.main(["plan", "--data", data, *SMALL, "--max-memory", "1GiB", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from support.command import status_of
 from support.examples import EXAMPLES
 
 from staticgraph import cli
-from staticgraph.cli.model_failures import TRACEBACK
+from staticgraph.cli.failures import TRACEBACK
 
 MODELS = """
 import torch
@@ -209,7 +209,7 @@ def test_a_bug_of_this_library_is_none_of_the_model(monkeypatch):
     def broken(*_, **__):
         table(["a"], [3])  # type: ignore[list-item]
 
-    monkeypatch.setattr("staticgraph.cli.probe.probe_of", broken)
+    monkeypatch.setattr("staticgraph.cli.probe.make_probe", broken)
     with pytest.raises(TypeError, match="not iterable"):
         cli.main([*PROBE, "--model", "users_models:Net", "--data", str(EXAMPLES / "esol.npz")])
 

@@ -45,7 +45,7 @@ def test_help_has_an_example(name, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main([name, "--help"])
     assert stopped.value.code == 0
-    assert f"staticgraph {name} " in capsys.readouterr().out.split("examples:")[1]
+    assert f"staticgraph {name} " in capsys.readouterr().out.split("For example:")[1]
 
 
 def test_partition_writes_a_graph_that_opens(triples, tmp_path, capsys):
@@ -149,7 +149,7 @@ def test_policies_of_the_other_task_are_refused(graph, tmp_path, capsys):
     words = ["train-large", "--task", "node", "--data", graph, "--policy", "comet"]
     with pytest.raises(SystemExit):
         cli.main([*words, "--out", str(tmp_path / "r")])
-    assert "takes --policy in-memory, node-cache, dispersed" in capsys.readouterr().err
+    assert "takes --policy dispersed, node-cache, in-memory" in capsys.readouterr().err
 
 
 def test_a_foreign_folder_is_not_overwritten(triples, tmp_path):

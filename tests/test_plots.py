@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,15 +11,13 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from staticgraph.cli.reports import plan_plots
-from staticgraph.cli.reports.plan_plots import draw_sizes
 from staticgraph.runner.report import Report
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.training import plots
-from staticgraph.training.history import EpochRecord, StepRecord
+from staticgraph.training.history import EpochRecord, StepRecord, full_shares, full_steps
+from staticgraph.training.plots import draw_losses, draw_sizes
 from staticgraph.training.report import TrainReport
-from staticgraph.training.versus.picture import draw_losses
 from staticgraph.training.versus.report import SideReport
 
 pytestmark = pytest.mark.usefixtures("painted")
@@ -79,18 +76,19 @@ def test_what_is_drawn_is_what_was_measured():
     assert twin.lines[0].get_ydata().tolist() == [0.6, 0.8]
 
 
-def test_a_short_run_has_one_line_of_losses_by_its_name():
-    """Its running mean would cover one batch: the same line again under a meaningless label."""
+def test_a_partial_last_batch_is_no_spike_and_has_a_filling_of_its_own():
+    """Its loss is the mean over the graphs of both batches; its rows are in no other mean."""
+    steps = [StepRecord(0, 0, 8, 60, 150, 1.0), StepRecord(0, 0, 2, 15, 30, 6.0)]
+    assert plots.pooled_losses(steps).tolist() == [1.0, (8 * 1.0 + 2 * 6.0) / 10]
+    assert full_steps(steps) == steps[:1]
+    assert full_shares(steps, CAPACITIES) == {"nodes": 0.6, "edges": 150 / 210}
+    assert full_shares(steps[:1], CAPACITIES) == {}
     axes = Figure().add_subplot()
-    plots.draw_loss(axes, report_of(0.6), steps_of(1))
-    names = [line.get_label() for line in axes.lines]
-    assert names[0] == "training loss per batch"
-    assert not [name for name in names if name.startswith("mean of")]
-    axes = Figure().add_subplot()
-    plots.draw_loss(axes, report_of(0.6), steps_of(1, batches=400))
-    names = [line.get_label() for line in axes.lines]
-    assert names[0] == "training loss per batch"
-    assert names[1].startswith("mean of ")
+    plots.draw_filling(axes, steps, CAPACITIES[:1])
+    written = [text.get_text() for text in axes.texts]
+    assert written == ["60.0%", "71.4%", "88.9%", "15.0%", "14.3%"]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels[3:] == ["last batch, 2 of 8 graphs: nodes", "last batch, 2 of 8 graphs: edges"]
 
 
 def test_validation_losses_are_within_the_picture_wherever_they_lie():
@@ -113,13 +111,6 @@ def test_a_metric_that_hardly_changes_is_drawn_so(metrics, share):
     assert low < min(metrics)
     assert max(metrics) < high
     assert max(metrics) - min(metrics) < share * (high - low)
-
-
-def test_a_metric_that_changes_fills_its_axis():
-    axes = Figure().add_subplot()
-    plots.draw_metric(axes, "ROC-AUC", np.arange(2), np.array([0.5, 0.9]))
-    low, high = axes.get_ylim()
-    assert high - low < 2 * 0.4
 
 
 def test_filling_is_real_over_physical_rows():
@@ -152,14 +143,6 @@ def test_the_running_mean_is_weighted():
         np.testing.assert_allclose(plots.running_mean(values, weights, width), expected)
 
 
-def test_matplotlibs_global_state_is_left_alone(tmp_path: Path):
-    import matplotlib.pyplot as plt
-
-    before = plt.get_fignums()
-    plots.save_picture(tmp_path / "run.png", report_of(0.5), steps_of(1), CAPACITIES)
-    assert plt.get_fignums() == before
-
-
 def test_losses_that_are_equal_are_drawn_as_one_and_all_lines_show():
     """With one step, too, where matplotlib would stretch the last digits over the full height."""
     equal = [SideReport("PyG", losses=(14.48984,)), SideReport("fused", losses=(14.489847,))]
@@ -175,24 +158,6 @@ def test_losses_that_are_equal_are_drawn_as_one_and_all_lines_show():
     assert len({line.get_color() for line in axes.lines}) == len(sides)
     widths = [line.get_linewidth() for line in axes.lines]
     assert widths == sorted(set(widths), reverse=True)
-
-
-@pytest.mark.parametrize(("most", "shown"), [(9, {"1", "2", "5"}), (900, {"1", "10", "100"})])
-def test_counts_of_graphs_are_written_as_numbers(most, shown):
-    """Not as powers of ten: with few graphs, at most one of them is within range."""
-    sizes, packing = np.array([[3, 4], [5, 8], [9, 16]]), SimpleNamespace(limits=(30, 60))
-    figure = Figure(layout="constrained")
-    axes = figure.add_subplot()
-    draw_sizes(axes, SizeHistogram(sizes, np.array([1, 2, most])), None, [packing])
-    figure.draw_without_rendering()
-    bar = next(other for other in figure.axes if other is not axes).yaxis
-    labels = [*bar.get_majorticklabels(), *bar.get_minorticklabels()]
-    told = {label.get_text() for label in labels} - {""}
-    assert shown <= told
-    assert all(text.replace(",", "").isdigit() for text in told)
-    assert {text.replace(",", "").strip("0") for text in told} <= {"1", "2", "5"}, (
-        "that would crowd the bar"
-    )
 
 
 @pytest.mark.parametrize(("limits", "drawn"), [((12, 20), 1), ((300, 600), 0)])
@@ -211,11 +176,9 @@ def test_limits_far_beyond_the_graphs_are_named_and_leave_them_the_panel(limits,
 @pytest.mark.parametrize(("costs", "shown"), [((1000, 999, 998), "100%"), ((900, 400, 9), "10%")])
 def test_costs_of_buckets_are_plain_percents(costs, shown, tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(
-        plan_plots.atomic, "save_figure", lambda _, figure, **__: figures.append(figure)
-    )
+    monkeypatch.setattr(plots.atomic, "save_figure", lambda _, figure, **__: figures.append(figure))
     choices = [SimpleNamespace(cost=cost) for cost in costs]
-    plan_plots.save_cost_picture(tmp_path / "knee.png", {"few": choices})
+    plots.save_cost_picture(tmp_path / "knee.png", {"few": choices})
     (figure,) = figures
     figure.draw_without_rendering()
     axis = figure.axes[0].yaxis

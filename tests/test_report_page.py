@@ -73,7 +73,7 @@ def test_it_has_curves_filling_memory_and_choices(page):
         assert words in text
     assert text.lower().count("learning") == 1, "the heading says it"
     assert page.tags.count("svg") == 3
-    assert "training loss per batch" in text
+    assert "training loss" in text
     assert "share of the rows that is real (grey: padding)" in text
     assert "host memory at its peak, whole process" in text
     assert "mode auto" in text or "mode eager" in text

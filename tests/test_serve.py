@@ -283,6 +283,6 @@ def test_the_command_serves_and_ends_with_0_when_told_to_stop(run_folder, worker
             process.wait(patience(60))
         finally:
             process.kill()
-    assert rest.endswith("what was asked is answered; stopped\n")
+    assert rest.endswith("all accepted requests are answered; stopped\n")
     assert "Traceback" not in rest
     assert process.returncode == 0

@@ -159,8 +159,8 @@ def test_smiles_are_refused_where_the_fields_are_other_ones(loaded, tmp_path):
         (["--exported", "{}", "--compile-mode", "eager"], "leave --compile-mode out"),
         (["--run", "{}", "--digest", "ab"], "leave --digest out"),
         (["--run", "{}", "--smiles", "--task", "binary"], "leave --smiles and --task out"),
-        (["--run", "{}", "--exported", "{}"], "not allowed with"),
-        ([], "one of the arguments --run --exported is required"),
+        (["--run", "{}", "--exported", "{}"], "give one of --run and --exported"),
+        ([], "give one of --run and --exported"),
         (["--exported", "{}"], "has no export.json"),
     ],
 )

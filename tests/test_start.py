@@ -56,7 +56,10 @@ def test_version_help_and_slips_are_told_without_torch(tmp_path):
     commands = [
         (["--version"], 0, "staticgraph "),
         (["--help"], 0, "train-large"),
-        *(([name, "--help"], 0, "usage: ") for name in ("train", "plan", "serve", "try")),
+        *(
+            ([name, "--help"], 0, f"staticgraph {name} ")
+            for name in ("train", "plan", "serve", "try")
+        ),
         (["train", "--data", "esol", "--model", "bert"], 2, "give one of gine, gps"),
         (["train", "--data", "esol", "--epochs", "0"], 2, "give a whole number from 1"),
         (["train"], 2, "--data is required"),
@@ -141,6 +144,6 @@ def test_data_that_pyg_does_not_read_are_planned_without_torch(tmp_path):
         ["plan", "--data", ESOL, "--batch-size", "64"],
         ["convert", "--data", ESOL, "--out", str(tmp_path / "store")],
     ]
-    for status, out, err in without_torch(*commands):
-        assert (status, err) == (0, "")
+    for status, out, _ in without_torch(*commands):
+        assert status == 0
         assert "1,128" in out

@@ -11,8 +11,8 @@ from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
 from staticgraph import datasets
-from staticgraph.cli import values
 from staticgraph.store.writer import StoreWriter
+from staticgraph.training import options
 
 
 @pytest.fixture(scope="module")
@@ -73,4 +73,4 @@ def test_a_path_may_begin_with_the_home_folder(graphs, tmp_path, monkeypatch):
     for found in (sg.GraphStore.load("~/my store"), datasets.open("~/my store")):
         assert len(found) == len(graphs)
     assert sg.BucketPlan.load("~/plan.json") == plan
-    assert values.folder_to_write("~/runs") == tmp_path / "runs"
+    assert options.read_output_folder("~/runs") == tmp_path / "runs"

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 
 import pytest
 import torch
 
 from staticgraph.batches.loading.loader import StaticLoader
-from staticgraph.cli.train import register
 from staticgraph.training import train
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.history import read_steps
-from staticgraph.training.timed_batches import TIMED, WARM, timed
+from staticgraph.training.run import TIMED, WARM, timed
 
 CPU = torch.device("cpu")
 
@@ -59,8 +57,8 @@ def test_too_few_batches_tell_nothing():
 
 
 def test_a_run_finds_its_workers_and_has_the_same_losses(tmp_path, monkeypatch):
-    monkeypatch.setattr("staticgraph.training.timed_batches.WARM", 1)
-    monkeypatch.setattr("staticgraph.training.timed_batches.TIMED", 3)
+    monkeypatch.setattr("staticgraph.training.run.WARM", 1)
+    monkeypatch.setattr("staticgraph.training.run.TIMED", 3)
     made = []
     stock = StaticLoader.__init__
 
@@ -84,6 +82,3 @@ def test_a_run_finds_its_workers_and_has_the_same_losses(tmp_path, monkeypatch):
 def test_what_is_no_number_of_workers_is_refused():
     with pytest.raises(ValueError, match="workers='many'; give a number, or 'auto'"):
         TrainConfig("x", workers="many")
-    parser = argparse.ArgumentParser()
-    register(parser.add_subparsers())
-    assert parser.parse_args(["train", "--workers", "auto"]).workers == "auto"

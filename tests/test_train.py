@@ -23,7 +23,7 @@ from staticgraph.text.how_many import how_many
 from staticgraph.training import checkpoint, train
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.history import read_steps, summary
-from staticgraph.training.interrupt import Interrupt
+from staticgraph.training.job import Interrupt
 from staticgraph.training.report import TrainReport
 
 # Entries that every checkpoint has, whatever the run.

@@ -78,7 +78,7 @@ def test_the_report_is_there_even_if_the_picture_fails(data, tmp_path, monkeypat
     def broken(*arguments):
         raise RuntimeError("no fonts")
 
-    monkeypatch.setattr("staticgraph.training.run.save_picture", broken)
+    monkeypatch.setattr("staticgraph.training.plots.save_picture", broken)
     with pytest.raises(RuntimeError, match="no fonts"):
         train(TrainConfig(data, **{**SMALL, "epochs": 1}), tmp_path, progress=False)
     assert len(TrainReport.load(tmp_path).epochs) == 1

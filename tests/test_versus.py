@@ -20,12 +20,20 @@ import staticgraph as sg
 from staticgraph import models
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.training.versus import comparison
-from staticgraph.training.versus.comparison import _setting, compare
-from staticgraph.training.versus.equality import draws_random, outputs_apart
-from staticgraph.training.versus.labels import fields_with_gaps, plain_mean
-from staticgraph.training.versus.plain_side import PlainSide
-from staticgraph.training.versus.static_side import StaticSide, Way
-from staticgraph.training.versus.turns import take_turns
+from staticgraph.training.versus.comparison import (
+    _setting,
+    compare,
+    draws_random,
+    outputs_apart,
+    take_turns,
+)
+from staticgraph.training.versus.sides import (
+    PlainSide,
+    StaticSide,
+    Way,
+    fields_with_gaps,
+    plain_mean,
+)
 
 ESOL = EXAMPLES / "esol.npz"
 
@@ -127,8 +135,8 @@ def test_it_prints_one_table_and_json(report):
     ("winner", "ratio", "head"),
     [
         ("eager", 1.7, "fastest: eager, "),
-        ("fused", 1.2, "to be taken: fused, "),
-        ("PyG", 1.2, "to be taken: PyG; "),
+        ("fused", 1.2, "recommended: fused, "),
+        ("PyG", 1.2, "recommended: PyG; "),
         ("PyG", 1.02, "fastest: PyG; "),
     ],
 )
@@ -139,7 +147,7 @@ def test_the_fastest_is_called_so_alone(report, winner, ratio, head):
     *_, verdict = str(replace(report, sides=sides, winner=winner)).partition("outputs in eval")
     assert head in verdict
     unsteady = "eager is faster in the median, but not steadily (see p10 to p90): measure again"
-    assert (unsteady in verdict) == head.startswith("to be")
+    assert (unsteady in verdict) == head.startswith("recommended")
 
 
 def test_the_model_is_left_as_it_was(few):
@@ -168,7 +176,7 @@ def test_a_model_that_does_not_run_anywhere(few):
     assert [side.refused for side in report.sides] == ["seven", "seven"]
     assert report.winner == ""
     assert not report.ok
-    assert "nothing ran" in str(report)
+    assert "no side ran" in str(report)
 
 
 def test_where_plain_pyg_does_not_run_the_first_that_does_is_compared_with(few, monkeypatch):

@@ -1,35 +1,65 @@
 """The command line: ``staticgraph plan | train | report`` and more.
 
-A command is a module with ``register(subparsers)``, which adds its parser, and a function that runs
-it and imports its dependencies only then, so that ``staticgraph --help`` does not import torch.
-Results go to stdout (as JSON with ``--json``), progress to stderr. The exit status is 0 for
-success; 1 for a negative result (a training diverged, a model is not static); 2 with a one-line
-message for an error that the user can correct, including errors in the user's model. Any other
-error is a bug and shows its traceback.
+A command is a function ``run`` in a module of its own. Its keywords, and the fields of the
+dataclasses it takes, are its options: cyclopts reads types, ranges, defaults and descriptions from
+them. Modules import torch only when they run, so that ``staticgraph --help`` is quick. Results go
+to stdout (as JSON with ``--json``), progress to stderr. The exit status is 0 for success; 1 for a
+negative result (a training diverged, a model is not static); 2 with a one-line message for an error
+that the user can correct, including errors in the user's model. Any other error is a bug and shows
+its traceback.
 """
 
 from __future__ import annotations
 
 import errno
 import importlib
-import importlib.util
+import io
 import linecache
 import os
 import re
+import shutil
 import sys
+import textwrap
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    Token,
+    UnusedCliTokensError,
+)
+from cyclopts.config import Dict
 
 from staticgraph import __version__, errors
-from staticgraph.cli.compile_failures import of_compiling
-from staticgraph.cli.model_failures import TRACEBACK, failure_of
-from staticgraph.cli.usage import FAILED, Parser
+from staticgraph.cli import failures
+from staticgraph.cli.loading import OPTIONS_SET, UsageError
+from staticgraph.text.how_many import how_many
 
 # In the order of docs/cli.md, most useful to a new user first.
-COMMANDS = (
-    *("versus", "check", "train", "report", "plan", "probe"),
-    *("bench", "convert", "partition", "train_large", "serve"),
-)
+COMMANDS = {
+    "try": ("versus", "compare this library with plain PyG on your data and model"),
+    "check": ("check", "see whether a model can run in fixed shapes"),
+    "train": ("train", "train a model on a data set in fixed shapes"),
+    "report": ("report", "print the report of a finished training run"),
+    "predict": ("predict", "write a trained model's predictions for a data set"),
+    "plan": ("plan", "choose fixed shapes for a data set, or pack it at given limits"),
+    "probe": ("probe", "find the memory of a step as a function of the batch"),
+    "bench": ("bench", "count the operations and launches of a training step"),
+    "convert": ("convert", "write a data set as a store on disk"),
+    "partition": ("partition", "cut a graph larger than memory into partitions on disk"),
+    "train-large": ("train_large", "train on one graph larger than memory"),
+    "serve": ("serve", "answer requests for a trained model over HTTP"),
+}
+# The values of options whose value may be left out.
+IMPLIED = {("probe", "--plot"): "memory.png", ("report", "--html"): "report.html"}
 DIVERGED = 1
+# The exit status of an error that the user can correct.
+FAILED = 2
 # The exit status of a program that Ctrl-C stopped, 128 + SIGINT, and of one whose output pipe was
 # closed, as in `staticgraph ... | head`, 128 + SIGPIPE.
 INTERRUPTED = 130
@@ -47,11 +77,118 @@ KNOWN = (
 )
 
 
+def make_app(command: str = "") -> App:
+    """The commands.
+
+    Args:
+        command: the command whose own description is needed; the other commands have one line, so
+            that their modules are not imported.
+    """
+    app = App(
+        name="staticgraph",
+        help="Train graph neural networks in a few fixed shapes.",
+        help_epilogue="Start with: staticgraph try --data esol --model gine",
+        help_format="plaintext",
+        help_flags=("--help", "-h"),
+        version=__version__,
+        version_flags="--version",
+        version_format="plaintext",
+        help_formatter=_print_panel,
+        default_parameter=Parameter(negative=(), allow_repeating=True),
+        result_action="return_value",
+        config=_complete_options,
+    )
+    for number, (name, (module, summary)) in enumerate(COMMANDS.items()):
+        more = {} if name == command else {"help": summary}
+        path = f"staticgraph.cli.{module}:run"
+        app.command(path, name=name, sort_key=number, help_epilogue="", **more)
+    app["--help"].group = app["--version"].group = "Options"
+    if command:
+        app[command]["--help"].group, app[command]["--help"].show = "Options", True
+    return app
+
+
+def _print_panel(console: Any, options: Any, panel: Any) -> None:
+    """Prints a group of options or commands of ``--help``: names to the left, descriptions, with
+    choices and default, to the right."""
+    width = min(100, shutil.get_terminal_size().columns)
+    rows = []
+    for entry in panel.entries:
+        names = ", ".join((*entry.positive_names, *entry.positive_shorts) or entry.names)
+        text = _plain(entry.description).rstrip(".")
+        if entry.choices:
+            text += f"; one of {', '.join(entry.choices)}"
+        if entry.required:
+            text += " (required)"
+        elif entry.default not in (None, "False", '""', "None", "[]", "()"):
+            text += f" (default: {entry.default})"
+        rows.append((f"{names} {entry.metavar or ''}".strip(), text))
+    if not rows:
+        return
+    indent = 2 + min(26, max((len(names) for names, _ in rows))) + 2
+    fill = textwrap.TextWrapper(width, break_on_hyphens=False)
+    lines = [f"{panel.title}:"]
+    fill.initial_indent = fill.subsequent_indent = "  "
+    lines += fill.wrap(_plain(panel.description))
+    for names, text in rows:
+        fits = len(names) + 4 <= indent
+        lines += [] if fits else [f"  {names}"]
+        fill.initial_indent = f"  {names}".ljust(indent) if fits else " " * indent
+        fill.subsequent_indent = " " * indent
+        lines += fill.wrap(text) or [fill.initial_indent.rstrip()]
+    print("\n".join(lines), file=console.file, end="\n\n")
+
+
+def _plain(text: Any) -> str:
+    """A text of cyclopts without its markup, on one line."""
+    text = getattr(text, "primary_renderable", text)
+    return " ".join(str(getattr(text, "plain", text) or "").split())
+
+
+def _complete_options(app: App, commands: tuple[str, ...], arguments: Any) -> None:
+    """Notes which options were given, and completes them from the settings of ``--config``.
+
+    A run that is resumed has its data, so that none is required."""
+    options = {argument.name: argument for argument in arguments}
+    OPTIONS_SET.clear()
+    OPTIONS_SET.update(a.field_info.name for a in arguments if a.tokens)
+    config = options.get("--config")
+    if config is not None and config.tokens:
+        path = config.tokens[-1].value
+        if not Path(path).expanduser().is_file():
+            raise FileNotFoundError(f"{path}: there is no such file")
+        _read_settings(path, app, commands, arguments)
+        OPTIONS_SET.update(a.field_info.name for a in arguments if a.tokens)
+    resume = options.get("--resume")
+    if resume is not None and resume.tokens and not options["--data"].tokens:
+        options["--data"].append(Token(keyword="--data", value="resumed", source="--resume"))
+
+
+def _read_settings(path: str, app: App, commands: tuple[str, ...], arguments: Any) -> None:
+    """Adds the settings of a TOML file to options that were not given.
+
+    Raises:
+        ValueError: it is not valid TOML, or has a setting twice (``batch-size``, ``batch_size``).
+    """
+    try:
+        settings = tomllib.loads(Path(path).expanduser().read_text())
+    except ValueError as error:  # of TOML, or of Unicode
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+    names = [key.replace("-", "_") for key in settings]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"{path}: {twice} is there twice, once as {twice.replace('_', '-')}")
+    Dict(settings, use_commands_as_keys=False, source=path)(app, commands, arguments)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns the exit status."""
+    """Runs a command and returns the exit status.
+
+    Raises:
+        SystemExit: after ``--help``, and for options that are not valid.
+    """
     try:
         try:
-            return _run(argv)
+            return _run(list(sys.argv[1:] if argv is None else argv))
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -60,16 +197,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         return PIPE_CLOSED
 
 
-def _run(argv: Sequence[str] | None) -> int:
-    top = parser()
-    if not (sys.argv[1:] if argv is None else argv):
-        top.nothing()
-    args, unknown = top.parse_known_args(argv)
-    if unknown:  # reported by the command's own parser, whose help lists its options
-        commands = next(each.choices for each in top._actions if isinstance(each.choices, dict))
-        commands[args.command].unknown(unknown)
+def _run(words: list[str]) -> int:
+    command = words[0] if words and words[0] in COMMANDS else ""
+    app = make_app(command)
+    if not words or {"--help", "-h"} & set(words):
+        from rich.console import Console
+
+        # Printed at once, since rich ends a program whose output is closed with its own status.
+        text = io.StringIO()
+        app.help_print([command] if command else [], console=Console(file=text, width=100))
+        print(text.getvalue().rstrip(), file=sys.stdout if words else sys.stderr)
+        sys.exit(0 if words else FAILED)
+    if words[0] == "--version":
+        print(f"staticgraph {__version__}")
+        sys.exit(0)
+    program = f"staticgraph {command}".rstrip()
+    if command == "" and not words[0].startswith("-"):
+        from staticgraph.text.nearest import or_nearest
+
+        known = f"give one of {', '.join(COMMANDS)}{or_nearest(words[0], COMMANDS)}"
+        _refuse(program, f"{words[0]!r}: {known}")
+    failures.USER_CODE.clear()
     try:
-        return args.run(args)
+        run, bound, _ = app.parse_args(
+            _with_implied(command, words), print_error=False, exit_on_error=False
+        )
+        return run(*bound.args, **bound.kwargs) or 0
+    except CycloptsError as error:
+        _refuse(program, _usage(error, command))
+    except UsageError as error:
+        _refuse(program, str(error))
     except KeyboardInterrupt as stop:
         print(f"staticgraph: {str(stop) or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
@@ -77,32 +234,58 @@ def _run(argv: Sequence[str] | None) -> int:
         raise
     except Exception as error:
         # The message of torch's compiler is a page long; the user needs one line of it.
-        text = failure_of(error, args) if of_compiling(error) else None
-        if text is None and of_compiling(error) and os.environ.get(TRACEBACK):
+        compiling = failures.is_compile_failure(error)
+        text = failures.message_of(error) if compiling else None
+        if text is None and compiling and os.environ.get(failures.TRACEBACK):
             text = f"{error}\n{error.__context__}"
-        text = text or _for_the_user(error) or failure_of(error, args)
+        text = text or _for_the_user(error) or failures.message_of(error)
         if text is None:
             raise
-        print(f"staticgraph {args.command}: {text}", file=sys.stderr)
+        print(f"{program}: {text}", file=sys.stderr)
         return DIVERGED if isinstance(error, errors.Diverged) else FAILED
 
 
-def parser() -> Parser:
-    """Builds the parser of all commands."""
-    top = Parser(
-        prog="staticgraph",
-        description="Train graph neural networks in a few fixed shapes.",
-        epilog="Start with: staticgraph try --data esol --model gine",
-    )
-    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = top.add_subparsers(
-        title="commands", dest="command", required=True, metavar="COMMAND"
-    )
-    for name in COMMANDS:
-        if importlib.util.find_spec(f"staticgraph.cli.{name}") is None:
-            continue
-        importlib.import_module(f"staticgraph.cli.{name}").register(commands)
-    return top
+def _with_implied(command: str, words: list[str]) -> list[str]:
+    """The words with the values of options that need none (``--plot``, ``--html``)."""
+    completed = []
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        implied = IMPLIED.get((command, word))
+        alone = implied is not None and following.startswith("-")
+        completed.append(f"{word}={implied}" if alone else word)
+    return completed
+
+
+def _refuse(program: str, message: str) -> NoReturn:
+    """Exits with a one-line message."""
+    print(f"{program}: {message} (see {program} --help)", file=sys.stderr)
+    sys.exit(FAILED)
+
+
+def _usage(error: CycloptsError, command: str) -> str:
+    """The one-line message for words that are no valid options."""
+    argument = error.argument
+    if isinstance(error, MissingArgumentError) and argument is not None:
+        typed = {word.partition("=")[0] for word in error.root_input_tokens or ()}
+        if argument.name in typed:
+            values: Any = argument.parameter.consume_multiple or (1, 1)
+            count = how_many(values[0], "value") + ("" if values[0] == values[1] else " or more")
+            return f"argument {argument.name}: give {count}"
+        unknown = [word for word in error.unused_tokens or () if word.startswith("--")]
+        if unknown:
+            return f"unknown option {unknown[0]}; {argument.name} is required"
+        needed = argument.name if argument.name.startswith("-") else argument.name.upper()
+        but = ", but for --resume or a --config with it" if command == "train" else ""
+        return f"the argument {needed} is required{but}"
+    if isinstance(error, UnusedCliTokensError):
+        return f"not understood: {' '.join(error.unused_tokens or ())}"
+    token = getattr(error, "token", None)
+    source = getattr(token, "source", "cli")
+    text = " ".join(str(error).split())
+    if argument is not None and getattr(error, "msg", None):
+        name = argument.name if source in ("", "cli") else argument.field_info.name
+        text = f"argument {name}: {error.msg}" if source in ("", "cli") else f"{name}: {error.msg}"
+    text = text[:1].lower() + text[1:].rstrip(".")
+    return text if source in ("", "cli") or source in text else f"{source}: {text}"
 
 
 def _for_the_user(error: Exception) -> str | None:
@@ -126,10 +309,10 @@ def _for_the_user(error: Exception) -> str | None:
         trace = trace.tb_next
     if trace is None:
         return None
-    raised_in = trace.tb_frame.f_globals.get("__name__", "").split(".")[0]
+    room = trace.tb_frame.f_globals.get("__name__", "").split(".")[0]
     line = linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
     stated = isinstance(error, ValueError) or line.lstrip().startswith("raise ")
-    return str(error) if raised_in == "staticgraph" and stated else None
+    return str(error) if room == "staticgraph" and stated else None
 
 
 def _is_full(error: BaseException | None) -> bool:
@@ -146,9 +329,7 @@ def _is_full(error: BaseException | None) -> bool:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    from staticgraph.probing.out_of_memory import is_out_of_memory
-
-    return is_out_of_memory(error)
+    return importlib.import_module("staticgraph.probing.out_of_memory").is_out_of_memory(error)
 
 
 def _abandon_output() -> None:

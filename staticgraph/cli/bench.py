@@ -1,79 +1,66 @@
-"""``staticgraph bench --count-kernels``: counts a training step's operations and launches."""
+"""``staticgraph bench``: counts a training step's operations and launches."""
 
 from __future__ import annotations
 
-import argparse
+import datetime
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from staticgraph.cli import values
-from staticgraph.cli.data_options import add_data, open_data
-from staticgraph.cli.loading import look_for
-from staticgraph.cli.model_options import check_heads
+from staticgraph.cli.loading import check_sizes, open_data, require_names
 from staticgraph.files.json_text import to_json
 from staticgraph.text.progress import waiting
+from staticgraph.training.options import (
+    LAYERS,
+    MODELS,
+    WIDTH,
+    BatchSize,
+    DataOptions,
+    Gpu,
+    choice,
+)
 
-EXAMPLE = """\
-example:
-  staticgraph bench --count-kernels --data examples/data/hiv.npz \\
-      --model gine --layers 5 --hidden 300 --batch-size 32
-"""
-
-
-def register(commands: Any) -> None:
-    """Adds the command."""
-    parser = commands.add_parser(
-        "bench",
-        help="count the operations and launches of a training step",
-        description="Count what a training step gives a GPU, three ways: operations of plain PyG, "
-        "and launches of the default plan's step compiled for a GPU that you do not have, of stock "
-        "layers and with kernels. Needs no GPU; compiling takes a minute or more.",
-        epilog=EXAMPLE,
-    )
-    parser.add_argument(
-        "--count-kernels", action="store_true", required=True, help="count kernels; required"
-    )
-    add_data(parser, required=True)
-    parser.add_argument(
-        "--model", choices=values.MODELS, default="gine",
-        help="a model of the zoo (default: gine)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--layers", type=values.whole(1, values.MOST_LAYERS), default=5,
-        help="number of convolutions (default: 5)",
-    )  # fmt: skip
-    width = values.whole(1, values.WIDEST)
-    parser.add_argument(
-        "--hidden", type=width, default=300, help="width of every layer (default: 300)"
-    )
-    parser.add_argument("--heads", type=width, default=4, help="attention heads (default: 4)")
-    parser.add_argument(
-        "--batch-size", type=values.whole(), default=32, help="graphs per batch (default: 32)"
-    )
-    parser.add_argument("--autocast", choices=("bfloat16", "float16"), help="mixed precision")
-    parser.add_argument(
-        "--for",
-        dest="gpu",
-        choices=("h100", "h200", "a100", "l4"),
-        default="h100",
-        help="the GPU to compile for (default: h100)",
-    )
-    parser.add_argument(
-        "--eager",
-        action="store_true",
-        help="compile nothing: count operations in eager mode only, for static batches too",
-    )
-    parser.add_argument(
-        "--operators", action="store_true", help="also list eager operations by name"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.set_defaults(run=run, parser=parser)
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
-def run(args: argparse.Namespace) -> int:
-    """Counts and prints."""
-    check_heads(args, args.model, args.hidden, args.heads)
-    look_for(args.data, args.target, model=args.model)
+def run(
+    *,
+    data: DataOptions,
+    model: Annotated[str, choice(*MODELS)] = "gine",
+    layers: Annotated[int, LAYERS] = 5,
+    hidden: Annotated[int, WIDTH] = 300,
+    heads: Annotated[int, WIDTH] = 4,
+    batch_size: BatchSize = 32,
+    autocast: Annotated[str | None, choice("bfloat16", "float16")] = None,
+    gpu: Gpu = "h100",
+    eager: bool = False,
+    operators: bool = False,
+    count_kernels: bool = True,
+    json: bool = False,
+) -> int:
+    """Count what a training step gives a GPU, three ways: operations of plain PyG, and launches of
+    the default plan's step compiled for a GPU that you do not have, of stock layers and with
+    kernels. Needs no GPU; compiling takes a minute or more.
+
+    Example:
+      staticgraph bench --data esol --model gine --layers 5 --hidden 300 --batch-size 32
+
+    Args:
+        data: the data.
+        model: a model of the zoo.
+        layers: number of convolutions.
+        hidden: width of every layer.
+        heads: attention heads.
+        batch_size: graphs per batch.
+        autocast: mixed precision.
+        gpu: the GPU to compile for.
+        eager: compile nothing: count operations in eager mode only, for static batches too.
+        operators: also list eager operations by name.
+        count_kernels: count kernels, which is what this command does; may be left out.
+        json: print JSON instead of tables.
+    """
+    check_sizes(model, hidden, heads)
+    require_names(data, model=model)
     import torch
 
     from staticgraph import models
@@ -81,45 +68,44 @@ def run(args: argparse.Namespace) -> int:
     from staticgraph.errors import DryRunUnavailable
     from staticgraph.plans.choose import plan_buckets
 
-    store = open_data(args)
-    plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))
-    dtype = None if args.autocast is None else getattr(torch, args.autocast)
+    store = open_data(data)
+    plan = plan_buckets(store, batch_size=min(batch_size, len(store)))
+    dtype = None if autocast is None else getattr(torch, autocast)
 
-    def model() -> torch.nn.Module:
+    def build() -> Module:
         """A new model, each time with the same initial weights."""
         torch.manual_seed(0)
-        return models.build(
-            args.model, store, hidden=args.hidden, layers=args.layers, heads=args.heads
-        )
+        return models.build(model, store, hidden=hidden, layers=layers, heads=heads)
 
-    eager = baseline.EAGER if args.eager or args.operators else baseline.EAGER[:1]
+    ways = baseline.EAGER if eager or operators else baseline.EAGER[:1]
     with waiting("counting operations in eager mode"):
-        found = {name: baseline.dispatched(name, model(), store, plan, dtype) for name in eager}
-    columns = [baseline.operations_column(name, counted) for name, counted in found.items()]
+        counts = {way: baseline.dispatched(way, build(), store, plan, dtype) for way in ways}
+    columns = [baseline.operations_column(way, counted) for way, counted in counts.items()]
     label = ""
-    if not args.eager:
-        try:
-            for kernels in (False, True):
-                what = "with kernels" if kernels else "of stock layers"
-                with waiting(f"compiling the step {what} for {args.gpu}"):
-                    column, label = baseline.launched(model(), plan, args.gpu, kernels, dtype)
-                columns.append(column)
-        except DryRunUnavailable as error:
-            print(f"skipped what is compiled: {error}", file=sys.stderr)
-    if args.json:
-        print(to_json(_document(args, plan, columns, found, label)))
+    try:
+        for kernels in () if eager else (False, True):
+            what = "with kernels" if kernels else "of stock layers"
+            with waiting(f"compiling the step {what} for {gpu}"):
+                column, label = baseline.launched(build(), plan, gpu, kernels, dtype)
+            columns.append(column)
+    except DryRunUnavailable as error:
+        print(f"skipped what is compiled: {error}", file=sys.stderr)
+    title = f"{model} {layers}x{hidden}"
+    if json:
+        setting = {
+            "model": title, "data": data.data, "batch_size": batch_size, "autocast": autocast,
+            "capacity": str(plan.capacities[0]), "label": label,
+        }  # fmt: skip
+        print(to_json(_document(setting, columns, counts)))
         return 0
-    precision = f", {args.autocast}" if args.autocast else ""
-    print(
-        f"{args.model} {args.layers}x{args.hidden}, batch {args.batch_size}{precision}, "
-        f"{plan.capacities[0]}: one training step"
-    )
+    precision = f", {autocast}" if autocast else ""
+    print(f"{title}, batch {batch_size}{precision}, {plan.capacities[0]}: one training step")
     print(_table(columns))
     print("operations: dispatched in eager mode, views and allocations left out")
     if label:
         print(f"launches: {label}")
-    if args.operators:
-        _print_operators(found)
+    if operators:
+        _print_operators(counts)
     return 0
 
 
@@ -137,12 +123,8 @@ def _table(columns: list[Any]) -> str:
     return table(["", *(f"{column.name}, {column.unit}" for column in columns)], rows)
 
 
-def _document(
-    args: argparse.Namespace, plan: Any, columns: list[Any], found: dict[str, Any], label: str
-) -> dict[str, Any]:
+def _document(setting: dict[str, Any], columns: list[Any], counts: dict[str, Any]) -> dict:
     """The output of ``--json``: the table, and the setting that it was made with."""
-    import datetime
-
     from staticgraph.files.versions import STEPS, versions
 
     document: dict[str, Any] = {
@@ -154,31 +136,22 @@ def _document(
         }
         for column in columns
     }
-    for name, counted in found.items():
-        document[name] |= {
+    for way, counted in counts.items():
+        document[way] |= {
             "operators": counted.counts,
             "launches": counted.launches,
             "host_reads": counted.host_reads,
         }
-    document["setting"] = {
-        "model": f"{args.model} {args.layers}x{args.hidden}",
-        "data": args.data,
-        "batch_size": args.batch_size,
-        "autocast": args.autocast,
-        "capacity": str(plan.capacities[0]),
-        "label": label,
-        "versions": versions(STEPS),
-        "date": datetime.date.today().isoformat(),
-    }
-    return document
+    today = datetime.date.today().isoformat()
+    return {**document, "setting": {**setting, "versions": versions(STEPS), "date": today}}
 
 
-def _print_operators(found: dict[str, Any]) -> None:
+def _print_operators(counts: dict[str, Any]) -> None:
     from staticgraph.dryrun.operations import PARTS
     from staticgraph.text.table import table
 
-    for name, counted in found.items():
-        print(f"\n{name}")
+    for way, counted in counts.items():
+        print(f"\n{way}")
         lines = [
             [operator, *(counted.counts[part][operator] for part in PARTS)]
             for operator in sorted({key for c in counted.counts.values() for key in c})

@@ -1,86 +1,280 @@
-"""``staticgraph check``: whether a model can run with fixed shapes, and what prevents it."""
+"""``staticgraph check``: whether a model can run with fixed shapes, and what prevents it; with
+``--for h100``, also the launches of its step on a GPU that is not present."""
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from staticgraph.cli import check_for, values
-from staticgraph.cli.data_options import add_data, open_data
-from staticgraph.cli.loading import look_for
+from cyclopts import Group, Parameter
+
+from staticgraph.cli.loading import open_data, require_names
 from staticgraph.files.json_text import to_json
-from staticgraph.text.progress import waiting
+from staticgraph.text.how_many import how_many
+from staticgraph.text.progress import is_left_out, waiting
+from staticgraph.training.options import (
+    GPUS,
+    NAMES,
+    PICTURE_FILE,
+    WORDS,
+    BatchSize,
+    DataOptions,
+    choice,
+    one_of,
+    read_model,
+    several,
+    value,
+)
 
-NOT_STATIC = 1
-EXAMPLE = """\
-examples:
-  staticgraph check --model mymodule:build --data examples/data/esol.npz
-  staticgraph check --model mymodule:Net --data tu:PROTEINS --batch-size 64 --json
-  staticgraph check --for h100 --model mymodule:build --data examples/data/esol.npz --kernels
+if TYPE_CHECKING:
+    from torch.nn import Module
 
-The model is what build() returns, or build(store) where it takes an argument. The exit status is 1
-where something prevents it.
-"""
+    from staticgraph.checking.report import CheckReport
+    from staticgraph.plans.plan import BucketPlan
+    from staticgraph.rewrites.captured_graph.captured import Rewritten
+    from staticgraph.store.graph_store import GraphStore
 
-
-def register(subparsers: Any) -> None:
-    """Adds the command."""
-    parser = subparsers.add_parser(
-        "check",
-        help="see whether a model can run in fixed shapes",
-        description="Run a model once on a padded batch, name what cannot be recorded, and list "
-        "what is rewritten to operators of this library, by the model's own lines.",
-        epilog=EXAMPLE,
-    )
-    parser.add_argument(
-        "--model",
-        required=True,
-        type=values.model,
-        metavar="MODEL",
-        help=f"MODULE:NAME of a function that builds it, or one of {', '.join(values.MODELS)}",
-    )
-    add_data(parser, required=True)
-    parser.add_argument(
-        "--batch-size",
-        type=values.whole(),
-        default=32,
-        metavar="B",
-        help="graphs per batch (default: 32)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    check_for.register(parser)
-    parser.set_defaults(run=run, parser=parser)
+NOT_STATIC = NOT_WHOLE = 1
+UNAVAILABLE = 3
+MODEL_FAILED = 4
+NOT_RECORDED = "default"
+MODES = (NOT_RECORDED, "reduce-overhead", "cuda-graph")
+DRY_RUN = Group.create_ordered(
+    "a GPU that you do not have",
+    help="After the check, compile the training step for it in the modes that can run the model, "
+    "and count its launches; nothing runs on a device. The exit status is 1 where it does not "
+    "record whole, 3 where a dry run cannot work on this machine, 4 where the model failed.",
+)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Prints the report; returns 0 if the model can run with fixed shapes."""
-    look_for(args.data, args.target, model=args.model, loss=args.loss)
-    if args.gpu and check_for.is_unavailable():
-        return check_for.UNAVAILABLE
+@Parameter(name="*")
+@dataclass(frozen=True)
+class DryRunOptions:
+    """The options of a dry run.
+
+    Attributes:
+        gpu: compile for this GPU.
+        mode: mode to compile; repeat for several; all three if it is left out.
+        kernels: use the fused kernels.
+        autocast: dtype of the step, such as bfloat16; the model's own if it is left out.
+        loss: loss(out, batch), one value per row.
+        differentiable: fields the model takes derivatives by, such as pos.
+        picture: draw the launches by kind, as PNG.
+    """
+
+    gpu: Annotated[str | None, choice(*GPUS), Parameter(name="--for", group=DRY_RUN)] = None
+    mode: Annotated[
+        tuple[str, ...], several(one_of(*MODES)), Parameter(group=DRY_RUN, choices=MODES)
+    ] = ()
+    kernels: Annotated[bool, Parameter(group=DRY_RUN)] = False
+    autocast: Annotated[str | None, Parameter(group=DRY_RUN, metavar="DTYPE")] = None
+    loss: Annotated[str | None, WORDS, Parameter(group=DRY_RUN, metavar="MODULE:NAME")] = None
+    differentiable: Annotated[
+        tuple[str, ...], NAMES, Parameter(group=DRY_RUN, metavar="FIELD")
+    ] = ()
+    picture: Annotated[Path | None, PICTURE_FILE, Parameter(group=DRY_RUN)] = None
+
+
+def run(
+    *,
+    data: DataOptions,
+    dry: DryRunOptions | None = None,
+    model: Annotated[str, value(read_model, metavar="MODEL")],
+    batch_size: Annotated[BatchSize, Parameter(metavar="B")] = 32,
+    json: bool = False,
+) -> int:
+    """Run a model once on a padded batch, name what cannot be recorded, and list what is rewritten
+    to operators of this library, by the model's own lines.
+
+    For example:
+      staticgraph check --model mymodule:build --data esol
+      staticgraph check --model mymodule:Net --data tu:PROTEINS --batch-size 64 --json
+      staticgraph check --for h100 --model mymodule:build --data esol --kernels
+
+    The model is what build() returns, or build(store) where it takes an argument. The exit status
+    is 1 where something prevents it.
+
+    Args:
+        data: the data.
+        dry: the dry run.
+        model: MODULE:NAME of a function that builds it, or one of gine, gps, gin, gcn, gat, sage.
+        batch_size: graphs per batch.
+        json: print JSON instead of a table.
+    """
+    dry = dry or DryRunOptions()
+    require_names(data, model=model, loss=dry.loss)
+    if dry.gpu and _is_unavailable():
+        return UNAVAILABLE
     from staticgraph.checking.check import check
-    from staticgraph.cli.reports.rewrites import RewritesReport
     from staticgraph.models.named import built_without_data, made
     from staticgraph.plans.choose import plan_buckets
     from staticgraph.steps.computation.model_setup import Subject
-    from staticgraph.training.task_loss import named_loss
+    from staticgraph.training.tasks import named_loss
 
-    early = built_without_data(args.model)
-    store = open_data(args)
-    plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))
-    model = made(args.model, store) if early is None else early
-    loss = named_loss(args.loss) if args.loss else None
-    subject = Subject.of(model, loss=loss, differentiable=args.differentiable)
+    early = built_without_data(model)
+    store = open_data(data)
+    plan = plan_buckets(store, batch_size=min(batch_size, len(store)))
+    module = made(model, store) if early is None else early
+    loss = named_loss(dry.loss) if dry.loss else None
+    subject = Subject.of(module, loss=loss, differentiable=dry.differentiable)
     with waiting("running the model on one batch, with and without padding, and capturing it"):
         report = check(subject, plan, store)
-    if args.gpu:
-        return check_for.run(args, report)
+    if dry.gpu:
+        return _dry_run(data, dry, model, batch_size, json, report)
     if report.ran:
         with waiting("looking for what is rewritten"):
-            rewrites = RewritesReport.of(model, plan, store)
+            rewrites = RewritesReport.of(module, plan, store)
     else:
         rewrites = RewritesReport(note=f"not looked for, since {report.parity_note}")
-    if args.json:
+    if json:
         print(to_json({**report.to_dict(), "rewrites": rewrites.to_dict()}))
     else:
         print(f"{report}\n\n{rewrites}")
     return 0 if report.ok else NOT_STATIC
+
+
+def _is_unavailable() -> bool:
+    """Whether a dry run cannot work on this machine; prints why."""
+    from staticgraph.dryrun.availability import why_not
+
+    if reason := why_not():
+        print(f"skipped: {reason}", file=sys.stderr)
+    return reason is not None
+
+
+def _dry_run(
+    data: DataOptions,
+    dry: DryRunOptions,
+    model: str,
+    batch_size: int,
+    json: bool,
+    check: CheckReport,
+) -> int:
+    """Prints the check, and the counts of each mode that it found possible.
+
+    Returns:
+        0 if nothing stands in the way and every run is whole, or one of the codes above.
+    """
+    from staticgraph.dryrun import dry_run
+    from staticgraph.errors import DryRunUnavailable
+
+    wanted = dry.mode or MODES
+    possible = MODES if check.recordable else (NOT_RECORDED,) if check.compiles else ()
+    modes = tuple(mode for mode in wanted if mode in possible)
+    if not json:
+        print(f"{check}\n")
+    if omitted := [mode for mode in wanted if mode not in possible]:
+        print(f"not compiled for {dry.gpu}: mode {', '.join(omitted)}", file=sys.stderr)
+    if not modes:
+        if json:
+            print(to_json(check.to_dict()))
+        return NOT_WHOLE
+    assert dry.gpu is not None
+    try:
+        with waiting(f"compiling the step for {dry.gpu} in mode {', '.join(modes)}"):
+            report = dry_run(
+                model,
+                target=dry.gpu,
+                data=data.data,
+                data_target=data.target,
+                data_task=data.task,
+                batch_size=batch_size,
+                modes=modes,
+                kernels=dry.kernels,
+                autocast=dry.autocast,
+                loss=dry.loss,
+                differentiable=dry.differentiable,
+            )
+    except DryRunUnavailable as error:
+        print(f"skipped: {error}", file=sys.stderr)
+        return UNAVAILABLE
+    except RuntimeError as error:  # from the other process, with its traceback
+        print(error, file=sys.stderr)
+        return MODEL_FAILED
+    ok = check.ok and report.ok and modes == wanted
+    counts = {**report.to_dict(), "ok": ok, "check": check.to_dict()}
+    print(to_json(counts) if json else report)
+    if dry.picture and not is_left_out(dry.picture, "matplotlib"):
+        from staticgraph.dryrun.picture import draw
+
+        draw(report, dry.picture)
+    return 0 if ok else NOT_WHOLE
+
+
+class RewritesReport:
+    """The places of a model that are rewritten, by the model's lines, and the near misses.
+
+    Attributes:
+        done, missed: as in :class:`staticgraph.rewrites.explain.Explanation`.
+        note: why there is nothing to report; ``""`` otherwise.
+    """
+
+    done: tuple[Rewritten, ...]
+    missed: tuple[Rewritten, ...]
+    note: str
+
+    def __init__(
+        self, done: Sequence[Rewritten] = (), missed: Sequence[Rewritten] = (), note: str = ""
+    ) -> None:
+        self.done, self.missed, self.note = tuple(done), tuple(missed), note
+
+    @classmethod
+    def of(cls, model: Module, plan: BucketPlan, store: GraphStore) -> RewritesReport:
+        """Captures the model and finds its rewrites; an error of the model becomes the note."""
+        from staticgraph.checking.explain import explain
+
+        try:
+            explanation = explain(model, plan, store)
+        except Exception as error:  # the check has reported the obstacles
+            first = str(error).strip().splitlines() or [""]
+            return cls(note=f"the model cannot be captured ({type(error).__name__}: {first[0]})")
+        return cls(explanation.done, explanation.missed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values, for JSON."""
+        return {
+            "done": [self._plain(place) for place in self.done],
+            "missed": [{**self._plain(place), "reason": place.reason} for place in self.missed],
+            "note": self.note,
+        }
+
+    @staticmethod
+    def _plain(place: Rewritten) -> dict[str, Any]:
+        return {"rewrite": place.rewrite, "line": place.line, "layer": place.layer}
+
+    def __str__(self) -> str:
+        if self.note:
+            return f"rewrites: {self.note}"
+        if not (self.done or self.missed):
+            return "rewrites: nothing in this model is near an operator of this library"
+        lines = [
+            "rewritten to operators of this library, mode fused: "
+            f"{how_many(len(self.done), 'place')}"
+        ]
+        lines += _by_line(self.done)
+        if self.missed:
+            lines.append(
+                f"near a rewrite, and what stood in the way: {how_many(len(self.missed), 'place')}"
+            )
+            lines += _by_line(self.missed)
+        return "\n".join(lines)
+
+
+def _by_line(places: Sequence[Rewritten]) -> list[str]:
+    """One line of text per line of the model's code and rewrite, with the layers it applies to."""
+    by_line: dict[str, dict[str, list[str]]] = {}
+    for place in places:
+        words = place.rewrite + ("" if place.reason is None else f": {place.reason}")
+        by_line.setdefault(place.line, {}).setdefault(words, []).append(place.layer)
+    width = max(map(len, by_line))
+    lines = []
+    for line, words in by_line.items():
+        for number, (what, layers) in enumerate(words.items()):
+            named = list(dict.fromkeys(layer for layer in layers if layer))
+            shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+            where = f" ({shown})" if shown else ""
+            lines.append(f"  {line if number == 0 else '':<{width}}  {what}{where}")
+    return lines

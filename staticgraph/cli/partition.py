@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from staticgraph.cli import values
-from staticgraph.cli.loading import load, look_for_graph
+from cyclopts import Parameter
+
+from staticgraph.cli.loading import UsageError, load, require_graph
 from staticgraph.files.json_text import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Status
-
-EXAMPLE = """\
-examples:
-  staticgraph partition --data fb15k-237 --partitions 32 --out graph/
-  staticgraph partition --edges edges.npy --nodes 1000000 --features features.npy --out graph/
-"""
+from staticgraph.training.options import (
+    INPUT_FILE,
+    OUTPUT_FOLDER,
+    WORDS,
+    Seed,
+    auto_or,
+    value,
+    whole,
+)
 
 # Names in JSON, and labels in the table; a cell holds the edges from one partition to another.
 LABELS = {
@@ -26,92 +30,81 @@ LABELS = {
 }
 
 
-def register(commands: Any) -> None:
-    """Adds the command."""
-    parser = commands.add_parser(
-        "partition",
-        help="cut a graph larger than memory into partitions on disk",
-        description="Cut one large graph into partitions on disk, in bounded memory.",
-        epilog=EXAMPLE,
-    )
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--data", type=values.words, metavar="SPEC",
-        help="fb15k-237, cora, citeseer, cornell5, or a .npz (its edges)",
-    )  # fmt: skip
-    source.add_argument(
-        "--edges", type=values.file_to_read, metavar="FILE",
-        help=".npy of integers [2, E] or [3, E]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--nodes", type=values.whole(1, 2**62), metavar="N", help="with --edges: number of nodes"
-    )
-    parser.add_argument(
-        "--features", type=values.file_to_read, metavar="FILE", help="with --edges: .npy of [N, F]"
-    )
-    parser.add_argument(
-        "--partitions", type=values.auto_or(values.whole()), default="auto", metavar="P",
-        help="number of partitions, or auto (default: auto)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=values.seed, default=0, help="seed of the new node numbers (default: 0)"
-    )
-    parser.add_argument(
-        "--out",
-        type=values.folder_to_write,
-        required=True,
-        metavar="DIR",
-        help="folder of the graph; required",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the graph in --out")
-    parser.add_argument(
-        "--verify", action="store_true", help="read everything back and compare checksums"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.set_defaults(run=run, parser=parser)
+def run(
+    *,
+    out: Annotated[Path, OUTPUT_FOLDER],
+    data: Annotated[str | None, WORDS, Parameter(metavar="SPEC")] = None,
+    edges: Annotated[Path | None, INPUT_FILE] = None,
+    nodes: Annotated[int | None, value(whole(1, 2**62), metavar="N")] = None,
+    features: Annotated[Path | None, INPUT_FILE] = None,
+    partitions: Annotated[int | Literal["auto"], value(auto_or(whole()), metavar="P")] = "auto",
+    seed: Seed = 0,
+    overwrite: bool = False,
+    verify: bool = False,
+    json: bool = False,
+) -> int:
+    """Cut one large graph into partitions on disk, in bounded memory.
 
+    For example:
+      staticgraph partition --data fb15k-237 --partitions 32 --out graph/
+      staticgraph partition --edges edges.npy --nodes 1000000 --features features.npy --out graph/
 
-def run(args: argparse.Namespace) -> int:
-    """Partitions the graph, and prints the resulting sizes."""
-    if args.edges is not None and args.nodes is None:
-        args.parser.error("--edges needs --nodes")
-    if args.edges is None and (args.nodes is not None or args.features is not None):
-        args.parser.error("--nodes and --features go with --edges; --data brings its own")
-    load() if args.edges is not None else look_for_graph(args.data)
+    Args:
+        out: folder of the graph.
+        data: fb15k-237, cora, citeseer, cornell5, or a .npz (its edges).
+        edges: .npy of integers [2, E] or [3, E], in place of --data.
+        nodes: with --edges: number of nodes.
+        features: with --edges: .npy of [N, F].
+        partitions: number of partitions, or auto.
+        seed: seed of the new node numbers.
+        overwrite: replace the graph in --out.
+        verify: read everything back and compare checksums.
+        json: print JSON instead of a table.
+
+    Raises:
+        UsageError: options do not go together.
+    """
+    if (data is None) == (edges is None):
+        raise UsageError("give one of --data and --edges")
+    if edges is not None and nodes is None:
+        raise UsageError("--edges needs --nodes")
+    if edges is None and (nodes is not None or features is not None):
+        raise UsageError("--nodes and --features go with --edges; --data brings its own")
+    if data is None:
+        load()
+    else:
+        require_graph(data)
 
     from staticgraph.outofcore import PartitionedGraph, partition
-    from staticgraph.outofcore.disk import data
     from staticgraph.outofcore.disk.array_files import open_array
+    from staticgraph.outofcore.disk.data import open_links
     from staticgraph.text.table import table
 
-    edges: Any = args.edges
-    nodes: Any
-    nodes, features = args.nodes, None
-    if args.edges is not None:
-        features = None if args.features is None else open_array(args.features)
-    else:
-        links = data.open_links(args.data, held_out=0.0)
-        edges, nodes = links.train, links.num_nodes
+    rows: Any = edges
+    count: Any = nodes
+    if data is not None:
+        links = open_links(data, held_out=0.0)
+        rows, count = links.train, links.num_nodes
     status = Status()
     partition(
-        edges, nodes, args.partitions, args.out, features=features, seed=args.seed,
+        rows, count, partitions, out, seed=seed, overwrite=overwrite,
+        features=None if features is None else open_array(features),
         progress=lambda stage, done: status.show(f"{stage}: {how_many(done, 'edge')}"),
-        overwrite=args.overwrite,
     )  # fmt: skip
     status.clear()
-    graph = PartitionedGraph(args.out, verify=args.verify)
-    sizes = graph.cell_sizes
-    found = {
+    graph = PartitionedGraph(out, verify=verify)
+    cells = graph.cell_sizes
+    sizes = {
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,
         "relations": graph.num_relations,
         "partitions": graph.num_partitions,
         "partition_nodes": graph.partition_size,
-        "bucket_edges_min": int(sizes.min()),
-        "bucket_edges_mean": round(float(sizes.mean()), 1),
-        "bucket_edges_max": int(sizes.max()),
+        "bucket_edges_min": int(cells.min()),
+        "bucket_edges_mean": round(float(cells.mean()), 1),
+        "bucket_edges_max": int(cells.max()),
         "bytes": sum(record.bytes for record in graph.manifest.files.values()),
     }
-    rows = [(LABELS.get(name, name), f"{value:,}") for name, value in found.items()]
-    print(to_json(found) if args.json else table(("what", str(args.out)), rows))
+    lines = [(LABELS.get(name, name), f"{size:,}") for name, size in sizes.items()]
+    print(to_json(sizes) if json else table(("what", str(out)), lines))
     return 0

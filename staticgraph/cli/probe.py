@@ -1,209 +1,178 @@
-"""``staticgraph probe``: the memory of a model's training step, at any batch size."""
+"""``staticgraph probe``: the memory of a model's training step, at any batch size.
 
-from __future__ import annotations
+Annotations are evaluated here, since ``staticgraph plan`` has these options too.
+"""
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from staticgraph.cli import values
-from staticgraph.cli.data_options import add_data, open_data
-from staticgraph.cli.loading import look_for
-from staticgraph.cli.loss_option import loss_of
-from staticgraph.cli.model_options import add_model, check_sizes, model_of, model_without_data
+from cyclopts import Group, Parameter
+
+from staticgraph.cli.loading import (
+    UsageError,
+    build_model,
+    build_without_data,
+    check_sizes,
+    loss_of,
+    open_data,
+    require_names,
+)
 from staticgraph.files.json_text import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import is_left_out, waiting
+from staticgraph.training.options import (
+    BYTES,
+    MODEL,
+    MODELS,
+    OUTPUT_FILE,
+    PICTURE_FILE,
+    WHOLE,
+    Gpu,
+    ModelOptions,
+    choice,
+)
 
 if TYPE_CHECKING:
     import torch
 
     from staticgraph.memory.model import MemoryModel
 
-EXAMPLE = """\
-examples:
-  staticgraph probe --data examples/data/hiv.npz --model gps
-  staticgraph probe --data examples/data/hiv.npz --model gps --out memory.json --plot memory.png
-  staticgraph plan --data examples/data/hiv.npz --memory memory.json --max-memory 20GiB
-
-Without a GPU a step runs over fake tensors, in milliseconds and without memory: --like cuda counts
-it as a GPU's allocator would, and with --compiled as torch's compiler writes it. On a GPU, --device
-cuda runs real steps.
-"""
-OPTIMIZERS = ("adam", "adamw", "sgd")
+HOW = Group.create_ordered("how")
 
 
-def register(subparsers: Any) -> None:
-    """Adds the command."""
-    parser = subparsers.add_parser(
-        "probe",
-        help="find the memory of a step as a function of the batch",
-        description="Find the memory of a training step as a function of nodes, edges and graphs.",
-        epilog=EXAMPLE,
-    )
-    add_data(parser, required=True)
-    add_training(parser)
-    _add_how(parser.add_argument_group("how"))
-    _add_output(parser.add_argument_group("output"))
-    parser.set_defaults(run=run, parser=parser)
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class MeasuredStep(ModelOptions):
+    """The options that select a model and its training step.
+
+    Attributes:
+        optimizer: optimizer of the step.
+        autocast: dtype of forward and loss; the model's own if it is left out.
+        kernels: choose attention paths as a compiled step with kernels does.
+        accumulate: backward passes per update.
+    """
+
+    optimizer: Annotated[str, choice("adam", "adamw", "sgd"), Parameter(group=MODEL)] = "adam"
+    autocast: Annotated[str | None, choice("bfloat16"), Parameter(group=MODEL)] = None
+    kernels: Annotated[bool, Parameter(group=MODEL)] = False
+    accumulate: Annotated[int, WHOLE, Parameter(group=MODEL)] = 1
 
 
-def _add_how(how: Any) -> None:
-    """Adds the options for the measurement and the fit."""
-    how.add_argument(
-        "--form",
-        choices=("auto", "linear", "attention", "quadratic"),
-        default="auto",
-        help="form of the fitted model, see docs/probing.md (default: auto)",
-    )
-    how.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        default="cpu",
-        help="device that a step runs on (default: cpu)",
-    )
-    how.add_argument(
-        "--like", choices=("cpu", "cuda"), default="cpu",
-        help="on a CPU: count as this device's allocator would (default: cpu)",
-    )  # fmt: skip
-    how.add_argument(
-        "--compiled",
-        action="store_true",
-        help="with --like cuda: the step as torch's compiler writes it, for the compiled and the "
-        "recorded modes; takes minutes",
-    )
-    how.add_argument(
-        "--for",
-        dest="gpu",
-        choices=("h100", "h200", "a100", "l4"),
-        default="h100",
-        help="with --compiled: the device to compile for (default: h100)",
-    )
-    how.add_argument(
-        "--path",
-        choices=("recorded", "counted"),
-        default="recorded",
-        help="the shapes of compiled and recorded steps, or those of eager steps, whose layers "
-        "follow the real counts of a batch (default: recorded)",
-    )
-    how.add_argument(
-        "--max-memory", type=values.byte_size, metavar="SIZE",
-        help="cap to show with the result, such as 20GiB",
-    )  # fmt: skip
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class ProbeOptions:
+    """The options of the measurement and the fit.
+
+    Attributes:
+        form: form of the fitted model, see docs/probing.md.
+        device: device that a step runs on.
+        like: on a CPU: count as this device's allocator would.
+        compiled: with --like cuda: the step as torch's compiler writes it, for the compiled and
+            the recorded modes; takes minutes.
+        gpu: with --compiled: the device to compile for.
+        path: the shapes of compiled and recorded steps, or those of eager steps, whose layers
+            follow the real counts of a batch.
+    """
+
+    form: Annotated[
+        str, choice("auto", "linear", "attention", "quadratic"), Parameter(group=HOW)
+    ] = "auto"
+    device: Annotated[str, choice("cpu", "cuda"), Parameter(group=HOW)] = "cpu"
+    like: Annotated[str, choice("cpu", "cuda"), Parameter(group=HOW)] = "cpu"
+    compiled: Annotated[bool, Parameter(group=HOW)] = False
+    gpu: Annotated[Gpu, Parameter(group=HOW)] = "h100"
+    path: Annotated[str, choice("recorded", "counted"), Parameter(group=HOW)] = "recorded"
 
 
-def _add_output(out: Any) -> None:
-    """Adds the options for files and output."""
-    out.add_argument(
-        "--out", type=values.file_to_write, metavar="FILE", help="write the model of memory as JSON"
-    )
-    out.add_argument(
-        "--plot",
-        type=values.picture_to_write,
-        nargs="?",
-        const=Path("memory.png"),
-        metavar="FILE",
-        help="draw curve and points as a PNG (memory.png if no name is given)",
-    )
-    out.add_argument("--json", action="store_true", help="print JSON instead of a table")
+def run(
+    *,
+    step: MeasuredStep,
+    how: ProbeOptions | None = None,
+    max_memory: Annotated[int | None, BYTES] = None,
+    out: Annotated[Path | None, OUTPUT_FILE] = None,
+    plot: Annotated[Path | None, PICTURE_FILE] = None,
+    json: bool = False,
+) -> int:
+    """Find the memory of a training step as a function of nodes, edges and graphs.
 
+    For example:
+      staticgraph probe --data examples/data/hiv.npz --model gps
+      staticgraph probe --data examples/data/hiv.npz --model gps --out memory.json --plot memory.png
+      staticgraph plan --data examples/data/hiv.npz --memory memory.json --max-memory 20GiB
 
-def add_training(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that select the model and how it is trained."""
-    group = parser.add_argument_group("model and training")
-    add_model(group)
-    group.add_argument(
-        "--loss", type=values.words, metavar="MODULE:NAME",
-        help="loss(out, batch) that returns one value per row (default: the loss that fits the "
-        "target y)",
-    )  # fmt: skip
-    group.add_argument(
-        "--optimizer",
-        choices=OPTIMIZERS,
-        default="adam",
-        help="optimizer of the step (default: adam)",
-    )
-    group.add_argument(
-        "--autocast", choices=("bfloat16",),
-        help="dtype of forward and loss (default: the model's own)",
-    )  # fmt: skip
-    group.add_argument(
-        "--kernels",
-        action="store_true",
-        help="choose attention paths as a compiled step with kernels does",
-    )
-    group.add_argument(
-        "--accumulate",
-        type=values.whole(),
-        default=1,
-        help="backward passes per update (default: 1)",
-    )
+    Without a GPU a step runs over fake tensors, in milliseconds and without memory: --like cuda
+    counts it as a GPU's allocator would, and with --compiled as torch's compiler writes it. On a
+    GPU, --device cuda runs real steps.
 
+    Args:
+        step: the model and its step.
+        how: the measurement.
+        max_memory: cap to show with the result, such as 20GiB.
+        out: write the model of memory as JSON.
+        plot: draw curve and points as a PNG; memory.png if no name is given.
+        json: print JSON instead of a table.
 
-def run(args: argparse.Namespace) -> int:
-    """Probes, and prints the memory model."""
-    check_sizes(args)
-    if args.compiled and (args.like != "cuda" or args.device == "cuda"):
-        args.parser.error("--compiled counts a step for a GPU that is not here: give --like cuda")
-    if args.compiled and args.path == "counted":
-        args.parser.error("--compiled reads recorded shapes alone: leave --path counted out")
-    look_for(args.data, args.target, model=args.model, loss=args.loss)
+    Raises:
+        UsageError: options do not go together, or there is no such device.
+    """
+    how = how or ProbeOptions()
+    check_sizes(step.model, step.hidden)
+    if how.compiled and (how.like != "cuda" or how.device == "cuda"):
+        raise UsageError("--compiled counts a step for a GPU that is not here: give --like cuda")
+    if how.compiled and how.path == "counted":
+        raise UsageError("--compiled reads recorded shapes alone: leave --path counted out")
+    require_names(step, model=step.model, loss=step.loss)
     import torch
 
     from staticgraph.memory.budget import MemoryBudget
 
-    if args.device == "cuda" and not torch.cuda.is_available():
-        args.parser.error(
+    if how.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError(
             "argument --device: torch sees no CUDA device; --device cpu --like cuda counts a step "
             "as a GPU's allocator would"
         )
-    budget = MemoryBudget(args.max_memory) if args.max_memory else None
-    early = model_without_data(args)
-    store = open_data(args)
+    budget = MemoryBudget(max_memory) if max_memory else None
+    early = build_without_data(step.model)
+    store = open_data(step)
     begin = time.perf_counter()
-    measure = probe_of(store, args, early)
-    with waiting(f"measuring steps of {args.model}" + (" as compiled" if args.compiled else "")):
+    measure = make_probe(store, step, how, early)
+    with waiting(f"measuring steps of {step.model}" + (" as compiled" if how.compiled else "")):
         memory = measure()
     seconds = time.perf_counter() - begin
-    if args.out:
-        memory.save(args.out)
-    draws = args.plot and not is_left_out(args.plot, "matplotlib")
-    if draws:
-        from staticgraph.cli.reports.memory_plots import save_memory_picture
+    if out:
+        memory.save(out)
+    picture = None if plot is None or is_left_out(plot, "matplotlib") else plot
+    if picture is not None:
+        from staticgraph.training.plots import save_memory_picture
 
-        save_memory_picture(args.plot, memory, f"{args.model} on {store.name}", budget)
-    if args.json:
+        save_memory_picture(picture, memory, f"{step.model} on {store.name}", budget)
+    if json:
         print(to_json({**memory.to_dict(), "seconds": seconds}))
     else:
-        print(memory)
-        print(
-            f"{how_many(len(memory.points) + (memory.checked is not None), 'point')} in "
-            f"{seconds:.1f} s"
-        )
-    if draws:
-        print(f"picture: {args.plot}", file=sys.stderr)
+        points = how_many(len(memory.points) + (memory.checked is not None), "point")
+        print(f"{memory}\n{points} in {seconds:.1f} s")
+    if picture is not None:
+        print(f"picture: {picture}", file=sys.stderr)
     return 0
 
 
-def probe_model(
-    store: Any, args: argparse.Namespace, model: torch.nn.Module | None = None
-) -> MemoryModel:
-    """Measures the memory of the model and the training that the options name."""
-    return probe_of(store, args, model)()
-
-
-def probe_of(
-    store: Any, args: argparse.Namespace, model: torch.nn.Module | None = None
-) -> Callable[[], MemoryModel]:
+def make_probe(
+    store: Any,
+    step: MeasuredStep,
+    how: ProbeOptions,
+    model: "torch.nn.Module | None" = None,
+) -> "Callable[[], MemoryModel]":
     """The probe that the options name, ready to be called; invalid options are refused here.
 
     Args:
         store: the data.
-        args: the options.
+        step: the model and its step.
+        how: the measurement.
         model: the model that the options name, if it is built already.
 
     Raises:
@@ -212,37 +181,31 @@ def probe_of(
     import torch
 
     from staticgraph.dryrun.compiled_probe import probe
-    from staticgraph.models.named import require_trainable
     from staticgraph.nn import convert
 
-    if store.schema.hetero and args.model in values.MODELS:
+    if store.schema.hetero and step.model in MODELS:
         raise ValueError(
-            f"the models {', '.join(values.MODELS)} take graphs with one type of nodes, and "
+            f"the models {', '.join(MODELS)} take graphs with one type of nodes, and "
             f"{store.name} has {len(store.schema.node_axes)} types: give your own model, --model "
             "MODULE:NAME"
         )
-    loss, outputs = loss_of(getattr(args, "loss", None), store, getattr(args, "task", "auto"))
-    if model is None:
-        model = model_of(args, store, outputs)
-        require_trainable(model, args.model)
-    device, like = getattr(args, "device", "cpu"), getattr(args, "like", "cuda")
-    model.to(device)
-    convert(model, kernels=args.kernels)
+    loss, outputs = loss_of(step, store)
+    model = build_model(step, store, outputs, model).to(how.device)
+    convert(model, kernels=step.kernels)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-    compiled = getattr(args, "compiled", False)
-    how: dict[str, Any] = {"like": like, "compiled": compiled}
-    if device == "cuda":
-        how = {"reader": "cuda"}
+    reader: dict[str, Any] = {"like": how.like, "compiled": how.compiled}
+    if how.device == "cuda":
+        reader = {"reader": "cuda"}
     return partial(
         probe,
         model,
         store,
         loss=loss,
-        optimizer=kinds[args.optimizer](model.parameters(), lr=1e-3),
-        form=getattr(args, "form", "auto"),
-        autocast=torch.bfloat16 if args.autocast else None,
-        accumulate=args.accumulate,
-        target=getattr(args, "gpu", "h100"),
-        path=getattr(args, "path", "recorded"),
-        **how,
+        optimizer=kinds[step.optimizer](model.parameters(), lr=1e-3),
+        form=how.form,
+        autocast=torch.bfloat16 if step.autocast else None,
+        accumulate=step.accumulate,
+        target=how.gpu,
+        path=how.path,
+        **reader,
     )

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import signal
 import socket
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from staticgraph.cli import FAILED, values
-from staticgraph.cli.device_check import check_mode
-from staticgraph.cli.loading import load
+from cyclopts import Group, Parameter
+
+from staticgraph.cli import FAILED
+from staticgraph.cli.failures import note_user_code
+from staticgraph.cli.loading import UsageError, check_mode, load
 from staticgraph.errors import MissingPackage
-from staticgraph.steps.compilation.modes import MODES
+from staticgraph.training.options import (
+    BYTES,
+    FOLDER,
+    WHOLE,
+    WORDS,
+    Device,
+    Mode,
+    choice,
+    number,
+    value,
+    whole,
+)
 from staticgraph.training.run_folder import named_in, require_trained
 
 if TYPE_CHECKING:
@@ -27,130 +40,82 @@ STARTUP_FAILURE = 3
 START_S = 120
 # Connections that wait until they are accepted.
 BACKLOG = 2048
-STOPPED = "what was asked is answered; stopped"
-EXAMPLE = """\
-examples:
-  staticgraph serve --run runs/hiv
-  staticgraph serve --exported exported/hiv --digest 5f1e... --smiles --task binary
-  curl -s localhost:8000/predict -d '{"smiles": ["CCO"]}' -H 'Content-Type: application/json'
-
-Requests of many callers run together, in the few shapes of the run's plan. The page at / predicts a
-molecule, where the run was trained on SMILES. Ctrl-C answers what waits, then stops.
-There are no accounts and no encryption: beyond this machine, put a proxy before it.
-"""
+STOPPED = "all accepted requests are answered; stopped"
+SOURCE = Group.create_ordered("what is served (one of --run and --exported)")
+PLACE = Group.create_ordered("where")
+LIMITS = Group.create_ordered("requests")
+HOW = Group.create_ordered("how")
 
 
-def register(commands: Any) -> None:
-    """Adds the command."""
-    parser = commands.add_parser(
-        "serve",
-        help="answer requests for a trained model over HTTP",
-        description="Answer requests for a trained model over HTTP.",
-        epilog=EXAMPLE,
-    )
-    _add_source(parser.add_argument_group("what is served (one of --run and --exported)"))
-    _add_address(parser.add_argument_group("where"))
-    _add_limits(parser.add_argument_group("requests"))
-    _add_how(parser.add_argument_group("how"))
-    parser.set_defaults(run=run, parser=parser)
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ServeOptions:
+    """The options of a server.
+
+    Attributes:
+        folder: folder of a run of staticgraph train.
+        exported: folder that runner.export wrote; it is code: serve your own, or give --digest.
+        digest: with --exported: what the export returned.
+        smiles: with --exported: its graphs are molecules with this library's features.
+        task: with --exported: answer probabilities with the outputs.
+        host: address to listen on; the default is this machine alone.
+        port: port to listen on; 0 takes a free one.
+        max_wait_ms: milliseconds that a graph waits for others.
+        max_queue: graphs that may wait.
+        max_graphs: maximum graphs in a request.
+        max_body: maximum bytes in a request, such as 8MiB.
+        workers: processes that read requests, besides the model's; 0: in the same one.
+        device: with --run: cpu, cuda, cuda:1, or auto.
+        compile_mode: with --run: as for staticgraph train.
+    """
+
+    folder: Annotated[Path | None, FOLDER, Parameter(name="--run", group=SOURCE)] = None
+    exported: Annotated[Path | None, FOLDER, Parameter(group=SOURCE)] = None
+    digest: Annotated[str | None, WORDS, Parameter(group=SOURCE)] = None
+    smiles: Annotated[bool, Parameter(group=SOURCE)] = False
+    task: Annotated[str | None, choice("binary", "classes"), Parameter(group=SOURCE)] = None
+    host: Annotated[str, WORDS, Parameter(group=PLACE)] = "127.0.0.1"
+    port: Annotated[int, value(whole(0, 65535)), Parameter(group=PLACE)] = 8000
+    max_wait_ms: Annotated[
+        float, value(number(0, 60_000), metavar="MS"), Parameter(group=LIMITS)
+    ] = 5.0
+    max_queue: Annotated[int, WHOLE, Parameter(group=LIMITS)] = 4096
+    max_graphs: Annotated[int, WHOLE, Parameter(group=LIMITS)] = 1024
+    max_body: Annotated[int, BYTES, Parameter(group=LIMITS, metavar="BYTES")] = 8 << 20
+    workers: Annotated[int, value(whole(0, 64), metavar="N"), Parameter(group=HOW)] = 1
+    device: Annotated[Device, Parameter(group=HOW)] = "auto"
+    compile_mode: Annotated[Mode, Parameter(group=HOW)] = "auto"
 
 
-def _add_source(source: Any) -> None:
-    """Adds the options for a run or an export, and for what an export does not record."""
-    what = source.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--run", type=values.folder, metavar="DIR", dest="folder",
-        help="folder of a run of staticgraph train",
-    )  # fmt: skip
-    what.add_argument(
-        "--exported", type=values.folder, metavar="DIR",
-        help="folder that runner.export wrote; it is code: serve your own, or give --digest",
-    )  # fmt: skip
-    source.add_argument(
-        "--digest", type=values.words, help="with --exported: what the export returned"
-    )
-    source.add_argument(
-        "--smiles", action="store_true",
-        help="with --exported: its graphs are molecules with this library's features",
-    )  # fmt: skip
-    source.add_argument(
-        "--task", choices=("binary", "classes"),
-        help="with --exported: answer probabilities with the outputs",
-    )  # fmt: skip
+def run(*, options: ServeOptions | None = None) -> int:
+    """Answer requests for a trained model over HTTP.
 
+    For example:
+      staticgraph serve --run runs/hiv
+      staticgraph serve --exported exported/hiv --digest 5f1e... --smiles --task binary
+      curl -s localhost:8000/predict -d '{"smiles": ["CCO"]}' -H 'Content-Type: application/json'
 
-def _add_address(where: Any) -> None:
-    """Adds the options for the address to listen on."""
-    where.add_argument(
-        "--host",
-        type=values.words,
-        default="127.0.0.1",
-        help="address to listen on (default: 127.0.0.1, this machine alone)",
-    )
-    where.add_argument(
-        "--port",
-        type=values.whole(0, 65535),
-        default=8000,
-        help="port to listen on; 0 takes a free one (default: 8000)",
-    )
+    Requests of many callers run together, in the few shapes of the run's plan. The page at /
+    predicts a molecule, where the run was trained on SMILES. Ctrl-C answers what waits, then stops.
+    There are no accounts and no encryption: beyond this machine, put a proxy before it.
 
+    Args:
+        options: the options.
 
-def _add_limits(limits: Any) -> None:
-    """Adds the options for the waiting time and size of requests."""
-    limits.add_argument(
-        "--max-wait-ms", type=values.number(0, 60_000), default=5.0,
-        help="milliseconds that a graph waits for others (default: 5)",
-    )  # fmt: skip
-    limits.add_argument(
-        "--max-queue",
-        type=values.whole(),
-        default=4096,
-        help="graphs that may wait (default: 4096)",
-    )
-    limits.add_argument(
-        "--max-graphs",
-        type=values.whole(),
-        default=1024,
-        help="maximum graphs in a request (default: 1024)",
-    )
-    limits.add_argument(
-        "--max-body", type=values.byte_size, default=8 << 20, metavar="BYTES",
-        help="maximum bytes in a request (default: 8MiB)",
-    )  # fmt: skip
-
-
-def _add_how(how: Any) -> None:
-    """Adds the options for processes, device and mode."""
-    how.add_argument(
-        "--workers",
-        metavar="N", type=values.whole(0, 64), default=1,
-        help="processes that read requests, besides the model's (default: 1); 0: in the same one",
-    )  # fmt: skip
-    how.add_argument(
-        "--device",
-        type=values.device,
-        default="auto",
-        help="with --run: cpu, cuda, cuda:1, or auto (default: auto)",
-    )
-    how.add_argument(
-        "--compile-mode",
-        choices=MODES,
-        default="auto",
-        metavar="MODE",
-        help=f"with --run: one of {', '.join(MODES)}, as for staticgraph train (default: auto)",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
-    """Serves until it is stopped."""
+    Raises:
+        UsageError: neither or both of --run and --exported are given.
+    """
+    args = options or ServeOptions()
+    if (args.folder is None) == (args.exported is None):
+        raise UsageError("give one of --run and --exported")
     require_extra()
     _check_fitting(args)
-    if args.exported is None:
+    if args.folder is not None:
         require_trained(args.folder)
-        args.model = named_in(args.folder)  # for error messages
-    check_mode(args, args.compile_mode, args.device)
+        note_user_code(named_in(args.folder))
+    check_mode(args.compile_mode, args.device)
     load()
-    check_mode(args, args.compile_mode, args.device)
+    check_mode(args.compile_mode, args.device)
     from staticgraph.serving.http.app import settle
 
     service = _service(args)
@@ -166,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_fitting(args: argparse.Namespace) -> None:
+def _check_fitting(args: ServeOptions) -> None:
     """Refuses options of a run for an export, and vice versa.
 
     Raises:
@@ -187,15 +152,16 @@ def _check_fitting(args: argparse.Namespace) -> None:
         raise ValueError(f"leave {' and '.join(misplaced)} out: {why}")
 
 
-def _service(args: argparse.Namespace) -> Service:
+def _service(args: ServeOptions) -> Service:
     """Loads the service of the run or the export, and warms it up."""
     from staticgraph.serving.service import Limits, service_of_export, service_of_run
 
     limits = Limits(args.max_wait_ms, args.max_queue, args.max_graphs, args.max_body)
-    if args.exported is None:
+    if args.folder is not None:
         return service_of_run(
             args.folder, device=args.device, mode=args.compile_mode, limits=limits
         )
+    assert args.exported is not None
     service = service_of_export(
         args.exported, digest=args.digest, smiles=args.smiles, task=args.task, limits=limits
     )

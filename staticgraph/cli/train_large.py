@@ -2,223 +2,468 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from staticgraph.cli import values
-from staticgraph.cli.large_run import DEFAULTS, EMBEDDINGS, GRAPH, PICTURE, REPORT
-from staticgraph.cli.loading import look_for_graph
+from cyclopts import Group, Parameter
+
+from staticgraph.cli.loading import UsageError, require_graph
+from staticgraph.errors import Diverged
 from staticgraph.files.json_text import save_json, to_json
+from staticgraph.text.how_many import how_many
+from staticgraph.text.progress import Status, say, waiting
+from staticgraph.training.options import (
+    BYTES,
+    OUTPUT_FOLDER,
+    RATE,
+    SHARE,
+    WHOLE,
+    WIDTH,
+    WORDS,
+    Seed,
+    choice,
+    read_fanouts,
+    value,
+)
 
-EXAMPLE = """\
-examples:
-  staticgraph train-large --data fb15k-237
-  staticgraph train-large --task link --data fb15k-237 --policy beta --partitions 16 --buffer 4
-  staticgraph train-large --task link --data fb15k-237 --encoder sage --fanouts 10 --epochs 3
-  staticgraph train-large --data cora --model gcn
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
 
-The folder gets the partitions, the embeddings (links), report.json and schedule.png, which shows
-what was resident when and how long training waited. The same command again continues a
-killed run on links after its last epoch. A run on nodes is not resumed: it uses the partitions that
-are there, and trains from the first epoch.
-"""
-LINK_POLICIES = ("in-memory", "comet", "beta")
-NODE_POLICIES = ("in-memory", "node-cache", "dispersed")
-WIDTH = values.whole(1, values.WIDEST)  # columns
+    from staticgraph.outofcore import LinkConfig
+    from staticgraph.training.job import Interrupt
 
-
-def register(commands: Any) -> None:
-    """Adds the command."""
-    parser = commands.add_parser(
-        "train-large",
-        help="train on one graph larger than memory",
-        description="Train on one graph whose partitions lie on disk.",
-        epilog=EXAMPLE,
-    )
-    parser.add_argument(
-        "--task", choices=("link", "node"),
-        help="predict missing links, or the labels of nodes (default: node if the data has labels, "
-        "else link)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--data", required=True, type=values.words, metavar="SPEC",
-        help="fb15k-237, cora, citeseer, cornell5, a .npz file, or a folder of staticgraph "
-        "partition (links)",
-    )  # fmt: skip
-    _add_sizes(parser.add_argument_group("buffer"))
-    _add_training(parser)
-    parser.add_argument(
-        "--out", type=values.folder_to_write, default=Path("runs/large"), metavar="DIR",
-        help="the run's folder (default: runs/large)",
-    )  # fmt: skip
-    parser.add_argument("--overwrite", action="store_true", help="replace the run in --out")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.set_defaults(run=run, parser=parser)
+# The default partitions and buffer: those of the published comparison.
+SIZES = {
+    "in-memory": (1, 1), "comet": (32, 8), "beta": (16, 4), "node-cache": (16, 8),
+    "dispersed": (16, 8),
+}  # fmt: skip
+# The policies of each task, the default first.
+POLICIES = {
+    "link": ("comet", "beta", "in-memory"),
+    "node": ("dispersed", "node-cache", "in-memory"),
+}
+# The contents of a run's folder.
+GRAPH, EMBEDDINGS, REPORT, PICTURE = "graph", "embeddings", "report.json", "schedule.png"
+BUFFER, TRAINING, LINKS, NODES = (
+    Group.create_ordered(name) for name in ("buffer", "training", "links", "nodes")
+)
+LAYER = choice("sage", "gcn", "gat")
 
 
-def _add_sizes(buffer: Any) -> None:
-    """Adds the options for partitions and buffer."""
-    buffer.add_argument(
-        "--policy", choices=tuple(DEFAULTS),
-        help="comet and beta for links, node-cache and dispersed for nodes (default: comet for "
-        "links, dispersed for nodes)",
-    )  # fmt: skip
-    buffer.add_argument(
-        "--partitions",
-        type=values.whole(),
-        metavar="P",
-        help="partitions on disk (default: 32 for comet, 1 for in-memory, else 16)",
+@Parameter(name="*")
+@dataclass(frozen=True)
+class LargeOptions:
+    """The options of training on one large graph.
+
+    Attributes:
+        data: fb15k-237, cora, citeseer, cornell5, a .npz file, or a folder of staticgraph partition
+            (links).
+        task: predict missing links, or the labels of nodes; node if it is left out and the data has
+            labels, else link.
+        policy: comet and beta for links, node-cache and dispersed for nodes; comet for links and
+            dispersed for nodes if it is left out.
+        partitions: partitions on disk; if it is left out, 32 for comet, 1 for in-memory, else 16.
+        buffer: partitions in memory at once; if it is left out, 4 for beta, 1 for in-memory, else
+            8.
+        logical: comet's groups; 2P/C if it is left out.
+        memory: choose all three for this much memory, such as 512M (comet).
+        epochs: passes over the edges or training nodes; 10 for links, 50 for nodes if it is left
+            out.
+        batch_size: edges or training nodes per batch; 1000 edges or 64 nodes if it is left out.
+        rate: learning rate; 0.1 for links, 0.01 for nodes if it is left out.
+        seed: seed of weights, order and samples.
+        fanouts: neighbours sampled, one number per layer, from the seeds on.
+        decoder: scoring function of a link.
+        dimension: size of an embedding.
+        chunks: parts of a batch that share negatives; 10, or 1 with an encoder, if it is left out.
+        negatives: negative samples per chunk and side.
+        degree_fraction: share of negatives drawn by degree.
+        encoder: layers over sampled neighbourhoods; none if it is left out.
+        encoder_rate: learning rate of the encoder.
+        model: layers over sampled neighbourhoods.
+        hidden: width of every layer.
+        dropout: dropout between layers.
+        out: the run's folder.
+        overwrite: replace the run in --out.
+    """
+
+    data: Annotated[str, WORDS, Parameter(metavar="SPEC")]
+    task: Annotated[str | None, choice("link", "node")] = None
+    policy: Annotated[str | None, choice(*SIZES), Parameter(group=BUFFER)] = None
+    partitions: Annotated[int | None, WHOLE, Parameter(group=BUFFER, metavar="P")] = None
+    buffer: Annotated[int | None, WHOLE, Parameter(group=BUFFER, metavar="C")] = None
+    logical: Annotated[int | None, WHOLE, Parameter(group=BUFFER, metavar="L")] = None
+    memory: Annotated[int | None, BYTES, Parameter(group=BUFFER)] = None
+    epochs: Annotated[int | None, WHOLE, Parameter(group=TRAINING)] = None
+    batch_size: Annotated[int | None, WHOLE, Parameter(group=TRAINING)] = None
+    rate: Annotated[float | None, RATE, Parameter(group=TRAINING)] = None
+    seed: Annotated[Seed, Parameter(group=TRAINING)] = 0
+    fanouts: Annotated[
+        tuple[int, ...],
+        value(read_fanouts, metavar="K,K"),
+        Parameter(group=TRAINING, show_default="10,10"),
+    ] = (10, 10)
+    decoder: Annotated[str, choice("distmult", "complex", "transe"), Parameter(group=LINKS)] = (
+        "distmult"
     )
-    buffer.add_argument(
-        "--buffer",
-        type=values.whole(),
-        metavar="C",
-        help="partitions in memory at once (default: 4 for beta, 1 for in-memory, else 8)",
-    )
-    buffer.add_argument(
-        "--logical", type=values.whole(), metavar="L", help="comet's groups (default: 2P/C)"
-    )
-    buffer.add_argument(
-        "--memory", type=values.byte_size, metavar="SIZE",
-        help="choose all three for this much memory, such as 512M (comet)",
-    )  # fmt: skip
+    dimension: Annotated[int, WIDTH, Parameter(group=LINKS)] = 50
+    chunks: Annotated[int | None, WHOLE, Parameter(group=LINKS)] = None
+    negatives: Annotated[int, WHOLE, Parameter(group=LINKS)] = 500
+    degree_fraction: Annotated[float, SHARE, Parameter(group=LINKS)] = 0.0
+    encoder: Annotated[str | None, LAYER, Parameter(group=LINKS)] = None
+    encoder_rate: Annotated[float, RATE, Parameter(group=LINKS)] = 0.01
+    model: Annotated[str, LAYER, Parameter(group=NODES)] = "sage"
+    hidden: Annotated[int, WIDTH, Parameter(group=NODES)] = 64
+    dropout: Annotated[float, SHARE, Parameter(group=NODES)] = 0.5
+    out: Annotated[Path, OUTPUT_FOLDER] = Path("runs/large")
+    overwrite: bool = False
 
 
-def _add_training(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for training."""
-    training = parser.add_argument_group("training")
-    training.add_argument(
-        "--epochs",
-        type=values.whole(),
-        help="passes over the edges or training nodes (default: 10 for links, 50 for nodes)",
-    )
-    training.add_argument(
-        "--batch-size",
-        type=values.whole(),
-        help="edges or training nodes per batch (default: 1000 edges, 64 nodes)",
-    )
-    training.add_argument(
-        "--rate", type=values.rate, help="learning rate (default: 0.1 for links, 0.01 for nodes)"
-    )
-    training.add_argument(
-        "--seed",
-        type=values.seed,
-        default=0,
-        help="seed of weights, order and samples (default: 0)",
-    )
-    _add_links(parser.add_argument_group("links"))
-    _add_nodes(parser.add_argument_group("nodes"))
-    parser.add_argument(
-        "--fanouts", type=values.fanouts, default=[10, 10], metavar="K,K",
-        help="neighbours sampled, one number per layer, from the seeds on (default: 10,10)",
-    )  # fmt: skip
+def run(*, options: LargeOptions, json: bool = False) -> int:
+    """Train on one graph whose partitions lie on disk.
 
+    For example:
+      staticgraph train-large --data fb15k-237
+      staticgraph train-large --task link --data fb15k-237 --policy beta --partitions 16 --buffer 4
+      staticgraph train-large --task link --data fb15k-237 --encoder sage --fanouts 10 --epochs 3
+      staticgraph train-large --data cora --model gcn
 
-def _add_links(links: Any) -> None:
-    """Adds the options for links."""
-    links.add_argument(
-        "--decoder",
-        choices=("distmult", "complex", "transe"),
-        default="distmult",
-        help="scoring function of a link (default: distmult)",
-    )
-    links.add_argument(
-        "--dimension", type=WIDTH, default=50, help="size of an embedding (default: 50)"
-    )
-    links.add_argument(
-        "--chunks",
-        type=values.whole(),
-        help="parts of a batch that share negatives (default: 10, or 1 with an encoder)",
-    )
-    links.add_argument(
-        "--negatives",
-        type=values.whole(),
-        default=500,
-        help="negative samples per chunk and side (default: 500)",
-    )
-    links.add_argument(
-        "--degree-fraction",
-        type=values.share,
-        default=0.0,
-        help="share of negatives drawn by degree (default: 0)",
-    )
-    links.add_argument(
-        "--encoder",
-        choices=("sage", "gcn", "gat"),
-        help="layers over sampled neighbourhoods (default: none)",
-    )
-    links.add_argument(
-        "--encoder-rate",
-        type=values.rate,
-        default=0.01,
-        help="learning rate of the encoder (default: 0.01)",
-    )
+    The folder gets the partitions, the embeddings (links), report.json and schedule.png, which
+    shows what was resident when and how long training waited. Ctrl-C stops a run on links between
+    two states of the buffer, one on nodes after the present epoch. The same command again continues
+    a run on links after its last epoch, also one that was killed. A run on nodes is not resumed: it
+    uses the partitions that are there, and trains from the first epoch.
 
+    Args:
+        options: the options.
+        json: print the report as JSON.
 
-def _add_nodes(nodes: Any) -> None:
-    """Adds the options for nodes."""
-    nodes.add_argument(
-        "--model",
-        choices=("sage", "gcn", "gat"),
-        default="sage",
-        help="layers over sampled neighbourhoods (default: sage)",
-    )
-    nodes.add_argument(
-        "--hidden", type=WIDTH, default=64, help="width of every layer (default: 64)"
-    )
-    nodes.add_argument(
-        "--dropout", type=values.share, default=0.5, help="dropout between layers (default: 0.5)"
-    )
-
-
-def run(args: argparse.Namespace) -> int:
-    """Trains, evaluates, and prints the report."""
-    if args.task is None:
+    Raises:
+        UsageError: options do not go together.
+    """
+    task = options.task
+    if task is None:
+        require_graph(options.data)
         from staticgraph.outofcore.disk.data import has_labels
 
-        args.task = "node" if has_labels(args.data) else "link"
-    allowed = LINK_POLICIES if args.task == "link" else NODE_POLICIES
-    args.policy = args.policy or ("comet" if args.task == "link" else "dispersed")
-    if args.policy not in allowed:
-        args.parser.error(f"--task {args.task} takes --policy {', '.join(allowed)}")
-    look_for_graph(args.data)
-    if args.task == "link":
-        from staticgraph.cli.large_links import links as task
-    else:
-        from staticgraph.cli.large_nodes import nodes as task
+        task = "node" if has_labels(options.data) else "link"
+    policy = options.policy or POLICIES[task][0]
+    if policy not in POLICIES[task]:
+        raise UsageError(f"--task {task} takes --policy {', '.join(POLICIES[task])}")
+    if options.memory is not None and (task, policy) != ("link", "comet"):
+        raise UsageError("--memory chooses for --policy comet")
+    require_graph(options.data)
     from staticgraph.files.folder_lock import folder_lock
+    from staticgraph.training.job import Interrupt
 
-    with folder_lock(args.out):
-        if args.overwrite:
-            _remove_run(args)
-        report, text, diverged = task(args)
-        save_json(args.out / REPORT, report)
-    print(to_json(report) if args.json else text)
-    if diverged is not None:
-        raise diverged
+    train = _train_links if task == "link" else _train_nodes
+    with folder_lock(options.out):
+        if options.overwrite:
+            _remove_run(options.out)
+        with Interrupt() as interrupt:
+            result = train(options, policy, interrupt)
+        save_json(options.out / REPORT, result.report)
+    print(to_json(result.report) if json else result.table)
+    if result.diverged is not None:
+        raise result.diverged
     return 0
 
 
-def _remove_run(args: argparse.Namespace) -> None:
-    """Removes the files of an earlier run in ``--out``, and nothing else."""
+@dataclass(frozen=True)
+class Result:
+    """The report of a run, its table, and its divergence if there was one."""
+
+    report: dict[str, Any]
+    table: str
+    diverged: Diverged | None
+
+
+def _train_links(options: LargeOptions, name: str, interrupt: Interrupt) -> Result:
+    """Trains embeddings, optionally with a graph network on top, and ranks.
+
+    A run that diverged has no score; to get the score of the epoch before, use ``--epochs``."""
+    from staticgraph.outofcore import Beta, Comet, InMemory, LinkTrainer, evaluate_links, tune
+    from staticgraph.outofcore.buffer import timeline
+    from staticgraph.outofcore.disk import data
+
+    with waiting(f"opening {options.data}"):
+        triples = data.open_links(options.data)
+    config = _link_config(options)
+    p, c = options.partitions or SIZES[name][0], options.buffer or SIZES[name][1]
+    logical = options.logical
+    if options.memory is not None:
+        relations = triples.train.shape[1]
+        tuned = tune(triples.num_nodes, relations, 8 * options.dimension, 12, options.memory)
+        p, c = tuned.partitions, max(2, tuned.buffer)
+        logical = None if tuned.in_memory else tuned.logical
+    policy = {"in-memory": InMemory, "beta": lambda: Beta(c), "comet": lambda: Comet(c, logical)}[
+        name
+    ]()
+    graph = _graph(options, triples.train, triples.num_nodes, p)
+    more = _encoder(options, config.dimension) if options.encoder else {}
+    trainer = LinkTrainer(graph, policy, config, options.out / EMBEDDINGS, **more)
+    diverged, score = _link_epochs(trainer, options, interrupt), None
+    if trainer.buffer.times:
+        timeline.plot(trainer.buffer.times, p, options.out / PICTURE)
+    if diverged is None:
+        with waiting("ranking the test edges"):
+            score = evaluate_links(trainer, triples.test, triples.known)
+        if score.not_finite:
+            diverged = Diverged(
+                f"the training diverged by epoch {trainer.epoch}: {score.not_finite} of "
+                f"{2 * score.edges} tested ends have a score that is not finite. Train again with "
+                "a lower --rate",
+                trainer.epoch,
+            )
+    epochs = [asdict(epoch) for epoch in trainer.history]
+    trainer.close()
+    rows = []
+    if score is not None:
+        rows += [("MRR", f"{score.mrr:.4f}")]
+        rows += [(f"Hits@{k}", f"{share:.4f}") for k, share in score.hits.items()]
+    model = f"{options.encoder}, {config.decoder}" if options.encoder else config.decoder
+    report = {
+        "task": "link", "data": triples.name, "policy": str(policy), "partitions": p,
+        "encoder": options.encoder, "fanouts": options.fanouts if options.encoder else None,
+        "config": asdict(config), "epochs": epochs,
+        "diverged": diverged.epoch if diverged else None,
+        "test": asdict(score) if score else None,
+    }  # fmt: skip
+    title = _title(triples.name, name, policy, p, model)
+    return Result(report, _table((title, "filtered test"), rows, diverged), diverged)
+
+
+def _link_config(options: LargeOptions) -> LinkConfig:
+    """The configuration of link training from the options."""
+    from staticgraph.outofcore import LinkConfig
+
+    return LinkConfig(
+        decoder=options.decoder,
+        dimension=options.dimension,
+        batch_size=options.batch_size or 1000,
+        chunks=options.chunks or (1 if options.encoder else 10),
+        negatives=options.negatives,
+        degree_fraction=options.degree_fraction,
+        rate=options.rate or 0.1,
+        seed=options.seed,
+    )
+
+
+def _encoder(options: LargeOptions, width: int) -> dict[str, Any]:
+    """The trainer's options for a graph network of the same width on top of the embeddings."""
+    import torch
+
+    from staticgraph.outofcore import SampledGNN
+
+    fanouts = list(options.fanouts)
+    # Heads of attention must divide the width.
+    heads = next(h for h in (4, 2, 1) if width % h == 0)
+    torch.manual_seed(options.seed)
+    encoder = SampledGNN(options.encoder or "", width, width, width, len(fanouts), heads=heads)
+    return {"encoder": encoder, "fanouts": fanouts, "encoder_rate": options.encoder_rate}
+
+
+def _link_epochs(trainer: Any, options: LargeOptions, interrupt: Interrupt) -> Diverged | None:
+    """Trains until all epochs are committed; returns the divergence if one diverges.
+
+    Raises:
+        Interrupted: the user stopped the run; the epochs before are committed.
+    """
+    from staticgraph.training.job import Interrupted
+
+    status = Status()
+
+    def show_state(state: int, of: int) -> None:
+        """Shows which of the epoch's buffer states is being trained; stops if asked to."""
+        if interrupt.requested:
+            raise Interrupted(
+                f"stopped in epoch {trainer.epoch + 1}; the same command continues after "
+                f"{how_many(trainer.epoch, 'epoch')}"
+            )
+        status.show(f"epoch {trainer.epoch + 1}: state {state + 1} of {of}")
+
+    while trainer.epoch < (options.epochs or 10):
+        try:
+            epoch = trainer.train_epoch(show_state)
+        except Diverged as error:
+            return error
+        finally:
+            status.clear()
+        say(
+            f"epoch {epoch.epoch:3}  loss {epoch.loss:.4f}  {how_many(epoch.states, 'state')}  "
+            f"{how_many(epoch.partitions_read, 'read')}  bias {epoch.bias:.3f}  "
+            f"{epoch.seconds:.1f} s  waited {epoch.waited_s:.2f} s"
+        )
+    return None
+
+
+def _train_nodes(options: LargeOptions, name: str, interrupt: Interrupt) -> Result:
+    """Trains a graph network on sampled neighbourhoods; a run that diverged is not tested."""
+    import numpy as np
+    import torch
+
+    from staticgraph.outofcore import (
+        Dispersed,
+        InMemory,
+        NodeCache,
+        NodeTrainer,
+        SampledGNN,
+        SampledLoader,
+    )
+    from staticgraph.outofcore.buffer import timeline
+    from staticgraph.outofcore.disk import data
+
+    with waiting(f"opening {options.data}"):
+        nodes = data.open_nodes(options.data)
+    p, c = options.partitions or SIZES[name][0], options.buffer or SIZES[name][1]
+    fanouts = list(options.fanouts)
+    cache = name == "node-cache"
+    policy = {
+        "in-memory": InMemory,
+        "node-cache": lambda: NodeCache(c, near=c),
+        "dispersed": lambda: Dispersed(c),
+    }[name]()
+    if (options.out / GRAPH / "manifest.json").exists():
+        say(
+            f"{options.out} has the partitions of an earlier run, which are used again; its model "
+            "was not kept, and training begins at the first epoch (runs on links are resumed, on "
+            "nodes not)"
+        )
+    graph = _graph(
+        options, nodes.edges, len(nodes.labels), p, features=nodes.features,
+        training_nodes=nodes.train if cache else None, near=len(fanouts) if cache else 0,
+    )  # fmt: skip
+    loader = SampledLoader(
+        graph, policy, fanouts, options.batch_size or 64, seeds=nodes.train, labels=nodes.labels,
+        seed=options.seed, gcn_norm=options.model == "gcn",
+    )  # fmt: skip
+    torch.manual_seed(options.seed)
+    classes, width = int(nodes.labels.max()) + 1, nodes.features.shape[1]
+    model = SampledGNN(options.model, width, options.hidden, classes, len(fanouts), options.dropout)
+    trainer = NodeTrainer(model, loader, rate=options.rate or 0.01)
+
+    def score(part: Any) -> float:
+        """The accuracy on some nodes, over whole neighbourhoods."""
+        with waiting("evaluating on whole neighbourhoods"):
+            return trainer.evaluate_whole(part, nodes.labels)
+
+    epochs, best, diverged = _node_epochs(
+        trainer, model, lambda: score(nodes.valid), options.epochs or 50, interrupt
+    )
+    timeline.plot(loader.states.times, p, options.out / PICTURE)
+    accuracy = score(nodes.test) if diverged is None else None
+    statistics = loader.statistics
+    loader.close()
+    rows = [("best validation accuracy", f"{best:.4f}")] if epochs else []
+    rows += [("test accuracy", f"{accuracy:.4f}")] if accuracy is not None else []
+    rows += [
+        ("batches per shape, smallest first", ", ".join(map(str, statistics.batches))),
+        ("batches split", f"{statistics.splits}"),
+        ("rows that are real", f"{statistics.efficiency:.1%}"),
+    ]
+    report = {
+        "task": "node", "data": nodes.name, "policy": str(policy), "partitions": p,
+        "model": options.model, "fanouts": fanouts, "seed": options.seed, "epochs": epochs,
+        "diverged": diverged.epoch if diverged else None,
+        "valid_accuracy": best if epochs else None, "test_accuracy": accuracy,
+        "majority": float(np.bincount(nodes.labels[nodes.test]).max() / len(nodes.test)),
+    }  # fmt: skip
+    title = _title(nodes.name, name, policy, p, options.model)
+    return Result(report, _table((title, ""), rows, diverged), diverged)
+
+
+def _node_epochs(
+    trainer: Any, model: Module, score: Callable[[], float], epochs: int, interrupt: Interrupt
+) -> tuple[list[dict[str, Any]], float, Diverged | None]:
+    """Trains, and restores the model of the best validation accuracy; returns the records of the
+    epochs, that accuracy (-1 without an epoch), and the divergence if there was one."""
+    records: list[dict[str, Any]] = []
+    best, chosen = -1.0, _copied(model)
+    diverged: Diverged | None = None
+    while len(records) < epochs and not interrupt.requested:
+        try:
+            epoch = asdict(trainer.train_epoch())
+        except Diverged as error:
+            diverged = error
+            break
+        epoch["valid"] = score()
+        if epoch["valid"] > best:
+            best, chosen = epoch["valid"], _copied(model)
+        records.append(epoch)
+        say(
+            f"epoch {epoch['epoch']:3}  loss {epoch['loss']:.4f}  train {epoch['accuracy']:.3f}  "
+            f"valid {epoch['valid']:.3f}  {how_many(epoch['partitions_read'], 'read')}  "
+            f"{epoch['seconds']:.2f} s  waited {epoch['waited_s']:.2f} s"
+        )
+    model.load_state_dict(chosen)
+    return records, best, diverged
+
+
+def _copied(model: Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def _graph(
+    options: LargeOptions, edges: Any, num_nodes: int, p: int, near: int = 0, **more: Any
+) -> Any:
+    """Opens the partitioned graph of the run, and creates it if it does not exist.
+
+    Raises:
+        ValueError: the folder of the run has a different graph.
+    """
+    from staticgraph.outofcore import PartitionedGraph, partition
+
+    folder = options.out / GRAPH
+    if not (folder / "manifest.json").exists():
+        with waiting(f"cutting the graph into {how_many(p, 'partition')}"):
+            return partition(edges, num_nodes, p, folder, seed=options.seed, near=near, **more)
+    graph = PartitionedGraph(folder)
+    manifest = graph.manifest
+    sizes = manifest.num_nodes, manifest.num_edges, manifest.num_partitions
+    existing = (*sizes, manifest.seed, manifest.near)
+    wanted = (num_nodes, edges.shape[1], p, options.seed, near)
+    if existing == wanted:
+        return graph
+    raise ValueError(
+        f"{folder} has nodes, edges, partitions, seed, hops from the training nodes {existing}, "
+        f"and these options need {wanted}: choose another --out, or --overwrite"
+    )
+
+
+def _title(data: str, name: str, policy: Any, p: int, model: str) -> str:
+    memory = f"{how_many(policy.slots(p), 'partition')} of {p} in memory"
+    return f"{data}, {name}, {memory}, {model}"
+
+
+def _table(headers: tuple[str, str], rows: list[tuple[str, str]], diverged: Diverged | None) -> str:
+    from staticgraph.text.table import table
+
+    above = [("diverged", f"in epoch {diverged.epoch}")] if diverged else []
+    return table(headers, above + rows)
+
+
+def _remove_run(folder: Path) -> None:
+    """Removes the files of an earlier run, and nothing else."""
     from staticgraph.files.folder import require_replaceable
     from staticgraph.outofcore.disk import manifest
     from staticgraph.outofcore.disk.embeddings import require_only
 
     foreign = {
         path.name
-        for path in args.out.iterdir()
+        for path in folder.iterdir()
         if path.name not in (GRAPH, EMBEDDINGS, REPORT, PICTURE) and path.name[0] != "."
     }
-    ours = manifest.KIND.is_that_of(args.out / GRAPH)
-    if (foreign and not ours) or ((args.out / GRAPH).exists() and not ours):
-        args.parser.error(f"{args.out} is not a run; choose another --out")
-    require_replaceable(args.out / GRAPH, manifest.KIND, True)
-    require_only(args.out / EMBEDDINGS)
+    ours = manifest.KIND.is_that_of(folder / GRAPH)
+    if (foreign and not ours) or ((folder / GRAPH).exists() and not ours):
+        raise UsageError(f"{folder} is not a run; choose another --out")
+    require_replaceable(folder / GRAPH, manifest.KIND, True)
+    require_only(folder / EMBEDDINGS)
     for name in (EMBEDDINGS, GRAPH):
-        if (args.out / name).exists():
-            shutil.rmtree(args.out / name)
+        if (folder / name).exists():
+            shutil.rmtree(folder / name)
     for name in (REPORT, PICTURE):
-        (args.out / name).unlink(missing_ok=True)
+        (folder / name).unlink(missing_ok=True)

@@ -81,7 +81,11 @@ def check_path(path: Path, spec: str, target: str | Sequence[str] | None) -> Non
     elif path.suffix not in (".npz", ".pt", ".csv"):
         raise UnknownDataset(f"{_unread(path, spec)}\n{understood()}")
     elif not path.exists():
-        raise FileNotFoundError(f"{spec}: there is no such file (looked in {Path.cwd()})")
+        remedy = ""
+        if path.parts[-3:-1] == ("examples", "data"):
+            names = ", ".join(shipped())
+            remedy = f"; it is in a clone of the repository. Here are, by name: {names}"
+        raise FileNotFoundError(f"{spec}: there is no such file (looked in {Path.cwd()}){remedy}")
     if path.suffix != ".csv":
         check_no_target(target, spec)
 

@@ -121,7 +121,11 @@ class BucketRun:
             return "not asked to"
         if self.ok:
             return "in one piece" if self.pieces == 1 else "forward and backward"
-        return f"in {self.pieces} pieces, not {self.expected}" if self.pieces else "not at all"
+        return (
+            f"in {how_many(self.pieces, 'piece')} instead of {self.expected}"
+            if self.pieces
+            else "not at all"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,11 @@ def choose(
     if not times or len({len(t) for t in times.values()}) != 1 or not all(map(len, times.values())):
         raise ValueError(f"bucket {bucket} {phase}: every way needs one time a round, got {times}")
     best, *others = times
-    reason = "the only one that can run" if not others else "the simplest, and none gains on it"
+    reason = (
+        "the only one that can run"
+        if not others
+        else "the simplest; no other is faster by a clear margin"
+    )
     for other in others:
         ratio = np.asarray(times[best]) / np.asarray(times[other])
         low, median, high = np.percentile(ratio, [10, 50, 90]).tolist()

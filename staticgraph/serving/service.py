@@ -19,7 +19,7 @@ from staticgraph.schema import Schema
 from staticgraph.serving.bodies.reader import Reader
 from staticgraph.serving.engine.server import Server
 from staticgraph.serving.smaller_buckets import for_serving
-from staticgraph.training.device import device_of
+from staticgraph.training.job import device_of
 from staticgraph.training.trained import Trained
 
 # The level, shape and dtype of OGB's features of an atom and of a bond.

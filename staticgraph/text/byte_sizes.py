@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from numbers import Real
+from typing import Any
 
 UNITS = {
     "": 1,
@@ -38,11 +39,8 @@ def parse_bytes(text: int | float | str) -> int:
             f"{text!r} is a {type(text).__name__}; give an amount of memory as a number of bytes "
             "or as text such as '20GiB'"
         )
-    if not isinstance(text, str):
-        if not math.isfinite(text):
-            raise ValueError(f"{text!r} bytes: give a finite number, or text such as '20GiB'")
-        count = int(text)
-    else:
+    amount: Any = text
+    if isinstance(text, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*", text)
         if found is None or found[2].upper() not in UNITS:
             raise ValueError(
@@ -50,7 +48,10 @@ def parse_bytes(text: int | float | str) -> int:
                 "TB, "
                 "KiB, MiB, GiB, TiB, such as 20GiB; K, M, G and T alone are KiB, MiB, GiB and TiB"
             )
-        count = int(float(found[1]) * UNITS[found[2].upper()])
+        amount = float(found[1]) * UNITS[found[2].upper()]
+    if not math.isfinite(amount):
+        raise ValueError(f"{text!r} bytes: give a finite number, or text such as '20GiB'")
+    count = int(amount)
     if count < 1:
         raise ValueError(f"{text!r} is {count} bytes; an amount of memory must be at least 1 byte")
     return count

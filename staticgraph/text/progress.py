@@ -19,7 +19,7 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Protocol
 
-EVERY_S = 10.0
+EVERY_S = 2.0
 WIDTH = 40
 # Width of a terminal that does not report one.
 UNTOLD = 80

@@ -1,22 +1,31 @@
 """A checkpoint file, from which a training run continues as if it had never stopped.
 
-The file holds everything that determines the next step: parameters and buffers, the optimizer, the
-loader's position within its epoch, the states of the random generators, and the digest of the data.
-It is written to a temporary file and renamed, so a run that is killed while writing still has the
-previous file. A digest follows the data written by torch: a changed byte is an error, not a wrong
-weight, and nothing is unpickled before the digest is compared.
+The file holds everything that determines the next step: parameters and buffers, the optimizer,
+accumulated gradients, the loader's position within its epoch, the random states of every rank, and
+the digest of the data. It is written to a temporary file and renamed, so a run that is killed while
+writing still has the previous file. A digest follows the data written by torch: a changed byte is
+an error, not a wrong weight, and nothing is unpickled before the digest is compared.
+
+A run that is resumed with the same number of processes computes what it would have computed; with
+another number its steps differ, and the rest of an epoch in progress is skipped.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
+from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.errors import CheckpointCorrupt
 from staticgraph.files import atomic
+from staticgraph.text.how_many import how_many
+from staticgraph.training.history import History
+from staticgraph.training.parts import RunParts, load_weights
 from staticgraph.training.run_folder import CHECKPOINT as FILE
 from staticgraph.training.run_folder import require_run
 
@@ -118,3 +127,71 @@ def set_random_state(state: dict[str, Any], device: torch.device | None = None) 
             torch.cuda.set_rng_state(state["cuda"][0], device)
     elif torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def save_run(folder: Path, parts: RunParts, loader: StaticLoader, history: History) -> None:
+    """Writes the checkpoint; every rank calls this, and rank 0 writes."""
+    others, ranks = {}, parts.ranks
+    if ranks is not None:
+        others["ranks_random"] = ranks.told(random_state(parts.device))
+        if not ranks.first:
+            return
+    save(
+        folder,
+        **others,
+        config=asdict(parts.config),
+        data=parts.data,
+        plan=parts.plan.to_dict(),
+        model=parts.model.state_dict(),
+        optimizer=parts.optimizer.state_dict(),
+        runner=parts.runner.state_dict(),
+        loader=loader.state_dict(),
+        **history.state(),
+    )
+
+
+def restore_run(
+    state: Mapping[str, Any], folder: Path, parts: RunParts, loader: StaticLoader, history: History
+) -> str:
+    """Restores a run from its checkpoint.
+
+    Args:
+        state: the checkpoint's contents.
+        folder: the folder of the run, for messages.
+        parts, loader, history: those of the resumed run; modified in place.
+
+    Returns:
+        A message for the user; empty in most cases.
+
+    Raises:
+        CheckpointCorrupt: the weights are those of another model.
+    """
+    load_weights(parts.model, state["model"], parts.config.model, folder)
+    parts.optimizer.load_state_dict(state["optimizer"])
+    history.load(state)
+    if "runner" in state:  # older checkpoints have no accumulated gradients
+        parts.runner.load_state_dict(state["runner"])
+    now = loader.batcher.world_size
+    then = state["loader"]["of"].get("world_size", 1)
+    if now != then:
+        return _regrouped(state["loader"], loader, history, then)
+    loader.load_state_dict(state["loader"])
+    if parts.ranks is None:
+        set_random_state(state["random"])
+    else:
+        set_random_state(state["ranks_random"][parts.ranks.rank], parts.device)
+    return ""
+
+
+def _regrouped(saved: Mapping[str, Any], loader: StaticLoader, history: History, then: int) -> str:
+    """Resumes with another number of processes, whose steps differ, so an epoch in progress is not
+    continued."""
+    begun = saved["position"] > 0
+    loader.set_epoch(saved["epoch"] + begun)
+    if not begun:
+        return ""
+    history.seconds = 0.0
+    return (
+        f"begun on {how_many(then, 'process')}, now {loader.batcher.world_size}: what is left of "
+        f"epoch {saved['epoch'] + 1} is left out"
+    )

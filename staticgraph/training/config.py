@@ -1,11 +1,33 @@
-"""The settings of a training run, checked once."""
+"""The settings of a training run: options, checked once, and the file that a run keeps of them."""
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
-from staticgraph.datasets.task_names import AUTO, check_task
+from cyclopts import Parameter
+
+from staticgraph.files import atomic
+from staticgraph.training.options import (
+    MACHINE,
+    POSITIVE,
+    RATE,
+    TASKS,
+    TRAINING,
+    WHOLE,
+    BatchSize,
+    Device,
+    Mode,
+    ModelOptions,
+    Seed,
+    auto_or,
+    choice,
+    value,
+    whole,
+)
 from staticgraph.training.schedule import SCHEDULES
 
 # Settings that may change when a run is resumed.
@@ -15,107 +37,97 @@ FREE = frozenset(
         *("checkpoint_every", "early_stop"),
     }
 )
+# Sizes that do not apply to a ``module:build`` model.
+SIZES = ("hidden", "layers", "dropout", "pool")
 KERNELS = ("auto", "on", "off")
 STORES = ("auto", "host", "device")
 # float16 would need a gradient scaler, whose step cannot be recorded.
 AUTOCAST = ("bfloat16",)
 COUNTS = (
-    "hidden",
-    "layers",
-    "batch_size",
-    "epochs",
-    "checkpoint_every",
-    "accumulate",
+    *("hidden", "layers", "batch_size", "epochs", "checkpoint_every", "accumulate"),
     "early_stop",
 )
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class TrainConfig:
-    """The settings of a run.
+class TrainConfig(ModelOptions):
+    """The settings of a run, in addition to those of :class:`ModelOptions`.
 
     Attributes:
-        data: a specification that :func:`staticgraph.datasets.open` understands.
-        target: column or columns of a CSV to predict; all numeric ones if None.
-        task: the kind of target, one of :data:`staticgraph.datasets.task_names.TASKS`.
-        loss: ``module:name`` of ``loss(out, batch)``, one value per row; None for the task's own.
-        model: one of :data:`staticgraph.models.NAMES`, or ``module:build`` of a function that
-            builds the model.
-        hidden, layers, dropout, pool: columns of every layer, number of layers, dropout between
-            them, and ``mean`` or ``add`` pooling; only for models by name.
-        batch_size: graphs in every batch but the last.
-        epochs: passes over the training graphs, including those before a resume.
+        batch_size: graphs per batch; all batches but the last have exactly this many.
+        epochs: epochs in all, including those before a resume.
         lr: learning rate of Adam.
-        schedule: its schedule, a key of :data:`staticgraph.training.schedule.SCHEDULES`.
-        clip_norm: the largest norm of all gradients together; None for no clipping.
-        accumulate: batches per optimizer update.
-        autocast: autocast dtype of forward and loss; None for no autocast.
-        early_stop: epochs without a lower validation loss after which the run ends; None for never.
-        seed: seed of the split, the model and the order of graphs.
-        kernels: whether steps are rewritten to this library's kernels: ``on`` in every compiled
-            mode, ``off`` in none, ``auto`` only where ``compile_mode`` is or chooses ``fused``.
-        compile_mode, allow_cpu: see :class:`StaticGraphRunner`.
-        device: ``cpu``, ``cuda``, or ``auto`` for CUDA if available.
-        store: ``host``; ``device``, where the graphs are copied once and only ids are transferred;
-            or ``auto``: ``device`` on CUDA if the graphs take at most a part of its memory. Does
-            not change results.
-        workers: threads that fill batches ahead, if the store is on the host; ``auto`` times the
-            first steps to choose their number. Does not change results.
-        checkpoint_every: steps between checkpoints within an epoch; each epoch also ends with one.
+        schedule: how the learning rate changes: constant does not change; linear falls linearly to
+            0 over all steps; cosine falls to 0 as half a cosine over all steps; warmup-cosine rises
+            linearly over the first tenth of the steps, then falls as cosine; plateau halves when
+            the validation loss has not fallen for 5 epochs.
+        clip_norm: clip the norm of all gradients together to X; no limit if it is left out.
+        accumulate: batches per update.
+        autocast: dtype of forward and loss; the model's own if it is left out.
+        early_stop: stop after this many epochs without a lower validation loss; never if it is left
+            out.
+        seed: seed of split, model and order.
+        compile_mode: one of auto, eager, fused, default, reduce-overhead, max-autotune,
+            max-autotune-no-cudagraphs, cuda-graph: torch's names, and fused and cuda-graph of this
+            library; auto times several before the first step and keeps the fastest for each bucket:
+            eager and fused on a CPU; eager, default (compiled) and cuda-graph (recorded) on CUDA.
+        allow_cpu: allow modes that record CUDA graphs on a CPU, where they record nothing.
+        device: cpu, cuda, cuda:1, or auto.
+        kernels: kernels in place of the step's operations: on in every compiled mode, off in none,
+            auto only where --compile-mode is or chooses fused.
+        store: where the graphs are: auto is on CUDA where they fit a quarter of its free memory,
+            else on the host; does not change results.
+        workers: threads that fill batches; auto times the first steps; does not change results.
+        checkpoint_every: steps between checkpoints within an epoch, which also ends with one.
 
     Raises:
         ValueError: a setting is out of range; the message names it.
     """
 
-    data: str
-    target: str | tuple[str, ...] | None = None
-    task: str = AUTO
-    loss: str | None = None
-    model: str = "gine"
-    hidden: int = 64
-    layers: int = 4
-    dropout: float = 0.0
-    pool: str = "mean"
-    batch_size: int = 128
-    epochs: int = 3
-    lr: float = 1e-3
-    schedule: str = "constant"
-    clip_norm: float | None = None
-    accumulate: int = 1
-    autocast: str | None = None
-    early_stop: int | None = None
-    seed: int = 0
-    kernels: str = "auto"
-    compile_mode: str = "auto"
-    allow_cpu: bool = False
-    device: str = "auto"
-    store: str = "auto"
-    workers: int | str = 0
-    checkpoint_every: int = 100
+    batch_size: Annotated[BatchSize, Parameter(group=TRAINING, metavar="SIZE")] = 128
+    epochs: Annotated[int, WHOLE, Parameter(group=TRAINING)] = 3
+    lr: Annotated[float, RATE, Parameter(group=TRAINING)] = 1e-3
+    schedule: Annotated[str, choice(*SCHEDULES), Parameter(group=TRAINING)] = "constant"
+    clip_norm: Annotated[float | None, POSITIVE, Parameter(group=TRAINING, metavar="X")] = None
+    accumulate: Annotated[int, WHOLE, Parameter(group=TRAINING, metavar="K")] = 1
+    autocast: Annotated[str | None, choice(*AUTOCAST), Parameter(group=TRAINING)] = None
+    early_stop: Annotated[int | None, WHOLE, Parameter(group=TRAINING, metavar="EPOCHS")] = None
+    seed: Annotated[Seed, Parameter(group=TRAINING)] = 0
+    compile_mode: Annotated[Mode, Parameter(group=MACHINE, show_choices=False)] = "auto"
+    allow_cpu: Annotated[bool, Parameter(group=MACHINE)] = False
+    device: Annotated[Device, Parameter(group=MACHINE)] = "auto"
+    kernels: Annotated[str, choice(*KERNELS), Parameter(group=MACHINE)] = "auto"
+    store: Annotated[str, choice(*STORES), Parameter(group=MACHINE)] = "auto"
+    workers: Annotated[
+        int | str, value(auto_or(whole(0, 256)), metavar="N"), Parameter(group=MACHINE)
+    ] = 0
+    checkpoint_every: Annotated[int, WHOLE, Parameter(group=MACHINE, metavar="STEPS")] = 100
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, str | None):  # a list, from the command line or TOML
             several = tuple(self.target)
             object.__setattr__(self, "target", several[0] if len(several) == 1 else several or None)
         for name in COUNTS:
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-        check_task(self.task)
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule={self.schedule!r}; choose one of {', '.join(SCHEDULES)}")
-        if self.autocast not in (None, *AUTOCAST):
-            raise ValueError(f"autocast={self.autocast!r}; choose one of {', '.join(AUTOCAST)}")
-        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
-            raise ValueError(f"clip_norm={self.clip_norm} must be a number above 0")
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ValueError(f"{name}={count} must be at least 1")
+        for name, names in (
+            ("task", TASKS),
+            ("schedule", tuple(SCHEDULES)),
+            ("autocast", (None, *AUTOCAST)),
+            ("kernels", KERNELS),
+            ("store", STORES),
+        ):
+            if getattr(self, name) not in names:
+                known = ", ".join(name for name in names if name)
+                raise ValueError(f"{name}={getattr(self, name)!r}; choose one of {known}")
         if self.kernels == "off" and self.compile_mode == "fused":
             raise ValueError(
                 "compile_mode='fused' is made of the fused kernels, and kernels='off' leaves them "
                 "out: give one of the two"
             )
-        if self.kernels not in KERNELS:
-            raise ValueError(f"kernels={self.kernels!r}; choose one of {', '.join(KERNELS)}")
-        if self.store not in STORES:
-            raise ValueError(f"store={self.store!r}; choose one of {', '.join(STORES)}")
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise ValueError(f"clip_norm={self.clip_norm} must be a number above 0")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr={self.lr} must be a number above 0")
         if not 0 <= self.dropout <= 1:
@@ -123,5 +135,26 @@ class TrainConfig:
         if isinstance(self.workers, str) and self.workers != "auto":
             raise ValueError(f"workers={self.workers!r}; give a number, or 'auto'")
         for name in ("seed", "workers"):
-            if (value := getattr(self, name)) != "auto" and value < 0:
-                raise ValueError(f"{name}={value} must not be negative")
+            if (count := getattr(self, name)) != "auto" and count < 0:
+                raise ValueError(f"{name}={count} must not be negative")
+
+    def save(self, path: str | Path) -> None:
+        """Writes all settings that have a value as TOML, so that ``--config`` starts the same run
+        again; sizes of the zoo are omitted for a ``module:build`` model."""
+        omitted = SIZES if ":" in self.model else ()
+        lines = [
+            f"{name} = {_toml(setting)}"
+            for name, setting in asdict(self).items()
+            if setting is not None and name not in omitted
+        ]
+        atomic.write_text(path, "\n".join(lines) + "\n")
+
+
+def _toml(setting: Any) -> str:
+    if isinstance(setting, tuple):
+        return f"[{', '.join(map(_toml, setting))}]"
+    if isinstance(setting, bool):
+        return "true" if setting else "false"
+    if isinstance(setting, str):  # a JSON string is a TOML string, except for this character
+        return json.dumps(setting, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(setting)

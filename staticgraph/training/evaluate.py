@@ -12,8 +12,7 @@ from torch import Tensor
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.training.task_loss import TaskLoss
-from staticgraph.training.tasks import Task, mean_loss
+from staticgraph.training.tasks import Task, TaskLoss, mean_loss
 
 
 @dataclass(slots=True)
@@ -36,7 +35,7 @@ class _Judged:
         out, y = torch.cat(self.outputs), torch.cat(self.targets)
         if ranks is not None:
             order = torch.cat(ranks.gathered(torch.cat(self.graph_ids))).argsort()
-            out, y = (torch.cat(ranks.gathered(mine))[order] for mine in (out, y))
+            out, y = (torch.cat(ranks.gathered(rows))[order] for rows in (out, y))
         return out, y
 
 

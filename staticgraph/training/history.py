@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from staticgraph.files import atomic
+from staticgraph.sizes.capacity import Capacity
 
 
 class StepRecord(NamedTuple):
@@ -83,9 +84,27 @@ class History:
 
 def summary(steps: Iterable[StepRecord], epoch: int) -> tuple[float, int]:
     """The mean loss over the graphs of an epoch, and their number."""
-    mine = [step for step in steps if step.epoch == epoch]
-    graphs = sum(step.graphs for step in mine)
-    return sum(step.loss * step.graphs for step in mine) / max(1, graphs), graphs
+    records = [step for step in steps if step.epoch == epoch]
+    graphs = sum(step.graphs for step in records)
+    return sum(step.loss * step.graphs for step in records) / max(1, graphs), graphs
+
+
+def full_steps(steps: Sequence[StepRecord]) -> list[StepRecord]:
+    """The steps of full batches, without the last, partial batch of an epoch."""
+    most = max((step.graphs for step in steps), default=0)
+    return [step for step in steps if step.graphs == most]
+
+
+def full_shares(steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> dict[str, float]:
+    """The shares of nodes and edges that are real in full batches; empty if all are full."""
+    full = full_steps(steps)
+    if len(full) == len(steps):
+        return {}
+    return {
+        name: sum(getattr(step, name) for step in full)
+        / max(1, sum(getattr(capacities[step.bucket], name) for step in full))
+        for name in ("nodes", "edges")
+    }
 
 
 def write_steps(path: Path, steps: Sequence[StepRecord]) -> None:

@@ -1,15 +1,23 @@
-"""Joining a job that ``torchrun`` started, its roles, and the handling of lost processes.
+"""This process: its device, its machine, and its role in a job that ``torchrun`` started.
 
 ``torchrun`` sets a process's rank in the environment. Rank 0 locks the folder, writes files and
 prints; the others only train. While rank 0 does something alone (downloading a data set, reading a
 checkpoint), the others wait, and if it fails they end with its message.
+
+Ctrl-C in the middle of an optimizer step would leave half of the parameters updated, a state that
+no checkpoint should keep. So the first signal only sets a flag, which the loop reads after each
+step; the second one stops immediately.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +27,45 @@ from torch.distributed.rendezvous import rendezvous
 
 from staticgraph.distributed.lost_rank import Watching
 from staticgraph.distributed.ranks import Ranks
+from staticgraph.files.versions import STEPS, versions
+from staticgraph.kernels.linear.cpu import processor
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user stopped a run; its checkpoint has the full state."""
+
+
+class Interrupt:
+    """A context in which Ctrl-C and SIGTERM set :attr:`requested`.
+
+    Outside the main thread, where Python allows no handlers, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.requested: bool = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
 
 Result = TypeVar("Result")
 
@@ -87,3 +134,47 @@ class SilentEvents:
 
     def add_scalar(self, *what: Any) -> None:
         """Does nothing."""
+
+
+def device_of(name: str, ranks: Ranks | None = None) -> torch.device:
+    """The device with a name; ``auto`` is CUDA if available, else the CPU.
+
+    With several ranks, ``cuda`` is each rank's own GPU, which also becomes the current device of
+    the process: otherwise every rank would create a context on the first GPU, and collectives would
+    run there.
+
+    Raises:
+        ValueError: the name is invalid, or there is no such device.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and ranks is not None:
+        name = f"cuda:{own_device()}"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device={name!r}: use 'cpu', 'cuda', 'cuda:1' or 'auto'") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={name!r}: torch sees no CUDA device; use device='cpu' or 'auto'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device={name!r}: torch sees {torch.cuda.device_count()} CUDA devices")
+    if device.type == "cuda" and ranks is not None:
+        torch.cuda.set_device(device)
+    return device
+
+
+def machine() -> dict[str, Any]:
+    """Where and when something is measured, and with which versions, for every file of results.
+
+    ``capability`` is the vector width that torch's kernels use, ``threads`` those of torch, and
+    ``load`` the runnable processes of the last minute.
+    """
+    return {
+        "processor": processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 1),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "versions": versions(STEPS),
+    }

@@ -8,35 +8,193 @@ parts, whether a run starts or is resumed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.nn import GPSConv
 
-from staticgraph import datasets
+from staticgraph import datasets, models
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks
-from staticgraph.models.named import built_without_data, require_trainable
+from staticgraph.errors import CheckpointCorrupt
+from staticgraph.models.named import built, built_without_data, is_spec, require_trainable
 from staticgraph.nn import convert
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.probing.resident import distinct_bytes, state_bytes
 from staticgraph.recording.recording import Recording
+from staticgraph.runner.auto import WAYS, Auto
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.steps.compilation.modes import resolve
+from staticgraph.steps.compilation.modes import FUSED, resolve
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.store.digest import digest_of
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.on_device import DeviceStore
+from staticgraph.store.on_device import DeviceStore, fits, is_simple
 from staticgraph.store.random_states import kept_random_states
-from staticgraph.text.progress import say
+from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.progress import waiting
 from staticgraph.training.config import TrainConfig
-from staticgraph.training.data import check_judged, opened, source_of
-from staticgraph.training.device import device_of
-from staticgraph.training.subject import attends, mode_of, model_of
-from staticgraph.training.task_loss import TaskLoss, named_loss
-from staticgraph.training.tasks import Task, task_of
+from staticgraph.training.job import device_of, first_alone
+from staticgraph.training.options import ModelOptions
+from staticgraph.training.tasks import Task, TaskLoss, named_loss, task_of
+
+# The share of a GPU's free memory that a data set may take with store="auto": the steps, whose need
+# is not known before they are compiled, keep the larger part. molhiv takes some 25 MB, so the limit
+# rarely matters.
+SHARE_FOR_DATA = 0.25
+
+
+def open_store(config: TrainConfig, ranks: Ranks | None, progress: bool) -> GraphStore:
+    """Opens the store of a run; rank 0 downloads the files, which the other ranks then read.
+
+    Raises:
+        DatasetUnavailable: the data cannot be obtained.
+        BadGraph: a graph of the data is invalid.
+    """
+
+    def read_data() -> GraphStore:
+        """Reads the data set of the run's settings."""
+        return datasets.open(
+            config.data,
+            target=config.target,
+            task=config.task,
+            seed=config.seed,
+            progress=progress,
+        )
+
+    return first_alone(ranks, read_data) or read_data()
+
+
+def source_of(
+    config: TrainConfig, store: GraphStore, device: torch.device, pointers: bool
+) -> GraphStore | DeviceStore:
+    """The source of batches: the store, or its copy on the device.
+
+    Args:
+        config: the settings, which choose between the two.
+        store: the data.
+        device: the device of the run.
+        pointers: whether batches need row pointers.
+    """
+    wanted = config.store
+    if wanted == "auto" and device.type == "cuda" and is_simple(store):
+        wanted = "device" if fits(store, device, SHARE_FOR_DATA, pointers) else "host"
+    return store.to(device, pointers=pointers) if wanted == "device" else store
+
+
+def place_of(source: GraphStore | DeviceStore) -> str:
+    """A description of where the graphs are."""
+    if isinstance(source, DeviceStore):
+        return f"on the device ({human_bytes(source.nbytes)})"
+    return "on the host"
+
+
+def check_judged(config: TrainConfig, store: GraphStore) -> None:
+    """Checks that there are graphs to validate if a setting depends on the validation loss.
+
+    Raises:
+        ValueError: there are none.
+    """
+    asks = [
+        name
+        for name, asked in (
+            ("early_stop", config.early_stop is not None),
+            ("schedule='plateau'", config.schedule == "plateau"),
+        )
+        if asked
+    ]
+    if asks and not len(store.splits.get("val", ())):
+        raise ValueError(
+            f"{asks[0]} depends on the validation loss, and {store.name} has no graphs to "
+            "validate: leave it out, or give the data a split 'val'"
+        )
+
+
+def model_of(config: ModelOptions, store: GraphStore, num_outputs: int) -> Module:
+    """Builds the model of a run: one of the zoo, with its sizes, or the result of ``module:build``.
+
+    Raises:
+        ValueError: the name is unknown, or the sizes do not fit together.
+    """
+    if is_spec(config.model):
+        return built(config.model, store)
+    return models.build(
+        config.model,
+        store,
+        hidden=config.hidden,
+        layers=config.layers,
+        dropout=config.dropout,
+        pool=config.pool,
+        num_outputs=num_outputs,
+    )
+
+
+def load_weights(model: Module, weights: Mapping[str, Tensor], name: str, folder: Path) -> None:
+    """Loads the weights of a run into a model.
+
+    Raises:
+        CheckpointCorrupt: the weights are those of another model; the code of a ``module:build``
+            model may have changed since.
+    """
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointCorrupt(
+            f"{folder} holds the weights of another model than {name} builds now "
+            f"({str(error).splitlines()[-1].strip()}): put its code back, or train again"
+        ) from error
+
+
+def attends(model: Module) -> bool:
+    """Whether a model attends within graphs, so that a plan considers the size of each graph."""
+    return any(isinstance(module, GPSConv) for module in model.modules())
+
+
+def mode_of(config: TrainConfig) -> str | Auto:
+    """The mode of a run; with ``kernels="off"``, ``auto`` does not consider the fused mode."""
+    if config.compile_mode == "auto" and config.kernels == "off":
+        return Auto(ways=tuple(way for way in WAYS if way != FUSED))
+    return config.compile_mode
+
+
+resource: Any = None
+if sys.platform != "win32":
+    import resource
+
+
+def memory_of(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    graphs: GraphStore | DeviceStore,
+    device: torch.device,
+) -> dict[str, int | None]:
+    """Bytes of parameters, optimizer state and graphs, the peak host memory of this process, and
+    the peak that torch reserved on the device; None where unknown."""
+    return {
+        "parameters_bytes": distinct_bytes(model.parameters()),
+        "optimizer_bytes": state_bytes(optimizer),
+        "graphs_bytes": int(graphs.nbytes),
+        "host_peak_bytes": _host_peak(),
+        "device_peak_bytes": torch.cuda.max_memory_reserved(device)
+        if device.type == "cuda"
+        else None,
+    }
+
+
+def _host_peak() -> int | None:
+    """The peak resident set size of this process, in bytes."""
+    if resource is None:
+        return None
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
 
 # Between the seeds of ranks, so that they do not meet the seeds of runs, which count from 0.
 APART = 1_000_003
@@ -87,10 +245,10 @@ class RunParts:
         datasets.check(config.data, target=config.target)
         self.loss: Loss | None = None if config.loss is None else named_loss(config.loss)
         early = self._model_without_data()
-        if progress:
-            say(f"opening {config.data} and planning its batches")
-        with kept_random_states():  # leave the random states as after building the model
-            self.store: GraphStore = opened(config, ranks, progress)
+        text = f"opening {config.data} and planning its batches"
+        # Leaves the random states as they were after building the model.
+        with waiting(text) if progress else nullcontext(), kept_random_states():
+            self.store: GraphStore = open_store(config, ranks, progress)
         self.data: str = digest_of(self.store)
         if state is not None:
             self._check_same_data(folder, state["data"])

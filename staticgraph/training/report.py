@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,34 @@ from staticgraph.files.json_text import finite, save_json
 from staticgraph.runner.report import Report
 from staticgraph.text.how_many import how_many
 from staticgraph.text.notebook import as_preformatted
+from staticgraph.text.some import some
 from staticgraph.text.table import table
 from staticgraph.training.history import EpochRecord
 from staticgraph.training.run_folder import CHECKPOINT
-from staticgraph.training.task_words import task_words
 
 FILE = "report.json"
 PICTURE = "report.png"
 STEPS = "steps.csv"
 PAGE = "report.html"  # only if requested
 GIVE = "the folder that staticgraph train was given as --out"
+
+
+def task_words(name: str, outputs: int, metric: str, classes: Sequence[str] = ()) -> str:
+    """A description such as ``predicting one of 3 classes (CA, CI, CM), judged by accuracy``.
+
+    Args:
+        name: ``binary``, ``regression`` or ``classes``.
+        outputs: columns of the model's output.
+        metric: the name of the metric.
+        classes: the names of the classes, if they have names.
+    """
+    if name == "classes":
+        what = f"one of {how_many(outputs, 'class')}" + (f" ({some(classes)})" if classes else "")
+    elif name == "binary":
+        what = "yes or no" + (f" for {how_many(outputs, 'target')}" if outputs > 1 else "")
+    else:
+        what = "a number" if outputs == 1 else how_many(outputs, "number")
+    return f"predicting {what}, judged by {metric}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +67,8 @@ class TrainReport:
         outputs: columns of the model's output: numbers, yes-no questions or classes; None in older
             reports.
         classes: the names of the classes 0, 1, ..., if the data has names for them.
+        full_batches: the shares of nodes and edges that are real in full batches; empty if all
+            batches are full, since these are the shares of the runner's report.
     """
 
     folder: str
@@ -66,6 +87,7 @@ class TrainReport:
     memory: dict[str, int | None] = field(default_factory=dict)
     outputs: int | None = None
     classes: tuple[str, ...] = ()
+    full_batches: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values, for JSON; numbers that are not finite become None."""
@@ -153,6 +175,11 @@ class TrainReport:
             "",
             str(self.runner),
         ]
+        if shares := self.full_batches:
+            lines.append(
+                f"full batches: {shares['nodes']:.1%} of nodes and {shares['edges']:.1%} of edges "
+                "filled; the table also counts the last, partial batch of an epoch"
+            )
         if self.stopped_early is not None:
             lines.append(
                 f"stopped after epoch {self.stopped_early}: the validation loss had not fallen for "

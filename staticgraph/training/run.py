@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -21,30 +21,107 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.errors import Diverged, NonFiniteLoss
+from staticgraph.plans.worker_count import WorkerCount, autosize_workers
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Bar, bar, is_left_out, say
+from staticgraph.training import plots
+from staticgraph.training.checkpoint import restore_run, save_run
 from staticgraph.training.config import TrainConfig
-from staticgraph.training.config_file import write_config
-from staticgraph.training.data import place_of
 from staticgraph.training.evaluate import evaluate, evaluate_own_loss
-from staticgraph.training.history import EpochRecord, History, StepRecord, summary, write_steps
-from staticgraph.training.interrupt import Interrupt, Interrupted
-from staticgraph.training.job import SilentEvents
-from staticgraph.training.kept import go_on, keep
-from staticgraph.training.memory import memory_of
-from staticgraph.training.parts import RunParts
-from staticgraph.training.plots import save_picture
-from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
+from staticgraph.training.history import (
+    EpochRecord,
+    History,
+    StepRecord,
+    full_shares,
+    summary,
+    write_steps,
+)
+from staticgraph.training.job import Interrupt, Interrupted, SilentEvents
+from staticgraph.training.parts import RunParts, memory_of, place_of
+from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport, task_words
 from staticgraph.training.run_folder import CONFIG
 from staticgraph.training.schedule import factor, stands_still
-from staticgraph.training.task_words import task_words
-from staticgraph.training.timed_batches import timed
-from staticgraph.training.unread_losses import UnreadLosses
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     Events = SummaryWriter | SilentEvents
+
+
+# The number of steps per read.
+READ_EVERY = 20
+
+
+class UnreadLosses:
+    """Steps whose loss has not been copied to the host yet."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[StepRecord, Tensor]] = []
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def full(self) -> bool:
+        """Whether the losses should be read now."""
+        return len(self) >= READ_EVERY
+
+    def add(self, step: StepRecord, loss: Tensor) -> None:
+        """Adds a step and its loss, 0-dim on the device."""
+        self._steps.append((step, loss))
+
+    def read(self) -> list[StepRecord]:
+        """Copies all losses to the host at once; returns the steps with their losses, and forgets
+        them."""
+        if not self._steps:
+            return []
+        losses = torch.stack([loss for _, loss in self._steps]).tolist()
+        read = [step._replace(loss=x) for (step, _), x in zip(self._steps, losses, strict=True)]
+        self._steps.clear()
+        return read
+
+
+# Steps that warm caches and allocators, and steps that are timed.
+WARM, TIMED = 4, 16
+
+
+def timed(
+    batches: Iterator[StaticBatch],
+    device: torch.device,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Generator[StaticBatch, None, WorkerCount | None]:
+    """Yields the first batches, and returns the number of workers that suits their times.
+
+    Args:
+        batches: filled on demand, without workers.
+        device: synchronized before and after the timed steps.
+        clock: returns the time in seconds.
+
+    Returns:
+        The number of workers; None if there are too few batches.
+    """
+    filling = begun = 0.0
+    for number in range(WARM + TIMED):
+        if number == WARM:
+            _wait(device)
+            filling, begun = 0.0, clock()
+        begun_s = clock()
+        batch = next(batches, None)
+        filling += clock() - begun_s
+        if batch is None:
+            return None
+        yield batch
+        del batch  # returns its slot to the loader
+    _wait(device)
+    stepping = clock() - begun - filling
+    # The time to read a memory-mapped store is part of the filling.
+    return autosize_workers(0.0, filling / TIMED, max(stepping / TIMED, 1e-9))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
 
 # The file in a run's folder with the modes that ``auto`` chose.
 CHOICES = "choices.json"
@@ -99,14 +176,14 @@ class Training:
         if self.writes:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.parts.plan.save(self.folder / "plan.json")
-            write_config(self.folder / CONFIG, self.config)
+            self.config.save(self.folder / CONFIG)
         resumed_at = 0 if self.state is None else len(self.state["steps"])
         self._say(self._opening(resumed_at))
         if self.state is not None:
             # Now, since the state of a recorded optimizer may not be replaced later.
-            told = go_on(self.state, self.folder, self.parts, self.loader, self.history)
-            if told:
-                self._say(told)
+            note = restore_run(self.state, self.folder, self.parts, self.loader, self.history)
+            if note:
+                self._say(note)
         # A resumed run keeps the modes that were chosen by time, since they round differently.
         self.parts.runner.warmup(
             self.parts.source,
@@ -208,12 +285,12 @@ class Training:
         if self.workers is None:
             epoch = self.loader.epoch
             with closing(iter(self.loader)) as first:
-                found = yield from timed(first, self.parts.device)
+                choice = yield from timed(first, self.parts.device)
             if self.loader.epoch != epoch:
                 return
-            if found is not None:
-                self.workers = found.num_workers
-                self._say(f"{how_many(self.workers, 'worker')}: {found.reason}")
+            if choice is not None:
+                self.workers = choice.num_workers
+                self._say(f"{how_many(self.workers, 'worker')}: {choice.reason}")
                 state = self.loader.state_dict()
                 self.loader = self._loader("train")
                 self.loader.load_state_dict(state)
@@ -241,7 +318,8 @@ class Training:
         for step in read:
             events.add_scalar("loss/train", step.loss, len(steps))
             steps.append(step)
-        mean = sum(step.loss for step in read) / len(read)
+        graphs = max(1, sum(step.graphs for step in read))
+        mean = sum(step.loss * step.graphs for step in read) / graphs
         shown.set_postfix_str(f"loss {mean:.4f}", refresh=False)
         for number, step in enumerate(read, len(steps) - len(read) + 1):
             if not math.isfinite(step.loss):
@@ -296,7 +374,7 @@ class Training:
         # A checkpoint that is not finite would replace the last good one.
         if not torch.stack([value.isfinite().all() for value in floats]).all():
             self._diverged("what was trained is not finite")
-        keep(self.folder, self.parts, self.loader, self.history)
+        save_run(self.folder, self.parts, self.loader, self.history)
 
     def _finish(self, resumed_at: int, diverged: int | None = None) -> TrainReport:
         parts, store, history = self.parts, self.parts.store, self.history
@@ -322,13 +400,14 @@ class Training:
             diverged=diverged,
             memory=memory_of(parts.model, parts.optimizer, parts.source, parts.device),
             stopped_early=len(history.epochs) if self._stopped_early else None,
+            full_batches=full_shares(history.steps, parts.plan.capacities),
         )
         if not self.writes:
             return report
         write_steps(self.folder / STEPS, history.steps)
         report.save(self.folder / FILE)
         if not is_left_out(self.folder / PICTURE, "matplotlib"):
-            save_picture(self.folder / PICTURE, report, history.steps, parts.plan.capacities)
+            plots.save_picture(self.folder / PICTURE, report, history.steps, parts.plan.capacities)
         return report
 
     # ------------------------------------------------------------------ messages

@@ -50,15 +50,15 @@ def _cosine(step: int, steps: int) -> float:
 
 def _plateaus(val_losses: Sequence[float | None]) -> int:
     """How often the loss did not fall for :data:`PATIENCE` epochs."""
-    best, since, found = math.inf, 0, 0
+    best, since, plateaus = math.inf, 0, 0
     for loss in val_losses:
         if loss is not None and loss < best:
             best, since = loss, 0
             continue
         since += 1
         if since == PATIENCE:
-            found, since = found + 1, 0
-    return found
+            plateaus, since = plateaus + 1, 0
+    return plateaus
 
 
 def stands_still(val_losses: Sequence[float | None], epochs: int) -> bool:

@@ -17,18 +17,50 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from numba.core import event
+
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.files.folder_lock import folder_lock
 from staticgraph.text.how_many import how_many
+from staticgraph.text.progress import Status
 from staticgraph.training import checkpoint
-from staticgraph.training.compile_progress import shown_compilation
 from staticgraph.training.config import FREE, TrainConfig
-from staticgraph.training.interrupt import Interrupted
-from staticgraph.training.job import first_alone, joined, restarted
+from staticgraph.training.job import Interrupted, first_alone, joined, restarted
 from staticgraph.training.report import FILE, PAGE, PICTURE, STEPS, TrainReport
 from staticgraph.training.run import CHOICES, Training
 from staticgraph.training.run_folder import require_free
 from staticgraph.training.schedule import NEED_THE_END
+
+KIND = "numba:compile"
+
+
+class _Shown(event.Listener):
+    """Shows how many loops were compiled."""
+
+    def __init__(self) -> None:
+        self._status, self._count = Status(), 0
+
+    def on_start(self, event: Any) -> None:
+        """Called before a loop is compiled."""
+        self._count += 1
+        self._status.show(
+            f"compiling CPU code, on the first run only: {how_many(self._count, 'function')}"
+        )
+
+    def on_end(self, event: Any) -> None:
+        """Clears the line for other output."""
+        self._status.clear()
+
+
+@contextmanager
+def shown_compilation(show: bool) -> Iterator[None]:
+    """Shows on stderr what numba compiles within the block; nothing where it is cached."""
+    if not show:
+        yield
+        return
+    with event.install_listener(KIND, _Shown()):
+        yield
+
 
 __all__ = ["Interrupted", "TrainConfig", "resume", "train"]
 

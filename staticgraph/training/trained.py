@@ -25,9 +25,9 @@ from staticgraph.schema import Schema
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.training import checkpoint
 from staticgraph.training.config import TrainConfig
+from staticgraph.training.parts import load_weights, model_of
 from staticgraph.training.report import FILE
 from staticgraph.training.run_folder import require_trained
-from staticgraph.training.subject import load_weights, model_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ commands run to the end on tiny data, the others with their loops cut short.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
@@ -22,11 +21,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cyclopts.argument import Argument
 from hypothesis import strategies as st
+from support.command import arguments_of
 from support.command_words import (
     ABSURD,
     BASES,
-    actions,
     cut_short,
     given,
     make_place,
@@ -73,7 +73,7 @@ class Case:
         for _ in range(self.dropped):
             starts = [at for at, word in enumerate(words) if word.startswith("--")]
             words = words[: starts[-1]] if starts else words
-        table = [a for a in actions(command) if not (set(a.option_strings) & LEFT_OUT)]
+        table = [a for a in arguments_of(command) if a.name not in LEFT_OUT]
         for number, value in self.options:
             action = table[number % len(table)]
             words = given(words, action, _text(action, value))
@@ -86,10 +86,10 @@ class Case:
         return self.whole and self.base in WHOLE and few
 
 
-def _text(action: argparse.Action, value: str | int) -> str:
+def _text(action: Argument, value: str | int) -> str:
     if isinstance(value, str):
         return value
-    choices = [str(choice) for choice in action.choices or SENSIBLE]
+    choices = [str(choice) for choice in action.parameter.choices or SENSIBLE]
     return choices[value % len(choices)]
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Sequence
+
+from cyclopts.argument import Argument
 
 from staticgraph import cli
 
@@ -13,3 +17,17 @@ def status_of(argv: Sequence[str]) -> int:
         return cli.main(list(argv))
     except SystemExit as stop:
         return int(stop.code or 0)
+
+
+def arguments_of(command: str) -> list[Argument]:
+    """Every option and argument of a command, as cyclopts reads it."""
+    collection = cli.make_app(command)[command].assemble_argument_collection(parse_docstring=True)
+    return [argument for argument in collection if argument.name != "*"]
+
+
+def help_of(command: str = "") -> str:
+    """What ``--help`` prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert status_of([*command.split(), "--help"]) == 0
+    return out.getvalue()

@@ -7,28 +7,25 @@ tests of the commands run them.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import functools
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cyclopts.argument import Argument
 from torch_geometric.data import Data
 
 import staticgraph as sg
-from staticgraph import cli
 from staticgraph.checking.check import check
-from staticgraph.cli.probe import probe_model
-from staticgraph.cli.reports.plan_plots import map_around
-from staticgraph.cli.reports.rewrites import RewritesReport
+from staticgraph.cli.check import RewritesReport
+from staticgraph.cli.probe import MeasuredStep, ProbeOptions, make_probe
 from staticgraph.dryrun import baseline
 from staticgraph.dryrun.operations import count_step
 from staticgraph.dryrun.report import PARTS
 from staticgraph.memory.model import MemoryModel
 from staticgraph.serving.service import service_of_run
+from staticgraph.training.plots import map_around
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
 from staticgraph.training.versus.comparison import compare
@@ -49,8 +46,9 @@ BASES = {
     "try": ["try", "--data", "few", *GIN, "--batch-size", "4", "--modes", "eager", "--seconds", "1",
             "--out", "tried"],
     "report": ["report", "run"],
+    "predict": ["predict", "--run", "run", "--data", "few", "--out", "p.csv"],
     "serve": ["serve", "--run", "run", "--port", "0", "--compile-mode", "eager"],
-    "bench": ["bench", "--count-kernels", "--data", "few", *GIN, "--batch-size", "2"],
+    "bench": ["bench", "--data", "few", *GIN, "--batch-size", "2"],
     "convert": ["convert", "--data", "few", "--out", "converted"],
     "partition arrays": ["partition", "--edges", "edges.npy", "--nodes", "12", "--out", "g"],
     "partition data": ["partition", "--data", "triples.npz", "--out", "g"],
@@ -69,8 +67,6 @@ ABSURD = (
     "notes.txt", "text.npz", "header.csv", "sizes.csv", "bom.csv", "edges.npy", "graph.npz",
     "triples.npz", "outside.npz", "tiny_models.py", "x" * 300,
 )  # fmt: skip
-# Built once: its thirty milliseconds are most of the time of a refusal.
-PARSER = functools.cache(cli.parser)
 # Commands whose exit status may be 1: a training diverged, or a model is not static.
 ANSWERS_NO = ("train", "train-large", "check", "try")
 
@@ -112,21 +108,12 @@ def make_place(folder: Path, graphs: list[Data]) -> None:
 def measured_in(place: Path) -> MemoryModel:
     """Returns a memory model as ``probe`` makes it, and trains into the folder ``run``."""
     store = sg.GraphStore.load(place / "few")
-    args = argparse.Namespace(
-        model="gin",
-        hidden=4,
-        layers=1,
-        dropout=0.0,
-        optimizer="adam",
-        autocast=None,
-        accumulate=1,
-        kernels=False,
-    )
+    step = MeasuredStep("few", model="gin", hidden=4, layers=1)
     words = [*BASES["train"][:-1], str(place / "run"), "--compile-mode", "eager"]
     words[words.index("few")] = str(place / "few")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         assert status_of(words) == 0
-    return probe_model(store, args)
+    return make_probe(store, step, ProbeOptions(like="cuda"))()
 
 
 def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) -> None:
@@ -171,7 +158,6 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) ->
             services[asked] = service_of_run(*arguments, **options)
         return services[asked]
 
-    patch.setattr(cli, "parser", PARSER)
     patch.setattr("staticgraph.serving.service.service_of_run", service_of)
     patch.setattr("uvicorn.Server.run", served)
     patch.setattr("uvicorn.supervisors.Multiprocess.run", nothing)
@@ -184,55 +170,47 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) ->
 
     patch.setattr("staticgraph.dryrun.baseline.count_step", once("count", count_step))
     patch.setattr("staticgraph.dryrun.baseline.launched", launched)
-    patch.setattr("staticgraph.cli.reports.plan_plots.map_around", once("map", map_around))
+    patch.setattr("staticgraph.training.plots.map_around", once("map", map_around))
     patch.setattr("staticgraph.checking.check.check", once("check", check))
     patch.setattr(RewritesReport, "of", once("rewrites", RewritesReport.of))
     patch.setattr("staticgraph.training.versus.comparison.compare", once("try", compare))
     for picture in (
-        "training.versus.picture.save_versus_picture",
-        "cli.reports.page.page_of",
-        "cli.reports.plan_plots.save_plan_picture",
-        "cli.reports.plan_plots.save_cost_picture",
-        "cli.reports.memory_plots.save_memory_picture",
+        "training.plots.save_versus_picture",
+        "cli.page.page_of",
+        "training.plots.save_plan_picture",
+        "training.plots.save_cost_picture",
+        "training.plots.save_memory_picture",
         "outofcore.buffer.timeline.plot",
     ):
         patch.setattr(f"staticgraph.{picture}", nothing)
 
 
-def actions(command: str) -> Iterator[argparse.Action]:
-    """Yields every option and argument of a command except ``--help``."""
-    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
-    assert commands.choices is not None
-    for action in commands.choices[command]._actions:
-        if action.dest != "help":
-            yield action
-
-
-def given(base: list[str], action: argparse.Action, value: str) -> list[str]:
+def given(base: list[str], option: Argument, value: str) -> list[str]:
     """Returns the words of a command with an option's value replaced by another."""
-    if not action.option_strings:
+    if not option.name.startswith("-"):
         return [base[0], value]
-    name = action.option_strings[-1]
-    words, at = [], 0
-    while at < len(base):
-        if base[at] == name:
-            at += 1
-            while at < len(base) and not base[at].startswith("--"):
-                at += 1
+    name = option.name
+    words, place = [], 0
+    while place < len(base):
+        if base[place] == name:
+            place += 1
+            while place < len(base) and not base[place].startswith("--"):
+                place += 1
             continue
-        words.append(base[at])
-        at += 1
-    if action.nargs == 0:
+        words.append(base[place])
+        place += 1
+    if option.hint is bool:
         return [*words, name]
-    if action.nargs == "+":
-        return [*words, name, value, value]
-    if isinstance(action.nargs, int):
-        return [*words, name, *([value] * action.nargs)]
+    if option.parameter.consume_multiple:
+        most = option.parameter.consume_multiple[1]
+        return [*words, name, *([value] * (most or 2))]
     return [*words, f"{name}={value}"]
 
 
 # The beginning of lines that a command prints before it checks its input.
-PROGRESS = ("opening ",)
+PROGRESS = ("opening ", "loading ", "choosing ", "counting ", "measuring ", "packing",
+            "searching ", "drawing", "cutting ", "ranking ", "evaluating ", "running ", "looking ",
+            "predicting", "compiling ", "serving ")  # fmt: skip
 
 
 def wrong_with(words: list[str]) -> str:
@@ -253,7 +231,8 @@ def wrong_with(words: list[str]) -> str:
     listed = "Understood are:" in told or "the floor for this plan" in told
     if status == 2 and (
         out.getvalue()
-        or not told.startswith(f"staticgraph {words[0]}: ")
+        # The second is uvicorn's message for an address that it cannot listen on.
+        or not told.startswith((f"staticgraph {words[0]}: ", "ERROR:    [Errno "))
         or (len(lines) > 1 and not listed)
     ):
         return f"{len(lines)} lines: {told[:500]}"

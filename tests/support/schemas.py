@@ -119,6 +119,13 @@ SHAPES: dict[str, Any] = {
         },
         "cost_by_buckets?": ["number"],
     },
+    "predict": {
+        "run data": "string",
+        "task": "string|null",
+        "graph_ids": ["count"],
+        "outputs": [["number"]],
+        "probabilities?": [["share"]],
+    },
     "probe": {
         "form": ("linear", "attention", "quadratic"),
         "layout fit_note reader note format?": "string",
@@ -228,6 +235,7 @@ SHAPES: dict[str, Any] = {
         },
         "files": {"*": "string"},
         "diverged stopped_early": "count|null",
+        "full_batches": {"nodes? edges?": "share"},
         "memory": {
             "parameters_bytes optimizer_bytes graphs_bytes": "count|null",
             "host_peak_bytes device_peak_bytes": "count|null",

@@ -7,6 +7,10 @@ decides, and a side wins only if it is faster in most of them. The invariant: on
 compute the same are compared, and the report says what could not be compared; a side that cannot
 run is listed with its reason and does not affect the others.
 
+Losses can be compared only if a step draws no random numbers; with dropout, two runs of plain PyG
+differ just as much. Even without, they slowly drift apart, since rounding occasionally flips a
+ReLU, so the tolerance is that of a check's comparison.
+
 This module does not tune the model, and does not use more than one device and process.
 """
 
@@ -16,7 +20,8 @@ import copy
 import datetime
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,24 +30,122 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.checking.check import check
+from staticgraph.checking.comparison import Comparer, RunOptions
+from staticgraph.checking.outcome import Tolerance, largest_of
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.runner.intake import device_name
 from staticgraph.runner.way_choice import choose
 from staticgraph.steps.computation.model_arguments import Forward, forward_of
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.progress import bar
-from staticgraph.training.subject import attends
-from staticgraph.training.versus.equality import draws_random, losses_apart, outputs_apart
-from staticgraph.training.versus.plain_side import PlainSide
+from staticgraph.training.parts import attends
 from staticgraph.training.versus.report import SideReport, VersusReport
-from staticgraph.training.versus.setting import Course, VersusSetting
-from staticgraph.training.versus.static_side import StaticSide, Way, ways_on
-from staticgraph.training.versus.step_memory import StepMemory, reserved_on, step_memory
-from staticgraph.training.versus.turns import take_turns
+from staticgraph.training.versus.sides import (
+    Course,
+    PlainSide,
+    Side,
+    StaticSide,
+    StepMemory,
+    VersusSetting,
+    Way,
+    reserved_on,
+    step_memory,
+    ways_on,
+)
+
+# With fewer rounds, it is not clear which side was faster in most of them.
+LEAST_ROUNDS = 5
+MOST_ROUNDS = 50
+
+
+def take_turns(
+    sides: Mapping[str, Callable[[], object]],
+    until: float,
+    *,
+    least: int = LEAST_ROUNDS,
+    most: int = MOST_ROUNDS,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Callable[[int], None] = lambda done: None,
+) -> dict[str, list[float]]:
+    """Runs every side once per round, and returns the seconds of each turn.
+
+    Args:
+        sides: the functions that take a turn, by name.
+        until: the time after which only the first ``least`` rounds begin.
+        least, most: the smallest and largest number of rounds.
+        clock: returns the time in seconds.
+        progress: called after each turn with the number of turns so far.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    names, done = list(sides), 0
+    for number in range(most):
+        if number >= least and clock() >= until:
+            break
+        for name in names if number % 2 == 0 else reversed(names):
+            started = clock()
+            sides[name]()
+            seconds[name].append(clock() - started)
+            done += 1
+            progress(done)
+    return seconds
+
+
+# Steps whose losses are compared. Adam takes a full-size step even for a gradient that is only
+# rounding error, so later losses drift: GINE 4x64 on ESOL by 2e-4 after 5 steps, 1e-3 after 10.
+COMPARED = 5
+
+
+def losses_apart(expected: Tensor, actual: Tensor) -> float:
+    """The largest difference between the first losses, relative to the largest of them.
+
+    Args:
+        expected, actual: losses per step, ``[batches]``.
+    """
+    first, scale = expected[:COMPARED], largest_of([expected[:COMPARED]])
+    off = float((first - actual[:COMPARED]).abs().max()) / scale if len(first) else 0.0
+    return off if off == off else float("inf")
+
+
+def draws_random(side: Side) -> bool:
+    """Whether a training step gives a different loss with a different seed."""
+    losses = []
+    for seed in (1, 2):
+        with untouched(side.model, side.optimizer), side.one_step() as step:
+            torch.manual_seed(seed)
+            losses.append(step().clone())
+    rounding = Tolerance.of(torch.float32).same_order
+    return not torch.allclose(*losses, rtol=rounding, atol=0.0, equal_nan=True)
+
+
+def outputs_apart(setting: VersusSetting) -> float | None:
+    """The largest difference of real rows' outputs in evaluation mode, relative to the largest.
+
+    Args:
+        setting: the setting of the comparison, whose first batch is run.
+
+    Returns:
+        None if the model does not run with fixed shapes, or not in plain PyG.
+    """
+    comparer = Comparer(Subject(setting.fresh_model(), forward=setting.forward))
+    batch = _first_batch(setting).to(setting.device)
+    parity = comparer.beside_plain(batch, RunOptions(training=False, gradients=False))
+    return None if parity is None else parity.worst
+
+
+def _first_batch(setting: VersusSetting) -> StaticBatch:
+    loader = StaticLoader(
+        setting.store, setting.plan, indices=setting.train_ids, shuffle=True, seed=setting.seed
+    )
+    with closing(iter(loader)) as batches:
+        return next(batches).clone()
+
 
 COMPILED_PYG = "pyg-compiled"
 # The numbers of collating processes that are tried for PyG.
@@ -232,13 +335,13 @@ class _Trial:
         side.begin(trial)
         with untouched(side.model, side.optimizer):
             side.turn()
-            took = {torch.get_num_threads(): _seconds(side)}
-            if device.type == "cpu" and not compiles and 1 not in took:
+            turn_s = {torch.get_num_threads(): _seconds(side)}
+            if device.type == "cpu" and not compiles and 1 not in turn_s:
                 torch.set_num_threads(1)
-                took[1] = _seconds(side)
-        entrant.threads = min(took, key=lambda threads: took[threads])
-        entrant.batch_s = took[entrant.threads] / len(trial.order)
-        entrant.one_thread_s = took.get(1, 0.0) / len(trial.order)
+                turn_s[1] = _seconds(side)
+        entrant.threads = min(turn_s, key=lambda threads: turn_s[threads])
+        entrant.batch_s = turn_s[entrant.threads] / len(trial.order)
+        entrant.one_thread_s = turn_s.get(1, 0.0) / len(trial.order)
         entrant.memory = step_memory(side, device, before)
 
     def _course(self, left_s: float) -> Course:
@@ -272,18 +375,18 @@ class _Trial:
         clock = time.perf_counter
         length = max(1, round(until - clock()))
         with bar(total=length, desc="taking turns", unit=" s", show=progress) as shown:
-            begun, told = clock(), 0
+            begun, shown_s = clock(), 0
 
             def show_turn(done: int) -> None:
                 """Shows the turn, and advances the bar by whole seconds."""
-                nonlocal told
+                nonlocal shown_s
                 now = min(length, int(clock() - begun))
                 shown.set_postfix_str(f"turn {done}")
-                shown.update(now - told)
-                told = now
+                shown.update(now - shown_s)
+                shown_s = now
 
             turns = {entrant.name: entrant.turn for entrant in left}
-            times = take_turns(turns, until, told=show_turn) if turns else {}
+            times = take_turns(turns, until, progress=show_turn) if turns else {}
         return {r.name: times[r.name] for r in left if r.refused is None}
 
     # ------------------------------------------------------------------ reporting
@@ -295,7 +398,9 @@ class _Trial:
         first = next(iter(times), "")
         sides = tuple(self._side(entrant, course, times, first) for entrant in self.entrants)
         other = {side.name for side in sides if side.equal is False}
-        alike = {name: [1e3 * s for s in took] for name, took in times.items() if name not in other}
+        alike = {
+            name: [1e3 * s for s in turn_s] for name, turn_s in times.items() if name not in other
+        }
         won = choose(0, "step", alike) if alike else None
         return VersusReport(
             model=type(setting.model).__name__,
@@ -323,23 +428,23 @@ class _Trial:
         name = entrant.name
         if name not in times:
             return SideReport(name, refused=entrant.refused or "it took no turn")
-        took = np.array(times[name])
-        rates = np.percentile(course.num_graphs / took, [50, 10, 90])
-        ratios = np.percentile(np.array(times[first]) / took, [50, 10, 90])
+        turn_s = np.array(times[name])
+        rates = np.percentile(course.num_graphs / turn_s, [50, 10, 90])
+        ratios = np.percentile(np.array(times[first]) / turn_s, [50, 10, 90])
         expected = next(r for r in self.entrants if r.name == first).losses[0]
         comparable = not self.random and name != first
         return SideReport(
             name,
             *map(float, rates),
             *map(float, ratios),
-            turns=len(took),
+            turns=len(turn_s),
             prepare_s=entrant.prepare_s,
             memory=entrant.memory,
             filling=entrant.side.filling(),
             threads=entrant.threads,
             crawls=bool(
                 entrant.one_thread_s
-                and float(np.median(took)) / len(course.order) > CRAWL * entrant.one_thread_s
+                and float(np.median(turn_s)) / len(course.order) > CRAWL * entrant.one_thread_s
             ),
             losses=tuple(entrant.losses[0].tolist()),
             losses_apart=losses_apart(expected, entrant.losses[0]) if comparable else None,
@@ -352,12 +457,12 @@ class _Trial:
             return ()
         setting = self.setting
         try:
-            found = check(
+            actual = check(
                 setting.fresh_model(), setting.plan, setting.store, forward=setting.forward
             )
         except Exception:  # a model that does not run at all: each side has the reason
             return ()
-        return tuple(found.to_dict()["obstacles"])
+        return tuple(actual.to_dict()["obstacles"])
 
 
 def _seconds(side: Any) -> float:
@@ -368,10 +473,10 @@ def _seconds(side: Any) -> float:
 
 def _fastest_workers(side: PlainSide) -> None:
     """Sets the fastest number of workers; the state of the training is restored."""
-    took: dict[int, float] = {}
+    turn_s: dict[int, float] = {}
     for workers in WORKERS:
         with untouched(side.model, side.optimizer):
             side.take_workers(workers)
             side.turn()
-            took[workers] = _seconds(side)
-    side.take_workers(min(took, key=lambda workers: took[workers]))
+            turn_s[workers] = _seconds(side)
+    side.take_workers(min(turn_s, key=lambda workers: turn_s[workers]))

@@ -7,15 +7,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from staticgraph.checking.outcome import Tolerance
 from staticgraph.files.json_text import finite, save_json
 from staticgraph.runner.way_choice import MARGIN
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.notebook import as_preformatted
 from staticgraph.text.table import table
-from staticgraph.training.versus.equality import TOLERANCE
-from staticgraph.training.versus.side import Filling
-from staticgraph.training.versus.step_memory import StepMemory
+from staticgraph.training.versus.sides import Filling, StepMemory
+
+# Losses and outputs may differ by this share of the largest.
+TOLERANCE = Tolerance.of(torch.float32).other_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,35 @@ class VersusReport:
             }
         )
 
+    def submission(self, machine: Mapping[str, Any], model: str) -> str:
+        """A table of one row in Markdown, to paste into an issue.
+
+        Args:
+            machine: the result of :func:`staticgraph.training.job.machine`.
+            model: the name by which the model was asked for.
+        """
+        ratios = [
+            f"{side.name} {side.ratio:.2f}" if side.ran else f"{side.name} did not run"
+            for side in self.sides
+            if side.name != self.compared_with
+        ]
+        columns = {
+            "device": self.device,
+            "processor": machine["processor"],
+            "vectors": machine["capability"],
+            "threads": f"{machine['threads']} of {machine['cores']}, load {machine['load']}",
+            "torch": machine["versions"].get("torch", "unknown"),
+            "PyG": machine["versions"].get("torch_geometric", "unknown"),
+            "data": self.data,
+            "model": model,
+            "batch": str(self.batch_size),
+            f"times {self.compared_with or 'PyG'}": ", ".join(ratios),
+            "equal": "yes" if self.equal else "NO",
+            "date": machine["date"],
+        }
+        rows = (list(columns), ["---"] * len(columns), map(str, columns.values()))
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
     def save(self, path: str | Path) -> None:
         """Writes the report as JSON."""
         save_json(path, self.to_dict())
@@ -204,26 +237,26 @@ class VersusReport:
 
     def _won(self) -> str:
         if not self.winner:
-            return "nothing ran, so nothing was measured"
+            return "no side ran, so nothing was measured"
         ratios = {s.name: s.ratio or 0.0 for s in self.sides if s.ran and s.equal is not False}
         ratios[self.winner] = won = ratios.get(self.winner, 0.0)
         above = max(ratios, key=lambda name: ratios[name])
         unsteady, head = "", "fastest"
         if ratios[above] >= won * (1 + MARGIN):
-            head = "to be taken"
+            head = "recommended"
             unsteady = (
                 f"\n{above} is faster in the median, but not steadily (see p10 to p90): measure "
                 "again with nothing else running, or longer"
             )
         if self.winner.startswith("PyG"):
-            return f"{head}: {self.winner}; no mode of this library gains on it here{unsteady}"
+            return f"{head}: {self.winner}; no mode of this library is faster here{unsteady}"
         mode, plus, _ = self.winner.partition("+")
-        told = f"StaticGraphRunner({'sg.convert(model, kernels=True)' if plus else 'model'}, plan, "
+        call = f"StaticGraphRunner({'sg.convert(model, kernels=True)' if plus else 'model'}, plan, "
         first = self.compared_with
-        told_already = f"as fast as {first}," in self.reason
-        ratio = "" if told_already or not self.reason else f"{won:.2f} times {first}; "
-        why = self.reason or "the simplest that ran, and none gains on it"
-        return f'{head}: {self.winner}, {ratio}{why}\n  {told}mode="{mode}", ...){unsteady}'
+        repeated = f"as fast as {first}," in self.reason
+        ratio = "" if repeated or not self.reason else f"{won:.2f} times {first}; "
+        why = self.reason or f"the simplest mode that ran; no other is {MARGIN:.0%} faster"
+        return f'{head}: {self.winner}, {ratio}{why}\n  {call}mode="{mode}", ...){unsteady}'
 
 
 def _apart(difference: float) -> str:

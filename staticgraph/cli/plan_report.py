@@ -60,9 +60,9 @@ class PlanReport:
         batches = batcher.epoch(0)
         rows = []
         for number, capacity in enumerate(plan.capacities):
-            mine = [batch.ids for batch in batches if batch.bucket == number]
-            ids = np.concatenate([*mine, np.empty(0, dtype=np.int64)])
-            room = max(1, len(mine)) * np.array([capacity.nodes, max(1, capacity.edges)])
+            packed = [batch.ids for batch in batches if batch.bucket == number]
+            ids = np.concatenate([*packed, np.empty(0, dtype=np.int64)])
+            room = max(1, len(packed)) * np.array([capacity.nodes, max(1, capacity.edges)])
             filled = sizes[ids, :2].sum(axis=0) / room
             rows.append(
                 BucketRow(
@@ -70,11 +70,11 @@ class PlanReport:
                     edges=capacity.edges,
                     graphs=capacity.graphs,
                     max_graph_nodes=capacity.max_graph_nodes,
-                    batches=len(mine),
+                    batches=len(packed),
                     node_efficiency=float(filled[0]),
                     edge_efficiency=float(filled[1]),
-                    graph_efficiency=len(ids) / (max(1, len(mine)) * capacity.graphs),
-                    cost=price.of(capacity) * len(mine),
+                    graph_efficiency=len(ids) / (max(1, len(packed)) * capacity.graphs),
+                    cost=price.of(capacity) * len(packed),
                 )
             )
         last = plan.capacities[-1]
@@ -137,9 +137,22 @@ class PlanReport:
                 table(headers, rows),
                 f"an epoch: {how_many(stats.batches, 'batch')}, at least {self.volume_bound:,} by "
                 f"volume; {nodes:.2%} of nodes and {edges:.2%} of edges are real",
-                f"of its batches {stats.rebalanced:,} were balanced again, {stats.spilled:,} take "
-                f"a larger bucket, {stats.split:,} are split in two",
-                "largest graph: nodes of the largest that a bucket takes; cost: of all its batches",
-                "of an epoch, in units of what a step spends on a node",
+                *_exceptions(stats),
+                "largest graph: nodes of the largest that a bucket takes; cost: of all batches of",
+                "an epoch, in units of what a step spends on a node",
             ]
         )
+
+
+def _exceptions(stats: EpochStats) -> list[str]:
+    """What happened to batches that did not fit their bucket; empty if nothing did."""
+    parts = [
+        f"{how_many(count, 'batch')} {what}"
+        for count, what in (
+            (stats.rebalanced, "exchanged graphs with others to fit"),
+            (stats.spilled, "needed a larger bucket"),
+            (stats.split, "had to be split in two"),
+        )
+        if count
+    ]
+    return [", ".join(parts)] if parts else []

@@ -16,7 +16,8 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.percent import percent
-from staticgraph.training.history import StepRecord
+from staticgraph.training import plots
+from staticgraph.training.history import StepRecord, full_steps
 from staticgraph.training.report import TrainReport, number_text
 
 if TYPE_CHECKING:
@@ -65,14 +66,14 @@ def page_of(
         f'<p class="sub">{escape(_summary(report))}</p>',
         _facts(report, steps),
         "<h2>Learning</h2>",
-        _drawn(lambda axes: _draw_loss(axes, report, steps), (10.5, 4.2)),
+        _drawn(lambda axes: plots.draw_loss(axes, report, steps), (10.5, 4.2)),
         _epochs(report),
         "<h2>Filling of the fixed shapes</h2>",
         '<div class="pair">',
-        _drawn(lambda axes: _draw_filling(axes, steps, capacities), (5.8, 3.2)),
-        _drawn(lambda axes: _draw_spread(axes, steps, capacities), (5.2, 3.2)),
+        _drawn(lambda axes: plots.draw_filling(axes, steps, capacities), (5.8, 3.2)),
+        _drawn(lambda axes: plots.draw_spread(axes, steps, capacities), (5.2, 3.2)),
         "</div>",
-        _buckets(report),
+        _buckets(report, steps),
         "<h2>Memory</h2>",
         _memory(report),
         "<h2>Choices</h2>",
@@ -140,7 +141,15 @@ def _epochs(report: TrainReport) -> str:
     return _table(*report.epoch_table())
 
 
-def _buckets(report: TrainReport) -> str:
+def _buckets(report: TrainReport, steps: Sequence[StepRecord]) -> str:
+    """The buckets; the filling is that of full batches, without the last batch of an epoch."""
+    full = full_steps(steps)
+
+    def filled(bucket: int, name: str, limit: int) -> str:
+        """Real over physical rows of a bucket's full batches."""
+        rows = [getattr(step, name) for step in full if step.bucket == bucket]
+        return percent(sum(rows) / (limit * len(rows))) if rows and limit else "-"
+
     rows = [
         (
             str(b.bucket),
@@ -148,9 +157,7 @@ def _buckets(report: TrainReport) -> str:
             f"{b.edges:,}",
             f"{b.graphs:,}",
             f"{b.batches:,}",
-            percent(b.node_efficiency),
-            percent(b.edge_efficiency),
-            percent(b.graph_efficiency),
+            *(filled(b.bucket, name, getattr(b, name)) for name in ("nodes", "edges", "graphs")),
             f"{b.compiles}",
             f"{b.recordings}",
             "-" if b.step_ms is None else f"{b.step_ms:.2f}",
@@ -159,10 +166,10 @@ def _buckets(report: TrainReport) -> str:
         for b in report.runner.buckets
     ]
     headers = (
-        *("bucket", "nodes", "edges", "graphs", "steps", "nodes filled", "edges filled"),
-        *("graphs filled", "compiles", "recordings", "step ms", "p90 ms"),
+        *("bucket", "nodes", "edges", "graphs", "steps", "nodes filled*", "edges filled*"),
+        *("graphs filled*", "compiles", "recordings", "step ms", "p90 ms"),
     )
-    return _table(headers, rows)
+    return _table(headers, rows) + "<p>* of full batches</p>"
 
 
 def _memory(report: TrainReport) -> str:
@@ -174,8 +181,8 @@ def _memory(report: TrainReport) -> str:
     for b in report.runner.buckets:
         if b.predicted_bytes is not None:
             measured = "-" if b.measured_bytes is None else human_bytes(b.measured_bytes)
-            told = f"predicted {human_bytes(b.predicted_bytes)}, measured {measured}"
-            rows.append((f"bucket {b.bucket}", told))
+            text = f"predicted {human_bytes(b.predicted_bytes)}, measured {measured}"
+            rows.append((f"bucket {b.bucket}", text))
     if not rows:
         return "<p>This run was made by a version that kept no account of it.</p>"
     return _table(("what", "bytes"), rows, text=1)
@@ -192,10 +199,13 @@ def _choices(report: TrainReport) -> str:
         )
         for choice in runner.choices
     ]
-    said = [f"mode {runner.mode}: {runner.mode_reason}", f"graphs: {report.data.get('place', '-')}"]
-    said += [str(row) for row in runner.attention]
-    said += [f"fallback: {reason}" for reason in runner.fallbacks] or ["fallbacks: none"]
-    listed = "".join(f"<li>{escape(line)}</li>" for line in said)
+    lines = [
+        f"mode {runner.mode}: {runner.mode_reason}",
+        f"graphs: {report.data.get('place', '-')}",
+    ]
+    lines += [str(row) for row in runner.attention]
+    lines += [f"fallback: {reason}" for reason in runner.fallbacks] or ["fallbacks: none"]
+    listed = "".join(f"<li>{escape(line)}</li>" for line in lines)
     table = _table(("of", "chosen", "because", "measured"), rows, text=4) if rows else ""
     return f"{table}<ul>{listed}</ul>"
 
@@ -229,24 +239,6 @@ def _drawn(draw: Callable[[Axes], None], size: tuple[float, float]) -> str:
         figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
     text = written.getvalue()
     return f"<div>{text[text.index('<svg') :]}</div>"
-
-
-def _draw_loss(axes: Axes, report: TrainReport, steps: Sequence[StepRecord]) -> None:
-    from staticgraph.training.plots import draw_loss
-
-    draw_loss(axes, report, steps)
-
-
-def _draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> None:
-    from staticgraph.training.plots import draw_filling
-
-    draw_filling(axes, steps, capacities)
-
-
-def _draw_spread(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> None:
-    from staticgraph.training.plots import draw_spread
-
-    draw_spread(axes, steps, capacities)
 
 
 def _text(value: Any) -> str:

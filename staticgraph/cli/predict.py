@@ -1,0 +1,173 @@
+"""``staticgraph predict``: a trained model's predictions for every graph of a data set."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from staticgraph.cli.loading import check_mode, load, open_data, require_functions, require_modules
+from staticgraph.errors import BadGraph
+from staticgraph.files import atomic
+from staticgraph.files.json_text import to_json
+from staticgraph.text.how_many import how_many
+from staticgraph.text.progress import bar
+from staticgraph.training.options import FOLDER, OUTPUT_FILE, DataOptions, Device, Mode, choice
+from staticgraph.training.run_folder import named_in, require_trained
+
+if TYPE_CHECKING:
+    from staticgraph.store.graph_store import GraphStore
+    from staticgraph.training.trained import Trained
+
+SPLITS = ("all", "train", "val", "test")
+
+
+def run(
+    *,
+    data: DataOptions,
+    folder: Annotated[Path, FOLDER, Parameter(name="--run")],
+    split: Annotated[str, choice(*SPLITS)] = "all",
+    out: Annotated[Path, OUTPUT_FILE] = Path("predictions.csv"),
+    device: Device = "auto",
+    compile_mode: Annotated[Mode, Parameter(show_choices=False)] = "auto",
+    json: bool = False,
+) -> int:
+    """Write a trained model's predictions for a data set: a CSV with one row per graph, its number
+    in the data set first.
+
+    For example:
+      staticgraph predict --run runs/hiv --data examples/data/hiv.npz --out predictions.csv
+      staticgraph predict --run runs/esol --data molecules.csv --target solubility --json
+
+    The columns after graph_id are the outputs of the model. A model that was trained to answer yes
+    or no, or to choose a class, also gets its probabilities. The data needs the fields of the data
+    that the model was trained on; labels are not read, though a CSV needs a column of them, which
+    may be 0 in every row.
+
+    Args:
+        data: the data.
+        folder: folder of a run of staticgraph train.
+        split: the graphs to predict.
+        out: the CSV to write.
+        device: cpu, cuda, cuda:1, or auto.
+        compile_mode: as for staticgraph train.
+        json: print the predictions as JSON, and write no file.
+
+    Raises:
+        BadGraph: the split has no graphs, or they are not like those of the training.
+    """
+    require_trained(folder)
+    model = named_in(folder)
+    require_modules(model)
+    check_mode(compile_mode, device)
+    load()
+    require_functions(model)
+    check_mode(compile_mode, device)
+    from staticgraph.training.job import device_of
+    from staticgraph.training.trained import Trained
+
+    place = device_of(device)
+    trained = Trained.load(folder, place)
+    store = open_data(data, trained.config.seed)
+    ids = range(len(store)) if split == "all" else store.splits.get(split, ())
+    if not len(ids):
+        raise BadGraph(f"{store.name} has no graphs to predict in --split {split}")
+    _require_inputs(trained, store, folder)
+    columns = _predict(trained, store, ids, compile_mode)
+    if json:
+        document = {"run": str(folder), "data": store.name, "task": trained.task, **columns}
+        print(to_json(document))
+        return 0
+    atomic.write_text(out, _csv(columns))
+    print(f"{how_many(len(columns['graph_ids']), 'prediction')}: {out}", file=sys.stderr)
+    return 0
+
+
+def _require_inputs(trained: Trained, store: GraphStore, folder: Path) -> None:
+    """Refuses data that the model cannot read; labels may differ, or be absent.
+
+    Raises:
+        BadGraph: a field differs, or has a category that was not in the training's data.
+    """
+    trained_on, offered = (
+        {field.layout for field in schema if field.name != "y"}
+        for schema in (trained.schema, store.schema)
+    )
+    if trained_on != offered:
+        differing = sorted({name for name, *_ in trained_on ^ offered})
+        raise BadGraph(
+            f"{store.name} differs in {', '.join(differing)} from the data that {folder} was "
+            "trained on: give data with the same fields"
+        )
+    for name, sizes in trained.categories.items():
+        rows = store.columns[name].reshape(-1, len(sizes))
+        for column, size in enumerate(sizes):
+            if len(rows) and not 0 <= rows[:, column].min() <= rows[:, column].max() < size:
+                raise BadGraph(
+                    f"{store.name}: column {column} of {name} has values from "
+                    f"{rows[:, column].min()} to {rows[:, column].max()}, and the model of "
+                    f"{folder} knows 0 to {size - 1}: train on data with these categories too"
+                )
+
+
+def _predict(trained: Trained, store: GraphStore, ids: Any, mode: str) -> dict[str, Any]:
+    """The outputs of the graphs, by id, as lists; with probabilities for a task that has them.
+
+    Raises:
+        BadGraph: the model's output is not one row per graph.
+    """
+    import torch
+
+    from staticgraph.batches.loading.loader import StaticLoader
+    from staticgraph.runner.runner import StaticGraphRunner
+
+    runner = StaticGraphRunner(trained.model, trained.plan, mode)
+    loader = StaticLoader(
+        store, replace(trained.plan, digest=None, schema=None), indices=ids, exact=False,
+        device=runner.device, pointers=runner.pointers,
+    )  # fmt: skip
+    outputs, numbers = [], []
+    for batch in bar(loader, desc="predicting", unit=" batches"):
+        out = runner.predict_batch(batch)
+        if not isinstance(out, torch.Tensor) or not out.dim() or len(out) != len(batch.graph_ids):
+            raise BadGraph(
+                f"{trained.config.model} does not return one row per graph, which a file of "
+                "predictions needs: use runner.predict, which returns rows of nodes too"
+            )
+        real = batch.graph_ids >= 0
+        outputs.append(out[real].flatten(1).float().to("cpu", copy=True))
+        numbers.append(batch.graph_ids[real].to("cpu", copy=True))
+    order = torch.cat(numbers).argsort()
+    table = torch.cat(outputs)[order]
+    columns = {"graph_ids": torch.cat(numbers)[order].tolist(), "outputs": table.tolist()}
+    if trained.task == "binary":
+        columns["probabilities"] = table.sigmoid().tolist()
+    elif trained.task == "classes":
+        columns["probabilities"] = table.softmax(1).tolist()
+    return columns
+
+
+def _csv(columns: dict[str, Any]) -> str:
+    """One row per graph: its id, the outputs, and the probabilities if there are any."""
+    names = ["graph_id"]
+    for name in ("outputs", "probabilities"):
+        if columns.get(name):
+            single = len(columns[name][0]) == 1
+            label = name.removesuffix("s") if name == "outputs" else "probability"
+            names += [label if single else f"{label}_{k}" for k in range(len(columns[name][0]))]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(names)
+    rows = zip(
+        columns["graph_ids"],
+        columns["outputs"],
+        columns.get("probabilities") or [()] * len(columns["outputs"]),
+        strict=True,
+    )
+    writer.writerows([number, *outputs, *shares] for number, outputs, shares in rows)
+    return text.getvalue()

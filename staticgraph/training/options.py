@@ -1,0 +1,284 @@
+"""Types of option values, and the options that several commands share.
+
+An option is a field of a dataclass or a keyword of a command's function. Its default, its range
+and, in the docstring, its description are declared there once, and cyclopts reads them from there
+for the command line, ``--help`` and settings files. A value outside its range is refused in one
+line before anything is read; what depends on the data (a batch larger than the data set) is left
+to the library. Nothing here imports torch or numpy, so that ``--help`` is quick.
+
+Annotations are evaluated here, since a subclass in another module has these fields too.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from staticgraph.files.presence import is_there
+from staticgraph.steps.compilation.modes import MODES
+from staticgraph.text.byte_sizes import parse_bytes
+from staticgraph.text.nearest import or_nearest
+
+# Duplicated here since staticgraph/models imports torch and staticgraph/datasets imports numpy; a
+# test compares the copies.
+MODELS = ("gine", "gps", "gin", "gcn", "gat", "sage")
+TASKS = ("auto", "regression", "binary", "classes")
+# Models of the zoo with attention, and their default number of heads.
+WITH_HEADS, HEADS = ("gps", "gat"), 4
+GPUS = ("h100", "h200", "a100", "l4")
+# Larger sizes overflow the 32-bit integers of slots and kernels.
+MOST = 2**31 - 1
+# The largest seed that both torch and NumPy accept.
+MOST_SEED = 2**63 - 1
+# About the largest float32: learning rates and shares are applied to parameters of that type.
+LARGEST = 3.4e38
+# The file extensions that matplotlib writes without further packages; without one it is a PNG.
+PICTURES = ("", ".png", ".svg", ".pdf", ".jpg", ".jpeg")
+
+DATA, MODEL, TRAINING, MACHINE, FILES = (
+    Group.create_ordered(name) for name in ("data", "model", "training", "machine", "files")
+)
+
+
+def value(read: Callable[[str], Any], **more: Any) -> Parameter:
+    """The parameter of an option whose single value is read by a function.
+
+    Args:
+        read: returns the value of a text, or raises a ValueError with the range.
+        **more: further arguments of cyclopts' ``Parameter``.
+    """
+    return Parameter(converter=lambda _, tokens: read(tokens[-1].value), n_tokens=1, **more)
+
+
+def several(read: Callable[[str], Any]) -> Parameter:
+    """The parameter of an option with one or more values."""
+    return Parameter(
+        converter=lambda _, tokens: tuple(read(token.value) for token in tokens),
+        consume_multiple=(1, None),
+        n_tokens=-1,
+    )
+
+
+def whole(least: int = 1, most: int = MOST) -> Callable[[str], int]:
+    """A reader of whole numbers from ``least`` to ``most``."""
+
+    def read(text: str) -> int:
+        """The number in a text, which must be within the bounds."""
+        # Longer numbers are outside any range, and Python refuses to parse thousands of digits.
+        if not re.fullmatch(r"\s*[+-]?\d{1,40}\s*", text) or not least <= int(text) <= most:
+            raise _refused(text, f"give a whole number from {least:,} to {most:,}")
+        return int(text)
+
+    return read
+
+
+def number(least: float, most: float = LARGEST, *, above: bool = False) -> Callable[[str], float]:
+    """A reader of finite numbers from ``least`` to ``most``; ``above`` excludes ``least``."""
+    bounds = f"above {least:g}" if above else f"from {least:g}"
+    bounds += "" if most == LARGEST else f" to {most:g}"
+
+    def read(text: str) -> float:
+        """The number in a text, which must be within the bounds; NaN never is."""
+        try:
+            result = float(text)
+        except ValueError:
+            result = math.nan
+        # A comparison with NaN is false.
+        if not (least < result <= most if above else least <= result <= most):
+            raise _refused(text, f"give a number {bounds}")
+        return result
+
+    return read
+
+
+def auto_or(read: Callable[[str], int]) -> Callable[[str], int | str]:
+    """A reader of ``auto``, or of what another reader takes."""
+    return lambda text: text if text == "auto" else read(text)
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """A reader of one of several names."""
+
+    def read(text: str) -> str:
+        """The text, which must be one of the names."""
+        if text not in names:
+            raise _refused(text, f"give one of {', '.join(names)}{or_nearest(text, names)}")
+        return text
+
+    return read
+
+
+def choice(*names: str) -> Parameter:
+    """The parameter of an option that takes one of several names."""
+    return value(one_of(*names), choices=names)
+
+
+def read_fanouts(text: str) -> tuple[int, ...]:
+    """Whole numbers separated by commas, as in 10,10."""
+    try:
+        return tuple(whole()(word) for word in text.split(","))
+    except ValueError:
+        raise _refused(text, "give whole numbers from 1, a layer each, as in 10,10") from None
+
+
+def read_device(text: str) -> str:
+    """``cpu``, ``cuda``, ``cuda:N`` or ``auto``."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text):
+        raise _refused(text, "give cpu, cuda, cuda:1 (the second), or auto")
+    return text
+
+
+def read_words(text: str) -> str:
+    """Any text that is not blank and has no null character."""
+    if not text.strip() or "\0" in text:
+        raise _refused(text, "give a name or a path")
+    return text
+
+
+def read_model(text: str) -> str:
+    """A model of the zoo, or ``module:name`` of a function that builds one."""
+    if text not in MODELS and not re.fullmatch(r"[^\s:\0]+:[^\s:\0]+", text):
+        raise _refused(
+            text,
+            f"give one of {', '.join(MODELS)}, or MODULE:NAME, such as mymodule:build, for your "
+            f"own model{or_nearest(text, MODELS)}",
+        )
+    return text
+
+
+def read_input_file(text: str) -> Path:
+    """The path of a file; whether it exists is checked when it is read."""
+    path = _path(text)
+    if path.is_dir():
+        raise _refused(text, "that is a folder; give a file")
+    return path
+
+
+def read_output_file(text: str) -> Path:
+    """The path of a file to write, in an existing folder."""
+    path = read_input_file(text)
+    if not path.parent.is_dir():
+        raise _refused(text, f"there is no folder {path.parent} to write it to")
+    return _writable(text, path)
+
+
+def read_picture(text: str) -> Path:
+    """The path of a picture in an existing folder; its extension gives the format (default PNG)."""
+    path = read_output_file(text)
+    if path.suffix.lower() not in PICTURES:
+        raise _refused(text, f"a picture's name ends in {', '.join(PICTURES[1:])}, or in nothing")
+    return path
+
+
+def read_folder(text: str) -> Path:
+    """The path of a folder, which may not exist yet."""
+    path = _path(text)
+    nearest = _nearest_existing(path)
+    if not nearest.is_dir():
+        raise _refused(text, f"{nearest} is a file; give a folder")
+    return path
+
+
+def read_output_folder(text: str) -> Path:
+    """The path of a folder that can be written to or created."""
+    return _writable(text, read_folder(text))
+
+
+def _nearest_existing(path: Path) -> Path:
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
+
+
+def _writable(text: str, path: Path) -> Path:
+    """The path; refuses one that is not writable, before minutes of work."""
+    nearest = _nearest_existing(path)
+    if not os.access(nearest, os.W_OK):
+        raise _refused(text, f"{nearest} may not be written to; choose another place")
+    return path
+
+
+def _path(text: str) -> Path:
+    path = Path(read_words(text)).expanduser()
+    try:
+        is_there(path)
+    except (OSError, ValueError) as error:  # a name that is too long or invalid
+        raise _refused(text[:80], str(getattr(error, "strerror", error))) from None
+    return path
+
+
+def _refused(text: str, remedy: str) -> ValueError:
+    shown = text if len(text) <= 80 else f"{text[:77]}..."
+    return ValueError(f"{shown!r}: {remedy}")
+
+
+WHOLE = value(whole())
+SHARE = value(number(0.0, 1.0))
+POSITIVE = value(number(0, above=True))
+# A larger rate could overflow the optimizer's float32: Adam divides it by 1 - 0.9 at first.
+RATE = value(number(0, 1e30, above=True))
+# Larger widths are typing errors: with 65,536 columns, a square matrix takes 16 GiB.
+WIDTH = value(whole(1, 65_536))
+LAYERS = value(whole(1, 1_000))
+BYTES = value(parse_bytes, metavar="SIZE")
+WORDS = value(read_words)
+NAMES = several(read_words)
+INPUT_FILE = value(read_input_file, metavar="FILE")
+OUTPUT_FILE = value(read_output_file, metavar="FILE")
+PICTURE_FILE = value(read_picture, metavar="FILE")
+FOLDER = value(read_folder, metavar="DIR")
+OUTPUT_FOLDER = value(read_output_folder, metavar="DIR")
+
+# Whole options, as several commands have them.
+BatchSize = Annotated[int, WHOLE]
+Seed = Annotated[int, value(whole(0, MOST_SEED))]
+Device = Annotated[str, value(read_device)]
+Mode = Annotated[str, choice(*MODES)]
+Gpu = Annotated[str, choice(*GPUS), Parameter(name="--for")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class DataOptions:
+    """The options that select the data.
+
+    Attributes:
+        data: esol, tu:NAME, molnet:NAME, ogb:NAME, the folder of a store or of a PyG dataset, or a
+            .npz, .pt or .csv file.
+        target: columns of a CSV to predict; every column of numbers if it is left out.
+        task: what the target is: numbers, yes or no (0 and 1), or classes; auto decides by the
+            dtype of y, or by the cells of a CSV.
+    """
+
+    data: Annotated[str, WORDS, Parameter(group=DATA, metavar="SPEC")]
+    target: Annotated[
+        str | tuple[str, ...] | None, NAMES, Parameter(group=DATA, metavar="COLUMN")
+    ] = None
+    task: Annotated[str, choice(*TASKS), Parameter(group=DATA)] = "auto"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class ModelOptions(DataOptions):
+    """The options that select data, model and loss; sizes are those of models by name.
+
+    Attributes:
+        model: gine, gps, gin, gcn, gat, sage, or MODULE:NAME of a function that builds one, called
+            with the store if it takes an argument.
+        hidden: width of every layer.
+        layers: number of convolutions.
+        dropout: dropout between layers.
+        pool: pooling over nodes.
+        loss: MODULE:NAME of loss(out, batch), which returns one value per row; the loss that fits
+            the target y if it is left out.
+    """
+
+    model: Annotated[str, value(read_model), Parameter(group=MODEL, metavar="NAME")] = "gine"
+    hidden: Annotated[int, WIDTH, Parameter(group=MODEL)] = 64
+    layers: Annotated[int, LAYERS, Parameter(group=MODEL)] = 4
+    dropout: Annotated[float, SHARE, Parameter(group=MODEL)] = 0.0
+    pool: Annotated[str, choice("mean", "add"), Parameter(group=MODEL)] = "mean"
+    loss: Annotated[str | None, WORDS, Parameter(group=MODEL, metavar="MODULE:NAME")] = None
