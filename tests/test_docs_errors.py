@@ -29,7 +29,7 @@ def test_what_is_quoted_is_in_a_message(row):
 def test_what_is_named_is_an_error_or_a_warning(row):
     outside = re.sub(r'"[^"]*"|\([^)]*\)', "", row)
     for name in re.findall(r"`([A-Z]\w+)`", outside):
-        kind = getattr(sg, name, getattr(errors, name, getattr(builtins, name, None)))
+        kind = getattr(errors, name, None) or getattr(builtins, name, None) or getattr(sg, name)
         assert isinstance(kind, type), name
         assert issubclass(kind, BaseException), name
 
