@@ -176,7 +176,7 @@ def take(runner: Takes, batch: StaticBatch, work: str) -> StaticBatch:
     training = work == "step" or runner.subject.model.training
     preparation.taken += training
     if (
-        (batch.bucket, work, training) not in preparation.ready
+        (batch.bucket, work, training, batch.layout.schema.keep_order) not in preparation.ready
         or (training and preparation.taken >= preparation.next_look)
         or (training and looked_in_epoch(batch) is not preparation.epoch)
     ):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.internals.inductor import inductor
 from staticgraph.internals.tracing import (
@@ -154,6 +155,7 @@ class CompiledFunction:
         function: takes tensors of fixed shapes.
         mode: a compiled mode.
         name: what error messages call it.
+        layout: of the batches whose arrays it takes.
         rewritten_on: the device whose operators the graph is rewritten to; None leaves it as it is.
 
     Raises (when called):
@@ -166,8 +168,10 @@ class CompiledFunction:
         function: Callable[..., Any],
         mode: Mode,
         name: str,
+        layout: SlotLayout,
         rewritten_on: str | None = None,
     ) -> None:
+        self.layout = layout
         own = with_own_code(function, name)
         self._function = own
         self._fused = mode.fused
