@@ -163,7 +163,7 @@ def page(rows: list[tuple[Case, tuple[str, str, str, bool]]]) -> list[str]:
             if graphs != "yes":
                 lines.append(f"- {case.name}, one graph: {graphs}")
     lines += ["", "## Refused by name", "", "| instead | layers and functions |", "|---|---|"]
-    refused = {**REFUSED_LAYERS, **{f.__name__: why for f, why in REFUSED_FUNCTIONS.items()}}
+    refused = {**REFUSED_LAYERS, **REFUSED_FUNCTIONS}
     by_remedy: dict[str, dict[str, list[str]]] = {}
     for name, (why, instead) in (refused | REFUSED_OPTIONS).items():
         by_remedy.setdefault(instead, {}).setdefault(why, []).append(name)

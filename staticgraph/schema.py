@@ -152,6 +152,24 @@ def read_path(batch: Any, path: str) -> Any:
     return value
 
 
+def read_rows(batch: Any, path: str, dense: tuple[str, ...]) -> Any:
+    """Returns what a batch has under a name, flat where nodes are laid out by a mask.
+
+    Args:
+        batch: of any class.
+        path: the name.
+        dense: as :attr:`Schema.dense`; of the mask itself, the graph of each node is returned.
+
+    Raises:
+        ValueError: there is nothing of this name.
+    """
+    value = read_path(batch, path)
+    if path not in dense:
+        return value
+    mask = read_path(batch, dense[0])
+    return mask.nonzero()[:, 0] if path == dense[0] else value[mask]
+
+
 def dtype_name(value: Any) -> str:
     """Returns the name of a tensor's or array's dtype: ``float32``."""
     return str(value.dtype).removeprefix("torch.")
@@ -212,6 +230,8 @@ class Schema:
         names: for batches of a user's own class, its name of every array, with the array's name in
             a :class:`StaticBatch`; dots lead to attributes of attributes (``graph.x``).
         sizes: that class's whole numbers that count rows, each with its level.
+        dense: of a class that lays out nodes as ``[graphs, most nodes, ...]``, its name of the mask
+            of real nodes, and its names of such tensors.
         like: an object of that class without tensors, if models are given such objects.
 
     Raises:
@@ -225,6 +245,7 @@ class Schema:
     names: tuple[tuple[str, str], ...] = ()
     sizes: tuple[tuple[str, Level], ...] = ()
     like: Any = dataclasses.field(default=None, repr=False, compare=False)
+    dense: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = [field.name for field in self.fields]
@@ -335,13 +356,13 @@ class Schema:
     @property
     def ends(self) -> tuple[str, ...]:
         """The fields with the two nodes of every edge, where a batch of a user's own class has them
-        as two indices; empty otherwise."""
+        as two indices (or one, of edges that belong to a node); empty otherwise."""
         names = tuple(
             field.name
             for field in self
             if field.level == "edge" and field.counts == ("node",) and not field.shape
         )
-        return (names[0], names[-1]) if len(names) > 1 else ()
+        return (names[0], names[-1]) if names else ()
 
     @property
     def one_kind(self) -> bool:
@@ -388,6 +409,8 @@ class Schema:
         for pairs in ("names", "sizes"):
             if getattr(self, pairs):
                 values[pairs] = dict(getattr(self, pairs))
+        if self.dense:
+            values["dense"] = self.dense
         return values
 
     @classmethod
@@ -413,6 +436,7 @@ class Schema:
             bool(values.get("keep_order", False)),
             tuple(dict(values.get("names", {})).items()),
             tuple(dict(values.get("sizes", {})).items()),
+            dense=tuple(values.get("dense", ())),
         )
 
     @classmethod
@@ -425,6 +449,8 @@ class Schema:
         graph: Iterable[str] = (),
         index: Mapping[str, str | tuple[str, ...]] | None = None,
         pad: Mapping[str, Any] | None = None,
+        dense: Iterable[str] = (),
+        mask: str = "mask",
         **rows: Iterable[str],
     ) -> Schema:
         """The fields of a batch of any class, from one batch and what its owner says of it.
@@ -441,6 +467,8 @@ class Schema:
                 all rows are one graph's.
             pad: what the padding rows of a tensor hold instead of a real row's values: a number, or
                 the rows of one graph (``{"cell": torch.eye(3)}``).
+            dense: the tensors ``[graphs, most nodes, ...]``, with a row per place of a node.
+            mask: the tensor ``[graphs, most nodes]`` bool, True where there is a node.
             **rows: the tensors of any other kind of row, by its name: ``triplet=("angle",)``.
 
         Raises:
@@ -452,7 +480,11 @@ class Schema:
             "graph": tuple(graph),
             **{level: tuple(names) for level, names in rows.items()},
         }
-        return _Example(example, levels, dict(index or {}), dict(pad or {})).schema()
+        index, laid_out = dict(index or {}), tuple(dense)
+        if laid_out:
+            index[mask], laid_out = "graph", (mask, *laid_out)
+            levels["node"] += laid_out[1:]
+        return _Example(example, levels, index, dict(pad or {}), laid_out).schema()
 
 
 class _Example:
@@ -463,6 +495,7 @@ class _Example:
         levels: the names of the tensors of each level.
         index: what the values of each index count.
         pad: the values of padding rows.
+        dense: the mask and the tensors that are laid out by it.
 
     Raises:
         ValueError: a name is missing in the batch.
@@ -474,10 +507,14 @@ class _Example:
         levels: Mapping[Level, tuple[str, ...]],
         index: dict[str, str | tuple[str, ...]],
         pad: dict[str, Any],
+        dense: tuple[str, ...],
     ) -> None:
+        self._dense = dense
         self._batch, self._levels, self._index, self._pad = batch, levels, index, pad
         names = [name for listed in levels.values() for name in listed]
-        self._values = {name: read_path(batch, name) for name in dict.fromkeys([*names, *index])}
+        self._values = {
+            name: read_rows(batch, name, dense) for name in dict.fromkeys([*names, *index])
+        }
         unknown = [name for name in pad if name not in self._values]
         if unknown:
             raise ValueError(f"pad= names {unknown[0]!r}, which is of no level: list it in one")
@@ -531,6 +568,7 @@ class _Example:
             names=tuple(names.items()),
             sizes=self._sizes(),
             like=self._batch,
+            dense=self._dense,
         )
 
     def _level_of(self, name: str) -> tuple[Level, int]:

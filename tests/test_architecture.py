@@ -84,7 +84,17 @@ NO_PYG = "batches of one's own class need no PyG"
 NEWER = "not in every torch, on every platform or before the device's guard is loaded"
 INSIDE = {
     ("batches.batch.unbatch", "staticgraph.store.pyg.assembled"): NO_PYG,
+    ("batches.collation.transform", "torch_geometric.data"): NO_PYG,
     ("batches.padding.read_batch", "staticgraph.store.pyg.flatten"): NO_PYG,
+    ("checking.plain_batch", "torch_geometric.data"): NO_PYG,
+    ("internals.hooks", "torch_geometric"): NO_PYG,
+    ("nn.convert", "staticgraph.nn.functions"): NO_PYG,
+    ("nn.refused", "torch_geometric"): NO_PYG,
+    ("nn.refused", "torch_geometric.nn"): NO_PYG,
+    ("nn.subclasses", "staticgraph.nn.forms"): NO_PYG,
+    ("runner.prediction", "staticgraph.store.pyg.flatten"): NO_PYG,
+    ("steps.compilation.compiled_function", "staticgraph.rewrites"): NO_PYG,
+    ("steps.compilation.compiled_function", "staticgraph.rewrites.rewrite"): NO_PYG,
     ("atoms", "staticgraph.atoms.calculator"): "ASE is an extra, and its calculator the base class",
     ("datasets", "staticgraph.datasets.as_task"): SLOW,
     ("datasets", "staticgraph.datasets.npz"): SLOW,

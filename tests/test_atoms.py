@@ -325,7 +325,7 @@ def test_a_training_step_without_room_for_edges_is_refused():
     capacity = sg.Capacity(nodes=10, edges=4, graphs=5, max_graph_nodes=5)
     runner = sg.StaticGraphRunner(subject, [capacity], "eager")
     batch = next(iter(runner.loader(sg.GraphStore.from_pyg(graphs, progress=False), exact=False)))
-    with pytest.raises(sg.NonFiniteLoss):
+    with pytest.raises(sg.NonFiniteLoss, match=r"more edges than neighbours has rows for"):
         runner.step(batch)
     assert float(model.depth) == pytest.approx(0.0104), "no update"
     model.neighbours.grow(100.0)

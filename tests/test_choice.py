@@ -78,13 +78,14 @@ class TestFromTimes:
         assert not settled({"eager": [3, 3], "fused": [2, 4]})
 
     def test_numbers_and_refusals_are_kept(self):
-        made = choose(3, "eval", {"eager": [1.0, 2.0, 3.0, 4.0, 5.0]}, {"cuda-graph": "no\nwhy"})
-        eager, refused = made.contenders
+        others = {"cuda-graph": "no\nwhy", "default": "not tried: 2 steps are too few"}
+        made = choose(3, "eval", {"eager": [1.0, 2.0, 3.0, 4.0, 5.0]}, others)
+        eager, refused, _ = made.contenders
         assert (eager.median_ms, eager.p10_ms, eager.p90_ms) == (3.0, 1.4, 4.6)
         assert refused.refused == "no\nwhy"
         assert str(made) == (
-            "bucket 3 eval: eager, the only one that can run: eager 3 ms (1.4 to 4.6); "
-            "cuda-graph refused (no)"
+            "bucket 3 eval: eager, the only one timed: eager 3 ms (1.4 to 4.6); "
+            "cuda-graph refused (no); default not tried: 2 steps are too few"
         )
 
     def test_times_of_other_rounds_are_refused(self):
@@ -269,7 +270,7 @@ def test_the_limit_is_kept(hiv):
     runner = auto(Net(), hiv, choosing={"limit_s": 20})
     made = runner.report().choices
     assert [choice.way for choice in made] == ["eager", "eager", "cuda-graph", "cuda-graph"]
-    assert "cuda-graph refused (not tried: limit_s=20 was spent)" in str(made[0])
+    assert "cuda-graph not tried: limit_s=20 was spent" in str(made[0])
     assert [c.rounds for c in made[0].contenders] == [5, 0]
 
 
@@ -391,7 +392,7 @@ def test_what_cannot_be_earned_back_is_not_tried(hiv):
         runner.warmup(hiv, progress=False, steps=steps, phases=("step",))
         (choice,) = runner.report().choices
         assert (choice.way == "fused") == tried
-        refusal = "fused refused (not tried: 100 steps of 3 ms cannot earn back 2 s)"
+        refusal = "fused not tried: 100 steps of 3 ms cannot earn back 2 s"
         assert (refusal in str(choice)) != tried
 
 

@@ -124,6 +124,20 @@ def test_a_store_that_keeps_the_order_serves_it(kind, mode):
         assert torch.equal(found, graph.edge_attr)
 
 
+def test_it_is_served_in_a_padders_batches_and_refused_once_sorted_edges_follow():
+    model, padder = made(DMPNN), sg.Padder(sg.plan_stream(GRAPHS, batch_size=6))
+    runner = runner_of(model, padder)
+    for _ in range(2):
+        expected = pyg_loss(model, GRAPHS[:6])
+        assert torch.allclose(runner.step(padder(GRAPHS[:6])), expected, rtol=1e-9)
+    data = Batch.from_data_list(GRAPHS)
+    with torch.no_grad():
+        expected = model(data.x, data.edge_index, data.edge_attr, data.batch)
+    assert torch.allclose(runner.predict(GRAPHS), expected, rtol=1e-9)
+    with pytest.raises(sg.errors.EdgesMoved):
+        runner.predict(stored(keep_order=False))
+
+
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 def test_over_sorted_edges_it_is_refused_at_its_line(mode):
     """In the first step and in preflight, whether its dropout draws or not."""

@@ -379,3 +379,13 @@ def test_every_command_that_draws_asks_for_a_picture(capsys):
         with pytest.raises(SystemExit):
             cli.main(words)
         assert "a picture's name ends in" in capsys.readouterr().err, words
+
+
+def test_a_field_of_two_rows_a_graph_and_no_column_is_checked():
+    """The check of padding could not view its elements as rows of two."""
+    graphs = [graph(n, cell=torch.zeros(2, 0)) for n in (2, 3)]
+    store = sg.GraphStore.from_pyg(graphs, levels={"cell": "graph"}, progress=False)
+    runner = sg.StaticGraphRunner(
+        nn.Linear(3, 1), sg.plan_buckets(store, 2), "eager", forward=lambda net, b: net(b.x)
+    )
+    assert len(runner.warmup(store, progress=False).predict(graphs)) == 2

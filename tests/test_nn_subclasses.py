@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import staticgraph as sg
-from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
-from staticgraph.nn.subclasses import form_of
+from staticgraph.nn.subclasses import form_of, static_forms
 
 
 class Fancy(nn.BatchNorm1d):
@@ -57,15 +56,14 @@ def subclass_of(stock):
     return type(f"My{stock.__name__}", (stock,), {})
 
 
-@pytest.mark.parametrize("stock", [*STATIC_FORMS, *REFUSED_FORMS], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("stock", [*static_forms()], ids=lambda k: k.__name__)
 def test_every_exchanged_class_takes_its_subclasses_along(stock):
-    table = STATIC_FORMS | REFUSED_FORMS
     kind = subclass_of(stock)
-    made = form_of(kind, table)
-    assert made.__mro__[:3] == (made, kind, table[stock])
-    assert form_of(kind, table) is made  # cached
-    assert form_of(made, table) is None  # converted already
-    assert form_of(subclass_of(kind), table).__mro__[3] is table[stock]
+    made = form_of(kind)
+    assert made.__mro__[:3] == (made, kind, static_forms()[stock])
+    assert form_of(kind) is made  # cached
+    assert form_of(made) is None  # converted already
+    assert form_of(subclass_of(kind)).__mro__[3] is static_forms()[stock]
     assert made.__name__ == f"StaticMy{stock.__name__}"
 
 
@@ -150,5 +148,5 @@ def test_a_parametrization_made_before_can_be_removed_after():
         parametrize.remove_parametrizations(norm, "weight")
         assert not parametrize.is_parametrized(norm)
         assert (norm.weight == 2).all()
-        assert type(norm) is form_of(bases, STATIC_FORMS | REFUSED_FORMS)
+        assert type(norm) is form_of(bases)
         assert parametrize.is_parametrized(copied)  # each has a class of its own

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from support.arena import ArenaRecorder
 from support.drawn import examples
 from support.graphs import double_graphs, graph_lists, random_graph
 from support.index_rules import Triplets
@@ -30,7 +31,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GINConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.errors import BadGraph, GraphTooLarge, NotStatic
+from staticgraph.errors import BadGraph, GraphTooLarge, NotStatic, PaddingLeaks
 from staticgraph.runner.counters import counters, no_recompile
 from staticgraph.steps.computation.model_setup import Subject
 
@@ -207,6 +208,59 @@ def test_padding_of_a_declared_batch_is_inert(drawn, seed):
         assert torch.allclose(grad, parameter.grad, rtol=1e-9, atol=1e-11)
 
 
+class Pairs(nn.Module):
+    """An energy and a value per atom, over the pairs of atoms of each dense ``[B, N]`` molecule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 1).double()
+
+    def forward(self, data):
+        """``[B, 1]`` and ``[B, N]``."""
+        apart = (data["pos"][:, :, None] - data["pos"][:, None]).square().sum(-1)
+        both = data["mask"][:, :, None] & data["mask"][:, None]
+        atoms = torch.where(both, (-apart).exp(), 0).sum(2) * data["charge"]
+        weighed = self.lin(data["pos"]).squeeze(2) * atoms * data["mask"]
+        return weighed.sum(1, keepdim=True), atoms
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(0, 2**32 - 1))
+@examples(20)
+def test_dense_molecules_are_padded_in_both_dimensions(atoms, seed):
+    """The oracle: the model over the user's own dense batch, padded to its largest molecule."""
+    generator, most = torch.Generator().manual_seed(seed), max(atoms)
+    batch = {
+        "pos": torch.randn(len(atoms), most, 3, generator=generator).double(),
+        "charge": torch.rand(len(atoms), most, generator=generator).double(),
+        "mask": torch.arange(most) < torch.tensor(atoms)[:, None],
+        "y": torch.randn(len(atoms), 1, generator=generator).double(),
+    }
+    schema = sg.Schema.of_batch(batch, dense=["pos", "charge"], graph=["y"], pad={"charge": 7})
+    assert sg.Schema.from_dict(schema.to_dict()) == schema
+    padder = sg.Padder([(40, 1, 9, 8)], schema=schema, like=batch)
+    padded = pickle.loads(pickle.dumps(padder))(batch)
+    assert (padded["pos"].shape, padded["mask"].shape) == ((9, 8, 3), (9, 8))
+    assert padded["mask"].sum() == sum(atoms)
+    assert padded["charge"][~padded["mask"]].eq(7).all()
+    assert padded["pos"][~padded["mask"]].eq(0).all()
+    pieces = sg.unpad(padded["pos"], padded)
+    assert [len(piece) for piece in pieces] == atoms
+    assert torch.equal(torch.cat(pieces), batch["pos"][batch["mask"]])
+    model = Pairs()
+    energy, each = model(padded)
+    sg.masked_mean((energy - padded["y"]) ** 2, padded).backward()
+    found = model.lin.weight.grad.clone()
+    model.zero_grad()
+    expected, own = model(batch)
+    ((expected - batch["y"]) ** 2).mean().backward()
+    assert torch.allclose(torch.stack(sg.unpad(energy, padded)), expected, rtol=1e-10)
+    assert torch.allclose(torch.cat(sg.unpad(each, padded)), own[batch["mask"]], rtol=1e-10)
+    assert torch.allclose(found, model.lin.weight.grad, rtol=1e-9, atol=1e-12)
+    again = sg.StaticGraphRunner(model, padder, "eager").predict(batch)
+    assert torch.allclose(again[0], expected, rtol=1e-10)
+    assert torch.allclose(torch.cat(again[1]), own[batch["mask"]], rtol=1e-10)
+
+
 @dataclass(frozen=True, slots=True)
 class Inner:
     """A graph inside of a batch."""
@@ -248,6 +302,51 @@ def test_a_batch_of_the_users_class_comes_back_with_padding_as_declared():
     assert [len(piece) for piece in sg.unpad(padded.graph.h, padded)] == [2, 3]
 
 
+def test_a_batch_takes_the_smallest_bucket_that_it_fits():
+    padder = sg.Padder([(30, 60, 9), (60, 150, 12)])
+    assert [padder(GRAPHS[:count]).bucket for count in (2, 6)] == [0, 1]
+
+
+class Fields:
+    """What a ``TensorDict`` offers, and no mapping."""
+
+    def __init__(self, values: dict) -> None:
+        self._values = values
+
+    def __copy__(self):
+        return Fields(dict(self._values))
+
+    def keys(self):
+        return self._values.keys()
+
+    def __getitem__(self, name):
+        return self._values[name]
+
+    def __setitem__(self, name, value):
+        self._values[name] = value
+
+    def to(self, device):
+        return Fields({name: value.to(device) for name, value in self._values.items()})
+
+
+@pytest.mark.parametrize("kind", ["Fields", "TensorDict"])
+def test_a_batch_that_is_read_by_key(kind):
+    """A ``TensorDict`` where that package is installed, and what offers the same."""
+    made = Fields
+    if kind == "TensorDict":
+        tensordict = pytest.importorskip("tensordict")
+        made = lambda values: tensordict.TensorDict(values, batch_size=[])  # noqa: E731
+    batch = made({"x": torch.randn(5, 2), "edge_index": torch.tensor([[0, 1, 4], [1, 0, 3]]),
+                  "of": torch.tensor([0, 0, 1, 1, 1])})  # fmt: skip
+    says = {"node": ["x"], "index": {"edge_index": "node", "of": "graph"}}
+    padder = sg.Padder([(9, 7, 4)], schema=sg.Schema.of_batch(batch, **says), like=batch)
+    padded = padder(batch.to("cpu"))
+    assert type(padded) is type(batch)
+    assert list(padded.keys()) == list(batch.keys())
+    assert torch.equal(torch.cat(sg.unpad(padded["x"], padded)), batch["x"])
+    assert (padded["edge_index"][:, 3:] >= 5).all()
+
+
 @pytest.mark.parametrize(
     ("says", "message"),
     [
@@ -277,29 +376,53 @@ def test_batches_that_differ_from_the_plans_are_refused():
         sg.Padder([(9, 4, 5)])(batch)
 
 
-def test_a_padder_and_a_plain_model_need_no_pyg():
+@pytest.mark.slow
+def test_a_plain_model_is_trained_where_pyg_cannot_be_imported():
     code = """
-import sys
-sys.modules["torch_geometric"] = None
+import copy, sys
+
+class NoPyg:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch_geometric":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, NoPyg())
 import torch, staticgraph as sg
-torch.manual_seed(0)
+
 def batch(n):
     of = torch.arange(n) // 3
     return {"x": torch.randn(n, 3), "i": torch.arange(n), "of": of, "y": torch.randn(n // 3)}
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.lin = torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)
+    def forward(self, data):
+        rows = self.lin(self.norm(data["x"])).squeeze(1)
+        return torch.zeros(len(data["y"])).index_add(0, data["of"], rows)
+
+def loss(out, data):
+    return (out - data["y"]) ** 2
+
 index = {"i": "node", "of": "graph"}
 schema = sg.Schema.of_batch(batch(9), node=["x"], graph=["y"], edge=["i"], index=index)
 plan = sg.plan_stream([(3, 3)] * 8, batch_size=4, schema=schema)
-padder = sg.Padder(plan, schema=schema, like=batch(9))
-model = torch.nn.Linear(3, 1)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
+padder = sg.Padder(plan, schema=schema, like=batch(9), overflow="split")
+model = Model()
+plain = copy.deepcopy(model)
+optimizers = [torch.optim.SGD(each.parameters(), 0.01) for each in (model, plain)]
+runner = sg.StaticGraphRunner(model, padder, loss=loss, optimizer=optimizers[0])
 for n in (9, 12, 6):
-    data = padder(batch(n))
-    out = torch.zeros(len(data["y"]), 1).index_add(0, data["of"], model(data["x"])).squeeze(1)
-    optimizer.zero_grad()
-    sg.masked_mean((out - data["y"]) ** 2, data).backward()
-    optimizer.step()
-assert sg.unpad(out, data)[0].isfinite()
-assert not [name for name in sys.modules if name.startswith("torch_geometric.")]
+    data = batch(n)
+    optimizers[1].zero_grad()
+    expected = loss(plain(data), data).mean()
+    expected.backward()
+    optimizers[1].step()
+    assert torch.allclose(runner.step(padder(data) if n == 9 else data), expected, rtol=1e-4)
+for n in (9, 60):  # a whole batch, and one in parts
+    data = batch(n)
+    assert torch.allclose(runner.predict(data), plain.eval()(data), rtol=1e-4, atol=1e-5)
+assert not [name for name in sys.modules if name.startswith("torch_geometric")]
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -328,9 +451,9 @@ def squared(out, batch):
 GRAPHS = double_graphs([3, 9, 4, 7, 12, 5, 6, 8, 10, 3, 4, 11] * 5)
 
 
-def plain_steps(model, batches):
+def plain_steps(model, batches, lr=0.01):
     """Losses of plain PyG's steps."""
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
     for graphs in batches:
         batch = Batch.from_data_list(graphs)
         loss = F.mse_loss(model(batch), batch.y)
@@ -434,6 +557,19 @@ def test_a_batch_in_parts_is_one_update():
         assert torch.equal(one.edge_index, other.edge_index)
 
 
+def test_padding_is_checked_in_the_parts_of_a_batch():
+    class Mixes(Net):
+        def forward(self, data):
+            h = self.conv(data.x, data.edge_index)
+            return self.head(global_add_pool(h - h.mean(0), data.batch))
+
+    net = Mixes().double()
+    subject = Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01))
+    padder = sg.Padder([(30, 75, 7)], overflow="split")
+    with pytest.raises(PaddingLeaks):
+        sg.StaticGraphRunner(subject, padder, "eager").step(GRAPHS[:9])
+
+
 @pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
 def test_a_capacity_is_added_for_a_batch_that_fits_none(mode):
     torch.manual_seed(0)
@@ -451,6 +587,59 @@ def test_a_capacity_is_added_for_a_batch_that_fits_none(mode):
     assert len(runner.plan.capacities) == 2  # the first one that was added is gone
     with pytest.raises(GraphTooLarge, match="after 2 growths"):
         runner.step(GRAPHS)
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
+def test_a_batch_that_fills_too_little_of_its_bucket_runs_in_eager_at_its_own_size(mode):
+    torch.manual_seed(0)
+    net = Net().double()
+    plain = copy.deepcopy(net)
+    padder = sg.Padder([(60, 150, 12)], min_fill=0.5)
+    runner = sg.StaticGraphRunner(
+        net, padder, mode, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01)
+    )
+    batches = [GRAPHS[:6], GRAPHS[:2], GRAPHS[6:12], GRAPHS[7:10], GRAPHS[:3]]
+    for number, expected in enumerate(plain_steps(plain, batches)):
+        assert float(runner.step(batches[number])) == pytest.approx(expected, rel=1e-10)
+    assert_same_model(net, plain)
+    sparse = padder(GRAPHS[:2])
+    assert sparse.num_nodes == sparse.real.nodes + 1
+    assert (padder.counts.unplanned, runner.report().buckets[0].batches) == (4, 2)
+    assert "4 ran in eager at their own size" in str(runner.report())
+    out = runner.eval_step(GRAPHS[:2]).out
+    assert torch.allclose(out[:2], plain.eval()(Batch.from_data_list(GRAPHS[:2])), rtol=1e-9)
+
+
+LR = 2**-7  # a recorded step holds it in float32
+
+
+def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed():
+    torch.manual_seed(0)
+    net = Net().double()
+    plain = copy.deepcopy(net)
+    recorders = []
+
+    def recorder(device):
+        recorders.append(ArenaRecorder(device))
+        return recorders[-1]
+
+    padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
+    subject = Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), LR))
+    recording = sg.Recording(recorder=recorder)
+    runner = sg.StaticGraphRunner(subject, padder, "cuda-graph", recording=recording)
+    padder.pad(GRAPHS[:2])  # learns the fields
+    runner.warmup(sg.GraphStore.from_pyg(GRAPHS[:6], progress=False), progress=False)
+    batches = [GRAPHS[:6], GRAPHS[:12], GRAPHS[6:18], GRAPHS[:30], GRAPHS[3:9]]
+    for number, expected in enumerate(plain_steps(plain, batches, LR)):
+        assert float(runner.step(batches[number])) == pytest.approx(expected, rel=1e-10)
+    assert_same_model(net, plain)
+    assert len(runner.plan.capacities) == 2
+    # Step and evaluation of one bucket, then of two, at each of two growths.
+    assert [each.recorded for each in recorders] == [2, 4, 4]
+    assert [each.closed for each in recorders] == [True, True, False]
+    assert not runner.report().fallbacks[1:]  # the padder's own line alone
+    with no_recompile():
+        runner.step(GRAPHS[:30])
 
 
 def test_a_batch_that_fits_no_bucket_is_named():

@@ -267,6 +267,15 @@ def test_a_part_that_begins_in_a_later_epoch_is_found_in_one_of_the_next(mode):
         runner.step(next(iter(loader)))
 
 
+def test_a_part_that_begins_when_a_buffer_is_written_to_is_found_in_the_same_epoch():
+    model = made(Later)
+    runner = runner_of(model)
+    _run_steps(runner, 3)
+    model.since.fill_(1)
+    with pytest.raises(sg.errors.PaddingLeaks):
+        _run_steps(runner, STEPS)
+
+
 def test_a_table_that_a_forward_writes_to_is_compared():
     """An embedding with max_norm rescales the rows that are looked up, those of padding as well:
     padding holds values of real rows, but is in graphs of its own."""

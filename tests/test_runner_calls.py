@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.linear_net import Linear
 from support.molecule_steps import TRAIN, Molecules, adam, loader_of
+from support.tape import TapeRecorder
 from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
@@ -248,3 +249,34 @@ def test_what_a_step_cannot_take_is_named(hiv, plan):
         ValueError, match=r"the batch is on cpu, the model on meta: pass StaticLoad"
     ):
         sg.StaticGraphRunner(Linear().to("meta"), plan)(batch)
+
+
+@pytest.mark.parametrize("mode", ["fused", "cuda-graph"])
+def test_fields_in_another_order_are_taken_by_name_and_of_another_shape_refused(mode):
+    """A second data set, whose batches have as many bytes as those of the first."""
+
+    def stored(**widths: int) -> sg.GraphStore:
+        draw = torch.Generator().manual_seed(0)
+        fields = {"b": torch.randn(3, 2, generator=draw), "a": torch.randn(3, 2, generator=draw)}
+        graph = Data(edge_index=torch.zeros(2, 0).long(), num_nodes=3)
+        for name, width in widths.items():
+            graph[name] = fields[name][:, :1].expand(3, width) if width != 2 else fields[name]
+        return sg.GraphStore.from_pyg([graph] * 2, progress=False)
+
+    first = stored(a=2, b=2)
+    plan, recording = sg.plan_buckets(first, 2), sg.Recording(recorder=TapeRecorder)
+    runner = sg.StaticGraphRunner(
+        torch.nn.Linear(2, 1),
+        plan,
+        mode,
+        forward=lambda net, batch: net(batch.a - 2 * batch.b),
+        recording=recording if mode == "cuda-graph" else None,
+    ).warmup(first, progress=False)
+    batches = [
+        sg.StaticBatch.of(store, [0, 1], plan.capacities[0])
+        for store in (first, stored(b=2, a=2), stored(a=3, b=1))
+    ]
+    outs = [runner.eval_step(batch).out[:6] for batch in batches[:2]]
+    assert torch.equal(*outs)
+    with pytest.raises(sg.NotStatic, match="differ in a, b"):
+        runner.eval_step(batches[2])

@@ -166,10 +166,12 @@ class NeighbourSearch(nn.Module):
 
     Args:
         cutoff: in the unit of the positions.
-        per_atom: rows of edges per row of atoms, as :func:`~staticgraph.atoms.plan_neighbours`
+        per_atom: rows of edges per row of atoms, as :func:`~staticgraph.atoms.edges_per_atom`
             plans it.
         images: see :func:`neighbours`; None for molecules, and for eager mode.
     """
+
+    _staticgraph_overflows = True  # named by an error of a loss that is not finite
 
     def __init__(
         self, cutoff: float, per_atom: float, images: tuple[int, int, int] | None = None

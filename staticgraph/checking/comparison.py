@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
 
 from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
@@ -31,6 +32,7 @@ from staticgraph.checking.plain_batch import (
     plain_batch,
     plain_loss,
 )
+from staticgraph.internals.dispatch import version_of
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.present import Restored
 from staticgraph.recording.signature import Signature
@@ -97,6 +99,7 @@ class Comparer:
     ) -> None:
         self.signature: Signature | None = None
         self.written: set[str] = set()
+        self._versions: dict[str, int] = {}
         self.model: torch.nn.Module = subject.model
         self._subject, self._compiled = subject, compiled
         self._computation = Computation(subject) if computation is None else computation
@@ -126,6 +129,28 @@ class Comparer:
         functions = {"loss": self._subject.loss, "forward": self._subject.forward}
         read = {name: f for name, f in functions.items() if f is not None}
         self.signature = Signature(self.model, read)
+        self._versions = self._buffer_versions()
+
+    def changed(self) -> bool:
+        """Whether something that a run reads and does not write has changed since it was noted."""
+        return not self._changes() <= self.written
+
+    def _changes(self) -> set[str]:
+        """Where something differs from what was noted: attributes, and buffers written to."""
+        versions = self._buffer_versions()
+        values = {n for n, v in versions.items() if v != self._versions.get(n, v)}
+        changes = self.signature.changes() if self.signature is not None else ()
+        return values | {change.where for change in changes}
+
+    def _buffer_versions(self) -> dict[str, int]:
+        """How often each buffer was written to; those of norms change at every step."""
+        return {
+            f"{path}.{name}".removeprefix("."): version_of(buffer)
+            for path, module in self.model.named_modules()
+            if not isinstance(module, _NormBase)
+            for name, buffer in module._buffers.items()
+            if buffer is not None and not buffer.is_inference()
+        }
 
     # ------------------------------------------------------------------ running
 
@@ -196,8 +221,7 @@ class Comparer:
             if options.nudged:
                 nudge(model)
             yield
-            if self.signature is not None:
-                self.written.update(change.where for change in self.signature.changes())
+            self.written |= self._changes()
 
     def _outcome(
         self, out: Any, loss: Tensor | None, options: RunOptions, random: EqualDraws | None

@@ -245,11 +245,13 @@ def revalued(batch: StaticBatch, seed: int = 0, whole_rows: bool = False) -> Sta
         if field.is_index:  # its padding must refer to padding
             continue
         value = batch[field.name]
+        if not value.numel():
+            continue
         mask = field_mask(batch, field)
         if field.rows > 1:  # all rows of a graph are one: a cell keeps its three vectors
             value, mask = value.view(-1, field.rows, *value.shape[1:]), mask[:: field.rows]
         real = value[mask]
-        if not len(real) or not value.numel():
+        if not len(real):
             continue
         drawn = torch.rand(value.shape, generator=random, dtype=torch.float64).to(value.device)
         if whole_rows:  # in turn, so that neighbours are not the same row

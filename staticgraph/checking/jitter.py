@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.nn import Linear
-from torch_geometric.nn.pool.select import SelectTopK
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 
 # Of a tensor's largest value: far above rounding, far below the effect of another input.
 SIZE = 1e-2
-_MIXES = (torch.nn.Linear, torch.nn.Embedding, Linear)
+# PyG's Linear included, by its name.
+_MIXES = ("Linear", "Embedding")
 
 
 class Jitter:
@@ -49,9 +48,10 @@ class Jitter:
         """A ``with`` block in which noise is added to what the model computes for nodes."""
         with ExitStack() as stack:
             for path, module in model.named_modules():
-                if isinstance(module, _MIXES):
+                kinds = {kind.__name__ for kind in type(module).__mro__}
+                if not kinds.isdisjoint(_MIXES):
                     stack.callback(module.register_forward_hook(self._hook(path)).remove)
-                elif isinstance(module, SelectTopK) and isinstance(module.act, torch.nn.Module):
+                elif "SelectTopK" in kinds and isinstance(module.act, torch.nn.Module):
                     stack.callback(module.act.register_forward_hook(_score_hook(path)).remove)
             yield
 

@@ -52,6 +52,7 @@ class PaddingCheck:
         self._comparer, self._model = comparer, comparer.model
         self._done: set[str] = set()
         self._ordered: set[str] = set()  # kinds for which the order of edges is known not to matter
+        self._orders: set[bool] = set()  # whether edges of the batches so far kept their order
         self._newcomers = Newcomers(comparer.model)
         self._turn = Lock()
         self._epochs = self._changes = 0
@@ -70,6 +71,8 @@ class PaddingCheck:
         if self._newcomers.came and self._newcomers.seen():
             self._done.clear()  # the verdicts were on other layers
             self._ordered.clear()
+        if batch is not None:
+            self._see_order(batch)
         kind, looked = self._kind(phase), None if batch is None else looked_in_epoch(batch)
         begins = False
         if looked is not None and kind != "eval" and id(self) not in looked:
@@ -82,6 +85,14 @@ class PaddingCheck:
             return False
         self._done.clear()
         return True
+
+    def _see_order(self, batch: StaticBatch) -> None:
+        """Drops the verdicts if no batch so far had edges in this order, sorted or their own."""
+        order = batch.layout.schema.keep_order
+        if order not in self._orders:
+            self._orders.add(order)
+            self._done.clear()
+            self._ordered.clear()
 
     def _kind(self, phase: str) -> str:
         """The key of a phase's verdict: ``forward`` is an evaluation if the model evaluates."""
@@ -97,14 +108,13 @@ class PaddingCheck:
             alone: whether the batch is of no loader, and so of no epoch.
             taken: how many batches of the training came before.
         """
-        signature = self._comparer.signature
-        if signature is None:
+        if self._comparer.signature is None:
             return False
         if begins and (_doubles(self._epochs) or self._is_paid()):
             return True
         if taken % STEPS and not _doubles(taken):
             return False
-        if {change.where for change in signature.changes()} <= self._comparer.written:
+        if not self._comparer.changed():
             return alone and self._is_paid()
         self._changes += 1
         return self._changes <= CHANGES or _doubles(self._changes) or self._is_paid()
@@ -129,6 +139,7 @@ class PaddingCheck:
             EdgesMoved: the model reads edges by their position, and the store sorted them.
         """
         with self._turn:
+            self._see_order(batch)
             if self.wanted(phase) and (_graphs_in(batch) or several_ranks()):
                 started = time.perf_counter()
                 self._of(batch, phase, real)

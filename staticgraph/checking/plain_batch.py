@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch_geometric.data import Batch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.schema import Schema
@@ -69,6 +68,8 @@ class PlainBatch:
 
 def plain_batch(batch: StaticBatch) -> PlainBatch:
     """Returns the real graphs of a batch, without padding, on its device."""
+    from torch_geometric.data import Batch
+
     graphs: list[Any] = list(batch.to_data_list())
     data: Any = Batch.from_data_list(graphs, follow_batch=_followed(batch.layout.schema))
     data = data.to(str(batch.device))

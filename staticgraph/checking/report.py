@@ -11,7 +11,6 @@ import torch
 
 from staticgraph.errors import NotStatic
 from staticgraph.nn.conv.gps import StaticGPSConv
-from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
 from staticgraph.nn.subclasses import form_of
 from staticgraph.rewrites.explain import Explanation
 from staticgraph.steps.attention_row import AttentionRow
@@ -38,7 +37,7 @@ def module_row(
         inert: whether its real outputs were the same with other padding; None if that was not
             measured.
     """
-    form = form_of(type(module), STATIC_FORMS | REFUSED_FORMS, made=False)
+    form = form_of(type(module), made=False)
     attends = isinstance(getattr(module, "attn", None), torch.nn.MultiheadAttention)
     if obstacles:
         how = obstacles[0].kind
@@ -56,7 +55,7 @@ def module_row(
 def is_layer(module: torch.nn.Module) -> bool:
     """Whether a module has a row despite its children: a PyG layer, or one with a static form."""
     kind = type(module)
-    known = form_of(kind, STATIC_FORMS | REFUSED_FORMS, made=False) is not None
+    known = form_of(kind, made=False) is not None
     return known or kind.__module__.startswith("torch_geometric.")
 
 

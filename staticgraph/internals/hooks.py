@@ -5,6 +5,7 @@ Calls of ``torch.utils.checkpoint``, for which torch has no hook, are observed a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ __all__ = [
     "MESSAGE_HOOKS",
     "MODULE_HOOKS",
     "checkpoints_told",
+    "has_pyg",
     "message_hooks",
     "unhooked",
     "user_unhooked",
@@ -27,6 +29,16 @@ _BEGINNINGS = (
     "_checkpoint_without_reentrant_generator_impl",
     "_checkpoint_without_reentrant_generator",
 )
+
+
+@functools.cache
+def has_pyg() -> bool:
+    """Returns whether PyG can be imported, without which only torch's own layers are known."""
+    try:
+        import torch_geometric  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 @contextmanager
@@ -87,9 +99,9 @@ def user_unhooked(module: torch.nn.Module) -> bool:
 
 
 def message_hooks(conv: torch.nn.Module) -> str | None:
-    """Returns the first kind of message hook of a PyG layer, such as ``message_forward_hook``, or
-    None."""
+    """Returns the first kind of message hook of a PyG layer, such as ``message_forward_hook``; None
+    without one, and for other modules."""
     for kind in MESSAGE_HOOKS:
-        if getattr(conv, kind):
+        if getattr(conv, kind, None):
             return kind.removeprefix("_").removesuffix("s")
     return None

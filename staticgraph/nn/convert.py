@@ -10,10 +10,9 @@ from contextlib import suppress
 
 import torch
 
+from staticgraph.internals.hooks import has_pyg
 from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
-from staticgraph.nn.functions import install
-from staticgraph.nn.subclasses import form_of
+from staticgraph.nn.subclasses import form_of, static_forms
 from staticgraph.sizes.attention import check_path
 
 
@@ -60,15 +59,17 @@ def context_of(model: torch.nn.Module) -> BatchContext:
     Converts layers that are not converted yet, and makes PyG's functions dispatch on the current
     batch.
     """
-    install()
-    forms = STATIC_FORMS | REFUSED_FORMS
-    static = tuple(forms.values())
+    if has_pyg():
+        from staticgraph.nn.functions import install
+
+        install()
+    static = tuple(static_forms().values())
     present: list[object] = [vars(m).get("_staticgraph") for m in model.modules()]
     context = next((found for found in present if isinstance(found, BatchContext)), None)
     if context is None:
         context = BatchContext()
     for module in model.modules():
-        form = form_of(type(module), forms)
+        form = form_of(type(module))
         if form is not None:
             with suppress(TypeError):  # incompatible object layout: the class stays as it is
                 module.__class__ = form

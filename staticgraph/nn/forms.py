@@ -1,4 +1,4 @@
-"""Which layers are converted: each stock class and its static form, or the form that refuses it."""
+"""Which layers of PyG are converted: each with its static form, or the form that refuses it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ from staticgraph.nn.aggr.aggregations import (
     StaticQuantileAggregation,
     StaticSortAggregation,
 )
-from staticgraph.nn.aggr.recurrent import StaticGRU, StaticLSTM
 from staticgraph.nn.aggr.set_transformer import (
     StaticGraphMultisetTransformer,
     StaticSetTransformerAggregation,
@@ -65,13 +64,8 @@ from staticgraph.nn.conv.gps import StaticGPSConv
 from staticgraph.nn.conv.hyperedges import StaticHypergraphConv
 from staticgraph.nn.conv.relations import StaticFiLMConv, StaticHeteroLinear, StaticRGATConv
 from staticgraph.nn.labels import StaticLabelPropagation, StaticMaskLabel
-from staticgraph.nn.norm.batch_norm import (
-    MaskedBatchNorm1d,
-    MaskedBatchNorm2d,
-    MaskedPygBatchNorm,
-    MaskedSyncBatchNorm,
-)
 from staticgraph.nn.norm.graph_norms import (
+    MaskedPygBatchNorm,
     StaticGraphNorm,
     StaticGraphSizeNorm,
     StaticHeteroBatchNorm,
@@ -84,13 +78,7 @@ from staticgraph.nn.pool.dense import StaticDMoNPooling
 from staticgraph.nn.pool.select import StaticSAGPooling, StaticTopKPooling
 from staticgraph.nn.refused import refused_forms
 
-# Stock layer -> its static form. A subclass gets a class derived from both: see nn.subclasses.
-STATIC_FORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
-    torch.nn.BatchNorm1d: MaskedBatchNorm1d,
-    torch.nn.BatchNorm2d: MaskedBatchNorm2d,
-    torch.nn.SyncBatchNorm: MaskedSyncBatchNorm,
-    torch.nn.LSTM: StaticLSTM,
-    torch.nn.GRU: StaticGRU,
+PYG_FORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     BatchNorm: MaskedPygBatchNorm,
     LayerNorm: StaticLayerNorm,
     InstanceNorm: StaticInstanceNorm,
@@ -125,5 +113,5 @@ STATIC_FORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     DMoNPooling: StaticDMoNPooling,
     MaskLabel: StaticMaskLabel,
     LabelPropagation: StaticLabelPropagation,
+    **refused_forms(),
 }
-REFUSED_FORMS = refused_forms()

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch_geometric.nn as pyg
-from torch_geometric import utils
 
 from staticgraph.errors import NotStatic
 from staticgraph.internals.hooks import message_hooks
@@ -39,34 +37,34 @@ REFUSED_LAYERS: dict[str, tuple[str, str]] = {
     "MeshCNNConv": ("it takes four edges per node in order, which padding breaks", "use EdgeConv"),
 }
 
-# Function -> why its shapes cannot be fixed, and what to use instead.
-REFUSED_FUNCTIONS: dict[Callable[..., Any], tuple[str, str]] = {
-    utils.contains_self_loops: ("it reads a number off the data", _IN_DATASET),
-    utils.unbatch: ("the sizes of its results are data", "keep the batch vector, or pool over it"),
-    utils.unbatch_edge_index: ("the sizes of its results are data", "keep the batch vector"),
-    utils.segregate_self_loops: ("it picks edges with a mask", _IN_DATASET),
-    utils.get_self_loop_attr: ("it picks edges with a mask", _IN_DATASET),
-    utils.remove_isolated_nodes: ("it picks nodes with a mask", _IN_DATASET),
-    utils.contains_isolated_nodes: ("it reads a number off the data", _IN_DATASET),
-    utils.subgraph: ("it picks edges with a mask", _IN_DATASET),
-    utils.k_hop_subgraph: ("it picks edges with a mask", _IN_DATASET),
-    utils.coalesce: ("it removes duplicates, so that the number left is data", _IN_DATASET),
-    utils.to_undirected: ("it removes duplicates, so that the number left is data", _IN_DATASET),
-    utils.is_undirected: ("it reads a truth value off the data", _IN_DATASET),
-    utils.dense_to_sparse: ("the number of entries is data", "stay with the dense form"),
-    utils.dropout_node: ("the number of nodes left is drawn", "use torch.nn.Dropout on x"),
-    utils.dropout_path: ("the number of edges left is drawn", "use dropout on edge_attr"),
-    utils.negative_sampling: ("the number of edges is data", _SAMPLE),
-    utils.batched_negative_sampling: ("the number of edges is data", _SAMPLE),
-    utils.structured_negative_sampling: ("it draws until nothing collides", _SAMPLE),
+# Function of torch_geometric.utils -> why its shapes cannot be fixed, and what to use instead.
+REFUSED_FUNCTIONS: dict[str, tuple[str, str]] = {
+    "contains_self_loops": ("it reads a number off the data", _IN_DATASET),
+    "unbatch": ("the sizes of its results are data", "keep the batch vector, or pool over it"),
+    "unbatch_edge_index": ("the sizes of its results are data", "keep the batch vector"),
+    "segregate_self_loops": ("it picks edges with a mask", _IN_DATASET),
+    "get_self_loop_attr": ("it picks edges with a mask", _IN_DATASET),
+    "remove_isolated_nodes": ("it picks nodes with a mask", _IN_DATASET),
+    "contains_isolated_nodes": ("it reads a number off the data", _IN_DATASET),
+    "subgraph": ("it picks edges with a mask", _IN_DATASET),
+    "k_hop_subgraph": ("it picks edges with a mask", _IN_DATASET),
+    "coalesce": ("it removes duplicates, so that the number left is data", _IN_DATASET),
+    "to_undirected": ("it removes duplicates, so that the number left is data", _IN_DATASET),
+    "is_undirected": ("it reads a truth value off the data", _IN_DATASET),
+    "dense_to_sparse": ("the number of entries is data", "stay with the dense form"),
+    "dropout_node": ("the number of nodes left is drawn", "use torch.nn.Dropout on x"),
+    "dropout_path": ("the number of edges left is drawn", "use dropout on edge_attr"),
+    "negative_sampling": ("the number of edges is data", _SAMPLE),
+    "batched_negative_sampling": ("the number of edges is data", _SAMPLE),
+    "structured_negative_sampling": ("it draws until nothing collides", _SAMPLE),
 }
 
 
 def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Maps each refused function to one that raises NotStatic."""
-    return {
-        function: _refusing(function.__name__, *why) for function, why in REFUSED_FUNCTIONS.items()
-    }
+    from torch_geometric import utils
+
+    return {getattr(utils, name): _refusing(name, *why) for name, why in REFUSED_FUNCTIONS.items()}
 
 
 def _refusing(name: str, reason: str, remedy: str) -> Callable[..., Any]:
@@ -86,7 +84,7 @@ def unheard_hooks(model: torch.nn.Module) -> dict[str, str]:
     """
     found = {}
     for path, module in model.named_modules():
-        kind = message_hooks(module) if isinstance(module, pyg.MessagePassing) else None
+        kind = message_hooks(module)
         if kind is not None:
             found[path] = (
                 f"{type(module).__name__} has a {kind}, which PyG leaves out of a compiled "
@@ -105,12 +103,14 @@ def caching_layers(model: torch.nn.Module) -> dict[str, str]:
         path: f"{type(module).__name__}(cached=True) would go on with the first batch's edges: "
         "pass cached=False"
         for path, module in model.named_modules()
-        if isinstance(module, pyg.MessagePassing) and getattr(module, "cached", False) is True
+        if hasattr(module, "propagate") and getattr(module, "cached", False) is True
     }
 
 
 def refused_forms() -> dict[type[torch.nn.Module], type[torch.nn.Module]]:
     """Maps each refused layer to a subclass whose forward raises NotStatic inside the runner."""
+    import torch_geometric.nn as pyg
+
     forms = {}
     for name, (reason, remedy) in REFUSED_LAYERS.items():
         stock = getattr(pyg, name, None)

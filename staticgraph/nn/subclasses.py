@@ -1,9 +1,9 @@
 """Static forms of subclasses, such as a user's own BatchNorm.
 
-A mapping says which static form replaces which stock layer. A subclass of a stock layer gets its
-own class, made here: ``type(name, (Subclass, Form), {})``, whose method resolution order is
-subclass, static form, stock layer. Methods that the subclass overrides stay its own; methods that
-it inherits, or calls through ``super()``, are the static form's.
+:func:`static_forms` says which static form replaces which stock layer. A subclass of a stock layer
+gets its own class, made here: ``type(name, (Subclass, Form), {})``, whose method resolution order
+is subclass, static form, stock layer. Methods that the subclass overrides stay its own; methods
+that it inherits, or calls through ``super()``, are the static form's.
 
 A class that torch makes to parametrize a module (``weight_norm``) is rebuilt on top of the static
 form, so that the parametrization can still be removed.
@@ -15,26 +15,47 @@ Not covered: a subclass that writes the whole forward itself, or that calls the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.nn.utils import parametrize
 
-from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
+from staticgraph.internals.hooks import has_pyg
+from staticgraph.nn.aggr.recurrent import StaticGRU, StaticLSTM
+from staticgraph.nn.norm.batch_norm import (
+    MaskedBatchNorm1d,
+    MaskedBatchNorm2d,
+    MaskedSyncBatchNorm,
+)
 
-Forms = Mapping[type[torch.nn.Module], type[torch.nn.Module]]
 _STOCK = "_staticgraph_stock"
 
 
-def form_of(
-    kind: type[torch.nn.Module], forms: Forms, made: bool = True
-) -> type[torch.nn.Module] | None:
+@functools.cache
+def static_forms() -> Mapping[type[torch.nn.Module], type[torch.nn.Module]]:
+    """Returns the static form of each stock layer, or the form that refuses it: of torch's own and,
+    where PyG is installed, of PyG's."""
+    forms: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
+        torch.nn.BatchNorm1d: MaskedBatchNorm1d,
+        torch.nn.BatchNorm2d: MaskedBatchNorm2d,
+        torch.nn.SyncBatchNorm: MaskedSyncBatchNorm,
+        torch.nn.LSTM: StaticLSTM,
+        torch.nn.GRU: StaticGRU,
+    }
+    if has_pyg():
+        from staticgraph.nn.forms import PYG_FORMS
+
+        forms |= PYG_FORMS
+    return forms
+
+
+def form_of(kind: type[torch.nn.Module], made: bool = True) -> type[torch.nn.Module] | None:
     """Returns the static form of a layer's class, found through its nearest ancestor that has one.
 
     Args:
         kind: a stock layer, or a subclass of one.
-        forms: stock layer -> its static form.
         made: for a subclass, return the class made for it; otherwise the form that this class is
             based on.
 
@@ -42,6 +63,7 @@ def form_of(
         None where there is nothing to convert: no ancestor has a form, the class is static
         already, or Python allows no class with both bases.
     """
+    forms = static_forms()
     stock = next((ancestor for ancestor in kind.__mro__ if ancestor in forms), None)
     if stock is None or (made and issubclass(kind, forms[stock])):
         return None
@@ -49,7 +71,7 @@ def form_of(
     if kind is stock or not made:
         return form
     if _parametrized(kind):
-        return _parametrized_again(kind, form_of(kind.__bases__[0], forms))
+        return _parametrized_again(kind, form_of(kind.__bases__[0]))
     return _joined(kind, form)
 
 
@@ -101,7 +123,7 @@ def _reduced(self: torch.nn.Module, protocol: Any) -> tuple[Any, ...]:
 
 
 def _made_again(kind: type[torch.nn.Module]) -> torch.nn.Module:
-    form = form_of(kind, STATIC_FORMS | REFUSED_FORMS) or kind
+    form = form_of(kind) or kind
     return form.__new__(form)
 
 

@@ -26,7 +26,6 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.collation.collate_arguments import collate_arguments
 from staticgraph.batches.loading.from_device import CollatedTensors
 from staticgraph.batches.slots.slots import Slot, SlotLayout
-from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import copy_all
 from staticgraph.kernels.collate import collate
 from staticgraph.recording.recorder import Recorded, Recorder, Replays
@@ -151,7 +150,7 @@ class RecordedInputs:
             arrays: its tensors.
 
         Raises:
-            NotStatic: it has other fields than the recording.
+            NotStatic: it has other arrays than the recording.
         """
         inputs = self.batches[batch.bucket]
         targets = inputs.tensors()
@@ -161,14 +160,10 @@ class RecordedInputs:
                 arrays.into(inputs.layout, targets)
             return
         buffer, whole = batch.buffer, self._whole[batch.bucket]
-        if buffer is not None and buffer.shape == whole.shape:
+        alike = batch.layout is inputs.layout or batch.layout.entries == inputs.layout.entries
+        if alike and buffer is not None and buffer.shape == whole.shape:
             whole.copy_(buffer, non_blocking=True)
             return
-        if arrays.keys() != targets.keys():
-            missing = sorted(arrays.keys() ^ targets.keys())
-            raise NotStatic(
-                f"the batch and the recording differ in {', '.join(missing)}: make the loader over "
-                "the data that the plan was made for"
-            )
+        values = inputs.layout.in_order(batch.layout, arrays)
         with torch.set_grad_enabled(False):  # half as many calls as no_grad
-            copy_all(list(targets.values()), list(arrays.values()))
+            copy_all(list(targets.values()), values)

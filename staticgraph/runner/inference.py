@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from staticgraph.batches.batch.own_class import static_of
+from staticgraph.batches.batch.predictions import Predictions
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.batches.padding.padder import Padder
+from staticgraph.batches.padding.padder import Padder, SplitBatch
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.export import export
@@ -121,7 +123,7 @@ class Inference:
 
         Args:
             graphs: a list of ``Data``, a PyG dataset, or a :class:`GraphStore`, also one on a
-                device.
+                device; or one batch of the class that the runner's :class:`Padder` was told of.
 
         Returns:
             For one output per graph, a tensor ``[n, ...]`` on the CPU; for one per node or per
@@ -135,7 +137,16 @@ class Inference:
             TypeError: ``graphs`` is a loader, which yields batches.
         """
         check_not_traced("predict()")
-        return predict(self, graphs, self.preparation.schema)
+        schema = self.preparation.schema
+        declared = schema is not None and schema.names and not isinstance(graphs, list | GraphStore)
+        if self.padder is None or not (declared or static_of(graphs) is not None):
+            return predict(self, graphs, schema)
+        padded = as_static(self, graphs)
+        parts = padded if isinstance(padded, SplitBatch) else [padded]
+        predictions = Predictions(sum(part.real_counts.graphs for part in parts))
+        for part in parts:
+            predictions.add(part, self.predict_batch(part))
+        return predictions.in_order()
 
     def predict_batch(self, batch: StaticBatch) -> Any:
         """Returns the output of one batch in evaluation mode, without gradients and without a loss.

@@ -18,6 +18,7 @@ import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
 from staticgraph.batches.slots.real_counts import RealCounts
+from staticgraph.batches.slots.slots import UNPLANNED
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.preparation import Preparation
@@ -162,14 +163,20 @@ def take(runner: Takes, batch: StaticBatch, work: str) -> StaticBatch:
     if steps.computation.newcomers.came:
         preparation.forget()
     batch = steps.accept(batch)
+    planned = batch.bucket != UNPLANNED
+    if not planned and (preparation.commitments is not None or steps.ranks is not None):
+        raise ValueError(
+            "a batch that kept its own size (min_fill=) runs in eager, which a memory budget has "
+            "no room for and other ranks do not wait for: leave out min_fill="
+        )
     if preparation.commitments is not None:
         preparation.commitments.use(batch.bucket)
-    if batch.real is not None:
+    if batch.real is not None and planned:
         runner.statistics[batch.bucket].count(batch.real, work)
     training = work == "step" or runner.subject.model.training
     preparation.taken += training
     if (
-        (batch.bucket, work, training) not in preparation.ready
+        (batch.bucket, work, training, batch.layout.schema.keep_order) not in preparation.ready
         or (training and preparation.taken >= preparation.next_look)
         or (training and looked_in_epoch(batch) is not preparation.epoch)
     ):

@@ -48,8 +48,6 @@ def as_static(runner: Any, batch: Any) -> Any:
         padder = runner.padder = Padder(runner.plan, schema=runner.preparation.schema)
     ranks: Ranks | None = getattr(runner, "ranks", None)
     padded = padder.pad(batch) if ranks is None else _agreed(padder, batch, ranks)
-    if runner.preparation.schema is None:  # from now on, new graphs are read as these are
-        runner.preparation.schema = padder.schema
     if padder.plan.capacities != runner.plan.capacities:
         _grow(runner, padder)
     if isinstance(padded, SplitBatch):

@@ -18,7 +18,6 @@ from staticgraph.schema import Level, Schema
 from staticgraph.steps.rows.provenance import Path, leaves, name_of
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
-from staticgraph.store.pyg.flatten import from_pyg
 
 
 class Predictor(Protocol):
@@ -102,6 +101,8 @@ def new_graphs(
     Raises:
         BadGraph: a graph lacks a field or its edges, or has a field of another dtype or width.
     """
+    from staticgraph.store.pyg.flatten import from_pyg
+
     known = plan.has_edges is True
     return from_pyg(GraphStore, graphs, schema=schema, edges=known, progress=progress)
 

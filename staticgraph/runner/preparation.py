@@ -119,7 +119,7 @@ class Preparation:
         self.compared: FirstSteps = FirstSteps(subject, steps)
         self.watched: Callable[[int, str], AbstractContextManager[object]] = _unwatched
         self.warmed: Callable[[], None] | None = None
-        self.ready: set[tuple[int, str, bool]] = set()
+        self.ready: set[tuple[int, str, bool, bool]] = set()
         self.taken: int = -1
         self.next_look: float = 0.0
         self.epoch: object = None
@@ -144,7 +144,10 @@ class Preparation:
         Raises:
             PaddingLeaks: padding reaches real rows.
         """
-        key = batch.bucket, work, work == "step" or self._model.training
+        training = work == "step" or self._model.training
+        key = batch.bucket, work, training, batch.layout.schema.keep_order
+        if self.schema is None:  # from now on, new graphs are read as these are
+            self.schema = batch.layout.schema
         padding = None if self.has_recorded else self.padding
         if padding is not None and padding.wanted(work, batch, self.taken):
             padding.of(batch, work)

@@ -27,6 +27,7 @@ from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.batches.padding.padder import Padder, SplitBatch
+from staticgraph.batches.slots.slots import UNPLANNED
 from staticgraph.distributed.lost_rank import Watching
 from staticgraph.distributed.ranks import Ranks, check_not_wrapped
 from staticgraph.epochs.blocks import Blocks
@@ -331,7 +332,8 @@ class StaticGraphRunner(Inference):
             statistics = self.statistics[batch.bucket]
             started = statistics.started()
             loss = self.steps.train(batch)
-            statistics.ended(started)
+            if batch.bucket != UNPLANNED:
+                statistics.ended(started)
             self.steps.count()
         return loss
 
@@ -445,7 +447,7 @@ class StaticGraphRunner(Inference):
         """Returns what ran so far, per bucket."""
         report = report_of(self, self.plan)
         counts = None if self.padder is None else self.padder.counts
-        if counts is None or not counts.overflowed:
+        if counts is None or not counts.overflowed + counts.unplanned:
             return report
         return replace(report, fallbacks=(*report.fallbacks, str(counts)))
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from staticgraph.batches.batch.row_pointers import with_pointers
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.batches.slots.slots import SlotLayout
+from staticgraph.batches.slots.slots import UNPLANNED, SlotLayout
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.distributed.reduction import Share
 from staticgraph.errors import NotStatic
@@ -96,7 +96,9 @@ class Steps:
         self._may_rewrite = self._tries_fused or self.fused or self.computation.context.kernels
         self.compiled: CompiledSteps = CompiledSteps(model, self.computation, compiled_mode)
         self.accumulated: Accumulation = Accumulation(subject)
-        self.finite: FiniteLosses = FiniteLosses(capacities, subject.device, subject.check_finite)
+        self.finite: FiniteLosses = FiniteLosses(
+            capacities, subject.device, subject.check_finite, model
+        )
         self.single_rows: SingleRows = SingleRows(model)
         self._every, self._counted = subject.check_finite, 0
         self.ranks: Ranks | None = ranks
@@ -141,7 +143,7 @@ class Steps:
             self.computation.settle()
         layout, bucket = batch.layout, batch.bucket
         known = self.capacities[bucket] if bucket < len(self.capacities) else None
-        if layout.capacity is not known and layout.capacity != known:
+        if layout.capacity is not known and layout.capacity != known and bucket != UNPLANNED:
             raise ValueError(
                 f"the batch belongs to bucket {bucket} of {layout.capacity}, which is not in "
                 "this runner's plan: give the loader and the runner the same plan"
@@ -225,7 +227,7 @@ class Steps:
 
     def way_of(self, bucket: int, phase: str) -> str:
         """Returns the way in which a phase of a bucket runs."""
-        return self.ways.get((bucket, phase), self._way)
+        return "eager" if bucket == UNPLANNED else self.ways.get((bucket, phase), self._way)
 
     def phase(self, work: str) -> str:
         """Returns the phase of some work that is called now."""

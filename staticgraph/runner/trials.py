@@ -35,6 +35,7 @@ from staticgraph.runner.auto import LEAST_ROUNDS, Auto
 from staticgraph.runner.steps import Steps
 from staticgraph.runner.way_choice import (
     ATTENTION,
+    NOT_TRIED,
     WayChoice,
     choose,
     load,
@@ -217,7 +218,7 @@ class Trials:
         if 1e-3 * eager_ms * self._steps_to_come * MOST_SAVED >= cost_s:
             return None
         steps = how_many(self._steps_to_come, "step")
-        return f"not tried: {steps} of {eager_ms:.3g} ms cannot earn back {cost_s:.2g} s"
+        return f"{NOT_TRIED}: {steps} of {eager_ms:.3g} ms cannot earn back {cost_s:.2g} s"
 
     def finish(self, batch: StaticBatch, phase: str) -> tuple[WayChoice, ...]:
         """Times the ways of a key that waits, with its first batch, and chooses one.
@@ -247,7 +248,7 @@ class Trials:
     def _cannot(self, way: str, bucket: int, phase: str) -> str | None:
         """Prepares a way; returns the reason if it cannot run."""
         if way != "eager" and self._stopwatch.now() > self._until:
-            return f"not tried: limit_s={self._options.limit_s:g} was spent"
+            return f"{NOT_TRIED}: limit_s={self._options.limit_s:g} was spent"
         if way == OWN and (self._lost is not None or not self._steps.records(phase)):
             return self._lost or f"scope {self._steps.recording.scope!r} does not record {phase!r}"
         if way == FUSED and self._without_fused:

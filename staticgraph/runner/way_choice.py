@@ -26,6 +26,8 @@ from staticgraph.files.document import NOT_THERE
 MARGIN = 0.05
 # The phase of a choice among attention paths is this prefix and the phase.
 ATTENTION = "attention in "
+# How the reason begins where a way could perhaps run.
+NOT_TRIED = "not tried"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ class Contender:
 
     def __str__(self) -> str:
         if self.median_ms is None:
-            return f"{self.way} refused ({(self.refused or 'not timed').splitlines()[0]})"
+            why = (self.refused or "not timed").splitlines()[0]
+            return f"{self.way} {why if why.startswith(NOT_TRIED) else f'refused ({why})'}"
         return f"{self.way} {self.median_ms:.3g} ms ({self.p10_ms:.3g} to {self.p90_ms:.3g})"
 
 
@@ -96,9 +99,7 @@ def choose(
         raise ValueError(f"bucket {bucket} {phase}: every way needs one time a round, got {times}")
     best, *others = times
     reason = (
-        "the only one that can run"
-        if not others
-        else "the simplest; no other is faster by a clear margin"
+        "the only one timed" if not others else "the simplest; no other is faster by a clear margin"
     )
     for other in others:
         ratio = np.asarray(times[best]) / np.asarray(times[other])

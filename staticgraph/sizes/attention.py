@@ -224,6 +224,14 @@ def attention_path(
     return AttentionPath(name, requested, chosen, costs, pairs, tuple(ruled_out), by_time)
 
 
+SEEDS = AttentionSetting(extra_keys="it pools by seed vectors")
+
+
+def pooling_path(capacity: Capacity, requested: str) -> AttentionPath:
+    """Returns the dense path of layers that pool by seed vectors in a bucket."""
+    return attention_path(capacity, "auto" if SEEDS.forbids(requested) else requested, SEEDS)
+
+
 def check_path(path: str) -> None:
     """Checks the name of an attention path.
 

@@ -6,15 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from staticgraph.nn.aggr.set_transformer import (
-    StaticGraphMultisetTransformer,
-    StaticSetTransformerAggregation,
-    pooling_path,
-)
 from staticgraph.nn.attention.paths import setting_of
 from staticgraph.nn.context.batch_context import BatchContext, context_held
-from staticgraph.nn.conv.gps import StaticGPSConv
-from staticgraph.sizes.attention import AttentionPath
+from staticgraph.sizes.attention import AttentionPath, pooling_path
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.attention_row import AttentionRow
 
@@ -70,9 +64,8 @@ def attending_layers(
 ) -> Iterator[tuple[str, BatchContext, torch.nn.MultiheadAttention | None]]:
     """Yields the layers with a choice of paths; attention is None for pooling by seed vectors."""
     for name, module in model.named_modules():
-        if isinstance(module, StaticSetTransformerAggregation | StaticGraphMultisetTransformer):
+        attends = getattr(module, "_staticgraph_attends", None)
+        if attends == "seeds":
             yield name, context_held(module), None
-        elif isinstance(module, StaticGPSConv) and isinstance(
-            module.attn, torch.nn.MultiheadAttention
-        ):
-            yield name, context_held(module), module.attn
+        elif attends and isinstance(attn := module.attn, torch.nn.MultiheadAttention):
+            yield name, context_held(module), attn

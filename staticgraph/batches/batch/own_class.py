@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
@@ -39,11 +40,31 @@ def built_like(batch: StaticBatch, marked: bool = False) -> Any:
     """
     schema, tensors = batch.layout.schema, batch.tensors()
     values: dict[str, Any] = {path: tensors[array] for path, array in schema.names}
+    if schema.dense:
+        values.update(_laid_out(batch, values))
     if marked:
         for tensor in values.values():
             setattr(tensor, _STATIC, batch)
     values.update((name, batch.capacity.rows(level)) for name, level in schema.sizes)
     return _changed(schema.like, values)
+
+
+def _laid_out(batch: StaticBatch, values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns the rows of nodes as ``[G, M, ...]``, ``M`` the nodes of the bucket's largest graph,
+    with the mask; places without a node hold the field's padding."""
+    tensors, schema, names = batch.tensors(), batch.layout.schema, dict(batch.layout.schema.names)
+    graphs, most = batch.capacity.graphs, batch.capacity.max_graph_nodes
+    of, real = tensors["batch"], tensors["node_mask"]
+    place = of * most + torch.arange(len(of), device=of.device) - tensors["ptr"][of]
+    place = torch.where(real, place, graphs * most)  # padding goes to a row that is cut off
+    made = {}
+    for path in schema.dense:
+        rows, pad = (real, (0,)) if path == schema.dense[0] else (values[path], ())
+        pad = pad or schema[names[path]].pad or (0,) * max(1, rows[0].numel())
+        row = torch.tensor(pad, dtype=rows.dtype, device=of.device).view(rows.shape[1:])
+        block = row.expand(graphs * most + 1, *row.shape).index_copy(0, place, rows)
+        made[path] = block[:-1].view(graphs, most, *row.shape)
+    return made
 
 
 def static_of(value: Any) -> StaticBatch | None:
@@ -85,8 +106,8 @@ def unpad(output: Any, batch: Any) -> Any:
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Yields the items or attributes of an object, those in slots included."""
-    if isinstance(value, Mapping):
-        yield from value.items()
+    if _by_key(value):
+        yield from ((name, value[name]) for name in value.keys())  # noqa: SIM118
         return
     names = [*getattr(value, "_fields", ()), *getattr(value, "__dict__", {})]
     for kind in type(value).__mro__:
@@ -98,7 +119,12 @@ def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _get(value: Any, name: str) -> Any:
-    return value[name] if isinstance(value, Mapping) else getattr(value, name)
+    return value[name] if _by_key(value) else getattr(value, name)
+
+
+def _by_key(value: Any) -> bool:
+    """Whether an object is read and written by key, as mappings and a ``TensorDict`` are."""
+    return callable(getattr(value, "keys", None)) and hasattr(value, "__setitem__")
 
 
 def _changed(value: Any, changes: Mapping[str, Any]) -> Any:
@@ -117,8 +143,8 @@ def _changed(value: Any, changes: Mapping[str, Any]) -> Any:
         return value._replace(**values)  # pyright: ignore[reportAttributeAccessIssue]
     made = copy.copy(value)
     for name, new in values.items():
-        if isinstance(made, Mapping):
-            made[name] = new  # pyright: ignore[reportIndexIssue]
+        if _by_key(made):
+            made[name] = new
         else:
             try:
                 setattr(made, name, new)

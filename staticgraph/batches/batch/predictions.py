@@ -9,12 +9,13 @@ from torch import Tensor
 
 from staticgraph.batches.batch.containers import parts_of, with_parts
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.batch.unbatch import is_dense
 from staticgraph.schema import Level
 from staticgraph.store.graph_columns import GraphColumns
 
 
 class Predictions:
-    """Collects the outputs of a model for the graphs of a store.
+    """Collects the outputs of a model for the graphs of a store, or for so many numbered graphs.
 
     An output is a tensor of rows, or a tuple, list or dict of outputs, which may also include None,
     numbers and scalar tensors.
@@ -24,9 +25,10 @@ class Predictions:
         ValueError: rows that are neither graphs, nodes nor edges.
     """
 
-    def __init__(self, store: GraphColumns) -> None:
+    def __init__(self, store: GraphColumns | int) -> None:
         self._store = store
-        self._pieces: list[Tensor | None] = [None] * len(store)
+        graphs = store if isinstance(store, int) else len(store)
+        self._pieces: list[Tensor | None] = [None] * graphs
         self._level: Level | None = None
         self._parts: dict[Any, Predictions] = {}
         self._container: Any = None
@@ -57,13 +59,15 @@ class Predictions:
             self._add_rows(batch, out)
 
     def _add_rows(self, batch: StaticBatch, out: Tensor) -> None:
-        self._level = batch.level_of(out)
+        self._level = "node" if is_dense(batch, out) else batch.level_of(out)
         ids = batch.graph_ids[: batch.real.graphs if batch.real else None].tolist()
         for graph, piece in zip(ids, batch.unpad(out.detach().cpu().clone()), strict=True):
             self._pieces[graph] = self._edges_as_given(graph, piece)
 
     def _edges_as_given(self, graph: int, piece: Tensor) -> Tensor:
         """Undoes the store's sorting of edges by destination."""
+        if isinstance(self._store, int):
+            return piece
         found = self._store.origin_of(graph, self._level or "")
         if found is None:
             return piece
@@ -85,5 +89,5 @@ class Predictions:
         if self._level is None:
             return self._plain
         pieces = [piece for piece in self._pieces if piece is not None]
-        assert len(pieces) == len(self._store)
+        assert len(pieces) == len(self._pieces)
         return torch.stack(pieces) if self._level == "graph" else pieces

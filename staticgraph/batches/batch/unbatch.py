@@ -61,7 +61,11 @@ def unpadded(batch: BatchArrays, value: Any, name: str = "") -> Any:
         raise ValueError(f"{name!r}: {error}" if name else str(error)) from None
     graphs = batch.real_counts.graphs
     if level == "graph":
-        return list(value[:graphs].unbind())
+        cut = list(value[:graphs].unbind())
+        if is_dense(batch, value):
+            nodes = starts(batch, "node").diff().tolist()
+            return [piece[:count] for piece, count in zip(cut, nodes, strict=True)]
+        return cut
     if level != "node":
         owner = owners(batch, level)
         if bool((owner.diff() < 0).any()):  # a batch of the user's own, of rows in any order
@@ -69,6 +73,13 @@ def unpadded(batch: BatchArrays, value: Any, name: str = "") -> Any:
             return list(rows.split(_grouped(batch, owner).diff().tolist()))
     bounds = starts(batch, level)
     return list(value[: int(bounds[-1])].split(bounds.diff().tolist()))
+
+
+def is_dense(batch: BatchArrays, value: Tensor) -> bool:
+    """Whether a tensor has a row per place of a node, ``[G, M, ...]``, in a batch of such."""
+    laid_out = batch.layout.schema.dense
+    most = batch.layout.capacity.max_graph_nodes
+    return bool(laid_out) and value.dim() > 1 and value.shape[1] == most
 
 
 def pieces(batch: BatchArrays, field: Field) -> list[Tensor]:

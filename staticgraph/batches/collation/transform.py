@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import SlotLayout
@@ -81,6 +80,8 @@ def apply_transform(
     Raises:
         ValueError: it changed which nodes and edges there are, or a field's shape or dtype.
     """
+    from torch_geometric.data import Data
+
     data = Data(
         edge_index=arrays[EDGE_INDEX][:, : real.edges],
         batch=arrays["batch"][: real.nodes],

@@ -111,6 +111,7 @@ class BatchRows(Rows):
         edges: the number of edges.
         objects: strings and other objects, a list of one per graph for each name.
         device: where the tensors came from.
+        first: the number of its first graph in the batch that it is a part of.
     """
 
     schema: Schema
@@ -120,6 +121,7 @@ class BatchRows(Rows):
     edges: int
     objects: Moved = field(default_factory=Moved)
     device: torch.device = _CPU
+    first: int = 0
 
     @cached_property
     def nodes_per_graph(self) -> IntArray:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -163,6 +165,7 @@ class BatchRows(Rows):
             },
             edges=int(np.diff(bounds["edge"])[0]) if "edge" in bounds else 0,
             objects=Moved({name: each[first:last] for name, each in self.objects.items()}),
+            first=self.first + first,
         )
 
     @cached_property
@@ -226,7 +229,7 @@ class BatchRows(Rows):
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         real = self.real
         graphs = real.graphs
-        arrays["graph_ids"][:graphs] = np.arange(graphs)
+        arrays["graph_ids"][:graphs] = np.arange(self.first, self.first + graphs)
         if not self.schema.hetero:
             arrays["ptr"][: graphs + 1] = self.node_ptr
             nodes = np.repeat(np.arange(graphs), self.nodes_per_graph)

@@ -20,7 +20,7 @@ from staticgraph.batches.batch.own_class import built_like, template_of
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.padding.batch_rows import Rows
 from staticgraph.batches.padding.read_batch import learn, read
-from staticgraph.batches.slots.slots import SlotLayout
+from staticgraph.batches.slots.slots import UNPLANNED, SlotLayout
 from staticgraph.errors import GraphTooLarge
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Schema
@@ -41,6 +41,7 @@ class PadderCounts:
         real, physical: rows of nodes, edges and graphs in them, without and with padding.
         overflowed: how many batches fitted no bucket.
         grown: how many capacities were added for them.
+        unplanned: how many batches filled too little of their bucket, and kept their own size.
     """
 
     batches: int = 0
@@ -48,6 +49,7 @@ class PadderCounts:
     physical: tuple[int, int, int] = (0, 0, 0)
     overflowed: int = 0
     grown: int = 0
+    unplanned: int = 0
 
     def add(self, batch: StaticBatch) -> None:
         """Counts a padded batch."""
@@ -73,8 +75,8 @@ class PadderCounts:
         )
         return (
             f"{how_many(self.batches, 'batch')} padded (padding: {shares}), "
-            f"{self.overflowed:,} fitted no bucket, {how_many(self.grown, 'capacity')}"
-            " added"
+            f"{self.overflowed:,} fitted no bucket, {how_many(self.grown, 'capacity')} added, "
+            f"{self.unplanned:,} ran in eager at their own size (min_fill=)"
         )
 
 
@@ -103,6 +105,10 @@ class Padder:
         headroom, multiple: a capacity that is added has ``headroom`` times the rows of the batch,
             rounded up to a multiple.
         max_growth: how many capacities may be added, each in place of the one before.
+        min_fill: a batch with fewer rows of nodes and edges than this share of its bucket's keeps
+            its own size, and a runner runs it in eager, which costs what its rows cost. A report's
+            ``choices`` have the times to set it by: a share below the chosen way's over eager's.
+            Not with a budget or several ranks.
 
     Attributes:
         plan: the buckets with what the fields require; give a runner this one.
@@ -127,6 +133,7 @@ class Padder:
         headroom: float = 1.25,
         multiple: int = 8,
         max_growth: int = 4,
+        min_fill: float = 0.0,
     ) -> None:
         if overflow not in ("error", "split", "grow"):
             raise ValueError(f"overflow={overflow!r}: choose 'error', 'split' or 'grow'")
@@ -136,6 +143,7 @@ class Padder:
         self._headroom = real_option("headroom", headroom)
         self._multiple = whole_option("multiple", multiple, 1)
         self._max_growth = whole_option("max_growth", max_growth, 0)
+        self._min_fill = real_option("min_fill", min_fill, 0)
         self._layouts: list[SlotLayout] = []
         schema = schema or self.plan.schema
         if like is not None and (schema is None or not schema.names):
@@ -181,7 +189,7 @@ class Padder:
         rows = self.rows_of(batch)
         bucket = self.bucket_of(rows)
         if bucket is not None:
-            return self.fill(rows, bucket)
+            return self._sparse(rows, bucket) or self.fill(rows, bucket)
         self.counts.overflowed += 1
         if self.overflow == "grow" and torch.utils.data.get_worker_info() is None:
             self.grow(rows.sizes)
@@ -213,9 +221,24 @@ class Padder:
 
     def fill(self, rows: Rows, bucket: int) -> StaticBatch:
         """Returns rows in the shapes of a bucket that takes them."""
-        padded = rows.padded(self._layouts[bucket])
+        return self._filled(rows, self._layouts[bucket])
+
+    def _filled(self, rows: Rows, layout: SlotLayout) -> StaticBatch:
+        padded = rows.padded(layout)
         self.counts.add(padded)
         return padded if rows.device.type == "cpu" else padded.to(rows.device)
+
+    def _sparse(self, rows: Rows, bucket: int) -> StaticBatch | None:
+        """Returns rows that fill too little of a bucket at their own size; None for others."""
+        planned, real, schema = self._layouts[bucket].capacity, rows.real, self.schema
+        if real.nodes + real.edges >= self._min_fill * (planned.nodes + planned.edges):
+            return None
+        assert schema is not None
+        self.counts.unplanned += 1
+        graphs = self.plan.capacities[-1].graphs  # as many flags of losses as every bucket's
+        extra = {name: count + 1 for name, count in real.extra}
+        capacity = Capacity.distinct(real.nodes + 1, real.edges, graphs, real.largest, extra)
+        return self._filled(rows, SlotLayout(UNPLANNED, with_reserves(capacity, schema), schema))
 
     def grow(self, sizes: Sequence[int]) -> None:
         """Adds a capacity for a batch, in place of the one that was added before.

@@ -25,7 +25,7 @@ from staticgraph.batches.padding.batch_rows import (
     owners_of,
 )
 from staticgraph.errors import BadGraph
-from staticgraph.schema import EDGE_INDEX, Schema, read_path
+from staticgraph.schema import EDGE_INDEX, Schema, read_rows
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns, StoredGraphs
 from staticgraph.store.graph_store import GraphStore
@@ -186,7 +186,7 @@ def _declared(batch: Any, schema: Schema) -> BatchRows:
     values: dict[str, Tensor] = {}
     device = torch.device("cpu")
     for path, array in names.items():
-        value = read_path(batch, path)
+        value = read_rows(batch, path, schema.dense)
         if not isinstance(value, Tensor):
             value = torch.as_tensor(value)
         device = value.device

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.slots.batch_memory import note
-from staticgraph.errors import PlanMismatch, SlotsExhausted
+from staticgraph.errors import NotStatic, PlanMismatch, SlotsExhausted
 from staticgraph.kernels.collate.arguments import COPY, LINE, ZERO
 from staticgraph.schema import COUNTS, Field, Schema
 from staticgraph.sizes.capacity import Capacity
@@ -28,6 +28,8 @@ from staticgraph.sizes.whole_numbers import pointer_dtype
 from staticgraph.store.columns import Array
 from staticgraph.text.how_many import how_many
 
+# The bucket of a batch that is not padded to a bucket of the plan, and runs in eager.
+UNPLANNED = -1
 # A GPU's vector loads need 16 bytes, a cache line has 64, a CUDA allocation 256.
 ALIGNMENT = 256
 # Arrays that a batch with typed nodes and edges has once per type instead.
@@ -152,6 +154,25 @@ class SlotLayout:
             entries.append(entry)
             offset += -(-entry.nbytes // ALIGNMENT) * ALIGNMENT
         return tuple(entries)
+
+    def in_order(self, layout: SlotLayout, arrays: Mapping[str, Tensor]) -> list[Tensor]:
+        """Returns the arrays of a batch of another layout in the order of this one.
+
+        Two data sets may have the same fields in another order.
+
+        Raises:
+            NotStatic: the layouts differ in their arrays, not in the order alone.
+        """
+        if layout is not self and layout.entries != self.entries:
+            theirs, ours = ({entry[:3] for entry in each.entries} for each in (layout, self))
+            if theirs != ours:
+                names = ", ".join(sorted({name for name, _, _ in theirs ^ ours}))
+                raise NotStatic(
+                    f"the batch and the step, as it was compiled or recorded, differ in {names}: "
+                    "make the loader over the data that the plan was made for"
+                )
+            return [arrays[entry.name] for entry in self.entries]
+        return list(arrays.values())
 
     @cached_property
     def axes(self) -> tuple[str, ...]:

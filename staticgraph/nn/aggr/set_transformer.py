@@ -20,15 +20,7 @@ from torch_geometric.nn.aggr import GraphMultisetTransformer, SetTransformerAggr
 
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.size_classes import ClassedLayout
-from staticgraph.sizes.attention import AttentionPath, AttentionSetting, attention_path
-from staticgraph.sizes.capacity import Capacity
-
-SEEDS = AttentionSetting(extra_keys="it pools by seed vectors")
-
-
-def pooling_path(capacity: Capacity, requested: str) -> AttentionPath:
-    """Returns the dense path of these pools in a bucket."""
-    return attention_path(capacity, "auto" if SEEDS.forbids(requested) else requested, SEEDS)
+from staticgraph.sizes.attention import pooling_path
 
 
 def _blocks_for(
@@ -49,6 +41,8 @@ class _ByBlocks:
     """Runs PyG's forward on given blocks instead of the single block that it would make."""
 
     _staticgraph: BatchContext
+
+    _staticgraph_attends = "seeds"  # read by steps.attention_choices
 
     def to_dense_batch(
         self, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import BatchNorm
 
 from staticgraph.kernels.batch_norm import Running, batch_norm
 from staticgraph.nn.context.batch_context import BatchContext
@@ -252,35 +251,6 @@ class MaskedSyncBatchNorm(torch.nn.SyncBatchNorm):
             return super().forward(input)
         check_not_single(input, context.real_rows(rows))
         return masked_batch_norm(self, input, rows.mask)
-
-
-class MaskedPygBatchNorm(BatchNorm):
-    """PyG's ``BatchNorm``: the layer inside is converted.
-
-    Only ``allow_single_element`` is handled here, since it depends on the number of real rows.
-    """
-
-    _staticgraph: BatchContext
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, F]`` to the same; a single real row is normalised by the running statistics, as PyG
-        allows."""
-        context = self._staticgraph
-        if context.batch is None or not self.allow_single_element or not self.training:
-            return super().forward(x)
-        norm, mask = self.module, context.mask_of(x)
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        assert norm.num_batches_tracked is not None
-        single = mask.sum() <= 1
-        before = [norm.running_mean.clone(), norm.running_var.clone()]
-        tracked = norm.num_batches_tracked.clone()
-        as_alone = F.batch_norm(x, before[0], before[1], norm.weight, norm.bias, False, 0, norm.eps)
-        out = masked_batch_norm(norm, x, mask)
-        norm.running_mean.copy_(torch.where(single, before[0], norm.running_mean))
-        norm.running_var.copy_(torch.where(single, before[1], norm.running_var))
-        norm.num_batches_tracked.copy_(torch.where(single, tracked, norm.num_batches_tracked))
-        return torch.where(single, torch.where(mask[:, None], as_alone, 0), out)
 
 
 class _Summed(torch.autograd.Function):

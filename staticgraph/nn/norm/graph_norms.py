@@ -10,8 +10,10 @@ type). Formulas as in each layer of PyG 2.8, with the same weights and buffers.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import (
+    BatchNorm,
     GraphNorm,
     GraphSizeNorm,
     HeteroBatchNorm,
@@ -23,6 +25,7 @@ from torch_geometric.nn import (
 from torch_geometric.utils import scatter
 
 from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.norm.batch_norm import masked_batch_norm
 
 
 def _mean_over_rows(value: Tensor, mask: Tensor) -> Tensor:
@@ -225,3 +228,32 @@ class StaticHeteroBatchNorm(HeteroBatchNorm):
 def _padding_apart(context: BatchContext, x: Tensor) -> Tensor:
     """``[R]`` int64: 0 on real rows, 1 on padding."""
     return (~context.mask_of(x)).long()
+
+
+class MaskedPygBatchNorm(BatchNorm):
+    """PyG's ``BatchNorm``: the layer inside is converted.
+
+    Only ``allow_single_element`` is handled here, since it depends on the number of real rows.
+    """
+
+    _staticgraph: BatchContext
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, F]`` to the same; a single real row is normalised by the running statistics, as PyG
+        allows."""
+        context = self._staticgraph
+        if context.batch is None or not self.allow_single_element or not self.training:
+            return super().forward(x)
+        norm, mask = self.module, context.mask_of(x)
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        assert norm.num_batches_tracked is not None
+        single = mask.sum() <= 1
+        before = [norm.running_mean.clone(), norm.running_var.clone()]
+        tracked = norm.num_batches_tracked.clone()
+        as_alone = F.batch_norm(x, before[0], before[1], norm.weight, norm.bias, False, 0, norm.eps)
+        out = masked_batch_norm(norm, x, mask)
+        norm.running_mean.copy_(torch.where(single, before[0], norm.running_mean))
+        norm.running_var.copy_(torch.where(single, before[1], norm.running_var))
+        norm.num_batches_tracked.copy_(torch.where(single, tracked, norm.num_batches_tracked))
+        return torch.where(single, torch.where(mask[:, None], as_alone, 0), out)

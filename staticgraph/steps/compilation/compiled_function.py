@@ -13,11 +13,12 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.internals.inductor import inductor
 from staticgraph.internals.tracing import (
@@ -27,7 +28,6 @@ from staticgraph.internals.tracing import (
     switched,
     watched,
 )
-from staticgraph.rewrites import Captured, RewriteTarget, rewrite
 from staticgraph.steps.compilation.activation_checkpointing import checked
 from staticgraph.steps.compilation.graph_trees import skipped_recordings
 from staticgraph.steps.compilation.guards import GuardedCall, drop_what_is_known
@@ -41,6 +41,9 @@ from staticgraph.steps.tracing.failures import (
 from staticgraph.steps.tracing.obstacles import obstacles, unrecordable
 from staticgraph.steps.tracing.trace import tracing_options
 from staticgraph.text.how_many import how_many
+
+if TYPE_CHECKING:
+    from staticgraph.rewrites import Captured
 
 
 @dataclass(slots=True)
@@ -95,7 +98,7 @@ class _StaticBackend:
         if not mode.fused:
             self._inductor = inductor(mode.inductor)
         self._recorded = mode.recording or mode.own
-        self._target = None if device is None else RewriteTarget(device, not mode.fused)
+        self._device, self._compiled = device, not mode.fused
         self._name = name
         # Keeps Inductor's output alive, with its constants: a recording reads them, and
         # ``torch.compiler.reset()`` would free them. Inductor's own recordings look after
@@ -120,8 +123,10 @@ class _StaticBackend:
                 + "\n".join(f"  {obstacle}" for obstacle in found)
                 + f"\n{found[0].reason}: {found[0].remedy}"
             )
-        if self._target is not None:
-            self.captured = rewrite(graph, self._target, inputs)
+        if self._device is not None:
+            from staticgraph.rewrites import RewriteTarget, rewrite
+
+            self.captured = rewrite(graph, RewriteTarget(self._device, self._compiled), inputs)
         if self._inductor is None:
             self.guards = drop_what_is_known(self._function, self.captured)
             return checked(graph, self._name)
@@ -150,6 +155,7 @@ class CompiledFunction:
         function: takes tensors of fixed shapes.
         mode: a compiled mode.
         name: what error messages call it.
+        layout: of the batches whose arrays it takes.
         rewritten_on: the device whose operators the graph is rewritten to; None leaves it as it is.
 
     Raises (when called):
@@ -162,8 +168,10 @@ class CompiledFunction:
         function: Callable[..., Any],
         mode: Mode,
         name: str,
+        layout: SlotLayout,
         rewritten_on: str | None = None,
     ) -> None:
+        self.layout = layout
         own = with_own_code(function, name)
         self._function = own
         self._fused = mode.fused

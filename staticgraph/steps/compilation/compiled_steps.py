@@ -72,7 +72,8 @@ class CompiledSteps:
         self._computation.hooks.check()
         # The guards assume that no other forward, and no autocast but the subject's own, is active.
         with Restored(nothing=True), self._computation.precision.alone():
-            return self.of(work, batch, fused)(*batch.tensors().values())
+            function = self.of(work, batch, fused)
+            return function(*function.layout.in_order(batch.layout, batch.tensors()))
 
     def of(self, work: str, batch: StaticBatch, fused: bool = False) -> CompiledFunction:
         """Returns the function for a batch and the current flags; warns if it is made late."""
@@ -95,7 +96,7 @@ class CompiledSteps:
             function = self._computation.of_tensors(work, batch, leaves=rewritten)
             mode = Mode(FUSED, "as asked") if fused else self._mode
             device = batch.device.type if rewritten else None
-            self._functions[key] = CompiledFunction(function, mode, str(key), device)
+            self._functions[key] = CompiledFunction(function, mode, str(key), batch.layout, device)
         return self._functions[key]
 
     def note_recorded(self, bucket: int, work: str, training: bool, found: RecordedGraphs) -> None:

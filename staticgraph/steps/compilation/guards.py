@@ -17,12 +17,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from staticgraph.internals.tracing import as_usual, drop_guards, traced, unwatched, watched
-from staticgraph.rewrites import Captured
+
+if TYPE_CHECKING:
+    from staticgraph.rewrites import Captured
 
 HOME = "staticgraph.steps.computation.computation"  # where the steps' functions are made
 # Dynamo's names for guards of identity, on things that are fixed once a library is imported.

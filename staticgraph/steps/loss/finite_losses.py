@@ -36,18 +36,23 @@ class FiniteLosses:
         capacities: one per bucket.
         device: the device of the losses.
         every: after how many steps to read the flags; 0 watches nothing.
+        model: its layers whose overflow makes a loss NaN are named as the likely cause.
 
     Raises:
         ValueError: ``every`` is negative.
     """
 
     def __init__(
-        self, capacities: Sequence[Capacity], device: torch.device, every: int = EVERY
+        self,
+        capacities: Sequence[Capacity],
+        device: torch.device,
+        every: int = EVERY,
+        model: torch.nn.Module | None = None,
     ) -> None:
         if every < 0:
             raise ValueError(f"check_finite={every}; give a number of steps, or 0 for no check")
         self._capacities = capacities
-        self._device = device
+        self._device, self._model = device, model
         self._every = every
         self._steps = 0
         self._reads = True
@@ -196,10 +201,17 @@ class FiniteLosses:
     def _error(self, graphs: list[int], what: str) -> NonFiniteLoss:
         named = ", ".join(map(str, graphs[:NAMED]))
         more = f" and {len(graphs) - NAMED} more" if len(graphs) > NAMED else ""
+        layers = () if self._model is None else self._model.named_modules()
+        likely = "".join(
+            f"A likely cause: more edges than {path} has rows for, which {path}.grow() adds to "
+            "(then warm up again). "
+            for path, layer in layers
+            if hasattr(layer, "_staticgraph_overflows")
+        )
         return NonFiniteLoss(
-            f"the loss of the batch of graphs {named}{more} {what}. Look for NaN and infinities in "
-            "their fields (GraphStore.from_pyg(..., check_finite=True) finds them), lower the "
-            "learning rate, or clip gradients (clip_norm=...); "
+            f"the loss of the batch of graphs {named}{more} {what}. {likely}Look for NaN and "
+            "infinities in their fields (GraphStore.from_pyg(..., check_finite=True) finds them), "
+            "lower the learning rate, or clip gradients (clip_norm=...); "
             "check_finite=0 leaves losses unchecked",
             tuple(graphs),
         )

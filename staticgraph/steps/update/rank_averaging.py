@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch_geometric.nn import HeteroBatchNorm
 
 from staticgraph.batches.batch.static_batch import StaticBatch, loader_of
 from staticgraph.distributed.one_model import apart, checksum
@@ -318,16 +317,14 @@ def digest_of(values: Mapping[str, Any]) -> int:
     return 1 + int.from_bytes(hashlib.sha256(repr(values).encode()).digest()[:3])
 
 
-def _norms_of_one_rank(
-    model: torch.nn.Module,
-) -> list[torch.nn.modules.batchnorm._NormBase | HeteroBatchNorm]:
-    """The norms whose running statistics come from this rank's rows alone."""
+def _norms_of_one_rank(model: torch.nn.Module) -> list[Any]:
+    """The norms, torch's and PyG's, whose running statistics come from this rank's rows alone."""
     return [
         module
         for module in model.modules()
-        if isinstance(module, torch.nn.modules.batchnorm._NormBase | HeteroBatchNorm)
+        if getattr(module, "track_running_stats", False)
+        and hasattr(module, "running_mean")
         and not isinstance(module, torch.nn.SyncBatchNorm)
-        and module.track_running_stats
     ]
 
 
