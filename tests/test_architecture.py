@@ -103,6 +103,7 @@ INSIDE = {
     ("datasets", "staticgraph.store.graph_store"): SLOW,
     ("text.progress", "tqdm"): "half of the time that staticgraph --help takes",
     ("memory.budget", "staticgraph.memory.device"): "arithmetic needs no device, and no torch",
+    ("steps.compilation.modes", "staticgraph.internals.hooks"): SLOW,
     ("store.graph_columns", "staticgraph.store.pyg.assembled"): SLOW,
     ("store.graph_store", "staticgraph.store.on_device"): SLOW,
     ("store.graph_store", "staticgraph.store.pyg.flatten"): SLOW,

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from staticgraph.internals.hooks import has_pyg
-
 MODES = (
     "auto",
     "eager",
@@ -69,6 +67,8 @@ def without_fused(differentiable: Sequence[str]) -> str | None:
     Args:
         differentiable: the fields that the model takes derivatives by.
     """
+    from staticgraph.internals.hooks import has_pyg
+
     if not has_pyg():
         return "its rewrites look for operations of PyG, which is not installed"
     if not differentiable:
