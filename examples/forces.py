@@ -65,9 +65,9 @@ def main(crystals: int = 300, epochs: int = 40, width: int = 32, steps: int = 50
     store = sg.GraphStore.from_pyg(graphs, progress=False)
     edges = sg.plan_buckets(sg.atoms.sizes_within(graphs, CUTOFF), batch_size=16)
     net = Potential(sg.atoms.edges_per_atom(edges, room=1.1), width)
-    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    options = {"loss": loss, "optimizer": optimizer, "differentiable": ("pos",), "clip_norm": 10.0}
-    runner = sg.StaticGraphRunner(net, sg.plan_buckets(store, batch_size=16), "eager", **options)
+    plan, optimizer = sg.plan_buckets(store, 16), torch.optim.Adam(net.parameters(), lr=3e-3)
+    options = {"mode": "eager", "differentiable": ("pos",), "clip_norm": 10.0}
+    runner = sg.StaticGraphRunner(net, plan, loss=loss, optimizer=optimizer, **options)
     for _ in range(epochs):
         losses = [runner.step(batch) for batch in runner.loader(store, shuffle=True)]
     test, calculator = [crystal(random) for _ in range(20)], sg.atoms.Calculator(runner)

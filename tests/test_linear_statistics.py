@@ -15,6 +15,7 @@ from torch import nn
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
+from staticgraph import rewrites
 from staticgraph.checking.explain import explain
 from staticgraph.dryrun.operations import further_launches, operations
 from staticgraph.kernels import batch_norm
@@ -24,7 +25,7 @@ from staticgraph.kernels.batch_norm import partials
 from staticgraph.kernels.linear_statistics import gpu, linear_statistics_handed_on
 from staticgraph.rewrites import RewriteTarget
 from staticgraph.rewrites.layers import linear_statistics
-from staticgraph.steps.compilation import captured_step, compiled_function
+from staticgraph.steps.compilation import captured_step
 from staticgraph.steps.computation.model_setup import Subject
 
 MULTIPROCESSORS, REGISTERS, SHARED = 132, 65536, 227 * 1024
@@ -140,7 +141,7 @@ class Net(nn.Module):
         return self.head(global_add_pool(h, batch, batch_size))
 
 
-def on_cuda(monkeypatch, module) -> None:
+def on_cuda(monkeypatch, module=rewrites) -> None:
     """Rewrites graphs as if for CUDA; the operators' CPU implementations run."""
     monkeypatch.setattr(
         module, "RewriteTarget", lambda device, compiled: RewriteTarget("cuda", compiled=compiled)
@@ -165,7 +166,7 @@ def test_a_rewritten_model_computes_what_it_did(esol, monkeypatch):
     """Norms after a linear layer, with or without ReLU or other readers, get its statistics; the
     norm of a sum does not, and is named. Results match norms that compute their own statistics, to
     bfloat16 rounding; padding does not change a bit."""
-    on_cuda(monkeypatch, compiled_function)
+    on_cuda(monkeypatch)
     torch.manual_seed(0)
     model = Net()
     found, captured = run(model, esol)
@@ -185,7 +186,7 @@ def test_a_rewritten_model_computes_what_it_did(esol, monkeypatch):
 
 def test_an_operand_is_handed_on_by_a_product_with_statistics(esol, monkeypatch):
     """The residual sum and ``third`` read the input of ``second`` after it."""
-    on_cuda(monkeypatch, compiled_function)
+    on_cuda(monkeypatch)
     _, captured = run(Net(), esol)
     names = Counter(getattr(node.target, "__name__", "") for node in captured.graph.nodes)
     assert names["measured_handed_on"] >= 1
@@ -202,7 +203,7 @@ def test_an_operand_is_handed_on_by_a_product_with_statistics(esol, monkeypatch)
     ids=["float32", "few rows", "many rows"],
 )
 def test_where_it_saves_nothing_the_graph_stays(change, reason, esol, monkeypatch):
-    on_cuda(monkeypatch, compiled_function)
+    on_cuda(monkeypatch)
     _, captured = run(Net(), esol, **change)
     assert "linear_statistics" not in {place.rewrite for place in captured.done}
     said = [place.reason for place in captured.missed.values() if "sum" not in place.reason]

@@ -13,7 +13,7 @@ from support.drawn import examples
 from support.sampled_graphs import edge_list, reference, sampled, simple_edges
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
-from staticgraph import BucketPlan, Capacity, StaticGraphRunner, Subject
+from staticgraph import BucketPlan, Capacity, StaticGraphRunner
 from staticgraph.outofcore import SampledGNN
 from staticgraph.outofcore.buffer.resident import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSampler
@@ -41,7 +41,7 @@ def batch_of(sample, x, degrees, whole=None, *, closed=False, extra=5):
 
 def outputs(model, batch):
     """Returns the rows of the real nodes, with gradients."""
-    runner = StaticGraphRunner(Subject(model, check_padding=False), [batch.capacity], "eager")
+    runner = StaticGraphRunner(model, [batch.capacity], "eager", check_padding=False)
     return runner(batch)[: batch.real_nodes]
 
 

@@ -184,13 +184,13 @@ def test_names_of_classes_reach_the_report_and_the_run(capsys):
     words_of = ["--data", table(words), "--target", "y", "--out", "run"]
     assert status_of([*TRAIN, *words_of, "--json"]) == 0
     printed = capsys.readouterr()
-    assert "predicting 3 classes (high, low, mid), judged by accuracy" in printed.err
+    assert "predicting one of 3 classes (high, low, mid), judged by accuracy" in printed.err
     report = json.loads(printed.out)
     Draft202012Validator(schema_of("train")).validate(report)
     assert (report["task"], report["metric"], report["outputs"]) == ("classes", "accuracy", 3)
     assert report["classes"] == ["high", "low", "mid"]
     assert status_of(["report", "run"]) == 0
-    assert "predicting 3 classes (high, low, mid), judged by" in capsys.readouterr().out
+    assert "predicting one of 3 classes (high, low, mid), judged by" in capsys.readouterr().out
     trained = Trained.load(Path("run"), torch.device("cpu"))
     assert trained.schema["y"].classes == ("high", "low", "mid")
 
@@ -199,13 +199,13 @@ def test_the_task_is_a_setting_of_the_run(capsys):
     """It is in the settings file, survives a resume, and decides how 0 and 1 are interpreted."""
     path = table(lambda k: k % 2)
     assert status_of([*TRAIN, "--data", path, "--task", "regression", "--out", "run"]) == 0
-    assert "predicting 1 number, judged by RMSE" in capsys.readouterr().err
+    assert "predicting a number, judged by RMSE" in capsys.readouterr().err
     with open("run/config.toml") as file:
         assert 'task = "regression"\n' in file
     assert status_of(["train", "--resume", "--out", "run", "--epochs", "2"]) == 0
     capsys.readouterr()
     assert status_of(["train", "--config", "run/config.toml", "--out", "again"]) == 0
-    assert "predicting 1 number" in capsys.readouterr().err
+    assert "predicting a number" in capsys.readouterr().err
     for command in (["probe"], ["check"], ["plan"], ["try", "--seconds", "1", "--modes", "eager"]):
         model = ["--model", "gcn"] if command != ["plan"] else []
         assert status_of([*command, *model, "--data", path, "--task", "classes"]) == 0, command

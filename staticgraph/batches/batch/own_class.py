@@ -123,8 +123,9 @@ def _get(value: Any, name: str) -> Any:
 
 
 def _by_key(value: Any) -> bool:
-    """Whether an object is read and written by key, as mappings and a ``TensorDict`` are."""
-    return callable(getattr(value, "keys", None)) and hasattr(value, "__setitem__")
+    """Whether an object is read and written by key, as mappings and a ``TensorDict`` are: its class
+    is, since an instance may hand names on to another object."""
+    return callable(getattr(type(value), "keys", None)) and hasattr(value, "__setitem__")
 
 
 def _changed(value: Any, changes: Mapping[str, Any]) -> Any:

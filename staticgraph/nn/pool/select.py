@@ -193,7 +193,7 @@ def _keep_edges(
     real = context.mask_of(edge_index[0])
     kept = real & selection.kept[edge_index[0]] & selection.kept[edge_index[1]]
     most = edges if context.real is None else int(kept.sum())
-    count = context.free_size(most + 1, layer)
+    count = context.free_size(most + 1, layer.select)  # not the layer: it may keep as many nodes
     place = torch.where(kept, kept.cumsum(0) - 1, count)
     moved = selection.place[edge_index]
     out_index = moved.new_full((2, count + 1), nodes - 1).index_copy(1, place, moved)[:, :count]
