@@ -136,6 +136,7 @@ def slowed(script: str, times: int) -> str:
     )
 
 
+@pytest.mark.release
 def test_a_call_keeps_its_limits_with_a_part_that_does_not_end(tmp_path):
     """One part ignores the request to end, one fails, one uses the time that others saved, one
     takes all that is left: the others run or are named, results are joined, and the call ends in

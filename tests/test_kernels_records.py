@@ -42,6 +42,7 @@ ROUNDED = ("dot_attention", "neighbour_attention")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operator_is_its_reference(name):
     """Results and gradients; operands of every other sample have gaps."""

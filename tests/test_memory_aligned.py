@@ -107,6 +107,7 @@ def error_of(model, loss, schema, memory, capacity):
         return abs(memory.fit.predict(capacity) / read(capacity).step - 1)
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", sorted(POOLS, reverse=True))

@@ -96,7 +96,7 @@ class DenseAttention(nn.Module):
         return self.outward(global_add_pool((block + out)[mask], batch, batch_size))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("counted", "dropout"), [(False, 0.1), (False, 0.0), (True, 0.0), (True, 0.1)]
 )

@@ -229,6 +229,7 @@ KILLED = Path(__file__).parent / "support" / "killed_rank.py"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_torchrun_is_the_same_run(uninterrupted, config, tmp_path):
     done = torchrun(*command(config, tmp_path / "run", "--json"))
