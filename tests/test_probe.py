@@ -112,6 +112,7 @@ def test_a_mask_that_is_an_index_is_probed_and_its_attention_predicted(esol, dro
         assert memory.fit.predict(capacity) == pytest.approx(found, rel=0.03), capacity
 
 
+@pytest.mark.release
 def test_attention_that_follows_real_counts_is_predicted(esol):
     """Its blocks exclude the padding graph, which is an eighth of the smallest probe's block."""
     torch.manual_seed(0)
@@ -159,7 +160,7 @@ class Asked(LiveStorages):
         pass
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.release
 @pytest.mark.parametrize("counted", [False, True])
 def test_real_steps_are_predicted_by_their_moments(esol, counted):
     """Explicit weights set the peak for large graphs, the backward pass elsewhere."""

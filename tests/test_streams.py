@@ -70,7 +70,7 @@ def test_batches_kept_too_long_cost_no_slot(loader, streams, workers):
     """However often all slots are held, the next epoch has them again, errors still at hand."""
     with streams:
         made, errors = loader(slots=2, num_workers=workers), []
-        for _ in range(5):
+        for _ in range(3):
             epoch = iter(made)
             batches = [next(epoch), next(epoch)]
             with pytest.raises(SlotsExhausted) as raised:
