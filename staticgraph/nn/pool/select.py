@@ -5,7 +5,8 @@ Here the kept nodes are moved to the front of ``K`` rows in PyG's own order, whe
 that a bucket's graphs can have left; the rows after them are padding nodes of padding graphs. Edges
 between kept nodes are moved to the front of ``E'`` rows, the others become edges of the last
 padding node. The new row counts are registered, so that later norms and pools know which rows are
-real. In eager, where shapes need not be fixed, ``K`` and ``E'`` are one more than what is kept.
+real. In eager on a CPU, where shapes need not be fixed, ``K`` and ``E'`` are one more than what is
+kept.
 
 Invariant: the first ``k`` of the ``K`` nodes, their order, features, graphs and edges are those
 that PyG computes on the unpadded batch. Among equal scores the first node wins; PyG leaves that
@@ -24,6 +25,7 @@ from torch_geometric.nn.pool.select import SelectTopK
 from torch_geometric.utils import scatter, softmax
 
 from staticgraph.errors import NotStatic
+from staticgraph.internals.fakes import FakeTensor
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.rows import RowKind
 
@@ -142,8 +144,8 @@ def _select(
         assert select.ratio is not None
         kept, order = _best(scores, batch, groups, select.ratio, nodes.mask)
         most, widest = _most(select.ratio, len(scores), groups, nodes.widest)
-    most = most if context.real is None else int(kept.sum())
-    count = context.free_size(most + 1, layer)  # and one row for padding
+    # And one row for padding.
+    count = context.free_size(_rows_for(context, kept, most) + 1, layer)
     # Kept nodes, in order, go to the front; the others write a row that is cut off.
     first = kept[order]
     place = torch.where(first, first.cumsum(0) - 1, count)
@@ -173,6 +175,14 @@ def _best(
     return kept, order
 
 
+def _rows_for(context: BatchContext, kept: Tensor, most: int) -> int:
+    """As many rows as are kept, where shapes need not be fixed; else the most that may be: also on
+    CUDA, where reading the number would wait, and for a probe, which must hold for any batch."""
+    if context.real is None or kept.device.type != "cpu" or isinstance(kept, FakeTensor):
+        return most
+    return int(kept.sum())
+
+
 def _most(ratio: float, nodes: int, groups: int, widest: int) -> tuple[int, int]:
     """The most nodes kept in total and in one graph; rounding up adds less than 1 per graph."""
     if ratio >= 1:
@@ -192,8 +202,8 @@ def _keep_edges(
     edges, nodes = edge_index.size(1), len(selection.perm)
     real = context.mask_of(edge_index[0])
     kept = real & selection.kept[edge_index[0]] & selection.kept[edge_index[1]]
-    most = edges if context.real is None else int(kept.sum())
-    count = context.free_size(most + 1, layer.select)  # not the layer: it may keep as many nodes
+    # Asked by another module than for nodes, of which it may keep as many.
+    count = context.free_size(_rows_for(context, kept, edges) + 1, layer.select)
     place = torch.where(kept, kept.cumsum(0) - 1, count)
     moved = selection.place[edge_index]
     out_index = moved.new_full((2, count + 1), nodes - 1).index_copy(1, place, moved)[:, :count]
