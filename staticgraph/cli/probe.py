@@ -53,11 +53,13 @@ class MeasuredStep(ModelOptions):
     Attributes:
         optimizer: optimizer of the step.
         autocast: dtype of forward and loss; the model's own if it is left out.
+        kernels: with --compiled: rewrite the step to this library's kernels.
         accumulate: backward passes per update.
     """
 
     optimizer: Annotated[str, choice("adam", "adamw", "sgd"), Parameter(group=MODEL)] = "adam"
     autocast: Annotated[str | None, choice("bfloat16"), Parameter(group=MODEL)] = None
+    kernels: Annotated[bool, Parameter(group=MODEL)] = False
     accumulate: Annotated[int, WHOLE, Parameter(group=MODEL)] = 1
 
 
@@ -179,6 +181,7 @@ def make_probe(
     import torch
 
     from staticgraph.dryrun.compiled_probe import probe
+    from staticgraph.nn import convert
 
     if store.schema.hetero and step.model in MODELS:
         raise ValueError(
@@ -188,6 +191,7 @@ def make_probe(
         )
     loss, outputs = loss_of(step, store)
     model = build_model(step, store, outputs, model).to(how.device)
+    convert(model, kernels=step.kernels)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     reader: dict[str, Any] = {"like": how.like, "compiled": how.compiled}
     if how.device == "cuda":
