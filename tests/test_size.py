@@ -23,7 +23,7 @@ SIZES = {
     "staticgraph/atoms": (5, 3837),  # neighbours found in a step, ASE's calculator, streams
     "staticgraph/batches": (37, 19441),  # batches of anybody's loader, dense ones, min_fill
     "staticgraph/checking": (15, 13228),  # the next look of a padding check, dropped attention
-    "staticgraph/cli": (18, 13583),  # predict, try --submit
+    "staticgraph/cli": (18, 13601),  # predict, try --submit
     "staticgraph/datasets": (12, 6990),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
     "staticgraph/dryrun": (29, 12622),  # a line every two seconds
