@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from support.kernel_cases import NAMES, NO_FLOAT64
+from support.kernel_cases import NAMES
 from support.kernel_results import kept_on, results
 from support.places import mode_of
 from torch import nn
@@ -57,10 +57,9 @@ def squared(out, batch):
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_operator_on_a_cpu_takes_float16(name):
-    """NumPy has float16, numba does not: results are close to float32 or float64 on equal input."""
-    wide = torch.float32 if name in NO_FLOAT64 else torch.float64
+    """NumPy has float16, numba does not: results are close to float64 on equal input."""
     kept = kept_on(name, "cpu")
-    exact = results(name, wide, "cpu", given=torch.float16, kept=None)
+    exact = results(name, torch.float64, "cpu", given=torch.float16, kept=None)
     found = results(name, torch.float16, "cpu")
     for place, (one, right) in enumerate(zip(found, exact, strict=True)):
         if kept is not None or not right.is_floating_point() or not right.numel():

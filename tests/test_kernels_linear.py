@@ -12,10 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from staticgraph.dryrun.operations import OperationCounter, operations
 from staticgraph.kernels.linear import (
-    cpu,
     gpu,
     limits,
-    linear,
     linear_handed_on,
     linear_reference,
     op,
@@ -154,76 +152,3 @@ def test_chunks_cover_all_rows_once(rows):
     assert (chunks - 1) * each < max(rows, 1)
     assert each % small.STEP == 0
     assert each <= limits.ROWS_A_CHUNK
-
-
-@pytest.fixture(params=[False, True], ids=["torch", "onednn"])
-def library(request, monkeypatch):
-    """Each library in turn, whatever a timing would choose."""
-    if request.param and cpu.ONEDNN is None:
-        pytest.skip("this torch has no oneDNN linear")
-    monkeypatch.setattr(cpu.Choices, "onednn", lambda *_: request.param)
-
-
-def test_a_slice_of_a_wider_weight_is_read_as_it_is(library, monkeypatch):
-    """With gaps, oneDNN falls back to a loop that is a thousand times slower."""
-    onednn = cpu.ONEDNN
-
-    def watched(a, b, *rest):
-        least, most = sorted(b.stride())
-        assert least == 1
-        assert most in (8, 40)
-        return onednn(a, b, *rest)
-
-    monkeypatch.setattr(cpu, "ONEDNN", watched)
-    torch.manual_seed(0)
-    wide, x = torch.randn(8, 24), torch.randn(40, 8, requires_grad=True)
-    weight = wide[:, 8:16].requires_grad_()
-    grad = torch.randn(40, 24)[:, :8]
-    out = linear(x, weight, None, relu=False)
-    found = torch.autograd.grad(out, (x, weight), grad)
-    again = x @ weight.T
-    assert torch.allclose(out, again, rtol=1e-5, atol=1e-5)
-    for ours, theirs in zip(found, torch.autograd.grad(again, (x, weight), grad), strict=True):
-        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
-def test_the_faster_library_is_taken_and_remembered(tmp_path, monkeypatch):
-    """Timed once per size and machine; another process reads the choice from the cache folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(cpu, "ONEDNN", object())
-    timed = []
-
-    def product(name, seconds):
-        def run(grad, weight):
-            timed.append(name)
-            clock[0] += seconds
-            return grad
-
-        return run
-
-    clock = [0.0]
-    monkeypatch.setattr(cpu.time, "perf_counter", lambda: clock[0])
-    for second, chosen in ((0.5, True), (0.99, False)):
-        monkeypatch.setitem(cpu.PRODUCTS, "input", (product("a", 1.0), product("b", second)))
-        operands = torch.ones(3, 4 + chosen), torch.ones(4 + chosen, 5)
-        assert cpu.Choices().onednn("input", operands) is chosen
-        assert len(timed) == 2 * (1 + cpu.ROUNDS)
-        timed.clear()
-        assert cpu.Choices().onednn("input", operands) is chosen
-        assert timed == []
-
-
-@pytest.mark.parametrize("columns", [3, 8, 20])
-@pytest.mark.parametrize("relu", [False, True])
-def test_gradients_on_a_cpu_with_more_and_fewer_columns_than_the_rows_have(library, columns, relu):
-    """The wider of the two becomes oneDNN's columns; the weight's gradient is laid out like it."""
-    torch.manual_seed(0)
-    tensors = [torch.randn(40, 8), torch.randn(columns, 8), torch.randn(columns)]
-    tensors = [t.requires_grad_() for t in tensors]
-    grad = torch.randn(40, columns)
-    found = torch.autograd.grad(linear(*tensors, relu=relu), tensors, grad)
-    wide = [t.detach().double().requires_grad_() for t in tensors]
-    expected = torch.autograd.grad(linear_reference(*wide, relu), wide, grad.double())
-    for ours, theirs in zip(found, expected, strict=True):
-        assert (ours - theirs).abs().max() <= 40 * torch.finfo(torch.float32).eps * 40
-        assert ours.is_contiguous()

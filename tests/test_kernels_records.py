@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 import torch
-from support.kernel_cases import CASES, FEW, MORE, NO_FLOAT64, Sizes
+from support.kernel_cases import CASES, FEW, MORE, Sizes
 from support.kernel_oracle import cases, with_gaps
 from support.kernel_results import far, operator_calls, results
 
@@ -49,8 +49,6 @@ def test_an_operator_is_its_reference(name):
     wrong = []
     for number, (sample, (sizes, heads, width)) in enumerate(SAMPLES.items()):
         for dtype in DTYPES:
-            if dtype == torch.float64 and name in NO_FLOAT64:
-                continue
             layout = with_gaps if number % 2 else torch.clone
             with cases(heads, width):
                 found = results(name, dtype, "cpu", sizes, layout=layout)

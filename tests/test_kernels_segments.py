@@ -11,7 +11,6 @@ from staticgraph.kernels import (
     neighbour_sum,
     vector_sum,
 )
-from staticgraph.kernels.head_products import head_products
 
 
 def test_dot_products_are_so_far_apart_that_an_exponential_would_overflow():
@@ -48,11 +47,6 @@ def test_attention_refuses_what_has_no_meaning():
         dot_attention(two, two, two, *where, heads=1, edge=two, to_key=False, to_value=False)
     with pytest.raises(ValueError, match="edge has 3 columns, what it is added to has 2"):
         dot_attention(two, two, three, *where, heads=1, edge=three)
-
-
-def test_columns_of_other_heads_are_refused():
-    with pytest.raises(ValueError, match="rows of 60 columns and vectors of 3 x 21"):
-        head_products(torch.randn(37, 60), torch.randn(2, 3, 21))
 
 
 def test_neighbour_sum_keeps_a_nan_and_refuses_a_wrong_operand():

@@ -30,7 +30,6 @@ from staticgraph.kernels.linear.op import backward_launches, launches
 # Launches on CUDA in addition to the first, as in the gpu.py of each operator.
 MORE_LAUNCHES = {
     "staticgraph::collate": 1,
-    "staticgraph::head_products_backward": 1,
     "staticgraph::table_sum_backward": 1,
     "staticgraph::neighbour_max_backward": 1,
     "staticgraph::pair_score_backward": 2,

@@ -14,7 +14,6 @@ from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum
 from staticgraph.kernels.edge_rows import edge_rows
 from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
 from staticgraph.kernels.graph_attention import graph_attention
-from staticgraph.kernels.head_products import head_products
 from staticgraph.kernels.linear import linear
 from staticgraph.kernels.linear_statistics import linear_statistics
 from staticgraph.kernels.neighbour_attention import neighbour_attention
@@ -35,7 +34,6 @@ __all__ = [
     "gcn_degrees",
     "gcn_sum",
     "graph_attention",
-    "head_products",
     "linear",
     "linear_statistics",
     "neighbour_attention",

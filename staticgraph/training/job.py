@@ -12,11 +12,13 @@ step; the second one stops immediately.
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -28,7 +30,6 @@ from torch.distributed.rendezvous import rendezvous
 from staticgraph.distributed.lost_rank import Watching
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.files.versions import STEPS, versions
-from staticgraph.kernels.linear.cpu import processor
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -178,3 +179,12 @@ def machine() -> dict[str, Any]:
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "versions": versions(STEPS),
     }
+
+
+def processor() -> str:
+    """The processor's name, as Linux states it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -45,7 +45,6 @@ from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum_handed_on
 from staticgraph.kernels.edge_rows import source_sum
 from staticgraph.kernels.graph_attention import graph_attention_reference
 from staticgraph.kernels.graph_attention import kept as weights_kept
-from staticgraph.kernels.head_products import head_products
 from staticgraph.kernels.linear import linear, linear_handed_on
 from staticgraph.kernels.linear_statistics import linear_statistics, linear_statistics_handed_on
 from staticgraph.kernels.neighbour_reduce import ACTIVATIONS, neighbour_reduce
@@ -476,9 +475,6 @@ MORE: dict[str, Run] = {
     "edge_matrix_sum": lambda v, w: _matrices(v, w, False),
     "edge_matrix_sum mean": lambda v, w: _matrices(v, w, True),
     "edge_matrix_sum in layers": _matrices_in_layers,
-    "head_products": lambda v, w: head_products(
-        v["x"], torch.stack([v["scores"], v["scores"] / 2])
-    ),
     "batch_norm in layers": _norms_in_layers,
     "batch_norm of all rows": lambda v, w: list(
         batch_norm(
@@ -516,7 +512,5 @@ DROPPED: dict[str, Dropped] = {
 }
 # Values with one column per key show which weights are kept: few nodes, whose row is one tile.
 FEW = Sizes(60, 140, 6)
-# On the CPU these use oneDNN's product, which does not support float64.
-NO_FLOAT64 = {name for name in CASES if name.startswith("linear")}
 DTYPES = [torch.float32, torch.bfloat16]
 NAMES = (*CASES, *DROPPED)

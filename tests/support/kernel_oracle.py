@@ -18,7 +18,6 @@ from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum_reference
 from staticgraph.kernels.edge_rows import edge_rows_reference
 from staticgraph.kernels.gcn_sum import gcn_degrees_reference, gcn_sum_reference
 from staticgraph.kernels.graph_attention import graph_attention_reference
-from staticgraph.kernels.head_products import head_products_reference
 from staticgraph.kernels.linear import linear_reference
 from staticgraph.kernels.neighbour_attention import neighbour_attention_reference
 from staticgraph.kernels.neighbour_max import neighbour_max_reference
@@ -147,7 +146,6 @@ REFERENCES: dict[str, Any] = {
     "graph_attention": lambda rows, starts, *, heads, longest: graph_attention_reference(
         rows, starts, heads
     ),
-    "head_products": head_products_reference,
     "linear": _linear,
     "linear_handed_on": lambda x, *rest, **options: (_linear(x, *rest, **options), x),
     "linear_statistics": _linear_statistics,

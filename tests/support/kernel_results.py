@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.kernels.register import NAMESPACE
-from support.kernel_cases import CASES, DROPPED, FEW, MORE, NO_FLOAT64, Sizes, operands, where
+from support.kernel_cases import CASES, DROPPED, FEW, MORE, Sizes, operands, where
 
 
 def results(
@@ -68,14 +68,8 @@ def kept_on(name: str, device: str, sizes: Sizes | None = None) -> Tensor | None
 def on_cpu(
     name: str, dtype: torch.dtype, kept: Tensor | None = None, sizes: Sizes | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns the CPU's results in a wide dtype from the same operands, and those in this dtype.
-
-    If this CPU has no product in bfloat16, the wide results of the linear cases are returned twice.
-    """
-    wide = torch.float32 if name in NO_FLOAT64 else torch.float64
-    exact = results(name, wide, "cpu", sizes, dtype, kept)
-    if name in NO_FLOAT64 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return exact, exact
+    """Returns the CPU's results in float64 from the same operands, and those in this dtype."""
+    exact = results(name, torch.float64, "cpu", sizes, dtype, kept)
     return exact, results(name, dtype, "cpu", sizes, None, kept)
 
 

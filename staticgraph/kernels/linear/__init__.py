@@ -1,4 +1,4 @@
-"""A linear layer fused with ReLU: torch or oneDNN on the CPU, torch or Triton on CUDA."""
+"""A linear layer fused with ReLU: torch on the CPU, torch or Triton on CUDA."""
 
 from staticgraph.kernels.linear.op import linear, linear_handed_on
 from staticgraph.kernels.linear.reference import linear_reference

@@ -1,4 +1,4 @@
-"""``linear`` as a torch operator: torch or oneDNN on a CPU, torch and Triton on CUDA.
+"""``linear`` as a torch operator: torch on a CPU, torch and Triton on CUDA.
 
 Operands may differ in dtype from the result: they are rounded to the result's dtype as autocast
 would do, and each gradient has the dtype of its operand.
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.linear import cpu
 from staticgraph.kernels.linear.limits import chunks_of, fits
 from staticgraph.kernels.linear.reference import linear_reference
 from staticgraph.kernels.register import differentiable_once, operator
@@ -20,9 +19,7 @@ from staticgraph.kernels.register import differentiable_once, operator
 def _on_cpu(
     x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, dtype: torch.dtype
 ) -> Tensor:
-    if {x.dtype, weight.dtype, dtype} != {torch.float32}:
-        return linear_reference(x, weight, bias, relu, dtype)
-    return cpu.layer(x, weight, bias, relu)
+    return linear_reference(x, weight, bias, relu, dtype)
 
 
 def _backward_on_cpu(
@@ -30,17 +27,6 @@ def _backward_on_cpu(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if out is not None:
         grad = torch.ops.aten.threshold_backward(grad, out, 0)
-    if {grad.dtype, x.dtype, weight.dtype} != {torch.float32}:
-        return _backward_of_casts(grad, x, weight, into)
-    dx = cpu.gradient_of_input(grad, weight)
-    if into is not None:
-        dx.add_(into)
-    return dx, cpu.gradient_of_weight(grad, x), grad.sum(0)
-
-
-def _backward_of_casts(
-    grad: Tensor, x: Tensor, weight: Tensor, into: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
     dx = (grad @ weight.to(grad.dtype)).to(x.dtype)
     if into is not None:
         dx += into

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.head_products import head_products
 from staticgraph.kernels.neighbour_attention import neighbour_attention
 from staticgraph.kernels.pair_score import pair_score
 from staticgraph.nn.functions import softmaxed
@@ -79,7 +78,10 @@ def pair_of(source: Tensor, destination: Tensor) -> Tensor:
 def pair_by_weights(rows: Tensor, source: Tensor, destination: Tensor) -> Tensor:
     """``[N, H * C]`` and two weights ``[1, H, C]`` -> ``[H, N, 2]``, in one product."""
     with full_precision(rows):
-        return head_products(rows, torch.cat([source, destination]))
+        weight = torch.cat([source, destination])
+        by_head = rows.view(len(rows), *weight.shape[1:]).transpose(0, 1)
+        dtype = torch.promote_types(rows.dtype, weight.dtype)
+        return torch.bmm(by_head.to(dtype), weight.permute(1, 2, 0).to(dtype))
 
 
 def edge_by_weights(edge_attr: Tensor, weight: Tensor, attention: Tensor) -> Tensor:
