@@ -15,12 +15,12 @@ from torch import nn
 import staticgraph as sg
 from staticgraph import cli
 from staticgraph.dryrun import ask, availability, child, dry_run, guard
-from staticgraph.dryrun.picture import draw
 from staticgraph.dryrun.report import BucketRun, Cause, DryRun, KernelUse
 from staticgraph.dryrun.stubs.point import PatchPoints
 from staticgraph.dryrun.targets import TARGETS
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
 from staticgraph.text.progress import say
+from staticgraph.training.plots import save_launches_picture
 
 LAUNCHES = {
     "forward": {"library": {"aten::mm": 2}, "inductor": {"triton_poi_fused_add_0": 1}},
@@ -99,10 +99,10 @@ def test_spilling_kernels_are_listed_among_those_of_inductor():
 
 def test_a_picture_of_launches(tmp_path):
     pytest.importorskip("matplotlib")
-    draw(report(), tmp_path / "launches.png")
+    save_launches_picture(tmp_path / "launches.png", report())
     assert (tmp_path / "launches.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="nothing to draw"):
-        draw(report(runs=()), tmp_path / "none.png")
+        save_launches_picture(tmp_path / "none.png", report(runs=()))
 
 
 def test_targets_are_what_their_sheets_say():

@@ -7,7 +7,6 @@ import json
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from support.command import status_of
 from support.few_molecules import few_molecules
 from torch_geometric.data import Data
@@ -18,7 +17,6 @@ from staticgraph.dryrun import compiled_probe
 from staticgraph.errors import FitRefused
 from staticgraph.memory.model import MemoryModel
 from staticgraph.nn import context_of
-from staticgraph.training import plots
 from staticgraph.training.plots import save_memory_picture
 
 SMALL = ["--model", "gcn", "--hidden", "8", "--layers", "1"]
@@ -61,30 +59,6 @@ def test_the_picture_is_drawn(memory, tmp_path):
     alone = MemoryModel.load(memory)
     save_memory_picture(tmp_path / "alone.png", MemoryModel(alone.fit, points=alone.points), "x")
     assert (tmp_path / "alone.png").read_bytes()[:8] == png
-
-
-def test_an_error_of_zero_is_seen(memory):
-    found = MemoryModel.load(memory)
-    axes = Figure().add_subplot()
-    plots.draw_errors(axes, found)
-    (dots,) = axes.collections
-    assert len(dots.get_offsets()) == len(found.points) + (found.checked is not None)
-    assert len(axes.texts) == len(dots.get_offsets())
-    assert all(text.get_text().endswith("%") for text in axes.texts)
-
-
-def test_the_curve_breaks_where_attention_goes_in_other_blocks(memory, monkeypatch):
-    """Bytes jump where the number of blocks changes, back and forth around the border."""
-    found = MemoryModel.load(memory)
-    limits = [100, 200, 210, 220]  # 1 block, 2, 1, 2, 1: two pieces are single points, no lines
-    monkeypatch.setattr(
-        plots, "blocks_in",
-        lambda c, *_: range(1 + sum(c.nodes > limit for limit in limits) % 2),
-    )  # fmt: skip
-    nodes = [20, 90, 150, 160, 205, 215, 230, 250]
-    line = [sg.Capacity(number, 2 * number, 9, 5) for number in nodes]
-    pieces = [[c.nodes for c in piece] for piece in plots._pieces(line, found)]
-    assert pieces == [[20, 90], [150, 160], [230, 250]]
 
 
 def test_a_plan_for_a_cap(data, memory, capsys, tmp_path):

@@ -198,9 +198,9 @@ def _dry_run(
     counts = {**report.to_dict(), "ok": ok, "check": check.to_dict()}
     print(to_json(counts) if json else report)
     if dry.picture and not is_left_out(dry.picture, "matplotlib"):
-        from staticgraph.dryrun.picture import draw
+        from staticgraph.training.plots import save_launches_picture
 
-        draw(report, dry.picture)
+        save_launches_picture(dry.picture, report)
     return 0 if ok else NOT_WHOLE
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ from staticgraph.cli.loading import UsageError, require_graph
 from staticgraph.errors import Diverged
 from staticgraph.files.json_text import save_json, to_json
 from staticgraph.text.how_many import how_many
-from staticgraph.text.progress import Status, say, waiting
+from staticgraph.text.progress import Status, is_left_out, say, waiting
 from staticgraph.training.options import (
     BYTES,
     OUTPUT_FOLDER,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from staticgraph.outofcore import LinkConfig
+    from staticgraph.outofcore.buffer.buffer import StateTime
     from staticgraph.training.job import Interrupt
 
 # The default partitions and buffer: those of the published comparison.
@@ -187,7 +188,6 @@ def _train_links(options: LargeOptions, name: str, interrupt: Interrupt) -> Resu
 
     A run that diverged has no score; to get the score of the epoch before, use ``--epochs``."""
     from staticgraph.outofcore import Beta, Comet, InMemory, LinkTrainer, evaluate_links, tune
-    from staticgraph.outofcore.buffer import timeline
     from staticgraph.outofcore.disk import data
 
     with waiting(f"opening {options.data}"):
@@ -208,7 +208,7 @@ def _train_links(options: LargeOptions, name: str, interrupt: Interrupt) -> Resu
     trainer = LinkTrainer(graph, policy, config, options.out / EMBEDDINGS, **more)
     diverged, score = _link_epochs(trainer, options, interrupt), None
     if trainer.buffer.times:
-        timeline.plot(trainer.buffer.times, p, options.out / PICTURE)
+        _draw_schedule(options, trainer.buffer.times, p)
     if diverged is None:
         with waiting("ranking the test edges"):
             score = evaluate_links(trainer, triples.test, triples.known)
@@ -314,7 +314,6 @@ def _train_nodes(options: LargeOptions, name: str, interrupt: Interrupt) -> Resu
         SampledGNN,
         SampledLoader,
     )
-    from staticgraph.outofcore.buffer import timeline
     from staticgraph.outofcore.disk import data
 
     with waiting(f"opening {options.data}"):
@@ -354,7 +353,7 @@ def _train_nodes(options: LargeOptions, name: str, interrupt: Interrupt) -> Resu
     epochs, best, diverged = _node_epochs(
         trainer, model, lambda: score(nodes.valid), options.epochs or 50, interrupt
     )
-    timeline.plot(loader.states.times, p, options.out / PICTURE)
+    _draw_schedule(options, loader.states.times, p)
     accuracy = score(nodes.test) if diverged is None else None
     statistics = loader.statistics
     loader.close()
@@ -432,6 +431,14 @@ def _graph(
         f"{folder} has nodes, edges, partitions, seed, hops from the training nodes {existing}, "
         f"and these options need {wanted}: choose another --out, or --overwrite"
     )
+
+
+def _draw_schedule(options: LargeOptions, times: Sequence[StateTime], partitions: int) -> None:
+    """Draws what was resident when, where matplotlib is installed."""
+    if not is_left_out(options.out / PICTURE, "matplotlib"):
+        from staticgraph.training.plots import save_schedule_picture
+
+        save_schedule_picture(options.out / PICTURE, times, partitions)
 
 
 def _title(data: str, name: str, policy: Any, p: int, model: str) -> str:
