@@ -19,7 +19,7 @@ from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
 from staticgraph import cli, datasets, models
-from staticgraph.datasets import task_names
+from staticgraph.datasets import specs
 from staticgraph.steps.compilation import modes
 from staticgraph.text import progress
 from staticgraph.training import options, train
@@ -66,7 +66,7 @@ def test_options_have_the_defaults_and_choices_of_the_library():
         assert option.required == (field.name == "data")
         assert field.name == "data" or option.field_info.default == field.default
     assert options.MODELS == models.NAMES
-    assert options.TASKS == task_names.TASKS
+    assert options.TASKS == specs.TASKS
     assert named["--compile-mode"].parameter.choices == modes.MODES
     assert named["--pool"].parameter.choices == tuple(models.POOLS)
 

@@ -10,8 +10,8 @@ from support.command import status_of
 from torch import nn
 
 import staticgraph as sg
-from staticgraph.dryrun.availability import why_not
 from staticgraph.dryrun.compiled_probe import CompiledReader, probe, reading_of
+from staticgraph.dryrun.guard import why_not
 from staticgraph.dryrun.report import BucketRun
 from staticgraph.memory.model import MemoryModel
 from staticgraph.probing import probe as probing

@@ -14,9 +14,9 @@ from torch import nn
 
 import staticgraph as sg
 from staticgraph import cli
-from staticgraph.dryrun import ask, availability, child, dry_run, guard
+from staticgraph.dryrun import ask, child, dry_run, guard
 from staticgraph.dryrun.report import BucketRun, Cause, DryRun, KernelUse
-from staticgraph.dryrun.stubs.point import PatchPoints
+from staticgraph.dryrun.stubs.device import PatchPoints
 from staticgraph.dryrun.targets import TARGETS
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
 from staticgraph.text.progress import say
@@ -118,8 +118,8 @@ def test_targets_are_what_their_sheets_say():
     ("module", "name", "value", "said"),
     [
         (sys, "platform", "darwin", "needs Linux, and this is darwin"),
-        (availability, "compiler", lambda: None, "there is no compiler: install g.."),
-        (availability, "torch_version", lambda: "2.10.1+cpu", "2.11 or later; this is 2.10.1"),
+        (guard, "compiler", lambda: None, "there is no compiler: install g.."),
+        (guard, "torch_version", lambda: "2.10.1+cpu", "2.11 or later; this is 2.10.1"),
     ],
 )
 def test_where_it_cannot_work_it_says_why(monkeypatch, capsys, module, name, value, said):
@@ -132,9 +132,9 @@ def test_where_it_cannot_work_it_says_why(monkeypatch, capsys, module, name, val
 
 
 def test_another_torch_is_tried_with_a_word(monkeypatch):
-    assert availability.caveat() is None or "was tried with torch" in availability.caveat()
-    monkeypatch.setattr(availability, "torch_version", lambda: "2.99.0")
-    assert "staticgraph.dryrun.selftest" in availability.caveat()
+    assert guard.caveat() is None or "was tried with torch" in guard.caveat()
+    monkeypatch.setattr(guard, "torch_version", lambda: "2.99.0")
+    assert "staticgraph.dryrun.selftest" in guard.caveat()
 
 
 def test_a_guard_that_does_not_build_says_so(monkeypatch, tmp_path):

@@ -15,11 +15,10 @@ from torch_geometric.nn import GPSConv
 from staticgraph import models
 from staticgraph.memory.counts import counts_of
 from staticgraph.memory.model import MemoryModel
-from staticgraph.probing.allocator import AllocatorReader
+from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.fitting import match_moments
 from staticgraph.probing.probe import probe
-from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import GivenReader, Probed, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject

@@ -25,9 +25,8 @@ from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import counts_of, terms_of
 from staticgraph.memory.fit import FitPoint, fit
 from staticgraph.memory.model import MemoryModel
-from staticgraph.probing.allocator import AllocatorReader
+from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
 from staticgraph.probing.probe import batch_bytes, probe, probe_capacities
-from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import Probed
 from staticgraph.sizes.reserves import with_reserves
 from staticgraph.steps.computation.model_setup import Subject

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from staticgraph.probing.allocator import ProfilerAllocator
 from staticgraph.probing.live_storages import LiveStorages
-from staticgraph.probing.profiler import ProfilerAllocator
 
 
 def test_views_and_in_place_operations_are_not_counted_twice():

@@ -10,11 +10,10 @@ from support.probed_tasks import POINTS, probed, squared, task_of
 from torch import nn
 
 from staticgraph.errors import ProbeFailed
-from staticgraph.probing.allocator import AllocatorReader
+from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.fitting import ascending
 from staticgraph.probing.probe import probe, probe_capacities
-from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import GivenReader, Probed, Reading
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.sizes.capacity import Capacity

@@ -213,7 +213,7 @@ def _run(words: list[str]) -> int:
         sys.exit(0)
     program = f"staticgraph {command}".rstrip()
     if command == "" and not words[0].startswith("-"):
-        from staticgraph.text.nearest import or_nearest
+        from staticgraph.text.how_many import or_nearest
 
         known = f"give one of {', '.join(COMMANDS)}{or_nearest(words[0], COMMANDS)}"
         _refuse(program, f"{words[0]!r}: {known}")

@@ -138,7 +138,7 @@ def run(
 
 def _is_unavailable() -> bool:
     """Whether a dry run cannot work on this machine; prints why."""
-    from staticgraph.dryrun.availability import why_not
+    from staticgraph.dryrun.guard import why_not
 
     if reason := why_not():
         print(f"skipped: {reason}", file=sys.stderr)

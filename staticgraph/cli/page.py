@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
-from staticgraph.text.percent import percent
+from staticgraph.text.table import percent
 from staticgraph.training import plots
 from staticgraph.training.history import StepRecord, full_steps
 from staticgraph.training.report import TrainReport, number_text

@@ -17,11 +17,12 @@ from torch import Tensor
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.dryrun import ptx
-from staticgraph.dryrun.availability import caveat
+from staticgraph.dryrun.guard import caveat
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, peak_flops
 from staticgraph.dryrun.recorder import CountedStep, RefusingRecorder, counted
 from staticgraph.dryrun.report import PARTS, BucketRun, Cause, DryRun
-from staticgraph.dryrun.stubs import attention, inductor
+from staticgraph.dryrun.stubs import inductor
+from staticgraph.dryrun.stubs.device import ATTENTION_EMULATED
 from staticgraph.dryrun.subject import Candidate, candidate_of, twin
 from staticgraph.dryrun.targets import TargetDevice
 from staticgraph.dryrun.watcher import Refused, Watcher
@@ -74,7 +75,7 @@ def measure(request: Mapping[str, Any], target: TargetDevice) -> DryRun:
         autocast=candidate.subject.precision,
         runs=tuple(runs),
         uses=tuple(ptx.uses()) if WATCH.compiles else (),
-        emulated=(attention.EMULATED, inductor.EMULATED),
+        emulated=(ATTENTION_EMULATED, inductor.EMULATED),
         notes=(*candidate.notes, *filter(None, [caveat()])),
     )
 

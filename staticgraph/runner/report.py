@@ -13,9 +13,7 @@ from staticgraph.runner.way_choice import WayChoice
 from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
-from staticgraph.text.notebook import as_preformatted
-from staticgraph.text.percent import percent
-from staticgraph.text.table import table
+from staticgraph.text.table import as_preformatted, percent, table
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,7 @@ from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Bar, bar, is_left_out, say
 from staticgraph.training import plots
 from staticgraph.training.checkpoint import restore_run, save_run
-from staticgraph.training.config import TrainConfig
-from staticgraph.training.evaluate import evaluate, evaluate_own_loss
+from staticgraph.training.config import TrainConfig, factor, stands_still
 from staticgraph.training.history import (
     EpochRecord,
     History,
@@ -40,7 +39,7 @@ from staticgraph.training.job import Interrupt, Interrupted, SilentEvents
 from staticgraph.training.parts import RunParts, memory_of, place_of
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport, task_words
 from staticgraph.training.run_folder import CONFIG
-from staticgraph.training.schedule import factor, stands_still
+from staticgraph.training.tasks import evaluate, evaluate_own_loss
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
