@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from support.command import status_of
@@ -24,12 +23,6 @@ def test_json_has_null_for_what_is_not_finite():
     assert json.loads(text, parse_constant=pytest.fail) == {
         "a": None, "b": [1.5, [None, None]], "3": {"c": None}, "d": "nan",
     }  # fmt: skip
-
-
-def test_no_command_writes_json_of_its_own():
-    """One writer for all, so that no command prints NaN."""
-    for path in Path(cli.__file__).parent.glob("*.py"):
-        assert "json.dumps" not in path.read_text(), path
 
 
 def test_a_file_of_json_is_whole_or_as_it_was(tmp_path):
@@ -101,15 +94,6 @@ def test_what_a_user_can_mend_is_one_line(error, words, monkeypatch, capsys):
 def test_an_argument_that_python_refuses_is_a_bug(monkeypatch):
     monkeypatch.setattr("staticgraph.cli.report.run", lambda args: table(["a"], [3]))
     with pytest.raises(TypeError, match="'int' object is not iterable"):
-        cli.main(["report", "x"])
-
-
-def test_a_bug_is_not_out_of_memory(monkeypatch):
-    def fail(args):
-        raise RuntimeError("The size of tensor a (3) must match")
-
-    monkeypatch.setattr("staticgraph.cli.report.run", fail)
-    with pytest.raises(RuntimeError, match="size of tensor"):
         cli.main(["report", "x"])
 
 

@@ -15,7 +15,6 @@ from torch_geometric.data.data import BaseData
 
 from staticgraph import GraphStore, datasets
 from staticgraph.datasets.convert import convert
-from staticgraph.datasets.npz import categories
 from staticgraph.datasets.shipped import FOLDER, shipped
 from staticgraph.errors import BadGraph, UnknownDataset
 
@@ -105,14 +104,6 @@ def test_very_many_node_labels_are_kept_as_numbers(tmp_path):
     assert store.cardinality("x") == (kinds,)
     np.testing.assert_array_equal(store.columns["x"][:, 0], labels)
     assert store.nbytes < 40 * kinds
-
-
-@pytest.mark.parametrize(("kinds", "shape"), [(256, (256,)), (257, (1,))])
-def test_where_one_hot_ends(kinds, shape):
-    found = categories(np.arange(kinds), kinds)
-    assert (found.shape, found.dtype.kind) == ((kinds, *shape), "f" if kinds == 256 else "i")
-    if found.dtype.kind == "f":
-        np.testing.assert_array_equal(found, np.eye(kinds))
 
 
 def test_labels_of_several_tasks(tmp_path):

@@ -7,7 +7,6 @@ are triplets. One relation has no edge in any graph, since rare and absent must 
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import replace
 
 import pytest
@@ -270,17 +269,6 @@ def test_the_bytes_of_a_batch_are_an_upper_bound_within_the_alignment(stores):
                 layout = SlotLayout(0, capacity, store.schema)
                 most = layout.nbytes + 256 * len(layout.entries)
                 assert layout.nbytes <= found.of(capacity) <= most
-
-
-@pytest.mark.slow
-def test_a_saved_model_is_the_same(probed, tmp_path):
-    for _, _, memory in map(probed, PROBED):
-        memory.save(tmp_path / "memory.json")
-        assert MemoryModel.load(tmp_path / "memory.json") == memory
-        assert "rows of axes" in str(memory)
-    spoilt = {**json.loads((tmp_path / "memory.json").read_text()), "axes": []}
-    with pytest.raises(ValueError, match="has the terms"):
-        MemoryModel.from_dict(spoilt)
 
 
 def test_the_command_refuses_types_with_the_way_out(stores, tmp_path, capsys):

@@ -106,14 +106,6 @@ def test_a_probe_is_of_the_model_that_train_trains(data, words, kernels, how, mo
         torch.save(found["loss"], file)  # as for another process
 
 
-def test_a_plan_has_the_options_of_a_probe(data, monkeypatch):
-    asked = given_to_probe(monkeypatch)
-    words = ["--kernels", "--autocast", "bfloat16", "--max-memory", "1GiB"]
-    assert status_of(["plan", "--data", data, *SMALL, *words]) == 2
-    (found,) = asked
-    assert (found["kernels"], found["like"], found["autocast"]) == (True, "cuda", torch.bfloat16)
-
-
 @pytest.mark.parametrize("command", [["probe"], ["plan", "--max-memory", "1GiB"]])
 def test_a_model_and_a_loss_by_name_are_probed(command, data, tmp_path, monkeypatch, capsys):
     (tmp_path / "probed_net.py").write_text(

@@ -145,18 +145,6 @@ def test_nothing_is_promised_where_it_saves_little():
     assert likely_order_statistics(np.full(500, 20), 32, sg.Capacity(641, 1300, 33, 20), 0) == ()
 
 
-def test_a_graph_too_many_is_exchanged_by_hand():
-    tight = sg.Capacity(101, 200, 9, 40, order_statistics=((0, 40), (1, 10)))
-    sizes = np.array([[40, 1], [30, 1], [5, 1], [7, 1], [10, 1], [3, 1], [9, 1]])
-    batches = [(0, np.array([0, 1])), (0, np.array([2, 3, 4])), (0, np.array([5, 6]))]
-    assert exchange_graphs(batches, sizes, [tight]) == 1
-    assert [ids.tolist() for _, ids in batches] == [[0, 4], [2, 3, 1], [5, 6]]
-    # If no other batch can take the graph, nothing changes.
-    alone = [(0, np.array([0, 1]))]
-    assert exchange_graphs(alone, sizes, [tight]) == 0
-    assert alone[0][1].tolist() == [0, 1]
-
-
 @given(st.data())
 @examples(60)
 def test_exchanges_lose_nothing_and_break_nothing(data):

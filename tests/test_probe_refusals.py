@@ -31,12 +31,6 @@ def test_probe_sizes_grow_strictly(hiv):
     assert ascending([POINTS[1], POINTS[0], POINTS[1]]) == POINTS[:2]
 
 
-def test_the_same_data_the_same_probe(esol):
-    given = GivenReader(lambda c: 1000 * c.nodes + 10 * c.edges)
-    model = nn.Linear(1, 1)
-    assert probe(model, esol, reader=given) == probe(model, esol, reader=given)
-
-
 def test_memory_that_runs_out_makes_the_probe_smaller(esol):
     read = []
 

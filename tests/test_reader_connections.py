@@ -111,34 +111,6 @@ def test_every_request_is_answered_once_and_as_if_alone(requests, out):
     assert (stats.answered, stats.failed, stats.queue) == (fit, len(asked) - fit, 0)
 
 
-def test_requests_of_a_turn_and_of_a_moment_are_sent_together(monkeypatch):
-    monkeypatch.setattr(remotes, "GATHER_S", 3600.0)
-    line, sent = Line(), []
-    message = remotes.RequestMessage
-    monkeypatch.setattr(
-        remotes,
-        "RequestMessage",
-        lambda first, counts, *rest: (sent.append(counts), message(first, counts, *rest))[1],
-    )
-    held = Held(line.server)
-
-    async def ask(remote):
-        asks = [remote.predict(flat_of([graph(3, k)])) for k in range(2)]  # nobody waits
-        await asyncio.to_thread(held.reached.wait, PATIENCE_S)
-        for k in range(3):
-            asks.append(remote.predict(flat_of([graph(4, k)])))
-            await asyncio.sleep(0)
-        assert sent == [[1, 1]]
-        remote._send()  # the time to gather is over
-        held.go.set()
-        return await asyncio.gather(*asks)
-
-    replies = line.run(ask)
-    assert sent == [[1, 1], [1, 1, 1]]
-    for k, reply in enumerate(replies[2:]):
-        same(rows(reply), line.runner.predict([graph(4, k)]))
-
-
 def test_errors_and_the_state_of_the_server_come_over():
     line = Line(max_queue=4)
 

@@ -124,22 +124,6 @@ def test_asyncio_callers_share_a_batch():
         same(rows, server.runner.predict([graph(3, k)]))
 
 
-def test_at_the_deadline_at_the_latest():
-    clock = ManualClock()
-    with server_of(max_wait_ms=5, clock=clock) as server:
-        future = server.submit([graph(3)])
-        clock.advance(0.004)
-        assert not future.done()
-        clock.advance(0.001)
-        same(future.result(PATIENCE_S), server.runner.predict([graph(3)]))
-        stats = server.stats()
-        assert stats.wait_s.p50 == pytest.approx(0.005)
-        assert stats.latency_s.p99 == pytest.approx(0.005)
-        assert stats.by_bucket == (1, 0, 0)
-        assert stats.filling[2] == pytest.approx(1 / SMALL.graphs)
-        assert "1 request answered" in str(stats)
-
-
 def test_what_waited_while_a_batch_ran_goes_with_the_next_one():
     """The device used to idle until the oldest waiting graph reached its maximum wait."""
     with server_of(max_wait_ms=1e9) as server:

@@ -122,18 +122,6 @@ def test_nodes_of_several_types_and_objects(tmp_path):
     )
 
 
-def test_strings_survive_being_put_together(tmp_path):
-    """The offsets of each part's strings continue from the part before."""
-    graphs = graphs_of(7)
-    for number, graph in enumerate(graphs):
-        graph.smiles = "C" * (number + 1)
-    with StoreWriter(tmp_path / "s", part_graphs=3, levels=LEVELS) as writer:
-        writer.extend(graphs)
-    found = sg.GraphStore.load(tmp_path / "s")
-    assert_same_files(found, sg.GraphStore.from_pyg(graphs, levels=LEVELS, name="s"))
-    assert [found[k].smiles for k in range(7)] == [graph.smiles for graph in graphs]
-
-
 def test_parts_with_other_strings_are_refused(tmp_path):
     graphs = graphs_of(4)
     graphs[0].smiles = graphs[1].smiles = "C"

@@ -211,22 +211,6 @@ def test_the_task_is_a_setting_of_the_run(capsys):
         assert status_of([*command, *model, "--data", path, "--task", "classes"]) == 0, command
 
 
-@pytest.mark.parametrize("options", [[], ["--shards"]], ids=["merged", "shards"])
-def test_a_store_made_of_smiles_is_served_smiles(options, capsys):
-    testclient = pytest.importorskip("starlette.testclient", reason="needs the extra serve")
-    from support.served_app import app_of_run
-
-    path = table(words)
-    made = ["convert", "--data", path, "--target", "y", "--out", "store", "--part-graphs", "9"]
-    assert status_of([*made, *options]) == 0
-    assert status_of([*TRAIN, "--data", "store", "--out", "run"]) == 0
-    assert "classes (high, low, mid)" in capsys.readouterr().out
-    with testclient.TestClient(app_of_run(Path("run"), mode="eager")) as client:
-        answer = client.post("/predict", json={"smiles": ["CCO", "CO"]}).json()
-    likeliest = np.argmax(answer["probabilities"], axis=1)
-    assert answer["classes"] == [("high", "low", "mid")[k] for k in likeliest]
-
-
 def test_stores_of_other_classes_are_not_put_together():
     """The same numbers would mean different classes; with one store of non-molecules, the result is
     not of molecules either."""

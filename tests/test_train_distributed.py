@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,7 +24,7 @@ from support.program import run_program
 from support.ranks import on_ranks
 
 import staticgraph as sg
-from staticgraph import cli, models
+from staticgraph import models
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.runner.runner import StaticGraphRunner
@@ -314,27 +313,3 @@ def test_two_hosts_are_the_same_run(uninterrupted, config, tmp_path):
     done = two_hosts(sys.executable, *command(config, tmp_path / "run", "--json"))
     assert done.returncode == 0, done.stderr
     assert_same_run(tmp_path / "run", uninterrupted[0])
-
-
-def test_help_says_how_to_start_several(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["train", "--help"])
-    assert "torchrun --nproc-per-node 4 -m staticgraph.cli train" in capsys.readouterr().out
-
-
-def test_rows_of_all_ranks_are_known_to_each(config):
-    """The rows of every rank in each step of an epoch: known to all, and equal to the batches'."""
-    store = sg.GraphStore.load(config.data)
-    plan = sg.plan_buckets(store, 15)
-    made = [
-        StaticLoader(store, plan, shuffle=True, rank=rank, world_size=3).batcher
-        for rank in range(3)
-    ]
-    rows = [batcher.rows(2) for batcher in made]
-    assert np.array_equal(rows[0], rows[1])
-    assert np.array_equal(rows[0], rows[2])
-    for rank, batcher in enumerate(made):
-        for step, batch in enumerate(batcher.epoch(2)):
-            expected = [len(batch.ids), *store.sizes[batch.ids].sum(axis=0)[:2]]
-            assert rows[0][step, rank].tolist() == expected
-    assert rows[0][:, :, 0].sum() == len(store)

@@ -121,8 +121,3 @@ def vars_of(report: TrainReport) -> dict:
 def test_settings_out_of_range(changes, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig("x", **changes)
-
-
-def test_a_device_that_is_none(data, tmp_path):
-    with pytest.raises(ValueError, match="device='bogus': use 'cpu'"):
-        train(TrainConfig(data, device="bogus"), tmp_path)
