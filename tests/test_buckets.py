@@ -229,20 +229,6 @@ def test_several_buckets_pay_under_attention_and_never_cost_more():
     assert choices[-1].cost == sum(b.step_cost * b.packing.num_packs for b in choices[-1].buckets)
 
 
-def test_two_buckets_by_hand():
-    """1,000 graphs of 10 nodes and 4 of 1,000: one bucket pays 1,000**2 pairs per graph slot.
-
-    Two classes cost 32 packs of 32 graphs of 10**2 pairs, and 4 or a few more graph slots of
-    1,000**2.
-    """
-    histogram = SizeHistogram(np.array([[10, 20], [1000, 2000]]), np.array([1000, 4]))
-    price = StepCost(fixed=0, node=0, edge=0, pair=1)
-    choices = choose_buckets(histogram, 2, graphs=32, cost=price)
-    small, large = sorted(b.capacity.max_graph_nodes for b in choices[1].buckets)
-    assert (small, large) == (10, 1000)
-    assert choices[1].cost < 10e6 < 300e6 < choices[0].cost
-
-
 @pytest.mark.parametrize("named", [False, True], ids=["all train", "indices"])
 @pytest.mark.parametrize("batch_size", [4, 32])
 def test_a_few_giants_do_not_size_the_bucket_of_the_others(batch_size, named):

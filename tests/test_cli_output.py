@@ -124,16 +124,6 @@ def test_in_a_log_there_is_a_line_now_and_then(monkeypatch, capsys):
     assert "\r" not in err
 
 
-def test_what_is_done_soon_says_nothing(monkeypatch, capsys):
-    Clock(monkeypatch)
-    for _ in progress.bar(range(100), desc="reading x", unit=" graphs"):
-        pass
-    status = progress.Status()
-    status.show("place: 3 edges")
-    status.clear()
-    assert capsys.readouterr().err == ""
-
-
 def test_on_a_terminal_it_is_written_over(monkeypatch, capsys):
     monkeypatch.setattr(progress, "on_terminal", lambda: True)
     assert isinstance(progress.bar(range(3), desc="x", unit=" graphs", show=False), tqdm)
@@ -159,15 +149,6 @@ def test_an_option_that_is_none_leads_to_the_help_of_its_command(capsys):
         "staticgraph plan: unknown option: --targets. Did you mean --target? "
         "(see staticgraph plan --help)\n"
     )
-
-
-def test_a_wait_says_what_it_is_for_and_for_how_long(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    with progress.waiting("compiling"):
-        seen = ""
-        while "compiling: 0 s" not in seen:
-            seen += capsys.readouterr().err
-    assert seen.startswith("compiling\ncompiling: 0 s\n")
 
 
 def test_a_table_goes_on_below_where_the_terminal_is_narrow(monkeypatch):

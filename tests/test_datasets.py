@@ -135,13 +135,6 @@ def test_a_small_set_trains_on_something(graphs):
 # ---------------------------------------------------------------------- stores and lists
 
 
-def test_a_folder_keeps_its_splits(tmp_path):
-    store = datasets.open(DATA / "esol.npz", seed=7)
-    store.save(tmp_path / "s")
-    again = datasets.open(tmp_path / "s", seed=8)
-    np.testing.assert_array_equal(again.splits["test"], store.splits["test"])
-
-
 def test_a_list_of_data_in_a_file(tmp_path):
     graphs = [Data(x=torch.rand(n, 3), y=torch.rand(1, 2), num_nodes=n) for n in range(1, 12)]
     torch.save(graphs, tmp_path / "g.pt")

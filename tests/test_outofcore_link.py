@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from staticgraph.outofcore import (
-    Beta,
-    Comet,
     InMemory,
     LinkConfig,
     LinkTrainer,
@@ -183,30 +181,3 @@ def test_rows_that_are_all_the_same_stand_in_the_middle(tmp_path, decoder):
 def test_a_configuration_that_cannot_work_is_refused(values, message):
     with pytest.raises(ValueError, match=message):
         LinkConfig(**values)
-
-
-@pytest.mark.parametrize("policy", [Beta(4), Comet(8, 8)])
-def test_states_cost_little_more_than_their_edges(tmp_path, policy, monkeypatch):
-    """The edge rows computed over many states, compared with those over everything at once."""
-    rows = []
-    train = LinkTrainer._train_batch
-
-    def counted(self, batch, ends):
-        rows.append((len(ends.mask), int(ends.mask.sum()), len(ends.negatives) // 6))
-        return train(self, batch, ends)
-
-    monkeypatch.setattr(LinkTrainer, "_train_batch", counted)
-    rng = np.random.default_rng(0)
-    edges = rng.integers(0, 320, (2, 8_700))
-    graph = partition(edges, 320, 16 if isinstance(policy, Beta) else 32, tmp_path / "g")
-    config = LinkConfig(dimension=2, batch_size=100, chunks=10, negatives=3)
-    trainer = LinkTrainer(graph, policy, config, tmp_path / "e")
-    result = trainer.train_epoch()
-    trainer.close()
-    computed, real, chunks = (sum(column) for column in zip(*rows, strict=True))
-    assert real == result.edges == 8_700
-    assert computed == 10 * chunks
-    # In memory 87 batches of 100; with states, each of which ends a batch, over 100.
-    assert result.batches > 100
-    assert computed <= real + 9 * result.states
-    assert computed <= 1.05 * 8_700

@@ -74,14 +74,6 @@ def test_comet_is_an_epoch_of_grouped_moves(logical, group, fitting, seed):
     assert schedule.reads == c + group * schedule.swaps
 
 
-@pytest.mark.parametrize("logical", [3, 4, 8, 13])
-def test_two_groups_need_the_lower_bound_of_swaps(logical):
-    schedule = Comet(4, logical).epoch(2 * logical, rng())
-    # Every pair of groups must meet; the first fill gives the first pair, each swap one more.
-    bound = math.comb(logical, 2) - 1
-    assert schedule.swaps == bound == (logical - 2) * (logical + 1) // 2
-
-
 def test_comet_gives_a_cell_to_every_state_that_holds_it_alike():
     draws, chosen = 4000, Counter()
     generator = rng(3)

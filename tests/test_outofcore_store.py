@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -85,13 +84,6 @@ def test_small_chunks_a_file_and_a_function_give_the_same_file(tmp_path):
             partition(source, 30, 3, tmp_path / f"g{number}-{chunk}", chunk=chunk)
             written.append((tmp_path / f"g{number}-{chunk}" / "edges.bin").read_bytes())
     assert len(set(written)) == 1
-
-
-@pytest.mark.parametrize("rows", [2, 3])
-def test_no_edges_at_all(tmp_path, rows):
-    graph = partition(np.empty((rows, 0), int), 4, 2, tmp_path / "g")
-    assert graph.columns == rows
-    assert graph.read_cells(all_cells(2)).shape == (0, rows)
 
 
 def test_features_follow_their_nodes(tmp_path):
@@ -239,47 +231,6 @@ for number in {edges}:
 
 
 # ---------------------------------------------------------------------- without the page cache
-
-
-def test_without_a_cache_blocks_are_given_back_once_read_or_durable(tmp_path, monkeypatch):
-    from staticgraph.outofcore.disk.embeddings import EmbeddingFile
-
-    edges, features = generated(40, 300), np.arange(80, dtype=np.float32).reshape(40, 2)
-    partition(edges, 40, 4, tmp_path / "g", features=features)
-    calls = []
-    advise, sync = os.posix_fadvise, os.fdatasync
-
-    def advised(descriptor, start, length, advice):
-        assert advice == os.POSIX_FADV_DONTNEED
-        calls.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, start, length))
-        advise(descriptor, start, length, advice)
-
-    def synced(descriptor):
-        calls.append("durable")
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "posix_fadvise", advised)
-    monkeypatch.setattr(os, "fdatasync", synced)
-    cached = PartitionedGraph(tmp_path / "g")
-    expected = cached.read_cells(all_cells(4))
-    assert not calls
-    graph = PartitionedGraph(tmp_path / "g", cached=False)
-    np.testing.assert_array_equal(graph.read_cells(all_cells(4)), expected)
-    into = np.empty((10, 2), np.float32)
-    graph.read_features(2, into)
-    np.testing.assert_array_equal(into, features[graph.node_ids[20:30]])
-    assert calls == [("edges.bin", 0, expected.nbytes), ("features.bin", 160, 80)]
-
-    def initial(k: int) -> np.ndarray:
-        return np.full((3, 2), k, np.float32)
-
-    file = EmbeddingFile.create(tmp_path / "e", 2, 3, 2, initial, cached=False)
-    calls.clear()
-    values, sums = np.ones((2, 3, 2), np.float32)
-    file.write(1, values, sums)
-    # The second place of partition 1 is the fourth record, each of 48 bytes.
-    assert calls == ["durable", ("embeddings.bin", 144, 48)]
-    file.close()
 
 
 # ---------------------------------------------------------------------- degrees

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from support.drawn import examples
 from support.packing_problems import SETS, assert_packed, fewest_packs, load, problems
 from support.tuple_packing import HEURISTICS, pack_paper
@@ -14,7 +13,6 @@ from staticgraph.errors import GraphTooLarge
 from staticgraph.packing import pack_histogram, pack_stream, volume_bound
 from staticgraph.packing.fill import QUICK, fill_histogram
 from staticgraph.packing.pack import Packing
-from staticgraph.packing.swap import pack_by_swaps
 from staticgraph.sizes.histogram import SizeHistogram
 
 
@@ -192,18 +190,3 @@ class TestHostile:
         packing = pack_histogram(SizeHistogram.from_sizes(sizes), (9000, 9000), max_graphs=256)
         packing.check()
         assert packing.num_packs == 21  # 5000 at 256 per pack, plus one alone
-
-
-streams = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=0, max_size=60)
-
-
-@examples(50)
-@given(streams.filter(lambda s: len(s) > 4), st.integers(1, 8))
-def test_swaps_keep_every_graph(sizes, packs):
-    histogram = SizeHistogram.from_sizes(np.array(sizes, dtype=np.int64))
-    packs = min(packs, len(sizes))
-    found = pack_by_swaps(histogram, histogram.totals // packs + 9, packs)
-    if found is not None:
-        found.check()
-        assert found.num_packs == packs
-        assert np.ptp(found.graphs) <= 1

@@ -136,18 +136,6 @@ def test_errors_and_the_state_of_the_server_come_over():
     assert b'staticgraph_requests_total{end="refused"} 1.0' in metrics.body
 
 
-def test_a_batch_that_failed_leaves_one_trace(caplog):
-    line = Line(max_wait_ms=1e9)  # nine graphs fill a bucket
-
-    async def nine(remote):
-        asks = [graph(3, k) if k else broken() for k in range(9)]
-        return await asyncio.gather(*(remote.predict(flat_of([g])) for g in asks))
-
-    assert {reply.status for reply in line.run(nine)} == {500}
-    assert line.server.stats().batches == 1
-    assert caplog.text.count("a batch failed") == 1
-
-
 @pytest.mark.parametrize("last", [None, b"nonsense", b"\x91\x92\x01\x02"])
 def test_callers_are_told_when_the_model_is_gone_or_makes_no_sense(last, ended):
     listener = Listener(authkey=b"key")

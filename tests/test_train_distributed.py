@@ -239,20 +239,6 @@ def test_torchrun_is_the_same_run(uninterrupted, config, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.release
-def test_the_example_runs(molecules):
-    example = Path(__file__).parents[1] / "examples" / "several_gpus.py"
-    assert len(example.read_text().splitlines()) < 80
-    words = ["--data", str(molecules), "--epochs", "2", "--batch-size", "15"]
-    done = torchrun(str(example), *words)
-    assert done.returncode == 0, done.stderr
-    assert re.findall(r"epoch (\d): loss [\d.]+, (\d+) labels", done.stdout) == [
-        ("1", "20"),
-        ("2", "20"),
-    ]
-
-
-@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("restarts", [1, 0])
 def test_a_killed_rank_ends_the_job_or_starts_it_again(uninterrupted, config, tmp_path, restarts):
