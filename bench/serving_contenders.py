@@ -40,7 +40,8 @@ def ours(args: Any) -> None:
     from staticgraph.cli.serve import listen, serve
     from staticgraph.serving.bodies.reader import Reader
     from staticgraph.serving.http.app import settle
-    from staticgraph.serving.service import Service, for_serving
+    from staticgraph.serving.service import Service
+    from staticgraph.serving.smaller_buckets import for_serving
 
     store = sg.datasets.open(HIV)
     plan = for_serving(sg.plan_buckets(store, batch_size=64))
@@ -138,7 +139,7 @@ def one_at_a_time(args: Any) -> None:
     from fastapi.responses import JSONResponse
     from torch_geometric.data import Data
 
-    from staticgraph.serving.service import for_serving
+    from staticgraph.serving.smaller_buckets import for_serving
 
     store = sg.datasets.open(HIV)
     plan = for_serving(sg.plan_buckets(store, batch_size=64))

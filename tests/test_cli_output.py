@@ -12,7 +12,7 @@ from support.command import status_of
 from tqdm import tqdm
 
 from staticgraph import cli
-from staticgraph.files.json_text import save_json, to_json
+from staticgraph.files.document import save_json, to_json
 from staticgraph.text import progress
 from staticgraph.text.table import table
 

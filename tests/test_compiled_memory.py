@@ -15,8 +15,8 @@ from staticgraph.dryrun.guard import why_not
 from staticgraph.dryrun.report import BucketRun
 from staticgraph.memory.model import MemoryModel
 from staticgraph.probing import probe as probing
-from staticgraph.probing.caching_pool import CachingPool
 from staticgraph.probing.fake_tensors import CUBLAS_WORKSPACES
+from staticgraph.probing.live_storages import CachingPool
 from staticgraph.probing.reading import Probed
 from staticgraph.steps.computation.model_setup import Subject
 

@@ -16,7 +16,7 @@ import staticgraph as sg
 from staticgraph import cli
 from staticgraph.dryrun import ask, child, dry_run, guard
 from staticgraph.dryrun.report import BucketRun, Cause, DryRun, KernelUse
-from staticgraph.dryrun.stubs.device import PatchPoints
+from staticgraph.dryrun.stubs import PatchPoints
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
 from staticgraph.text.progress import say
 from staticgraph.training.plots import save_launches_picture

@@ -28,7 +28,7 @@ from support.trained_run import trained_run
 
 import staticgraph as sg
 from staticgraph.errors import BatchFailed
-from staticgraph.serving.service import for_serving
+from staticgraph.serving.smaller_buckets import for_serving
 from staticgraph.sizes.capacity import GraphSize
 from staticgraph.training.trained import Trained
 

@@ -32,11 +32,8 @@ testclient = pytest.importorskip("starlette.testclient", reason="needs starlette
 from support.served_app import app_of  # noqa: E402
 
 from staticgraph.serving import service as services  # noqa: E402
-from staticgraph.serving.service import (  # noqa: E402
-    Limits,
-    for_serving,
-    service_of_export,
-)
+from staticgraph.serving.service import Limits, service_of_export  # noqa: E402
+from staticgraph.serving.smaller_buckets import for_serving  # noqa: E402
 
 SMILES = ["CCO", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O", "C"]
 JSON = {"Content-Type": "application/json"}

@@ -12,7 +12,7 @@ from cyclopts import Group, Parameter
 
 from staticgraph.cli.loading import UsageError, require_graph
 from staticgraph.errors import Diverged
-from staticgraph.files.json_text import save_json, to_json
+from staticgraph.files.document import save_json, to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Status, is_left_out, say, waiting
 from staticgraph.training.options import (

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     warnings.filterwarnings("ignore")
     try:
         loaded = guard.load()  # before the next lines, which import torch
-        from staticgraph.dryrun.stubs.inductor import install
+        from staticgraph.dryrun.stubs_inductor import install
 
         points = install(loaded, target, argv[1] if len(argv) > 1 else None)
         from staticgraph.dryrun import measure, stages

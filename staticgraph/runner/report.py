@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from staticgraph.files.document import read_document
-from staticgraph.files.json_text import save_json
+from staticgraph.files.document import read_document, save_json
 from staticgraph.runner.way_choice import WayChoice
 from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.text.byte_sizes import human_bytes

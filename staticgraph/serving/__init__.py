@@ -9,6 +9,6 @@ The path of a request, and the folders in the order in which they use each other
 In addition: the service (``service``), made from a run or from an export, and the plan for it.
 """
 
-from staticgraph.serving.service import for_serving
+from staticgraph.serving.smaller_buckets import for_serving
 
 __all__ = ["for_serving"]

@@ -9,56 +9,18 @@ ones cannot be added afterwards (use ``for_serving`` on the plan before the expo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.exported import load_exported
 from staticgraph.runner.prediction import Predictor
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.schema import Schema
 from staticgraph.serving.bodies.reader import Reader
 from staticgraph.serving.engine.server import Server
-from staticgraph.sizes.capacity import Capacity
-from staticgraph.sizes.reserves import with_pairs
+from staticgraph.serving.smaller_buckets import for_serving
 from staticgraph.training.job import device_of
 from staticgraph.training.trained import Trained
-
-# The added buckets, as shares of a bucket's rows; each is one more compilation. The graphs that
-# arrive while a batch runs often fill half to three quarters of a bucket, so there a batch takes at
-# most a third more rows than it needs; below a quarter, where steps are short, up to four times.
-SHARES = (3 / 4, 1 / 2, 1 / 4, 1 / 16)
-
-
-def for_serving(plan: BucketPlan) -> BucketPlan:
-    """The plan with smaller buckets added, for any data and any number of graphs per batch.
-
-    The guarantees of buckets about training batches (``order_statistics``) are dropped. No buckets
-    are added to a plan without the size of its largest graph, or whose graphs have axes.
-    """
-    buckets = set()
-    for capacity in plan.capacities:
-        buckets.add(replace(capacity, order_statistics=()))
-        if capacity.extra or len(plan.maxima) < 2:
-            continue
-        for share in SHARES:
-            small = Capacity.distinct(
-                max(int(capacity.nodes * share), capacity.max_graph_nodes + capacity.node_reserve),
-                max(
-                    int(capacity.edges * share),
-                    min(plan.maxima[1] + capacity.edge_reserve, capacity.edges),
-                ),
-                max(2, int(capacity.graphs * share)),
-                capacity.max_graph_nodes,
-                edge_reserve=capacity.edge_reserve,
-                node_reserve=capacity.node_reserve,
-            )
-            if small.nodes < capacity.nodes and small.edges < capacity.edges:
-                buckets.add(with_pairs(small, plan.schema))
-    capacities = tuple(sorted(buckets))
-    return replace(plan, capacities=capacities, digest=None, batch_size=None, efficiency=())
-
 
 # The level, shape and dtype of OGB's features of an atom and of a bond.
 ATOMS, BONDS = ("node", (9,), "int64"), ("edge", (3,), "int64")

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from staticgraph.files.document import NOT_THERE
-from staticgraph.files.json_text import finite, save_json
+from staticgraph.files.document import NOT_THERE, finite, save_json
 from staticgraph.runner.report import Report
 from staticgraph.text.how_many import how_many, some
 from staticgraph.text.table import as_preformatted, table

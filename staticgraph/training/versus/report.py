@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from staticgraph.checking.outcome import Tolerance
-from staticgraph.files.json_text import finite, save_json
+from staticgraph.files.document import finite, save_json
 from staticgraph.runner.way_choice import MARGIN
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many

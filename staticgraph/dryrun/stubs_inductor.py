@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, tensors
-from staticgraph.dryrun.stubs.device import PatchPoints, patch_device
+from staticgraph.dryrun.stubs import PatchPoints, patch_device
 from staticgraph.dryrun.targets import TargetDevice
 from staticgraph.dryrun.watcher import host_part, of_trace
 
 CPU = torch.device("cpu")
-EMULATED = (
+INDUCTOR_EMULATED = (
     "autotuning and padding of products are off, since both time kernels on the device: each "
     "Triton kernel has the first of its configurations"
 )

@@ -1,1 +1,0 @@
-"""All patches of the dry run: the device, and Inductor."""
