@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -30,7 +31,6 @@ from staticgraph.training.options import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.nn import Module
 
     from staticgraph.outofcore import LinkConfig
@@ -381,7 +381,7 @@ def _node_epochs(
     """Trains, and restores the model of the best validation accuracy; returns the records of the
     epochs, that accuracy (-1 without an epoch), and the divergence if there was one."""
     records: list[dict[str, Any]] = []
-    best, chosen = -1.0, _copied(model)
+    best, chosen = -1.0, copy.deepcopy(model.state_dict())
     diverged: Diverged | None = None
     while len(records) < epochs and not interrupt.requested:
         try:
@@ -391,7 +391,7 @@ def _node_epochs(
             break
         epoch["valid"] = score()
         if epoch["valid"] > best:
-            best, chosen = epoch["valid"], _copied(model)
+            best, chosen = epoch["valid"], copy.deepcopy(model.state_dict())
         records.append(epoch)
         say(
             f"epoch {epoch['epoch']:3}  loss {epoch['loss']:.4f}  train {epoch['accuracy']:.3f}  "
@@ -400,10 +400,6 @@ def _node_epochs(
         )
     model.load_state_dict(chosen)
     return records, best, diverged
-
-
-def _copied(model: Module) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 def _graph(

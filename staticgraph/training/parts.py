@@ -283,7 +283,14 @@ class RunParts:
             config, self.store, self.device, self.kernels
         )
         self.plan: BucketPlan = (
-            self._chosen_plan() if state is None else BucketPlan.from_dict(state["plan"])
+            plan_buckets(
+                self.store,
+                config.batch_size,
+                indices=self.store.splits["train"],
+                attention="auto" if attends(self.model) else None,
+            )
+            if state is None
+            else BucketPlan.from_dict(state["plan"])
         )
         self.runner: StaticGraphRunner = StaticGraphRunner(
             self._subject(),
@@ -350,14 +357,6 @@ class RunParts:
                 torch.manual_seed(config.seed + APART * ranks.rank)
         convert(model, kernels=self.kernels)
         return model
-
-    def _chosen_plan(self) -> BucketPlan:
-        return plan_buckets(
-            self.store,
-            self.config.batch_size,
-            indices=self.store.splits["train"],
-            attention="auto" if attends(self.model) else None,
-        )
 
     def _subject(self) -> Subject:
         config = self.config

@@ -449,9 +449,10 @@ def save_launches_picture(path: Path, report: DryRun) -> None:
         left = np.zeros(len(runs), dtype=int)
         for kind in KINDS:
             counts = np.array([run.count(part, kind) for run in runs])
-            bars = panel.barh(names, counts, left=left, label=kind)
+            panel.barh(names, counts, left=left, label=kind)
             left += counts
-        panel.bar_label(bars, left.tolist())
+        for place, total in enumerate(left.tolist()):
+            panel.text(total, place, f" {total}", va="center")
         panel.set(title=part, xlabel="launches")
         panel.margins(x=0.15)
     panels[0].invert_yaxis()

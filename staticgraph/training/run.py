@@ -155,8 +155,9 @@ class Training:
         self.progress: bool = progress and self.writes
         self.parts: RunParts = RunParts(config, folder, ranks, self.progress, state)
         # None until the first steps were timed.
-        tells = config.workers == "auto" and self.parts.on_host
-        self.workers: int | None = None if tells else _number(config.workers)
+        fixed = config.workers if isinstance(config.workers, int) else 0
+        is_timed = config.workers == "auto" and self.parts.on_host
+        self.workers: int | None = None if is_timed else fixed
         self.loader: StaticLoader = self._loader("train")
         self.history: History = History()
         self.state: Mapping[str, Any] | None = state
@@ -432,8 +433,3 @@ class Training:
     def _say(self, text: str) -> None:
         if self.progress:
             say(text)
-
-
-def _number(workers: int | str) -> int:
-    """The number of workers; 0 for ``auto``, with a store on the device."""
-    return 0 if isinstance(workers, str) else workers
