@@ -9,7 +9,7 @@ from typing import Any
 
 from staticgraph.files.document import read_document, save_json
 from staticgraph.runner.way_choice import WayChoice
-from staticgraph.steps.attention_row import AttentionRow
+from staticgraph.sizes.attention import AttentionRow
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import as_preformatted, percent, table

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch_geometric.nn import GPSConv
 
 from staticgraph import datasets, models
 from staticgraph.batches.loading.loader import StaticLoader
@@ -174,11 +173,6 @@ def load_weights(model: Module, weights: Mapping[str, Tensor], name: str, folder
         ) from error
 
 
-def attends(model: Module) -> bool:
-    """Whether a model attends within graphs, so that a plan considers the size of each graph."""
-    return any(isinstance(module, GPSConv) for module in model.modules())
-
-
 def mode_of(config: TrainConfig) -> str | Auto:
     """The mode of a run; with ``kernels="off"``, ``auto`` does not consider the fused mode."""
     if config.compile_mode == "auto" and config.kernels == "off":
@@ -287,7 +281,6 @@ class RunParts:
                 self.store,
                 config.batch_size,
                 indices=self.store.splits["train"],
-                attention="auto" if attends(self.model) else None,
             )
             if state is None
             else BucketPlan.from_dict(state["plan"])
