@@ -29,7 +29,7 @@ import torch.nn.functional as F
 import staticgraph as sg
 from bench.machine import write
 from staticgraph.distributed.reduction import Reduction
-from staticgraph.epochs.balance import balance_of_plan
+from staticgraph.epochs.batcher import Batcher
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import table
 
@@ -49,18 +49,26 @@ def balances() -> list[dict[str, Any]]:
     found = []
     for times in (1, TIMES_AS_MANY):
         sizes = np.tile(own, (times, 1))
-        for balance in balance_of_plan(sizes, plan, RANKS, shuffle=True):
+        for ranks in RANKS:
+            rows = Batcher(sizes, plan, world_size=ranks, shuffle=True).rows(0)
+            full = rows[(rows[:, :, 0] > 0).all(axis=1)]
             found.append(
                 {
                     "graphs": len(sizes),
-                    "ranks": balance.world_size,
-                    "steps": balance.steps,
-                    "full_steps": balance.full,
-                    "nodes": balance.efficiency[0],
-                    "nodes_of_full_steps": balance.full_efficiency[0],
+                    "ranks": ranks,
+                    "steps": len(rows),
+                    "full_steps": len(full),
+                    "nodes": evenness(rows),
+                    "nodes_of_full_steps": evenness(full),
                 }
             )
     return found
+
+
+def evenness(rows: np.ndarray) -> float:
+    """The mean rank's nodes over the fullest rank's, over steps ``[steps, ranks, 1 + C]``."""
+    nodes = rows[:, :, 1]
+    return float(nodes.mean(axis=1).sum() / nodes.max(axis=1).sum())
 
 
 def timed(rank: int, world_size: int, folder: str, options: argparse.Namespace) -> None:

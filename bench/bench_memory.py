@@ -23,10 +23,9 @@ import torch
 import staticgraph as sg
 from bench.machine import write
 from staticgraph import models
-from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
+from staticgraph.probing.allocator import AllocatorReader, CudaAllocator, ProfilerAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.probe import probe_capacities
-from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import Probed
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.text.byte_sizes import human_bytes

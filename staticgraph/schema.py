@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from staticgraph.text.some import some
+from staticgraph.text.how_many import some
 
 # "node", "edge", "graph", or the name of an axis.
 Level = str

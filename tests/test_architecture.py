@@ -107,7 +107,6 @@ INSIDE = {
     ("store.graph_columns", "staticgraph.store.pyg.assembled"): SLOW,
     ("store.graph_store", "staticgraph.store.on_device"): SLOW,
     ("store.graph_store", "staticgraph.store.pyg.flatten"): SLOW,
-    ("files.folder_lock", "fcntl"): NEWER,
     ("files.jit_cache", "numba.core.dispatcher"): "what it asks for must be set before",
     ("internals.inductor", "torch._inductor"): SLOW,
     ("internals.inductor", "torch._inductor.cudagraph_trees"): SLOW,

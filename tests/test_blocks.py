@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +11,7 @@ from support.graphs import random_graph
 from support.written_stores import LEVELS, graphs_of
 
 import staticgraph as sg
-from staticgraph.epochs import strategies, used_graphs
+from staticgraph.epochs import used_graphs
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.epochs.blocks import Blocks, block_order, spread
 from staticgraph.epochs.windows import level
@@ -51,60 +49,10 @@ def test_windows_are_whole_blocks(blocks, graphs, window, apart, rest, seed):
     assert sorted(block_order(ragged, drawn, seed, 0).graphs) == ragged.tolist()
 
 
-def graphs_elsewhere(batches, ends, per_block: int) -> int:
-    """Count the graphs that are in another window than most graphs of their block."""
-    window = np.repeat(np.arange(len(ends)), np.diff([0, *ends]))
-    of_graph = np.concatenate([np.full(len(b.ids), window[k]) for k, b in enumerate(batches)])
-    block = np.concatenate([b.ids for b in batches]) // per_block
-    met = np.zeros((block.max() + 1, len(ends)), np.int64)
-    np.add.at(met, (block, of_graph), 1)
-    return int(met.sum() - met.max(axis=1).sum())
-
-
-def drifting_sizes(n: int, per_block: int, spread_of_blocks: float, seed: int = 0) -> np.ndarray:
-    """Sizes like those of molecules from several sources: the mean differs between blocks."""
-    rng = np.random.default_rng(seed)
-    mean = 25 * (1 + spread_of_blocks * rng.standard_normal(-(-n // per_block)))
-    nodes = np.clip(np.repeat(mean, per_block)[:n] + 8 * rng.standard_normal(n), 2, 80).astype(int)
-    return np.stack([nodes, 2 * nodes + rng.integers(0, 9, n)], axis=1)
-
-
 def tight_plan(sizes: np.ndarray, batch_size: int) -> BucketPlan:
     """One bucket with half a percent of spare room."""
     nodes, edges = np.ceil(1.005 * batch_size * sizes.mean(axis=0)).astype(int).tolist()
     return BucketPlan.of([Capacity(nodes + 1, edges, batch_size + 1)], batch_size)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("rest", "batch_size"), [(0, 128), (100, 128), (100, 96)])
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_no_graph_of_a_window_comes_from_another_windows_blocks(rest, batch_size, ranks):
-    """Each such graph would need a block read and checked for it alone. Half of all windows exceed
-    what their batches hold as they were drawn. A batch across a window's edge belongs to both."""
-    n, blocks = 256 * 16 * 12 + rest, Blocks(256, 16)
-    sizes = drifting_sizes(n, 256, 0.05)
-    plan = tight_plan(sizes, batch_size)
-    for epoch in range(3):
-        batchers = [
-            Batcher(sizes, plan, shuffle=blocks, seed=3, rank=rank, world_size=ranks)
-            for rank in range(ranks)
-        ]
-        batches = [batcher.epoch(epoch) for batcher in batchers]
-        ends = [batcher.windows(epoch).tolist() for batcher in batchers]
-        assert all(len(own) == 12 + (rest > 0) and own[-1] == len(batches[0]) for own in ends)
-        over_edges = 0 if (256 * 16 % batch_size, rest) == (0, 0) else 12 * (batch_size - 1)
-        by_window = [
-            SimpleNamespace(ids=np.concatenate([b.ids for own, e in zip(batches, ends, strict=True)
-                                                for b in own[([0, *e])[k] : e[k]]]))
-            for k in range(len(ends[0]))
-        ]  # fmt: skip
-        assert graphs_elsewhere(by_window, range(1, len(by_window) + 1), 256) <= over_edges
-        stats = batchers[0].epoch_stats(epoch)
-        assert stats.rebalanced == stats.overflowed > 50
-        assert stats.spilled == stats.split == 0
-        lengths = sorted(len(b.ids) for own in batches for b in own if len(b.ids))
-        assert lengths[1:] == [batch_size] * (-(-n // batch_size) - 1)
-        assert sorted(np.concatenate([w.ids for w in by_window])) == list(range(n))
 
 
 @examples(40)
@@ -137,15 +85,6 @@ def test_windows_swap_whole_blocks_and_come_nearer_to_the_mean(
     assert (after**2).sum() <= (before**2).sum() + 1e-9
     if (before <= 0).all():
         assert found[0] == first.tolist()
-
-
-def test_blocks_and_windows_are_drawn_anew():
-    drawn, indices = Blocks(4, 4), np.arange(320)
-    first, second = (block_order(indices, drawn, 0, epoch).graphs for epoch in (0, 1))
-    assert not np.array_equal(first, second)
-    together = [{frozenset(map(int, w)) for w in np.split(o // 4, 20)} for o in (first, second)]
-    assert len(together[0] & together[1]) < 3
-    assert not np.array_equal(np.sort(first[:16]), first[:16])
 
 
 @pytest.mark.slow  # on a fresh clone, for what its cases compile
@@ -268,16 +207,6 @@ def test_narrow_types_give_the_same_batches(shuffle, exact, monkeypatch):
     assert found[0] == found[1]
 
 
-def test_stretches_lose_nothing(monkeypatch):
-    """Batches of many graphs are rebalanced one stretch at a time."""
-    monkeypatch.setattr(strategies, "STRETCH", 2048)
-    sizes = np.random.default_rng(0).integers(15, 26, (8000, 2))
-    batcher = Batcher(sizes, plan_buckets(sizes, 16, num_buckets=1), shuffle=True)
-    assert sorted(np.concatenate([b.ids for b in batcher.epoch(0)])) == list(range(8000))
-    assert batcher.stats.overflowed > 20
-    assert batcher.stats.rebalanced > 0.5 * batcher.stats.overflowed
-
-
 def test_a_window_of_large_graphs_is_balanced_with_others():
     """A store sorted by size: a window of large graphs does not fit alone, but all together do."""
     nodes = np.sort(np.random.default_rng(0).integers(2, 40, 6000))
@@ -286,27 +215,6 @@ def test_a_window_of_large_graphs_is_balanced_with_others():
     assert [len(batch.ids) for batch in batcher.epoch(0)] == [16] * 375
     assert batcher.stats.overflowed > 100
     assert batcher.stats.split == 0
-
-
-def test_a_window_that_cannot_fit_is_not_tried_by_itself(monkeypatch):
-    """With a hundred million molecules, such windows took 55 of 70 s."""
-    nodes = np.sort(np.random.default_rng(0).integers(2, 40, 6000))
-    sizes = np.stack([nodes, nodes], axis=1)
-    plan = plan_buckets(sizes, 16, num_buckets=1)
-    asked, repair = [], strategies.repair
-
-    def noted(order, sizes, bounds, limits, key):
-        batches, held = len(bounds) - 1, sizes[order].sum(axis=0, dtype=np.int64)
-        asked.append((batches, bool((held <= batches * np.array(limits)).all())))
-        return repair(order, sizes, bounds, limits, key)
-
-    monkeypatch.setattr(strategies, "repair", noted)
-    batcher = Batcher(sizes, plan, shuffle=Blocks(400, 1), seed=2)  # no swap of blocks helps
-    list(batcher.epoch(0))
-    assert len(asked) > 2, "some windows fit, and then all together are balanced"
-    assert asked[-1][0] == 375
-    assert all(fits for batches, fits in asked[:-1])
-    assert batcher.stats.rebalanced > 100
 
 
 @examples(30)
@@ -322,13 +230,6 @@ def test_a_histogram_in_pieces(n, at_once, most):
         assert SizeHistogram.from_sizes(stacked(list(sizes.T))).digest == whole.digest
     finally:
         histograms.AT_ONCE = before
-
-
-def test_the_narrowest_signed_type():
-    for most, dtype in ((0, np.int16), (2**15 - 1, np.int16), (2**15, np.int32), (2**31, np.int64)):
-        table = stacked([np.array([0, most]), np.array([1, 2])])
-        assert table.dtype == dtype
-        assert table.tolist() == [[0, 1], [most, 2]]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

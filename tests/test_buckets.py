@@ -159,13 +159,6 @@ def test_a_batch_of_more_graphs_than_there_are_is_all_of_them(named):
     assert len(batch.ids) == there_are
 
 
-def test_a_few_graphs_beside_a_giant_that_does_not_train():
-    """The bucket has room for the giant, but not for 100,000 graphs as well."""
-    sizes = np.array([[4, 8]] * 9 + [[1000, 2000]])
-    plan = plan_buckets(sizes, 100_000, indices=np.arange(9))
-    assert max(capacity.nodes for capacity in plan.capacities) < 1100
-
-
 @pytest.mark.parametrize("num_buckets", [1, 2, None])
 def test_packs_of_more_graphs_than_there_are_have_slots_for_those_there_are(num_buckets):
     sizes = np.tile(SIZES, (40, 1))
@@ -211,13 +204,6 @@ def test_limits_chosen_for_an_efficiency_are_the_first_of_a_scan():
         limits_for_efficiency(histogram, 98)
 
 
-def test_why_an_efficiency_is_not_reached_is_said():
-    histogram = SizeHistogram(np.array([[10, 10], [9000, 10]]), np.array([1000, 2]))
-    choice = limits_for_graphs(histogram, 16)
-    assert not choice.reached
-    assert "the largest graph alone has 9000 nodes" in choice.reason
-
-
 def test_the_map_is_best_where_the_ratio_is_that_of_the_totals():
     histogram = load("pcqm4mv2_train_APPROX")
     shown = efficiency_map(histogram, range(20, 40, 2), range(40, 84, 2))
@@ -241,35 +227,6 @@ def test_several_buckets_pay_under_attention_and_never_cost_more():
             bucket.packing.check()
             assert bucket.packing.histogram.maxima[0] <= bucket.capacity.max_graph_nodes
     assert choices[-1].cost == sum(b.step_cost * b.packing.num_packs for b in choices[-1].buckets)
-
-
-def test_two_buckets_by_hand():
-    """1,000 graphs of 10 nodes and 4 of 1,000: one bucket pays 1,000**2 pairs per graph slot.
-
-    Two classes cost 32 packs of 32 graphs of 10**2 pairs, and 4 or a few more graph slots of
-    1,000**2.
-    """
-    histogram = SizeHistogram(np.array([[10, 20], [1000, 2000]]), np.array([1000, 4]))
-    price = StepCost(fixed=0, node=0, edge=0, pair=1)
-    choices = choose_buckets(histogram, 2, graphs=32, cost=price)
-    small, large = sorted(b.capacity.max_graph_nodes for b in choices[1].buckets)
-    assert (small, large) == (10, 1000)
-    assert choices[1].cost < 10e6 < 300e6 < choices[0].cost
-
-
-def test_memory_limits_the_buckets():
-    histogram = load("tu_PROTEINS")
-    choices = choose_buckets(
-        histogram,
-        3,
-        graphs=128,
-        cost=WITH_ATTENTION,
-        fits=lambda c: c.graphs * c.max_graph_nodes**2 < 2e6,
-    )
-    for bucket in choices[-1].buckets:
-        assert bucket.capacity.graphs * bucket.capacity.max_graph_nodes**2 < 2.2e6
-    with pytest.raises(ValueError, match="fits the device in no bucket"):
-        choose_buckets(histogram, 2, fits=lambda c: False)
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["all train", "indices"])

@@ -19,7 +19,6 @@ from staticgraph.memory.budget import (
 )
 from staticgraph.memory.fit import Fit
 from staticgraph.memory.model import BatchBytes, MemoryModel, ResidentBytes
-from staticgraph.outofcore.policies.tuning import tune
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes, parse_bytes
 
@@ -208,15 +207,6 @@ def test_amounts_that_are_none_are_refused(text):
 def test_what_is_no_amount_at_all_is_named(given_value, kind, message):
     with pytest.raises(kind, match=message):
         parse_bytes(given_value)
-
-
-@pytest.mark.parametrize("text", ["1 MiB", "1M", "1.048576 MB", " 1mib ", "1048576"])
-def test_amounts_are_read_alike_everywhere(text):
-    assert MemoryBudget(text).max_bytes == parse_bytes(text) == 1 << 20
-    assert tune(1000, 5000, 400, 12, text) == tune(1000, 5000, 400, 12, 1 << 20)
-    for read in (MemoryBudget, parse_bytes, lambda t: tune(1000, 5000, 400, 12, t)):
-        with pytest.raises(ValueError, match="'3 parsecs' is not an"):
-            read("3 parsecs")
 
 
 @given(st.integers(1, 1 << 50))

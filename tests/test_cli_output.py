@@ -6,14 +6,13 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from support.command import status_of
 from tqdm import tqdm
 
 from staticgraph import cli
-from staticgraph.files.json_text import save_json, to_json
+from staticgraph.files.document import save_json, to_json
 from staticgraph.text import progress
 from staticgraph.text.table import table
 
@@ -24,12 +23,6 @@ def test_json_has_null_for_what_is_not_finite():
     assert json.loads(text, parse_constant=pytest.fail) == {
         "a": None, "b": [1.5, [None, None]], "3": {"c": None}, "d": "nan",
     }  # fmt: skip
-
-
-def test_no_command_writes_json_of_its_own():
-    """One writer for all, so that no command prints NaN."""
-    for path in Path(cli.__file__).parent.glob("*.py"):
-        assert "json.dumps" not in path.read_text(), path
 
 
 def test_a_file_of_json_is_whole_or_as_it_was(tmp_path):
@@ -104,15 +97,6 @@ def test_an_argument_that_python_refuses_is_a_bug(monkeypatch):
         cli.main(["report", "x"])
 
 
-def test_a_bug_is_not_out_of_memory(monkeypatch):
-    def fail(args):
-        raise RuntimeError("The size of tensor a (3) must match")
-
-    monkeypatch.setattr("staticgraph.cli.report.run", fail)
-    with pytest.raises(RuntimeError, match="size of tensor"):
-        cli.main(["report", "x"])
-
-
 # ---------------------------------------------------------------------- progress
 
 
@@ -140,16 +124,6 @@ def test_in_a_log_there_is_a_line_now_and_then(monkeypatch, capsys):
     assert "\r" not in err
 
 
-def test_what_is_done_soon_says_nothing(monkeypatch, capsys):
-    Clock(monkeypatch)
-    for _ in progress.bar(range(100), desc="reading x", unit=" graphs"):
-        pass
-    status = progress.Status()
-    status.show("place: 3 edges")
-    status.clear()
-    assert capsys.readouterr().err == ""
-
-
 def test_on_a_terminal_it_is_written_over(monkeypatch, capsys):
     monkeypatch.setattr(progress, "on_terminal", lambda: True)
     assert isinstance(progress.bar(range(3), desc="x", unit=" graphs", show=False), tqdm)
@@ -175,15 +149,6 @@ def test_an_option_that_is_none_leads_to_the_help_of_its_command(capsys):
         "staticgraph plan: unknown option: --targets. Did you mean --target? "
         "(see staticgraph plan --help)\n"
     )
-
-
-def test_a_wait_says_what_it_is_for_and_for_how_long(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    with progress.waiting("compiling"):
-        seen = ""
-        while "compiling: 0 s" not in seen:
-            seen += capsys.readouterr().err
-    assert seen.startswith("compiling\ncompiling: 0 s\n")
 
 
 def test_a_table_goes_on_below_where_the_terminal_is_narrow(monkeypatch):

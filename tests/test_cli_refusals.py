@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 from support.command import status_of
 
 from staticgraph import cli, datasets
-from staticgraph.cli import loading
 from staticgraph.training import parts
 from staticgraph.training.config import TrainConfig
 
@@ -133,33 +131,6 @@ def test_a_recording_mode_on_a_cpu(mode, capsys):
     assert f"argument --compile-mode: {mode} records CUDA graphs, and this runs on a CPU" in said
     assert "--allow-cpu runs it all the same" in said
     assert ("max-autotune-no-cudagraphs" in said) == (mode == "max-autotune")
-
-
-@pytest.mark.parametrize(
-    ("loaded", "version", "device", "cpu"),
-    [
-        ({}, "2.13.0+cpu", "auto", True),
-        ({}, "2.13.0+cu130", "auto", False),  # not known until torch is imported
-        ({}, "2.13.0+cu130", "cpu", True),
-        ({}, "2.13.0+cpu", "cuda", False),  # refused elsewhere
-        ({"torch": False}, "2.13.0+cu130", "auto", True),
-        ({"torch": True}, "2.13.0+cu130", "auto", False),
-    ],
-)
-def test_what_is_known_of_cuda(loaded, version, device, cpu, monkeypatch):
-    modules = {
-        name: SimpleNamespace(cuda=SimpleNamespace(is_available=lambda has=has: has))
-        for name, has in loaded.items()
-    }
-    monkeypatch.setattr(loading, "sys", SimpleNamespace(modules=modules))
-    monkeypatch.setattr(loading.metadata, "version", lambda _: version)
-    loading.check_mode("max-autotune", device, allow_cpu=True)
-    loading.check_mode("fused", device)
-    if not cpu:
-        loading.check_mode("max-autotune", device)
-        return
-    with pytest.raises(loading.UsageError):
-        loading.check_mode("max-autotune", device)
 
 
 def test_in_python_too_it_is_refused_before_data_is_read(tmp_path):

@@ -10,13 +10,13 @@ from support.command import status_of
 from torch import nn
 
 import staticgraph as sg
-from staticgraph.dryrun.availability import why_not
-from staticgraph.dryrun.compiled_probe import CompiledReader, probe, reading_of
+from staticgraph.dryrun.compiled_probe import CompiledReader, probe
+from staticgraph.dryrun.guard import why_not
 from staticgraph.dryrun.report import BucketRun
 from staticgraph.memory.model import MemoryModel
 from staticgraph.probing import probe as probing
-from staticgraph.probing.caching_pool import CachingPool
 from staticgraph.probing.fake_tensors import CUBLAS_WORKSPACES
+from staticgraph.probing.live_storages import CachingPool
 from staticgraph.probing.reading import Probed
 from staticgraph.steps.computation.model_setup import Subject
 
@@ -29,21 +29,6 @@ MOMENTS = (
 )
 RUN = BucketRun("default", 0, "", "step", resident_bytes=1_000, peak_bytes=2_000)
 RUN = replace(RUN, reserved_bytes=2_300, moments=MOMENTS)
-
-
-def test_a_run_is_read_by_its_phases():
-    found = reading_of(RUN, updates=True)
-    assert (found.step, found.update) == (900, 400)
-    assert found.moments.tolist() == [500, 700, 900]
-    assert len(set(found.operations)) == 3
-    assert found.workspaces == CUBLAS_WORKSPACES + 300, "segments hold 300 bytes more"
-    assert found.overhead == 0.0
-    assert reading_of(RUN, updates=False).update == 0
-
-
-def test_a_run_without_moments_is_no_reading():
-    with pytest.raises(RuntimeError, match="counted nothing"):
-        reading_of(BucketRun("default", 0, "(nodes=9)", "step"), True)
 
 
 def test_segments_are_taken_as_the_allocator_takes_them():

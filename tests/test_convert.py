@@ -14,8 +14,7 @@ from support.written_stores import LEVELS, assert_same_files, graphs_of
 import staticgraph as sg
 from staticgraph.cli import main
 from staticgraph.datasets import convert as converting
-from staticgraph.datasets.convert import convert
-from staticgraph.datasets.smiles_table import Table
+from staticgraph.datasets.convert import Table, convert
 from staticgraph.errors import BadGraph
 from staticgraph.store.writer import StoreWriter, parts_folder
 

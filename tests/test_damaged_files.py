@@ -13,8 +13,8 @@ import staticgraph as sg
 from staticgraph.errors import StoreCorrupt
 from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.store import checks
-from staticgraph.store.digest import digest_of
 from staticgraph.store.graph_store import GraphStore
+from staticgraph.training.parts import digest_of
 
 POSITIONS = 600
 

@@ -15,7 +15,6 @@ from torch_geometric.data.data import BaseData
 
 from staticgraph import GraphStore, datasets
 from staticgraph.datasets.convert import convert
-from staticgraph.datasets.npz import categories
 from staticgraph.datasets.shipped import FOLDER, shipped
 from staticgraph.errors import BadGraph, UnknownDataset
 
@@ -107,14 +106,6 @@ def test_very_many_node_labels_are_kept_as_numbers(tmp_path):
     assert store.nbytes < 40 * kinds
 
 
-@pytest.mark.parametrize(("kinds", "shape"), [(256, (256,)), (257, (1,))])
-def test_where_one_hot_ends(kinds, shape):
-    found = categories(np.arange(kinds), kinds)
-    assert (found.shape, found.dtype.kind) == ((kinds, *shape), "f" if kinds == 256 else "i")
-    if found.dtype.kind == "f":
-        np.testing.assert_array_equal(found, np.eye(kinds))
-
-
 def test_labels_of_several_tasks(tmp_path):
     arrays = raw("esol") | {"label": np.full((1128, 3), np.nan, np.float32)}
     np.savez(tmp_path / "m.npz", **arrays)
@@ -142,13 +133,6 @@ def test_a_small_set_trains_on_something(graphs):
 
 
 # ---------------------------------------------------------------------- stores and lists
-
-
-def test_a_folder_keeps_its_splits(tmp_path):
-    store = datasets.open(DATA / "esol.npz", seed=7)
-    store.save(tmp_path / "s")
-    again = datasets.open(tmp_path / "s", seed=8)
-    np.testing.assert_array_equal(again.splits["test"], store.splits["test"])
 
 
 def test_a_list_of_data_in_a_file(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from staticgraph import datasets
-from staticgraph.datasets.smiles_table import Table
+from staticgraph.datasets.convert import Table
 from staticgraph.errors import BadGraph
 
 

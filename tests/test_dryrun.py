@@ -20,7 +20,7 @@ import staticgraph as sg
 from staticgraph import cli
 from staticgraph.dryrun import ask
 from staticgraph.dryrun.ask import Child
-from staticgraph.dryrun.availability import release, torch_version
+from staticgraph.dryrun.guard import release, torch_version
 from staticgraph.dryrun.report import DryRun
 from staticgraph.errors import DryRunUnavailable
 

@@ -14,13 +14,12 @@ from torch import nn
 
 import staticgraph as sg
 from staticgraph import cli
-from staticgraph.dryrun import ask, availability, child, dry_run, guard
-from staticgraph.dryrun.picture import draw
+from staticgraph.dryrun import ask, child, dry_run, guard
 from staticgraph.dryrun.report import BucketRun, Cause, DryRun, KernelUse
-from staticgraph.dryrun.stubs.point import PatchPoints
-from staticgraph.dryrun.targets import TARGETS
+from staticgraph.dryrun.stubs import PatchPoints
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
 from staticgraph.text.progress import say
+from staticgraph.training.plots import save_launches_picture
 
 LAUNCHES = {
     "forward": {"library": {"aten::mm": 2}, "inductor": {"triton_poi_fused_add_0": 1}},
@@ -80,46 +79,20 @@ def test_what_the_child_says_is_said_here(monkeypatch, capsys):
         assert capsys.readouterr().err == "m.csv: grade is taken as 3 classes\n"
 
 
-def test_launches_are_counted_by_part_and_kind():
-    run = report().runs[0]
-    assert run.count() == 7
-    assert run.count("forward") == 3
-    assert run.count(kind="library") == 3
-    assert run.count("backward", "staticgraph") == 3
-
-
-def test_spilling_kernels_are_listed_among_those_of_inductor():
-    quiet = KernelUse("triton_poi_0", "inductor", 20, 0, 0, 4, 0, 0)
-    loud = KernelUse("triton_red_1", "inductor", 255, 16, 0, 4, 0, 1)
-    made = report(uses=(quiet, loud))
-    assert "triton_red_1" in str(made)
-    assert "triton_poi_0" not in str(made)
-    assert "2 kernels, at most 255 registers, 1 spill, 1 use atomics" in str(made)
-
-
 def test_a_picture_of_launches(tmp_path):
     pytest.importorskip("matplotlib")
-    draw(report(), tmp_path / "launches.png")
+    save_launches_picture(tmp_path / "launches.png", report())
     assert (tmp_path / "launches.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="nothing to draw"):
-        draw(report(runs=()), tmp_path / "none.png")
-
-
-def test_targets_are_what_their_sheets_say():
-    assert {name: t.multiprocessors for name, t in TARGETS.items()} == {
-        "h100": 132, "h200": 132, "a100": 108, "l4": 58,
-    }  # fmt: skip
-    assert [t.arch for t in TARGETS.values()] == ["sm_90", "sm_90", "sm_80", "sm_89"]
-    with pytest.raises(ValueError, match="target 'v100'; choose one of h100, h200, a100, l4"):
-        dry_run("support.dryrun_models:gine", target="v100")
+        save_launches_picture(tmp_path / "none.png", report(runs=()))
 
 
 @pytest.mark.parametrize(
     ("module", "name", "value", "said"),
     [
         (sys, "platform", "darwin", "needs Linux, and this is darwin"),
-        (availability, "compiler", lambda: None, "there is no compiler: install g.."),
-        (availability, "torch_version", lambda: "2.10.1+cpu", "2.11 or later; this is 2.10.1"),
+        (guard, "compiler", lambda: None, "there is no compiler: install g.."),
+        (guard, "torch_version", lambda: "2.10.1+cpu", "2.11 or later; this is 2.10.1"),
     ],
 )
 def test_where_it_cannot_work_it_says_why(monkeypatch, capsys, module, name, value, said):
@@ -132,9 +105,9 @@ def test_where_it_cannot_work_it_says_why(monkeypatch, capsys, module, name, val
 
 
 def test_another_torch_is_tried_with_a_word(monkeypatch):
-    assert availability.caveat() is None or "was tried with torch" in availability.caveat()
-    monkeypatch.setattr(availability, "torch_version", lambda: "2.99.0")
-    assert "staticgraph.dryrun.selftest" in availability.caveat()
+    assert guard.caveat() is None or "was tried with torch" in guard.caveat()
+    monkeypatch.setattr(guard, "torch_version", lambda: "2.99.0")
+    assert "staticgraph.dryrun.selftest" in guard.caveat()
 
 
 def test_a_guard_that_does_not_build_says_so(monkeypatch, tmp_path):

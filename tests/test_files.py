@@ -15,7 +15,7 @@ from support.saved_kinds import Graph, Store, store_of
 
 import staticgraph as sg
 from staticgraph.files import atomic, document, folder, scratch
-from staticgraph.files.presence import is_there
+from staticgraph.files.atomic import is_there
 from staticgraph.outofcore import partition
 from staticgraph.store.graph_store import GraphStore
 

@@ -284,14 +284,6 @@ def test_new_graphs_that_differ_are_named(molecules, schema, change, message):
     assert message in str(caught.value)
 
 
-def test_new_graphs_of_another_dtype_throughout(molecules, schema):
-    graphs = [data.clone() for data in molecules[:2]]
-    for data in graphs:
-        data.x = data.x.float()
-    with pytest.raises(BadGraph, match=r"'x' as float32 \[9\] per node; the plan was made for"):
-        from_pyg(graphs, schema=schema)
-
-
 def test_rows_that_only_add_up_are_refused(molecules, schema):
     """One row too few in one graph and one too many in another would shift every graph between."""
     graphs = [data.clone() for data in molecules[:2]]

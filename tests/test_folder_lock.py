@@ -92,21 +92,3 @@ def test_a_folder_made_for_nothing_is_removed(tmp_path):
     with folder_lock(tmp_path / "run"):
         (tmp_path / "run" / "report.json").touch()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["report.json"]
-
-
-def test_a_file_that_was_removed_while_it_was_opened_is_no_lock(tmp_path, monkeypatch):
-    """The owner removes its file when done: a lock on a file opened earlier locks nothing."""
-    from staticgraph.files import folder_lock as module
-
-    locked, taken = module._locked, []
-
-    def removed_meanwhile(descriptor):
-        if not taken:
-            (tmp_path / NAME).unlink()
-        taken.append(descriptor)
-        return locked(descriptor)
-
-    monkeypatch.setattr(module, "_locked", removed_meanwhile)
-    with folder_lock(tmp_path):
-        assert len(taken) == 2
-        assert (tmp_path / NAME).exists()

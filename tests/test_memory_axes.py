@@ -7,7 +7,6 @@ are triplets. One relation has no edge in any graph, since rare and absent must 
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import replace
 
 import pytest
@@ -25,11 +24,9 @@ from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import counts_of, terms_of
 from staticgraph.memory.fit import FitPoint, fit
 from staticgraph.memory.model import MemoryModel
-from staticgraph.probing.allocator import AllocatorReader
+from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
 from staticgraph.probing.probe import batch_bytes, probe, probe_capacities
-from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import Probed
-from staticgraph.sizes.reserves import with_reserves
 from staticgraph.steps.computation.model_setup import Subject
 
 WIDTH = 16
@@ -256,13 +253,6 @@ def test_data_with_other_axes_is_refused(stores, probed, esol):
         MemoryModel.of(nodes=10).predict(sg.plan_buckets(stores["typed"], 16).capacities[-1])
 
 
-def test_given_coefficients():
-    capacity = sg.Capacity(10, 20, 3, extra={"triplets": 40})
-    assert MemoryModel.of(nodes=1, axes={"triplets": 5}).predict(capacity) == 10 + 200
-    with pytest.raises(ValueError, match="triplets=-1 is negative"):
-        MemoryModel.of(axes={"triplets": -1})
-
-
 def test_the_bytes_of_a_batch_are_an_upper_bound_within_the_alignment(stores):
     for store in stores.values():
         found = batch_bytes(store.schema)
@@ -273,34 +263,7 @@ def test_the_bytes_of_a_batch_are_an_upper_bound_within_the_alignment(stores):
                 assert layout.nbytes <= found.of(capacity) <= most
 
 
-@pytest.mark.slow
-def test_a_saved_model_is_the_same(probed, tmp_path):
-    for _, _, memory in map(probed, PROBED):
-        memory.save(tmp_path / "memory.json")
-        assert MemoryModel.load(tmp_path / "memory.json") == memory
-        assert "rows of axes" in str(memory)
-    spoilt = {**json.loads((tmp_path / "memory.json").read_text()), "axes": []}
-    with pytest.raises(ValueError, match="has the terms"):
-        MemoryModel.from_dict(spoilt)
-
-
 def test_the_command_refuses_types_with_the_way_out(stores, tmp_path, capsys):
     stores["typed"].save(tmp_path / "typed")
     assert cli.main(["probe", "--data", str(tmp_path / "typed")]) != 0
     assert "give your own model, --model MODULE:NAME" in capsys.readouterr().err
-
-
-def test_the_nodes_of_all_types_are_no_edge_type_s_rows(stores):
-    """54 atoms and 55 bonds are 109 nodes, as many as the edges of ``ends`` and one less than those
-    of ``joins``: two bonds are added, and growth ends there."""
-    rows = {
-        "atom": 54,
-        "bond": 55,
-        "atom__ends__bond": 109,
-        "bond__joins__atom": 110,
-        "bond__never__bond": 2,
-    }
-    made = with_reserves(sg.Capacity(300, 301, 3, 40, tuple(rows.items())), stores["typed"].schema)
-    own = dict(made.extra)
-    assert own["atom"] + own["bond"] == made.nodes not in own.values()
-    assert own == {**rows, "bond": 57}

@@ -7,7 +7,6 @@ import json
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from support.command import status_of
 from support.few_molecules import few_molecules
 from torch_geometric.data import Data
@@ -18,7 +17,6 @@ from staticgraph.dryrun import compiled_probe
 from staticgraph.errors import FitRefused
 from staticgraph.memory.model import MemoryModel
 from staticgraph.nn import context_of
-from staticgraph.training import plots
 from staticgraph.training.plots import save_memory_picture
 
 SMALL = ["--model", "gcn", "--hidden", "8", "--layers", "1"]
@@ -61,16 +59,6 @@ def test_the_picture_is_drawn(memory, tmp_path):
     alone = MemoryModel.load(memory)
     save_memory_picture(tmp_path / "alone.png", MemoryModel(alone.fit, points=alone.points), "x")
     assert (tmp_path / "alone.png").read_bytes()[:8] == png
-
-
-def test_an_error_of_zero_is_seen(memory):
-    found = MemoryModel.load(memory)
-    axes = Figure().add_subplot()
-    plots.draw_errors(axes, found)
-    (dots,) = axes.collections
-    assert len(dots.get_offsets()) == len(found.points) + (found.checked is not None)
-    assert len(axes.texts) == len(dots.get_offsets())
-    assert all(text.get_text().endswith("%") for text in axes.texts)
 
 
 def test_a_plan_for_a_cap(data, memory, capsys, tmp_path):
@@ -116,14 +104,6 @@ def test_a_probe_is_of_the_model_that_train_trains(data, words, kernels, how, mo
     assert {name: found[name] for name in how} == how
     with io.BytesIO() as file:
         torch.save(found["loss"], file)  # as for another process
-
-
-def test_a_plan_has_the_options_of_a_probe(data, monkeypatch):
-    asked = given_to_probe(monkeypatch)
-    words = ["--kernels", "--autocast", "bfloat16", "--max-memory", "1GiB"]
-    assert status_of(["plan", "--data", data, *SMALL, *words]) == 2
-    (found,) = asked
-    assert (found["kernels"], found["like"], found["autocast"]) == (True, "cuda", torch.bfloat16)
 
 
 @pytest.mark.parametrize("command", [["probe"], ["plan", "--max-memory", "1GiB"]])

@@ -46,11 +46,6 @@ def test_auto_finds_the_form(form):
     assert "linear misses by" in found.note
 
 
-def test_auto_prefers_the_simplest():
-    points = points_of(TERMS["linear"], (1e4, 100.0, 10.0, 1.0, 7.0))
-    assert fit(points, "auto", points[-1]).form == "linear"
-
-
 def test_no_coefficient_is_negative_where_plain_least_squares_has_one():
     generator = np.random.default_rng(1)
     points = [
@@ -61,18 +56,6 @@ def test_no_coefficient_is_negative_where_plain_least_squares_has_one():
     plain, *_ = np.linalg.lstsq(columns, [p.nbytes for p in points], rcond=None)
     assert plain.min() < 0, "the example must be one where it matters"
     assert min(fit(points, "linear").planes[0]) >= 0
-
-
-@given(st.integers(0, 2**32 - 1))
-@examples(20)
-def test_non_negative_least_squares_is_scipys(seed):
-    optimize = pytest.importorskip("scipy.optimize")
-    from staticgraph.memory.fit import non_negative
-
-    generator = np.random.default_rng(seed)
-    columns, target = generator.random((9, 5)), generator.normal(size=9)
-    expected, _ = optimize.nnls(columns, target)
-    assert np.allclose(non_negative(columns, target), expected, atol=1e-8)
 
 
 def test_the_peak_moves_from_one_moment_to_another():

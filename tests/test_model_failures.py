@@ -165,20 +165,6 @@ def test_a_model_that_fails_is_one_line(command, model, words, capsys):
     assert re.match(f"staticgraph {command[0]}: .*{words}", line), line
 
 
-@pytest.mark.parametrize(
-    "command",
-    [TRAIN, PROBE, ["try"], ["check"], ["plan", "--max-memory", "1GiB"]],
-    ids=lambda words: words[0],
-)
-def test_a_model_that_takes_no_data_is_built_before_any_is_read(command, monkeypatch, capsys):
-    def read(*_, **__):
-        raise AssertionError("the data was read")
-
-    monkeypatch.setattr("staticgraph.datasets.open", read)
-    line = said([*command, "--model", "users_models:raises"], capsys)
-    assert "raises: RuntimeError: no weights" in line
-
-
 def test_a_number_that_fake_tensors_have_not(capsys):
     line = said([*PROBE, "--model", "users_models:Asks"], capsys)
     assert re.search(LINE + "forward: it reads a number off a tensor", line)

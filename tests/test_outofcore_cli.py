@@ -10,7 +10,6 @@ import pytest
 from support.command import status_of
 
 from staticgraph import cli
-from staticgraph.errors import UnknownDataset
 from staticgraph.files import document
 from staticgraph.outofcore import PartitionedGraph
 from staticgraph.outofcore.disk import data
@@ -38,14 +37,6 @@ def graph(tmp_path_factory) -> str:
     ends = rng.integers(0, 120, (2, 400))
     np.savez(path, edges=np.unique(np.sort(ends[:, ends[0] != ends[1]], 0), axis=1), num_nodes=120)
     return str(path)
-
-
-@pytest.mark.parametrize("name", ["partition", "train-large"])
-def test_help_has_an_example(name, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main([name, "--help"])
-    assert stopped.value.code == 0
-    assert f"staticgraph {name} " in capsys.readouterr().out.split("For example:")[1]
 
 
 def test_partition_writes_a_graph_that_opens(triples, tmp_path, capsys):
@@ -88,23 +79,6 @@ def test_links_train_report_and_go_on(triples, tmp_path, capsys):
     assert at_once["test"] == gone_on["test"]
     assert cli.main([*arguments, "--partitions", "4"]) == 2
     assert "--overwrite" in capsys.readouterr().err
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("encoder", ["sage", "gcn", "gat"])
-def test_links_train_below_an_encoder_and_go_on(triples, tmp_path, capsys, encoder):
-    arguments = [*LINKS, "--data", triples, "--policy", "comet", "--partitions", "8", "--buffer",
-                 "4", "--out", str(tmp_path), "--encoder", encoder, "--fanouts", "4,3"]  # fmt: skip
-    assert cli.main(arguments) == 0
-    assert f"{encoder}, distmult" in capsys.readouterr().out
-    assert cli.main([*arguments, "--epochs", "3"]) == 0
-    gone_on = json.loads((tmp_path / "report.json").read_text())
-    assert [epoch["epoch"] for epoch in gone_on["epochs"]] == [1, 2, 3]
-    assert 0 < gone_on["test"]["mrr"] < 1
-    assert cli.main([*arguments, "--epochs", "3", "--overwrite"]) == 0
-    assert json.loads((tmp_path / "report.json").read_text())["test"] == gone_on["test"]
-    assert status_of([*arguments, "--fanouts", "4,x"]) == 2
-    assert "whole numbers" in capsys.readouterr().err
 
 
 def test_memory_chooses_the_sizes(triples, tmp_path, capsys):
@@ -247,14 +221,6 @@ def test_the_example_graphs_have_the_sizes_they_are_known_for():
         )
 
 
-def test_generated_labels_can_be_learned_and_come_again(graph):
-    first, second = data.open_nodes(graph), data.open_nodes(graph)
-    np.testing.assert_array_equal(first.labels, second.labels)
-    np.testing.assert_array_equal(first.features, second.features)
-    parts = np.concatenate([first.train, first.valid, first.test])
-    assert sorted(parts.tolist()) == list(range(120))
-
-
 def test_links_of_a_plain_graph_are_held_out(graph):
     links = data.open_links(graph)
     with np.load(graph) as file:
@@ -262,13 +228,6 @@ def test_links_of_a_plain_graph_are_held_out(graph):
     both = np.concatenate([edges, edges[::-1]], axis=1)  # each edge is true in both directions
     assert sorted(map(tuple, links.known.T.tolist())) == sorted(map(tuple, both.T.tolist()))
     assert links.test.shape[1] == links.valid.shape[1] == round(0.05 * edges.shape[1])
-
-
-def test_what_cannot_be_opened_is_named(tmp_path, triples):
-    with pytest.raises(UnknownDataset, match="one of fb15k-237, cora"):
-        data.open_links("wikikg90m")
-    with pytest.raises(UnknownDataset, match=r"has no edges, num_nodes; it holds"):
-        data.open_nodes(triples)
 
 
 def test_task_and_policy_follow_from_the_data(graph, triples, tmp_path, capsys):

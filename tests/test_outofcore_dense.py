@@ -75,19 +75,6 @@ def test_uniform_over_neighbours():
     assert abs(chi2 - (degree - 1)) < 5 * np.sqrt(2 * (degree - 1))
 
 
-def test_the_mean_estimator_is_unbiased_with_the_variance_of_the_textbook():
-    degree, fanout, draws = 17, 6, 20_000
-    values = np.concatenate([[0.0], np.random.default_rng(0).normal(size=degree)])
-    sampler = DenseSampler(star(degree), [fanout])
-    means = np.array(
-        [values[sampler.sample(np.array([0]), s).nodes[1:]].mean() for s in range(draws)]
-    )
-    variance = values[1:].var() / fanout * (degree - fanout) / (degree - 1)
-    assert abs(means.mean() - values[1:].mean()) < 5 * np.sqrt(variance / draws)
-    # The sampling error of a variance is about sqrt(2 / draws) of it.
-    assert abs(means.var() / variance - 1) < 5 * np.sqrt(2 / draws)
-
-
 def test_two_rows_and_two_directions_draw_independently():
     rows, degree = 2, 40
     source = np.tile(np.arange(2, 2 + degree), rows)

@@ -78,15 +78,6 @@ def test_features_that_cannot_be_read_again_are_refused_before_anything_is_writt
 
 
 @pytest.mark.parametrize(
-    "relations",
-    [np.arange(90, dtype=np.uint64), torch.arange(90), list(range(90)), np.arange(90, dtype=">i2")],
-)
-def test_relations_in_another_dress_are_the_same_relations(tmp_path, relations):
-    graph = partition(EDGES, N, 3, tmp_path / "g", relations=relations)
-    assert edges_of(graph) == sorted([*ends, r] for r, ends in enumerate(EDGES.T.tolist()))
-
-
-@pytest.mark.parametrize(
     ("relations", "said"),
     [
         (np.full(90, 2**31 + 7), "edge 0 has relation 2147483655.*np.unique"),

@@ -7,12 +7,9 @@ import pytest
 import torch
 
 from staticgraph.outofcore import (
-    Beta,
-    Comet,
     InMemory,
     LinkConfig,
     LinkTrainer,
-    data,
     evaluate_links,
     partition,
 )
@@ -159,30 +156,6 @@ def test_filtered_places_equal_loops(tmp_path, decoder, p):
     trainer.close()
 
 
-def test_ranks_on_an_undirected_graph_leave_out_neighbours_by_either_way(tmp_path):
-    """A ring of 12 nodes: each has one neighbour per direction in which edges are in the file."""
-    file, nodes = tmp_path / "ring.npz", np.arange(12)
-    ring = np.stack([nodes, (nodes + 1) % 12])
-    np.savez(file, edges=ring, num_nodes=12)
-    links = data.open_links(str(file), held_out=0.4)
-    graph = partition(links.train, 12, 3, tmp_path / "g")
-    config = LinkConfig("distmult", dimension=4, batch_size=4, chunks=1, negatives=4, spread=1.0)
-    trainer = LinkTrainer(graph, InMemory(), config, tmp_path / "e")
-    table = np.concatenate([trainer.rows(k).numpy() for k in range(3)])
-    values = np.empty((12, 4), np.float32)
-    values[graph.node_ids] = table[: len(graph.node_ids)]
-    places = np.empty((2, links.test.shape[1]))
-    for t, pair in enumerate(links.test.T.tolist()):
-        for way in (0, 1):
-            here, there = pair[way], pair[1 - way]
-            query = torch.from_numpy(values[here]) * trainer.relations[way, 0]
-            scores = (torch.from_numpy(values) * query).sum(dim=1)
-            others = set(range(12)) - {(here - 1) % 12, (here + 1) % 12}
-            places[way, t] = 1 + sum(float(scores[v]) > float(scores[there]) for v in others)
-    np.testing.assert_array_equal(filtered_places(trainer, links.test, links.known)[0], places)
-    trainer.close()
-
-
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_rows_that_are_all_the_same_stand_in_the_middle(tmp_path, decoder):
     """Whatever the rounding of a product of that width, collapsed embeddings gain nothing."""
@@ -194,21 +167,6 @@ def test_rows_that_are_all_the_same_stand_in_the_middle(tmp_path, decoder):
     tested = np.array([[0], [1], [2]])
     np.testing.assert_array_equal(filtered_places(trainer, tested, tested)[0], (1 + N) / 2)
     trainer.close()
-
-
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_training_learns_a_graph_with_and_without_relations(tmp_path, decoder):
-    """A ring of 60 nodes: neighbours must rank far above chance."""
-    ring = np.stack([np.arange(60), (np.arange(60) + 1) % 60])
-    for columns in (ring, np.concatenate([ring, np.zeros((1, 60), int)])):
-        graph = partition(columns, 60, 3, tmp_path / f"g{len(columns)}")
-        config = LinkConfig(decoder, dimension=16, batch_size=20, chunks=2, negatives=30, rate=0.2)
-        trainer = LinkTrainer(graph, InMemory(), config, tmp_path / f"e{len(columns)}")
-        losses = [trainer.train_epoch().loss for _ in range(40)]
-        assert losses[-1] < 0.7 * losses[0]
-        # At random the mean reciprocal rank of 60 candidates is 0.08.
-        assert evaluate_links(trainer, columns, columns).mrr > 0.3
-        trainer.close()
 
 
 @pytest.mark.parametrize(
@@ -223,39 +181,3 @@ def test_training_learns_a_graph_with_and_without_relations(tmp_path, decoder):
 def test_a_configuration_that_cannot_work_is_refused(values, message):
     with pytest.raises(ValueError, match=message):
         LinkConfig(**values)
-
-
-@pytest.mark.parametrize("policy", [Beta(4), Comet(8, 8)])
-def test_states_cost_little_more_than_their_edges(tmp_path, policy, monkeypatch):
-    """The edge rows computed over many states, compared with those over everything at once."""
-    rows = []
-    train = LinkTrainer._train_batch
-
-    def counted(self, batch, ends):
-        rows.append((len(ends.mask), int(ends.mask.sum()), len(ends.negatives) // 6))
-        return train(self, batch, ends)
-
-    monkeypatch.setattr(LinkTrainer, "_train_batch", counted)
-    rng = np.random.default_rng(0)
-    edges = rng.integers(0, 320, (2, 8_700))
-    graph = partition(edges, 320, 16 if isinstance(policy, Beta) else 32, tmp_path / "g")
-    config = LinkConfig(dimension=2, batch_size=100, chunks=10, negatives=3)
-    trainer = LinkTrainer(graph, policy, config, tmp_path / "e")
-    result = trainer.train_epoch()
-    trainer.close()
-    computed, real, chunks = (sum(column) for column in zip(*rows, strict=True))
-    assert real == result.edges == 8_700
-    assert computed == 10 * chunks
-    # In memory 87 batches of 100; with states, each of which ends a batch, over 100.
-    assert result.batches > 100
-    assert computed <= real + 9 * result.states
-    assert computed <= 1.05 * 8_700
-
-
-def test_a_model_that_scores_everything_alike_stands_in_the_middle(tmp_path):
-    graph = partition(generated(), N, 2, tmp_path / "g")
-    config = LinkConfig(dimension=4, batch_size=10, chunks=2, negatives=8, spread=0.0)
-    trainer = LinkTrainer(graph, InMemory(), config, tmp_path / "e")
-    tested = np.array([[0], [1], [2]])
-    np.testing.assert_array_equal(filtered_places(trainer, tested, tested)[0], (1 + N) / 2)
-    trainer.close()

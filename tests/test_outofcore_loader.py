@@ -23,7 +23,6 @@ from staticgraph.outofcore import (
     partition,
 )
 from staticgraph.outofcore.buffer.buffer import FeatureBuffer
-from staticgraph.outofcore.disk import data
 
 N, TRAIN = 90, np.arange(5, 35)
 
@@ -310,27 +309,3 @@ def test_training_on_the_whole_graph_equals_pyg_in_full_batch(graph):
     accuracy = (out.argmax(1).numpy() == LABELS)[TRAIN].mean()
     assert trainer.evaluate_whole(TRAIN, LABELS) == pytest.approx(accuracy)
     loader.close()
-
-
-@pytest.mark.parametrize("name", ["cora", "citeseer"])
-def test_with_half_resident_training_nodes_see_nearly_all_that_they_would_see(tmp_path, name):
-    """The share of the edges in two hops from the training nodes that have both ends resident."""
-    nodes = data.open_nodes(name)
-    shares = {}
-    for near in (0, 2):
-        graph = partition(
-            nodes.edges, len(nodes.labels), 16, tmp_path / str(near), training_nodes=nodes.train,
-            near=near,
-        )  # fmt: skip
-        schedule = NodeCache(8, near=4 * near).epoch(16, (0,), np.random.default_rng(0))
-        resident = np.isin(np.arange(16), schedule.states[0].partitions)
-        new = np.empty(graph.num_nodes, np.int64)
-        new[graph.node_ids] = np.arange(graph.num_nodes)
-        here = resident[new // graph.partition_size]
-        reached = np.isin(np.arange(graph.num_nodes), nodes.train)
-        reached[nodes.edges[0][reached[nodes.edges[1]]]] = True
-        wanted = reached[nodes.edges[1]]
-        shares[near] = (here[nodes.edges[0]] & here[nodes.edges[1]])[wanted].mean()
-    # In random order, only about half of the neighbours of resident nodes are resident.
-    assert shares[0] < 0.5
-    assert shares[2] > 0.9

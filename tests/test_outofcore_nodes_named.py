@@ -35,18 +35,6 @@ def test_a_mask_of_seeds_names_the_nodes_where_it_is_true(graph, mask):
     assert sorted(np.concatenate(seen).tolist()) == [4, 9, 17, 29]
 
 
-def test_evaluation_takes_both(graph):
-    loader = loader_of(graph)
-    trainer = NodeTrainer(SampledGNN("sage", 3, 8, 3, layers=1), loader, mode="eager")
-    by_mask = trainer.evaluate_whole(MASK, LABELS)
-    assert by_mask == trainer.evaluate_whole(np.flatnonzero(MASK), LABELS)
-    with pytest.raises(ValueError, match=r"labels has 0\.5 for node 0"):
-        trainer.evaluate_whole(MASK, np.full(N, 0.5))
-    with pytest.raises(BadGraph, match=r"nodes names \[-1, -1\]"):
-        trainer.evaluate_whole([-1], LABELS)
-    loader.close()
-
-
 @pytest.mark.parametrize(
     ("seeds", "said"),
     [

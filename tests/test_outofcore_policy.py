@@ -74,19 +74,6 @@ def test_comet_is_an_epoch_of_grouped_moves(logical, group, fitting, seed):
     assert schedule.reads == c + group * schedule.swaps
 
 
-@pytest.mark.parametrize("logical", [3, 4, 8, 13])
-def test_two_groups_need_the_lower_bound_of_swaps(logical):
-    schedule = Comet(4, logical).epoch(2 * logical, rng())
-    # Every pair of groups must meet; the first fill gives the first pair, each swap one more.
-    bound = math.comb(logical, 2) - 1
-    assert schedule.swaps == bound == (logical - 2) * (logical + 1) // 2
-
-
-def test_comet_defaults_to_two_groups():
-    assert Comet(8).epoch(32, rng()).states == Comet(8, 8).epoch(32, rng()).states
-    assert Comet(8).group(32) == 4
-
-
 def test_comet_gives_a_cell_to_every_state_that_holds_it_alike():
     draws, chosen = 4000, Counter()
     generator = rng(3)
@@ -101,21 +88,6 @@ def test_comet_gives_a_cell_to_every_state_that_holds_it_alike():
         chi2 = sum((f - expected) ** 2 / expected for f in found)
         # Chi-square has mean df and standard deviation sqrt(2 df).
         assert chi2 < (count - 1) + 5 * math.sqrt(2 * max(1, count - 1))
-
-
-def test_groups_are_drawn_anew_each_epoch():
-    generator = rng()
-    first, second = (Comet(4, 4).epoch(8, generator).states[0].partitions for _ in range(2))
-    later = [Comet(4, 4).epoch(8, generator).states[0].partitions for _ in range(4)]
-    assert len({first, second, *later}) > 1
-    assert Comet(4, 4).epoch(8, rng(1)) == Comet(4, 4).epoch(8, rng(1))
-
-
-def test_greedy_uses_the_first_state_that_holds_a_cell():
-    schedule = Beta(3).epoch(7, rng(2))
-    for number, state in enumerate(schedule.states):
-        for i, j in state.cells:
-            assert not any({i, j} <= set(s.partitions) for s in schedule.states[:number])
 
 
 @pytest.mark.parametrize("policy", [Beta(6), Beta(9), Comet(6), Comet(7, 3), InMemory()])
@@ -186,20 +158,6 @@ def test_node_cache_keeps_the_partitions_behind_the_training_ones(near, kept):
     assert set(others) == (set(range(4, 10)) if near == 2 else set())
 
 
-def test_node_cache_keeps_training_partitions_and_draws_the_others():
-    generator = rng()
-    seen = set()
-    for _ in range(60):
-        schedule = NodeCache(4).epoch(10, (0, 1), generator)
-        schedule.check((0, 1))
-        assert schedule.swaps == 0
-        (state,) = schedule.states
-        assert state.partitions[:2] == (0, 1)
-        assert len(state.partitions) == 4
-        seen |= set(state.partitions)
-    assert seen == set(range(10))
-
-
 # ---------------------------------------------------------------------- bias and tuning
 
 
@@ -212,13 +170,6 @@ def test_bias_by_hand():
     assert edge_permutation_bias(Schedule(2, (first, second)), sizes) == pytest.approx(0.8)
     assert edge_permutation_bias(InMemory().epoch(5, rng())) == 0.0
     assert edge_permutation_bias(InMemory().epoch(2, rng()), np.zeros((2, 2))) == 0.0
-
-
-def test_random_assignment_lowers_the_bias():
-    def mean(policy):
-        return np.mean([edge_permutation_bias(policy.epoch(16, rng(s))) for s in range(20)])
-
-    assert mean(Comet(4, 8)) < mean(Beta(4))
 
 
 @examples(80)
@@ -235,8 +186,3 @@ def test_tuning_fits_the_memory_and_the_policy(n, e, node_bytes, share):
     assert tuning.partitions * 2 == tuning.logical * tuning.buffer
     assert math.ceil(n / math.ceil(n / tuning.partitions)) == tuning.partitions
     assert Comet(tuning.buffer, tuning.logical).group(tuning.partitions) * 2 == tuning.buffer
-
-
-def test_tuning_keeps_a_small_graph_in_memory():
-    assert tune(1000, 5000, 400, 8, 2**20).in_memory
-    assert not tune(10**6, 10**7, 400, 8, 2**28).in_memory

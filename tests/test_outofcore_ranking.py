@@ -60,12 +60,6 @@ def test_a_true_end_is_not_its_own_rival_whether_it_is_known_or_not(trainer, kno
     np.testing.assert_array_equal(places, by_loops(trainer, TESTED, known))
 
 
-@pytest.mark.parametrize("dress", [torch.from_numpy, np.ndarray.tolist, np.uint32])
-def test_edges_in_another_dress_are_ranked_alike(trainer, dress):
-    expected = evaluate_links(trainer, TESTED, KNOWN)
-    assert evaluate_links(trainer, dress(TESTED), dress(KNOWN), hits=[1, 3, 10]) == expected
-
-
 def changed(row: int, value: int) -> np.ndarray:
     edges = TESTED.copy()
     edges[row, 4] = value
@@ -125,9 +119,3 @@ def test_nothing_is_ranked_in_the_middle_of_an_epoch(tmp_path):
 def test_numbers_that_cannot_train_are_refused(options, said):
     with pytest.raises(ValueError, match=said):
         LinkConfig(**options)
-
-
-def test_a_number_of_numpy_names_the_same_training():
-    assert str(LinkConfig(dimension=np.int64(8), rate=np.float64(0.5))) == str(
-        LinkConfig(dimension=8, rate=0.5)
-    )

@@ -19,8 +19,6 @@ from staticgraph.outofcore.buffer.resident import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSampler
 from staticgraph.outofcore.sampling.sampled_graph import (
     SampledGraphs,
-    most_of_one,
-    plan_of,
     schema_of,
     size_of,
 )
@@ -142,31 +140,6 @@ def test_gcn_over_a_part_is_the_mean_of_what_is_resident_with_degrees_of_the_who
         parts = [np.sqrt((1 + whole[i]) / (1 + whole[j])) * layer.lin(x[j]) for j in closed]
         expected = sum(parts) / len(parts) + layer.bias
         torch.testing.assert_close(out[i], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_the_first_bucket_holds_400_batches_and_the_last_any_single_seed():
-    rows, fanouts = 20_000, (10, 5)
-    ends = np.random.default_rng(0).integers(0, rows, (2, 200_000))
-    sampler = DenseSampler(Neighbours.of(*ends, rows), fanouts)
-    rng = np.random.default_rng(1)
-
-    def draw(seeds, number):
-        return sampler.sample(rng.choice(rows, seeds, replace=False), number)
-
-    trial = np.array([size_of(draw(256, k), False) for k in range(24)])
-    schema = schema_of(0, labels=False, weights=False)
-    graphs = SampledGraphs(plan_of([trial], (1, 1), schema), schema)
-    for number in range(400):
-        sample = draw(256, number)
-        bucket = graphs.bucket_of(sample)
-        assert bucket == 0
-        graphs.count(sample, bucket)
-    assert graphs.statistics.efficiency > 0.93
-
-    tiny = np.array([[2, 1], [2, 1]])
-    bound = most_of_one(1, fanouts, rows, 200_000, closed=False)
-    graphs = SampledGraphs(plan_of([tiny], bound, schema), schema)
-    assert all(graphs.bucket_of(draw(1, number)) is not None for number in range(100))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from support.program import run_program
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.files import document
 from staticgraph.outofcore import PartitionedGraph, partition
-from staticgraph.outofcore.disk.manifest import FileRecord
 
 
 def generated(n: int, e: int, seed: int = 0, relations: int = 0) -> np.ndarray:
@@ -88,19 +86,6 @@ def test_small_chunks_a_file_and_a_function_give_the_same_file(tmp_path):
     assert len(set(written)) == 1
 
 
-def test_a_hub_that_owns_every_edge(tmp_path):
-    edges = np.stack([np.zeros(1000, int), np.arange(1000) % 20])
-    graph = partition(edges, 20, 4, tmp_path / "g", chunk=10)
-    np.testing.assert_array_equal(sorted_columns(original(graph)), sorted_columns(edges))
-
-
-@pytest.mark.parametrize("rows", [2, 3])
-def test_no_edges_at_all(tmp_path, rows):
-    graph = partition(np.empty((rows, 0), int), 4, 2, tmp_path / "g")
-    assert graph.columns == rows
-    assert graph.read_cells(all_cells(2)).shape == (0, rows)
-
-
 def test_features_follow_their_nodes(tmp_path):
     features = np.arange(50 * 3, dtype=np.float32).reshape(50, 3)
     graph = partition(generated(50, 10), 50, 4, tmp_path / "g", features=features)
@@ -140,16 +125,6 @@ def test_nodes_near_the_training_nodes_follow_them_by_expected_visits(tmp_path, 
     assert graph.manifest.near == hops
 
 
-def test_nodes_that_nothing_reaches_are_in_random_order(tmp_path):
-    edges = np.array([[1, 2], [0, 1]])
-    one, other = (
-        partition(edges, 40, 4, tmp_path / str(k), training_nodes=[0], near=2, seed=k)
-        for k in (0, 1)
-    )
-    assert set(one.node_ids[:3].tolist()) == set(other.node_ids[:3].tolist()) == {0, 1, 2}
-    assert one.node_ids[3:].tolist() != other.node_ids[3:].tolist()
-
-
 def test_a_graph_written_before_there_were_near_nodes_is_read(tmp_path):
     graph = partition(generated(20, 30), 20, 2, tmp_path / "g")
     path = tmp_path / "g" / "manifest.json"
@@ -182,11 +157,6 @@ def test_what_cannot_be_partitioned_is_named(tmp_path, change, message):
     with pytest.raises(BadGraph, match=message):
         partition(folder=tmp_path / "g", **arguments)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_negative_relation_is_named(tmp_path):
-    with pytest.raises(BadGraph, match="edge 1 has relation -4"):
-        partition(np.array([[0, 1], [1, 1], [0, -4]]), 2, 1, tmp_path / "g")
 
 
 def test_only_a_partitioned_graph_is_replaced(tmp_path):
@@ -233,15 +203,6 @@ def test_a_missing_or_foreign_manifest_is_refused(tmp_path):
         PartitionedGraph(tmp_path / "g")
 
 
-def test_blocks_of_a_file_have_their_own_checksums(tmp_path):
-    path = tmp_path / "f"
-    path.write_bytes(b"abcdef")
-    record = FileRecord.of(path, (0, 2, 2, 4))
-    path.write_bytes(b"abcxef")
-    with pytest.raises(StoreCorrupt, match="from byte 2 on"):
-        record.check(path, contents=True)
-
-
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_edges(tmp_path):
     """The peak memory of the process stays the same for four times the edges."""
@@ -272,61 +233,4 @@ for number in {edges}:
 # ---------------------------------------------------------------------- without the page cache
 
 
-def test_without_a_cache_blocks_are_given_back_once_read_or_durable(tmp_path, monkeypatch):
-    from staticgraph.outofcore.disk.embeddings import EmbeddingFile
-
-    edges, features = generated(40, 300), np.arange(80, dtype=np.float32).reshape(40, 2)
-    partition(edges, 40, 4, tmp_path / "g", features=features)
-    calls = []
-    advise, sync = os.posix_fadvise, os.fdatasync
-
-    def advised(descriptor, start, length, advice):
-        assert advice == os.POSIX_FADV_DONTNEED
-        calls.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, start, length))
-        advise(descriptor, start, length, advice)
-
-    def synced(descriptor):
-        calls.append("durable")
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "posix_fadvise", advised)
-    monkeypatch.setattr(os, "fdatasync", synced)
-    cached = PartitionedGraph(tmp_path / "g")
-    expected = cached.read_cells(all_cells(4))
-    assert not calls
-    graph = PartitionedGraph(tmp_path / "g", cached=False)
-    np.testing.assert_array_equal(graph.read_cells(all_cells(4)), expected)
-    into = np.empty((10, 2), np.float32)
-    graph.read_features(2, into)
-    np.testing.assert_array_equal(into, features[graph.node_ids[20:30]])
-    assert calls == [("edges.bin", 0, expected.nbytes), ("features.bin", 160, 80)]
-
-    def initial(k: int) -> np.ndarray:
-        return np.full((3, 2), k, np.float32)
-
-    file = EmbeddingFile.create(tmp_path / "e", 2, 3, 2, initial, cached=False)
-    calls.clear()
-    values, sums = np.ones((2, 3, 2), np.float32)
-    file.write(1, values, sums)
-    # The second place of partition 1 is the fourth record, each of 48 bytes.
-    assert calls == ["durable", ("embeddings.bin", 144, 48)]
-    file.close()
-
-
 # ---------------------------------------------------------------------- degrees
-
-
-@examples(30)
-@given(n=st.integers(1, 30), e=st.integers(0, 90), p=st.integers(1, 4), seed=st.integers(0, 99))
-def test_degrees_are_counted_over_the_whole_graph(tmp_path_factory, n, e, p, seed):
-    edges = generated(n, e, seed, 2)
-    p = -(-n // -(-n // p))
-    graph = partition(edges, n, p, tmp_path_factory.mktemp("g") / "g", seed=seed)
-    out, into = (np.bincount(row, minlength=n) for row in edges[:2])
-    expected = {"in": into, "out": out, "both": into + out}
-    for direction, degrees in expected.items():
-        np.testing.assert_array_equal(graph.degrees(direction), degrees[graph.node_ids])
-        loops = np.bincount(edges[0, edges[0] == edges[1]], minlength=n)
-        degrees = degrees - loops * (2 if direction == "both" else 1)
-        found = graph.degrees(direction, loops=False)
-        np.testing.assert_array_equal(found, degrees[graph.node_ids])

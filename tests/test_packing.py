@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-import numba
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from support.drawn import examples
-from support.packing_problems import SETS, alike, assert_packed, fewest_packs, load, problems
+from support.packing_problems import SETS, assert_packed, fewest_packs, load, problems
 from support.tuple_packing import HEURISTICS, pack_paper
 
 from staticgraph.errors import GraphTooLarge
-from staticgraph.packing import exact, pack_histogram, pack_stream, volume_bound
-from staticgraph.packing.draw import draw_packs, types_of
+from staticgraph.packing import pack_histogram, pack_stream, volume_bound
 from staticgraph.packing.fill import QUICK, fill_histogram
 from staticgraph.packing.pack import Packing
-from staticgraph.packing.swap import pack_by_swaps
 from staticgraph.sizes.histogram import SizeHistogram
 
 
@@ -78,27 +72,6 @@ def test_the_published_listing_gives_the_published_efficiencies():
         packing = pack_paper(histogram, (222, 502), heuristic=heuristic, max_graphs=256)
         packing.check()
         assert 100 * packing.efficiency == pytest.approx(shares, abs=0.0051)
-
-
-def fewest_of_the_listing(histogram, limits, max_graphs):
-    """Number of packs of the published listing in plain Python, with its best heuristic."""
-    names = [*HEURISTICS] if histogram.sizes.shape[1] > 1 else ["node"]
-    return min(
-        pack_paper(histogram, limits, heuristic=name, max_graphs=max_graphs).num_packs
-        for name in names
-    )
-
-
-@pytest.mark.slow  # on a fresh clone, for what its cases compile
-@pytest.mark.parametrize("name", ["qm9", "zinc"])
-@pytest.mark.parametrize("graphs", [2.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6])
-def test_hardly_more_packs_than_the_listing_at_two_graphs_a_pack(name, graphs):
-    histogram = alike(name, 40_000)
-    limits = np.ceil(graphs * histogram.totals / histogram.num_graphs).astype(np.int64)
-    limits = np.maximum(limits, histogram.maxima)
-    ours = pack_histogram(histogram, limits)
-    ours.check()
-    assert ours.num_packs <= 1.001 * fewest_of_the_listing(histogram, limits, None)
 
 
 @pytest.mark.sampled(2)
@@ -217,68 +190,3 @@ class TestHostile:
         packing = pack_histogram(SizeHistogram.from_sizes(sizes), (9000, 9000), max_graphs=256)
         packing.check()
         assert packing.num_packs == 21  # 5000 at 256 per pack, plus one alone
-
-
-streams = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=0, max_size=60)
-
-
-@examples(50)
-@given(streams.filter(lambda s: len(s) > 4), st.integers(1, 8))
-def test_swaps_keep_every_graph(sizes, packs):
-    histogram = SizeHistogram.from_sizes(np.array(sizes, dtype=np.int64))
-    packs = min(packs, len(sizes))
-    found = pack_by_swaps(histogram, histogram.totals // packs + 9, packs)
-    if found is not None:
-        found.check()
-        assert found.num_packs == packs
-        assert np.ptp(found.graphs) <= 1
-
-
-def test_swaps_repeat_a_part_of_a_large_histogram():
-    histogram = load("ogbg-molpcba_train")
-    limits = np.ceil(histogram.totals / 10_948 * 1.004).astype(np.int64)
-    found = pack_by_swaps(histogram, limits, 10_948)
-    assert found is not None
-    found.check()
-    assert found.num_packs == 10_948
-    assert found.harmonic_mean > 0.995
-
-
-def test_drawing_deals_every_graph_to_the_sizes_that_go_together():
-    rng = np.random.default_rng(3)
-    sizes = rng.integers(1, 9, (400, 2))
-    packing = pack_histogram(SizeHistogram.from_sizes(sizes), (20, 20))
-    types = types_of(packing, sizes)
-    expected = sorted(map(tuple, np.repeat(packing.loads, packing.counts, axis=0).tolist()))
-    seen = []
-    for epoch in range(2):
-        order, bounds = draw_packs(packing, types, seed=1, epoch=epoch)
-        assert sorted(order.tolist()) == list(range(400))
-        loads = [tuple(sizes[order[a:b]].sum(axis=0).tolist()) for a, b in pairwise(bounds)]
-        assert sorted(loads) == expected
-        seen.append(order.tolist())
-    assert seen[0] != seen[1]
-    again, _ = draw_packs(packing, types, seed=1, epoch=0)
-    assert again.tolist() == seen[0]
-    with pytest.raises(ValueError, match="pack the histogram of these"):
-        types_of(packing, sizes[:-1])
-
-
-def test_loops_over_many_components_are_compiled_once():
-    """One compilation whatever the number of components, and the same swaps as with two: components
-    that no limit binds change nothing."""
-    random = np.random.default_rng(0)
-    sizes = random.integers(5, 40, (200, 2))
-    bounds = exact.exact_bounds(200, 10)
-    limits = (1.02 * sizes.sum(0) / 20).astype(np.int64)
-    orders = []
-    for more in (0, 2, 3, 6):
-        wide = np.concatenate([sizes, np.ones((200, more), np.int64)], 1)
-        orders.append(np.arange(200))
-        found = exact.repair(orders[-1], wide, bounds, [*limits, *[10_000] * more], np.uint64(7))
-        assert found[1] > 0
-    kinds = {signature[3] for signature in exact._repair.signatures}
-    assert sum(isinstance(kind, numba.types.Array) for kind in kinds) == 1
-    assert all(kind.count <= 3 for kind in kinds if isinstance(kind, numba.types.UniTuple))
-    for order in orders[1:]:
-        assert np.array_equal(order, orders[0])

@@ -11,15 +11,11 @@ from hypothesis import strategies as st
 from support.drawn import examples
 from support.packing_problems import alike, assert_packed, fewest_packs, load, problems
 
-from staticgraph.packing import pack_histogram, repair
+from staticgraph.packing import pack_histogram
 from staticgraph.packing.bound import packing_bound
-from staticgraph.packing.columns import Columns
-from staticgraph.packing.giants import giants_bound, packed_giants
-from staticgraph.packing.pack import Packing
+from staticgraph.packing.giants import giants_bound
 from staticgraph.packing.packer import fewer_by_sample
-from staticgraph.packing.pricing import best_patterns, grid_of, worth_of_rooms
 from staticgraph.packing.repair import fewer_by_repair
-from staticgraph.packing.swap import as_packing
 from staticgraph.sizes.histogram import SizeHistogram
 
 # The result must not depend on the machine: no search here takes a hundredth of this time.
@@ -94,16 +90,6 @@ def test_a_sample_of_packs_loses_no_graph_and_makes_none_more(problem, times):
     assert found.num_packs <= start.num_packs
 
 
-def test_what_a_sample_gains_is_repeated():
-    """Pairs of 3 + 7 and of 5 + 5 are found, although every graph starts in a pack of its own."""
-    histogram = SizeHistogram(np.array([[3, 0], [5, 0], [7, 0]]), np.full(3, 10_000))
-    alone = np.arange(4), np.array([0, 1, 2]), np.ones(3, np.int64), np.full(3, 10_000)
-    start = Packing(histogram, np.array([10, 0]), None, *alone)
-    found = fewer_by_sample(start)
-    found.check()
-    assert found.num_packs < 0.55 * start.num_packs
-
-
 @pytest.mark.parametrize("graphs", [2, 2.5, 3, 5])
 def test_at_the_bound_on_pcqm4mv2(graphs):
     """At three graphs per pack, a single relaxation leaves 63 packs too many out of 1,116,683."""
@@ -138,51 +124,6 @@ def test_at_the_bound_with_ten_graphs_a_pack(name, packs):
         assert best.num_packs == best.proven == packs
 
 
-@examples(80)
-@given(problems(max_types=20, max_count=9), st.integers(0, 3))
-def test_mended_packs_are_valid_and_never_more(problem, spare):
-    histogram, limits, max_graphs = problem
-    start = pack_histogram(histogram, limits, max_graphs=max_graphs)
-    least = max(1, start.volume_bound - spare)
-    found = fewer_by_repair(start, least, np.inf)
-    found.check()
-    assert least <= found.num_packs <= start.num_packs
-
-
-def test_packs_with_no_room_at_all_are_repaired():
-    """Twelve full packs of four graphs, taken apart into pairs: only full packs are few enough."""
-    rng = np.random.default_rng(3)
-    cuts = np.sort(rng.choice(np.arange(1, 97), (12, 3)), axis=1)
-    nodes = np.diff(np.column_stack([np.zeros(12), cuts, np.full(12, 97)]), axis=1).ravel()
-    sizes = np.stack([nodes, np.full(48, 25)], axis=1).astype(np.int64)
-    histogram = SizeHistogram.from_sizes(sizes)
-    pairs = SizeHistogram.from_sizes(sizes)
-    start = as_packing(
-        pairs, np.array([97, 100]), None, np.repeat(np.arange(len(pairs.counts)), pairs.counts),
-        np.arange(0, 49),
-    )  # fmt: skip
-    found = fewer_by_repair(start, 12, np.inf)
-    found.check()
-    assert found.num_packs == 12 == histogram.totals[0] // 97
-
-
-def test_a_pack_that_cannot_go_costs_a_bounded_number_of_steps(monkeypatch):
-    """No pack of 100 holds three graphs of 34, so the volume bound is out of reach."""
-    histogram = SizeHistogram(np.array([[34, 2]]), np.array([3000]))
-    start = pack_histogram(histogram, (100, 100))
-    steps, real = [], repair._exchange
-
-    def counted(*args):
-        over, made, after = real(*args)
-        steps.append(made)
-        return over, made, after
-
-    monkeypatch.setattr(repair, "_exchange", counted)
-    monkeypatch.setattr(repair, "MOST_STEPS", 1000)
-    assert fewer_by_repair(start, start.num_packs - 1) is start
-    assert sum(steps) == 1000
-
-
 @examples(60)
 @given(problems(max_types=4, max_count=2))
 def test_what_giants_leave_empty_is_never_more_than_the_truth(problem):
@@ -201,44 +142,12 @@ def test_a_clique_that_takes_all_edges_leaves_its_pack_empty_of_nodes():
     assert best.num_packs == best.proven == 9
 
 
-def test_thousands_of_sizes_have_a_bound_above_the_volume():
-    """COLLAB has too many sizes for a linear program, and cliques with nearly all the edges."""
-    histogram = load("tu_COLLAB")
-    packing = pack_histogram(histogram, (745, 80238))
-    assert packing.volume_bound < giants_bound(histogram, packing.limits) <= packing.num_packs
-
-
 def test_thousands_of_sizes_are_at_the_bound_with_ten_graphs_a_pack():
     """In COLLAB, 39 cliques leave too few edges for graphs to fill their packs' nodes."""
     histogram = load("tu_COLLAB")
     best = pack_histogram(histogram, (745, 80238), effort="best", time_limit=ENOUGH)
     best.check()
     assert best.num_packs == best.proven == 501
-
-
-def test_companions_fill_what_a_giant_leaves_and_leave_sparse_graphs_to_the_next():
-    """Two cliques, each filled by exactly one mix: room for 60 and 50 nodes, 60 and 200 edges."""
-    sizes = [[10, 10], [20, 20], [20, 200], [25, 90], [25, 110], [40, 940], [50, 800]]
-    histogram = SizeHistogram(np.array(sizes), np.array([2, 2, 10, 1, 1, 1, 1]))
-    made, left = packed_giants(histogram, np.array([100, 1000]), None)
-    packs = [
-        sorted(np.repeat(made.types[s:e], made.copies[s:e]).tolist())
-        for s, e in zip(made.starts[:-1], made.starts[1:], strict=True)
-    ]
-    assert packs == [[0, 0, 1, 1, 5], [3, 4, 6]]
-    assert left.tolist() == [0, 0, 10, 0, 0, 0, 0]
-
-
-@examples(100)
-@given(problems(max_types=20, max_count=9))
-def test_packs_of_giants_are_valid_and_lose_no_graph(problem):
-    histogram, limits, max_graphs = problem
-    made, left = packed_giants(histogram, limits, max_graphs)
-    placed = np.zeros_like(histogram.counts)
-    np.add.at(placed, made.types, made.copies * made.counts[made.pattern_of_entry])
-    np.testing.assert_array_equal(placed + left, histogram.counts)
-    assert (made.loads <= limits).all()
-    assert max_graphs is None or (made.graphs <= max_graphs).all()
 
 
 def test_an_exact_fit_that_filling_misses():
@@ -265,33 +174,6 @@ def test_a_time_limit_that_is_over_at_once_leaves_a_valid_packing():
     best.check()
     fast = pack_histogram(histogram, (150, 323))
     assert fast.volume_bound <= best.proven <= best.num_packs <= fast.num_packs
-
-
-def test_patterns_are_the_best_that_contain_each_size():
-    """The knapsack against every combination of graphs within two limits."""
-    sizes = np.array([[2, 4], [3, 2], [4, 6], [5, 0]])
-    histogram = SizeHistogram(sizes, np.array([9, 9, 9, 9]))
-    grid = grid_of(histogram, np.array([12, 14]))
-    prices = np.array([0.21, 0.27, 0.44, 0.46])
-    worth = worth_of_rooms(grid, prices)
-    most = {}
-    for copies in np.ndindex(7, 5, 4, 3):
-        held = np.array(copies)
-        if (held @ sizes <= (12, 14)).all():
-            for t in np.flatnonzero(held):
-                most[t] = max(most.get(t, 0.0), float(held @ prices))
-    assert worth[tuple(grid.room)] == pytest.approx(max(most.values()))
-    patterns = best_patterns(grid, prices, worth, histogram.counts, 99)
-    found = []
-    for p in range(len(patterns.starts) - 1):
-        entries = slice(patterns.starts[p], patterns.starts[p + 1])
-        rows, copies = patterns.rows[entries], patterns.copies[entries]
-        assert (copies @ sizes[rows] <= (12, 14)).all()
-        found.append(float(copies @ prices[rows]))
-    assert found == pytest.approx(sorted((v for v in most.values() if v > 1), reverse=True))
-    columns = Columns()
-    assert columns.add(patterns) == columns.count <= len(found)
-    assert columns.add(patterns) == 0
 
 
 def test_efforts_that_do_not_exist_and_no_time_are_refused():

@@ -34,16 +34,6 @@ def test_a_certified_packing(capsys):
     assert values["bound"] == values["packs"] == 273
 
 
-def test_the_best_effort_packs_at_the_bound(capsys):
-    pytest.importorskip("scipy")
-    args = ("--histogram", ESOL, "--limits", "67", "137", "--effort")
-    assert "proven_bound" not in found(capsys, *args, "fast")
-    values = found(capsys, *args, "best", "--time-limit", "60")
-    assert values["packs"] == values["proven_bound"] == 227
-    assert main(["plan", *args, "best", "--time-limit", "60"]) == 0
-    assert "fewer than 227 packs (linear programming, volume 226)" in capsys.readouterr().out
-
-
 def test_a_plan_is_written_and_drawn(capsys, tmp_path):
     plan, picture, shown = tmp_path / "plan.json", tmp_path / "plan.png", tmp_path / "map.csv"
     knee = tmp_path / "knee.png"

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
 
-from staticgraph.packing import pack_stream, volume_bound
-from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.packing import pack_stream
 
 
 def slow_stream(sizes, limits, window, max_graphs):
@@ -60,17 +59,6 @@ def test_stream_is_best_fit_with_so_many_open_packs(sizes, window, max_graphs, n
         max_graphs=max_graphs,
     )
     assert got.tolist() == slow_stream(sizes, (nodes, edges), window, max_graphs)
-
-
-@examples(60)
-@given(streams.filter(len))
-def test_a_window_over_everything_is_offline_best_fit(sizes):
-    """Offline best fit keeps all packs open, so a larger window changes nothing."""
-    rows = np.array(sizes, dtype=np.int64)
-    whole = pack_stream(rows, [12, 12], window=len(rows))
-    assert whole.tolist() == pack_stream(rows, [12, 12], window=10 * len(rows)).tolist()
-    histogram = SizeHistogram.from_sizes(rows)
-    assert whole.max() + 1 >= volume_bound(histogram, [12, 12])
 
 
 def grouped(packs):

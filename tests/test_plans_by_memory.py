@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import staticgraph as sg
 from staticgraph.memory.budget import BudgetExceeded, MemoryBudget, breakdown_of
@@ -64,11 +62,6 @@ def test_steps_an_epoch_are_kept(esol):
         sg.plan_buckets(esol, memory=MODELS["nodes"], budget=budget, min_steps_per_epoch=0)
 
 
-def test_the_same_seed_the_same_plan(esol):
-    options = {"memory": MODELS["nodes"], "budget": MemoryBudget("9MB"), "seed": 3}
-    assert sg.plan_buckets(esol, **options) == sg.plan_buckets(esol, **options)
-
-
 def test_a_given_batch_size_is_held_to_the_budget(esol):
     memory = MODELS["nodes"]
     plan = sg.plan_buckets(esol, 16, memory=memory, budget=MemoryBudget("1GB"))
@@ -90,15 +83,3 @@ def test_memory_and_budget_go_together(esol):
         sg.plan_buckets(esol, memory=MODELS["nodes"])
     with pytest.raises(ValueError, match="go together"):
         sg.plan_buckets(esol, budget=MemoryBudget("1GB"))
-
-
-@given(st.integers(2, 10**6), st.integers(0, 10**6), st.integers(2, 10**5))
-def test_tiles_only_grow_and_little(nodes, edges, graphs):
-    before = sg.BucketPlan.of([sg.Capacity.distinct(nodes, edges, graphs, 1)])
-    after = in_tiles(before).capacities[0]
-    first = before.capacities[0]
-    for name in ("nodes", "edges", "graphs"):
-        old, new = getattr(first, name), getattr(after, name)
-        assert old <= new <= max(old + 2, old * 1.04 + 2), name
-        assert new % 8 in (0, 1, 2) or new < 256
-    assert after.max_graph_nodes == first.max_graph_nodes

@@ -13,10 +13,9 @@ import staticgraph as sg
 from staticgraph import models
 from staticgraph.memory.model import MemoryModel
 from staticgraph.nn.context.dense_layout import DenseLayout
-from staticgraph.probing.allocator import AllocatorReader
+from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.live_storages import LiveStorages
-from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import Probed
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.sizes.capacity import Capacity

@@ -12,7 +12,7 @@ from torch import nn
 from staticgraph.errors import FitRefused
 from staticgraph.memory.model import MemoryModel
 from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.fitting import floors_of, match_moments
+from staticgraph.probing.fitting import match_moments
 from staticgraph.probing.probe import probe
 from staticgraph.probing.reading import GivenReader, Probed, Reading
 from staticgraph.sizes.capacity import Capacity
@@ -39,14 +39,6 @@ def test_a_model_of_ones_own_is_predicted_on_either_side_of_the_width_that_it_ke
         for width in sorted(widths):
             capacity = Capacity(900, 2_300, 200, width)
             assert memory.fit.predict(capacity) == pytest.approx(step_at(capacity).step, rel=0.03)
-
-
-def test_a_floor_is_a_width_that_follows_larger_graphs():
-    assert floors_of(read((NEAR, (12, 20)), (FAR, (48,)))) == (20,)
-    assert floors_of(read((NEAR, (12, 20)), (FAR, (20, 48)))) == (20,), "one layer each way"
-    assert floors_of(read((NEAR, (20,)), (FAR, (20,)))) == (), "it is always the same"
-    assert floors_of(read((NEAR, (13,)), (FAR, (49,)))) == (), "one place more than the graphs"
-    assert floors_of(read((NEAR, ()), (FAR, ()))) == ()
 
 
 def test_a_width_that_is_always_the_same_is_no_floor():

@@ -9,9 +9,8 @@ import pytest
 import torch
 from support.probed_tasks import POINTS, probed, task_of
 
-from staticgraph.probing.allocator import AllocatorReader
+from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.profiler import ProfilerAllocator
 
 # ---------------------------------------------------------------------- read once, or warm
 

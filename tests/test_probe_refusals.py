@@ -10,11 +10,10 @@ from support.probed_tasks import POINTS, probed, squared, task_of
 from torch import nn
 
 from staticgraph.errors import ProbeFailed
-from staticgraph.probing.allocator import AllocatorReader
+from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.fitting import ascending
 from staticgraph.probing.probe import probe, probe_capacities
-from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import GivenReader, Probed, Reading
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.sizes.capacity import Capacity
@@ -30,12 +29,6 @@ def test_probe_sizes_grow_strictly(hiv):
         assert held_out.nodes >= 2 * max(c.nodes for c in capacities)
         assert max(c.edges for c in capacities) >= 9.9 * min(c.edges for c in capacities)
     assert ascending([POINTS[1], POINTS[0], POINTS[1]]) == POINTS[:2]
-
-
-def test_the_same_data_the_same_probe(esol):
-    given = GivenReader(lambda c: 1000 * c.nodes + 10 * c.edges)
-    model = nn.Linear(1, 1)
-    assert probe(model, esol, reader=given) == probe(model, esol, reader=given)
 
 
 def test_memory_that_runs_out_makes_the_probe_smaller(esol):

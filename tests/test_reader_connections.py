@@ -111,34 +111,6 @@ def test_every_request_is_answered_once_and_as_if_alone(requests, out):
     assert (stats.answered, stats.failed, stats.queue) == (fit, len(asked) - fit, 0)
 
 
-def test_requests_of_a_turn_and_of_a_moment_are_sent_together(monkeypatch):
-    monkeypatch.setattr(remotes, "GATHER_S", 3600.0)
-    line, sent = Line(), []
-    message = remotes.RequestMessage
-    monkeypatch.setattr(
-        remotes,
-        "RequestMessage",
-        lambda first, counts, *rest: (sent.append(counts), message(first, counts, *rest))[1],
-    )
-    held = Held(line.server)
-
-    async def ask(remote):
-        asks = [remote.predict(flat_of([graph(3, k)])) for k in range(2)]  # nobody waits
-        await asyncio.to_thread(held.reached.wait, PATIENCE_S)
-        for k in range(3):
-            asks.append(remote.predict(flat_of([graph(4, k)])))
-            await asyncio.sleep(0)
-        assert sent == [[1, 1]]
-        remote._send()  # the time to gather is over
-        held.go.set()
-        return await asyncio.gather(*asks)
-
-    replies = line.run(ask)
-    assert sent == [[1, 1], [1, 1, 1]]
-    for k, reply in enumerate(replies[2:]):
-        same(rows(reply), line.runner.predict([graph(4, k)]))
-
-
 def test_errors_and_the_state_of_the_server_come_over():
     line = Line(max_queue=4)
 
@@ -162,18 +134,6 @@ def test_errors_and_the_state_of_the_server_come_over():
     assert (busy.status, busy.headers["Retry-After"]) == (503, "1")
     assert (health.status, json.loads(health.body)) == (200, {"status": "ok"})
     assert b'staticgraph_requests_total{end="refused"} 1.0' in metrics.body
-
-
-def test_a_batch_that_failed_leaves_one_trace(caplog):
-    line = Line(max_wait_ms=1e9)  # nine graphs fill a bucket
-
-    async def nine(remote):
-        asks = [graph(3, k) if k else broken() for k in range(9)]
-        return await asyncio.gather(*(remote.predict(flat_of([g])) for g in asks))
-
-    assert {reply.status for reply in line.run(nine)} == {500}
-    assert line.server.stats().batches == 1
-    assert caplog.text.count("a batch failed") == 1
 
 
 @pytest.mark.parametrize("last", [None, b"nonsense", b"\x91\x92\x01\x02"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from concurrent.futures import CancelledError
 
 import pytest
 import torch
@@ -122,34 +121,6 @@ def test_asyncio_callers_share_a_batch():
     assert server.stats().batches == 1
     for k, rows in enumerate(found):
         same(rows, server.runner.predict([graph(3, k)]))
-
-
-def test_at_the_deadline_at_the_latest():
-    clock = ManualClock()
-    with server_of(max_wait_ms=5, clock=clock) as server:
-        future = server.submit([graph(3)])
-        clock.advance(0.004)
-        assert not future.done()
-        clock.advance(0.001)
-        same(future.result(PATIENCE_S), server.runner.predict([graph(3)]))
-        stats = server.stats()
-        assert stats.wait_s.p50 == pytest.approx(0.005)
-        assert stats.latency_s.p99 == pytest.approx(0.005)
-        assert stats.by_bucket == (1, 0, 0)
-        assert stats.filling[2] == pytest.approx(1 / SMALL.graphs)
-        assert "1 request answered" in str(stats)
-
-
-def test_what_waited_while_a_batch_ran_goes_with_the_next_one():
-    """The device used to idle until the oldest waiting graph reached its maximum wait."""
-    with server_of(max_wait_ms=1e9) as server:
-        held = Held(server)
-        full = server.submit([graph(3, k) for k in range(9)])
-        assert held.reached.wait(PATIENCE_S)
-        meanwhile = server.submit([graph(4)])
-        held.go.set()
-        same(meanwhile.result(PATIENCE_S), server.runner.predict([graph(4)]))
-        assert full.done()
 
 
 def test_a_graph_that_fits_no_bucket_fails_alone():
@@ -277,14 +248,6 @@ def test_a_model_that_exits_fails_its_batch_and_no_other():
         same(server.submit([graph(3)]).result(PATIENCE_S), server.runner.predict([graph(3)]))
 
 
-def test_a_request_of_several_batches_fails_once_and_the_rest_does_not_run():
-    with server_of(max_wait_ms=1e9) as server:
-        future = server.submit([broken(), *(graph(4, k) for k in range(40))])
-        with pytest.raises(sg.errors.BatchFailed):
-            future.result(PATIENCE_S)
-    assert (server.stats().failed, server.stats().batches) == (1, 1)
-
-
 def test_a_full_queue_says_when_to_ask_again():
     clock = ManualClock()
     server = server_of(max_queue=4, clock=clock)
@@ -308,22 +271,6 @@ def test_a_full_queue_says_when_to_ask_again():
     server.close()
     assert all(f.result() is not None for f in [running, *waiting])
     assert server.stats().refused == 1
-
-
-def test_what_was_cancelled_does_not_run():
-    server = server_of()
-    held = Held(server)
-    running = server.submit([graph(3)])
-    assert held.reached.wait(PATIENCE_S)
-    waiting = server.submit([graph(4)])
-    assert waiting.cancel()
-    assert not running.cancel(), "it runs"
-    held.go.set()
-    server.close()
-    with pytest.raises(CancelledError):
-        waiting.result()
-    stats = server.stats()
-    assert (stats.answered, stats.cancelled, stats.failed, stats.batches) == (1, 1, 0, 1)
 
 
 def test_closing_answers_what_waits_or_says_that_it_does_not():

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
 from support.served_graphs import BUCKETS, graph
 
 import staticgraph as sg
-from staticgraph.serving.bodies.flat_graphs import Span
-from staticgraph.serving.engine.batches import concatenated
 from staticgraph.serving.engine.request import Request
 from staticgraph.serving.engine.waiting import Waiting
 
@@ -105,26 +102,3 @@ def test_every_graph_is_taken_once_and_no_bucket_is_exceeded(arrivals, data):
         assert (sizes.sum(axis=0) <= capacity.size_limits).all()
         assert len(sizes) <= capacity.graph_limit
         assert sizes[:, 0].max() <= capacity.max_graph_nodes
-
-
-@examples(30)
-@given(
-    lists=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=5),
-    data=st.data(),
-)
-def test_concatenated_stores_have_the_graphs_of_each(lists, data):
-    stores = [sg.GraphStore.from_pyg([graph(n, k) for n in ns]) for k, ns in enumerate(lists)]
-    runs, expected = [], []
-    for store in stores:
-        first = data.draw(st.integers(0, len(store) - 1))
-        last = data.draw(st.integers(first + 1, len(store)))
-        runs.append(Span(store, first, last))
-        expected += [store[g] for g in range(first, last)]
-    found = concatenated(runs)
-    whole = sg.GraphStore.from_pyg(expected, schema=stores[0].schema)
-    for name, array in whole.arrays().items():
-        if name != "edge_origin":
-            assert np.array_equal(found.arrays()[name], array), name
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one.edge_index, other.edge_index)
-        assert torch.equal(one.edge_attr, other.edge_attr)

@@ -19,7 +19,6 @@ from support.written_stores import LEVELS, assert_same_files, graphs_of
 from torch_geometric.data import Data, HeteroData
 
 import staticgraph as sg
-from staticgraph.batches.batch.predictions import Predictions
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.store.shards import OpenShards
 from staticgraph.store.writer import StoreWriter, parts_folder
@@ -122,18 +121,6 @@ def test_nodes_of_several_types_and_objects(tmp_path):
     )
 
 
-def test_strings_survive_being_put_together(tmp_path):
-    """The offsets of each part's strings continue from the part before."""
-    graphs = graphs_of(7)
-    for number, graph in enumerate(graphs):
-        graph.smiles = "C" * (number + 1)
-    with StoreWriter(tmp_path / "s", part_graphs=3, levels=LEVELS) as writer:
-        writer.extend(graphs)
-    found = sg.GraphStore.load(tmp_path / "s")
-    assert_same_files(found, sg.GraphStore.from_pyg(graphs, levels=LEVELS, name="s"))
-    assert [found[k].smiles for k in range(7)] == [graph.smiles for graph in graphs]
-
-
 def test_parts_with_other_strings_are_refused(tmp_path):
     graphs = graphs_of(4)
     graphs[0].smiles = graphs[1].smiles = "C"
@@ -232,17 +219,6 @@ def test_more_shards_than_files_may_be_open(listed, monkeypatch):
     assert len(store._open._open) <= 4
 
 
-def test_outputs_of_edges_come_back_in_their_first_order(listed):
-    whole = sg.GraphStore.from_pyg(graphs_of(30), levels=LEVELS, name="all")
-    found = []
-    for store in (whole, sg.GraphStore.load(listed)):
-        predictions = Predictions(store)
-        for batch in sg.StaticLoader(store, sg.plan_buckets(whole, 5)):
-            predictions.add(batch, batch.edge_weight[:, None])
-        found.append(predictions.in_order())
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
 def test_a_kill_while_the_list_is_written_leaves_parts_or_the_store(tmp_path):
     graphs = graphs_of(5)
     k, killed, seen = 0, True, set()
@@ -269,16 +245,6 @@ def test_what_was_committed_is_named_where_there_is_no_store(tmp_path):
         sg.GraphStore.load(tmp_path / "all.parts", shards="by-rank")
     with pytest.raises(BadGraph, match="no shard was given"):
         sg.GraphStore.load([])
-
-
-def test_a_store_in_shards_is_copied_into_one_folder(listed, tmp_path):
-    store = sg.GraphStore.load(listed)
-    store.save(tmp_path / "one")
-    one = sg.GraphStore.load(tmp_path / "one")
-    assert type(one) is sg.GraphStore
-    assert_same_files(one, store)
-    with pytest.raises(FileExistsError, match=r"staticgraph\.shards"):
-        one.save(listed, overwrite=True)
 
 
 def test_by_rank_each_reads_its_own_shards_and_all_take_the_same_steps(listed):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from support.drawn import examples
 
 from staticgraph.errors import BadGraph, StoreCorrupt
-from staticgraph.schema import Schema
 from staticgraph.store.columns import compact
 from staticgraph.store.graph_store import GraphStore
 
@@ -79,15 +77,6 @@ def test_a_graph_comes_out_as_it_went_in(graphs):
         at_node, at_edge = at_node + nodes[g], at_edge + edges[g]
 
 
-def test_sizes_and_histogram_of_real_molecules(esol):
-    with np.load(DATA / "esol.npz") as raw:
-        sizes = np.stack([raw["num_nodes"].astype(int), 2 * raw["num_bonds"].astype(int)], axis=1)
-    np.testing.assert_array_equal(esol.sizes, sizes)
-    assert esol.size(5) == tuple(sizes[5])
-    assert esol.histogram.num_graphs == len(esol) == 1128
-    np.testing.assert_array_equal(esol.histogram.maxima, sizes.max(axis=0))
-
-
 def test_index_like_a_list(esol):
     assert esol[-1].num_nodes == esol[len(esol) - 1].num_nodes
     for beyond in (len(esol), -len(esol) - 1):
@@ -119,11 +108,6 @@ def test_several_graphs_are_a_list(esol, which, graphs):
     for graph, data in zip(graphs, found, strict=True):
         assert torch.equal(data.edge_index, esol[graph].edge_index)
         assert torch.equal(data.x, esol[graph].x)
-
-
-def test_one_graph_by_any_whole_number(esol):
-    for number in (np.int32(6), torch.tensor(6), np.array(6)):
-        assert torch.equal(esol[number].x, esol[6].x)
 
 
 def test_what_means_no_graphs_is_refused(esol):
@@ -268,15 +252,6 @@ def test_splits_must_name_graphs(esol):
         esol.with_splits(val=np.array([0, 1128]))
     with pytest.raises(BadGraph, match="names graph -1"):
         esol.with_splits(val=np.array([-1]))
-
-
-def test_schema_describes_itself(esol):
-    described = [field.describe() for field in esol.schema]
-    assert described == ["int64 [9] per node", "int64 [3] per edge", "float32 [1] per graph"]
-    assert Schema.from_dict(json.loads(json.dumps(esol.schema.to_dict()))) == esol.schema
-    with pytest.raises(KeyError, match="no field 'z'; there are x, edge_attr, y"):
-        esol.schema["z"]
-    assert "esol: 1,128 graphs" in repr(esol)
 
 
 # ---------------------------------------------------------------------- files

@@ -16,7 +16,7 @@ from support.schemas import schema_of
 import staticgraph as sg
 from staticgraph import datasets
 from staticgraph.datasets.convert import convert
-from staticgraph.store.digest import digest_of
+from staticgraph.training.parts import digest_of
 from staticgraph.training.trained import Trained
 
 pytest.importorskip("rdkit.Chem", reason="the extra 'smiles' is not installed")
@@ -209,22 +209,6 @@ def test_the_task_is_a_setting_of_the_run(capsys):
     for command in (["probe"], ["check"], ["plan"], ["try", "--seconds", "1", "--modes", "eager"]):
         model = ["--model", "gcn"] if command != ["plan"] else []
         assert status_of([*command, *model, "--data", path, "--task", "classes"]) == 0, command
-
-
-@pytest.mark.parametrize("options", [[], ["--shards"]], ids=["merged", "shards"])
-def test_a_store_made_of_smiles_is_served_smiles(options, capsys):
-    testclient = pytest.importorskip("starlette.testclient", reason="needs the extra serve")
-    from support.served_app import app_of_run
-
-    path = table(words)
-    made = ["convert", "--data", path, "--target", "y", "--out", "store", "--part-graphs", "9"]
-    assert status_of([*made, *options]) == 0
-    assert status_of([*TRAIN, "--data", "store", "--out", "run"]) == 0
-    assert "classes (high, low, mid)" in capsys.readouterr().out
-    with testclient.TestClient(app_of_run(Path("run"), mode="eager")) as client:
-        answer = client.post("/predict", json={"smiles": ["CCO", "CO"]}).json()
-    likeliest = np.argmax(answer["probabilities"], axis=1)
-    assert answer["classes"] == [("high", "low", "mid")[k] for k in likeliest]
 
 
 def test_stores_of_other_classes_are_not_put_together():

@@ -93,13 +93,6 @@ def test_missing_labels_count_nowhere_in_the_loss(y, out, expected):
     assert tasks.mean_loss(task, torch.tensor(out), torch.tensor(y)) == pytest.approx(expected)
 
 
-def test_classes_take_cross_entropy():
-    task = tasks.task_of(store_of(np.array([0, 2, 1, 0])))
-    out, y = torch.randn(4, 3), torch.tensor([0, 2, 1, 0])
-    expected = torch.nn.functional.cross_entropy(out, y)
-    assert tasks.mean_loss(task, out, y) == pytest.approx(float(expected))
-
-
 def test_a_model_whose_outputs_are_nan_has_no_metric():
     """And not the best one: NaN would sort first and be the largest of the classes."""
     broken = torch.full((4, 1), math.nan)

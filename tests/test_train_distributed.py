@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,18 +24,17 @@ from support.program import run_program
 from support.ranks import on_ranks
 
 import staticgraph as sg
-from staticgraph import cli, models
+from staticgraph import models
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.training import checkpoint, train
 from staticgraph.training.config import TrainConfig
-from staticgraph.training.evaluate import evaluate
 from staticgraph.training.history import read_steps
 from staticgraph.training.job import Interrupted, device_of
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
-from staticgraph.training.tasks import task_of
+from staticgraph.training.tasks import evaluate, task_of
 
 
 @pytest.fixture(scope="module")
@@ -241,20 +239,6 @@ def test_torchrun_is_the_same_run(uninterrupted, config, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.release
-def test_the_example_runs(molecules):
-    example = Path(__file__).parents[1] / "examples" / "several_gpus.py"
-    assert len(example.read_text().splitlines()) < 80
-    words = ["--data", str(molecules), "--epochs", "2", "--batch-size", "15"]
-    done = torchrun(str(example), *words)
-    assert done.returncode == 0, done.stderr
-    assert re.findall(r"epoch (\d): loss [\d.]+, (\d+) labels", done.stdout) == [
-        ("1", "20"),
-        ("2", "20"),
-    ]
-
-
-@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("restarts", [1, 0])
 def test_a_killed_rank_ends_the_job_or_starts_it_again(uninterrupted, config, tmp_path, restarts):
@@ -315,27 +299,3 @@ def test_two_hosts_are_the_same_run(uninterrupted, config, tmp_path):
     done = two_hosts(sys.executable, *command(config, tmp_path / "run", "--json"))
     assert done.returncode == 0, done.stderr
     assert_same_run(tmp_path / "run", uninterrupted[0])
-
-
-def test_help_says_how_to_start_several(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["train", "--help"])
-    assert "torchrun --nproc-per-node 4 -m staticgraph.cli train" in capsys.readouterr().out
-
-
-def test_rows_of_all_ranks_are_known_to_each(config):
-    """The rows of every rank in each step of an epoch: known to all, and equal to the batches'."""
-    store = sg.GraphStore.load(config.data)
-    plan = sg.plan_buckets(store, 15)
-    made = [
-        StaticLoader(store, plan, shuffle=True, rank=rank, world_size=3).batcher
-        for rank in range(3)
-    ]
-    rows = [batcher.rows(2) for batcher in made]
-    assert np.array_equal(rows[0], rows[1])
-    assert np.array_equal(rows[0], rows[2])
-    for rank, batcher in enumerate(made):
-        for step, batch in enumerate(batcher.epoch(2)):
-            expected = [len(batch.ids), *store.sizes[batch.ids].sum(axis=0)[:2]]
-            assert rows[0][step, rank].tolist() == expected
-    assert rows[0][:, :, 0].sum() == len(store)

@@ -102,7 +102,7 @@ def test_the_picture_draws_what_is_finite(data, tmp_path, finite):
         drawn = axes.lines[0].get_xydata()
         assert drawn.shape == (finite, 2)
         lost = how_many(len(steps) - finite, "step")
-        assert f"the losses of {lost} are not finite" in axes.get_title(loc="left")
+        assert f"the losses of {lost} are not finite" in axes.get_title()
 
 
 def vars_of(report: TrainReport) -> dict:
@@ -121,8 +121,3 @@ def vars_of(report: TrainReport) -> dict:
 def test_settings_out_of_range(changes, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig("x", **changes)
-
-
-def test_a_device_that_is_none(data, tmp_path):
-    with pytest.raises(ValueError, match="device='bogus': use 'cpu'"):
-        train(TrainConfig(data, device="bogus"), tmp_path)

@@ -22,10 +22,9 @@ from staticgraph.errors import CheckpointCorrupt
 from staticgraph.runner.auto import Auto
 from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.training import train
-from staticgraph.training.config import TrainConfig
+from staticgraph.training.config import TrainConfig, factor
 from staticgraph.training.parts import mode_of
 from staticgraph.training.run import Training
-from staticgraph.training.schedule import factor
 from staticgraph.training.trained import Trained
 
 OWN = """\

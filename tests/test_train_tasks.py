@@ -15,9 +15,8 @@ import staticgraph as sg
 from staticgraph import models
 from staticgraph.training import train
 from staticgraph.training.config import TrainConfig
-from staticgraph.training.evaluate import evaluate
 from staticgraph.training.history import read_steps
-from staticgraph.training.tasks import task_of
+from staticgraph.training.tasks import evaluate, task_of
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "data"
 

@@ -294,23 +294,6 @@ def test_the_command_prints_a_table_and_writes_both_files(few, tmp_path, capsys)
     assert (tmp_path / "out" / "try.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_command_takes_a_model_and_a_loss_by_name(few, tmp_path, monkeypatch, capsys):
-    few.save(tmp_path / "few")
-    (tmp_path / "own_try_model.py").write_text(
-        "from staticgraph import models\nfrom torch.nn import functional as F\n\n\n"
-        "def build(store):\n    return models.build('gin', store, hidden=4, layers=1)\n\n\n"
-        "def loss(out, batch):\n    return F.l1_loss(out, batch.y, reduction='none')\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    words = ["try", "--data", "few", "--model", "own_try_model:build", "--batch-size", "16"]
-    words += ["--loss", "own_try_model:loss", "--modes", "eager", "--seconds", "0.01"]
-    assert status_of(words) == 0
-    assert "runs/try/try.png" in capsys.readouterr().err
-    assert status_of([*words, "--hidden", "8"]) == 2
-    assert "--hidden is of the models gine" in capsys.readouterr().err
-
-
 def test_each_contender_runs_on_the_threads_that_suit_it(few, monkeypatch):
     """As on a busy machine, where what takes turns with others on every core crawls."""
     used: dict[str, set[int]] = {}

@@ -39,12 +39,6 @@ def test_workers_keep_up_or_use_all_cores_but_one(read_s, collate_s, step_s, cor
     assert found.num_workers <= max(1, cores - 1)
 
 
-@given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 50))
-def test_workers_for_times_in_whole_milliseconds_are_those_of_whole_numbers(read, collate, step):
-    found = autosize_workers(read * 1e-3, collate * 1e-3, step * 1e-3, cores=1000)
-    assert found.num_workers == -(-(read + collate) // step)
-
-
 def test_times_that_are_none_are_refused():
     with pytest.raises(ValueError, match=r"read_s=-1.0: give a number of at least 0"):
         autosize_workers(-1.0, 0.0, 1.0)

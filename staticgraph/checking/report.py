@@ -16,8 +16,7 @@ from staticgraph.rewrites.explain import Explanation
 from staticgraph.sizes.attention import AttentionRow
 from staticgraph.steps.tracing.obstacles import RECORDING_ALONE, RESULTS, Obstacle
 from staticgraph.text.how_many import how_many
-from staticgraph.text.notebook import as_preformatted
-from staticgraph.text.table import table
+from staticgraph.text.table import as_preformatted, table
 
 
 def module_row(

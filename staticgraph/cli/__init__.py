@@ -66,13 +66,15 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 
 
-def _is_error(kind: type) -> bool:
-    return kind.__module__ == errors.__name__ and issubclass(kind, Exception)
-
-
 # Errors whose message is written for the user; those of the system name the file and the reason.
 KNOWN = (
-    *(kind for kind in vars(errors).values() if isinstance(kind, type) and _is_error(kind)),
+    *(
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type)
+        and kind.__module__ == errors.__name__
+        and issubclass(kind, Exception)
+    ),
     OSError,
 )
 
@@ -213,7 +215,7 @@ def _run(words: list[str]) -> int:
         sys.exit(0)
     program = f"staticgraph {command}".rstrip()
     if command == "" and not words[0].startswith("-"):
-        from staticgraph.text.nearest import or_nearest
+        from staticgraph.text.how_many import or_nearest
 
         known = f"give one of {', '.join(COMMANDS)}{or_nearest(words[0], COMMANDS)}"
         _refuse(program, f"{words[0]!r}: {known}")

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from staticgraph.cli.loading import check_sizes, open_data, require_names
-from staticgraph.files.json_text import to_json
+from staticgraph.files.document import to_json
 from staticgraph.text.progress import waiting
 from staticgraph.training.options import (
     LAYERS,

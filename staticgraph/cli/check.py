@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from staticgraph.cli.loading import open_data, require_names
-from staticgraph.files.json_text import to_json
+from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import is_left_out, waiting
 from staticgraph.training.options import (
@@ -138,7 +138,7 @@ def run(
 
 def _is_unavailable() -> bool:
     """Whether a dry run cannot work on this machine; prints why."""
-    from staticgraph.dryrun.availability import why_not
+    from staticgraph.dryrun.guard import why_not
 
     if reason := why_not():
         print(f"skipped: {reason}", file=sys.stderr)
@@ -198,9 +198,9 @@ def _dry_run(
     counts = {**report.to_dict(), "ok": ok, "check": check.to_dict()}
     print(to_json(counts) if json else report)
     if dry.picture and not is_left_out(dry.picture, "matplotlib"):
-        from staticgraph.dryrun.picture import draw
+        from staticgraph.training.plots import save_launches_picture
 
-        draw(report, dry.picture)
+        save_launches_picture(dry.picture, report)
     return 0 if ok else NOT_WHOLE
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
-from staticgraph.text.percent import percent
+from staticgraph.text.table import percent
 from staticgraph.training import plots
 from staticgraph.training.history import StepRecord, full_steps
 from staticgraph.training.report import TrainReport, number_text
@@ -40,6 +40,7 @@ th { border-bottom: 2px solid #999; font-weight: 600; } td.text, th.text { text-
 svg { max-width: 100%; height: auto; } .pair { display: flex; flex-wrap: wrap; gap: 1rem; }
 .pair > * { flex: 1 1 26rem; min-width: 0; } .warn { color: #a40000; font-weight: 600; }
 """
+VERBS = {"val": "validate"}
 MEMORY = {
     "parameters_bytes": "parameters",
     "optimizer_bytes": "optimizer state",
@@ -67,7 +68,7 @@ def page_of(
         _facts(report, steps),
         "<h2>Learning</h2>",
         _drawn(lambda axes: plots.draw_loss(axes, report, steps), (10.5, 4.2)),
-        _epochs(report),
+        _table(*report.epoch_table()),
         "<h2>Filling of the fixed shapes</h2>",
         '<div class="pair">',
         _drawn(lambda axes: plots.draw_filling(axes, steps, capacities), (5.8, 3.2)),
@@ -94,17 +95,13 @@ def page_of(
 
 def _summary(report: TrainReport) -> str:
     splits = report.data["splits"]
-    counts = ", ".join(f"{count:,} to {_verb(name)}" for name, count in splits.items())
+    counts = ", ".join(f"{count:,} to {VERBS.get(name, name)}" for name, count in splits.items())
     runner = report.runner
     return (
         f"{how_many(report.parameters, 'parameter')}; {counts}; batches of "
         f"{how_many(report.config['batch_size'], 'graph')}; {runner.device}, mode {runner.mode} "
         f"({runner.mode_reason})"
     )
-
-
-def _verb(split: str) -> str:
-    return {"train": "train", "val": "validate", "test": "test"}.get(split, split)
 
 
 def _facts(report: TrainReport, steps: Sequence[StepRecord]) -> str:
@@ -135,10 +132,6 @@ def _warnings(report: TrainReport) -> str:
     if report.resumed_at:
         lines.append(f"resumed: the buckets count what came after step {report.resumed_at:,}")
     return "".join(f'<p class="warn">{escape(line)}</p>' for line in lines)
-
-
-def _epochs(report: TrainReport) -> str:
-    return _table(*report.epoch_table())
 
 
 def _buckets(report: TrainReport, steps: Sequence[StepRecord]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from staticgraph.cli.loading import UsageError, load, require_graph
-from staticgraph.files.json_text import to_json
+from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Status
 from staticgraph.training.options import (

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from staticgraph.cli.loading import check_mode, load, open_data, require_functions, require_modules
 from staticgraph.errors import BadGraph
 from staticgraph.files import atomic
-from staticgraph.files.json_text import to_json
+from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import bar
 from staticgraph.training.options import FOLDER, OUTPUT_FILE, DataOptions, Device, Mode, choice

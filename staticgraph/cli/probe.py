@@ -22,7 +22,7 @@ from staticgraph.cli.loading import (
     open_data,
     require_names,
 )
-from staticgraph.files.json_text import to_json
+from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import is_left_out, waiting
 from staticgraph.training.options import (

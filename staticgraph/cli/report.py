@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from staticgraph.files import atomic
-from staticgraph.files.json_text import to_json
+from staticgraph.files.document import to_json
 from staticgraph.training.options import FOLDER, OUTPUT_FILE
 
 if TYPE_CHECKING:

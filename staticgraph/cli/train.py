@@ -20,7 +20,7 @@ from staticgraph.cli.loading import (
     require_names,
 )
 from staticgraph.errors import Diverged
-from staticgraph.files.json_text import to_json
+from staticgraph.files.document import to_json
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.options import FILES, INPUT_FILE, OUTPUT_FOLDER
 from staticgraph.training.run_folder import named_in, require_free, require_run

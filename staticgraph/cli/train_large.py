@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,9 +13,9 @@ from cyclopts import Group, Parameter
 
 from staticgraph.cli.loading import UsageError, require_graph
 from staticgraph.errors import Diverged
-from staticgraph.files.json_text import save_json, to_json
+from staticgraph.files.document import save_json, to_json
 from staticgraph.text.how_many import how_many
-from staticgraph.text.progress import Status, say, waiting
+from staticgraph.text.progress import Status, is_left_out, say, waiting
 from staticgraph.training.options import (
     BYTES,
     OUTPUT_FOLDER,
@@ -30,10 +31,10 @@ from staticgraph.training.options import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.nn import Module
 
     from staticgraph.outofcore import LinkConfig
+    from staticgraph.outofcore.buffer.buffer import StateTime
     from staticgraph.training.job import Interrupt
 
 # The default partitions and buffer: those of the published comparison.
@@ -187,7 +188,6 @@ def _train_links(options: LargeOptions, name: str, interrupt: Interrupt) -> Resu
 
     A run that diverged has no score; to get the score of the epoch before, use ``--epochs``."""
     from staticgraph.outofcore import Beta, Comet, InMemory, LinkTrainer, evaluate_links, tune
-    from staticgraph.outofcore.buffer import timeline
     from staticgraph.outofcore.disk import data
 
     with waiting(f"opening {options.data}"):
@@ -208,7 +208,7 @@ def _train_links(options: LargeOptions, name: str, interrupt: Interrupt) -> Resu
     trainer = LinkTrainer(graph, policy, config, options.out / EMBEDDINGS, **more)
     diverged, score = _link_epochs(trainer, options, interrupt), None
     if trainer.buffer.times:
-        timeline.plot(trainer.buffer.times, p, options.out / PICTURE)
+        _draw_schedule(options, trainer.buffer.times, p)
     if diverged is None:
         with waiting("ranking the test edges"):
             score = evaluate_links(trainer, triples.test, triples.known)
@@ -314,7 +314,6 @@ def _train_nodes(options: LargeOptions, name: str, interrupt: Interrupt) -> Resu
         SampledGNN,
         SampledLoader,
     )
-    from staticgraph.outofcore.buffer import timeline
     from staticgraph.outofcore.disk import data
 
     with waiting(f"opening {options.data}"):
@@ -354,7 +353,7 @@ def _train_nodes(options: LargeOptions, name: str, interrupt: Interrupt) -> Resu
     epochs, best, diverged = _node_epochs(
         trainer, model, lambda: score(nodes.valid), options.epochs or 50, interrupt
     )
-    timeline.plot(loader.states.times, p, options.out / PICTURE)
+    _draw_schedule(options, loader.states.times, p)
     accuracy = score(nodes.test) if diverged is None else None
     statistics = loader.statistics
     loader.close()
@@ -382,7 +381,7 @@ def _node_epochs(
     """Trains, and restores the model of the best validation accuracy; returns the records of the
     epochs, that accuracy (-1 without an epoch), and the divergence if there was one."""
     records: list[dict[str, Any]] = []
-    best, chosen = -1.0, _copied(model)
+    best, chosen = -1.0, copy.deepcopy(model.state_dict())
     diverged: Diverged | None = None
     while len(records) < epochs and not interrupt.requested:
         try:
@@ -392,7 +391,7 @@ def _node_epochs(
             break
         epoch["valid"] = score()
         if epoch["valid"] > best:
-            best, chosen = epoch["valid"], _copied(model)
+            best, chosen = epoch["valid"], copy.deepcopy(model.state_dict())
         records.append(epoch)
         say(
             f"epoch {epoch['epoch']:3}  loss {epoch['loss']:.4f}  train {epoch['accuracy']:.3f}  "
@@ -401,10 +400,6 @@ def _node_epochs(
         )
     model.load_state_dict(chosen)
     return records, best, diverged
-
-
-def _copied(model: Module) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 def _graph(
@@ -432,6 +427,14 @@ def _graph(
         f"{folder} has nodes, edges, partitions, seed, hops from the training nodes {existing}, "
         f"and these options need {wanted}: choose another --out, or --overwrite"
     )
+
+
+def _draw_schedule(options: LargeOptions, times: Sequence[StateTime], partitions: int) -> None:
+    """Draws what was resident when, where matplotlib is installed."""
+    if not is_left_out(options.out / PICTURE, "matplotlib"):
+        from staticgraph.training.plots import save_schedule_picture
+
+        save_schedule_picture(options.out / PICTURE, times, partitions)
 
 
 def _title(data: str, name: str, policy: Any, p: int, model: str) -> str:

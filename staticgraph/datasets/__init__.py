@@ -18,11 +18,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from staticgraph.datasets.specs import (
+    AUTO,
+    check_no_target,
+    check_path,
+    check_task,
+    path_of,
+    processed_by_pyg,
+)
 from staticgraph.datasets.specs import SPECS as SPECS
 from staticgraph.datasets.specs import check as check
-from staticgraph.datasets.specs import check_no_target, check_path, path_of, processed_by_pyg
 from staticgraph.datasets.specs import understood as understood
-from staticgraph.datasets.task_names import AUTO, check_task
 from staticgraph.sizes.whole_numbers import IntArray
 
 if TYPE_CHECKING:

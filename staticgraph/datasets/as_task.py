@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from staticgraph.datasets.npz import as_float32
-from staticgraph.datasets.task_names import AUTO, check_task
+from staticgraph.datasets.specs import AUTO, check_task
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Field
 from staticgraph.store.columns import Array
@@ -27,7 +27,7 @@ def as_task(store: GraphStore, task: str) -> GraphStore:
 
     Args:
         store: a store with one row of ``y`` per graph; one without ``y`` is returned unchanged.
-        task: one of :data:`staticgraph.datasets.task_names.TASKS`.
+        task: one of :data:`staticgraph.datasets.specs.TASKS`.
 
     Raises:
         BadGraph: if the values do not fit the task.

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from staticgraph.errors import BadGraph
+from staticgraph.text.how_many import some
 from staticgraph.text.progress import say
-from staticgraph.text.some import some
 
 # Cells that mean "no label", in lower case: the unambiguous ones of pandas.
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none"})

@@ -18,8 +18,8 @@ import numpy as np
 
 from staticgraph.datasets.npz import SPLITS, both_directions
 from staticgraph.datasets.number_columns import NumberColumns
+from staticgraph.datasets.specs import AUTO
 from staticgraph.datasets.targets import Cells, PredictionTarget, target_of
-from staticgraph.datasets.task_names import AUTO
 from staticgraph.errors import BadGraph, MissingPackage
 from staticgraph.schema import Level
 from staticgraph.sizes.whole_numbers import IntArray
@@ -56,7 +56,7 @@ def open_csv(
             line on stderr names.
         progress: show that line, a line about inferred classes, and a progress bar for large
             tables.
-        task: the task, one of :data:`staticgraph.datasets.task_names.TASKS`.
+        task: the task, one of :data:`staticgraph.datasets.specs.TASKS`.
 
     Raises:
         MissingPackage: if RDKit is not installed.

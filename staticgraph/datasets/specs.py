@@ -12,7 +12,22 @@ from staticgraph.datasets.shipped import shipped
 from staticgraph.errors import UnknownDataset
 from staticgraph.files.folder import repair
 from staticgraph.store import MANIFEST
-from staticgraph.text.nearest import nearest
+from staticgraph.text.how_many import nearest
+
+# ``auto`` infers which of the others applies.
+TASKS = ("auto", "regression", "binary", "classes")
+AUTO = TASKS[0]
+
+
+def check_task(task: str) -> None:
+    """Rejects an unknown task.
+
+    Raises:
+        ValueError: if it is none of :data:`TASKS`.
+    """
+    if task not in TASKS:
+        raise ValueError(f"task={task!r}; choose one of {', '.join(TASKS)}")
+
 
 # Files that PyG keeps next to the graphs to record how they were made.
 NO_GRAPHS = ("pre_transform", "pre_filter")

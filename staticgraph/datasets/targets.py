@@ -21,11 +21,10 @@ import numpy as np
 
 from staticgraph.datasets.npz import as_float32
 from staticgraph.datasets.number_columns import is_missing, is_number, label_of
-from staticgraph.datasets.task_names import check_task
+from staticgraph.datasets.specs import check_task
 from staticgraph.errors import BadGraph
 from staticgraph.store.columns import Array
-from staticgraph.text.how_many import how_many
-from staticgraph.text.some import some
+from staticgraph.text.how_many import how_many, some
 
 # The most distinct cells of a column that are kept: a column with more is not classes.
 MOST_CLASSES = 1000
@@ -149,7 +148,7 @@ def target_of(
         path: the table, for messages.
         columns: the columns to predict.
         cells: their distinct cells.
-        task: one of :data:`staticgraph.datasets.task_names.TASKS`; ``auto`` infers it.
+        task: one of :data:`staticgraph.datasets.specs.TASKS`; ``auto`` infers it.
 
     Raises:
         BadGraph: if the columns do not fit the task.

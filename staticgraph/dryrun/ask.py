@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from staticgraph.dryrun import guard
-from staticgraph.dryrun.availability import why_not
+from staticgraph.dryrun.guard import why_not
 from staticgraph.dryrun.report import DryRun
 from staticgraph.dryrun.targets import target_of
 from staticgraph.errors import DryRunBroken, DryRunUnavailable

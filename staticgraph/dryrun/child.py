@@ -38,9 +38,9 @@ def main(argv: list[str]) -> int:
     warnings.filterwarnings("ignore")
     try:
         loaded = guard.load()  # before the next lines, which import torch
-        from staticgraph.dryrun import stubs
+        from staticgraph.dryrun.stubs_inductor import install
 
-        points = stubs.install(loaded, target, argv[1] if len(argv) > 1 else None)
+        points = install(loaded, target, argv[1] if len(argv) > 1 else None)
         from staticgraph.dryrun import measure, stages
     except Exception as error:
         answer(_failure(error))

@@ -6,7 +6,7 @@ planned for the latter are half as large as they could be for the former. The id
 Inductor generated is run by the dry run's child (:mod:`.ask`) with every allocation and release
 counted; the fit over capacities is that of :mod:`staticgraph.probing.probe`. The workspaces of
 cuBLAS and the rounding of the caching allocator are separate terms
-(:mod:`staticgraph.probing.caching_pool`). The step is compiled but not run: on the device, probe
+(:mod:`staticgraph.probing.live_storages`). The step is compiled but not run: on the device, probe
 again.
 
 A compiled step does not show which layer an allocation is for. But layers request the same things

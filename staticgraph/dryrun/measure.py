@@ -17,11 +17,12 @@ from torch import Tensor
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.dryrun import ptx
-from staticgraph.dryrun.availability import caveat
+from staticgraph.dryrun.guard import caveat
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, peak_flops
 from staticgraph.dryrun.recorder import CountedStep, RefusingRecorder, counted
 from staticgraph.dryrun.report import PARTS, BucketRun, Cause, DryRun
-from staticgraph.dryrun.stubs import attention, inductor
+from staticgraph.dryrun.stubs import ATTENTION_EMULATED
+from staticgraph.dryrun.stubs_inductor import INDUCTOR_EMULATED, TREES
 from staticgraph.dryrun.subject import Candidate, candidate_of, twin
 from staticgraph.dryrun.targets import TargetDevice
 from staticgraph.dryrun.watcher import Refused, Watcher
@@ -74,7 +75,7 @@ def measure(request: Mapping[str, Any], target: TargetDevice) -> DryRun:
         autocast=candidate.subject.precision,
         runs=tuple(runs),
         uses=tuple(ptx.uses()) if WATCH.compiles else (),
-        emulated=(attention.EMULATED, inductor.EMULATED),
+        emulated=(ATTENTION_EMULATED, INDUCTOR_EMULATED),
         notes=(*candidate.notes, *filter(None, [caveat()])),
     )
 
@@ -121,7 +122,7 @@ class _Mode:
 
     def _warmed(self, phases: tuple[str, ...]) -> list[BucketRun]:
         forget_compiled()
-        inductor.TREES.roots.clear()
+        TREES.roots.clear()
         with Watcher():
             recorder = RefusingRecorder(lambda: _resident(runner))
             runner = StaticGraphRunner(

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.dryrun.launches import WATCH, Launch
-from staticgraph.probing.caching_pool import CachingPool
-from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
+from staticgraph.probing.live_storages import CUDA_BLOCK, CachingPool, LiveStorages
 from staticgraph.recording.recorder import Recorded
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
-from staticgraph.text.notebook import as_preformatted
-from staticgraph.text.table import table
+from staticgraph.text.table import as_preformatted, table
 
 PARTS = ("forward", "backward", "optimizer")
 Counts = dict[str, dict[str, dict[str, int]]]

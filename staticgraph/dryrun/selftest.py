@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from staticgraph.dryrun.ask import Child
-from staticgraph.dryrun.availability import torch_version
+from staticgraph.dryrun.guard import torch_version
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
 
 

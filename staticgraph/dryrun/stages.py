@@ -17,8 +17,8 @@ from torch import nn
 from staticgraph.dryrun import ptx
 from staticgraph.dryrun.launches import WATCH
 from staticgraph.dryrun.recorder import RefusingRecorder
-from staticgraph.dryrun.stubs.inductor import TREES
-from staticgraph.dryrun.stubs.point import PatchPoints
+from staticgraph.dryrun.stubs import PatchPoints
+from staticgraph.dryrun.stubs_inductor import TREES
 from staticgraph.dryrun.watcher import Refused, Watcher
 from staticgraph.internals.tracing import forget_compiled
 

@@ -10,15 +10,76 @@ the host reads is made up, since a warm-up on a device would read some number as
 
 from __future__ import annotations
 
+import linecache
+import re
+import sys
+from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import torch
 
-from staticgraph.dryrun import place
 from staticgraph.dryrun.launches import WATCH, tensors
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.internals.tracing import TracingContext
 from staticgraph.kernels.register import CUDA, NAMESPACE
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+# In ascending order of preference.
+_OWNERS = ("torch", "staticgraph", "torch_geometric", "model")
+
+
+def of_stack() -> str:
+    """The line that is running, as ``file:line: source``, of the best owner on the stack."""
+    frame: FrameType | None = sys._getframe(1)
+    frames = []
+    while frame is not None:
+        frames.append((frame.f_code.co_filename, frame.f_lineno, _worth(_of_frame(frame))))
+        frame = frame.f_back
+    return _best(frames)
+
+
+def of_trace(trace: str | None) -> str:
+    """The line of a traced operation, from the stack that Dynamo recorded; "" without one."""
+    frames = [(m["file"], int(m["line"])) for m in _FRAME.finditer(trace or "")]
+    return _best([(*f, _worth(_of_file(f[0]))) for f in reversed(frames)])
+
+
+def _best(frames: Iterable[tuple[str, int, int]]) -> str:
+    """The innermost frame of the best owner; frames are given innermost first."""
+    best = max(frames, key=lambda frame: frame[2], default=None)
+    if best is None or best[2] < 0:
+        return ""
+    file, line, _ = best
+    source = linecache.getline(file, line).strip()
+    return f"{file}:{line}" + (f": {source}" if source else "")
+
+
+def _worth(owner: str) -> int:
+    return _OWNERS.index(owner) if owner in _OWNERS else -1
+
+
+def _of_frame(frame: FrameType) -> str:
+    """The owner by module, not by file: PyG writes its message passing code to other files."""
+    name = frame.f_globals.get("__name__", "")
+    top = name.split(".")[0]
+    if name.startswith("staticgraph.models."):
+        return "model"
+    if name.startswith("staticgraph.dryrun") or top in sys.stdlib_module_names:
+        return "python"
+    if "torchinductor" in frame.f_code.co_filename:
+        return "torch"
+    return top if top in _OWNERS else "model"
+
+
+def _of_file(file: str) -> str:
+    if "staticgraph/models/" in file:
+        return "model"
+    for owner in ("torch", "torch_geometric", "staticgraph"):
+        if f"/{owner}/" in file:
+            return owner
+    return "python" if file.startswith("<") or "/python3" in file else "model"
+
 
 READS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})
 # Neither kernels nor waits: memory, queries, views under another name.
@@ -171,4 +232,4 @@ def _where() -> str:
     """The source line of the operation; in a compiled graph, what Inductor knows about it."""
     if WATCH.graph is not None and WATCH.graph.causes:
         return "; ".join(dict.fromkeys(f"{op} at {at}" for _, op, at in WATCH.graph.causes))
-    return place.of_stack()
+    return of_stack()

@@ -20,8 +20,7 @@ from staticgraph.memory.counts import TERMS, Form, counts_of, rows_of
 from staticgraph.memory.fit import Fit, FitPoint
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
-from staticgraph.text.notebook import as_preformatted
-from staticgraph.text.table import table
+from staticgraph.text.table import as_preformatted, table
 
 # Terms of a form that count the block of attention.
 BLOCK_TERMS = ("places", "pairs")

@@ -18,7 +18,7 @@ from staticgraph.files.named_module import no_module, require_module
 from staticgraph.models.zoo import NAMES, build
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.text.nearest import or_nearest
+from staticgraph.text.how_many import or_nearest
 
 WITHOUT_DATA = "it is built from the data, and only a plan was given"
 

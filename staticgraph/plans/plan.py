@@ -29,8 +29,8 @@ from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.reserves import with_pairs
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.text.how_many import how_many, how_many_of
-from staticgraph.text.notebook import as_preformatted
 from staticgraph.text.numeric_options import real_option, whole_option
+from staticgraph.text.table import as_preformatted
 
 FORMAT = "staticgraph.plan"
 VERSION = 1

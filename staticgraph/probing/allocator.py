@@ -9,6 +9,7 @@ marks in between are the step's moments, each with its own sum (:mod:`staticgrap
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
@@ -19,9 +20,74 @@ from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import TorchDispatchMode
+from staticgraph.internals.memory import ALLOCATION
 from staticgraph.probing.reading import WARM_STEPS, Probed, ProbeStep, Read, Reading
 from staticgraph.probing.resident import distinct_bytes, state_bytes
 from staticgraph.sizes.capacity import Capacity
+
+
+class ProfilerAllocator:
+    """Bytes of the CPU relative to the first recording; an :class:`Allocator`."""
+
+    name = "the CPU, by torch.profiler"
+    by_operation = False  # each query ends one recording and begins another
+
+    def __init__(self) -> None:
+        self._live = 0
+        self._profile: torch.profiler.profile | None = None
+
+    def allocated(self) -> int:
+        """The bytes in use now, counted from the first :meth:`reset_peak` on."""
+        return self._live
+
+    def reset_peak(self) -> None:
+        """Starts recording."""
+        self._profile = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        )
+        with _quiet():
+            self._profile.start()
+
+    def peak(self) -> int:
+        """The most bytes in use since then; stops recording."""
+        assert self._profile is not None, "reset_peak() begins to record"
+        with _quiet():
+            self._profile.stop()
+        results: Any = getattr(self._profile.profiler, "kineto_results", None)
+        self._profile = None
+        waiting: list[Any] = list(results.experimental_event_tree())
+        found: list[tuple[int, int]] = []
+        while waiting:
+            event = waiting.pop()
+            waiting.extend(event.children)
+            if event.tag == ALLOCATION and event.extra_fields.device.type == "cpu":
+                found.append((event.start_time_ns, event.extra_fields.alloc_size))
+        highest = self._live
+        for _, nbytes in sorted(found, key=lambda item: item[0]):
+            self._live += nbytes
+            highest = max(highest, self._live)
+        return highest
+
+    def reserved(self) -> int:
+        """Returns 0: the CPU reserves nothing."""
+        return 0
+
+    def trim(self) -> None:
+        """Does nothing, since the CPU reserves nothing."""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences stderr: torch 2.13's profiler writes a line to it whenever it starts or stops."""
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 class Allocator(Protocol):

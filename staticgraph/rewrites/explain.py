@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from staticgraph.rewrites.captured_graph.captured import Captured, Rewritten
-from staticgraph.text.notebook import as_preformatted
-from staticgraph.text.table import table
+from staticgraph.text.table import as_preformatted, table
 
 
 @dataclass(frozen=True, slots=True)

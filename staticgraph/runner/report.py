@@ -7,15 +7,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from staticgraph.files.document import read_document
-from staticgraph.files.json_text import save_json
+from staticgraph.files.document import read_document, save_json
 from staticgraph.runner.way_choice import WayChoice
 from staticgraph.sizes.attention import AttentionRow
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
-from staticgraph.text.notebook import as_preformatted
-from staticgraph.text.percent import percent
-from staticgraph.text.table import table
+from staticgraph.text.table import as_preformatted, percent, table
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.rows.provenance import leaves
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.text.how_many import how_many
-from staticgraph.text.notebook import as_preformatted
-from staticgraph.text.table import table
+from staticgraph.text.table import as_preformatted, table
 
 # TF32 and bfloat16 round more coarsely and need a larger one.
 TOLERANCE = Tolerance.of(torch.float32).other_order

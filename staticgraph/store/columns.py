@@ -8,7 +8,7 @@ batches later need none. Errors name the graph, which is found from the row.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +18,30 @@ from staticgraph.jit import loop
 from staticgraph.schema import Axis, Field, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.text.how_many import how_many
+
+
+class NoSplit(KeyError):
+    """A split that a store does not have; unlike KeyError, shown without quotes."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Splits(dict[str, IntArray]):
+    """Graph indices by the name of the split."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        """Raises an error that lists the existing splits.
+
+        Raises:
+            NoSplit: always.
+        """
+        there = f"its splits are {', '.join(self)}" if self else "it has no splits"
+        raise NoSplit(
+            f"the store has no split {name!r}, {there}: name some, store = store.with_splits("
+            "train=range(900), val=range(900, 1000)), or give positions of graphs as indices="
+        )
+
 
 Array = NDArray[Any]
 

@@ -32,6 +32,7 @@ from staticgraph.store.checks import Checks
 from staticgraph.store.columns import (
     Array,
     IndexRule,
+    Splits,
     axis_offsets,
     checked_columns,
     checked_offsets,
@@ -43,7 +44,6 @@ from staticgraph.store.indices import check_indices
 from staticgraph.store.objects import ObjectColumn, ObjectsOf
 from staticgraph.store.positions import graph_number, one_graph, several_graphs
 from staticgraph.store.sorted_edges import SortedEdges, first_order
-from staticgraph.store.splits import Splits
 from staticgraph.text.how_many import how_many
 
 # Number of graphs whose sizes are computed at once; as int64 differences of offsets they take 16

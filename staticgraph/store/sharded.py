@@ -25,12 +25,11 @@ from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.schema import Level
 from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
 from staticgraph.store import files
-from staticgraph.store.columns import Array, checked_splits
+from staticgraph.store.columns import Array, Splits, checked_splits
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.merge import Survey, merge
 from staticgraph.store.positions import graph_number
 from staticgraph.store.shards import OpenShards, ShardList
-from staticgraph.store.splits import Splits
 from staticgraph.text.how_many import how_many
 
 V = TypeVar("V")

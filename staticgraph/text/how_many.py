@@ -6,7 +6,37 @@ one bucket, one graph too many. So messages of this library take plurals from he
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import SupportsInt
+
+# Threshold of difflib's ratio: below it, two words of a dozen letters share little but letters.
+ALIKE = 0.6
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """Returns the most similar of ``words``, ignoring case; None if none is similar."""
+    known = {each.lower(): each for each in words}
+    found = difflib.get_close_matches(word.lower(), known, n=1, cutoff=ALIKE)
+    return known[found[0]] if found else None
+
+
+def or_nearest(word: str, words: Iterable[str]) -> str:
+    """Returns ``; did you mean 'train'?`` as the end of a message, or an empty string."""
+    meant = nearest(word, words)
+    return f"; did you mean {meant!r}?" if meant else ""
+
+
+# Words that are named before the others are counted.
+NAMED = 4
+
+
+def some(words: Iterable[str]) -> str:
+    """Returns ``a, b, c, d and 3 more``."""
+    words = list(words)
+    more = len(words) - NAMED
+    return ", ".join(words[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
 
 _HISSING = ("s", "x", "ch", "sh")
 

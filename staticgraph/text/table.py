@@ -9,6 +9,21 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from html import escape
+
+__all__ = ["as_preformatted"]
+
+
+def as_preformatted(shown: object) -> str:
+    """Returns the text of an object as preformatted HTML; use as
+    ``_repr_html_ = as_preformatted``."""
+    return f"<pre>{escape(str(shown))}</pre>"
+
+
+def percent(share: float | None) -> str:
+    """Formats a fraction as a percentage with one decimal; ``-`` for None."""
+    return "-" if share is None else f"{100 * share:.1f}%"
+
 
 GAP = "  "
 

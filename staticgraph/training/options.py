@@ -19,10 +19,10 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from staticgraph.files.presence import is_there
+from staticgraph.files.atomic import is_there
 from staticgraph.steps.compilation.modes import MODES
 from staticgraph.text.byte_sizes import parse_bytes
-from staticgraph.text.nearest import or_nearest
+from staticgraph.text.how_many import or_nearest
 
 # Duplicated here since staticgraph/models imports torch and staticgraph/datasets imports numpy; a
 # test compares the copies.

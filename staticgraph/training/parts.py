@@ -8,9 +8,12 @@ parts, whether a run starts or is resumed.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from staticgraph import datasets, models
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.errors import CheckpointCorrupt
+from staticgraph.files.checksum import crc32_of_array
 from staticgraph.models.named import built, built_without_data, is_spec, require_trainable
 from staticgraph.nn import convert
 from staticgraph.plans.choose import plan_buckets
@@ -33,7 +37,7 @@ from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.compilation.modes import FUSED, resolve
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
-from staticgraph.store.digest import digest_of
+from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore, fits, is_simple
 from staticgraph.store.random_states import kept_random_states
@@ -43,6 +47,24 @@ from staticgraph.training.config import TrainConfig
 from staticgraph.training.job import device_of, first_alone
 from staticgraph.training.options import ModelOptions
 from staticgraph.training.tasks import Task, TaskLoss, named_loss, task_of
+
+
+def digest_of(store: GraphColumns) -> str:
+    """Returns sixteen hexadecimal digits that change with any feature, label, edge or split.
+
+    The store's name and location and the objects on the host do not affect them. Reads every other
+    array once.
+    """
+    store.verify()
+    schema = replace(store.schema, molecules=False)  # not a property of the data
+    hashed = hashlib.sha256(json.dumps(schema.to_dict()).encode())
+    for name, array in sorted(store.arrays().items()):
+        if name.startswith("object"):
+            continue
+        said = (name, array.dtype.str, array.shape, crc32_of_array(array))
+        hashed.update(repr(said).encode())
+    return hashed.hexdigest()[:16]
+
 
 # The share of a GPU's free memory that a data set may take with store="auto": the steps, whose need
 # is not known before they are compiled, keep the larger part. molhiv takes some 25 MB, so the limit
@@ -255,7 +277,13 @@ class RunParts:
             config, self.store, self.device, self.kernels
         )
         self.plan: BucketPlan = (
-            self._chosen_plan() if state is None else BucketPlan.from_dict(state["plan"])
+            plan_buckets(
+                self.store,
+                config.batch_size,
+                indices=self.store.splits["train"],
+            )
+            if state is None
+            else BucketPlan.from_dict(state["plan"])
         )
         self.runner: StaticGraphRunner = StaticGraphRunner(
             self._subject(),
@@ -322,13 +350,6 @@ class RunParts:
                 torch.manual_seed(config.seed + APART * ranks.rank)
         convert(model, kernels=self.kernels)
         return model
-
-    def _chosen_plan(self) -> BucketPlan:
-        return plan_buckets(
-            self.store,
-            self.config.batch_size,
-            indices=self.store.splits["train"],
-        )
 
     def _subject(self) -> Subject:
         config = self.config

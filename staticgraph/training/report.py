@@ -9,13 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from staticgraph.files.document import NOT_THERE
-from staticgraph.files.json_text import finite, save_json
+from staticgraph.files.document import NOT_THERE, finite, save_json
 from staticgraph.runner.report import Report
-from staticgraph.text.how_many import how_many
-from staticgraph.text.notebook import as_preformatted
-from staticgraph.text.some import some
-from staticgraph.text.table import table
+from staticgraph.text.how_many import how_many, some
+from staticgraph.text.table import as_preformatted, table
 from staticgraph.training.history import EpochRecord
 from staticgraph.training.run_folder import CHECKPOINT
 

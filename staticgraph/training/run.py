@@ -26,8 +26,7 @@ from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Bar, bar, is_left_out, say
 from staticgraph.training import plots
 from staticgraph.training.checkpoint import restore_run, save_run
-from staticgraph.training.config import TrainConfig
-from staticgraph.training.evaluate import evaluate, evaluate_own_loss
+from staticgraph.training.config import TrainConfig, factor, stands_still
 from staticgraph.training.history import (
     EpochRecord,
     History,
@@ -40,7 +39,7 @@ from staticgraph.training.job import Interrupt, Interrupted, SilentEvents
 from staticgraph.training.parts import RunParts, memory_of, place_of
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport, task_words
 from staticgraph.training.run_folder import CONFIG
-from staticgraph.training.schedule import factor, stands_still
+from staticgraph.training.tasks import evaluate, evaluate_own_loss
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -156,8 +155,9 @@ class Training:
         self.progress: bool = progress and self.writes
         self.parts: RunParts = RunParts(config, folder, ranks, self.progress, state)
         # None until the first steps were timed.
-        tells = config.workers == "auto" and self.parts.on_host
-        self.workers: int | None = None if tells else _number(config.workers)
+        fixed = config.workers if isinstance(config.workers, int) else 0
+        is_timed = config.workers == "auto" and self.parts.on_host
+        self.workers: int | None = None if is_timed else fixed
         self.loader: StaticLoader = self._loader("train")
         self.history: History = History()
         self.state: Mapping[str, Any] | None = state
@@ -433,8 +433,3 @@ class Training:
     def _say(self, text: str) -> None:
         if self.progress:
             say(text)
-
-
-def _number(workers: int | str) -> int:
-    """The number of workers; 0 for ``auto``, with a store on the device."""
-    return 0 if isinstance(workers, str) else workers

@@ -24,12 +24,11 @@ from staticgraph.files.folder_lock import folder_lock
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Status
 from staticgraph.training import checkpoint
-from staticgraph.training.config import FREE, TrainConfig
+from staticgraph.training.config import FREE, NEED_THE_END, TrainConfig
 from staticgraph.training.job import Interrupted, first_alone, joined, restarted
 from staticgraph.training.report import FILE, PAGE, PICTURE, STEPS, TrainReport
 from staticgraph.training.run import CHOICES, Training
 from staticgraph.training.run_folder import require_free
-from staticgraph.training.schedule import NEED_THE_END
 
 KIND = "numba:compile"
 

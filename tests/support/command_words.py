@@ -180,7 +180,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) ->
         "training.plots.save_plan_picture",
         "training.plots.save_cost_picture",
         "training.plots.save_memory_picture",
-        "outofcore.buffer.timeline.plot",
+        "training.plots.save_schedule_picture",
     ):
         patch.setattr(f"staticgraph.{picture}", nothing)
 

@@ -15,17 +15,36 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.outofcore.buffer.resident import ResidentGraph
-from staticgraph.outofcore.buffer.timeline import StateTime
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile, FloatArray
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
 from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState, Schedule, State
 from staticgraph.text.how_many import how_many
+
+
+@dataclass(frozen=True, slots=True)
+class StateTime:
+    """The times of one state of the buffer, in seconds since the epoch began.
+
+    Attributes:
+        partitions: the resident partitions.
+        entered: those of them that were read for this state.
+        asked_s: when training requested the state.
+        began_s: when training received it; the difference is waiting time.
+        ended_s: when training on it ended.
+    """
+
+    partitions: tuple[int, ...]
+    entered: tuple[int, ...]
+    asked_s: float
+    began_s: float
+    ended_s: float
 
 
 class PartitionBuffer:

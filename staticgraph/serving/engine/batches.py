@@ -15,8 +15,7 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.runner.prediction import Predictor
 from staticgraph.schema import Level, Schema
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs, Span, store_of
-from staticgraph.serving.engine.outputs import Output, cut, output_of
-from staticgraph.serving.engine.request import Piece, Request
+from staticgraph.serving.engine.request import Output, Piece, Request, cut, output_of
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns

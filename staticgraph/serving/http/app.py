@@ -14,7 +14,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gc
+import hashlib
 import sys
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from html import escape
@@ -29,13 +31,64 @@ from starlette.requests import ClientDisconnect
 from staticgraph.serving.bodies.checked_graphs import BadBody
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from staticgraph.serving.bodies.reader import Reader
-from staticgraph.serving.http.page import POLICY, page
 from staticgraph.serving.http.remote import RemoteServer
 from staticgraph.serving.http.replies import Reply, refusal, reply_of, status_reply
 from staticgraph.text.how_many import how_many
 
 if TYPE_CHECKING:
     from staticgraph.serving.engine.server import Server
+
+SCRIPT = """
+const form = document.querySelector("form"), out = document.querySelector("output");
+let latest = 0;
+const ask = async (smiles) => {
+  const answer = await fetch("predict", {
+    method: "POST",
+    headers: {"Content-Type": "application/json"},
+    body: JSON.stringify({smiles: [smiles]}),
+  });
+  const reply = await answer.json();
+  if (!answer.ok) return reply.detail;
+  const values = (reply.probabilities || reply.outputs)[0];
+  return (reply.probabilities ? "probability " : "output ")
+    + [values].flat().map((v) => v === null ? "-" : v.toPrecision(4)).join(", ");
+};
+form.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const smiles = document.querySelector("#smiles").value, number = ++latest;
+  out.textContent = "...";
+  const text = await ask(smiles).catch(() => "the server does not answer");
+  if (number === latest) out.textContent = text;  // not the answer to an earlier one
+});
+"""
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 40rem; margin: 3rem auto; padding: 0 1rem }
+input { font: inherit; width: 70% } button { font: inherit } output { font-size: 1.4rem }
+"""
+
+
+def page(title: str, smiles: bool) -> str:
+    """The page as HTML, with a form if the model takes SMILES; the title must be escaped."""
+    form = """<form><input id="smiles" aria-label="SMILES" value="CC(=O)Oc1ccccc1C(=O)O">
+<button>Predict</button></form><output></output>"""
+    about = "This model takes graphs alone: see <a href='docs'>its interface</a>."
+    script = f"<script>{SCRIPT}</script>" if smiles else ""
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{STYLE}</style><h1>{title}</h1>{form if smiles else about}{script}</html>"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+# Only the script and style above are allowed.
+POLICY = (
+    f"default-src 'none'; script-src {_hash(SCRIPT)}; style-src {_hash(STYLE)}; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'"
+)
+
 
 JSON, ARRAYS = "application/json", "application/octet-stream"
 # Larger bodies are read in another thread, so that they do not delay other requests.

@@ -24,9 +24,8 @@ from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import IndexRule
 from staticgraph.store.graph_columns import Kept
 from staticgraph.store.pyg.homogeneous import PygReader
-from staticgraph.store.pyg.levels import odd_rows
+from staticgraph.store.pyg.levels import as_tensor, odd_rows, whole_count
 from staticgraph.store.pyg.rules import Increments, Said, counted_level, said_by
-from staticgraph.store.pyg.values import as_tensor, whole_count
 from staticgraph.text.how_many import how_many
 
 # Attributes of a type that PyG reserves, or that repeat the offsets.

@@ -26,9 +26,15 @@ from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array, IndexRule
 from staticgraph.store.graph_columns import GraphColumns, Kept
 from staticgraph.store.pyg.counting import CountedFields
-from staticgraph.store.pyg.levels import level_by_name, level_in, odd_rows
+from staticgraph.store.pyg.levels import (
+    as_array,
+    as_tensor,
+    level_by_name,
+    level_in,
+    odd_rows,
+    whole_count,
+)
 from staticgraph.store.pyg.rules import Said, asks_nothing, counted_by, has_stock_rules, said_by
-from staticgraph.store.pyg.values import as_array, as_tensor, whole_count
 from staticgraph.text.how_many import how_many
 
 

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from staticgraph.checking.outcome import Tolerance
-from staticgraph.files.json_text import finite, save_json
+from staticgraph.files.document import finite, save_json
 from staticgraph.runner.way_choice import MARGIN
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
-from staticgraph.text.notebook import as_preformatted
-from staticgraph.text.table import table
+from staticgraph.text.table import as_preformatted, table
 from staticgraph.training.versus.sides import Filling, StepMemory
 
 # Losses and outputs may differ by this share of the largest.

@@ -26,8 +26,7 @@ from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.nn.convert import convert
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.probing.allocator import Allocator, CudaAllocator
-from staticgraph.probing.profiler import ProfilerAllocator
+from staticgraph.probing.allocator import Allocator, CudaAllocator, ProfilerAllocator
 from staticgraph.probing.resident import distinct_bytes, state_bytes
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.schema import Schema

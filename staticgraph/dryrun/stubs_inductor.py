@@ -7,6 +7,7 @@ are counted where torch requests the recording.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from types import SimpleNamespace
 from typing import Any
@@ -16,27 +17,44 @@ from torch._inductor import config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from staticgraph.dryrun import place
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, tensors
-from staticgraph.dryrun.stubs.point import PatchPoints
+from staticgraph.dryrun.stubs import PatchPoints, patch_device
 from staticgraph.dryrun.targets import TargetDevice
-from staticgraph.dryrun.watcher import host_part
+from staticgraph.dryrun.watcher import host_part, of_trace
 
 CPU = torch.device("cpu")
-EMULATED = (
+INDUCTOR_EMULATED = (
     "autotuning and padding of products are off, since both time kernels on the device: each "
     "Triton kernel has the first of its configurations"
 )
 
 
-def install(points: PatchPoints, target: TargetDevice) -> None:
-    """Patches Inductor, from its options to its recordings."""
-    _options(points)
-    _allocations(points)
-    _folding(points)
-    _kernels(points)
-    _graphs(points)
-    _recordings(points)
+def install(guard: ctypes.CDLL, target: TargetDevice, leave_out: str | None = None) -> PatchPoints:
+    """Patches this process permanently.
+
+    Args:
+        guard: as returned by :func:`staticgraph.dryrun.guard.load`.
+        target: the device to emulate.
+        leave_out: a symbol not to patch, used to test the self-test.
+
+    Raises:
+        DryRunBroken: torch no longer has a symbol; the message names it.
+    """
+    points = PatchPoints(leave_out)
+    with points.of("guard"):
+        points.put(
+            "torch._C:_ensureCUDADeviceGuardSet", lambda: None, "would put torch's own guard back"
+        )
+        guard.install_fake_cuda_guard()
+    patch_device(points, target)
+    with points.of("inductor"):
+        _options(points)
+        _allocations(points)
+        _folding(points)
+        _kernels(points)
+        _graphs(points)
+        _recordings(points)
+    return points
 
 
 def _options(points: PatchPoints) -> None:
@@ -222,7 +240,7 @@ def _causes(scheduler: Any) -> list[tuple[str, str, str]]:
                 origins = node.node.get_origins() if own is None else [own]
                 for origin in origins:
                     operation = str(getattr(origin, "target", origin))
-                    where = place.of_trace(origin.meta.get("stack_trace"))
+                    where = of_trace(origin.meta.get("stack_trace"))
                     found[reason, operation, where] = None
                 if not origins:
                     found[reason, node.get_name(), ""] = None
