@@ -1,5 +1,5 @@
-"""Rewrites a linear layer with the ReLU after it, on CUDA: ReLU's mask and the bias's gradient are in
-its backward's own launches. On a CPU torch's products stay (docs/notes/kernels.md)."""
+"""Rewrites a linear layer with the ReLU after it, on CUDA: ReLU's mask and the bias's gradient are
+in its backward's own launches. On a CPU torch's products stay (docs/notes/kernels.md)."""
 
 from __future__ import annotations
 
