@@ -6,23 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch_geometric.nn import (
-    MLP,
-    AttentionalAggregation,
-    DeepGCNLayer,
-    EdgeConv,
     GATv2Conv,
-    GCNConv,
-    GENConv,
     GINEConv,
     GPSConv,
-    GraphSAGE,
-    JumpingKnowledge,
     MessagePassing,
     NNConv,
-    Sequential,
     Set2Set,
     global_add_pool,
-    global_max_pool,
     global_mean_pool,
 )
 from torch_geometric.utils import scatter, softmax
@@ -30,21 +20,6 @@ from torch_geometric.utils import scatter, softmax
 from support.written_by_hand import BONDS, Tables
 
 ATOMS = (53, 1, 5)  # the first columns of ESOL
-
-
-class SageJumping(nn.Module):
-    """PyG's own GraphSAGE with jumping knowledge and two concatenated readouts."""
-
-    def __init__(self, h=8):
-        super().__init__()
-        self.atoms = Tables(ATOMS, h)
-        self.gnn = GraphSAGE(h, h, 2, h, jk="lstm", norm="batch")
-        self.head = nn.Linear(2 * h, 1)
-
-    def forward(self, x, edge_index, batch, batch_size):
-        h = self.gnn(self.atoms(x[:, :3]), edge_index)
-        pools = global_mean_pool(h, batch, batch_size), global_max_pool(h, batch, batch_size)
-        return self.head(torch.cat(pools, dim=-1))
 
 
 class GPSWithWalks(nn.Module):
@@ -105,42 +80,6 @@ class Gated(nn.Module):
         for conv in self.convs:
             h, e = conv(h, e, edge_index)
         return self.head(global_mean_pool(h, batch))
-
-
-class ContinuousFilter(MessagePassing):
-    """SchNet's convolution: a filter by distance with a smooth cutoff."""
-
-    def __init__(self, h, gaussians):
-        super().__init__(aggr="add")
-        self.lin1, self.lin2 = nn.Linear(h, h, bias=False), nn.Linear(h, h)
-        self.nn = nn.Sequential(nn.Linear(gaussians, h), nn.Softplus(), nn.Linear(h, h))
-
-    def forward(self, x, edge_index, distance, smeared):
-        cut = 0.5 * (torch.cos(distance * torch.pi / 10.0) + 1.0)
-        x = self.propagate(edge_index, x=self.lin1(x), W=self.nn(smeared) * cut.view(-1, 1))
-        return self.lin2(x)
-
-    def message(self, x_j, W):
-        return x_j * W
-
-
-class SchNetLike(nn.Module):
-    """Positions are a linear map of the features, so that they have gradients, too."""
-
-    def __init__(self, h=8, gaussians=5):
-        super().__init__()
-        self.embedding, self.place = nn.Embedding(53, h), nn.Linear(9, 3)
-        self.register_buffer("offset", torch.linspace(0, 10, gaussians))
-        self.conv, self.out = ContinuousFilter(h, gaussians), nn.Linear(h, 1)
-
-    def forward(self, x, edge_index, batch):
-        pos = self.place(x.to(self.out.weight.dtype))
-        row, col = edge_index
-        distance = ((pos[row] - pos[col]).pow(2).sum(-1) + 1e-3).sqrt()
-        smeared = torch.exp(-0.5 * (distance.view(-1, 1) - self.offset.view(1, -1)).pow(2))
-        h = self.embedding(x[:, 0])
-        h = h + F.softplus(self.conv(h, edge_index, distance, smeared)) - 0.6931
-        return global_add_pool(self.out(h), batch)
 
 
 class VectorMessage(MessagePassing):
@@ -218,23 +157,6 @@ class PaiNN(nn.Module):
         return global_add_pool(self.out(s), batch)
 
 
-class Points(nn.Module):
-    """Edge convolutions with max aggregation, norms over edges, all layers concatenated."""
-
-    def __init__(self, h=8):
-        super().__init__()
-        self.conv1 = EdgeConv(MLP([2 * 9, h, h]), aggr="max")
-        net = nn.Sequential(nn.Linear(2 * h, h), nn.ReLU(), nn.BatchNorm1d(h), nn.Linear(h, h))
-        self.conv2 = EdgeConv(net, aggr="max")
-        self.lin, self.mlp = nn.Linear(2 * h, h), MLP([h, h, 1])
-
-    def forward(self, x, edge_index, batch, batch_size):
-        x1 = self.conv1(x.to(self.lin.weight.dtype), edge_index)
-        x2 = self.conv2(x1, edge_index)
-        out = self.lin(torch.cat([x1, x2], dim=1))
-        return self.mlp(global_max_pool(out, batch, batch_size))
-
-
 class EdgeNetwork(nn.Module):
     """examples/qm9_nn_conv.py: one matrix per edge, a GRU, Set2Set."""
 
@@ -254,98 +176,6 @@ class EdgeNetwork(nn.Module):
             out, h = self.gru(m.unsqueeze(0), h)
             out = out.squeeze(0)
         return self.lin(self.set2set(out, batch, dim_size=batch_size))
-
-
-class Listed(nn.Module):
-    """torch_geometric.nn.Sequential, with a lambda and in-place operations."""
-
-    def __init__(self, h=8):
-        super().__init__()
-        self.atoms = Tables(ATOMS, h)
-        layers = [
-            (nn.Dropout(p=0.0), "x -> x"),
-            (GCNConv(h, h), "x, edge_index -> x1"),
-            nn.ReLU(inplace=True),
-            (GCNConv(h, h), "x1, edge_index -> x2"),
-            nn.ReLU(inplace=True),
-            (lambda x1, x2: [x1, x2], "x1, x2 -> xs"),
-            (JumpingKnowledge("cat", h, num_layers=2), "xs -> x"),
-            (global_mean_pool, "x, batch, size -> x"),
-            nn.Linear(2 * h, 1),
-        ]
-        self.layers = Sequential("x, edge_index, batch, size", layers)
-
-    def forward(self, x, edge_index, batch, batch_size):
-        return self.layers(self.atoms(x[:, :3]), edge_index, batch, batch_size)
-
-
-class Deeper(nn.Module):
-    """examples/ogbn_proteins_deepgcn.py with an attentional readout.
-
-    Softmax aggregation, and norm and activation before a layer.
-    """
-
-    def __init__(self, h=8):
-        super().__init__()
-        self.atoms, self.bonds = Tables(ATOMS, h), Tables(BONDS, h)
-        convs = [GENConv(h, h, aggr="softmax", learn_t=True, norm="layer") for _ in range(2)]
-        options = {"block": "res+", "dropout": 0.0}
-        self.layers = nn.ModuleList(
-            DeepGCNLayer(conv, nn.LayerNorm(h), nn.ReLU(inplace=True), **options) for conv in convs
-        )
-        self.pool = AttentionalAggregation(nn.Linear(h, 1), nn.Linear(h, h))
-        self.head = nn.Linear(h, 1)
-
-    def forward(self, x, edge_index, edge_attr, batch, batch_size):
-        h, e = self.atoms(x[:, :3]), self.bonds(edge_attr)
-        h = self.layers[0].conv(h, edge_index, e)
-        h = self.layers[1](h, edge_index, e)
-        h = self.layers[0].act(self.layers[0].norm(h))
-        return self.head(self.pool(h, batch, dim_size=batch_size))
-
-
-class Equivariant(MessagePassing):
-    """A layer of an E(n)-equivariant network: two messages, one of which moves the points."""
-
-    def __init__(self, h):
-        super().__init__(aggr="add")
-        self.mlp_msg = nn.Sequential(nn.Linear(3 * h + 1, h), nn.BatchNorm1d(h), nn.ReLU())
-        self.mlp_pos, self.mlp_upd = nn.Linear(h, 1), nn.Linear(2 * h, h)
-
-    def forward(self, h, pos, edge_index, edge_attr):
-        return self.propagate(edge_index, h=h, pos=pos, edge_attr=edge_attr)
-
-    def message(self, h_i, h_j, pos_i, pos_j, edge_attr):
-        away = pos_i - pos_j
-        message = self.mlp_msg(
-            torch.cat([h_i, h_j, edge_attr, (away**2).sum(-1, keepdim=True)], dim=-1)
-        )
-        return message, away * self.mlp_pos(message)
-
-    def aggregate(self, inputs, index, dim_size):
-        messages, moves = inputs
-        summed = scatter(messages, index, dim=0, dim_size=dim_size, reduce="sum")
-        return summed, scatter(moves, index, dim=0, dim_size=dim_size, reduce="mean")
-
-    def update(self, aggr_out, h, pos):
-        summed, moved = aggr_out
-        return self.mlp_upd(torch.cat([h, summed], dim=-1)), pos + moved
-
-
-class EquivariantNetwork(nn.Module):
-    def __init__(self, h=8):
-        super().__init__()
-        self.atoms, self.bonds, self.place = Tables(ATOMS, h), Tables(BONDS, h), nn.Linear(9, 3)
-        self.convs = nn.ModuleList(Equivariant(h) for _ in range(2))
-        self.head = nn.Linear(h, 1)
-
-    def forward(self, x, edge_index, edge_attr, batch):
-        pos = 0.1 * self.place(x.to(self.head.weight.dtype))
-        h, e = self.atoms(x[:, :3]), self.bonds(edge_attr)
-        for conv in self.convs:
-            new, pos = conv(h, pos, edge_index, e)
-            h = h + new
-        return self.head(global_mean_pool(h, batch))
 
 
 class OwnGAT(MessagePassing):
@@ -386,15 +216,9 @@ class Attentions(nn.Module):
 
 
 MODELS = {
-    "sage, jumping": SageJumping,
     "gps, walks": GPSWithWalks,
     "gated": Gated,
-    "schnet": SchNetLike,
     "painn": PaiNN,
-    "points": Points,
     "edge network": EdgeNetwork,
-    "listed": Listed,
-    "deeper": Deeper,
-    "equivariant": EquivariantNetwork,
     "attentions": Attentions,
 }
