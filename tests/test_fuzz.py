@@ -1,6 +1,7 @@
 """Random cases of every subject of ``tests/fuzz``, the same in every run.
 
-``make fuzz`` draws others, and ``FUZZ_TIMES`` as many. Hypothesis prints the smallest case that fails.
+``make fuzz`` draws others, and ``FUZZ_TIMES`` as many. Hypothesis prints the smallest case that
+fails.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from support.runners import made_runner
 from torch import nn
 
 import staticgraph as sg
-from staticgraph.runner.auto import Auto
 from staticgraph.steps.compilation.graph_trees import recorded_graphs, skipped_recordings
 
 TWO = [(900, 1900, 33), (1400, 3000, 34)]
@@ -152,28 +151,6 @@ def test_held_outputs_keep_their_values(place, hiv, mode):
     assert [float(loss) for loss in losses] == values
 
 
-def test_auto_measures_and_stays_equal_to_eager(place, hiv):
-    """Every contender is timed, none is refused, and the steps follow eager."""
-    sizes = buckets_of(place)
-    plan = sg.BucketPlan.of(sizes, batch_size=32)
-    model = model_of(place, hiv, gps=False)
-    twin = copy.deepcopy(model)
-    before = copy.deepcopy(model.state_dict())
-    auto = Auto(on_cpu=True, **({} if place.cuda else {"rounds": 5}))
-    measured = runner_of(place, model, plan, auto).warmup(hiv, progress=False)
-    for name, value in before.items():
-        assert torch.equal(value, model.state_dict()[name]), f"measuring changed {name}"
-    choices = measured.report().choices
-    assert len(choices) == 2 * len(sizes)
-    ways = {"eager", "default", "cuda-graph"} | ({"fused"} if not place.cuda else set())
-    for choice in choices:
-        assert {c.way for c in choice.contenders} == ways
-        assert all(c.refused is None for c in choice.contenders), str(choice)
-    eager = runner_of(place, twin, plan, "eager")
-    for batch in batches_of(place, hiv, plan, steps_of(place)):
-        assert float(measured.step(batch)) == pytest.approx(float(eager.step(batch)), rel=1e-3)
-
-
 def test_large_outputs_are_lent(place, hiv):
     from staticgraph.errors import StaleOutput
 
@@ -212,16 +189,3 @@ def test_loader_copies_once_and_in_order(place, hiv):
             busy = busy @ busy
             for name, value in one.tensors().items():
                 assert torch.equal(value.cpu(), other.tensors()[name]), name
-
-
-def test_predict_on_the_device(place, hiv):
-    plan = sg.plan_buckets(hiv, batch_size=64)
-    torch.manual_seed(0)
-    model = Molecules(hiv, gps=True, **({} if place.cuda else {"hidden": 8, "layers": 1}))
-    graphs = [hiv[i] for i in range(200)]
-    expected = sg.StaticGraphRunner(copy.deepcopy(model), plan).predict(graphs)
-    recording = sg.Recording(allow_cpu=not place.cuda)
-    model.to(place.device)
-    runner = sg.StaticGraphRunner(model, plan, mode="reduce-overhead", recording=recording)
-    found = runner.predict(graphs)
-    assert torch.allclose(found, expected, rtol=1e-2, atol=1e-3)

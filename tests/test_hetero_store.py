@@ -82,15 +82,6 @@ def test_batches_hold_what_pyg_batches_and_padding_stays_in_padding(store, molec
         assert sorted(seen) == list(range(len(molecules)))
 
 
-def test_the_same_seed_gives_the_same_batches(store):
-    plan = plans(store)["exact"]
-    one = sg.StaticLoader(store, plan, shuffle=True, seed=3)
-    two = sg.StaticLoader(store, plan, shuffle=True, seed=3, num_workers=2)
-    for first, second in zip(one, two, strict=True):
-        for name, value in first.tensors().items():
-            assert torch.equal(value, second.tensors()[name]), name
-
-
 def test_a_batch_offers_what_pyg_does(store, molecules):
     batch = next(iter(sg.StaticLoader(store, plans(store)["exact"])))
     expected = Batch.from_data_list(molecules[:16])
@@ -104,28 +95,6 @@ def test_a_batch_offers_what_pyg_does(store, molecules):
         _ = batch["ring"].charge
     with pytest.raises(AttributeError, match="the batch has no 'edge_index'"):
         _ = batch.edge_index
-
-
-def test_physical_sizes_differ_by_type_and_in_sum(store):
-    for plan in plans(store).values():
-        for capacity in plan.capacities:
-            rows = dict(capacity.extra)
-            sums = [sum(rows[a.name] for a in store.schema.node_axes)]
-            sums.append(sum(rows[a.name] for a in store.schema.edge_axes))
-            numbers = [capacity.graphs, *rows.values(), *sums]
-            assert len(set(numbers)) == len(numbers)
-            assert min(numbers) > 1, "a leading size of 1 is that of anything broadcast"
-
-
-def test_a_rare_type_costs_the_others_no_rows(store):
-    """Adjacent ring systems are rare: their number varies by more than its mean, which must not
-    add a margin to the rows of atoms."""
-    capacity = plans(store)["exact"].capacities[-1]
-    mean = 16 * store.sizes.mean(axis=0)
-    assert capacity.nodes < 1.2 * mean[0] + capacity.max_graph_nodes
-    loader = sg.StaticLoader(store, plans(store)["exact"], shuffle=True)
-    for epoch in range(5):
-        assert loader.batcher.epoch_stats(epoch).split == 0
 
 
 def test_padding_nodes_of_all_types_stand_apart():

@@ -122,15 +122,6 @@ def test_auto_takes_the_kernel_on_cuda_with_kernels():
         assert other.name == "size-classed"
 
 
-def test_blocks_are_charged_for_what_they_launch():
-    """Six blocks of 33 graphs have two thirds of the entries of one block, but six times its
-    launches."""
-    small = sg.Capacity(439, 901, 33, 55)
-    costs = dict(attention_path(small).costs)
-    assert 100 * costs["size-classed"] < 75 * costs["dense"]
-    assert attention_path(small).name == "dense"
-
-
 @pytest.mark.parametrize("known", [True, False], ids=["counts known", "traced"])
 def test_a_fused_layer_equals_plain_pyg(known, monkeypatch):
     """GPS with kernels and the attention operator, with garbage in the padding."""

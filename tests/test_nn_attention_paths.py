@@ -5,12 +5,9 @@ from __future__ import annotations
 import copy
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from support.attending import Attending, batch_of, batches, pair_by_pair
-from support.drawn import examples
+from support.attending import Attending, batch_of, pair_by_pair
 from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
 from torch import nn
 from torch_geometric.data import Batch
@@ -113,20 +110,6 @@ def test_pools_by_attention_in_blocks_equal_plain_pyg(pool, known, path, monkeyp
     assert differences(expected, found, 1e-12) == []
 
 
-def test_a_pool_in_blocks_takes_fewer_places():
-    """Its first projection computes only the rows of the blocks."""
-    model = sg.convert(Pooling(aggr.GraphMultisetTransformer(8, k=3)), attention="size-classed")
-    rows = []
-    model.pool.pma1.lin.register_forward_hook(lambda _, given, __: rows.append(given[0].shape))
-    batch = unknown_counts(batch_of(SIZES, BATCH.capacity, np.float32))
-    with Restored():
-        sg.nn.context_of(model).enter(batch)
-        model(batch)
-    blocks = attention_path(batch.capacity, "size-classed").blocks
-    assert [tuple(shape[:2]) for shape in rows] == [(b.graphs, b.width) for b in blocks]
-    assert [block.width for block in blocks] == [60, 30, 9, 5]
-
-
 def test_a_layer_with_options_that_a_path_lacks_is_refused_by_name():
     """And ``auto`` takes another path and reports that reason."""
     dropping = AttentionSetting(dropout=0.5)
@@ -151,23 +134,6 @@ CUDA = AttentionSetting("cuda", "float32", 16)
 LARGE = sg.Capacity(20_001, 40_000, 41, 4_000)  # a few graphs of thousands of nodes
 
 
-@pytest.mark.parametrize(
-    ("setting", "path", "reason"),
-    [
-        (CUDA._replace(dtype="float64"), "varlen", "no CUDA kernel for float64"),
-        (CUDA._replace(head=6), "varlen", "no multiple of 4 for float32"),
-        (CUDA._replace(head=20, dtype="bfloat16"), "varlen", "no multiple of 8 for bfloat16"),
-        (CUDA._replace(head=320), "varlen", "more than 256"),
-        (AttentionSetting(), "varlen", "on a CPU"),
-    ],
-)
-def test_auto_tells_why_a_path_was_not_compared(setting, path, reason):
-    found = attention_path(LARGE, "auto", setting)
-    assert reason in dict(found.ruled_out)[path]
-    assert found.name != path
-    assert f"ruled out: {dict(found.ruled_out)[path]}" in found.reason
-
-
 def test_auto_takes_the_fewest_entries():
     """Molecules take blocks; graphs of thousands of nodes, much larger than a tile, do not."""
     molecules = sg.Capacity(
@@ -178,18 +144,6 @@ def test_auto_takes_the_fewest_entries():
     assert large.name == "varlen"
     assert large.entries * WORTH_IT <= 100 * min(cost for _, cost in large.costs)
     assert attention_path(LARGE, "auto", CUDA._replace(dropout=0.1)).name == "size-classed"
-
-
-@given(batches())
-@examples(60)
-def test_the_counts_bound_every_batch(drawn):
-    """Pairs and tiles of a batch, counted one by one, do not exceed the stated maximum."""
-    sizes, capacity = drawn
-    path = attention_path(capacity)
-    assert sum(n * n for n in sizes) <= path.pairs
-    costs = dict(path.costs)
-    tiles = sum(-(-n // 128) * -(-n // 64) * 128 * 64 for n in sizes if n)
-    assert tiles <= costs["varlen"]
 
 
 def test_varlen_writes_nothing_in_the_padding_and_reads_nothing_there(monkeypatch):
@@ -241,19 +195,6 @@ def test_varlen_writes_nothing_in_the_padding_and_reads_nothing_there(monkeypatc
     assert starts.tolist() == [0, *ends.tolist(), *padding.tolist()]
     assert starts.dtype == torch.int32
     assert longest == 60
-
-
-@pytest.mark.parametrize("path", ["varlen", "kernel"])
-def test_a_batch_of_padding_alone_stays_finite(path):
-    """Such a step runs on a rank that has no graphs left while another has."""
-    model = sg.convert(Attending().double(), attention=path)
-    batch = sg.StaticBatch.blank(BATCH.layout)
-    with Restored():
-        sg.nn.context_of(model).enter(batch)
-        out = model(batch)
-    out.square().sum().backward()
-    assert out.isfinite().all()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
 @pytest.mark.parametrize("path", ["varlen", "kernel"])

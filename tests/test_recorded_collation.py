@@ -254,39 +254,6 @@ class TestOneLaunch:
                     value.fill_(float("nan") if value.is_floating_point() else 1)
             assert torch.equal(runner.step(batch), twin.step(batch))
 
-    def test_dropout_draws_as_in_two_recordings(self, moved, models):
-        class Dropping(Net):
-            def forward(self, x, edge_index, edge_attr, batch):
-                return super().forward(F.dropout(x.float(), 0.5), edge_index, edge_attr, batch)
-
-        found = []
-        for one_launch in (True, False):
-            torch.manual_seed(0)
-            runner = runner_of(Dropping(), moved, one_launch=one_launch)
-            torch.manual_seed(1)
-            found.append([runner.step(batch) for batch in loader_of(moved)])
-        assert all(map(torch.equal, *found))
-        assert len({float(loss) for loss in found[0]}) == len(found[0])
-
-    def test_a_model_changed_after_the_warm_up_is_refused(self, moved, models):
-        runner = runner_of(models[0], moved)
-        loader = loader_of(moved)
-        runner.step(next(iter(loader)))
-        models[0].head.requires_grad_(False)
-        with pytest.raises(sg.NotStatic, match=r"step from ids.*head\.weight\.requires_grad"):
-            runner.step(next(iter(loader)))
-
-    def test_gradients_are_those_of_the_recording_that_ran(self, esol, moved, models):
-        """Batches alternate between ids and the host."""
-        ours, theirs = runner_of(models[0], moved), runner_of(models[1], esol)
-        for number, (one, other) in enumerate(zip(loader_of(moved), loader_of(esol), strict=True)):
-            ours.step(one if number % 2 else one.clone())
-            theirs.step(other)
-            pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
-            assert all(torch.equal(p.grad, q.grad) for p, q in pairs)
-            if number == 5:
-                break
-
     def test_a_failed_recording_of_both_tears_all_down(self, moved, models):
         """The first key is recorded; the second cannot be."""
 

@@ -7,7 +7,6 @@ import pytest
 from support.published_models import MODELS
 from support.rewritten import assert_as_in_plain_pyg, fired, seeded
 
-
 FIRES = {
     "gps, walks": {"graph_attention": 1, "neighbour_sum": 1},
     "painn": {"vector_sum": 3},

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from support.command import status_of
-from support.examples import EXAMPLES
 from torch import nn
 from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
@@ -24,18 +22,13 @@ from staticgraph.training.versus.comparison import (
     _setting,
     compare,
     draws_random,
-    outputs_apart,
-    take_turns,
 )
 from staticgraph.training.versus.sides import (
     PlainSide,
     StaticSide,
-    Way,
     fields_with_gaps,
     plain_mean,
 )
-
-ESOL = EXAMPLES / "esol.npz"
 
 
 class Net(nn.Module):
@@ -118,17 +111,6 @@ def test_the_losses_are_those_of_a_loop_by_hand(few, report):
         optimizer.step()
         losses.append(loss.item())
     assert list(report.sides[0].losses) == pytest.approx(losses, rel=1e-4)
-
-
-def test_it_prints_one_table_and_json(report):
-    text = str(report)
-    assert "contender" in text
-    assert "fused" in text
-    assert "outputs in evaluation mode are equal" in text
-    values = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-    assert values["ok"] is True
-    assert values["sides"][1]["equal"] is True
-    assert values["sides"][1]["memory"]["step_bytes"] > 0
 
 
 @pytest.mark.parametrize(
@@ -216,15 +198,6 @@ def test_random_numbers_are_noticed(few):
     assert "losses are not compared" in str(report)
 
 
-def test_other_outputs_are_seen(few):
-    class CountsRows(Net):
-        def forward(self, x, edge_index, batch, batch_size):
-            return super().forward(x, edge_index, batch, batch_size) * x.size(0)
-
-    assert outputs_apart(setting_of(Net(), few)) <= 1e-5
-    assert outputs_apart(setting_of(CountsRows(), few)) > 1e-2
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_missing_labels_count_as_the_runner_counts_them(weighted):
     nan = float("nan")
@@ -252,32 +225,6 @@ def test_missing_labels_count_as_the_runner_counts_them(weighted):
     assert head.weight.grad.isfinite().all()
 
 
-def test_turns_go_to_and_fro_until_the_time_is_over():
-    now, log = [0.0], []
-
-    def side(name, seconds):
-        def turn():
-            log.append(name)
-            now[0] += seconds
-
-        return turn
-
-    sides = {"a": side("a", 1.0), "b": side("b", 3.0)}
-    times = take_turns(sides, until=10.0, least=2, most=9, clock=lambda: now[0])
-    assert log == ["a", "b", "b", "a", "a", "b"]
-    assert times == {"a": [1.0] * 3, "b": [3.0] * 3}
-    times = take_turns(sides, until=0.0, least=2, most=9, clock=lambda: now[0])
-    assert len(times["a"]) == 2
-
-
-@pytest.mark.parametrize("name", ["bogus", "fused+kernels", "auto+kernels", "eager+kernels"])
-def test_an_unknown_mode_is_named(name, few):
-    with pytest.raises(ValueError, match=f"there is no mode {name!r} to try".replace("+", r"\+")):
-        Way.of(name)
-    with pytest.raises(ValueError, match="there is no mode"):
-        tried(Net(), few, name)
-
-
 # ---------------------------------------------------------------------- the command
 
 
@@ -292,23 +239,6 @@ def test_the_command_prints_a_table_and_writes_both_files(few, tmp_path, capsys)
     assert values["model"] == type(models.build("gin", few)).__name__
     assert [side["name"] for side in values["sides"]] == ["PyG", "eager"]
     assert (tmp_path / "out" / "try.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_command_takes_a_model_and_a_loss_by_name(few, tmp_path, monkeypatch, capsys):
-    few.save(tmp_path / "few")
-    (tmp_path / "own_try_model.py").write_text(
-        "from staticgraph import models\nfrom torch.nn import functional as F\n\n\n"
-        "def build(store):\n    return models.build('gin', store, hidden=4, layers=1)\n\n\n"
-        "def loss(out, batch):\n    return F.l1_loss(out, batch.y, reduction='none')\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    words = ["try", "--data", "few", "--model", "own_try_model:build", "--batch-size", "16"]
-    words += ["--loss", "own_try_model:loss", "--modes", "eager", "--seconds", "0.01"]
-    assert status_of(words) == 0
-    assert "runs/try/try.png" in capsys.readouterr().err
-    assert status_of([*words, "--hidden", "8"]) == 2
-    assert "--hidden is of the models gine" in capsys.readouterr().err
 
 
 def test_each_contender_runs_on_the_threads_that_suit_it(few, monkeypatch):
@@ -338,11 +268,3 @@ def test_each_contender_runs_on_the_threads_that_suit_it(few, monkeypatch):
     assert [side.threads for side in report.sides] == [1, 2, 1]
     assert [side.crawls for side in report.sides] == [True, True, True]
     assert "WARNING: PyG took over ten times as long as before on one thread" in str(report)
-
-
-def test_without_matplotlib_the_picture_is_left_out(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    words = ["try", "--data", str(ESOL), "--hidden", "8", "--layers", "1", "--modes", "eager"]
-    assert status_of([*words, "--seconds", "0.5", "--out", str(tmp_path)]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"try.json"}
-    assert "try.png, since matplotlib is not installed" in capsys.readouterr().err
