@@ -13,9 +13,8 @@ from support.tape import TapeRecorder
 
 import staticgraph as sg
 from staticgraph import models
-from staticgraph.files import document
 from staticgraph.runner.auto import Auto, Stopwatch
-from staticgraph.sizes.attention import AttentionSetting, attention_path, rivals
+from staticgraph.sizes.attention import AttentionSetting, attention_path
 from staticgraph.sizes.capacity import Capacity
 
 CAPACITY = Capacity(900, 1900, 33, 60)
@@ -132,25 +131,6 @@ def test_a_second_warm_up_times_nothing_anew(hiv):
 
 
 @pytest.mark.usefixtures("_kernels")
-def test_a_file_of_choices_holds_the_paths(hiv, tmp_path):
-    file = tmp_path / "choices.json"
-    first = gps_runner(hiv, watch(dense=2, size_classed=2, varlen=1))
-    first.warmup(hiv, progress=False, choices=file)
-    second = gps_runner(hiv, watch())  # has no times for the attention paths
-    second.warmup(hiv, progress=False, choices=file)
-    assert second.report().choices == first.report().choices
-    assert second.report().attention == first.report().attention
-    assert second.report().attention[0].path == "varlen"
-    values = document.load(file)
-    for choice in values["choices"]:
-        choice["way"] = choice["way"].replace("varlen", "sparse")  # a path that there is no longer
-    document.save(file, values)
-    third = gps_runner(hiv, watch(dense=2, size_classed=2, varlen=1))
-    third.warmup(hiv, progress=False, choices=file)
-    assert third.report().attention == first.report().attention
-
-
-@pytest.mark.usefixtures("_kernels")
 def test_a_path_without_room_is_refused_and_costs_the_other_nothing(hiv):
     class Hungry(watch(dense=4, size_classed=4)):
         def milliseconds(self, way, step):
@@ -165,22 +145,6 @@ def test_a_path_without_room_is_refused_and_costs_the_other_nothing(hiv):
 
 class TestRivals:
     """The candidates by arithmetic alone."""
-
-    def test_varlen_and_the_best_of_ours(self):
-        assert rivals(CAPACITY, CUDA)[1:] == ("varlen",)
-        assert rivals(CAPACITY, CUDA._replace(kernels=True)) == ("kernel", "varlen")
-
-    @pytest.mark.parametrize(
-        "setting",
-        [
-            AttentionSetting(),
-            CUDA._replace(dropout=0.1),
-            CUDA._replace(dtype="float64"),
-            CUDA._replace(extra_keys="a key of its own"),
-        ],
-    )
-    def test_one_where_varlen_cannot_be(self, setting):
-        assert rivals(CAPACITY, setting) == (attention_path(CAPACITY, "auto", setting).name,)
 
     def test_what_was_timed_stands_only_where_it_is_possible_and_nothing_was_asked(self):
         assert attention_path(CAPACITY, "auto", CUDA, "varlen").name == "varlen"

@@ -31,7 +31,3 @@ def test_what_is_named_is_an_error_or_a_warning(row):
         kind = getattr(errors, name, getattr(builtins, name, None))
         assert isinstance(kind, type), name
         assert issubclass(kind, BaseException), name
-
-
-def test_what_no_message_says_is_found_out():
-    assert not is_written("no message of this library has these words in it")

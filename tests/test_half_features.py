@@ -56,11 +56,8 @@ IDS, CAPACITY = [3, 1, 8, 5], (40, 70, 8)
 
 
 AS_FLOAT32, THROUGHOUT = "read as float32", "float16 throughout"
-# Only float16 throughout is compiled: a compiler could refuse it, reading as float32 is one cast.
-# Every second one runs by default.
 MODES = (
     (AS_FLOAT32, "eager"),
-    pytest.param(THROUGHOUT, "default", marks=pytest.mark.slow),
     *((THROUGHOUT, "fused"), (THROUGHOUT, "eager"), (THROUGHOUT, "traced")),
     *((AS_FLOAT32, "fused"), (AS_FLOAT32, "traced")),
 )

@@ -160,8 +160,7 @@ RECIPES = [
 @pytest.mark.parametrize(
     ("loss", "mode"),
     [(loss, "eager") for loss in RECIPES]
-    + [(loss, mode) for loss in (train_mask, kl_term, ranking) for mode in MODES]
-    + [(train_mask, "default")],
+    + [(loss, mode) for loss in (train_mask, kl_term, ranking) for mode in MODES],
 )
 def test_loss_and_gradients_are_those_of_plain_pyg(loss, mode, monkeypatch):
     store = sg.GraphStore.from_pyg(graphs())

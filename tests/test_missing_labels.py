@@ -100,7 +100,7 @@ def known_of(name, data):
 
 @pytest.mark.parametrize(
     ("loss", "mode"),
-    [(loss, mode) for loss in (energy, two, tasks, kinds) for mode in MODES] + [(two, "default")],
+    [(loss, mode) for loss in (energy, two, tasks, kinds) for mode in MODES],
 )
 def test_any_field_that_the_loss_reads_may_lack_labels(loss, mode, monkeypatch):
     """Loss and gradients equal plain PyG's over labelled entries; the steps were made for data

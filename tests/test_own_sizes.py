@@ -133,7 +133,7 @@ class Net(torch.nn.Module):
     ("way", "mode"),
     [
         *((way, mode) for way in MODELS for mode in ("eager", "traced")),
-        (both, "default"),
+        (both, "traced"),
     ],
 )
 def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):
@@ -265,7 +265,6 @@ class OfTargets(torch.nn.Module):
     ("typed", "ways", "mode"),
     [
         pytest.param(False, "by row", "eager", id="bipartite-by row-eager"),
-        pytest.param(True, "unbound", "default", id="typed-unbound-default"),
         *(
             pytest.param(typed, ways, mode, id=f"{'typed' if typed else 'bipartite'}-{ways}-{mode}")
             for typed in (False, True)

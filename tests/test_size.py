@@ -15,7 +15,6 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-COUNTS = ("files", "nodes")
 # Both counts by room.
 SIZES = {
     "bench": (42, 28002),  # padder, break-even, a short support table
@@ -108,11 +107,3 @@ def test_no_room_grows():
         if now > before
     ]
     assert grown == []
-
-
-def test_neither_words_nor_imports_weigh_anything():
-    plain = "x = f(1)\n"
-    assert nodes_of(plain) == nodes_of(f'"""Words."""\nimport os\nfrom a import b\n{plain}')
-    assert nodes_of("def f(x):\n    return x\n") == nodes_of(
-        'def f(x):\n    """F."""\n    return x\n'
-    )

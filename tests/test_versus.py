@@ -21,7 +21,6 @@ from staticgraph.training.versus import comparison
 from staticgraph.training.versus.comparison import (
     _setting,
     compare,
-    draws_random,
 )
 from staticgraph.training.versus.sides import (
     PlainSide,
@@ -184,18 +183,6 @@ def test_what_computes_something_else_is_said_and_does_not_win(few, monkeypatch)
     assert report.winner == "PyG"
     assert "NO" in str(report)
     assert not report.ok
-
-
-def test_random_numbers_are_noticed(few):
-    for dropout, random in ((0.0, False), (0.5, True)):
-        side = PlainSide(setting_of(Net(dropout), few))
-        side.begin(side.setting.course(2))
-        assert draws_random(side) is random
-    report = tried(Net(0.5), few, "eager")
-    assert report.random
-    assert report.sides[1].losses_apart is None
-    assert report.outputs_apart <= 1e-5
-    assert "losses are not compared" in str(report)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

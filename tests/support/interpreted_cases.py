@@ -56,7 +56,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, terms: int) -> bool:
     return bool((found.double() - expected).abs().max() <= bound * scale)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sample", ["no edges", "hubs", "isolated nodes"])
