@@ -14,10 +14,8 @@ from support.tape import TapeRecorder
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.runner.auto import Auto, Stopwatch
-from staticgraph.sizes.attention import AttentionSetting, attention_path
-from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.attention import AttentionSetting
 
-CAPACITY = Capacity(900, 1900, 33, 60)
 CUDA = AttentionSetting("cuda", "float32", 16)
 
 
@@ -141,15 +139,3 @@ def test_a_path_without_room_is_refused_and_costs_the_other_nothing(hiv):
     runner = gps_runner(hiv, Hungry).warmup(hiv, progress=False)
     assert set(chosen(runner).values()) <= {"dense", "size-classed"}
     assert "varlen refused (ran out of memory" in str(runner.report())
-
-
-class TestRivals:
-    """The candidates by arithmetic alone."""
-
-    def test_what_was_timed_stands_only_where_it_is_possible_and_nothing_was_asked(self):
-        assert attention_path(CAPACITY, "auto", CUDA, "varlen").name == "varlen"
-        assert attention_path(CAPACITY, "dense", CUDA, "varlen").name == "dense"
-        dropping = CUDA._replace(dropout=0.1)
-        assert attention_path(CAPACITY, "auto", dropping, "varlen") == attention_path(
-            CAPACITY, "auto", dropping
-        )

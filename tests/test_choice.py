@@ -18,11 +18,10 @@ from support.runners import made_runner
 from support.tape import TapeRecorder
 
 import staticgraph as sg
-from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.recording.recorder import Recorded
 from staticgraph.runner.auto import Auto, Stopwatch
 from staticgraph.runner.report import Report
-from staticgraph.runner.trials import Trials, trial_batch
+from staticgraph.runner.trials import Trials
 from staticgraph.runner.way_choice import MARGIN, choose
 
 EAGER_OR_RECORDED = ("eager", "cuda-graph")
@@ -340,13 +339,3 @@ def test_options_are_checked():
         Auto(ways=("default",))
     with pytest.raises(ValueError, match="at least 5"):
         Auto(rounds=1)
-
-
-def test_the_batch_to_time_with_is_as_full_as_the_data_fills_it(hiv):
-    plan = sg.BucketPlan.of(CAPACITIES)
-    layout = SlotLayout(0, plan.capacities[0], hiv.schema)
-    batch = trial_batch(layout, hiv, torch.device("cpu"))
-    assert batch.real.graphs == 32
-    assert trial_batch(layout, None, torch.device("cpu")).real is None
-    own = sg.StaticBatch.of(hiv, range(7), plan.capacities[0])
-    assert trial_batch(own.layout, own, torch.device("cpu")).graph_mask.sum() == 7

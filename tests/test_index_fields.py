@@ -335,15 +335,6 @@ def nested(count: int = 12) -> list[Data]:
     ]
 
 
-@pytest.mark.parametrize("mode", ["eager", "fused"])
-def test_a_pool_by_an_index_of_the_data_has_the_rows_that_it_counts(mode):
-    graphs, model = nested(), OverSubgraphs(lambda data: data.node_to_subgraph)
-    expected = model(Batch.from_data_list(graphs)).detach()
-    plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=4)
-    found = sg.StaticGraphRunner(model, plan, mode).predict(graphs)
-    torch.testing.assert_close(found, expected)
-
-
 class Repeated(OverSubgraphs):
     def forward(self, data):
         rows = torch.repeat_interleave(global_add_pool(data.x, data.batch), data.count, dim=0)

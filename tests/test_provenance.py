@@ -17,7 +17,6 @@ from torch_geometric.nn import global_add_pool
 import staticgraph as sg
 from staticgraph.errors import NotStatic
 from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.steps.rows.provenance import other_capacity
 
 GRAPHS = 33  # physical graphs, of which 20 are real
 CAPACITY = (150, 310, GRAPHS)
@@ -277,21 +276,3 @@ def test_the_run_over_other_sizes_leaves_no_trace(batch):
     runner.eval_step(batch)  # the first in evaluation mode
     loss.backward()
     assert model.table.grad is not None
-
-
-def test_buckets_that_come_by_turns_end_the_runs_over_other_sizes(store):
-    """The first run's sizes may be those of a later bucket, and the second's those of the first."""
-    buckets = [(4 * scale, 16 * scale, 40 * scale) for scale in (1, 2)]
-    model, forwards = WithTable(), []
-    probe = sg.StaticGraphRunner(Subject(model, loss=mse, check_padding=False), [CAPACITY])
-    plans = [(nodes, edges, graphs) for graphs, nodes, edges in buckets]
-    batches = [sg.StaticBatch.of(store, [0, 1], plan) for plan in plans]
-    first = other_capacity(batches[0].layout)
-    plans.append((first.nodes, first.edges, first.graphs))
-    batches.append(sg.StaticBatch.of(store, [0, 1], plans[-1]))
-    model.lin.register_forward_hook(lambda *_: forwards.append(1))
-    for _ in range(3):
-        for batch in batches:
-            known = probe.steps.computation.known(batch)
-            assert not known.sizes & {batch.capacity.rows(level) for level in batch.levels}
-    assert len(forwards) <= len(batches)

@@ -8,15 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.arena import ArenaRecorder
-from support.collated import assert_same_bits, filled, layout_for, padded_ids
 from support.runners import made_runner
 from torch import nn
 from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.batches.collation.collate_arguments import collate_arguments
 from staticgraph.errors import StaleBatch
-from staticgraph.kernels.collate import collate_reference
 from staticgraph.recording.recorded_inputs import RecordedCollation
 
 CAPACITIES = [(410, 850, 31), (900, 1900, 33)]
@@ -136,21 +133,6 @@ def test_pointers_that_were_not_moved_are_missed_before_the_first_step(esol, mod
     model = sg.convert(models[0], kernels=True)
     with pytest.raises(ValueError, match="pointers=True"):
         runner_of(model, esol.to("cpu", pointers=False))
-
-
-def test_the_reference_is_recordable_as_it_is(esol, moved):
-    """Its own operations are repeated one by one on the same tensors with other ids."""
-    layout = layout_for(esol, range(40))
-    tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8))
-    ids = padded_ids([], layout)
-    arguments = collate_arguments(moved, layout, tensors)
-    recording = ArenaRecorder(torch.device("cpu")).record(
-        lambda: collate_reference(ids, *arguments)
-    )
-    for chosen in (range(40), range(1000, 1020), [3], []):
-        ids.copy_(padded_ids(chosen, layout))
-        recording.replay()
-        assert_same_bits(tensors, filled(esol, chosen, layout))
 
 
 class Counted(ArenaRecorder):
