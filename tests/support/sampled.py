@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,17 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "sampled(k): of its cases every k-th runs; with EVERY_CASE=1 all"
     )
     config.addinivalue_line("markers", "release: runs with EVERY_CASE=1")
+
+
+def in_turn(rows: Sequence[Any], options: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Returns all combinations, in an order in which the cases that are left out differ per row.
+
+    Of ``n`` options, ``@pytest.mark.sampled(n)`` keeps each row once, with the options in turn.
+    """
+    wide = [row if isinstance(row, tuple) else (row,) for row in rows]
+    more = [option if isinstance(option, tuple) else (option,) for option in options]
+    turns = range(len(more))
+    return [(*row, *more[(k + n) % len(more)]) for k, row in enumerate(wide) for n in turns]
 
 
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
