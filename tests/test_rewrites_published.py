@@ -227,7 +227,7 @@ MODELS = {
 
 
 FIRES = {
-    "gps, walks": {"graph_attention": 1, "neighbour_sum": 1},
+    "gps, walks": {"neighbour_sum": 1},
     "painn": {"vector_sum": 3},
     "gated": {"edge_rows": 2, "segments": 3, "neighbour_sum": 2},
     "edge network": {"segments": 4, "edge_matrix_sum": 2},

@@ -34,8 +34,8 @@ from support.kernel_cases import CASES, DROPPED, DTYPES, MORE, Sizes  # noqa: E4
 from support.kernel_oracle import SAMPLES, wrong_results  # noqa: E402
 from support.sampled import in_turn  # noqa: E402
 
-# torch's own CUDA kernels, which the interpreter cannot run; and operators without a CUDA kernel.
-NOT_TRITON = ("varlen_attention", "vector_sum", "edge_matrix_sum", "neighbour_reduce")
+# Operators without a CUDA kernel.
+NOT_TRITON = ("vector_sum", "edge_matrix_sum", "neighbour_reduce")
 NAMES = sorted(
     name
     for name in (CASES.keys() | MORE.keys() | DROPPED.keys()) - {"collate", "head_products"}
@@ -46,8 +46,7 @@ NAMES = sorted(
 @pytest.fixture(scope="module", autouse=True)
 def triton_in_place_of_loops():
     for name, kernel in CUDA.items():
-        if not name.startswith(NOT_TRITON):
-            LIBRARY.impl(name, kernel, "CPU", allow_override=True)
+        LIBRARY.impl(name, kernel, "CPU", allow_override=True)
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, terms: int) -> bool:

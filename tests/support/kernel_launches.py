@@ -21,9 +21,7 @@ from support.kernel_results import results
 HEADS, WIDTH = 5, 60
 # More rows than a norm takes in one launch.
 SIZES = Sizes(1100, 2000, 9)
-# torch's own CUDA kernel, and operators without a CUDA kernel.
-NOT_TRITON = {"varlen_attention"}
-NAMES = sorted((CASES.keys() | DROPPED.keys()) - NOT_TRITON)
+NAMES = sorted(CASES.keys() | DROPPED.keys())
 NO_FLOAT64 = ("linear", "graph_attention")
 
 
