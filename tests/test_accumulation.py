@@ -110,15 +110,6 @@ def test_what_a_step_cannot_take_is_refused_by_name(given, says):
         sg.StaticGraphRunner(Subject(**{"model": model, "loss": bce, **given}), CAPACITIES)
 
 
-def test_an_averaged_model_is_evaluated_by_its_module(hiv):
-    model = Net()
-    averaged = AveragedModel(model)
-    runner = sg.StaticGraphRunner(averaged.module, CAPACITIES, "eager")
-    batch = batches_of(hiv, 1)[0]
-    own = sg.StaticGraphRunner(model, CAPACITIES, "eager")
-    assert torch.equal(runner.eval_step(batch).out, own.eval_step(batch).out)
-
-
 @pytest.mark.parametrize("every", [1, 2])
 def test_parameters_that_come_later_have_the_mean_too(hiv, every):
     """A weight of the loss and a layer of the model are given to the optimizer in mid-training."""

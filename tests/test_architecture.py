@@ -75,46 +75,6 @@ FLOORS_OF = {
 }
 PURE = ("errors", "jit", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")
 HEAVY = {"torch", "torch_geometric", "triton"}
-# Packages that an extra installs, or that exist on some machines only: imported where needed.
-EXTRAS = {"ase", "vesin", "matplotlib", "tensorboard", "rdkit", "ogb", "scipy", "triton"}
-# Other imports inside a function, each with its reason.
-SLOW = "torch and PyG take seconds, and most that is done with a store needs neither"
-KERNELS = "numba's loops are read from their cache only where kernels are asked for"
-NO_PYG = "batches of one's own class need no PyG"
-NEWER = "not in every torch, on every platform or before the device's guard is loaded"
-INSIDE = {
-    ("batches.batch.unbatch", "staticgraph.store.pyg.assembled"): NO_PYG,
-    ("batches.collation.transform", "torch_geometric.data"): NO_PYG,
-    ("batches.padding.read_batch", "staticgraph.store.pyg.flatten"): NO_PYG,
-    ("checking.plain_batch", "torch_geometric.data"): NO_PYG,
-    ("internals.hooks", "torch_geometric"): NO_PYG,
-    ("nn.convert", "staticgraph.nn.functions"): NO_PYG,
-    ("nn.refused", "torch_geometric"): NO_PYG,
-    ("nn.refused", "torch_geometric.nn"): NO_PYG,
-    ("nn.subclasses", "staticgraph.nn.forms"): NO_PYG,
-    ("runner.prediction", "staticgraph.store.pyg.flatten"): NO_PYG,
-    ("steps.compilation.compiled_function", "staticgraph.rewrites"): NO_PYG,
-    ("steps.compilation.compiled_function", "staticgraph.rewrites.rewrite"): NO_PYG,
-    ("atoms", "staticgraph.atoms.calculator"): "ASE is an extra, and its calculator the base class",
-    ("datasets", "staticgraph.datasets.as_task"): SLOW,
-    ("datasets", "staticgraph.datasets.npz"): SLOW,
-    ("datasets", "staticgraph.datasets.pyg"): SLOW,
-    ("datasets", "staticgraph.datasets.smiles"): SLOW,
-    ("datasets", "staticgraph.store.graph_store"): SLOW,
-    ("text.progress", "tqdm"): "half of the time that staticgraph --help takes",
-    ("memory.budget", "staticgraph.memory.device"): "arithmetic needs no device, and no torch",
-    ("steps.compilation.modes", "staticgraph.internals.hooks"): SLOW,
-    ("store.graph_columns", "staticgraph.store.pyg.assembled"): SLOW,
-    ("store.graph_store", "staticgraph.store.on_device"): SLOW,
-    ("store.graph_store", "staticgraph.store.pyg.flatten"): SLOW,
-    ("files.jit_cache", "numba.core.dispatcher"): "what it asks for must be set before",
-    ("internals.inductor", "torch._inductor"): SLOW,
-    ("internals.inductor", "torch._inductor.cudagraph_trees"): SLOW,
-    ("internals.inductor", "torch._inductor.codecache"): SLOW,
-    ("training.run", "torch.utils.tensorboard"): "an extra brings TensorBoard",
-}
-# The dry run's child process loads its device before torch, so it imports inside functions.
-LATE = ("dryrun",)
 # A module of a pure room that may import torch, since it reads the device.
 IMPURE = {"memory.device"}
 
@@ -238,29 +198,6 @@ def test_no_circle_of_rooms():
     assert not circles(arrows)
 
 
-def test_a_circle_is_seen():
-    assert circles([("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")]) == [["a", "b", "c"]]
-
-
-def has_a_reason(name: str, item: Import) -> bool:
-    """Whether an import is allowed inside a function."""
-    top = item.module.partition(".")[0]
-    triton = top == "staticgraph" and item.module.split(".")[-1] in ("gpu", "small")
-    late = room(name) in ("cli", *LATE)
-    return late or top in EXTRAS or triton or (name, item.module) in INSIDE
-
-
-def test_imports_inside_functions_have_a_reason():
-    assert len(MODULES) > 400
-    found = [
-        f"{MODULES[name].relative_to(ROOT)}:{item.line} imports {item.module} inside a function"
-        for name in sorted(MODULES)
-        for item in imports_of(name)
-        if item.inside and not has_a_reason(name, item)
-    ]
-    assert found == []
-
-
 @pytest.mark.parametrize("prefix", PURE)
 def test_pure_rooms_import_no_torch(prefix):
     chosen = [name for name in MODULES if room(name) == prefix]
@@ -268,13 +205,6 @@ def test_pure_rooms_import_no_torch(prefix):
     for name in chosen:
         tops = {item.module.partition(".")[0] for item in imports_of(name)}
         assert not tops & HEAVY or name in IMPURE, f"{name} imports {tops & HEAVY}"
-
-
-def test_no_room_of_one_file():
-    for name in ROOMS:
-        if (ROOT / name).is_dir():
-            files = [path for path in (ROOT / name).rglob("*.py") if path.name != "__init__.py"]
-            assert len(files) > 1, f"{name}/ has {len(files)} files"
 
 
 # Private names that other packages give their objects and that some class here defines too.
@@ -321,31 +251,3 @@ def foreign(names: dict[str, list[Private]]) -> list[str]:
 
 def test_no_room_reads_anothers_private_names():
     assert foreign({name: private_names(tree_of(name)) for name in MODULES}) == []
-
-
-def test_a_private_name_of_another_room_is_seen():
-    made = private_names(ast.parse("class A:\n    def f(self):\n        self._x = 1"))
-    read = private_names(ast.parse("a._x.y"))
-    assert foreign({"steps.a": made, "runner.b": read}) == [
-        "runner.b:1 reads _x, which is private to steps"
-    ]
-    assert foreign({"steps.a": made, "steps.b": read}) == []
-
-
-def defined_twice(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
-    """Public classes that share a name, each with the modules that define it."""
-    homes: dict[str, list[str]] = {}
-    for module, tree in trees.items():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes.setdefault(node.name, []).append(module)
-    return {name: found for name, found in homes.items() if len(found) > 1}
-
-
-def test_a_name_of_a_class_means_one_thing():
-    assert defined_twice({name: tree_of(name) for name in MODULES}) == {}
-
-
-def test_a_name_that_two_classes_have_is_seen():
-    one, other = ast.parse("class Rows: ...\nclass _Here: ..."), ast.parse("class _Here: ...")
-    assert defined_twice({"a": one, "b": one, "c": other}) == {"Rows": ["a", "b"]}

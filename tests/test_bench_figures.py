@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import sys
 from pathlib import Path
 
@@ -13,8 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import fill_figures
 from bench import machine as bench_machine
-from bench.figures import NOT_MEASURED, RENDERED
-from bench.join_results import join
+from bench.figures import NOT_MEASURED
 
 
 def row(mode, ms, **more):
@@ -92,24 +90,6 @@ def test_marked_blocks_and_cells_change_and_nothing_else():
     assert fill_figures.filled(filled, RESULTS) == filled
 
 
-@pytest.mark.parametrize("name", sorted(RENDERED))
-def test_without_results_nothing_is_claimed(name):
-    text = RENDERED[name]({})
-    assert NOT_MEASURED in text
-    assert not any(character.isdigit() for character in text)
-
-
-@pytest.mark.parametrize("machine", [{"gpu": "none"}, {"gpu": "NVIDIA H200", "rehearsal": "yes"}])
-def test_a_run_without_a_gpu_fills_nothing(tmp_path, monkeypatch, machine):
-    results, document = tmp_path / "results.json", tmp_path / "page.md"
-    results.write_text(json.dumps({**RESULTS, "machine": machine}))
-    document.write_text(DOCUMENT)
-    monkeypatch.setattr(sys, "argv", ["fill_figures", str(results), str(document)])
-    with pytest.raises(SystemExit):
-        fill_figures.main()
-    assert document.read_text() == DOCUMENT
-
-
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDER = fill_figures.results_of(ROOT / "bench" / "results")
@@ -132,11 +112,6 @@ def test_a_table_follows_its_file_of_results():
     assert filled.endswith("<!-- /results -->\n1.25 by hand\n")
 
 
-@pytest.mark.parametrize("name", sorted(fill_figures.TABLES))
-def test_a_table_without_its_file_claims_nothing(name):
-    assert fill_figures.TABLES[name]({}) == NOT_MEASURED
-
-
 def test_a_file_of_results_and_its_table_name_the_machine(tmp_path):
     bench_machine.write(
         tmp_path / "loader.json", {"PyG": {"graphs_per_second": 1, "p10": 1, "p90": 1}}
@@ -149,34 +124,3 @@ def test_a_file_of_results_and_its_table_name_the_machine(tmp_path):
     assert f"{measured['processor']} ({measured['capability']}), " in last
     del folder["loader"]["processor"]
     assert "processor not recorded" in fill_figures.TABLES["loading"](folder).splitlines()[-1]
-
-
-def test_parts_are_joined_and_earlier_ones_kept(tmp_path):
-    parts, out = tmp_path / "parts", tmp_path / "out"
-    parts.mkdir()
-    out.mkdir()
-    (out / "results.json").write_text(json.dumps({"pool": 1, "steps": 2}))
-    (parts / "steps.json").write_text("3")
-    (parts / "memory.json").write_text('{"cut')
-    (parts / "machine.txt").write_text("date: 2026-11-20T21:00Z\ngpu: none\n")
-    found = join(parts, out)
-    assert found["pool"] == 1
-    assert found["steps"] == 3
-    assert found["memory"]["error"].startswith("cut off")
-    assert found["machine"] == {"date": "2026-11-20T21:00Z", "gpu": "none"}
-    assert json.loads((out / "results.json").read_text()) == found
-
-
-def test_a_rehearsal_never_stands_beside_what_a_device_gave(tmp_path):
-    """Results from a device drop those of an earlier rehearsal; another rehearsal keeps them."""
-    parts, out = tmp_path / "parts", tmp_path / "out"
-    parts.mkdir()
-    out.mkdir()
-    (parts / "steps.json").write_text("3")
-    for machine, kept in (("gpu: NVIDIA H200\n", {}), ("gpu: none\nrehearsal: yes\n", {"pool": 1})):
-        (parts / "machine.txt").write_text(machine)
-        before = {"pool": 1, "machine": {"gpu": "none", "rehearsal": "yes"}}
-        (out / "results.json").write_text(json.dumps(before))
-        found = join(parts, out)
-        assert {key: found[key] for key in ("pool",) if key in found} == kept
-        assert found["steps"] == 3

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from functools import partial
 
 import numpy as np
 import pytest
@@ -19,9 +18,7 @@ from torch_geometric.data import Batch
 
 import staticgraph as sg
 from staticgraph.runner.auto import Auto
-from staticgraph.steps.state.reachable_state import held_by
 from staticgraph.steps.state.saved_optimizer import SavedOptimizer
-from staticgraph.steps.state.training_hooks import without_callbacks
 
 TIMED = Auto(rounds=5)
 
@@ -190,63 +187,6 @@ def test_hooks_of_parameters_and_of_the_optimizer(mode):
     equal(*runs)
 
 
-def test_hooks_stand_in_their_order_again():
-    model, calls = made(), []
-    optimizer = sgd(model)
-    for name in "abc":
-        model.head.bias.register_hook(lambda grad, name=name: calls.append(name))
-    optimizer.register_step_pre_hook(lambda *_: calls.append("step"))
-    with without_callbacks(model, optimizer):
-        model.head.bias.sum().backward()
-        optimizer.step()
-    assert calls == []
-    model.head.bias.sum().backward()
-    optimizer.step()
-    assert calls == ["a", "b", "c", "step"]
-
-
-TABLE = nn.Embedding(2, 2)
-BANK = torch.zeros(3)
-
-
-def helper(values):
-    return TABLE(values) + BANK
-
-
-def reads_globals(out, batch):
-    return [helper(value) for value in out]
-
-
-class Owner:
-    def __init__(self) -> None:
-        self.layer, self.rows = nn.Linear(1, 1), [torch.ones(2), {"deep": torch.zeros(1)}]
-
-    def loss(self, out, batch):
-        return out
-
-    def __call__(self, out, batch):
-        return out
-
-
-def test_what_a_function_holds():
-    held = held_by(reads_globals, None)
-    assert held.modules == [TABLE]
-    assert len(held.tensors) == 1
-    assert held.tensors[0] is BANK
-    owner = Owner()
-    for function in (owner.loss, owner, partial(owner.loss, batch=None)):
-        held = held_by(function)
-        assert held.modules == [owner.layer]
-        assert len(held.tensors) == 2
-    layer = nn.Linear(1, 1)
-    assert held_by(layer).modules == [layer]
-    computed = layer.weight * 2
-    expanded, sparse = torch.zeros(1).expand(3), torch.zeros(2).to_sparse()
-    held = held_by(lambda out, batch: (computed, expanded, sparse))
-    assert not held.tensors
-    assert not held.modules
-
-
 def test_numbers_of_numpy_and_python_are_drawn_as_without_a_check():
     """Although the model and its loss have been run several times before the first step."""
     runs = []
@@ -265,11 +205,3 @@ def test_numbers_of_numpy_and_python_are_drawn_as_without_a_check():
             continue
         runs.append([*trained(model, loss, sgd(model), way), weights])
     equal(*runs)
-
-
-def test_an_attribute_is_no_global_of_the_same_name():
-    """``data.x`` next to a notebook's variable ``x``: only names read as globals are held."""
-    space = {"x": torch.zeros(2), "scale": torch.ones(1), "inner": torch.ones(3)}
-    exec("def loss(out, data):\n return [(data.x * scale * inner) for _ in out]", space)
-    held = {id(tensor) for tensor in held_by(space["loss"]).tensors}
-    assert held == {id(space["scale"]), id(space["inner"])}

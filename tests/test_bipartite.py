@@ -72,13 +72,6 @@ def test_the_store_asks_what_the_two_rows_count():
     assert store.schema["edge_attr"].level == "edge"
 
 
-def test_a_guessed_number_of_nodes_is_no_side():
-    """Every target has an edge, so the largest number in edge_index gives the number of targets."""
-    ends = torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3]])
-    graphs = [Bipartite(x_s=torch.ones(2, 1), x_t=torch.ones(4, 1), edge_index=ends)] * 3
-    assert sg.GraphStore.from_pyg(graphs).schema["edge_index"].counts == ("x_s", "x_t")
-
-
 def test_batches_are_those_of_pyg():
     graphs = made()
     store = sg.GraphStore.from_pyg(graphs)
@@ -164,15 +157,6 @@ def test_a_store_comes_back_from_disk_and_gives_back_its_graphs(tmp_path):
     assert torch.equal(together.edge_index, Batch.from_data_list(graphs[:5]).edge_index)
 
 
-def test_a_given_number_of_nodes_changes_nothing():
-    """PyG cannot know the number, and many set the sum: edges follow the class, not the number."""
-    graphs = made()
-    for data in graphs:
-        data.num_nodes = data.x_s.size(0) + data.x_t.size(0)
-    store = sg.GraphStore.from_pyg(graphs)
-    assert store.schema["edge_index"].counts == ("x_s", "x_t")
-
-
 class Nothing(Data):
     def __inc__(self, key, value, *args, **kwargs):
         return 0
@@ -183,31 +167,12 @@ class Rows(Data):
         return 0
 
 
-class AsPyg(Data):
-    """Checks that it is given the storage that PyG's collation passes."""
-
-    def __inc__(self, key, value, store):
-        assert store is self._store
-        return super().__inc__(key, value, store)
-
-    def __cat_dim__(self, key, value, store):
-        assert store is self._store
-        return super().__cat_dim__(key, value, store)
-
-
 def test_what_edges_cannot_follow_is_refused_by_name():
     edges = {"edge_index": torch.tensor([[0, 1], [1, 0]]), "x": torch.eye(2)}
     with pytest.raises(BadGraph, match=r"graph 0 adds 0 to 'edge_index' \(__inc__\), though"):
         sg.GraphStore.from_pyg([Nothing(**edges)] * 3)
     with pytest.raises(BadGraph, match=r"graph 0 gives 0 as __cat_dim__ of 'edge_index'; edges"):
         sg.GraphStore.from_pyg([Rows(**edges)] * 3)
-
-
-def test_a_class_is_asked_as_pyg_asks_it():
-    edges = {"edge_index": torch.tensor([[0, 1], [1, 0]]), "x": torch.eye(2)}
-    store = sg.GraphStore.from_pyg([AsPyg(**edges, root_index=torch.tensor([1]))] * 3)
-    assert "edge_index" not in store.schema
-    assert store.schema["root_index"].counts == ("node",)
 
 
 def test_new_graphs_must_count_as_the_plans_did():

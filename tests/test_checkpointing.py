@@ -111,23 +111,6 @@ def test_a_pool_that_runs_again_has_the_rows_it_had(pooling, reentrant):
         assert torch.allclose(found.grad, expected.grad, rtol=1e-9, atol=1e-12), name
 
 
-def test_calls_of_one_pool_that_cannot_be_told_apart_are_refused():
-    class Twice(CheckpointedPools):
-        def forward(self, x, edge_index, batch, batch_size):
-            h = self.first(x, edge_index)
-
-            def both(h):
-                views = [self.block(0, each, edge_index, batch) for each in (h, -h)]
-                pooled = [global_mean_pool(v, groups, batch_size) for v, _, groups in views]
-                return pooled[0] + pooled[1]
-
-            h = torch.utils.checkpoint.checkpoint(both, h, use_reentrant=self._reentrant)
-            return self.head(h).view(-1)
-
-    with pytest.raises(sg.NotStatic, match="TopKPooling ran 2 times over as many rows"):
-        runner_of(Twice("topk", False)).step(batch_of())
-
-
 def test_a_kept_output_keeps_no_slot_of_the_loader():
     runner = runner_of(Net())
     kept = [runner(batch) for batch in sg.StaticLoader(STORE, runner.plan, slots=2)]

@@ -18,12 +18,11 @@ from support.runners import made_runner
 from support.tape import TapeRecorder
 
 import staticgraph as sg
-from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.recording.recorder import Recorded
 from staticgraph.runner.auto import Auto, Stopwatch
 from staticgraph.runner.report import Report
-from staticgraph.runner.trials import Trials, trial_batch
-from staticgraph.runner.way_choice import MARGIN, choose, settled
+from staticgraph.runner.trials import Trials
+from staticgraph.runner.way_choice import MARGIN, choose
 
 EAGER_OR_RECORDED = ("eager", "cuda-graph")
 
@@ -66,31 +65,6 @@ class TestFromTimes:
             assert middle >= 1 + MARGIN
             low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
             assert middle - 1 >= 0.45 * (high - low) * (len(ratios) > 10)
-
-    def test_a_difference_within_the_spread_is_said(self):
-        times = {"eager": [9, 12, 13, 12, 9, 13, 12, 14], "fused": [11] * 8}
-        reason = choose(0, "step", times).reason
-        assert reason == "fused is 1.09 times as fast, and the rounds spread by 0.20"
-
-    def test_rounds_end_where_more_would_not_change_the_choice(self):
-        assert settled({"eager": [3, 4], "fused": [2, 2], "default": [1, 1]})
-        assert settled({"eager": [3, 3], "fused": [3.1, 4]})
-        assert not settled({"eager": [3, 3], "fused": [2, 4]})
-
-    def test_numbers_and_refusals_are_kept(self):
-        others = {"cuda-graph": "no\nwhy", "default": "not tried: 2 steps are too few"}
-        made = choose(3, "eval", {"eager": [1.0, 2.0, 3.0, 4.0, 5.0]}, others)
-        eager, refused, _ = made.contenders
-        assert (eager.median_ms, eager.p10_ms, eager.p90_ms) == (3.0, 1.4, 4.6)
-        assert refused.refused == "no\nwhy"
-        assert str(made) == (
-            "bucket 3 eval: eager, the only one timed: eager 3 ms (1.4 to 4.6); "
-            "cuda-graph refused (no); default not tried: 2 steps are too few"
-        )
-
-    def test_times_of_other_rounds_are_refused(self):
-        with pytest.raises(ValueError, match="one time a round"):
-            choose(0, "step", {"eager": [1.0], "default": [1.0, 2.0]})
 
 
 class Given(Stopwatch):
@@ -213,23 +187,6 @@ def test_warming_up_leaves_no_trace_in_an_optimizer(hiv):
     assert not lazy.state, "a buffer of zeros is not the same as none, with dampening"
 
 
-def test_an_optimizer_that_cannot_be_inside_steps_outside(hiv):
-    torch.manual_seed(0)
-    model = Net()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    eager_of(model, optimizer).step(batches_of(hiv, 1)[0])  # it has state now, made on the host
-    twin, others = copy.deepcopy((model, optimizer))
-    runner = auto(model, hiv, optimizer)
-    assert set(ways(runner).values()) == {"cuda-graph"}
-    (note,) = runner.report().fallbacks
-    assert note.startswith(
-        "recordings end at the gradients (scope='forward_backward'): Adam counts"
-    )
-    eager = eager_of(twin, others)
-    for batch in batches_of(hiv, 6):
-        assert torch.equal(runner.step(batch), eager.step(fixed(batch)))
-
-
 class Fails(TapeRecorder):
     """Cannot record its third key."""
 
@@ -341,11 +298,6 @@ def test_without_being_told_a_cpu_compiles_nothing(hiv):
         assert {contender.way for contender in choice.contenders} == {"eager", "fused"}
 
 
-def test_without_being_told_of_the_data_a_cpu_measures_nothing():
-    runner = sg.StaticGraphRunner(Net(), CAPACITIES, loss=bce).warmup(progress=False)
-    assert runner.report().choices == ()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("planned", [True, False], ids=["by the plan's store", "by first batches"])
 def test_a_bare_warmup_measures_with_real_graphs(hiv, planned, monkeypatch):
@@ -382,80 +334,8 @@ def test_a_bare_warmup_measures_with_real_graphs(hiv, planned, monkeypatch):
     assert all(graphs for _, _, graphs in timed)
 
 
-@pytest.mark.slow
-def test_what_cannot_be_earned_back_is_not_tried(hiv):
-    plan = sg.plan_buckets(hiv, batch_size=16)
-    for steps, tried in ((100, False), (100_000, True)):
-        options = Auto(stopwatch=watch(eager=3, fused=1), rounds=5)
-        model = Net()
-        runner = sg.StaticGraphRunner(model, plan, options, loss=bce, optimizer=adam(model))
-        runner.warmup(hiv, progress=False, steps=steps, phases=("step",))
-        (choice,) = runner.report().choices
-        assert (choice.way == "fused") == tried
-        refusal = "fused not tried: 100 steps of 3 ms cannot earn back 2 s"
-        assert (refusal in str(choice)) != tried
-
-
-def test_a_key_is_told_of_when_it_is_measured_and_not_before(hiv, monkeypatch):
-    told, done_when = [], []
-
-    class Shown:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error): ...
-
-        def set_postfix_str(self, text):
-            told.append(text)
-
-        def update(self):
-            told.append("done")
-
-    monkeypatch.setattr("staticgraph.runner.preparation.bar", lambda *_, **__: Shown())
-    measure = Trials.measure
-
-    def measured(self, batch, phase):
-        done_when.append(told.count("done"))
-        measure(self, batch, phase)
-
-    monkeypatch.setattr(Trials, "measure", measured)
-    auto(Net(), hiv)
-    assert done_when == [0, 1, 2, 3]
-    assert told == [
-        each
-        for key in ("bucket 1 step", "bucket 1 eval", "bucket 0 step", "bucket 0 eval")
-        for each in (key, "done")
-    ]
-
-
-def test_what_is_wrong_with_a_model_is_said_before_anything_is_captured(hiv, monkeypatch):
-    def captured(*args):
-        raise AssertionError("captured")
-
-    class Narrow(Net):
-        def forward(self, x, edge_index, batch, num_graphs):
-            return x.float() @ torch.ones(2, 1)
-
-    monkeypatch.setattr(
-        "staticgraph.steps.compilation.captured_step.CapturedStep.__init__", captured
-    )
-    runner = sg.StaticGraphRunner(Narrow(), CAPACITIES, loss=bce)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        runner.warmup(hiv, progress=False)
-
-
 def test_options_are_checked():
     with pytest.raises(ValueError, match="eager first"):
         Auto(ways=("default",))
     with pytest.raises(ValueError, match="at least 5"):
         Auto(rounds=1)
-
-
-def test_the_batch_to_time_with_is_as_full_as_the_data_fills_it(hiv):
-    plan = sg.BucketPlan.of(CAPACITIES)
-    layout = SlotLayout(0, plan.capacities[0], hiv.schema)
-    batch = trial_batch(layout, hiv, torch.device("cpu"))
-    assert batch.real.graphs == 32
-    assert trial_batch(layout, None, torch.device("cpu")).real is None
-    own = sg.StaticBatch.of(hiv, range(7), plan.capacities[0])
-    assert trial_batch(own.layout, own, torch.device("cpu")).graph_mask.sum() == 7

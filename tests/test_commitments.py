@@ -12,7 +12,6 @@ from staticgraph import models
 from staticgraph.memory.budget import breakdown_of
 from staticgraph.plans.by_memory import in_tiles, sized_plan
 from staticgraph.probing.resident import distinct_bytes
-from staticgraph.steps.state.recordable_optimizer import make_capturable
 
 BUCKETS = [(120, 260, 9), (240, 520, 17)]
 RECORDED = {"mode": "cuda-graph", "scope": "forward_backward", "recorder": TapeRecorder}
@@ -154,82 +153,6 @@ def test_a_late_overrun_tears_down_everything_and_leaves_the_process_usable(
     assert caught.value.floor_bytes > recorded_floor
 
 
-class Measured:
-    """An allocator and the steps that use it: bytes in use, and their peak since the last reset."""
-
-    name = "measured"
-    by_operation = False
-
-    def __init__(self):
-        self.used = self.most = 1_000
-
-    def takes(self, for_a_while, for_good=0):
-        self.most = max(self.most, self.used + for_a_while + for_good)
-        self.used += for_good
-
-    def allocated(self):
-        return self.used
-
-    def reset_peak(self):
-        self.most = self.used
-
-    def peak(self):
-        return self.most
-
-    def reserved(self):
-        return 0
-
-    def trim(self):
-        pass
-
-
-@pytest.mark.parametrize("scope", ["forward_backward", "step"])
-def test_what_warming_up_takes_is_no_part_of_a_step(esol, memory, recorded_floor, scope):
-    """Autotuning takes memory for a moment, and a first step allocates state and workspaces for
-    good; only the recording is compared with the prediction and the cap."""
-    allocator, gradients = Measured(), []
-
-    class Taking(TapeRecorder):
-        def warm(self, body, runs):
-            super().warm(body, runs)
-            allocator.takes(
-                100 * recorded_floor, for_good=10 * recorded_floor if self.recorded == 0 else 0
-            )
-
-        def record(self, body):
-            gradients.append([p.grad for p in runner.model.parameters()])
-            allocator.takes(500 + self.recorded)
-            return super().record(body)
-
-    options = {**RECORDED, "recorder": Taking, "scope": scope}
-    runner = made(esol, sg.MemoryBudget(recorded_floor), memory, **options)
-    make_capturable(runner.optimizer)
-    runner.preparation.commitments.allocator = allocator
-    runner.warmup(esol, phases=("step",), progress=False)
-    assert [b.measured_bytes for b in runner.report().buckets] == [501, 500]
-    assert not any(grad is not None for grads in gradients for grad in grads), (
-        "freed while recording, the warm-up's would hide as many bytes of the step's"
-    )
-
-
-def test_a_compiled_step_is_measured_after_it_was_compiled(esol, memory, floor, monkeypatch):
-    allocator = Measured()
-    runner = made(esol, sg.MemoryBudget(floor), memory, mode="default")
-    runner.preparation.commitments.allocator = allocator
-    runs = []
-
-    def run(phase, batch, way=None):
-        compiled = batch.bucket in runs
-        runs.append(batch.bucket)
-        allocator.takes(700 if compiled else 100 * floor, for_good=0 if compiled else 10 * floor)
-        return torch.zeros((), requires_grad=True) * 1
-
-    monkeypatch.setattr(runner.steps, "run", run)
-    runner.warmup(esol, phases=("step",), progress=False)
-    assert runs == [1, 1, 0, 0]
-    assert [b.measured_bytes for b in runner.report().buckets] == [700, 700]
-
-
 class FailingRecorder(TapeRecorder):
     """Runs out of memory while it records the second key."""
 
@@ -248,15 +171,6 @@ def test_memory_that_runs_out_while_recording_tears_everything_down(esol, memory
     assert runner.steps.recorded is None
     again = made(esol, budget, memory)
     assert torch.isfinite(again.step(batch_of(esol, 1)))
-
-
-def test_any_other_failure_of_a_recording_passes_unchanged(esol, memory):
-    def forward(model, batch):
-        return model(batch.x, batch.edge_index, None, batch.batch, int((batch.batch + 0).max()) + 1)
-
-    runner = made(esol, sg.MemoryBudget("1GiB"), memory, forward=forward, **RECORDED)
-    with pytest.raises(sg.NotStatic):
-        runner.warmup(esol, progress=False)
 
 
 class TestStepsFromIds:

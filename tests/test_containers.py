@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 
 import pytest
@@ -14,10 +14,8 @@ from torch_geometric.nn import GCNConv, global_add_pool
 import staticgraph as sg
 from staticgraph.batches.batch.containers import (
     leaves_of,
-    mapped,
     parts_of,
     tensors_in,
-    with_leaves,
 )
 
 Named = namedtuple("Named", ["graph", "node"])
@@ -171,15 +169,3 @@ def test_a_class_of_ones_own_is_refused_where_its_tensors_would_change(esol):
     with pytest.raises(TypeError, match="tuples, lists, dicts and dataclasses, the model returned"):
         runner_of(esol, Own, "eager").predict([esol[0]])
     assert runner_of(esol, Own, "eager")(batch).node.requires_grad
-
-
-def test_containers_are_put_together_as_they_were():
-    counted = defaultdict(list, a=torch.ones(1))
-    given = (counted, Frozen(torch.zeros(2), None), "text", [torch.ones(3), 4])
-    found = mapped(lambda value: value + 1, given)
-    assert found[0].default_factory is list
-    assert isinstance(found[1], Frozen)
-    assert [t.tolist() for t in tensors_in(found)] == [[2], [1, 1], [2, 2, 2]]
-    assert tensors_in(given)[0].tolist() == [1]  # the input is unchanged
-    again = with_leaves(given, iter(range(6)))
-    assert leaves_of(again) == [0, 1, 2, 3, 4, 5]

@@ -4,7 +4,6 @@ not called around a replay."""
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import pickle
 import sys
@@ -29,7 +28,6 @@ from support.threaded import (
 from torch import nn
 from torch_geometric import utils
 from torch_geometric.data import Batch
-from torch_geometric.nn import global_add_pool
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
@@ -68,28 +66,6 @@ def test_outside_of_a_step_pyg_computes_what_it_did():
     assert pyg.SumAggregation()(torch.ones(3, 2), torch.tensor([0, 0, 4])).shape == (5, 2)
     with pytest.raises(ValueError, match="dim_size"):
         pyg.SumAggregation()(torch.ones(3, 2), torch.tensor([0, 0, 4]), dim_size=2)
-
-
-def test_scripting_compiles_pygs_own_source():
-    sg.convert(nn.Identity())
-    index = torch.tensor([[0, 1, 1], [1, 1, 0]])
-    scripted = torch.jit.script(maybe_num_nodes)
-    assert scripted(index) == 2
-    pool = torch.jit.script(global_add_pool)
-    assert pool(torch.ones(3, 2), torch.tensor([0, 0, 3])).shape == (4, 2)
-
-
-def test_whoever_holds_a_function_holds_the_dispatching_one():
-    """In a closure, a default argument, a container, a partial, a class made beforehand."""
-    held = [global_add_pool]
-
-    class Pools(nn.Module):
-        def forward(self, x, batch, default=global_add_pool):
-            pools = [default, held[0], functools.partial(global_add_pool), lambda *a: held[0](*a)]
-            return torch.stack([pool(x, batch).sum(1) for pool in pools], 1)
-
-    out = sg.StaticGraphRunner(Pools(), [CAPACITY], "eager")(batch_of())
-    assert out.shape == (CAPACITY.graphs, 4)
 
 
 def test_own_compilation_of_plain_pyg_beside_a_step():

@@ -12,8 +12,6 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.batches.batch.row_pointers import with_pointers
-from staticgraph.schema import POINTERS
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -97,16 +95,3 @@ def test_edges_exchanged_inside_of_the_forward_are_plain_pygs():
 def test_fused_loops_refuse_edges_out_of_order(change):
     with pytest.raises(ValueError, match="no longer in order of destination"):
         losses("fused", Net, change)
-
-
-def test_edges_of_another_source_in_order_have_pointers_of_their_own():
-    batch = sg.StaticBatch.of(STORE, range(4), PLAN.capacities[0], pointers=True)
-    source = batch.edge_index[0].roll(1)
-    other = batch.replace(edge_index=torch.stack([source, batch.edge_index[1]]))
-    assert not {*POINTERS} & {*other.tensors()}
-    made = with_pointers(other)
-    assert torch.equal(made.row_ptr, batch.row_ptr)
-    assert torch.equal(source[made.transpose.long()], source.sort(stable=True).values)
-    assert with_pointers(batch) is batch
-    same = batch.replace(edge_index=batch.edge_index)
-    assert torch.equal(same.transpose, batch.transpose)

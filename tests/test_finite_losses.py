@@ -62,7 +62,7 @@ def batch_of(store, first, bucket=0):
     return sg.StaticBatch.of(store, range(first, first + 3), CAPACITIES[bucket], bucket)
 
 
-@pytest.mark.parametrize("mode", ["eager", "default"])
+@pytest.mark.parametrize("mode", ["eager", "fused"])
 def test_on_the_cpu_the_update_is_left_out(store, mode):
     runner = runner_of(store, mode)
     runner.step(batch_of(store, 0))
@@ -75,7 +75,7 @@ def test_on_the_cpu_the_update_is_left_out(store, mode):
     runner.step(batch_of(store, 9))  # training can go on
 
 
-@pytest.mark.parametrize("mode", ["eager", "default"])
+@pytest.mark.parametrize("mode", ["eager", "fused"])
 def test_it_can_be_turned_off(store, mode):
     runner = runner_of(store, mode, check_finite=0)
     assert bool(runner.step(batch_of(store, 6)).isnan())
@@ -167,7 +167,7 @@ class Counting(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["eager", "fused", "default"])
+@pytest.mark.parametrize("mode", ["eager", "fused"])
 def test_a_step_happens_whole_or_not_at_all(store, mode):
     """Refused for its loss, or interrupted anywhere before its update."""
     torch.manual_seed(0)

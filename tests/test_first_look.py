@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.first_look import Noted, Ran, by_kernel, gaps, noting, printed, ran_in
+from bench.first_look import Noted, Ran, by_kernel, gaps, printed, ran_in
 from bench.steps import Contender
 
 
@@ -63,43 +63,6 @@ def test_rows_by_kernel_and_grid_with_bytes_and_roofline():
     text = printed(rows)
     assert "50%" in text
     assert "2x1x1" in text
-
-
-def test_launches_of_a_capture_are_noted_and_let_through(monkeypatch):
-    """Both kinds of Triton kernels, with whatever they return; afterwards nothing is patched."""
-    pytest.importorskip("triton")
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-    from triton import knobs
-    from triton.runtime.jit import JITFunction
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", lambda self: "began")
-    monkeypatch.setattr(JITFunction, "run", lambda self, *args, **kwargs: ("ran", kwargs))
-    monkeypatch.setattr(CachingAutotuner, "run", lambda self, *args, stream, **kwargs: stream)
-
-    def patched():
-        return torch.cuda.CUDAGraph.capture_begin, JITFunction.run, CachingAutotuner.run
-
-    before, graph = patched(), object.__new__(torch.cuda.CUDAGraph)
-    own = object.__new__(JITFunction)
-    own.__name__, own.__module__ = "neighbour_sum_forward", "staticgraph.kernels.neighbour_sum.gpu"
-    inductors = object.__new__(CachingAutotuner)
-    inductors.inductor_meta = {"kernel_name": "triton_poi_fused_add_0"}
-    x, out = torch.zeros(8), torch.zeros(4)
-    with noting() as noted:
-        assert own.run(x, grid=(1,), warmup=False)[0] == "ran"
-        assert graph.capture_begin() == "began"
-        assert own.run(x, out=out, grid=(1,), warmup=False)[0] == "ran"
-        assert inductors.run(x, x, 8, stream=5) == 5
-        knobs.compilation.listener(src=SimpleNamespace(fn=own), cache_hit=True, times=None)
-    assert [list(capture) for capture in noted.captures] == [
-        [
-            (own.__name__, own.__module__, 48, (1, 1, 1)),
-            ("triton_poi_fused_add_0", "inductor", 32, ()),
-        ]
-    ]
-    assert noted.compiled == {True: 1}
-    assert patched() == before
 
 
 def test_a_time_that_is_not_of_replays_is_refused():

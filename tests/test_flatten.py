@@ -7,9 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from support.drawn import examples
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.loader import DataLoader
 
@@ -79,38 +76,6 @@ def test_every_graph_comes_back(molecules):
         assert_equal(found, expected)
 
 
-def test_a_batch_of_what_comes_back_is_pygs_batch(molecules):
-    batch = Batch.from_data_list(list(GraphStore.from_pyg(molecules)))
-    expected = Batch.from_data_list(molecules)
-    for key in ("x", "edge_index", "edge_attr", "y", "batch", "ptr", "descriptor"):
-        assert torch.equal(batch[key], expected[key]), key
-
-
-DTYPES = [
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-    torch.float16, torch.float32, torch.float64,
-]  # fmt: skip
-
-
-@examples(60)
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=6),
-    st.sampled_from(DTYPES),
-    st.sampled_from([(), (1,), (3,), (2, 2)]),
-    st.integers(0, 1000),
-)
-def test_any_dtype_and_width_comes_back(sizes, dtype, shape, seed):
-    rng = torch.Generator().manual_seed(seed)
-    graphs = []
-    for nodes, edges in sizes:
-        edges = edges if nodes else 0
-        ends = torch.randint(0, max(nodes, 1), (2, edges), generator=rng)
-        value = (torch.randn(nodes, *shape, generator=rng) * 100).to(dtype)
-        graphs.append(Data(x=value, edge_index=ends, y=torch.rand(1), num_nodes=nodes))
-    for found, expected in zip(GraphStore.from_pyg(graphs), graphs, strict=True):
-        assert_equal(found, expected)
-
-
 # ---------------------------------------------------------------------- levels
 
 RING = torch.tensor([[0, 1, 2], [1, 2, 0]])  # as many edges as nodes
@@ -139,16 +104,6 @@ def test_levels(graphs, name, level):
     field = GraphStore.from_pyg(graphs).schema[name]
     assert field.level == level
     assert field.rows == (2 if name == "u" else 1)
-
-
-def test_scalars_and_numbers_become_rows():
-    graphs = [
-        Data(y=torch.tensor(1.5), t=3, num_nodes=2),
-        Data(y=torch.tensor([2.5]), t=4, num_nodes=1),
-    ]
-    store = GraphStore.from_pyg(graphs)
-    assert [data.y.tolist() for data in store] == [[1.5], [2.5]]
-    assert [data.t.tolist() for data in store] == [[3], [4]]
 
 
 def test_excluded_attributes_are_left_out_and_strings_no_field():

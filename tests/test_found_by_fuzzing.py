@@ -15,12 +15,9 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import ChebConv, ClusterGCNConv, GATConv, GCNConv
 
 import staticgraph as sg
-from staticgraph import cli
-from staticgraph.files.atomic import save_figure
 from staticgraph.schema import Axis
 from staticgraph.sizes.reserves import with_reserves
 from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.training import options
 
 
 def graph(nodes: int = 2, **more) -> Data:
@@ -245,30 +242,6 @@ def test_rings_are_asked_again_what_their_index_counts(sizes):
     assert not batch.edge_mask[batch.triplets[:, at:]].any(), "padding counts padding"
 
 
-@pytest.mark.parametrize(
-    ("number", "counted"),
-    [("num_links", "links"), ("bond_count", "edge"), ("atom_count", "node"), ("", None)],
-)
-def test_rings_whose_class_counts_by_a_number_of_its_own(number, counted):
-    """One more node or edge does not change the number: only its name can tell what it counts."""
-
-    class Mute(Rings):
-        def __inc__(self, key, value, *args, **kwargs):
-            if key != "triplets":
-                return super().__inc__(key, value)
-            return int(self[number]) if number else 4
-
-    data = ring(4, Mute, **({number: torch.tensor([4])} if number else {}))
-    if counted is None:
-        with pytest.raises(sg.BadGraph, match="'triplets' counts nodes or edges") as caught:
-            sg.GraphStore.from_pyg([data], progress=False)
-        assert "self.num_nodes or self.num_edges" in str(caught.value)
-        return
-    levels = {"triplets": "triplets", "triplet_index": "edge", "ends": "edge", number: "graph"}
-    store = sg.GraphStore.from_pyg([data], levels=levels, progress=False)
-    assert store.schema["triplets"].counts == (counted,)
-
-
 def test_one_node_one_edge_and_one_cluster():
     data = Clusters(
         x=torch.rand(1, 3),
@@ -351,34 +324,6 @@ def test_classes_without_nodes_and_of_one_node_hold_their_own_rows(sizes):
             for graph in batch.graph_ids[batch.graph_mask].tolist()
         ]
         assert sorted(seen) == list(range(len(sizes)))
-
-
-@pytest.mark.parametrize("name", ["0.1", "plan.txt", "plan.0", "a.png.json"])
-def test_a_picture_of_no_format_is_refused_in_one_line(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"a picture's name ends in \.png, \.svg"):
-        options.read_picture(name)
-
-
-@pytest.mark.parametrize("name", ["plan", "plan.png", "plan.PNG", "plan.svg", "0.1.pdf"])
-def test_a_picture_of_a_format_that_is_written_is_taken(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = options.read_picture(name)
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    save_figure(path, figure, 40)
-    assert path.stat().st_size > 0
-
-
-def test_every_command_that_draws_asks_for_a_picture(capsys):
-    for words in (
-        ["plan", "--data", "x", "--plot=0.1"],
-        ["plan", "--data", "x", "--knee=0.1"],
-        ["probe", "--data", "x", "--plot=0.1"],
-        ["check", "--data", "x", "--model", "x:y", "--for", "h100", "--picture=0.1"],
-    ):
-        with pytest.raises(SystemExit):
-            cli.main(words)
-        assert "a picture's name ends in" in capsys.readouterr().err, words
 
 
 def test_a_field_of_two_rows_a_graph_and_no_column_is_checked():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 
 import numpy as np
@@ -17,8 +16,6 @@ from support.collated import (
     padded_ids,
     with_positions,
 )
-from support.gine_net import bce
-from support.molecule_net import Molecules
 from support.places import DEVICES
 
 import staticgraph as sg
@@ -63,58 +60,6 @@ def test_loader_equals_the_host_while_the_device_is_busy(hiv, exact, place):
         busy = busy @ busy
         found = {name: value.cpu() for name, value in one.tensors().items()}
         assert_same_bits(found, dict(other.tensors()))
-
-
-def test_training_from_ids_equals_training_from_the_host(place, hiv):
-    """The losses of an epoch agree; and in a step, only the ids cross the bus."""
-    plan = sg.BucketPlan.of([(900, 1900, 33), (1400, 3000, 34)], batch_size=32)
-    torch.manual_seed(0)
-    size = {} if place.cuda else {"hidden": 8, "layers": 1}
-    models = [Molecules(hiv, gps=False, **size).to(place.device)]
-    models.append(copy.deepcopy(models[0]))
-    sources = [hiv.to(place.device), hiv]
-    recording = sg.Recording(recorder=place.recorder)
-    runners, loaders = [], []
-    for model, source in zip(models, sources, strict=True):
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
-        runner = sg.StaticGraphRunner(
-            model, plan, "cuda-graph", loss=bce, optimizer=optimizer, recording=recording
-        )
-        runners.append(runner.warmup(source, progress=False))
-        loaders.append(
-            sg.StaticLoader(
-                source,
-                plan,
-                indices=range(2000 if place.cuda else 200),
-                shuffle=True,
-                device=place.device,
-            )
-        )
-    for one, other in zip(*loaders, strict=True):
-        ours, theirs = (float(r.step(b)) for r, b in zip(runners, (one, other), strict=True))
-        assert ours == pytest.approx(theirs, rel=1e-3)
-    assert runners[0].report().fallbacks == ()
-    if not place.cuda:
-        return
-    stream = iter(loaders[0])
-    graphs, kernels, crossed = profile_of(lambda: runners[0].step(next(stream)))
-    assert graphs == 1, "the batch and the step are one recording"
-    assert kernels <= 3, "the copies of ids and loss"
-    assert crossed == 1, "copies from the host"
-
-
-def profile_of(call) -> tuple[int, int, int]:
-    """The number of graph launches, kernel launches, and copies from host to device."""
-    from torch.profiler import ProfilerActivity, profile
-
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiled:
-        call()
-        torch.cuda.synchronize()
-    counts = {event.key: event.count for event in profiled.key_averages()}
-    kernels = sum(count for key, count in counts.items() if "LaunchKernel" in key)
-    crossed = sum(count for key, count in counts.items() if key.startswith("Memcpy HtoD"))
-    return counts.get("cudaGraphLaunch", 0), kernels, crossed
 
 
 def test_a_recording_of_collation_follows_its_ids(place, hiv):

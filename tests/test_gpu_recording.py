@@ -149,23 +149,6 @@ def test_a_loader_works_while_steps_are_recorded(place, hiv):
     assert_follow(runners, batches_of(place, hiv, 4))
 
 
-def test_a_warm_up_from_a_cache(place, hiv, tmp_path):
-    for _ in range(2):
-        torch.compiler.reset()
-        runners = pair_of(place)
-        runners[0].warmup(hiv, progress=False, cache=tmp_path / "code")
-        assert_follow(runners, batches_of(place, hiv, 2))
-
-
-@pytest.mark.slow
-@pytest.mark.release
-def test_an_exported_model_runs_there(place, hiv, tmp_path):
-    eager, graphs = pair_of(place)[1], [hiv[i] for i in range(8)]
-    digest = eager.export(tmp_path / "model", example=hiv, progress=False)
-    found = sg.load_exported(tmp_path / "model", digest).predict(graphs)
-    torch.testing.assert_close(found.cpu(), eager.predict(graphs).cpu(), rtol=1e-3, atol=1e-4)
-
-
 def test_a_run_from_ids_is_one_replay_a_step(place, hiv):
     """Where the data set is on the device, making a batch is in the recording of its step."""
     recorded, eager = pair_of(place)

@@ -7,17 +7,14 @@ import argparse
 import functools
 import importlib
 import json
-import math
 import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-import torch
-from support.patience import patience, slowness
+from support.patience import patience
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -111,116 +108,6 @@ def test_the_seconds_of_a_call_add_up_to_less_than_it_has(call):
 
 
 # ---------------------------------------------------------------------- limits
-
-FAKE = """
-machine=(echo "rehearsal: yes")
-parts_first() {
-    part stubborn 3 bash -c 'trap "" TERM; echo asked; sleep 60'
-    part good 20 "$python" -c "open('{json}', 'w').write('{\\"rows\\": [1]}')"
-    part failing 20 bash -c 'echo broken >&2; exit 7'
-    part saved 1 sleep 2
-    part after 20 echo still here
-    part long 60 sleep 60
-    part late 20 echo never
-    part later 20 echo never either
-}
-"""
-
-
-def slowed(script: str, times: int) -> str:
-    """A script with the limits and the sleeps of its parts multiplied by ``times``."""
-    return re.sub(
-        r"(\bpart \w+|\bsleep) (\d+)",
-        lambda found: f"{found[1]} {int(found[2]) * times}",
-        script,
-    )
-
-
-@pytest.mark.release
-def test_a_call_keeps_its_limits_with_a_part_that_does_not_end(tmp_path):
-    """One part ignores the request to end, one fails, one uses the time that others saved, one
-    takes all that is left: the others run or are named, results are joined, and the call ends in
-    time."""
-    times = math.ceil(slowness())
-    (tmp_path / "parts.sh").write_text(slowed(FAKE, times))
-    out, budget = tmp_path / "out", 14 * times
-    began = time.monotonic()
-    done = gpu_sh(
-        "first",
-        PARTS_FROM=tmp_path / "parts.sh",
-        OUT=out,
-        CACHES=tmp_path / "caches",
-        TINY=1,
-        PATIENCE=1,
-        BUDGET_S=budget,
-        LEAST_S=3 * times,
-    )
-    took = time.monotonic() - began
-    log = (out / "log.txt").read_text()
-    assert took < budget + patience(15), "joining and saving are all that comes after"
-    assert done.returncode == 1
-    assert "== good ended with 0" in log
-    stubborn = re.search(r"== stubborn ended with (124|137) after (\d+) s", log)
-    assert stubborn, log
-    assert 2 * times <= int(stubborn[2]) <= 6 * times, log
-    assert "== failing ended with 7" in log
-    assert "broken" in log, "what goes to the error stream is in the log"
-    assert "== saved ended with 0" in log, "what a part does not need the next may take"
-    assert "== after ended with 0" in log
-    assert "still here" in log
-    assert "== long ended with 124" in log
-    assert "== late: not run" in log
-    assert "never" not in log.replace("echo never", ""), "what was not begun printed nothing"
-    assert "not run: late later;" in log
-    found = json.loads((out / "results.json").read_text())
-    assert found["good"] == {"rows": [1]}
-    assert found["not_run"] == ["late", "later"]
-    assert "rehearsal" in found["machine"]
-    assert (out / "tables.txt").read_text().startswith("REHEARSAL, NO FIGURES")
-    assert len(list(out.iterdir())) <= 8, "so many files come back"
-
-
-ONE = """
-machine=(echo "rehearsal: yes")
-parts_first() {
-    part a 20 bash -c 'mkdir -p "$TRITON_CACHE_DIR"; echo made >"$TRITON_CACHE_DIR/kernel"
-        echo 1 >{json}'
-}
-"""
-TWO = """
-machine=(echo "rehearsal: yes")
-parts_second() {
-    part b 20 bash -c 'echo "{\\"found\\": \\"$(cat "$TRITON_CACHE_DIR/kernel")\\"}" >{json}'
-}
-"""
-
-
-def test_what_was_compiled_and_found_goes_on_to_the_next_call(tmp_path):
-    (tmp_path / "one.sh").write_text(ONE)
-    (tmp_path / "two.sh").write_text(TWO)
-    shared = {"TINY": 1, "BUDGET_S": 60}
-    for call, file, more in (
-        ("first", "one.sh", {"CACHES": tmp_path / "caches one"}),
-        ("second", "two.sh", {"CACHES": tmp_path / "caches two", "CARRIED": tmp_path / "first"}),
-    ):
-        done = gpu_sh(call, PARTS_FROM=tmp_path / file, OUT=tmp_path / call, **shared, **more)
-        assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "second" / "results.json").read_text())
-    assert found["a"] == 1
-    assert found["b"] == {"found": "made"}
-
-
-def test_nothing_runs_where_versions_fail(tmp_path):
-    """There is no GPU here, which is the first check."""
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    (tmp_path / "parts.sh").write_text("parts_first() { part never 5 echo ran; }")
-    files = {"PARTS_FROM": tmp_path / "parts.sh", "OUT": tmp_path / "out"}
-    done = gpu_sh("first", PYTHON=sys.executable, **files)
-    assert done.returncode == 1
-    assert "no CUDA device is visible to torch" in done.stdout
-    assert "== stopped" in done.stdout
-    assert "ran" not in done.stdout.split()
 
 
 @pytest.mark.slow

@@ -6,8 +6,6 @@ import copy
 
 import pytest
 import torch
-from support.kernel_cases import NAMES
-from support.kernel_results import kept_on, results
 from support.places import mode_of
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -54,30 +52,12 @@ def squared(out, batch):
     return (out - batch.y.to(out.dtype)).square()
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("name", NAMES)
-def test_every_operator_on_a_cpu_takes_float16(name):
-    """NumPy has float16, numba does not: results are close to float64 on equal input."""
-    kept = kept_on(name, "cpu")
-    exact = results(name, torch.float64, "cpu", given=torch.float16, kept=None)
-    found = results(name, torch.float16, "cpu")
-    for place, (one, right) in enumerate(zip(found, exact, strict=True)):
-        if kept is not None or not right.is_floating_point() or not right.numel():
-            assert one.shape == right.shape
-            continue
-        off = float((one.double() - right.double()).abs().max())
-        assert off <= 8 * torch.finfo(torch.float16).eps * float(right.abs().max()), place
-
-
 IDS, CAPACITY = [3, 1, 8, 5], (40, 70, 8)
 
 
 AS_FLOAT32, THROUGHOUT = "read as float32", "float16 throughout"
-# Only float16 throughout is compiled: a compiler could refuse it, reading as float32 is one cast.
-# Every second one runs by default.
 MODES = (
     (AS_FLOAT32, "eager"),
-    pytest.param(THROUGHOUT, "default", marks=pytest.mark.slow),
     *((THROUGHOUT, "fused"), (THROUGHOUT, "eager"), (THROUGHOUT, "traced")),
     *((AS_FLOAT32, "fused"), (AS_FLOAT32, "traced")),
 )

@@ -7,7 +7,6 @@ import torch
 from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
-from staticgraph.errors import SlotsExhausted
 
 
 def graphs(count: int = 20) -> list[Data]:
@@ -97,11 +96,3 @@ def test_a_model_may_ask_for_it_by_name(store):
     found = sg.StaticGraphRunner(model, plan, mode="eager").predict([store[i] for i in range(5)])
     edges = torch.tensor([[float(store[i].num_edges)] for i in range(5)])
     torch.testing.assert_close(found, model.lin(edges))
-
-
-def test_a_list_of_a_loader_says_how_to_keep_batches(store):
-    loader = sg.StaticLoader(store, sg.plan_buckets(store, batch_size=2))
-    with pytest.raises(SlotsExhausted, match=r"list\(loader\): \[batch\.clone\(\) for batch in"):
-        list(loader)
-    kept = [batch.clone() for batch in loader]
-    assert sum(batch.real_graphs for batch in kept) == 20

@@ -283,24 +283,3 @@ def test_epochs_of_shuffled_batches_compile_once(store, molecules):
             names = tuple(batch.tensors())
             compiled(*batch.tensors().values()).backward()
     assert len(captured) == 1
-
-
-def test_preflight_passes_and_names_what_mixes_padding(store, molecules):
-    model = initialised(PerAtom(molecules[0].metadata()).double(), store)
-    plan = sg.plan_buckets(store, batch_size=8)
-    report = sg.check(model, plan, store)
-    assert report, [str(obstacle) for obstacle in report.obstacles]
-    assert report.parity is not None
-    assert report.parity < 1e-9
-    made_up = sg.check(model, plan)
-    assert made_up, [str(obstacle) for obstacle in made_up.obstacles]
-
-    class Mixing(nn.Module):
-        def forward(self, h):
-            return h - h.mean(0)
-
-    model.head = nn.Sequential(model.head, Mixing())
-    report = sg.check(model, plan, store)
-    assert not report
-    kinds = {"padding reaches real rows", "differs from plain PyG"}
-    assert {obstacle.kind for obstacle in report.obstacles} <= kinds

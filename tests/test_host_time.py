@@ -53,14 +53,6 @@ def test_a_replay_is_few_calls_for_any_number_of_layers(name, esol, plan):
     assert max(counts) <= MOST, counts
 
 
-def test_the_count_sees_a_walk_over_parameters(esol, plan, monkeypatch):
-    runner = runner_of("gine", 2, esol, plan, hidden=16)
-    batch = next(iter(sg.StaticLoader(esol, plan)))
-    walk, replay = runner.model.parameters, runner.steps.train
-    monkeypatch.setattr(runner.steps, "train", lambda b: (list(walk()), replay(b))[1])
-    assert steady(runner, batch) > 2 * MOST
-
-
 def net_runner(hiv, **options):
     model = Net()
     runner = made_runner(

@@ -18,7 +18,7 @@ from support.hetero_parity import plain, poisoned, static
 from support.index_rules import Clusters, Pair, Triplets
 from support.parity import differences
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GATConv, GCNConv, global_add_pool, global_mean_pool
+from torch_geometric.nn import global_add_pool, global_mean_pool
 from torch_geometric.utils import scatter
 
 import staticgraph as sg
@@ -168,17 +168,6 @@ def test_what_counts_what_is_read_off_the_data():
     assert schema["cell"].cat_dim is None
 
 
-def test_follow_batch_names_are_there():
-    graphs = made("pair", 1)
-    store = sg.GraphStore.from_pyg(graphs)
-    batch = next(iter(sg.StaticLoader(store, sg.plan_buckets(store, batch_size=4))))
-    ids = batch.graph_ids[batch.graph_mask].tolist()
-    expected = Batch.from_data_list([graphs[i] for i in ids], follow_batch=["x_t"])
-    mask = batch.x_t_mask
-    assert torch.equal(batch.x_t_batch[mask], expected.x_t_batch)
-    assert torch.equal(batch.x_t_ptr[: len(ids) + 1], expected.x_t_ptr)
-
-
 class Angular(torch.nn.Module):
     """Message passing along triplets: from edge to edge with an angle, then to nodes and graphs."""
 
@@ -223,14 +212,6 @@ def test_a_plan_keeps_its_components(tmp_path):
     for name, array in store.arrays().items():
         assert np.array_equal(array, loaded.arrays()[name]), name
     next(iter(sg.StaticLoader(loaded, plan)))
-
-
-def test_a_plan_of_before_still_loads(esol):
-    values = sg.plan_buckets(esol, batch_size=32).to_dict()
-    assert set(values["capacities"][0]) == {"nodes", "edges", "graphs", "max_graph_nodes"}
-    for field in values["schema"]["fields"]:
-        del field["cat_dim"], field["counts"]  # as in files from before index fields
-    assert sg.BucketPlan.from_dict(values).schema == esol.schema
 
 
 def test_a_capacity_without_the_rows_is_refused():
@@ -307,48 +288,6 @@ def test_new_graphs_that_count_otherwise_are_refused():
         sg.GraphStore.from_pyg(others, schema=schema)
 
 
-class Expander(Data):
-    """Additional edges among the nodes, as in Exphormer: an index field with node numbers."""
-
-    def __inc__(self, key, value, *args, **kwargs):
-        if key == "expander_edge_index":
-            return self.num_nodes
-        return super().__inc__(key, value, *args, **kwargs)
-
-    def __cat_dim__(self, key, value, *args, **kwargs):
-        return 1 if "edge_index" in key else super().__cat_dim__(key, value, *args, **kwargs)
-
-
-class OverExpander(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = GATConv(2, 4), GCNConv(4, 1)
-
-    def forward(self, data):
-        h = self.first(data.x, data.expander_edge_index).tanh()
-        return global_add_pool(self.second(h, data.expander_edge_index), data.batch)
-
-
-def test_loops_among_edges_of_ones_own_are_removed_to_padding_nodes():
-    """Such edges index nodes, not the graphs of their axis: a removed self-loop must not become an
-    additional one on a real node."""
-    rng = np.random.default_rng(0)
-    graphs = []
-    for n in (5, 3, 9, 2, 7):
-        ring = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])
-        edges = torch.cat([ring, ring.flip(0), torch.arange(n).expand(2, -1)], 1)
-        graphs.append(Expander(**base(rng, n), expander_edge_index=edges))
-    model = OverExpander().double()
-    batch = Batch.from_data_list(graphs)
-    store = sg.GraphStore.from_pyg(graphs)
-    plan = sg.plan_buckets(store, batch_size=5)
-    padded = sg.StaticBatch.of(store, range(5), plan.capacities[0])
-    found = sg.StaticGraphRunner(model, plan, "eager")(padded)[:5]
-    expected = model(batch)
-    assert (found - expected).abs().max() <= 1e-9 * expected.abs().max()
-    assert sg.check(model, plan, padded).ok
-
-
 def test_an_index_too_narrow_for_the_rows_of_a_batch_is_refused():
     """PyG increments it until it wraps; its padding would point at real rows even before that."""
     graphs = [
@@ -396,15 +335,6 @@ def nested(count: int = 12) -> list[Data]:
     ]
 
 
-@pytest.mark.parametrize("mode", ["eager", "fused"])
-def test_a_pool_by_an_index_of_the_data_has_the_rows_that_it_counts(mode):
-    graphs, model = nested(), OverSubgraphs(lambda data: data.node_to_subgraph)
-    expected = model(Batch.from_data_list(graphs)).detach()
-    plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=4)
-    found = sg.StaticGraphRunner(model, plan, mode).predict(graphs)
-    torch.testing.assert_close(found, expected)
-
-
 class Repeated(OverSubgraphs):
     def forward(self, data):
         rows = torch.repeat_interleave(global_add_pool(data.x, data.batch), data.count, dim=0)
@@ -421,48 +351,3 @@ def test_rows_are_repeated_as_often_as_a_graph_has_subgraphs(mode):
     runner = sg.StaticGraphRunner(model, sg.plan_buckets(store, batch_size=4), mode)
     runner(next(iter(runner.loader(store))))
     torch.testing.assert_close(runner.predict(graphs), expected)
-
-
-def test_a_pool_by_another_index_is_not_one_to_graphs():
-    graphs = nested()
-    model = OverSubgraphs(lambda data: 2 * data.batch + (data.x[:, 0] > 0))
-    plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=4)
-    with pytest.raises(sg.NotStatic, match=r"this one names \d+ groups: pass size="):
-        sg.StaticGraphRunner(model, plan, "eager").predict(graphs)
-
-
-class Copies(Data):
-    """Copies of a small graph's nodes, as in ESAN: nodes that index the originals."""
-
-    def __inc__(self, key, value, *args, **kwargs):
-        counted = key in ("copy_of", "original_edge_index")
-        return self.num_originals if counted else super().__inc__(key, value, *args, **kwargs)
-
-
-def test_a_sum_without_a_size_over_rows_of_the_data_reaches_their_edges():
-    rng = np.random.default_rng(0)
-    graphs = [
-        Copies(
-            x=torch.from_numpy(rng.standard_normal((3 * n, 2))),
-            edge_index=ints(rng, 3 * n, 2, 4),
-            copy_of=torch.arange(n).repeat(3),
-            num_originals=n,
-            original_edge_index=ints(rng, n, 2, n + 3),
-            num_nodes=3 * n,
-        )
-        for n in (4, 2, 5, 3)
-    ]
-
-    def forward(data):
-        originals = int(data.copy_of.max()) + 1
-        h = data.x.new_zeros(originals, 2).index_add(0, data.copy_of, data.x)
-        src, dst = data.original_edge_index
-        return torch.zeros_like(h).index_add(0, dst, h[src])
-
-    store = sg.GraphStore.from_pyg(graphs)
-    schema = store.schema
-    rows = {schema["copy_of"].counts[0]: 30, schema["original_edge_index"].level: 70}
-    capacity = sg.Capacity(44, 20, 7, extra=rows)
-    expected = forward(Batch.from_data_list(graphs))
-    batch = sg.StaticBatch.of(store, range(4), capacity)
-    assert torch.allclose(forward(batch)[: len(expected)], expected)

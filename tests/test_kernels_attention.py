@@ -55,32 +55,6 @@ def attend(rows, starts=STARTS, p=0.0, seed=None):
     return graph_attention(rows, starts, heads=HEADS, longest=14, p=p, seed=seed, site=4)
 
 
-@pytest.mark.parametrize("p", [0.0, 0.25])
-def test_equals_the_reference(p):
-    """Forward and gradients in float64, also through torch.compile in one graph; rows of no graph
-    give zero, whatever they hold."""
-    torch.manual_seed(0)
-    rows = torch.randn(NODES, 3 * HEADS * 4, dtype=torch.float64)
-    rows[REAL:] = torch.nan
-    rows.requires_grad_()
-    seed, weight = torch.tensor([3]), torch.randn(NODES, HEADS * 4, dtype=torch.float64)
-    clean = rows.detach().nan_to_num().requires_grad_()
-    mask = None
-    if p:
-        mask = torch.zeros(HEADS, NODES, NODES, dtype=torch.bool)
-        mask[:, :REAL, :REAL] = kept(STARTS, seed, HEADS, 14, 4, p)
-    expected = graph_attention_reference(clean, STARTS, HEADS, mask, p)
-    (wanted,) = torch.autograd.grad(expected, clean, weight)
-    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
-    for function in (attend, compiled):
-        found = function(rows, STARTS, p, seed)
-        torch.testing.assert_close(found, expected, atol=1e-14, rtol=1e-12)
-        (grad,) = torch.autograd.grad(found, rows, weight)
-        torch.testing.assert_close(grad, wanted, atol=1e-14, rtol=1e-12)
-    given = (rows.detach(), STARTS, seed if p else None, HEADS, 14, 4, p)
-    torch.library.opcheck(torch.ops.staticgraph.graph_attention.default, given)
-
-
 @pytest.mark.parametrize("size", [16, 20])
 def test_graphs_of_several_blocks_of_queries(size):
     """Rows of whole vectors and others; more queries than the backward pass holds at once."""

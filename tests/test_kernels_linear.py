@@ -14,7 +14,6 @@ from staticgraph.dryrun.operations import OperationCounter, operations
 from staticgraph.kernels.linear import (
     gpu,
     limits,
-    linear_handed_on,
     linear_reference,
     op,
     small,
@@ -64,28 +63,6 @@ def test_autocast_keeps_the_fused_layer():
     assert forward - Counter({"prim::device": 99}) == {"staticgraph::linear": 2}
     assert backward["staticgraph::linear_backward"] == 2, "two layers of one operation"
     assert backward["aten::_to_copy"] == 1, "the loss's own"
-
-
-@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
-def test_operands_of_mixed_precision_are_rounded_as_autocast_rounds_them(given):
-    """On a CPU, where torch's own operators do it: bit for bit equal to casts and products."""
-    torch.manual_seed(0)
-    x, into = torch.randn(2, 50, 30).to(given)
-    x.requires_grad_()
-    weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((20, 30), (20,)))
-    grad = torch.randn(50, 20).bfloat16()
-    out, same = linear_handed_on(x, weight, bias, relu=True, dtype=torch.bfloat16)
-    found = torch.autograd.grad((out, same), (x, weight, bias), (grad, into))
-    expected = linear_reference(x, weight, bias, True, torch.bfloat16)
-    right = torch.autograd.grad((expected, x * 1), (x, weight, bias), (grad, into))
-    assert out.dtype == torch.bfloat16
-    assert torch.equal(out, expected)
-    assert [g.dtype for g in found] == [given, torch.float32, torch.float32]
-    assert torch.equal(found[1], right[1])
-    for ours, theirs in zip(found, right, strict=True):  # the bias's sum is in float32 here
-        assert (ours - theirs).abs().max() <= 2 * torch.finfo(
-            torch.bfloat16
-        ).eps * theirs.abs().max()
 
 
 def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
@@ -143,12 +120,3 @@ def test_a_backward_is_one_launch_without_spills(width, columns, dtype):
         assert (each.spilled, each.atomics) == (0, [])
         assert each.widest("ld") >= 32 * dtype.itemsize
     assert one.widest("st") >= 32 * dtype.itemsize
-
-
-@pytest.mark.parametrize("rows", [0, 1, 64, 1024, 1025, 3000, 16384])
-def test_chunks_cover_all_rows_once(rows):
-    chunks, each = limits.chunks_of(rows)
-    assert chunks * each >= rows
-    assert (chunks - 1) * each < max(rows, 1)
-    assert each % small.STEP == 0
-    assert each <= limits.ROWS_A_CHUNK

@@ -3,13 +3,10 @@ the CPU against float64 references; the exponential against NumPy's in a wider d
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
-from staticgraph.jit import kernel
 from staticgraph.kernels import edge_rows, neighbour_reduce
-from staticgraph.kernels.exponential import exp
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -44,26 +41,3 @@ def test_what_cannot_be_reduced_is_named():
         neighbour_reduce(x, None, None, *where, reductions=["sum"], towers=2)
     with pytest.raises(ValueError, match="rows of nothing"):
         edge_rows(None, None, None, *where)
-
-
-@kernel
-def exponentials(values, out):
-    for i in range(len(values)):
-        out[i] = exp(values[i])
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_exponential_is_within_two_units_of_the_last_place(dtype):
-    values = np.concatenate([np.linspace(-87, 88, 20001), np.linspace(-1, 1, 2001)]).astype(dtype)
-    out = np.empty_like(values)
-    exponentials(values, out)
-    wide = np.exp(values.astype(np.longdouble))
-    assert np.max(np.abs(out - wide) / wide) <= 2 * np.finfo(dtype).eps
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_exponential_of_what_is_no_ordinary_number(dtype):
-    values = np.array([np.nan, np.inf, -np.inf, -1e30, 1e30, 0, -0.0], dtype)
-    out = np.empty_like(values)
-    exponentials(values, out)
-    assert np.array_equal(out, np.array([np.nan, np.inf, 0, 0, np.inf, 1, 1], dtype), True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import pkgutil
 import re
@@ -10,9 +9,8 @@ from collections import defaultdict
 
 import pytest
 import torch
-from support.compiled import Launch, noted
 from support.interpreted import needs_interpreter, run_interpreted
-from support.kernel_launches import EDGES, NODES, WIDTH, everything
+from support.kernel_launches import every_launch
 from triton.runtime.jit import JITFunction
 
 from staticgraph import kernels
@@ -21,22 +19,9 @@ from staticgraph import kernels
 @pytest.mark.slow
 @needs_interpreter
 def test_interpreted_in_a_process_of_its_own():
-    """One process for all files, so that torch loads once. The GPU cases come last, since they
+    """One process for both files, so that torch loads once. The cases come last, since they
     replace the CPU implementation of every operator by the Triton one."""
-    run_interpreted(
-        "interpreted_kernels.py",
-        "interpreted_linear.py",
-        "interpreted_collate.py",
-        "interpreted_segments.py",
-        "interpreted_attention.py",
-        "interpreted_cases.py",
-    )
-
-
-@functools.cache
-def every_launch(dtype: torch.dtype = torch.float32) -> list[Launch]:
-    x, e = torch.zeros(NODES, WIDTH, dtype=dtype), torch.zeros(EDGES, WIDTH, dtype=dtype)
-    return noted(everything, x, e)
+    run_interpreted("interpreted_collate.py", "interpreted_cases.py")
 
 
 def test_every_kernel_has_a_name_of_its_own_and_is_launched_here():

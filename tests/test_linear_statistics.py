@@ -18,7 +18,6 @@ import staticgraph as sg
 from staticgraph import rewrites
 from staticgraph.checking.explain import explain
 from staticgraph.dryrun.operations import further_launches, operations
-from staticgraph.kernels import batch_norm
 from staticgraph.kernels.batch_norm import gpu as norm
 from staticgraph.kernels.batch_norm import op as norm_op
 from staticgraph.kernels.batch_norm import partials
@@ -54,35 +53,6 @@ def test_all_programs_fit_an_h100_at_once(rows, given):
     assert turns * blocks * MULTIPROCESSORS >= partials.partials_of(rows) * 5
 
 
-def test_the_norms_only_launch_is_the_one_it_had():
-    x, ones = torch.zeros(4096, 300, dtype=torch.bfloat16), torch.ones(300)
-    given = (x, None, x, ones, ones, COUNT, ones, ones, COUNT, 0.1, 1e-5, False)
-    _, apply = launches(norm.forward, *given)
-    (alone,) = launches(norm.forward, *given, torch.zeros(64, 2, 300))
-    assert (alone.name, alone.spilled, alone.atomics) == (apply.name, 0, [])
-    assert alone.registers <= apply.registers + 8
-    assert alone.widest("ld") == apply.widest("ld")
-
-
-@pytest.mark.parametrize("rows", [0, 1, 32, 2048, 2049, 4097, 8192, 16384])
-def test_tiles_cover_all_rows_once(rows):
-    tile, tiles = partials.rows_a_partial(rows), partials.partials_of(rows)
-    assert (tiles - 1) * tile < max(rows, 1) <= tiles * tile
-    assert tiles <= partials.MAX_PARTIALS or rows > partials.MAX_ROWS
-
-
-@pytest.mark.parametrize("rows", [50, 2100])
-def test_tiles_join_to_the_statistics_of_all(rows):
-    """With a mean a thousand times the spread; NaN in the padding has no effect."""
-    torch.manual_seed(0)
-    x, count = torch.randn(rows, 3) + 1000, torch.tensor(rows - 17)
-    real = x[: rows - 17].double()
-    x[rows - 17 :] = torch.nan
-    mean, var = partials.joined(partials.partials_reference(x.double(), count), count, rows)
-    assert torch.allclose(mean, real.mean(0), rtol=1e-12)
-    assert torch.allclose(var, real.var(0, unbiased=False), rtol=1e-9)
-
-
 def test_a_norm_that_is_given_statistics_is_one_launch_but_for_a_cumulative_mean(monkeypatch):
     called = []
     monkeypatch.setattr(norm, "forward", lambda *given: called.append(len(given)))
@@ -93,15 +63,6 @@ def test_a_norm_that_is_given_statistics_is_one_launch_but_for_a_cumulative_mean
         assert called.pop() == taken, "with the statistics, or without"
         name = "staticgraph::batch_norm"
         assert operations(name, given) + further_launches(name, given) == launched
-
-
-def test_what_it_has_no_sums_for_is_refused():
-    x = torch.zeros(40, 4, dtype=torch.float64)
-    with pytest.raises(ValueError, match="its sums are float32; use linear"):
-        gpu.forward(x, x[:3], None, COUNT, False, torch.float64)
-    ones = torch.ones(4)
-    with pytest.raises(ValueError, match=r"not of x \+ addend"):
-        batch_norm(x, ones, ones, COUNT, eps=1e-5, addend=x, partial=torch.zeros(2, 2, 4))
 
 
 def test_a_gradient_comes_back_by_what_is_read_on_alone():
@@ -182,15 +143,6 @@ def test_a_rewritten_model_computes_what_it_did(esol, monkeypatch):
     for ours, theirs in zip(found, usual, strict=True):
         scale = theirs.double().abs().max()
         assert (ours.double() - theirs.double()).abs().max() <= 0.02 * scale
-
-
-def test_an_operand_is_handed_on_by_a_product_with_statistics(esol, monkeypatch):
-    """The residual sum and ``third`` read the input of ``second`` after it."""
-    on_cuda(monkeypatch)
-    _, captured = run(Net(), esol)
-    names = Counter(getattr(node.target, "__name__", "") for node in captured.graph.nodes)
-    assert names["measured_handed_on"] >= 1
-    assert names["measured"] + names["measured_handed_on"] == 3
 
 
 @pytest.mark.parametrize(

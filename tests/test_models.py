@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,13 +9,6 @@ from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
 from staticgraph import models
-
-DATA = Path(__file__).parents[1] / "examples" / "data"
-
-
-@pytest.fixture(scope="module")
-def mutag() -> sg.GraphStore:
-    return sg.datasets.open(DATA / "MUTAG.npz")
 
 
 def call(model: torch.nn.Module, graphs: list[Data]) -> torch.Tensor:
@@ -66,20 +57,6 @@ def test_static_batches_give_the_same(name, esol):
     largest = max(g.abs().max() for g in gradients)
     for found, gradient in zip(model.parameters(), gradients, strict=True):
         assert (found.grad - gradient).abs().max() <= 1e-10 * largest
-
-
-@pytest.mark.parametrize("name", [name for name in models.NAMES if name != "gine"])
-def test_float_features_and_no_edge_features(name, mutag):
-    model = models.build(name, mutag, hidden=16, layers=2, num_outputs=2)
-    assert call(model, [mutag[i] for i in range(3)]).shape == (3, 2)
-    assert isinstance(model.node_encoder, models.NumberEncoder)
-
-
-def test_tables_are_as_large_as_the_data_needs(esol):
-    model = models.build("gine", esol, hidden=8)
-    assert isinstance(model.node_encoder, models.CategoryEncoder)
-    sizes = tuple(table.num_embeddings for table in model.node_encoder.tables)
-    assert sizes == esol.cardinality("x")
 
 
 def test_encoders_take_vectors_bools_and_no_rows():

@@ -22,7 +22,7 @@ import staticgraph as sg
 from staticgraph.batches.batch.typed_views import TypeView
 from staticgraph.batches.collation.collate_arguments import OUTPUTS
 from staticgraph.batches.slots.slots import SlotLayout
-from staticgraph.schema import PRIVATE, RESERVED, RESERVED_OF_TYPE, Axis, Field
+from staticgraph.schema import PRIVATE, RESERVED_OF_TYPE, Axis, Field
 
 TYPES = (Axis("a", "node", ("a",)), Axis("a__to__a", "edge", ("a", "to", "a")))
 LAYOUTS = {
@@ -98,11 +98,6 @@ def test_every_attribute_of_a_type_is_refused_as_its_field():
     assert refused(names, TYPES) == names
     assert refused(["x_dict"], TYPES) == ["x_dict"]
     assert refused(["a.x", "a.real", "x_dicts", "a.y_dict"], TYPES) == []
-
-
-def test_the_list_holds_nothing_that_a_batch_does_not_use():
-    used = {name for layout in LAYOUTS.values() for name in (e.name for e in layout.entries)}
-    assert set(public(sg.StaticBatch)) | used | {"layout", "real", "bucket"} >= RESERVED
 
 
 @pytest.mark.parametrize("name", ["counts", "starts", "rows", "mask", "nodes", "size", "weight"])

@@ -13,8 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GPSConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.nn.context.present import Restored
-from staticgraph.sizes.attention import CPU_WIDEST, PATHS, AttentionSetting, attention_path
+from staticgraph.sizes.attention import CPU_WIDEST, AttentionSetting, attention_path
 
 BATCH = batch_of([60, 3, 8, 1, 17, 5, 9, 2, 30], sg.Capacity(170, 20, 14, 60))
 # Graphs across borders of tiles, a graph larger than a tile, and tiles of padding only.
@@ -86,19 +85,6 @@ def test_a_file_of_an_older_version_keeps_its_capacity():
     """It may promise the size of the k-th largest graph, which no path needs any longer."""
     values = MOLECULES.to_dict() | {"ranks": [[0, 222], [8, 59]]}
     assert sg.Capacity.from_dict(values) == MOLECULES
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_batch_of_padding_alone_stays_finite(path):
-    """Such a step runs on a rank that has no graphs left while another has."""
-    model = sg.convert(Attending().double(), attention=path)
-    batch = sg.StaticBatch.blank(BATCH.layout)
-    with Restored():
-        sg.nn.context_of(model).enter(batch)
-        out = model(batch)
-    out.square().sum().backward()
-    assert out.isfinite().all()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_the_kernel_is_fitted_without_pairs(esol):

@@ -88,28 +88,6 @@ def test_forces_and_their_gradients_equal_unpadded_ones(traced):
         assert (found.grad - expected.grad).abs().max() <= 1e-9 * largest
 
 
-@pytest.mark.parametrize("asks", [True, False])
-def test_forces_in_evaluation(asks):
-    """With gradients disabled by eval_step; whether the model enables the ones it needs itself or
-    leaves that to ``differentiable``."""
-
-    class Enabled(Forces):
-        def forward(self, data):
-            with torch.set_grad_enabled(asks or torch.is_grad_enabled()):
-                return super().forward(data)
-
-    torch.manual_seed(0)
-    model = Enabled(layers=2).double()
-    expected = copy.deepcopy(model)(Batch.from_data_list(molecules()))
-    store = sg.GraphStore.from_pyg(molecules())
-    nodes, edges = (int(total) for total in store.sizes.sum(0))
-    batch = sg.StaticBatch.of(store, range(6), (nodes + 9, edges + 50, 11))
-    energy, force = runner_of(model, batch).eval_step(batch).out
-    assert torch.allclose(energy[:6], expected[0], rtol=0, atol=1e-10)
-    assert torch.allclose(force[:nodes], expected[1], rtol=0, atol=1e-10)
-    assert asks or not energy.requires_grad
-
-
 def test_padding_edges_join_separated_padding_nodes():
     store = sg.GraphStore.from_pyg(molecules())
     nodes, edges = (int(total) for total in store.sizes.sum(0))

@@ -10,7 +10,6 @@ import torch
 import torch_geometric.nn as pyg
 from support.parity import BATCH, differences, plain_step, poisoned, static_step, unknown_counts
 from torch import nn
-from torch.nn.utils import parametrize
 
 import staticgraph as sg
 from staticgraph.nn.subclasses import form_of, static_forms
@@ -103,16 +102,6 @@ def test_a_converted_subclass_can_be_copied_pickled_and_saved(build, tmp_path):
     plain.load_state_dict(model.state_dict())
 
 
-def test_a_converted_lstm_of_the_users_own_is_copied_with_its_weights():
-    kind = subclass_of(nn.LSTM)
-    model = sg.convert(nn.Sequential(kind(8, 4)))
-    again = copy.deepcopy(model)
-    again[0].weight_ih_l0.data.zero_()
-    assert type(again[0]) is type(model[0])
-    assert again[0]._flat_weights[0] is again[0].weight_ih_l0
-    assert model[0].weight_ih_l0.abs().sum() > 0
-
-
 def test_subclasses_of_pools_and_gps_layers_equal_plain_pyg():
     class Model(nn.Module):
         def __init__(self):
@@ -132,21 +121,3 @@ def test_subclasses_of_pools_and_gps_layers_equal_plain_pyg():
     for given in (BATCH, unknown_counts(BATCH)):
         found, _ = static_step(model, lambda m, d: m(d), poisoned(given, 100.0))
         assert not differences(expected, found)
-
-
-def test_a_parametrization_made_before_can_be_removed_after():
-    class Twice(nn.Module):
-        def forward(self, weight):
-            return 2 * weight
-
-    norms = [nn.BatchNorm1d(BATCH.x.size(1)), Fancy(BATCH.x.size(1))]
-    for norm, bases in zip(norms, [nn.BatchNorm1d, Fancy], strict=True):
-        parametrize.register_parametrization(norm, "weight", Twice())
-        model = sg.convert(nn.Sequential(norm))
-        assert (norm.weight == 2).all()
-        copied = copy.deepcopy(model)[0]
-        parametrize.remove_parametrizations(norm, "weight")
-        assert not parametrize.is_parametrized(norm)
-        assert (norm.weight == 2).all()
-        assert type(norm) is form_of(bases)
-        assert parametrize.is_parametrized(copied)  # each has a class of its own

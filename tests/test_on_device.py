@@ -176,15 +176,6 @@ class TestLoader:
                 assert_same_bits(dict(other.tensors()), dict(one.tensors()))
                 assert other.tensors().ids.nbytes == 4 * one.num_graphs
 
-    def test_empty_batches_and_ranks(self, esol):
-        plan = sg.plan_buckets(esol, batch_size=50)
-        options = {"rank": 1, "world_size": 2, "min_steps": 20}
-        host = sg.StaticLoader(esol, plan, **options)
-        device = sg.StaticLoader(esol.to("cpu"), plan, **options)
-        for one, other in zip(host, device, strict=True):
-            assert_same_bits(dict(other.tensors()), dict(one.tensors()))
-        assert one.real.graphs == 0
-
     def test_resume_in_the_middle_of_an_epoch(self, esol):
         plan, store = sg.plan_buckets(esol, batch_size=50), esol.to("cpu")
         whole = [ids_of(b) for b in sg.StaticLoader(store, plan, shuffle=True)]
@@ -196,32 +187,12 @@ class TestLoader:
         assert done + [ids_of(b) for b in resumed] == whole
         assert sorted(chain(*whole)) == list(range(len(esol)))
 
-    def test_batches_held_at_once_keep_their_values(self, esol):
-        """Arrays are made when read, here in another order than the batches came."""
-        loader = sg.StaticLoader(esol.to("cpu"), [(700, 1500, 33)], slots=4)
-        stream = iter(loader)
-        held = [next(stream) for _ in range(4)]
-        for number, batch in reversed(list(enumerate(held))):
-            expected = sg.StaticBatch.of(esol, ids_of(batch), batch.capacity)
-            assert_same_bits(dict(batch.tensors()), dict(expected.tensors())), number
-        with pytest.raises(sg.errors.SlotsExhausted):
-            next(stream)
-
     def test_a_batch_given_back_unread_is_stale(self, esol):
         batch = next(iter(sg.StaticLoader(esol.to("cpu"), [(700, 1500, 33)])))
         batch.release()
         for read in (lambda: batch.x, lambda: batch.num_real_nodes):
             with pytest.raises(StaleBatch, match="gave its slot back"):
                 read()
-
-    def test_unread_batches_are_never_made(self, esol, monkeypatch):
-        monkeypatch.setattr(
-            "staticgraph.batches.loading.from_device.collate", lambda *_: pytest.fail("made")
-        )
-        for batch in sg.StaticLoader(esol.to("cpu"), [(700, 1500, 33)]):
-            assert batch.real.graphs
-            assert "x" in batch
-            assert batch.keys()
 
     def test_what_is_not_there_is_said(self, esol):
         store = esol.to("cpu", pointers=False)

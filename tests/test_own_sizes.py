@@ -11,7 +11,7 @@ from support.graphs import double_graphs
 from support.index_rules import Bipartite
 from support.places import mode_of
 from torch_geometric.data import Batch, Data, HeteroData
-from torch_geometric.nn import GINConv, global_add_pool, global_mean_pool
+from torch_geometric.nn import global_add_pool, global_mean_pool
 
 import staticgraph as sg
 
@@ -133,7 +133,7 @@ class Net(torch.nn.Module):
     ("way", "mode"),
     [
         *((way, mode) for way in MODELS for mode in ("eager", "traced")),
-        (both, "default"),
+        (both, "traced"),
     ],
 )
 def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):
@@ -191,23 +191,6 @@ def test_a_model_that_does_not_ask_is_left_as_it_was():
     runner = sg.StaticGraphRunner(Net(asks_nothing), [(45, 131, 8)], mode="eager")
     with torch.no_grad():
         assert runner.predict(store).shape == (12, 1)
-
-
-def test_layers_of_pyg_take_a_marked_batch():
-    class Both(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = GINConv(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)))
-            self.double()
-
-        def forward(self, x, edge_index, batch):
-            size = int(batch.max()) + 1
-            return global_add_pool(self.conv(x, edge_index), batch, size)
-
-    store = sg.GraphStore.from_pyg(graphs(), progress=False)
-    report = sg.check(Both(), [(45, 131, 8)], store)
-    assert report.ok, str(report)
-    assert report.parity < 1e-10
 
 
 def to_targets(x, edge_index, ways):
@@ -282,7 +265,6 @@ class OfTargets(torch.nn.Module):
     ("typed", "ways", "mode"),
     [
         pytest.param(False, "by row", "eager", id="bipartite-by row-eager"),
-        pytest.param(True, "unbound", "default", id="typed-unbound-default"),
         *(
             pytest.param(typed, ways, mode, id=f"{'typed' if typed else 'bipartite'}-{ways}-{mode}")
             for typed in (False, True)
@@ -315,29 +297,3 @@ def test_rows_of_types_and_sides_are_told_apart(typed, ways, mode, monkeypatch):
     assert found.item() == pytest.approx(expected.item(), rel=1e-10)
     for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-10, msg=name)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("typed", [False, True], ids=["bipartite", "typed"])
-@pytest.mark.parametrize("ways", UNPACKED)
-def test_the_preflight_finds_nothing_in_the_way_of_types_and_sides(typed, ways):
-    store = sg.GraphStore.from_pyg(types() if typed else sides(), progress=False)
-    capacity = sg.plan_buckets(store, batch_size=5).capacities[-1]
-    report = sg.check(OfTargets(UNPACKED[ways], typed), [capacity], store)
-    assert report.recordable, str(report)
-
-
-def test_the_largest_of_both_rows_is_that_of_the_longer_side():
-    def whole(model, data):
-        size = int(data.edge_index.max()) + 1
-        seen.append((size, data.layout.capacity.rows("x_s"), data.layout.capacity.rows("x_t")))
-        return model.head(global_add_pool(model.lin(data.x_t), data.x_t_batch, data.num_graphs))
-
-    seen: list[tuple[int, int, int]] = []
-    store = sg.GraphStore.from_pyg(sides(), progress=False)
-    capacity = sg.plan_buckets(store, batch_size=5).capacities[-1]
-    runner = sg.StaticGraphRunner(Net(whole), [capacity], mode="eager")
-    runner.eval_step(sg.StaticBatch.of(store, [3, 1], capacity))
-    size, s, t = seen[-1]
-    assert size == max(s, t)
-    assert s != t

@@ -94,13 +94,6 @@ def test_what_is_kept_in_a_traced_graph(pool, monkeypatch):
     compare_with_plain_pyg(Net(POOLS[pool]), mode_of("traced", monkeypatch))
 
 
-@pytest.mark.slow
-def test_what_is_kept_in_compiled_code():
-    """The traced graph decides which nodes are kept, so running Inductor's code for one pool
-    suffices, without layers around it, which Inductor compiles for other tests."""
-    compare_with_plain_pyg(Net(POOLS["top"], short=True), "default", evaluated=False)
-
-
 def compare_with_plain_pyg(model: Net, mode: str, evaluated: bool = True) -> None:
     """A step's loss and gradients; if ``evaluated``, an evaluation's kept nodes, too, for which
     Inductor would compile as many kernels again."""

@@ -15,11 +15,8 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
-from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
-from staticgraph.schema import Axis
 from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.steps.rows.provenance import other_capacity
 
 GRAPHS = 33  # physical graphs, of which 20 are real
 CAPACITY = (150, 310, GRAPHS)
@@ -92,21 +89,6 @@ def test_outputs_of_the_models_own_are_left_alone(store, batch, kind, mode, monk
     assert torch.allclose(out["nodes"][batch.node_mask], model.lin(batch.x)[batch.node_mask] + 1)
 
 
-def test_a_sole_output_of_the_models_own_is_left_alone(batch):
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Parameter(torch.ones(GRAPHS, GRAPHS))
-
-        def forward(self, x):
-            return self.table + 0 * x.sum()
-
-    runner = sg.StaticGraphRunner(Own(), [CAPACITY])
-    assert bool((runner(batch) == 1).all())
-    with pytest.raises(ValueError, match=r"predict\(\).* has no rows of the batch"):
-        runner.predict(batch.to_data_list())
-
-
 def test_predict_names_the_output_without_rows(store):
     runner = sg.StaticGraphRunner(Subject(Several(), check_padding=False), [CAPACITY])
     with pytest.raises(ValueError, match=r"the model's output 'table' has no rows"):
@@ -156,37 +138,6 @@ def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels, monkeypa
         assert torch.allclose(found.grad, wanted.grad, rtol=1e-3, atol=1e-5)
     for found, wanted in zip(model.buffers(), plain.buffers(), strict=True):
         assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-6)
-
-
-class Flat(nn.Module):
-    """CGCNN: a norm over ``[N, 3, F]`` laid flat."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(3, 4)
-        self.norm = nn.BatchNorm1d(4)
-
-    def forward(self, x, batch, batch_size):
-        h = self.lin(x)
-        flat = torch.stack([h, h.square(), h.sin()], 1).view(-1, 4)
-        return global_add_pool(self.norm(flat).view(-1, 3, 4).amax(1), batch, batch_size)
-
-
-@pytest.mark.parametrize("mode", ["eager", "traced"])
-def test_a_norm_over_rows_laid_flat_is_plain_pygs(store, batch, mode, monkeypatch):
-    mode = mode_of(mode, monkeypatch)
-    model = Flat()
-    plain = copy.deepcopy(model)
-    data = Batch.from_data_list(batch.to_data_list())
-    expected = F.mse_loss(plain(data.x, data.batch, 20), data.y)
-    expected.backward()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    runner = sg.StaticGraphRunner(model, [CAPACITY], mode, loss=mse, optimizer=optimizer)
-    torch.testing.assert_close(runner.step(batch), expected.detach(), rtol=1e-4, atol=0)
-    for (name, value), wanted in zip(model.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(value.grad, wanted.grad, rtol=1e-3, atol=1e-5, msg=name)
-    for value, wanted in zip(model.buffers(), plain.buffers(), strict=True):
-        torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-6)
 
 
 class Images(nn.Module):
@@ -325,50 +276,3 @@ def test_the_run_over_other_sizes_leaves_no_trace(batch):
     runner.eval_step(batch)  # the first in evaluation mode
     loss.backward()
     assert model.table.grad is not None
-
-
-def test_buckets_that_come_by_turns_end_the_runs_over_other_sizes(store):
-    """The first run's sizes may be those of a later bucket, and the second's those of the first."""
-    buckets = [(4 * scale, 16 * scale, 40 * scale) for scale in (1, 2)]
-    model, forwards = WithTable(), []
-    probe = sg.StaticGraphRunner(Subject(model, loss=mse, check_padding=False), [CAPACITY])
-    plans = [(nodes, edges, graphs) for graphs, nodes, edges in buckets]
-    batches = [sg.StaticBatch.of(store, [0, 1], plan) for plan in plans]
-    first = other_capacity(batches[0].layout)
-    plans.append((first.nodes, first.edges, first.graphs))
-    batches.append(sg.StaticBatch.of(store, [0, 1], plans[-1]))
-    model.lin.register_forward_hook(lambda *_: forwards.append(1))
-    for _ in range(3):
-        for batch in batches:
-            known = probe.steps.computation.known(batch)
-            assert not known.sizes & {batch.capacity.rows(level) for level in batch.levels}
-    assert len(forwards) <= len(batches)
-
-
-AXES = (
-    Axis("a", "node", ("a",)),
-    Axis("b", "node", ("b",)),
-    Axis("ab", "edge", ("a", "to", "b")),
-    Axis("ba", "edge", ("b", "to", "a")),
-)
-
-
-@pytest.mark.parametrize("axes", [(), (Axis("t"),), AXES], ids=["plain", "axis", "types"])
-def test_the_other_sizes_are_distinct_and_new(axes):
-    """Including the sums over types, which some layers use as a number of rows."""
-    for base in (3, 13, 29, 41):
-        extra = tuple((axis.name, base + 4 * i + 2) for i, axis in enumerate(axes))
-        given = sg.Capacity.distinct(base + 30, base + 1, base, extra=extra)
-        schema = sg.Schema((), axes)
-        layout = SlotLayout(0, given, schema)
-        used: frozenset[int] = frozenset()
-        for _ in range(3):
-            other = other_capacity(layout, used)
-            sizes = [other.nodes, other.edges, other.graphs, *(n for _, n in other.extra)]
-            for kind in (schema.node_axes, schema.edge_axes):
-                if kind:
-                    sizes.append(sum(other.rows(axis.name) for axis in kind))
-            assert len(set(sizes)) == len(sizes)
-            mine = {given.nodes, given.edges, given.graphs, *(n for _, n in given.extra)}
-            assert not set(sizes) & (mine | used)
-            used |= frozenset(sizes)

@@ -79,21 +79,6 @@ def test_every_input_field_reaches_its_address(hiv):
     assert len(losses) == 6
 
 
-def test_one_copy_from_a_loader(hiv):
-    plan = sg.BucketPlan.of(CAPACITIES)
-    loader = sg.StaticLoader(hiv, plan, indices=range(200), exact=False)
-    for batch in loader:
-        assert batch.buffer is not None
-        assert batch.buffer.data_ptr() == batch.edge_index.data_ptr()
-        assert batch.replace(x=batch.x).buffer is None
-        assert batch.clone().buffer is None
-    model = Net()
-    runner = runner_of(model, hiv)
-    found = runner.predict([hiv[i] for i in range(200)])
-    expected = eager_of(model, None).predict([hiv[i] for i in range(200)])
-    assert torch.allclose(found, expected, atol=1e-5)
-
-
 def test_held_results_keep_their_values(hiv):
     runner = runner_of(Net(), hiv)
     batches = batches_of(hiv, 4)
@@ -231,30 +216,6 @@ def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed(hiv):
     second = [float(runner.step(batch)) for _ in range(4)]
     assert len(set(first)) == 4
     assert first == second
-
-
-def test_without_warmup_a_key_is_recorded_at_its_first_batch(hiv):
-    """That recording changes nothing either: the steps equal those of eager."""
-    torch.manual_seed(0)
-    model = Net()
-    twin = copy.deepcopy(model)
-    runner, eager = runner_of(model, hiv, warm=False), eager_of(twin, adam(twin))
-    for batch in batches_of(hiv, 6):
-        assert torch.equal(runner.step(batch), eager.step(fixed(batch)))
-    assert [bucket.recordings for bucket in runner.report().buckets] == [1, 1]
-
-
-@pytest.mark.parametrize("mode", ["eager", "cuda-graph"])
-def test_a_frozen_layer_stays_frozen(hiv, mode):
-    model = Net()
-    model.conv.nn[1].eval()
-    own = mode == "cuda-graph"
-    runner = runner_of(model, hiv) if own else eager_of(model, adam(model))
-    for batch in batches_of(hiv, 4):
-        runner.step(batch)
-        runner.eval_step(batch)
-    assert bool((model.conv.nn[1].running_mean == 0).all())
-    assert not model.conv.nn[1].training
 
 
 def test_gradients_belong_to_the_bucket_that_ran(hiv):

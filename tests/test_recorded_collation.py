@@ -8,15 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.arena import ArenaRecorder
-from support.collated import assert_same_bits, filled, layout_for, padded_ids
 from support.runners import made_runner
 from torch import nn
 from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.batches.collation.collate_arguments import collate_arguments
 from staticgraph.errors import StaleBatch
-from staticgraph.kernels.collate import collate_reference
 from staticgraph.recording.recorded_inputs import RecordedCollation
 
 CAPACITIES = [(410, 850, 31), (900, 1900, 33)]
@@ -138,21 +135,6 @@ def test_pointers_that_were_not_moved_are_missed_before_the_first_step(esol, mod
         runner_of(model, esol.to("cpu", pointers=False))
 
 
-def test_the_reference_is_recordable_as_it_is(esol, moved):
-    """Its own operations are repeated one by one on the same tensors with other ids."""
-    layout = layout_for(esol, range(40))
-    tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8))
-    ids = padded_ids([], layout)
-    arguments = collate_arguments(moved, layout, tensors)
-    recording = ArenaRecorder(torch.device("cpu")).record(
-        lambda: collate_reference(ids, *arguments)
-    )
-    for chosen in (range(40), range(1000, 1020), [3], []):
-        ids.copy_(padded_ids(chosen, layout))
-        recording.replay()
-        assert_same_bits(tensors, filled(esol, chosen, layout))
-
-
 class Counted(ArenaRecorder):
     """Counts the replays of all recordings together, that is, the launches of a step."""
 
@@ -253,39 +235,6 @@ class TestOneLaunch:
                 for value in inputs.tensors().values():
                     value.fill_(float("nan") if value.is_floating_point() else 1)
             assert torch.equal(runner.step(batch), twin.step(batch))
-
-    def test_dropout_draws_as_in_two_recordings(self, moved, models):
-        class Dropping(Net):
-            def forward(self, x, edge_index, edge_attr, batch):
-                return super().forward(F.dropout(x.float(), 0.5), edge_index, edge_attr, batch)
-
-        found = []
-        for one_launch in (True, False):
-            torch.manual_seed(0)
-            runner = runner_of(Dropping(), moved, one_launch=one_launch)
-            torch.manual_seed(1)
-            found.append([runner.step(batch) for batch in loader_of(moved)])
-        assert all(map(torch.equal, *found))
-        assert len({float(loss) for loss in found[0]}) == len(found[0])
-
-    def test_a_model_changed_after_the_warm_up_is_refused(self, moved, models):
-        runner = runner_of(models[0], moved)
-        loader = loader_of(moved)
-        runner.step(next(iter(loader)))
-        models[0].head.requires_grad_(False)
-        with pytest.raises(sg.NotStatic, match=r"step from ids.*head\.weight\.requires_grad"):
-            runner.step(next(iter(loader)))
-
-    def test_gradients_are_those_of_the_recording_that_ran(self, esol, moved, models):
-        """Batches alternate between ids and the host."""
-        ours, theirs = runner_of(models[0], moved), runner_of(models[1], esol)
-        for number, (one, other) in enumerate(zip(loader_of(moved), loader_of(esol), strict=True)):
-            ours.step(one if number % 2 else one.clone())
-            theirs.step(other)
-            pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
-            assert all(torch.equal(p.grad, q.grad) for p, q in pairs)
-            if number == 5:
-                break
 
     def test_a_failed_recording_of_both_tears_all_down(self, moved, models):
         """The first key is recorded; the second cannot be."""

@@ -71,26 +71,6 @@ def test_a_loop_of_ones_own_follows_eager(hiv, recorder, accumulate):
     assert "bucket 1 backward of a pair, train (scope step)" in replays
 
 
-def test_two_optimizers_and_a_moving_average(hiv):
-    model, twin = twins()
-    runners = recorded(model, hiv), eager(twin)
-    found = []
-    for runner, net in zip(runners, (model, twin), strict=True):
-        averaged = torch.optim.swa_utils.AveragedModel(
-            net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
-        )
-        head = torch.optim.SGD(net.head.parameters(), lr=0.1, momentum=0.9)
-        rest = torch.optim.Adam([p for n, p in net.named_parameters() if "head" not in n])
-        for number, batch in enumerate(batches_of(hiv, 8)):
-            net.zero_grad()
-            loss_of(runner, fixed(batch)).backward()
-            (head if number % 2 else rest).step()
-            averaged.update_parameters(net)
-        found.append(averaged.module)
-    assert_same_state(*found)
-    assert_same_state(model, twin)
-
-
 class Generator(nn.Module):
     def __init__(self):
         super().__init__()
@@ -262,54 +242,3 @@ def test_batches_made_from_ids(hiv, monkeypatch):
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)
     assert runners[0].report().fallbacks == ()
-
-
-def test_a_forward_without_recording_is_refused_after_warmup(hiv):
-    runner = recorded(twins()[0], hiv, phases=("eval",))
-    with pytest.raises(sg.NotStatic, match=r"warmup\(phases=\('forward', \.\.\.\)\)"):
-        runner(batches_of(hiv, 1)[0])
-
-
-class Wide(nn.Module):
-    """Its output is large, so it is lent instead of copied."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(9, 512)
-
-    def forward(self, x):
-        return {"h": self.net(x.float()), "number": 3}
-
-
-def test_a_large_output_is_lent_and_has_gradients(hiv):
-    torch.manual_seed(0)
-    model = Wide()
-    runner = recorded(model, hiv, rows={"h": "node"})
-    first, second = batches_of(hiv, 2)
-    out = runner(first)
-    assert out["number"] == 3
-    sg.masked_mean(out["h"].square(), first).backward()
-    expected = (model.net(first.x.float()).square() * first.node_mask[:, None]).sum()
-    expected = expected / (first.node_mask.sum() * 512)
-    (gradient,) = torch.autograd.grad(expected, [model.net.weight])
-    assert torch.allclose(model.net.weight.grad, gradient, rtol=1e-4, atol=1e-6)
-    runner(second)
-    with pytest.raises(sg.errors.StaleOutput, match="was lent for one step"):
-        out["h"].sum()
-
-
-@pytest.mark.filterwarnings("default:runner.bind:DeprecationWarning")
-def test_bind_is_the_runners_own_block(hiv, recwarn):
-    model, twin = twins()
-    runner, other = eager(model), eager(twin)
-    trainer = eager(model, loss=bce, optimizer=torch.optim.SGD(model.parameters()))
-    for batch in batches_of(hiv, 3):
-        with runner.bind(batch) as data:
-            out = model(data.x, data.edge_index, data.edge_attr, data.batch)
-            sg.masked_mean(bce(out, data), data).backward()
-            with pytest.raises(RuntimeError, match="inside a forward of its own"):
-                trainer.step(batch)
-        loss_of(other, batch).backward()
-    assert "write sg.bound(runner.model, batch)" in str(recwarn[0].message)
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.allclose(p.grad, q.grad, atol=1e-6)

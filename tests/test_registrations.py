@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 
 import torch
@@ -58,30 +57,3 @@ def test_neither_models_nor_listeners_are_kept():
     del model
     gc.collect()
     assert gone() is None
-
-
-def test_modules_are_given_layers_while_others_come_to_watch():
-    model, first = nn.Sequential(), Heard()
-    watch([model], first)
-    listeners, failures = [Heard() for _ in range(300)], []
-
-    def watches() -> None:
-        for listener in listeners:
-            watch([model], listener)
-
-    def gives() -> None:
-        try:
-            for _ in range(300):
-                model.last = nn.ReLU()
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=gives), threading.Thread(target=watches)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert first.layers == [True] * 300
-    model.last = nn.ReLU()
-    assert all(listener.layers for listener in listeners)

@@ -32,19 +32,9 @@ def summed(rows, edge_index, h):
     return scatter(rows, edge_index[1], 0, h.size(0))
 
 
-class AlphaOfResidual(Base):
-    def nodes(self, h, edge_index):
-        return torch.add(h, self.norm(self.second(h)).relu(), alpha=0.5)
-
-
 class AlphaOfNorm(Base):
     def nodes(self, h, edge_index):
         return torch.add(self.norm(self.second(h)), h, alpha=0.5)
-
-
-class AlphaOfMethod(Base):
-    def nodes(self, h, edge_index):
-        return self.norm(self.second(h)).add(h, alpha=0.5)
 
 
 class AlphaOfEnds(Base):
@@ -53,21 +43,10 @@ class AlphaOfEnds(Base):
         return summed(m, edge_index, h)
 
 
-class AlphaOfDifference(Base):
-    def nodes(self, h, edge_index):
-        return summed(torch.sub(h[edge_index[0]], h[edge_index[1]], alpha=3), edge_index, h)
-
-
 class Rounded(Base):
     def nodes(self, h, edge_index):
         gathered = h[edge_index[0]] * 10
         return summed(torch.div(gathered, 3, rounding_mode="floor") + gathered, edge_index, h)
-
-
-class Columns(Base):
-    def nodes(self, h, edge_index):
-        back = torch.arange(15, -1, -1, device=h.device)
-        return torch.index_select(input=h, dim=1, index=back)
 
 
 class ColumnsBySource(Base):
@@ -149,22 +128,6 @@ class MeanOfOthers(Base):
         return first + largest + torch.zeros_like(h).scatter_reduce(0, index, rows, "mean")
 
 
-class TanhGELU(Base):
-    def nodes(self, h, edge_index):
-        m = F.gelu(h[edge_index[0]] + h[edge_index[1]], approximate="tanh")
-        return summed(m, edge_index, h)
-
-
-class SumWithoutGradient(Base):
-    """The sum is under ``no_grad``, the node's own term is not."""
-
-    def nodes(self, h, edge_index):
-        h = self.second(h)
-        with torch.no_grad():
-            s = summed(h[edge_index[0]], edge_index, h)
-        return s + h
-
-
 class GatherWithoutGradient(Base):
     def nodes(self, h, edge_index):
         h = self.second(h)
@@ -180,22 +143,10 @@ class NormWithoutGradient(Base):
         return normed.relu() + h
 
 
-class ViewWithoutGradient(Base):
-    def nodes(self, h, edge_index):
-        with torch.no_grad():
-            column = h[:, :1] * 2
-        weight = column[edge_index[0]]
-        return summed(h[edge_index[0]] * weight.view(-1, 1), edge_index, h)
-
-
 FORMS = [
-    AlphaOfResidual,
     AlphaOfNorm,
-    AlphaOfMethod,
     AlphaOfEnds,
-    AlphaOfDifference,
     Rounded,
-    Columns,
     ColumnsBySource,
     SelectByName,
     StackedEnds,
@@ -204,9 +155,8 @@ FORMS = [
     StackedSum,
     ExpandedGather,
     MeanOfOthers,
-    TanhGELU,
 ]
-REGIONS = [SumWithoutGradient, GatherWithoutGradient, NormWithoutGradient, ViewWithoutGradient]
+REGIONS = [GatherWithoutGradient, NormWithoutGradient]
 
 
 @pytest.fixture(scope="module")

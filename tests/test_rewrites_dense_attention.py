@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from support.rewritten import CAPACITY, IDS, assert_drawn_by_seed, fired, garbage, in_plain_pyg
+from support.rewritten import (
+    CAPACITY,
+    IDS,
+    assert_as_in_plain_pyg,
+    assert_drawn_by_seed,
+    fired,
+    seeded,
+)
 from support.written_by_hand import ATOMS, Tables
 from torch import nn
 from torch_geometric.nn import global_add_pool
@@ -17,7 +23,6 @@ from torch_geometric.utils import to_dense_batch
 import staticgraph as sg
 from staticgraph.checking.explain import explain
 from staticgraph.rewrites.captured_graph.canonical_ops import shape
-from staticgraph.steps.computation.model_setup import Subject
 
 HIDDEN, HEADS = 16, 4
 
@@ -186,35 +191,15 @@ FORMS = [
 ]
 
 
-def parity(model, esol):
-    """Compares with plain PyG in float64, with garbage in the padding, and returns the runner."""
-    stock = model.double()
-    model = copy.deepcopy(stock)
-    runner = sg.StaticGraphRunner(Subject(model, check_padding=False), [CAPACITY], "fused")
-    batch = garbage(sg.StaticBatch.of(esol, IDS, CAPACITY), esol)
-    expected = in_plain_pyg(stock, esol)
-    expected.square().mean().backward()
-    out = runner(batch)[batch.graph_mask]
-    out.square().mean().backward()
-    assert torch.allclose(out, expected, rtol=0, atol=1e-10)
-    largest = max(p.grad.abs().max() for p in stock.parameters())
-    for (key, ours), theirs in zip(model.named_parameters(), stock.parameters(), strict=True):
-        assert ours.grad is not None, key
-        assert (ours.grad - theirs.grad).abs().max() <= 1e-10 * largest, key
-    return runner
-
-
 def test_arguments_by_name_are_read_or_left_alone(esol):
-    torch.manual_seed(0)
-    runner = parity(Attending(Named, layers=1), esol)
+    runner = assert_as_in_plain_pyg(seeded(lambda: Attending(Named, layers=1)), esol)
     assert fired(runner)["graph_attention"] == 1  # of two: the softmax's operand is not positional
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_spelling_goes_graph_by_graph_as_plain_pyg_computes(form, esol):
-    torch.manual_seed(0)
-    runner = parity(Attending(form, layers=1), esol)
+    runner = assert_as_in_plain_pyg(seeded(lambda: Attending(form, layers=1)), esol)
     assert fired(runner)["graph_attention"] == 1
     (function,) = runner.steps.compiled._functions.values()
     blocks = [n for n in function.captured.graph.nodes if len(shape(n) or ()) > 3]
@@ -228,19 +213,6 @@ def test_dropped_weights_are_drawn_anew_and_repeat_with_the_seed(esol):
     runner(batch)
     assert_drawn_by_seed(runner, batch)
     assert fired(runner)["graph_attention"] == 2
-
-
-def test_dropout_keeps_the_mean(esol):
-    """Averaged over many draws, the output is the one without dropout."""
-    torch.manual_seed(0)
-    model = Attending(Dropping, layers=1).double()
-    runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
-    batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
-    draws = torch.stack([runner(batch)[batch.graph_mask].detach() for _ in range(400)])
-    expected = in_plain_pyg(copy.deepcopy(model).eval(), esol).detach()
-    error = draws.std(0) / 400**0.5
-    assert (draws.mean(0) - expected).abs().le(6 * error).all()
-    assert draws.std(0).gt(0).all()
 
 
 class Unmasked(Projected):

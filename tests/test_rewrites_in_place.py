@@ -27,49 +27,12 @@ def summed(rows, edge_index, h):
     return scatter(rows, edge_index[1], 0, h.size(0))
 
 
-class AddedAfterGather(Base):
-    def nodes(self, h, edge_index):
-        m = h[edge_index[0]]
-        h += 1.0
-        return summed(m, edge_index, h) + self.second(h)
-
-
-class ReluAfterGather(Base):
-    def nodes(self, h, edge_index):
-        m = h[edge_index[0]]
-        F.relu(h, inplace=True)
-        return summed(m, edge_index, h) + h
-
-
 class ColumnAfterGather(Base):
     def nodes(self, h, edge_index):
         h = self.second(h)
         m = h[edge_index[0]]
         h[:, 0] = 0
         return summed(m, edge_index, h) + h
-
-
-class ReadThroughReshape(Base):
-    def nodes(self, h, edge_index):
-        v = torch.reshape(h, (-1, 2, 8))
-        h += 1.0
-        return v.flatten(1) * 2 + self.second(h)
-
-
-class ReadThroughTranspose(Base):
-    def nodes(self, h, edge_index):
-        h = self.second(h)
-        v = h.T
-        h.mul_(2)
-        return summed(v.T[edge_index[0]], edge_index, h).relu() + h
-
-
-class ReadThroughSlices(Base):
-    def nodes(self, h, edge_index):
-        h = self.second(h)
-        a, b = h[:, :8], h[:, 8:]
-        h += 1.0
-        return summed(torch.cat((b, a), 1)[edge_index[0]], edge_index, h) + h
 
 
 class Twice(Base):
@@ -88,31 +51,6 @@ class Intermediate(Base):
         m = rows + h[edge_index[1]]
         rows *= 0
         return summed(m.relu(), edge_index, h) + summed(rows, edge_index, h) + h
-
-
-class OutArgument(Base):
-    def nodes(self, h, edge_index):
-        h = self.second(h).detach()
-        m = h[edge_index[0]]
-        torch.add(h, 1.0, out=h)
-        h = h + self.first.bias
-        return summed(m, edge_index, h) + self.second(h)
-
-
-class SumThenChanged(Base):
-    def nodes(self, h, edge_index):
-        s = summed(h[edge_index[0]], edge_index, h)
-        out = s + h
-        s.zero_()
-        return out + s
-
-
-class WithoutGradient(Base):
-    def nodes(self, h, edge_index):
-        h = self.second(h)
-        with torch.no_grad():
-            h += 1.0
-        return summed(h[edge_index[0]], edge_index, h) + h
 
 
 class WithoutGradientAfterGather(Base):
@@ -180,17 +118,9 @@ def compared(build, store) -> tuple:
 
 
 HARMFUL = [
-    AddedAfterGather,
-    ReluAfterGather,
     ColumnAfterGather,
-    ReadThroughReshape,
-    ReadThroughTranspose,
-    ReadThroughSlices,
     Twice,
     Intermediate,
-    OutArgument,
-    SumThenChanged,
-    WithoutGradient,
     WithoutGradientAfterGather,
     OwnOperand,
     Degrees,
@@ -209,7 +139,7 @@ def test_what_nothing_else_reads_is_rewritten(esol):
     assert fired(runner) == {"neighbour_sum": 1, "batch_norm": 1, "segments": 1}
 
 
-@pytest.mark.parametrize("build", [ColumnAfterGather, AddedAfterGather, Twice, Degrees, Input])
+@pytest.mark.parametrize("build", [ColumnAfterGather, Twice, Degrees, Input])
 def test_a_change_that_is_read_by_name_alone_keeps_nothing_from_being_rewritten(build, esol):
     _, runner = compared(build, esol)
     assert fired(runner)["segments"] >= 1

@@ -12,8 +12,6 @@ from support.runners import made_runner
 from torch import nn
 
 import staticgraph as sg
-from staticgraph.recording import recorded_model
-from staticgraph.recording.signature import Signature
 
 
 def runner_of(model, hiv, phases=None, **options):
@@ -155,31 +153,6 @@ def test_a_change_before_the_first_replay_is_found_and_after_a_warm_up_is_no_cha
     runner.step(batch)
 
 
-def test_batches_of_no_loader_are_looked_at_every_so_often(hiv, monkeypatch):
-    """Values that no replay compares are checked at the first, second, third, fifth, ninth ...
-    replay, then at fixed intervals."""
-    monkeypatch.setattr(recorded_model, "EVERY", 7)
-    model = Net()
-    runner = runner_of(model, hiv)
-    batch = batches_of(hiv, 1)[0]
-    runner.step(batch)
-    model.dropout.inplace = True
-    for _ in range(2):
-        with pytest.raises(sg.NotStatic, match=r"dropout\.inplace"):
-            runner.step(batch)
-    model.dropout.inplace = False
-    for _ in range(4):
-        runner.step(batch)
-    model.dropout.inplace = True
-    runner.step(batch)
-    runner.step(batch)
-    for _ in range(2):
-        with pytest.raises(sg.NotStatic, match=r"dropout\.inplace"):
-            runner.step(batch)
-    model.dropout.inplace = False
-    runner.step(batch)
-
-
 def test_flags_matter_for_the_recording_that_they_were_made_with(hiv):
     """A frozen layer does not matter in an evaluation; a module in training mode does."""
     model = Net()
@@ -245,15 +218,3 @@ def test_a_key_recorded_later_does_not_hide_a_change(hiv):
     half(model)
     with pytest.raises(sg.NotStatic, match=r"bucket 1 step.*dropout\.p was 0\.0, is 0\.5"):
         runner.step(second)
-
-
-def test_a_model_that_nobody_records_is_not_watched_for_long():
-    """And no listener is left for registrations on models that are built later."""
-    import gc
-    import weakref
-
-    model = Net()
-    gone = weakref.ref(Signature(model))
-    gc.collect()
-    assert gone() is None
-    other_weight(model)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.streams import HOST, Race, Streams
+from support.streams import HOST, Streams
 
 import staticgraph as sg
 from staticgraph.batches.loading import loader as loading
 from staticgraph.batches.loading.from_device import IdsFeed
 from staticgraph.batches.slots.slots import SlotLayout, SlotPool
-from staticgraph.errors import SlotsExhausted
 
 PLAN = [(410, 850, 31)]
 CUDA = torch.device("cuda", 0)
@@ -62,23 +61,6 @@ def test_a_loader_made_while_the_device_is_busy_waits_for_its_zeros_alone(loader
     copy = streams.log.index((waits[0][0], "copy_"))
     assert streams.log.index(waits[0]) < copy
     assert ("stream 1", "wait_stream default") not in streams.log[:copy]
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("workers", [1, 0])
-def test_batches_kept_too_long_cost_no_slot(loader, streams, workers):
-    """However often all slots are held, the next epoch has them again, errors still at hand."""
-    with streams:
-        made, errors = loader(slots=2, num_workers=workers), []
-        for _ in range(3):
-            epoch = iter(made)
-            batches = [next(epoch), next(epoch)]
-            with pytest.raises(SlotsExhausted) as raised:
-                next(epoch)
-            errors.append(raised)
-            batches.clear()
-        assert sum(int(b.graph_mask.sum()) for b in made) == made.num_graphs
-    assert [pool.free for pool in (made._staging, made._pool)] == [2 + 2 * workers, 2]
 
 
 class Moved:
@@ -141,41 +123,3 @@ def test_memory_is_not_reused_before_the_stream_that_read_the_last_batch(loader,
         for memory in (*(slot.buffer for slot in slots), ids):
             streams.free(memory)
             assert any(who == side.name for who, *_ in streams._uses[memory.data_ptr()])
-
-
-def test_the_log_finds_memory_that_is_freed_too_early(streams):
-    with streams:
-        side = torch.cuda.Stream(CUDA)
-        value = torch.zeros(4, device=CUDA)
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            value.add_(1)
-        with pytest.raises(Race, match="is freed before add_ on stream 1"):
-            streams.free(value)
-        value.record_stream(side)
-        streams.free(value)
-        other = torch.zeros(4, device=CUDA)
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            other.add_(1)
-        torch.cuda.current_stream().wait_stream(side)
-        streams.free(other)
-
-
-def test_the_log_finds_a_race(streams):
-    """A stream that does not wait for another stream's write is caught; one that does is not."""
-    with streams:
-        side = torch.cuda.Stream(CUDA)
-        value = torch.zeros(4, device=CUDA)
-        with torch.cuda.stream(side), pytest.raises(Race, match="does not wait for zeros"):
-            value.add_(1)
-        fresh = torch.zeros(4, device=CUDA)
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            fresh.add_(1)
-        event = torch.cuda.Event()
-        event.record(side)
-        with pytest.raises(Race):
-            fresh.mul_(2)
-        torch.cuda.current_stream().wait_event(event)
-        fresh.mul_(2)

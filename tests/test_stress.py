@@ -209,14 +209,6 @@ def grown(steps: np.ndarray, levels: np.ndarray) -> tuple[float, int]:
     return float((np.median(levels[ends[1]]) - np.median(levels[ends[0]])) / span), int(span)
 
 
-def test_growth_is_told_from_noise():
-    steps, noise = np.arange(50, 2001, 50), np.random.default_rng(0)
-    level = 440_000 + noise.choice([0, 0, 150], len(steps)) + 3000 * (steps < 300)
-    assert abs(grown(steps, level)[0]) < OBJECTS_A_STEP
-    assert grown(steps, level + steps)[0] > OBJECTS_A_STEP
-    assert grown(steps, level)[1] > 1000
-
-
 @pytest.fixture
 def young_alone():
     """The collector only goes through this test's objects, not those that other tests left."""

@@ -2,7 +2,6 @@
 once."""
 
 import copy
-import inspect
 
 import pytest
 import torch
@@ -40,16 +39,6 @@ def sgd(model, **options):
 
 def batch_of(store):
     return sg.StaticBatch.of(store, IDS, CAPACITIES[0])
-
-
-def test_every_argument_is_named():
-    names = list(inspect.signature(sg.StaticGraphRunner).parameters)
-    assert names == [
-        *("model", "plan", "mode", "loss", "optimizer", "forward", "autocast"),
-        *("recording", "budget", "distributed", "options"),
-    ]
-    kinds = {p.kind for p in inspect.signature(sg.GraphStore.from_pyg).parameters.values()}
-    assert inspect.Parameter.VAR_KEYWORD not in kinds
 
 
 def test_a_subject_is_what_its_parts_are(esol):

@@ -99,13 +99,6 @@ def test_labels_that_are_not_what_was_asked_for(cells, options, message):
         datasets.open(table(cells), progress=False, **options)
 
 
-def test_classes_are_one_column():
-    path = table(lambda k: f"{k % 3},{k % 2}", "a,b")
-    assert datasets.open(path, progress=False).schema["y"].dtype == "float32"
-    with pytest.raises(sg.BadGraph, match="classes are one column, and a, b are 2: name one"):
-        datasets.open(path, progress=False, task="classes")
-
-
 @pytest.mark.parametrize(
     ("cells", "line"),
     [
@@ -173,13 +166,6 @@ def test_a_store_whose_labels_are_something_else(y, task, message):
         datasets.open("store", task=task)
 
 
-def test_no_such_task():
-    with pytest.raises(
-        ValueError, match="task='multiclass'; choose one of auto, regression, binary"
-    ):
-        datasets.open(table(words), task="multiclass")
-
-
 def test_names_of_classes_reach_the_report_and_the_run(capsys):
     words_of = ["--data", table(words), "--target", "y", "--out", "run"]
     assert status_of([*TRAIN, *words_of, "--json"]) == 0
@@ -225,15 +211,3 @@ def test_stores_of_other_classes_are_not_put_together():
         both = convert(names, f"both {molecules}", progress=False)
         assert both.schema.molecules is molecules
     assert digest_of(plain) == digest_of(other), "a run goes on with either"
-
-
-def test_a_store_in_shards_says_how_it_gets_another_task(capsys):
-    path = table(lambda k: k % 3)
-    asked = ["plan", "--task", "regression", "--data"]
-    made = ["convert", "--data", path, "--task", "classes", "--out", "shards", "--shards"]
-    assert status_of([*made, "--part-graphs", "10"]) == 0
-    assert status_of([*asked, "shards"]) == 2
-    said = capsys.readouterr().err
-    assert "from its source with staticgraph convert --task regression; or join it" in said
-    assert status_of(["convert", "--data", "shards", "--out", "joined"]) == 0
-    assert status_of([*asked, "joined"]) == 0

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from support.command import status_of
-from support.examples import EXAMPLES
 from torch import nn
 from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
@@ -23,19 +21,13 @@ from staticgraph.training.versus import comparison
 from staticgraph.training.versus.comparison import (
     _setting,
     compare,
-    draws_random,
-    outputs_apart,
-    take_turns,
 )
 from staticgraph.training.versus.sides import (
     PlainSide,
     StaticSide,
-    Way,
     fields_with_gaps,
     plain_mean,
 )
-
-ESOL = EXAMPLES / "esol.npz"
 
 
 class Net(nn.Module):
@@ -120,17 +112,6 @@ def test_the_losses_are_those_of_a_loop_by_hand(few, report):
     assert list(report.sides[0].losses) == pytest.approx(losses, rel=1e-4)
 
 
-def test_it_prints_one_table_and_json(report):
-    text = str(report)
-    assert "contender" in text
-    assert "fused" in text
-    assert "outputs in evaluation mode are equal" in text
-    values = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-    assert values["ok"] is True
-    assert values["sides"][1]["equal"] is True
-    assert values["sides"][1]["memory"]["step_bytes"] > 0
-
-
 @pytest.mark.parametrize(
     ("winner", "ratio", "head"),
     [
@@ -204,27 +185,6 @@ def test_what_computes_something_else_is_said_and_does_not_win(few, monkeypatch)
     assert not report.ok
 
 
-def test_random_numbers_are_noticed(few):
-    for dropout, random in ((0.0, False), (0.5, True)):
-        side = PlainSide(setting_of(Net(dropout), few))
-        side.begin(side.setting.course(2))
-        assert draws_random(side) is random
-    report = tried(Net(0.5), few, "eager")
-    assert report.random
-    assert report.sides[1].losses_apart is None
-    assert report.outputs_apart <= 1e-5
-    assert "losses are not compared" in str(report)
-
-
-def test_other_outputs_are_seen(few):
-    class CountsRows(Net):
-        def forward(self, x, edge_index, batch, batch_size):
-            return super().forward(x, edge_index, batch, batch_size) * x.size(0)
-
-    assert outputs_apart(setting_of(Net(), few)) <= 1e-5
-    assert outputs_apart(setting_of(CountsRows(), few)) > 1e-2
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_missing_labels_count_as_the_runner_counts_them(weighted):
     nan = float("nan")
@@ -250,32 +210,6 @@ def test_missing_labels_count_as_the_runner_counts_them(weighted):
     assert found.item() == pytest.approx(float(runner.eval_step(batch).loss), rel=1e-6)
     found.backward()
     assert head.weight.grad.isfinite().all()
-
-
-def test_turns_go_to_and_fro_until_the_time_is_over():
-    now, log = [0.0], []
-
-    def side(name, seconds):
-        def turn():
-            log.append(name)
-            now[0] += seconds
-
-        return turn
-
-    sides = {"a": side("a", 1.0), "b": side("b", 3.0)}
-    times = take_turns(sides, until=10.0, least=2, most=9, clock=lambda: now[0])
-    assert log == ["a", "b", "b", "a", "a", "b"]
-    assert times == {"a": [1.0] * 3, "b": [3.0] * 3}
-    times = take_turns(sides, until=0.0, least=2, most=9, clock=lambda: now[0])
-    assert len(times["a"]) == 2
-
-
-@pytest.mark.parametrize("name", ["bogus", "fused+kernels", "auto+kernels", "eager+kernels"])
-def test_an_unknown_mode_is_named(name, few):
-    with pytest.raises(ValueError, match=f"there is no mode {name!r} to try".replace("+", r"\+")):
-        Way.of(name)
-    with pytest.raises(ValueError, match="there is no mode"):
-        tried(Net(), few, name)
 
 
 # ---------------------------------------------------------------------- the command
@@ -321,11 +255,3 @@ def test_each_contender_runs_on_the_threads_that_suit_it(few, monkeypatch):
     assert [side.threads for side in report.sides] == [1, 2, 1]
     assert [side.crawls for side in report.sides] == [True, True, True]
     assert "WARNING: PyG took over ten times as long as before on one thread" in str(report)
-
-
-def test_without_matplotlib_the_picture_is_left_out(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    words = ["try", "--data", str(ESOL), "--hidden", "8", "--layers", "1", "--modes", "eager"]
-    assert status_of([*words, "--seconds", "0.5", "--out", str(tmp_path)]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"try.json"}
-    assert "try.png, since matplotlib is not installed" in capsys.readouterr().err

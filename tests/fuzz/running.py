@@ -235,5 +235,5 @@ def close(found: Tensor, expected: Tensor, name: str, scale: float) -> None:
 
 
 SUBJECT = Subject("running", cases, check, 12)
-# Compiling takes seconds per case, so a round is a single case.
+# Compiling takes seconds per case.
 COMPILED = Subject("compiled", lambda: cases(("compiled",)), check, 1)

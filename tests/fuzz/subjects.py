@@ -1,4 +1,4 @@
-"""All subjects, in the order in which a short run goes through them."""
+"""All subjects."""
 
 from __future__ import annotations
 
@@ -17,11 +17,3 @@ SUBJECTS: dict[str, Subject] = {
         running.COMPILED,
     )
 }
-
-
-def warm_up() -> None:
-    """Does the imports and compilations once that every round, a child process, would repeat.
-    The ``compiled`` subject is left out: it has a cache on disk, and takes too long."""
-    for subject in SUBJECTS.values():
-        if subject is not running.COMPILED:
-            subject.round(seed=0, examples=1)

@@ -137,10 +137,11 @@ def noted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Launc
 
 def launches(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Compiled]:
     """Returns the launches of ``function``, compiled for sm_90."""
-    return [_compile(launch) for launch in noted(function, *args, **kwargs)]
+    return [compile_launch(launch) for launch in noted(function, *args, **kwargs)]
 
 
-def _compile(launch: Launch) -> Compiled:
+def compile_launch(launch: Launch) -> Compiled:
+    """Returns a launch, compiled for sm_90."""
     source, options = launch.source()
     made = triton.compile(source, target=HOPPER, options=options.__dict__)
     registers, stack = _resources(made.asm["cubin"])

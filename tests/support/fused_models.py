@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 
-import torch
 from torch import nn
 from torch_geometric.nn import (
     GATConv,
@@ -18,7 +17,6 @@ from torch_geometric.nn import (
     GINEConv,
     GraphConv,
     SAGEConv,
-    TransformerConv,
     global_mean_pool,
 )
 
@@ -74,13 +72,11 @@ LAYERS = {
     "gcn": lambda: Model(gcn()),
     "gcn weighted": lambda: Model(gcn(), "weight"),
     "gcn improved": lambda: Model(gcn(improved=True)),
-    "gcn improved weighted": lambda: Model(gcn(improved=True, bias=False), "weight"),
     "gcn without loops": lambda: Model(gcn(add_self_loops=False), "weight"),
     "gcn as it is": lambda: Model(gcn(normalize=False), "weight"),
     "gcn as it is, mean": lambda: Model(gcn(normalize=False, aggr="mean")),
     "graph": lambda: Model(GraphConv(WIDTH, WIDTH)),
     "graph weighted": lambda: Model(GraphConv(WIDTH, WIDTH), "weight"),
-    "graph weighted mean": lambda: Model(GraphConv(WIDTH, WIDTH, aggr="mean"), "weight"),
     "graph max": lambda: Model(GraphConv(WIDTH, WIDTH, aggr="max")),
     "sage max": lambda: Model(SAGEConv(WIDTH, WIDTH, aggr="max")),
     "gin max": lambda: Model(GINConv(linear(), aggr="max", train_eps=True)),
@@ -96,9 +92,6 @@ for name, kind in (("gat", GATConv), ("gatv2", GATv2Conv)):
         f"{name} edges, sum": lambda kind=kind: Model(
             gat(kind, edge_dim=EDGE_WIDTH, fill_value="add"), "attr"
         ),
-        f"{name} edges, constant": lambda kind=kind: Model(
-            gat(kind, edge_dim=EDGE_WIDTH, fill_value=torch.arange(4.0)), "attr"
-        ),
         f"{name} edges, without loops": lambda kind=kind: Model(
             gat(kind, edge_dim=EDGE_WIDTH, add_self_loops=False, heads=1), "attr"
         ),
@@ -106,14 +99,4 @@ for name, kind in (("gat", GATConv), ("gatv2", GATv2Conv)):
             gat(kind, edge_dim=1, fill_value=0.5), "weight"
         ),
     }
-LAYERS |= {
-    "transformer": lambda: Model(gat(TransformerConv)),
-    "transformer edges": lambda: Model(gat(TransformerConv, edge_dim=EDGE_WIDTH), "attr"),
-    "transformer mean of heads": lambda: Model(gat(TransformerConv, heads=3, concat=False)),
-    "transformer gated": lambda: Model(gat(TransformerConv, beta=True)),
-    "transformer gated mean": lambda: Model(
-        gat(TransformerConv, beta=True, concat=False, edge_dim=EDGE_WIDTH), "attr"
-    ),
-    "transformer without root": lambda: Model(gat(TransformerConv, root_weight=False, bias=False)),
-}
 LAYERS["gatv2 shared"] = lambda: Model(gat(GATv2Conv, share_weights=True))

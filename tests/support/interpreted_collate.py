@@ -1,6 +1,6 @@
 """Triton's collation, run by the interpreter on the CPU: the same bits as the CPU writes.
 
-Started by test_kernels_triton.py in a separate process, like interpreted_kernels.py.
+Started by test_kernels_triton.py in a separate process, like interpreted_cases.py.
 """
 
 from __future__ import annotations

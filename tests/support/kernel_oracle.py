@@ -1,5 +1,5 @@
 """The references of the operators under the operators' own signatures, so that one case of
-:mod:`support.kernel_cases` runs with either."""
+:mod:`support.kernel_cases` runs with either; and the comparison of both."""
 
 from __future__ import annotations
 
@@ -32,6 +32,21 @@ from staticgraph.kernels.segments import (
 from staticgraph.kernels.table_sum import table_sum_reference
 from staticgraph.kernels.vector_sum import vector_sum_reference
 from support import kernel_cases
+from support.kernel_cases import Sizes
+from support.kernel_results import far, kept_on, results
+
+# Sizes, heads, and the columns of each: no edges and empty graphs, loops on one node, nodes that
+# all edges enter, isolated nodes, columns of whole vectors and of none.
+SAMPLES = {
+    "one node": (Sizes(1, 0, 2), 2, 1),
+    "no edges": (Sizes(5, 0, 9), 2, 3),
+    "loops": (Sizes(1, 4, 2), 4, 2),
+    "hubs": (Sizes(3, 90, 2), 2, 5),
+    "isolated nodes": (Sizes(40, 30, 9), 2, 19),
+    "whole vectors": (Sizes(60, 140, 6), 4, 16),
+}
+# Their gradients of scores start from the rounded result, which the references keep exact.
+ROUNDED = ("dot_attention", "neighbour_attention", "graph_attention dropout")
 
 
 def _neighbour_sum(
@@ -176,3 +191,19 @@ def cases(heads: int, width: int, *, reference: bool = False) -> Iterator[None]:
 def with_gaps(value: Tensor) -> Tensor:
     """The same numbers, of which no two are adjacent in memory."""
     return torch.stack([value, torch.full_like(value, torch.nan)], -1)[..., 0]
+
+
+def wrong_results(
+    name: str, sample: str, dtype: torch.dtype, layout: Any = torch.clone
+) -> list[str]:
+    """Returns a line for each result or gradient of a case that is not its reference's."""
+    sizes, heads, width = SAMPLES[sample]
+    with cases(heads, width):
+        found = results(name, dtype, "cpu", sizes, layout=layout)
+        kept = kept_on(name, "cpu", sizes)
+    with cases(heads, width, reference=True):
+        exact = results(name, torch.float64, "cpu", sizes, dtype, kept)
+        usual = results(name, dtype, "cpu", sizes, kept=kept)
+    factor = 12 if name.startswith(ROUNDED) else 2
+    lines = far(found, exact, usual, dtype, factor, magnitude=1.0)
+    return [f"{sample}, {dtype}: {line}" for line in lines]

@@ -38,7 +38,6 @@ ITEM = re.compile(
     r"|^```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
-LANGUAGES = ("python", "bash", "text", "mermaid", "yaml")
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,6 @@ class Place:
         """The value for ``Recording(recorder=...)``: None on CUDA, for torch's graphs."""
         return None if self.cuda else self._arena
 
-    def made_recorder(self) -> Any:
-        """Returns a recorder for code that takes no factory; None on CUDA, to use the default."""
-        return None if self.cuda else self._arena(torch.device(self.device))
-
     def _arena(self, device: torch.device) -> ArenaRecorder:
         self.recorders.append(ArenaRecorder(device))
         return self.recorders[-1]

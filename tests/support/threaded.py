@@ -151,7 +151,3 @@ class Once:
 
 def same(found, expected) -> bool:
     return torch.allclose(found, expected, rtol=0, atol=1e-12)
-
-
-def batch_with_pointers(first: int) -> sg.StaticBatch:
-    return sg.StaticBatch.of(STORE, range(first, first + 10), CAPACITY, pointers=True)
