@@ -14,16 +14,13 @@ from support.parity import differences, plain_step, poisoned, static_step, unkno
 
 import staticgraph as sg
 from staticgraph import models
-from staticgraph.dryrun.operations import OperationCounter, count_step
+from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.kernels.graph_attention import (
     cpu_backward,
     graph_attention,
     graph_attention_reference,
     kept,
 )
-from staticgraph.steps.compilation.captured_step import CapturedStep
-from staticgraph.steps.computation.computation import Computation
-from staticgraph.steps.computation.model_setup import Subject
 
 STARTS = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)
 NODES, REAL, HEADS = 23, 20, 2
@@ -132,15 +129,3 @@ def test_a_model_drops_weights_anew_and_repeats_with_the_seed(esol):
     assert not torch.equal(outs[0], outs[2])
     counted = counter.operations.counts["forward"]
     assert counted["staticgraph::graph_attention"] == 2
-
-
-def test_gps_counts_as_few_launches(esol):
-    """The CUDA launches of a step, by the count of each operator: 24 per layer."""
-    model, _, batch = gps(esol, hidden=64, layers=3)
-    optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    subject = Subject(model, lambda out, batch: out.square())
-    forward = CapturedStep(Computation(subject), "step", batch)
-    forward().backward()
-    optimizer.step()
-    counted = count_step(forward, optimizer)
-    assert counted.launches <= 120
