@@ -26,6 +26,7 @@ from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_hooks import without_callbacks
 from staticgraph.steps.state.training_state import untouched
+from staticgraph.steps.tracing.failures import users_level
 
 # What is compared after a step, and how an outcome's names of it begin.
 KINDS = {
@@ -72,7 +73,7 @@ class FirstSteps:
                 f"the first step of bucket {bucket}, run as {way!r}, is not that of eager: "
                 f"{difference.name} is off by {difference.how}. runner.verify(batch) compares them "
                 "in detail; mode='eager' computes what the model says",
-                stacklevel=5,
+                stacklevel=users_level(),
             )
         self.seconds += time.perf_counter() - started
 

@@ -11,6 +11,7 @@ import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.schema import DICT_SUFFIX, RESERVED
+from staticgraph.steps.tracing.failures import users_level
 
 # A sole parameter with such a name means the batch, even if "batch" is a field as well.
 WHOLE_BATCH = frozenset({"data", "batch", "batched_data", "batch_data", "graph", "graphs", "g"})
@@ -100,7 +101,7 @@ def optional_fields(model: torch.nn.Module, batch: StaticBatch) -> tuple[str, ..
             f"{kind.__name__}.forward gets its optional {', '.join(fields)} from the fields of the "
             "data: if your own loop leaves them out, say so with forward=lambda model, batch: "
             f"model({arguments}), or make the store with exclude={list(fields)}",
-            stacklevel=2,
+            stacklevel=users_level(),
         )
     return fields
 
