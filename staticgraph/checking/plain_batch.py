@@ -25,7 +25,7 @@ class PlainBatch:
         self._data = data
 
     @property
-    def __class__(self) -> type:  # what isinstance reads
+    def __class__(self) -> type:  # pyright: ignore  # what isinstance reads
         return type(self._data)
 
     def fresh(self) -> PlainBatch:

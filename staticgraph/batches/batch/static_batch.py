@@ -220,7 +220,7 @@ class StaticBatch(BucketShape):
         self._extra = {key: value for key, value in self._extra.items() if key != name}
 
     def __getitem__(self, name: Any) -> Any:
-        if not isinstance(name, str | tuple):
+        if isinstance(name, int):
             raise TypeError(
                 f"batch[{name!r}]: graphs are not read by number inside a forward; "
                 "outside of it, batch.to_data_list() gives them"
