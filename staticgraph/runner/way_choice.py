@@ -24,8 +24,6 @@ from staticgraph.files.document import NOT_THERE
 # Chosen, not derived: a smaller gain does not justify another way of running, and machines of
 # varying speed show differences of this size between equal contenders.
 MARGIN = 0.05
-# The phase of a choice among attention paths is this prefix and the phase.
-ATTENTION = "attention in "
 # How the reason begins where a way could perhaps run.
 NOT_TRIED = "not tried"
 
@@ -50,10 +48,8 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class WayChoice:
-    """The choice for one bucket's training step (``step``) or evaluation (``eval``).
-
-    ``way`` is the way it runs or, if ``phase`` begins with :data:`ATTENTION`, its attention's path.
-    """
+    """The choice for one bucket's training step (``step``) or evaluation (``eval``): the way it
+    runs."""
 
     bucket: int
     phase: str
@@ -64,11 +60,6 @@ class WayChoice:
     def __str__(self) -> str:
         numbers = "; ".join(map(str, self.contenders))
         return f"bucket {self.bucket} {self.phase}: {self.way}, {self.reason}: {numbers}"
-
-    @property
-    def of_attention(self) -> bool:
-        """Whether the choice is an attention path rather than a way."""
-        return self.phase.startswith(ATTENTION)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WayChoice:
