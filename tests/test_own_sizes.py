@@ -317,16 +317,6 @@ def test_rows_of_types_and_sides_are_told_apart(typed, ways, mode, monkeypatch):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-10, msg=name)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("typed", [False, True], ids=["bipartite", "typed"])
-@pytest.mark.parametrize("ways", UNPACKED)
-def test_the_preflight_finds_nothing_in_the_way_of_types_and_sides(typed, ways):
-    store = sg.GraphStore.from_pyg(types() if typed else sides(), progress=False)
-    capacity = sg.plan_buckets(store, batch_size=5).capacities[-1]
-    report = sg.check(OfTargets(UNPACKED[ways], typed), [capacity], store)
-    assert report.recordable, str(report)
-
-
 def test_the_largest_of_both_rows_is_that_of_the_longer_side():
     def whole(model, data):
         size = int(data.edge_index.max()) + 1

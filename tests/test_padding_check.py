@@ -111,7 +111,7 @@ def test_a_choice_among_equal_rows_is_a_warning_and_no_leak():
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match="Tied chooses among equal rows") as told:
         runner_of(Tied().double()).step(BATCH)
-    assert len(told) == 1
+    assert [warned.filename for warned in told] == [__file__]
     leaks = Tied(off=1.0).double()
     with pytest.raises(sg.errors.PaddingLeaks, match="number of padding rows"):
         runner_of(leaks).step(BATCH)
@@ -154,20 +154,6 @@ def test_pools_of_symmetric_molecules_are_not_flagged(esol, saturated):
             assert runner.predict(esol[:30]).isfinite().all()
 
 
-def test_random_numbers_are_drawn_alike_and_a_leak_beside_them_is_found():
-    class Dropped(Mean):
-        def trick(self, h):
-            return super().trick(F.dropout(h, 0.5, self.training))
-
-    class Only(Probe):
-        def trick(self, h):
-            return F.dropout(h, 0.5, self.training) + torch.rand_like(h)
-
-    runner_of(made(Only)).step(BATCH)
-    with pytest.raises(sg.errors.PaddingLeaks):
-        runner_of(made(Dropped)).step(BATCH)
-
-
 class Latent(Probe):
     """A drawn latent behind a BatchNorm, whose rows of padding do not depend on their values."""
 
@@ -189,12 +175,6 @@ class Noisy(Probe):
     def trick(self, h):
         h = F.dropout(self.layer(h), 0.3, self.training)
         return h + self.training * torch.randn_like(h) * h.abs().mean()
-
-
-class Mixup(Noisy):
-    def trick(self, h):
-        h = F.dropout(self.layer(h), 0.3, self.training)
-        return h + h[torch.randperm(len(h))] if self.training else h
 
 
 class Drawing(Probe):
@@ -222,10 +202,9 @@ def kl_runner(model, weight):
     return sg.StaticGraphRunner(model, PLAN, mode="eager", loss=kl_loss, optimizer=sgd)
 
 
-@pytest.mark.parametrize("kind", [Noisy, Mixup])
-def test_a_statistic_over_all_rows_beside_random_numbers_is_found(kind):
+def test_a_statistic_over_all_rows_beside_random_numbers_is_found():
     with pytest.raises(sg.errors.PaddingLeaks, match="number of padding rows"):
-        runner_of(made(kind)).step(BATCH)
+        runner_of(made(Noisy)).step(BATCH)
 
 
 def test_random_numbers_alone_are_no_difference():
@@ -234,11 +213,6 @@ def test_random_numbers_alone_are_no_difference():
     parity = check._comparer.beside_plain(BATCH, RunOptions(training=True, gradients=True))
     assert parity.note == "in the model's own mode"
     assert parity.worst < 1e-12
-
-
-def test_a_kl_term_behind_a_drawn_latent_is_found():
-    with pytest.raises(sg.errors.PaddingLeaks, match="the loss is off"):
-        kl_runner(made(Latent), lambda: 1.0).step(BATCH)
 
 
 def _run_steps(runner, count):

@@ -30,9 +30,8 @@ from staticgraph.checking.leak_error import GAPS, SIZES, leak_of, not_finite
 from staticgraph.checking.outcome import Outcome
 from staticgraph.checking.padding_culprit import Culprit, NonFinite, Trail
 from staticgraph.checking.plain_batch import has_gaps, plain_batch
-from staticgraph.errors import NotStatic, PaddingLeaks
+from staticgraph.errors import NotStatic, PaddingLeaks, users_level
 from staticgraph.nn.newcomers import Newcomers
-from staticgraph.steps.tracing.failures import users_level
 
 # The most of the time between two checks that the first of them took.
 SHARE = 0.01

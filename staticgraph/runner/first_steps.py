@@ -21,12 +21,12 @@ from staticgraph.checking.comparison import attempt
 from staticgraph.checking.equal_draws import EqualDraws
 from staticgraph.checking.jitter import nudge
 from staticgraph.checking.outcome import CLEAR, Difference, Outcome, Tolerance
+from staticgraph.errors import users_level
 from staticgraph.runner.steps import Steps
 from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_hooks import without_callbacks
 from staticgraph.steps.state.training_state import untouched
-from staticgraph.steps.tracing.failures import users_level
 
 # What is compared after a step, and how an outcome's names of it begin.
 KINDS = {

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.errors import users_level
 from staticgraph.schema import DICT_SUFFIX, RESERVED
-from staticgraph.steps.tracing.failures import users_level
 
 # A sole parameter with such a name means the batch, even if "batch" is a field as well.
 WHOLE_BATCH = frozenset({"data", "batch", "batched_data", "batch_data", "graph", "graphs", "g"})

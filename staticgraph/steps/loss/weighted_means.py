@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from staticgraph.errors import users_level
 from staticgraph.steps.loss.mean_loss import LossTerms
-from staticgraph.steps.tracing.failures import users_level
 
 _STOCK = {F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.huber_loss}
 _NO_TARGET = -100  # torch's own ignore_index

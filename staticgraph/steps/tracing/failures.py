@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import linecache
 import re
-import sys
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -191,15 +190,6 @@ def failed_guard(changed: str) -> str | None:
     if found is None:
         return None
     return f"{found['guard'].strip()} no longer holds ({found['line'].strip()!r} reads it)"
-
-
-def users_level() -> int:
-    """Returns the ``stacklevel`` with which the caller's warning names the innermost line outside
-    this library and torch."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and not _of_model(frame.f_code.co_filename):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def of_setting(changed: str) -> str | None:
