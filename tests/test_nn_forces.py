@@ -153,10 +153,9 @@ class Detached(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.lin = nn.Linear(3, 1)
-        self.copies = True
 
     def forward(self, pos, batch):
-        pos = (pos.detach() if self.copies else pos).requires_grad_(True)
+        pos = pos.detach().requires_grad_(True)
         energy = global_mean_pool(self.lin(pos).sin(), batch)
         (gradient,) = torch.autograd.grad(energy.sum(), pos, create_graph=True)
         return energy, -gradient
@@ -171,9 +170,3 @@ def test_a_derivative_by_a_copy_is_told_what_to_write():
     runner = sg.StaticGraphRunner(subject, [capacity], "fused")
     with pytest.raises(sg.NotStatic, match="ask it of the input itself"):
         runner(sg.StaticBatch.of(store, [0, 1, 2], capacity))
-    model.copies = False
-    batch = sg.StaticBatch.of(store, [0, 1, 2], capacity)
-    batch.pos.requires_grad_()
-    with pytest.raises(RuntimeError, match="does not require grad") as caught:
-        sg.StaticGraphRunner(subject, [capacity], "fused")(batch)
-    assert "differentiable=('pos',)" in "".join(caught.value.__notes__)

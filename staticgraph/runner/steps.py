@@ -37,7 +37,6 @@ from staticgraph.steps.loss.finite_losses import FiniteLosses
 from staticgraph.steps.rows.single_row_norms import SingleRows
 from staticgraph.steps.state.recordable_optimizer import check_recordable
 from staticgraph.steps.state.training_state import StepState, train
-from staticgraph.steps.tracing.failures import advise
 from staticgraph.steps.update.rank_averaging import Averaging
 from staticgraph.steps.update.update import Accumulation, Update
 from staticgraph.store.on_device import DeviceStore
@@ -243,11 +242,7 @@ class Steps:
             return self._replayed(work, batch, phase == "forward")
         if way != "eager":
             self.computation.check_not_single(batch)
-            try:
-                return self.compiled.run(work, batch, way == FUSED)
-            except Exception as error:
-                advise(error)
-                raise
+            return self.compiled.run(work, batch, way == FUSED)
         with self.computation.active():
             return self.computation.run(work, batch)
 
