@@ -8,7 +8,10 @@ was found, in which item, and what to do about it.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+
+_NOT_THE_USERS = ("staticgraph", "torch", "contextlib")
 
 
 class StaticGraphError(Exception):
@@ -187,3 +190,12 @@ class ServerClosed(StaticGraphError, RuntimeError):
 
 class BatchFailed(StaticGraphError, RuntimeError):
     """The model failed on the batch that contained a request's graphs; ``__cause__`` says why."""
+
+
+def users_level() -> int:
+    """Returns the ``stacklevel`` by which a warning of the caller names the innermost line outside
+    this library and torch."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals["__name__"].partition(".")[0] in _NOT_THE_USERS:
+        frame, level = frame.f_back, level + 1
+    return level

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -209,6 +211,7 @@ def test_what_a_data_set_lacks_is_as_in_plain_pyg():
     sg.convert(torch.nn.Identity())
     for batch in (static, RealBatch(static), plain):
         assert isinstance(batch, Batch)
+        assert isinstance(batch, Data)
         for name in ("x", "edge_index", "edge_weight", "edge_attr", "y", "pos", "batch", "nothing"):
             assert hasattr(batch, name) == hasattr(plain, name), name
             assert (name in batch) == (name in plain), name
@@ -216,6 +219,14 @@ def test_what_a_data_set_lacks_is_as_in_plain_pyg():
             assert (batch.get(name, "default") is None) == (plain.get(name, "default") is None)
         with pytest.raises(KeyError):
             batch["pos"]
+    with pytest.raises(TypeError, match="not read by number"):
+        static[0]
+    copies = copy.deepcopy(static), copy.deepcopy(plain)
+    for batch in copies:
+        del batch.x
+        assert batch.x is None
+        assert "x" not in batch
+    assert static.x is not None
     assert not isinstance(data[0], Batch)
     assert isinstance(plain, Data)
     assert not isinstance(static, HeteroData)

@@ -90,15 +90,6 @@ def test_settings_of_the_optimizer_are_followed(mode):
     grown(Net, change, mode, with_momentum)
 
 
-def test_a_norm_that_is_exchanged_runs_over_real_rows():
-    def change(model, optimizer, number):
-        model.conv.nn[1] = nn.BatchNorm1d(8).to(D)
-        optimizer.param_groups[0]["params"] = list(model.parameters())
-        optimizer.state.clear()
-
-    grown(Net, change)
-
-
 def test_a_layer_that_padding_reaches_is_found_when_it_comes():
     class Centred(nn.Module):
         def forward(self, x):
@@ -220,10 +211,6 @@ def exchange(model, optimizer):
 def rewrite(model, optimizer):
     for parameter in model.parameters():
         parameter.mul_(0.5)
-
-
-def shared_weight(model, optimizer):
-    model.head.bias = model.conv.nn[0].bias[:2].detach().clone().requires_grad_()
 
 
 def parametrize(model, optimizer):

@@ -351,3 +351,12 @@ def test_rows_are_repeated_as_often_as_a_graph_has_subgraphs(mode):
     runner = sg.StaticGraphRunner(model, sg.plan_buckets(store, batch_size=4), mode)
     runner(next(iter(runner.loader(store))))
     torch.testing.assert_close(runner.predict(graphs), expected)
+
+
+def test_a_pool_by_another_index_is_not_one_to_graphs():
+    graphs = nested()
+    model = OverSubgraphs(lambda data: 2 * data.batch + (data.x[:, 0] > 0))
+    plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=4)
+    for mode in ("eager", "fused"):  # a captured graph does not see how many there are
+        with pytest.raises(sg.NotStatic, match=r"this one names \d+ groups: pass size="):
+            sg.StaticGraphRunner(model, plan, mode).predict(graphs)

@@ -37,11 +37,13 @@ class Counts(Probe):
         super().__init__()
         self.norm = nn.BatchNorm1d(C)
         self.calls = 0
+        self.teacher = [nn.BatchNorm1d(C).double()]
         self.register_buffer("kept", torch.zeros(()))
 
     def trick(self, h):
         self.calls += 1
         self.seen = h
+        self.teacher[0](h.detach())
         self.kept = self.kept + 1
         drawn = random.random() + np.random.rand() + torch.rand(())  # noqa: NPY002
         return F.dropout(self.norm(h), 0.2, self.training) * drawn
@@ -55,6 +57,7 @@ def state_of(model, optimizer):
             optimizer.state_dict(),
             [m.training for m in model.modules()],
             model.calls,
+            model.teacher[0].state_dict(),
             hasattr(model, "seen"),
             torch.get_rng_state().tolist(),
             random.getstate(),

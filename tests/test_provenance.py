@@ -157,7 +157,12 @@ class Images(nn.Module):
 def test_graphs_of_one_size_may_be_laid_out_as_a_block(mode, options):
     model = Images()
     graphs = [
-        Data(x=torch.randn(5, 3), edge_index=torch.randint(5, (2, 1 + n % 9)), y=torch.randn(1, 4))
+        Data(
+            x=torch.randn(5, 3),
+            pos=torch.randn(5, 3),
+            edge_index=torch.randint(5, (2, 1 + n % 9)),
+            y=torch.randn(1, 4),
+        )
         for n in range(30)
     ]
     store = sg.GraphStore.from_pyg(graphs, progress=False)
@@ -165,6 +170,8 @@ def test_graphs_of_one_size_may_be_laid_out_as_a_block(mode, options):
     for capacity in plan.capacities:
         assert capacity.nodes == 5 * capacity.graphs
         assert options.get("batch_size", 1) <= capacity.graph_limit
+    by_hand = sg.Padder([(45, 80, 9)], schema=store.schema)  # padding nodes of two positions, too
+    assert len(by_hand(graphs[:8]).x) == 45
     plain = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     runner = sg.StaticGraphRunner(model, plan, mode, loss=mse, optimizer=optimizer)

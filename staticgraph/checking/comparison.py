@@ -52,6 +52,8 @@ class RunOptions(NamedTuple):
         constant: whether all random numbers are the same one.
         nudged: whether parameters are moved by a few units in their last place.
         jitter: noise on the rows, which breaks ties.
+        second: whether the forward that counts is the second, which finds what the first one wrote:
+            a weight that the model itself anneals from 0.
     """
 
     training: bool
@@ -59,6 +61,7 @@ class RunOptions(NamedTuple):
     constant: bool = False
     nudged: bool = False
     jitter: Jitter | None = None
+    second: bool = False
 
 
 class Parity(NamedTuple):
@@ -178,6 +181,8 @@ class Comparer:
         with self._run(options), computation.active():
             computation.known(batch)  # now, since it draws random numbers of its own
             with random or nullcontext():
+                if options.second:
+                    computation.run("forward", batch)
                 both = options.gradients and self.trains
                 result = computation.run("both" if both else "forward", batch, keep=True)
                 out, loss = result if both else (result, None)
@@ -196,6 +201,8 @@ class Comparer:
         # Nothing is bound: this may be inside another model's forward (a teacher's first call).
         with self._run(options), Restored(nothing=True), EqualDraws(options.constant) as random:
             with self._computation.precision():
+                if options.second:
+                    self._computation.plain(data.fresh())
                 out = self._computation.plain(seen)
                 if options.gradients and self._subject.loss is not None:
                     mean = labelled_loss if has_gaps(batch) else plain_loss

@@ -30,7 +30,7 @@ from staticgraph.checking.leak_error import GAPS, SIZES, leak_of, not_finite
 from staticgraph.checking.outcome import Outcome
 from staticgraph.checking.padding_culprit import Culprit, NonFinite, Trail
 from staticgraph.checking.plain_batch import has_gaps, plain_batch
-from staticgraph.errors import PaddingLeaks
+from staticgraph.errors import NotStatic, PaddingLeaks, users_level
 from staticgraph.nn.newcomers import Newcomers
 
 # The most of the time between two checks that the first of them took.
@@ -115,7 +115,7 @@ class PaddingCheck:
         if taken % STEPS and not _doubles(taken):
             return False
         if not self._comparer.changed():
-            return alone and self._is_paid()
+            return (alone or bool(self._comparer.written)) and self._is_paid()
         self._changes += 1
         return self._changes <= CHANGES or _doubles(self._changes) or self._is_paid()
 
@@ -136,6 +136,7 @@ class PaddingCheck:
 
         Raises:
             PaddingLeaks: padding reaches real rows.
+            NotStatic: eager refuses the model over this batch.
             EdgesMoved: the model reads edges by their position, and the store sorted them.
         """
         with self._turn:
@@ -158,21 +159,34 @@ class PaddingCheck:
                 self._ordered.discard(kind)
                 raise moved
         self._comparer.run_apart(batch, options)
-        clean = attempt(lambda: self._comparer.padded(batch, options))
-        # None: it fails without any change; the step itself will say why.
-        differs = clean and self._between_paddings(batch, clean, options)
-        if clean and not differs and real and batch.real is not None and not several_ranks():
-            differs = self._beside_plain(batch, options, clean)
-            # The first batch of a data set with missing labels may have none, which would hide a
-            # loss that depends on which are missing.
-            gaps = with_gaps(batch) if options.gradients and differs is None else None
-            differs = differs or (gaps and self._beside_plain(gaps, options))
+        differs = self._difference(batch, options, real)
+        if differs is None and options.training and self._comparer.written:
+            differs = self._difference(batch, options._replace(second=True), real)
         if differs:
             raise differs
         if real:
             self._done.add(kind)
 
     # ------------------------------------------------------------------ comparing
+
+    def _difference(
+        self, batch: StaticBatch, options: RunOptions, real: bool
+    ) -> PaddingLeaks | None:
+        """Returns what padding changes, if anything; ``real`` as for :meth:`of`."""
+        try:
+            clean = self._comparer.padded(batch, options)
+        except NotStatic:  # a compiled step may not see the values that it was refused for
+            raise
+        except Exception:  # it fails without any change; the step itself will say why
+            return None
+        differs = self._between_paddings(batch, clean, options)
+        if differs or not real or batch.real is None or several_ranks():
+            return differs
+        differs = self._beside_plain(batch, options, clean)
+        # The first batch of a data set with missing labels may have none, which would hide a loss
+        # that depends on which are missing.
+        gaps = with_gaps(batch) if options.gradients and differs is None else None
+        return differs or (gaps and self._beside_plain(gaps, options))
 
     def _between_paddings(
         self, batch: StaticBatch, clean: Outcome, options: RunOptions
@@ -205,13 +219,13 @@ class PaddingCheck:
         parity = comparer.beside_plain(batch, options, clean)
         if parity is None:
             return None
-        if parity.tied is not None:
+        if parity.tied is not None and not options.second:
             warnings.warn(
                 f"{type(self._model).__name__} chooses among equal rows (TopK, max, sort), where "
                 f"rounding decides: {parity.tied.name} is off by {parity.tied.how} from plain "
                 "PyG, whose own choice changes from batch to batch. With noise on the rows "
                 "nothing differs",
-                stacklevel=2,
+                stacklevel=users_level(),
             )
         difference = parity.difference
         if difference is None:

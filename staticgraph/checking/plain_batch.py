@@ -21,10 +21,12 @@ from staticgraph.steps.loss.mean_loss import Loss, LossTerms
 class PlainBatch:
     """A PyG ``Batch`` that provides a model's arguments as a StaticBatch does."""
 
-    _stands_in_for_batch = True
-
     def __init__(self, data: Any) -> None:
         self._data = data
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore  # what isinstance reads
+        return type(self._data)
 
     def fresh(self) -> PlainBatch:
         """Returns a copy on which a model may set attributes."""
@@ -40,6 +42,12 @@ class PlainBatch:
             object.__setattr__(self, name, value)
         else:
             setattr(self._data, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._data, name)
+
+    def __iter__(self) -> Any:
+        return iter(self._data)
 
     def __getitem__(self, name: Any) -> Any:
         return self._data[name]

@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool, global_max_pool, global_mean_pool
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.utils import scatter, softmax
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
-from staticgraph.batches.batch.static_batch import STANDS_IN
+from staticgraph.batches.batch.real_batch import RealBatch
+from staticgraph.batches.batch.static_batch import STANDS_IN, StaticBatch
 from staticgraph.nn import refused
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.dispatch import dispatch, stock
@@ -49,10 +50,13 @@ def install() -> None:
 
 
 def _accept_as_batch() -> None:
-    """Makes ``isinstance(batch, Batch)`` of PyG True for this library's batches.
+    """Makes ``isinstance(batch, Batch)`` and ``isinstance(batch, Data)`` of PyG True for this
+    library's batches.
 
-    The metaclass of ``Batch`` decides, which torch.compile asks as well.
+    The metaclasses decide, which torch.compile asks as well.
     """
+    for kind in (StaticBatch, RealBatch):
+        Data.register(kind)
 
     def is_subclass(cls: type, other: type) -> bool:
         """Whether ``other`` is a subclass of ``cls``, or ``cls`` is ``Batch`` and it stands in."""

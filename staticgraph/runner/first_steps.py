@@ -21,6 +21,7 @@ from staticgraph.checking.comparison import attempt
 from staticgraph.checking.equal_draws import EqualDraws
 from staticgraph.checking.jitter import nudge
 from staticgraph.checking.outcome import CLEAR, Difference, Outcome, Tolerance
+from staticgraph.errors import users_level
 from staticgraph.runner.steps import Steps
 from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.steps.computation.model_setup import Subject
@@ -72,7 +73,7 @@ class FirstSteps:
                 f"the first step of bucket {bucket}, run as {way!r}, is not that of eager: "
                 f"{difference.name} is off by {difference.how}. runner.verify(batch) compares them "
                 "in detail; mode='eager' computes what the model says",
-                stacklevel=5,
+                stacklevel=users_level(),
             )
         self.seconds += time.perf_counter() - started
 

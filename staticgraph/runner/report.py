@@ -129,11 +129,11 @@ class Report:
             self._table(),
         ]
         if self.warmup_s is not None:
-            source = "compiling"
+            line = f"warm-up: {self.warmup_s:.1f} s"
             if self.warm_start:
-                source = "from compiled code of an earlier process"
-                source += f", which took {self.cold_start_s:.1f} s" if self.cold_start_s else ""
-            lines.append(f"warm-up: {self.warmup_s:.1f} s, {source}")
+                line += " with compiled code of an earlier process"
+                line += f", whose own took {self.cold_start_s:.1f} s" if self.cold_start_s else ""
+            lines.append(line)
         lines += [
             f"recorded: {key}, replayed {how_many(n, 'time')}" for key, n in self.replays.items()
         ]

@@ -106,11 +106,6 @@ class MeanKeptApart(Probe):
         return h.relu() - middle
 
 
-class Deviation(Probe):
-    def trick(self, h):
-        return h / (h.std() + 1)  # here
-
-
 class InstanceNorm(Probe):
     layer_name = "layer"
 
@@ -235,7 +230,7 @@ class Permuted(Probe):
 
 NAMED = [
     *(with_norm(kind) for kind in (WholeForward, ByName)),
-    *(FunctionalNorm, Mean, MeanKeptApart, Deviation, InstanceNorm, GroupNorm, OverNodes),
+    *(FunctionalNorm, Mean, MeanKeptApart, InstanceNorm, GroupNorm, OverNodes),
     *(Softmax, Attention, Dots, Sum, Largest, Sorted, Backwards, Recurrent, Norm),
     *(LayerNormOverAll, CountedNodes, Positions),
 ]

@@ -55,8 +55,8 @@ class StaticBatch(BucketShape):
     Strings and other per-graph objects (``batch.smiles``) are lists on the host, one entry per real
     graph, in order; a compiled step has none. ``x_batch`` and ``x_ptr`` of a field ``x`` are what
     PyG's ``follow_batch`` gives. What PyG's ``Data`` has as None where a data set lacks it
-    (``batch.pos``, ``batch.edge_attr``) is None here, too, and ``isinstance(batch, Batch)`` is True
-    once a model was converted.
+    (``batch.pos``, ``batch.edge_attr``) is None here, too, and ``isinstance(batch, Batch)`` and
+    ``isinstance(batch, Data)`` are True once a model was converted.
 
     A dataset's own kind of rows (an axis ``a``) comes with ``a_mask``, ``a_batch`` and ``a_ptr``.
     If nodes have types, there are ``x_dict``, ``edge_index_dict``, ``batch_dict``,
@@ -213,7 +213,18 @@ class StaticBatch(BucketShape):
         else:
             self._extra = {**self._extra, name: value}
 
+    def __delattr__(self, name: str) -> None:
+        if name not in self.layout.schema and name not in self._extra:
+            raise AttributeError(f"{name!r} of a static batch cannot be deleted: it is no field")
+        self._tensors = {key: value for key, value in self._tensors.items() if key != name}
+        self._extra = {key: value for key, value in self._extra.items() if key != name}
+
     def __getitem__(self, name: Any) -> Any:
+        if isinstance(name, int):
+            raise TypeError(
+                f"batch[{name!r}]: graphs are not read by number inside a forward; "
+                "outside of it, batch.to_data_list() gives them"
+            )
         if self.layout.schema.hetero and name not in self._tensors:
             axis = axis_of(self.layout.schema, name)
             if axis is not None:
@@ -309,6 +320,9 @@ class StaticBatch(BucketShape):
 
     def __copy__(self) -> StaticBatch:
         return self.replace()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StaticBatch:
+        return self.clone()
 
     def __getstate__(self) -> dict[str, Any]:
         return pickled_batch.state_of(self, self.real, self._objects, self._extra)

@@ -25,7 +25,7 @@ from staticgraph.errors import GraphTooLarge
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.sizes.reserves import with_pairs, with_reserves
+from staticgraph.sizes.reserves import of_equal_graphs, with_pairs, with_reserves
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import real_option, whole_option
 
@@ -324,4 +324,10 @@ def _as_required(capacity: Capacity, schema: Schema) -> Capacity:
     done = capacity.edge_reserve >= schema.counts_edges
     if not schema.hetero and done and capacity.node_reserve > schema.has_vectors:
         return with_pairs(capacity, schema)
-    return with_reserves(capacity, schema)
+    each, rest = divmod(capacity.nodes, capacity.graphs)
+    padded = with_reserves(capacity, schema)
+    if schema.hetero or rest or each < 2:
+        return padded
+    # Perhaps of graphs of one size, x.view(-1, each, F): a padding graph's nodes are the reserve.
+    most = min(capacity.max_graph_nodes, capacity.nodes - padded.node_reserve)
+    return replace(of_equal_graphs(padded, each), max_graph_nodes=most)

@@ -71,12 +71,17 @@ def masked_batch_norm(
     centred = torch.where(mask, values - mean.view(shape), 0)
     squares = centred.square().sum(dims)
     var = (_summed(squares, group) if group is not None else squares) / safe
-    if norm.running_mean is not None and norm.training:
+    if _tracks(norm):
         _update_running(norm, mean.detach(), var.detach(), count)
     out = centred * (var + norm.eps).rsqrt().view(shape)
     if norm.weight is not None:
         out = out * norm.weight.view(shape) + torch.where(mask, norm.bias.view(shape), 0)
     return out.to(input.dtype)
+
+
+def _tracks(norm: torch.nn.modules.batchnorm._BatchNorm) -> bool:
+    """Whether a call updates running statistics; the flag may be cleared after they were made."""
+    return norm.training and norm.track_running_stats and norm.running_mean is not None
 
 
 def _update_running(
@@ -176,7 +181,7 @@ def normed(
 
 def _as_leaf(norm: MaskedBatchNorm1d | MaskedBatchNorm2d, input: Tensor, count: Tensor) -> Tensor:
     moved = (None, None, None)
-    if norm.training and norm.running_mean is not None:
+    if _tracks(norm):
         moved = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
     momentum, eps = norm.momentum, norm.eps
     if input.dim() == 2:

@@ -34,6 +34,7 @@ from staticgraph.steps.compilation.guards import GuardedCall, drop_what_is_known
 from staticgraph.steps.compilation.modes import Mode
 from staticgraph.steps.tracing.failures import (
     KEEP_IN_TENSORS,
+    failed_guard,
     observed,
     of_setting,
     why_not_compiled,
@@ -242,8 +243,9 @@ class CompiledFunction:
         except TorchDynamoException as error:  # only a compilation raises it
             changed = self._changed(tensors) or str(error)
             raise NotStatic(
-                f"{self._name} would have to be compiled again, because something that it was "
-                f"compiled for has changed. {of_setting(changed) or KEEP_IN_TENSORS}:\n{changed}"
+                f"{self._name} would have to be compiled again, because "
+                f"{failed_guard(changed) or 'something that it was compiled for has changed'}. "
+                f"{of_setting(changed) or KEEP_IN_TENSORS}:\n{changed.partition('- User stack')[0]}"
             ) from error
         except AttributeError as error:
             if (told := self._deletes(error)) is None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.errors import users_level
 from staticgraph.schema import DICT_SUFFIX, RESERVED
 
 # A sole parameter with such a name means the batch, even if "batch" is a field as well.
@@ -100,7 +101,7 @@ def optional_fields(model: torch.nn.Module, batch: StaticBatch) -> tuple[str, ..
             f"{kind.__name__}.forward gets its optional {', '.join(fields)} from the fields of the "
             "data: if your own loop leaves them out, say so with forward=lambda model, batch: "
             f"model({arguments}), or make the store with exclude={list(fields)}",
-            stacklevel=2,
+            stacklevel=users_level(),
         )
     return fields
 

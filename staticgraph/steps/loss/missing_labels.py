@@ -73,7 +73,7 @@ def for_loss(batch: StaticBatch, given: StaticBatch) -> tuple[StaticBatch, ReadF
     watched = [
         field.name
         for field in batch.layout.schema
-        if field.dtype.startswith("float") and own[field.name] is came[field.name]
+        if field.dtype.startswith("float") and own.get(field.name) is came[field.name]
     ]
     fields = ReadFields(own, watched)
     return batch.with_tensors(fields), fields

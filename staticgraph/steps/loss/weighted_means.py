@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from staticgraph.errors import users_level
 from staticgraph.steps.loss.mean_loss import LossTerms
 
 _STOCK = {F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.huber_loss}
@@ -82,7 +83,7 @@ def warn_of_stock_means(loss: Callable[..., Any], called: list[str], result: Any
         f"{getattr(loss, '__name__', type(loss).__name__)}: its own mean divides by the weights, "
         f"the runner's by the rows. For plain PyG's number {REMEDY}; to keep the mean over rows, "
         "return (values, torch.ones_like(values))",
-        stacklevel=2,
+        stacklevel=users_level(),
     )
 
 

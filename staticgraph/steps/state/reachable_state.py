@@ -6,6 +6,9 @@ a Python function reaches: its closure, the globals that its code names, its def
 that ``partial`` binds, and the attributes of the object that it is a method of; and other functions
 of the same program likewise.
 
+The forwards of a user's own modules, and what these keep without registering it (a teacher in a
+list), are followed alike; a runner leads to its model.
+
 Not seen: anything reached by computation (``registry[name]()``), objects inside other objects,
 tensors above :data:`LARGEST_BYTES`, containers above :data:`MOST_ITEMS`, and views that repeat one
 element.
@@ -74,6 +77,14 @@ def held_by(*functions: Any) -> Held:
     return Held(list(modules.values()), list(tensors.values()))
 
 
+def of_forwards(model: nn.Module) -> Iterator[Any]:
+    """Yields the forwards of a user's own modules, and their unregistered attributes."""
+    for module in model.modules():
+        if type(module).__module__.partition(".")[0] not in LIBRARIES:
+            yield type(module).forward
+            yield tuple(value for name, value in vars(module).items() if not name.startswith("_"))
+
+
 def _reached_from(value: Any, called: bool) -> Iterator[Any]:
     """Yields what one value leads to; the attributes of an object only if it is ``called``."""
     if isinstance(value, partial):
@@ -90,6 +101,8 @@ def _reached_from(value: Any, called: bool) -> Iterator[Any]:
     elif isinstance(value, dict | list | tuple | deque):
         if len(value) <= MOST_ITEMS:
             yield from value.values() if isinstance(value, dict) else value
+    elif type(value).__module__.startswith("staticgraph."):  # a runner
+        yield getattr(value, "model", None)
     elif called:
         yield from getattr(value, "__dict__", {}).values()
         yield type(value).__dict__.get("__call__")

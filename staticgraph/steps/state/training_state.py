@@ -32,7 +32,7 @@ from staticgraph.internals.dispatch import copy_all, preserved_versions, version
 from staticgraph.nn.context.asked import APART, FLAT
 from staticgraph.nn.norm.batch_norm import SINGLE
 from staticgraph.nn.registrations import watch
-from staticgraph.steps.state.reachable_state import LIBRARIES, held_by
+from staticgraph.steps.state.reachable_state import LIBRARIES, held_by, of_forwards
 from staticgraph.steps.state.saved_optimizer import SavedOptimizer, on_host
 from staticgraph.steps.state.training_hooks import callbacks_of
 
@@ -87,7 +87,7 @@ class SavedTraining:
         attributes: bool = False,
     ) -> None:
         hooks = callbacks_of(model.parameters(), optimizer) if trained else ()
-        held = held_by(*beside, *hooks)
+        held = held_by(*beside, *hooks, *of_forwards(model))
         roots = [model, *held.modules]
         modules = list(dict.fromkeys(m for root in roots for m in root.modules()))
         buffers = [*(b for root in roots for b in root.buffers())]
@@ -216,7 +216,7 @@ class StepState:
 
     def _list(self) -> None:
         self._listed = True  # first, so that a registration meanwhile is not lost
-        held = held_by(*self._beside)
+        held = held_by(*self._beside, *of_forwards(self._model))
         modules = [m for root in (self._model, *held.modules) for m in root.modules()]
         modules = list(dict.fromkeys(modules))
         watch(modules, self)

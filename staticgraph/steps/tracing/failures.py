@@ -41,7 +41,7 @@ _ADVICE = (
         "that it looks up",
     ),
     (
-        r"shape '\[.*\]' is invalid for input of size",
+        r"shape '\[.*\]' is invalid for input of size|don't multiply up to the size of dim 0",
         "x.view(-1, n, F) for graphs of n nodes each needs a bucket with n nodes for each of its "
         "graphs, padding graphs included: plan_buckets(store) makes such, by hand (n * graphs, "
         "edges, graphs); a number of rows must follow from a shape or the batch "
@@ -85,6 +85,8 @@ _SETTINGS = {
     "allow_tf32": "torch.set_float32_matmul_precision",
 }
 _SETTING = re.compile(r"GLOBAL_STATE changed: (\w+)")
+# The value of the model that a guard compares, and the line that reads it.
+_GUARD = re.compile(r"- \d+/\d+: run\.__self__\._(?P<guard>model\..+?) +# (?P<line>.+?) +# ")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -179,6 +181,15 @@ def remedy(message: str) -> str | None:
     if any(words in message for words in _ASKS_DERIVATIVE):
         return _DERIVED
     return _FOLLOWS if _ON_DATA.search(message) else None
+
+
+def failed_guard(changed: str) -> str | None:
+    """Returns what no longer holds, and where the model reads it, from torch's message of a
+    recompilation; None if it does not say."""
+    found = _GUARD.search(changed)
+    if found is None:
+        return None
+    return f"{found['guard'].strip()} no longer holds ({found['line'].strip()!r} reads it)"
 
 
 def of_setting(changed: str) -> str | None:

@@ -10,6 +10,12 @@ from torch import nn
 from support.layer_cases.case import C, Case, alone, batched
 
 
+def _no_longer_tracked() -> nn.Module:
+    norm = nn.BatchNorm1d(C)
+    norm.track_running_stats = False
+    return norm
+
+
 def norms() -> list[Case]:
     by_batch: dict[str, Callable[[], nn.Module]] = {
         "LayerNorm": lambda: pyg.LayerNorm(C),
@@ -34,7 +40,9 @@ def norms() -> list[Case]:
         Case(
             "torch BatchNorm1d untracked",
             "norms",
-            lambda: nn.BatchNorm1d(C, track_running_stats=False, affine=False),
+            lambda: nn.Sequential(
+                nn.BatchNorm1d(C, track_running_stats=False, affine=False), _no_longer_tracked()
+            ),
             alone,
         ),
         Case("BatchNorm", "norms", lambda: pyg.BatchNorm(C), alone),
