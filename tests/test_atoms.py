@@ -95,6 +95,40 @@ def test_both_ways_find_the_pairs_of_all_images(structure):
         assert (length < cutoff).all()
 
 
+@settings(max_examples=15)
+@given(st.integers(0, 2**32 - 1), st.floats(0.01, 1.0))
+def test_a_skin_keeps_a_cell_list_until_an_atom_has_moved_half_of_it(seed, skin):
+    """A random walk; the oracle is a search without a skin, and at its end all pairs."""
+    random, cutoff = np.random.default_rng(seed), 1.3
+    graph = np.array([0, 0, 0, 1, 1])
+    cell = random.normal(scale=0.2, size=(2, 3, 3)) + 1.5 * np.eye(3)
+    pbc = random.random((2, 3)) < 0.5
+    pos = random.normal(scale=0.5, size=(5, 3))
+    search, before, builds = atoms.NeighbourSearch(cutoff, 1.0, skin=skin), None, 0
+    for step in range(8):
+        cell = cell * 1.01 if step == 6 else cell
+        if before is None or step == 6 or np.linalg.norm(pos - before, axis=1).max() >= skin / 2:
+            before, builds = pos, builds + 1
+        near, expected = (
+            atoms.neighbours(
+                torch.tensor(np.concatenate([pos, np.full((2, 3), 1e6)])),
+                torch.tensor(np.concatenate([cell, np.zeros((1, 3, 3))])),
+                torch.tensor(np.concatenate([pbc, np.zeros((1, 3), bool)])),
+                torch.tensor([*graph, 2, 2]),
+                cutoff=cutoff,
+                capacity=500,
+                mask=torch.arange(7) < 5,
+                candidates=candidates,
+            )
+            for candidates in (search.candidates, None)
+        )
+        assert torch.equal(near.edge_index, expected.edge_index)
+        assert torch.equal(near.shift, expected.shift)
+        assert search.candidates.builds == builds
+        searched, pos = pos, pos + random.normal(scale=skin / 8, size=pos.shape)
+    assert edges_of(near) == brute_force(searched, cell, pbc, graph, cutoff)
+
+
 def test_too_many_pairs_are_an_error_and_too_few_images_as_well():
     pos = torch.rand(6, 3, generator=torch.Generator().manual_seed(0))
     mask = torch.arange(6) < 5
