@@ -332,6 +332,25 @@ def test_dynamics_and_a_relaxation_end_where_ases_do():
     np.testing.assert_allclose(ends[0][2], ends[1][2], atol=1e-5)
 
 
+def test_the_model_of_torch_sim_is_valid_and_its_loops_run():
+    ts = pytest.importorskip("torch_sim")
+    from torch_sim.models.interface import validate_model_outputs
+
+    structures = [argon(), argon().repeat((2, 1, 1))]
+    calculator = calculator_of(structures, nodes=40)
+    model = atoms.TorchSimModel(calculator.runner)
+    validate_model_outputs(model, model.device, model.dtype)
+    state = ts.io.atoms_to_state(structures, model.device, model.dtype)
+    out, expected = model(state), calculator.many(structures)
+    assert out["energy"].tolist() == pytest.approx([each["energy"] for each in expected])
+    forces = np.concatenate([each["forces"] for each in expected])
+    np.testing.assert_allclose(out["forces"].numpy(), forces, atol=1e-12)
+    stress = out["stress"][0].numpy().flat[[0, 4, 8, 5, 2, 1]]
+    np.testing.assert_allclose(stress, expected[0]["stress"], atol=1e-12)
+    relaxed = ts.optimize(state, model, optimizer=ts.gradient_descent, max_steps=30)
+    assert (model(relaxed)["energy"] < out["energy"]).all()
+
+
 def test_a_calculator_makes_room_for_edges_and_says_when_it_does_not():
     dense = argon()
     expected = calculator_of([dense]).many([dense])[0]["energy"]
