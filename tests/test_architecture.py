@@ -109,7 +109,6 @@ INSIDE = {
     ("store.graph_store", "staticgraph.store.pyg.flatten"): SLOW,
     ("files.folder_lock", "fcntl"): NEWER,
     ("files.jit_cache", "numba.core.dispatcher"): "what it asks for must be set before",
-    ("kernels.varlen_attention.op", "torch.nn.attention.varlen"): NEWER,
     ("internals.inductor", "torch._inductor"): SLOW,
     ("internals.inductor", "torch._inductor.cudagraph_trees"): SLOW,
     ("internals.inductor", "torch._inductor.codecache"): SLOW,

@@ -73,7 +73,7 @@ def test_models_of_own_widths_and_blocks_are_predicted(made, floors, monkeypatch
 
         monkeypatch.setattr(compiled_probe, "Child", Child)
         memory = sg.probe(model, STORE, like="cuda", compiled=True, loss=loss)
-        assert [piece.above for piece in memory.fit.pieces if not piece.several] == floors
+        assert [piece.above for piece in memory.fit.pieces] == floors
         for capacity in ASKED:
             there = compiled_probe.reading_of(run(read, capacity), updates=False).step
             assert memory.fit.predict(capacity) == pytest.approx(there, rel=0.03)

@@ -40,7 +40,7 @@ MADE_FOR = {"torch": "2", "capacities": [[3, 4, 5]]}
 
 def plan(folder: Path) -> tuple[Path, Callable[[], Any]]:
     store = datasets.open(DATA / "esol.npz")
-    sg.plan_buckets(store, 32, attention="auto").save(folder / "plan.json")
+    sg.plan_buckets(store, 32).save(folder / "plan.json")
     return folder / "plan.json", lambda: BucketPlan.load(folder / "plan.json")
 
 

@@ -17,7 +17,6 @@ from torch_geometric.nn import GPSConv, global_add_pool
 
 import staticgraph as sg
 from staticgraph.kernels.graph_attention import graph_attention
-from staticgraph.kernels.varlen_attention import varlen_attention
 
 CAPACITY = sg.Capacity(700, 20, 14, 160)
 SIZES = ([160, 3, 8, 1, 17, 50, 9, 2, 90], [30, 31, 7], [128, 128, 60, 1])
@@ -43,7 +42,7 @@ def loss(out, batch):
     return (out - batch.y).square()
 
 
-PATHS = ["size-classed", "varlen", "kernel", "auto"]
+PATHS = ["dense", "auto"]
 # On a CPU torch records nothing and both compiled modes run the same code: once per path.
 TRAINED = [
     *((DEVICES[0], path, mode) for path in PATHS for mode in ("default", "reduce-overhead")),
@@ -109,10 +108,6 @@ def test_kernels_equal_a_loop_over_graphs(sizes, dtype, device):
         ]
         return rows, torch.cat(outs)
 
-    def by_varlen(dtype):
-        rows = [t.to(dtype).requires_grad_() for t in (q, k, v)]
-        return rows, varlen_attention(*rows, starts, 160)[:real]
-
     def by_kernel(dtype):
         rows = [t.to(dtype).requires_grad_() for t in (q, k, v)]
         packed = torch.stack(rows, 1).flatten(1)
@@ -126,17 +121,16 @@ def test_kernels_equal_a_loop_over_graphs(sizes, dtype, device):
 
     exact = results(by_loop, torch.float64)
     usual = results(by_loop, dtype)
-    for attend in (by_varlen, by_kernel):
-        for a, b, c in zip(exact, usual, results(attend, dtype), strict=True):
-            least = torch.finfo(dtype).eps * float(a.abs().max())
-            assert float((c - a).abs().max()) <= 2 * max(least, float((b - a).abs().max()))
+    for a, b, c in zip(exact, usual, results(by_kernel, dtype), strict=True):
+        least = torch.finfo(dtype).eps * float(a.abs().max())
+        assert float((c - a).abs().max()) <= 2 * max(least, float((b - a).abs().max()))
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("path", ["dense", "size-classed", "varlen", "kernel"])
+@pytest.mark.parametrize("path", ["dense", "kernel"])
 def test_memory_is_fitted_for_each_path(path, device, esol):
-    """The probe finds the form; varlen and the kernel are not assumed to be quadratic in ``M``."""
+    """The probe finds the form; the kernel is not assumed to be quadratic in ``M``."""
 
     class Model(Attending):
         def forward(self, x, batch):
@@ -146,9 +140,9 @@ def test_memory_is_fitted_for_each_path(path, device, esol):
     memory = sg.probe(
         model, esol, loss=loss, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3)
     )
-    if path in ("varlen", "kernel"):
+    if path == "kernel":
         assert memory.fit.form == "linear"
     if device == "cpu":  # read from fake tensors, where no allocator rounds
-        assert memory.fit.form == ("blocks" if path == "size-classed" else "linear")
+        assert memory.fit.form == "linear"
         assert memory.checked is not None
         assert memory.fit.worst <= 0.01

@@ -242,13 +242,6 @@ def arguments(operator) -> list[tuple[str, str]]:
 
 def test_operators_take_what_they_are_given():
     """Operators that run only on CUDA are checked by their arguments' names and order."""
-    names = [name for name, _ in arguments(dispatch.efficient_forward)]
-    assert names[:11] == [
-        *("query", "key", "value", "bias", "cu_seqlens_q", "cu_seqlens_k"),
-        *("max_seqlen_q", "max_seqlen_k", "dropout_p", "custom_mask_type", "compute_log_sumexp"),
-    ]
-    names = [name for name, _ in arguments(dispatch.efficient_backward)]
-    assert names[:6] == ["grad_out_", "query", "key", "value", "bias", "out"]
     assert [name for name, _ in arguments(dispatch.addmm_activation)] == [
         *("self", "mat1", "mat2", "beta", "alpha", "use_gelu")
     ]

@@ -21,18 +21,12 @@ from staticgraph.kernels.graph_attention import (
     graph_attention_reference,
     kept,
 )
-from staticgraph.sizes.attention import AttentionSetting, attention_path
 from staticgraph.steps.compilation.captured_step import CapturedStep
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject
 
 STARTS = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)
 NODES, REAL, HEADS = 23, 20, 2
-# As for ogbg-molhiv at batch size 128: many small molecules and a few large ones.
-MOLECULES = sg.Capacity(
-    3288, 7078, 129, 222, order_statistics=((0, 222), (2, 117), (8, 59), (50, 28))
-)
-CUDA = AttentionSetting("cuda", "float32", 16, 0.5, kernels=True)
 
 
 @pytest.mark.sampled(5)
@@ -129,34 +123,6 @@ def test_what_it_cannot_do_is_said():
         attend(torch.zeros(NODES, 24), p=0.5)
 
 
-def test_auto_takes_the_kernel_on_cuda_with_kernels():
-    """Also with dropout and float32; where it cannot, the reason is given."""
-    found = attention_path(MOLECULES, "auto", CUDA)
-    assert found.name == "kernel"
-    assert found.blocks == ()
-    assert "size-classed 388,840 (6%) ruled out: the kernel does the same" in found.reason
-    for setting, reason in (
-        (CUDA._replace(kernels=False), "without kernels=True"),
-        (CUDA._replace(head=160), "heads of 160 columns, more than 128"),
-        (CUDA._replace(dtype="float64"), "no CUDA kernel for float64"),
-        (CUDA._replace(dropout=1.0), "this layer all of them"),
-        (CUDA._replace(extra_keys="bias_k gives each graph a key"), "belong to no node"),
-        (CUDA._replace(device="cpu"), "on a CPU it is a loop"),
-    ):
-        other = attention_path(MOLECULES, "auto", setting)
-        assert reason in dict(other.ruled_out)["kernel"]
-        assert other.name == "size-classed"
-
-
-def test_blocks_are_charged_for_what_they_launch():
-    """Six blocks of 33 graphs have two thirds of the entries of one block, but six times its
-    launches."""
-    small = sg.Capacity(439, 901, 33, 55)
-    costs = dict(attention_path(small).costs)
-    assert 100 * costs["size-classed"] < 75 * costs["dense"]
-    assert attention_path(small).name == "dense"
-
-
 @pytest.mark.parametrize("known", [True, False], ids=["counts known", "traced"])
 def test_a_fused_layer_equals_plain_pyg(known, monkeypatch):
     """GPS with kernels and the attention operator, with garbage in the padding."""
@@ -165,7 +131,7 @@ def test_a_fused_layer_equals_plain_pyg(known, monkeypatch):
     monkeypatch.setattr("support.parity.BATCH", batch)
     model = Attending()
     expected = plain_step(copy.deepcopy(model), lambda m, d: m(d), batch)
-    sg.convert(model, kernels=True, attention="kernel")
+    sg.convert(model, kernels=True)
     padded = poisoned(batch, 1000.0)
     found, _ = static_step(model, lambda m, d: m(d), padded if known else unknown_counts(padded))
     assert differences(expected, found, 1e-5) == []
@@ -174,7 +140,7 @@ def test_a_fused_layer_equals_plain_pyg(known, monkeypatch):
 def gps(store, **options):
     torch.manual_seed(0)
     model = models.build("gps", store, **options)
-    sg.convert(model.train(), kernels=True, attention="kernel")
+    sg.convert(model.train(), kernels=True)
     capacity = sg.Capacity(500, 1000, 33, 55)
     batch = sg.StaticBatch.of(store, range(32), capacity, pointers=True)
     padded = sg.StaticBatch(batch.layout, batch.tensors())  # as inside a step: counts unknown

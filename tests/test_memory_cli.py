@@ -73,20 +73,6 @@ def test_an_error_of_zero_is_seen(memory):
     assert all(text.get_text().endswith("%") for text in axes.texts)
 
 
-def test_the_curve_breaks_where_attention_goes_in_other_blocks(memory, monkeypatch):
-    """Bytes jump where the number of blocks changes, back and forth around the border."""
-    found = MemoryModel.load(memory)
-    limits = [100, 200, 210, 220]  # 1 block, 2, 1, 2, 1: two pieces are single points, no lines
-    monkeypatch.setattr(
-        plots, "blocks_in",
-        lambda c, *_: range(1 + sum(c.nodes > limit for limit in limits) % 2),
-    )  # fmt: skip
-    nodes = [20, 90, 150, 160, 205, 215, 230, 250]
-    line = [sg.Capacity(number, 2 * number, 9, 5) for number in nodes]
-    pieces = [[c.nodes for c in piece] for piece in plots._pieces(line, found)]
-    assert pieces == [[20, 90], [150, 160], [230, 250]]
-
-
 def test_a_plan_for_a_cap(data, memory, capsys, tmp_path):
     plan = tmp_path / "plan.json"
     words = ["--memory", str(memory), "--max-memory", "300KiB", "--min-steps", "1"]

@@ -96,17 +96,17 @@ def test_a_path_of_attention_that_is_impossible_is_named():
     class Attending(Net):
         def __init__(self):
             super().__init__()
-            self.gps = GPSConv(C, None, attn_kwargs={"dropout": 0.1})
+            self.gps = GPSConv(C, None, attn_kwargs={"add_zero_attn": True})
 
         def forward(self, x, edge_index, batch):
             return self.head(global_mean_pool(self.gps(x, edge_index, batch), batch))
 
-    report = check(sg.convert(Attending().double(), attention="varlen"), PLAN, STORE)
+    report = check(sg.convert(Attending().double(), attention="kernel"), PLAN, STORE)
     (obstacle,) = report.obstacles
     assert obstacle.kind == "refused"
     assert obstacle.module == "gps"
-    assert "drops 0.1 of the weights" in obstacle.operation
-    with pytest.raises(sg.NotStatic, match="Choose 'auto', 'dense' or 'size-classed'"):
+    assert "add_zero_attn gives each graph a key" in obstacle.operation
+    with pytest.raises(sg.NotStatic, match="Choose 'auto' or 'dense'"):
         report.raise_for_obstacles()
 
 
@@ -121,12 +121,11 @@ def test_the_path_of_attention_is_told_with_its_reason():
 
     for model in (Attending().double(), sg.convert(Attending().double())):
         rows = {row.path: row.how for row in check(model, PLAN, STORE).modules}
-        assert rows["gps"].startswith("attention dense, see below")
-    asked = check(sg.convert(Attending().double(), attention="size-classed"), PLAN, STORE)
-    assert ": size-classed, as asked, 1 block; entries at most: dense " in str(asked)
+        assert rows["gps"].startswith("attention kernel, see below")
+    asked = check(sg.convert(Attending().double(), attention="dense"), PLAN, STORE)
+    assert "(gps): dense, as asked" in str(asked)
     (row,) = asked.to_dict()["attention"]
-    assert row["path"] == "size-classed"
-    assert set(row["costs"]) == {"dense", "size-classed", "varlen", "kernel"}
+    assert row["path"] == "dense"
 
 
 def test_a_tensor_that_is_no_buffer_is_named():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from support.own_blocks import Ranked
+from support.own_blocks import POOLS, Pooled, Ranked
 from support.parity import STORE, loss
 from torch import nn
 
 from staticgraph.errors import FitRefused
 from staticgraph.memory.model import MemoryModel
 from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.fitting import floors_of
+from staticgraph.probing.fitting import floors_of, match_moments
 from staticgraph.probing.probe import probe
 from staticgraph.probing.reading import GivenReader, Probed, Reading
 from staticgraph.sizes.capacity import Capacity
@@ -103,3 +104,60 @@ def test_where_memory_ends_before_the_floor_what_was_read_is_fitted_and_said():
     assert "memory ran out at" in memory.note
     assert not memory.fit.pieces
     assert memory.fit.predict(NEAR) == pytest.approx(9 * 200 + 50 * 20)
+
+
+def error_of(model, loss, schema, memory, capacity):
+    with FakeTensorReader().open(Probed(Subject(model, loss), schema)) as read:
+        return abs(memory.fit.predict(capacity) / read(capacity).step - 1)
+
+
+@pytest.mark.release
+@pytest.mark.slow
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", sorted(POOLS, reverse=True))
+def test_pools_are_predicted_where_graphs_are_larger_than_any_probed(name, tmp_path):
+    """At twice and four times the largest graph, with rows and graphs varied independently."""
+    torch.manual_seed(0)
+    model = Pooled(8, 2, POOLS[name]())
+    memory = probe(model, STORE, loss=loss)
+    assert memory.fit.worst < 0.03
+    for capacity in (
+        Capacity(2_176, 5_824, 320, 24),
+        Capacity(4_352, 11_648, 1_280, 48),
+        Capacity(9_000, 9_001, 1_500, 30),
+    ):
+        assert error_of(model, loss, STORE.schema, memory, capacity) < 0.03
+    memory.save(tmp_path / "memory.json")
+    assert MemoryModel.load(tmp_path / "memory.json") == memory
+
+
+def reading(operations, moments):
+    return Reading(
+        int(max(moments)),
+        moments=np.array(moments, dtype=np.float64),
+        operations=np.array(operations, dtype=np.int64),
+    )
+
+
+def test_extra_operations_fold_into_the_largest_moment_before_the_next_landmark():
+    one = reading([1, 7, 2, 3], [10, 20, 5, 30])
+    two = reading([1, 7, 7, 7, 2, 3], [11, 21, 22, 20, 6, 31])
+    assert [list(m) for m in match_moments([one, two])] == [[20, 5, 30], [22, 6, 31]]
+
+
+def test_what_comes_before_the_first_landmark_counts_too():
+    one, two = reading([7, 1, 2], [9, 4, 5]), reading([7, 7, 1, 2], [3, 8, 4, 5])
+    assert [max(m) for m in match_moments([one, two])] == [9, 8]
+    begins = reading([1, 2], [3, 6])
+    assert [list(m) for m in match_moments([one, begins])] == [[9, 5], [3, 6]], (
+        "into the first part"
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Reading(5), reading([2, 1, 9], [1, 1, 1]), reading([8, 8, 8], [1, 2, 3])],
+    ids=["no moments", "another order", "nothing in common"],
+)
+def test_steps_that_cannot_be_matched_give_none(other):
+    assert match_moments([reading([1, 2, 9], [1, 2, 3]), other]) == [None, None]

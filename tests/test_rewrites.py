@@ -66,7 +66,6 @@ FIRES = {
     "molecule gcn": {"tables": 3, "segments": 3, "neighbour_sum": 2, "batch_norm": 4},
     "gps": {
         "tables": 2,
-        "graph_attention": 2,
         "neighbour_sum": 2,
         "batch_norm": 8,
         "segments": 1,

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from support.written_by_hand import EdgeMLP, OwnConv, Tables, Transformer, Trunk, gine
+from support.written_by_hand import EdgeMLP, OwnConv, Tables, Trunk, gine
 from torch import nn
 from torch_geometric.nn import GATConv, MessagePassing, global_add_pool
 from torch_geometric.nn.aggr import MinAggregation
 
 import staticgraph as sg
 from staticgraph.checking.explain import explain
-from staticgraph.rewrites.attention import graph_attention
 from staticgraph.steps.computation.model_setup import Subject
 
 CAPACITY = (210, 430, 9)
@@ -209,14 +208,6 @@ def test_the_model_that_is_explained_stays_as_it_was(esol):
     assert type(model.norms[0]) is nn.BatchNorm1d
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key])
-
-
-def test_attention_of_large_graphs_stays_in_blocks(esol, monkeypatch):
-    monkeypatch.setattr(graph_attention, "WIDEST", 4)
-    found = explain(Transformer(layers=1), [CAPACITY], esol)
-    assert "graph_attention" not in {place.rewrite for place in found.done}
-    assert "torch's products are faster" in reasons(found)["graph_attention"]
-    parity(Transformer(layers=1), esol)
 
 
 class Forces(nn.Module):

@@ -9,7 +9,7 @@ from support.rewritten import assert_as_in_plain_pyg, fired, seeded
 
 # In an order in which every second one, those that run by default, has each of the rewrites.
 FIRES = {
-    "gps, walks": {"graph_attention": 1, "neighbour_sum": 1},
+    "gps, walks": {"neighbour_sum": 1},
     "sage, jumping": {"neighbour_sum": 2, "segments": 2},
     "painn": {"vector_sum": 3},
     "gated": {"edge_rows": 2, "segments": 3, "neighbour_sum": 2},

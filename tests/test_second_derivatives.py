@@ -12,9 +12,9 @@ from torch_geometric.nn import GCNConv, GINConv, global_add_pool
 import staticgraph as sg
 from staticgraph.steps.computation.model_setup import Subject
 
-# Integers and bytes have no derivative; torch's own attention has a first and a second.
+# Integers and bytes have no derivative; attention has a first and a second.
 ASKED = {**CASES, **MORE, **{name: dropped.run for name, dropped in DROPPED.items()}}
-DIFFERENTIABLE = sorted(ASKED.keys() - {"collate", "fold_codes", "varlen_attention"})
+DIFFERENTIABLE = sorted(ASKED.keys() - {"collate", "fold_codes", "graph_attention"})
 
 
 @pytest.mark.sampled(9)

@@ -21,35 +21,35 @@ SIZES = {
     "bench": (42, 28002),  # padder, break-even, a short support table
     "staticgraph": (5, 3478),  # declared classes, dense batches, old names that still work
     "staticgraph/atoms": (5, 3837),  # neighbours found in a step, ASE's calculator, streams
-    "staticgraph/batches": (37, 19502),  # batches of anybody's loader, dense ones, min_fill
-    "staticgraph/checking": (15, 13200),  # the next look of a padding check, rewrites
-    "staticgraph/cli": (18, 13622),  # predict, try --submit
+    "staticgraph/batches": (37, 19441),  # batches of anybody's loader, dense ones, min_fill
+    "staticgraph/checking": (15, 13228),  # the next look of a padding check, dropped attention
+    "staticgraph/cli": (18, 13601),  # predict, try --submit
     "staticgraph/datasets": (12, 6990),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
-    "staticgraph/dryrun": (29, 12658),  # a line every two seconds
-    "staticgraph/epochs": (10, 6557),  # torch's samplers
+    "staticgraph/dryrun": (29, 12622),  # a line every two seconds
+    "staticgraph/epochs": (10, 6354),  # torch's samplers
     "staticgraph/files": (14, 3215),
-    "staticgraph/internals": (7, 1354),  # whether PyG is there
-    "staticgraph/kernels": (120, 65101),
+    "staticgraph/internals": (7, 1330),  # whether PyG is there
+    "staticgraph/kernels": (112, 62892),
     "staticgraph/lightning": (4, 2379),  # own loaders
-    "staticgraph/memory": (6, 4742),
+    "staticgraph/memory": (6, 4477),
     "staticgraph/models": (5, 1389),
-    "staticgraph/nn": (47, 21529),  # radius_graph and knn_graph of fixed shape
+    "staticgraph/nn": (45, 20431),  # radius_graph and knn_graph of fixed shape
     "staticgraph/outofcore": (30, 21482),  # annotated attributes
-    "staticgraph/packing": (18, 14746),
-    "staticgraph/plans": (15, 10792),  # plans for batches drawn at random
-    "staticgraph/probing": (12, 6733),
+    "staticgraph/packing": (17, 14384),
+    "staticgraph/plans": (14, 9930),  # plans for batches drawn at random
+    "staticgraph/probing": (12, 6193),
     "staticgraph/recording": (14, 7976),  # annotated attributes
-    "staticgraph/rewrites": (48, 35228),
-    "staticgraph/runner": (23, 16695),  # batches of the user's own loader, prepare
-    "staticgraph/serving": (19, 10397),  # connections that end
-    "staticgraph/sizes": (6, 4154),  # attention by seed vectors, needed without PyG
-    "staticgraph/steps": (38, 17910),  # batches in parts, added buckets, typed options
+    "staticgraph/rewrites": (47, 35007),
+    "staticgraph/runner": (22, 16095),  # batches of the user's own loader, prepare
+    "staticgraph/serving": (19, 10378),  # connections that end
+    "staticgraph/sizes": (6, 2759),  # attention by seed vectors, needed without PyG
+    "staticgraph/steps": (37, 17718),  # batches in parts, added buckets, typed options
     "staticgraph/store": (30, 25357),  # lists of graphs without a store
     "staticgraph/text": (10, 1853),
-    "staticgraph/training": (20, 19218),  # a report of full batches apart; all plots
-    "tests": (268, 273735),  # the padder, atoms, dense batches, no PyG, old names
-    "tests/support": (92, 49531),  # saved formats; options as cyclopts reads them
+    "staticgraph/training": (20, 19095),  # a report of full batches apart; all plots
+    "tests": (263, 268819),  # the padder, atoms, dense batches, no PyG, old names
+    "tests/support": (92, 48991),  # saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 

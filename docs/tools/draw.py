@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.tools.blocks import blocks
 from docs.tools.house import house
 from docs.tools.recordings import recordings
 from docs.tools.sizes import sizes
@@ -31,7 +30,6 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "sizes": sizes,
     "slot": slot,
     "swaps": swaps,
-    "blocks": blocks,
     "recordings": recordings,
     "house": house,
 }

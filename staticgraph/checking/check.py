@@ -45,9 +45,9 @@ from staticgraph.nn.convert import context_of
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.sizes.attention import AttentionRow
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.attention_choices import attention_choices
-from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_arguments import Forward, forward_of
 from staticgraph.steps.computation.model_setup import StepOptions, Subject

@@ -22,7 +22,8 @@ CONSTANT = 0.9
 _BITS = (1 << 52) - 1
 DROPOUT = "staticgraph::dropout_sum"
 # This library's operators that draw by a seed of their own.
-SEEDED = {DROPOUT, "staticgraph::graph_attention", "staticgraph::graph_attention_backward"}
+ATTENTION = "staticgraph::graph_attention"
+SEEDED = {DROPOUT, ATTENTION, f"{ATTENTION}_backward"}
 
 
 class Draw(NamedTuple):
@@ -112,13 +113,17 @@ class EqualDraws(TorchDispatchMode):
 
     def _draw_by_seed(self, func: Any, args: Any) -> Any:
         """Runs a kernel that drops by a seed and the position in a bucket; ``p`` is its last."""
-        keeps = self._constant and func._schema.name == DROPOUT
         if current_graph_task() == -1:  # a backward repeats the draw
-            self._note("bernoulli", args[0], keeps)
-        if not keeps:
+            self._note("bernoulli", args[0], self._constant)
+        if not self._constant:
             return func(*args)
-        x, *others, p = args
-        return func(x / (1 - p), *others, 0.0)
+        *others, p = args
+        if func._schema.name == ATTENTION:  # of the weights, and results are sums over these
+            out, lse = func(*others, 0.0)
+            return out / (1 - p), lse
+        if func._schema.name != DROPOUT:
+            others[2] = others[2] * (1 - p)  # the result without dropout
+        return func(others[0] / (1 - p), *others[1:], 0.0)
 
     def _uniform(self, like: Tensor, seed: int) -> Tensor:
         """Returns float64 numbers between 0 and 1, of the shape and on the device of a tensor."""

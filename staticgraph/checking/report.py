@@ -13,7 +13,7 @@ from staticgraph.errors import NotStatic
 from staticgraph.nn.conv.gps import StaticGPSConv
 from staticgraph.nn.subclasses import form_of
 from staticgraph.rewrites.explain import Explanation
-from staticgraph.steps.attention_row import AttentionRow
+from staticgraph.sizes.attention import AttentionRow
 from staticgraph.steps.tracing.obstacles import RECORDING_ALONE, RESULTS, Obstacle
 from staticgraph.text.how_many import how_many
 from staticgraph.text.notebook import as_preformatted

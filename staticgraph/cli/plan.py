@@ -72,8 +72,6 @@ class PlanOptions(MeasuredStep):
         min_steps: at least this many batches per epoch.
         max_graphs: maximum graphs in a pack.
         buckets: number of buckets; chosen by cost if it is left out.
-        attention: the model attends within graphs: with --batch-size, narrow its blocks by the
-            data.
         cost: cost of a step: FIXED + NODE*N + EDGE*E + PAIR*G*M*M; 1000 1 0.5 0 if it is left out.
         effort: packs in milliseconds (fast, the default), or by linear programs (SciPy): with
             --limits, or with --graphs, where the plan keeps them.
@@ -98,7 +96,6 @@ class PlanOptions(MeasuredStep):
     min_steps: Annotated[int, WHOLE, Parameter(group=MEMORY, metavar="K")] = 32
     max_graphs: Annotated[int | None, WHOLE, Parameter(group=HOW, metavar="G")] = None
     buckets: Annotated[int | None, WHOLE, Parameter(group=HOW, metavar="K")] = None
-    attention: Annotated[str | None, choice("auto", "size-classed"), Parameter(group=HOW)] = None
     cost: Annotated[
         tuple[float, ...],
         several(number(0)),
@@ -317,7 +314,6 @@ def _plan(
             num_buckets=options.buckets,
             graphs=options.graphs or GRAPHS,
             cost=price,
-            attention=options.attention,
             effort=options.effort or "fast",
             time_limit=options.time_limit or TIME_LIMIT,
             progress=best,

@@ -53,7 +53,7 @@ class MeasuredStep(ModelOptions):
     Attributes:
         optimizer: optimizer of the step.
         autocast: dtype of forward and loss; the model's own if it is left out.
-        kernels: choose attention paths as a compiled step with kernels does.
+        kernels: with --compiled: rewrite the step to this library's kernels.
         accumulate: backward passes per update.
     """
 

@@ -142,7 +142,7 @@ def probe(
             :func:`staticgraph.dryrun.dry_run`.
         target: the device to compile for.
         options: ``loss``, ``optimizer``, ``form``, ``reader``, ``forward``, ``autocast``,
-            ``accumulate``, ``path``, ``kernels``, ``capacities`` and ``held_out``, as for
+            ``accumulate``, ``path``, ``capacities`` and ``held_out``, as for
             :func:`staticgraph.probing.probe.probe`.
 
     Raises:

@@ -142,11 +142,6 @@ def further_launches(name: str, args: tuple[Any, ...]) -> int:
         return norm_launches(args[0], args[8] is not None and args[9] is None, args[12]) - 1
     if name == "staticgraph::batch_norm_backward":
         return norm_launches(args[1], False) - 1
-    if name == "staticgraph::head_blocks":
-        return len(args[2]) - 1  # one per block
-    if name == "staticgraph::head_rows":
-        blocks, *_, parts = args
-        return len(blocks) // parts - 1
     return MORE_LAUNCHES.get(name, 0)
 
 

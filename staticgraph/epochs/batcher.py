@@ -42,11 +42,9 @@ from staticgraph.epochs.used_graphs import (
     pieces,
     planned_columns,
 )
-from staticgraph.packing.exchange import exchange_graphs
 from staticgraph.packing.place import limits_array, size_limits
 from staticgraph.packing.random import shuffle as shuffle_in_place
 from staticgraph.packing.random import stream_of
-from staticgraph.plans.order_statistics import keep_order_statistics
 from staticgraph.plans.packings import digest_of_packings
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.whole_numbers import IntArray
@@ -277,10 +275,7 @@ class Batcher:
         return {
             **more,
             "graphs": self._graphs,
-            "capacities": [
-                (*row, *capacity.order_statistics)
-                for row, capacity in zip(self._limits.tolist(), self.plan.capacities, strict=True)
-            ],
+            "capacities": list(map(tuple, self._limits.tolist())),
             "batch_size": self.plan.batch_size if self.exact else None,
             "exact": self.exact,
             "shuffle": self.shuffle if self._draw is None else "sampler",
@@ -299,7 +294,7 @@ class Batcher:
     def _make(self, epoch: int) -> tuple[Epoch, EpochStats]:
         """All batches of the epoch, step by step, one per rank."""
         drawn = [self._made(epoch, share) for share in range(self._shares)]
-        made, exchanged = zip(*(self._kept(of_share) for of_share, _ in drawn), strict=True)
+        made = [of_share for of_share, _ in drawn]
         if self._shares == 1:
             steps, step_buckets = dealt(made[0].buckets, self.world_size)
         else:
@@ -313,8 +308,8 @@ class Batcher:
             graphs=len(self.indices) if self._draw is None else sum(len(m.order) for m in made),
             batches=sum(len(each.buckets) for each in made),
             skipped=self._skipped,
-            overflowed=sum(each.overflowed for each in made) + sum(exchanged),
-            rebalanced=sum(each.rebalanced for each in made) + sum(exchanged),
+            overflowed=sum(each.overflowed for each in made),
+            rebalanced=sum(each.rebalanced for each in made),
             spilled=sum(each.spilled for each in made),
             split=sum(each.split for each in made),
             empty=int((steps < 0).sum()),
@@ -324,28 +319,6 @@ class Batcher:
         windows = [own[:-1] + start for (_, own), start in zip(drawn, starts, strict=False)]
         return Epoch(order, np.append(np.concatenate(bounds), starts[-1]), buckets, steps,
                      step_buckets, np.concatenate(windows)), stats  # fmt: skip
-
-    def _kept(self, made: EpochBatches) -> tuple[EpochBatches, int]:
-        """Moves batches to buckets whose order statistics they keep; also how many were
-        repaired."""
-        promised = any(capacity.order_statistics for capacity in self.plan.capacities)
-        if not promised or not len(made.buckets):
-            return made, 0
-        exchanged = 0
-        cuts = made.bounds[1:-1]
-        drawn = list(zip(made.buckets.tolist(), np.split(made.order, cuts), strict=True))
-        if self.exact and self.shuffle:
-            exchanged = exchange_graphs(drawn, self.sizes, self.plan.capacities)
-        kept, moved, divided = keep_order_statistics(drawn, self.sizes, self.plan.capacities)
-        lengths = [0, *(len(ids) for _, ids in kept)]
-        repaired = made._replace(
-            order=np.concatenate([made.order[:0], *(ids for _, ids in kept)]),
-            bounds=np.cumsum(lengths),
-            buckets=np.array([bucket for bucket, _ in kept], np.int64),
-            spilled=made.spilled + moved,
-            split=made.split + divided,
-        )
-        return repaired, exchanged
 
     @property
     def _shares(self) -> int:

@@ -44,8 +44,6 @@ __all__ = [
     "copy_all",
     "current_graph_task",
     "delayed_error",
-    "efficient_backward",
-    "efficient_forward",
     "enter_autocast",
     "exit_autocast",
     "preserved_versions",
@@ -95,9 +93,6 @@ set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 
 # Product with ReLU in its epilogue, on CUDA only.
 addmm_activation: OpOverloadPacket[..., Any] = torch.ops.aten._addmm_activation
-# Memory-efficient attention over sequences of different lengths, forward and backward.
-efficient_forward: OpOverloadPacket[..., Any] = torch.ops.aten._efficient_attention_forward
-efficient_backward: OpOverloadPacket[..., Any] = torch.ops.aten._efficient_attention_backward
 # The operator as which reading one number on the host is dispatched.
 read_number: OpOverload[..., Any] = torch.ops.aten._local_scalar_dense.default
 # The operator as which a change of dtype or device is dispatched.

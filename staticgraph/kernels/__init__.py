@@ -14,7 +14,6 @@ from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum
 from staticgraph.kernels.edge_rows import edge_rows
 from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
 from staticgraph.kernels.graph_attention import graph_attention
-from staticgraph.kernels.head_blocks import nodes_of_blocks, qkv_blocks
 from staticgraph.kernels.head_products import head_products
 from staticgraph.kernels.linear import linear
 from staticgraph.kernels.linear_statistics import linear_statistics
@@ -43,9 +42,7 @@ __all__ = [
     "neighbour_max",
     "neighbour_reduce",
     "neighbour_sum",
-    "nodes_of_blocks",
     "pair_score",
-    "qkv_blocks",
     "segment_max",
     "segment_softmax",
     "segment_sum",

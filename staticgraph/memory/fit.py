@@ -6,7 +6,6 @@ capacities and fit a short sum of counts with coefficients that cannot be negati
 
     linear     fixed + a*N + b*E + g*G + p*G*M
     attention  linear + c*G*M^2
-    blocks     attention + w*(pairs of the costliest block of several) + b*(its places)
     quadratic  fixed + a*N + b*E + g*G + q*N^2
 
 ``N, E, G`` are nodes, edges and graphs of the capacity and ``M`` the nodes of its largest graph.
@@ -40,15 +39,11 @@ from numpy.typing import NDArray
 from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import (
     FORMS,
-    LAYOUTS,
-    LAYOUTS_OF,
     SUMS,
     Form,
-    Layout,
     counts_of,
     terms_of,
 )
-from staticgraph.sizes.attention import attention_path
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
@@ -88,10 +83,9 @@ class Fit(NamedTuple):
         residual: largest relative error over the fitted points.
         held_out: relative error on the held-out point; None where there was none.
         note: which forms were tried and rejected, for people.
-        layout: of the blocks whose places and pairs are counted.
         axes: the data's own axes, whose rows are one term each, after those of the form.
         typed: whether nodes have types, so that :data:`SUMS` are not terms.
-        counted: whether rows and blocks of attention are those that real graphs may fill.
+        counted: whether rows and the block of attention are those that real graphs may fill.
         pieces: fits that replace this one where steps run other operations; the last that applies.
     """
 
@@ -100,7 +94,6 @@ class Fit(NamedTuple):
     residual: float = 0.0
     held_out: float | None = None
     note: str = ""
-    layout: Layout = "dense"
     axes: tuple[str, ...] = ()
     typed: bool = False
     counted: bool = False
@@ -129,7 +122,7 @@ class Fit(NamedTuple):
                 f"capacity has those of {', '.join(names) or 'none'}: probe with the data that the "
                 "plan is for"
             )
-        counts = counts_of(capacity, here.layout, here.counted)
+        counts = counts_of(capacity, here.counted)
         row = [counts[term] for term in here.terms]
         peak = max((list(map(mul, plane, row)) for plane in here.planes), key=sum)
         return dict(zip(here.terms, peak, strict=True))
@@ -148,7 +141,6 @@ class Fit(NamedTuple):
         """The fit as plain values, for JSON."""
         return {
             "form": self.form,
-            "layout": self.layout,
             **({"counted": True} if self.counted else {}),
             "terms": list(self.terms),
             **({"axes": list(self.axes), "typed": self.typed} if self.axes else {}),
@@ -157,12 +149,7 @@ class Fit(NamedTuple):
             "held_out": self.held_out,
             "fit_note": self.note,
             **(
-                {
-                    "pieces": [
-                        {"above": p.above, "several": p.several, **p.fit.to_dict()}
-                        for p in self.pieces
-                    ]
-                }
+                {"pieces": [{"above": p.above, **p.fit.to_dict()} for p in self.pieces]}
                 if self.pieces
                 else {}
             ),
@@ -183,21 +170,19 @@ class Fit(NamedTuple):
         axes, typed = tuple(values.get("axes", ())), values.get("typed", False)
         if tuple(values["terms"]) != (terms := terms_of(form, axes, typed)):
             raise ValueError(f"{form} has the terms {values['terms']}, not {terms}")
-        if values["layout"] not in LAYOUTS:
-            raise ValueError(f"layout {values['layout']!r} is none of {', '.join(LAYOUTS)}")
+        if values.get("layout", "dense") != "dense":  # of a version with attention in blocks
+            raise ValueError(f"layout {values['layout']!r} is no longer known: probe again")
         return cls(
             form,
             tuple(map(tuple, values["planes"])),
             values["residual"],
             values["held_out"],
             values["fit_note"],
-            values["layout"],
             axes,
             typed,
             values.get("counted", False),
             tuple(
-                FitPiece(piece["above"], piece["several"], cls.from_dict(piece))
-                for piece in values.get("pieces", ())
+                FitPiece(piece["above"], cls.from_dict(piece)) for piece in values.get("pieces", ())
             ),
         )
 
@@ -207,30 +192,18 @@ class FitPiece(NamedTuple):
 
     Attributes:
         above: their largest graph has more nodes than this.
-        several: whether attention is cut into several blocks by size; if False, it may be.
         fit: the fit.
     """
 
     above: int
-    several: bool
     fit: Fit
 
     def holds(self, capacity: Capacity) -> bool:
         """Whether it applies to a capacity."""
-        wide = capacity.max_graph_nodes > self.above
-        return wide and (not self.several or has_several_blocks(capacity))
+        return capacity.max_graph_nodes > self.above
 
     def __str__(self) -> str:
-        return (
-            "with several blocks by size"
-            if self.several
-            else f"with more than {how_many(self.above, 'node')} in the largest graph"
-        )
-
-
-def has_several_blocks(capacity: Capacity) -> bool:
-    """Whether attention in a bucket of this capacity is cut into blocks by size."""
-    return len(attention_path(capacity).blocks) > 1
+        return f"with more than {how_many(self.above, 'node')} in the largest graph"
 
 
 def fit(
@@ -263,29 +236,21 @@ def fit(
     refusals: list[str] = []
     tried: Sequence[Form] = FORMS if form == "auto" else (form,)
     for name in tried:
-        for layout in LAYOUTS_OF[name]:
-            try:
-                ways = [
-                    _fit_form(points, name, layout, held_out, typed, real)
-                    for real in (False, True)[: 1 + counted]
-                ]
-            except FitRefused as refusal:
-                refusals.append(f"{name}: {refusal}")
-                break
-            fits.append(min(ways, key=lambda fit: fit.worst))
-            if fits[-1].worst <= GOOD_RESIDUAL:
-                break
-        if fits and fits[-1].worst <= GOOD_RESIDUAL:
+        try:
+            ways = [
+                _fit_form(points, name, held_out, typed, real)
+                for real in (False, True)[: 1 + counted]
+            ]
+        except FitRefused as refusal:
+            refusals.append(f"{name}: {refusal}")
+            continue
+        fits.append(min(ways, key=lambda fit: fit.worst))
+        if fits[-1].worst <= GOOD_RESIDUAL:
             break
     if not fits:
         raise FitRefused("; ".join(refusals))
     best = min(fits, key=lambda f: f.worst)
-    # The rejected forms, by name, with dense layouts only.
-    rejected = [
-        f"{f.form} misses by {100 * f.worst:.1f}%"
-        for f in fits
-        if f.form != best.form and f.layout == "dense"
-    ]
+    rejected = [f"{f.form} misses by {100 * f.worst:.1f}%" for f in fits if f.form != best.form]
     return _accepted(best._replace(note="; ".join([*rejected, best.note]).strip("; ")), points)
 
 
@@ -305,7 +270,6 @@ def _accepted(best: Fit, points: Sequence[FitPoint]) -> Fit:
 def _fit_form(
     points: Sequence[FitPoint],
     form: Form,
-    layout: Layout,
     held_out: FitPoint | None,
     typed: bool,
     counted: bool,
@@ -320,7 +284,7 @@ def _fit_form(
     if any(not (math.isfinite(p.nbytes) and p.nbytes > 0) for p in points):
         raise FitRefused("a point has no positive number of bytes: was the step really run?")
     capacities = [p.capacity for p in points]
-    counts = _counts(capacities, terms, layout, counted)
+    counts = _counts(capacities, terms, counted)
     most = counts.max(axis=0)
     if not most.all() or np.linalg.matrix_rank(counts / most, tol=1e-6) < len(terms):
         raise FitRefused(
@@ -339,7 +303,7 @@ def _fit_form(
         # is an exact sum of counts; only which of them is the largest changes. All moments are
         # fitted at once, and those are kept that are the largest at some capacity.
         free, *_ = np.linalg.lstsq(weighted, moments / peaks[:, None], rcond=None)
-        drawn = _counts(_drawn(tuple(capacities)), terms, layout, counted)
+        drawn = _counts(_drawn(tuple(capacities)), terms, counted)
         targets = moments[:, np.unique(np.argmax(drawn @ free, axis=1))]
     planes = np.unique([non_negative(weighted, t / peaks) for t in targets.T], axis=0)
     if form == "quadratic" and targets.shape[1] == 1:
@@ -348,18 +312,16 @@ def _fit_form(
             note = "negative curvature: the square was left out, the line kept"
     errors = np.abs((counts @ planes.T).max(axis=1) / peaks - 1)
     plain = tuple(tuple(map(float, plane)) for plane in planes)
-    fit = Fit(form, plain, float(errors.max()), None, note, layout, axes, typed, counted)
+    fit = Fit(form, plain, float(errors.max()), None, note, axes, typed, counted)
     if held_out is None:
         return fit
     missed = abs(fit.predict(held_out.capacity) / held_out.nbytes - 1)
     return fit._replace(held_out=float(missed))
 
 
-def _counts(
-    capacities: Sequence[Capacity], terms: Sequence[str], layout: Layout, counted: bool
-) -> FloatArray:
+def _counts(capacities: Sequence[Capacity], terms: Sequence[str], counted: bool) -> FloatArray:
     """The counts of the capacities, ``[capacities, terms]`` float64."""
-    counts = [counts_of(capacity, layout, counted) for capacity in capacities]
+    counts = [counts_of(capacity, counted) for capacity in capacities]
     return np.array([[row[term] for term in terms] for row in counts])
 
 

@@ -23,8 +23,8 @@ from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.notebook import as_preformatted
 from staticgraph.text.table import table
 
-# Terms of a form that count blocks of attention.
-BLOCK_TERMS = ("places", "pairs", "widest", "block")
+# Terms of a form that count the block of attention.
+BLOCK_TERMS = ("places", "pairs")
 
 
 class ResidentBytes(NamedTuple):
@@ -253,7 +253,7 @@ class MemoryModel:
 
 def _described(fit: Fit) -> list[str]:
     return [
-        f"bytes in {fit.form} form{_layout(fit.layout)}, the largest of:",
+        f"bytes in {fit.form} form, the largest of:",
         *(f"  {_sum(fit.terms, plane)}" for plane in fit.planes),
     ]
 
@@ -263,7 +263,3 @@ def _sum(terms: Sequence[str], plane: Sequence[float]) -> str:
     values = [f"{value:,.1f}".removesuffix(".0") for value in plane]
     added = [f"{v} {term}" for v, term in zip(values, terms, strict=True) if v != "0"]
     return " + ".join(added) or "0"
-
-
-def _layout(layout: str) -> str:
-    return "" if layout == "dense" else ", places and pairs of attention in blocks by size"

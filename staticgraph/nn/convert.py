@@ -30,12 +30,10 @@ def convert(
             (:mod:`staticgraph.rewrites`). Has no effect on eager steps: ``mode="fused"`` rewrites
             those.
         attention: the path of attention among the nodes of each graph: ``dense`` (one block as
-            wide as the largest graph), ``size-classed`` (a few blocks by size), ``varlen`` (one
-            sequence per graph), ``kernel`` (this library's own, one launch each for forward and
-            backward), or ``auto``: the path that was timed as fastest, else the one estimated as
-            cheapest, on CUDA with ``kernels`` usually this library's own; see
-            :mod:`staticgraph.sizes.attention`. None keeps the model's setting, initially
-            ``auto``.
+            wide as the largest graph), ``kernel`` (this library's own, over the pairs of nodes
+            within each graph), or ``auto``: the kernel where it can run, except on a CPU for large
+            graphs of similar size; see :mod:`staticgraph.sizes.attention`. None keeps the model's
+            setting, initially ``auto``.
 
     Raises:
         ValueError: unknown attention path, or ``kernels`` is not a bool.
@@ -46,7 +44,7 @@ def convert(
         check_path(attention)
     context = context_of(model)
     if attention is not None:
-        context.attention.requested = attention
+        context.attention = attention
     if kernels:
         context.kernels = True
         model.__dict__["_staticgraph"] = context  # none of its layers may have a static form

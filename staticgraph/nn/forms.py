@@ -28,14 +28,12 @@ from torch_geometric.nn import (
 )
 from torch_geometric.nn.aggr import (
     EquilibriumAggregation,
-    GraphMultisetTransformer,
     GRUAggregation,
     LCMAggregation,
     LSTMAggregation,
     MedianAggregation,
     PatchTransformerAggregation,
     QuantileAggregation,
-    SetTransformerAggregation,
     SortAggregation,
 )
 from torch_geometric.nn.attention import PerformerAttention, PolynormerAttention, SGFormerAttention
@@ -49,10 +47,6 @@ from staticgraph.nn.aggr.aggregations import (
     StaticPatchTransformerAggregation,
     StaticQuantileAggregation,
     StaticSortAggregation,
-)
-from staticgraph.nn.aggr.set_transformer import (
-    StaticGraphMultisetTransformer,
-    StaticSetTransformerAggregation,
 )
 from staticgraph.nn.attention.linear import (
     StaticPerformerAttention,
@@ -101,8 +95,6 @@ PYG_FORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     LCMAggregation: StaticLCMAggregation,
     PatchTransformerAggregation: StaticPatchTransformerAggregation,
     EquilibriumAggregation: StaticEquilibriumAggregation,
-    SetTransformerAggregation: StaticSetTransformerAggregation,
-    GraphMultisetTransformer: StaticGraphMultisetTransformer,
     ChebConv: StaticChebConv,
     ClusterGCNConv: StaticClusterGCNConv,
     FiLMConv: StaticFiLMConv,

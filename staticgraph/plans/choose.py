@@ -30,7 +30,7 @@ from staticgraph.packing.packer import TIME_LIMIT, PackingEffort
 from staticgraph.plans.by_memory import MIN_STEPS, sized_plan
 from staticgraph.plans.chosen import Chosen, Sizes
 from staticgraph.plans.cost import StepCost
-from staticgraph.plans.exact import exact_capacities, with_order_statistics
+from staticgraph.plans.exact import exact_capacities
 from staticgraph.plans.packed import several_capacities, stream_capacity
 from staticgraph.plans.packings import packings_for
 from staticgraph.plans.plan import BucketPlan, histogram_of, sizes_of
@@ -56,7 +56,6 @@ def plan_buckets(
     memory: MemoryModel | None = None,
     budget: MemoryBudget | None = None,
     min_steps_per_epoch: int = MIN_STEPS,
-    attention: str | None = None,
     effort: PackingEffort = "fast",
     time_limit: float = TIME_LIMIT,
     progress: bool = False,
@@ -91,11 +90,6 @@ def plan_buckets(
         budget: the cap that the plan must respect; its own memory model is used where ``memory``
             is None.
         min_steps_per_epoch: the least number of batches per epoch when memory sets the batch size.
-        attention: the model's attention among the nodes of each graph, as for
-            :func:`staticgraph.convert`; None if it has none. With ``auto`` or ``size-classed`` and
-            a batch size, the main bucket promises how large the k-th largest graph of a batch is,
-            according to the data (:mod:`staticgraph.plans.order_statistics`); the few batches that
-            exceed it exchange graphs with others (:mod:`staticgraph.packing.exchange`).
         effort: ``best`` packs the graphs once by linear programs (SciPy), and the plan keeps the
             packs, so that a loader can assign graphs to them; only without a ``batch_size``.
         time_limit: seconds for that packing.
@@ -126,9 +120,9 @@ def plan_buckets(
     data = Sizes(sizes, trained, histogram.maxima, histogram.components)
 
     def planned(chosen: Chosen, strategy: str) -> BucketPlan:
-        """Builds the plan from these limits, with its promises made and checked."""
+        """Builds the plan from these limits, and checks that they fit."""
         schema = getattr(source, "schema", None)
-        capacities = _with_promises(chosen, data, schema, attention, seed)
+        capacities = _with_reserves(chosen, data, schema)
         _check_fits(capacities, fits)
         plan = _plan_of(chosen, capacities, histogram, schema, strategy)
         return plan if schema is None else replace(plan, source=weakref.ref(source))
@@ -165,17 +159,12 @@ def plan_buckets(
     return replace(plan, packings=packings, note=note, efficiency=efficiency)
 
 
-def _with_promises(
-    chosen: Chosen, data: Sizes, schema: Schema | None, attention: str | None, seed: int
-) -> tuple[Capacity, ...]:
-    """Adds reserves for the data's own axes, and the main bucket's promises about its largest
-    graphs where attention in blocks by size is requested."""
+def _with_reserves(chosen: Chosen, data: Sizes, schema: Schema | None) -> tuple[Capacity, ...]:
+    """Adds reserves for the data's own axes."""
     capacities = tuple(sorted(with_reserves(each, schema) for each in chosen.capacities))
     if data.all[:, 0].min() == data.maxima[0] > 1 and not capacities[0].extra:
         capacities = tuple(of_equal_graphs(each, int(data.maxima[0])) for each in capacities)
-    if chosen.batch_size is None or attention not in ("auto", "size-classed"):
-        return capacities
-    return with_order_statistics(capacities, data.trained[:, 0], chosen.batch_size, seed)
+    return capacities
 
 
 def _plan_of(

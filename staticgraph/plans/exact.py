@@ -7,13 +7,10 @@ too large for all batches, so batches without them get a smaller one where that 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from staticgraph.packing.place import fits_alone
 from staticgraph.plans.chosen import Chosen, Sizes, capacity_of
 from staticgraph.plans.cost import StepCost
 from staticgraph.plans.margin import exact_limits, find_margin, rare_cut, whole_limits
-from staticgraph.plans.order_statistics import likely_order_statistics
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
@@ -98,21 +95,3 @@ def _mean_efficiency(
     graphs = min(batch_size, len(trained))
     nodes, edges = (trained[:, :2].mean(axis=0) * graphs).tolist()
     return nodes / capacity.nodes, edges / max(1, capacity.edges), graphs / capacity.graphs
-
-
-def with_order_statistics(
-    capacities: tuple[Capacity, ...], nodes: IntArray, batch_size: int, seed: int
-) -> tuple[Capacity, ...]:
-    """Adds to the first capacity the order statistics that the data allows it to promise.
-
-    No capacity is added for the few batches that exceed them: those exchange graphs, and any that
-    still exceed them are halved.
-    """
-    main = capacities[0]
-    within = nodes[nodes <= main.max_graph_nodes]
-    if main.extra or not len(within):
-        return capacities
-    promised = likely_order_statistics(within, min(batch_size, len(within)), main, seed)
-    if not promised:
-        return capacities
-    return (replace(main, order_statistics=promised), *capacities[1:])

@@ -5,59 +5,24 @@ other operations where graphs are larger. The widths that layers request show it
 capacity's largest graph is a *floor* ``k`` if every other reading has a block of ``max(M, k)``.
 Each side of a floor is read and fitted separately. A floor is a property of the model, never of the
 data.
-
-At small capacities the blocks by size of a converted layer are a single block, as for dense
-attention at every capacity, so the same sum of counts fits both; at twice the largest graph one
-takes a third of the other, and a step over several blocks runs other operations. So where blocks
-matter, capacities with several are read, and one block of wider graphs than the data's; the two
-kinds are fitted together, or each by itself if that misses less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from staticgraph.errors import FitRefused
-from staticgraph.memory.counts import Form, counts_of
-from staticgraph.memory.fit import Fit, FitPiece, FitPoint, FloatArray, fit, has_several_blocks
+from staticgraph.memory.counts import Form
+from staticgraph.memory.fit import Fit, FitPiece, FitPoint, FloatArray, fit
 from staticgraph.probing.reading import Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.how_many import how_many
 
 Measured = tuple[Capacity, Reading]
-
-# Terms of a form that depend on the layout of attention.
-BLOCKS = ("places", "pairs", "widest", "block")
-# Multiples of the nodes, edges, graphs and largest graph of the costliest capacity at which more is
-# read where attention may go through several blocks: wider graphs, in one block and in several,
-# then as many of each kind as can be fitted.
-APART = (
-    (1, 1, 0.5, 2),
-    (1, 1, 0.25, 4),
-    (0.5, 0.5, 1, 2),
-    (2, 2, 2, 2),
-    (2, 2, 4, 4),
-    (0.25, 0.5, 1, 2),
-    (0.5, 0.25, 1, 2),
-    (0.5, 0.5, 0.5, 3),
-    (1, 1, 2, 1.5),
-    (1, 1, 1, 3),
-    (0.25, 0.25, 0.06, 1),
-    (1, 1, 0.12, 1),
-    (0.5, 1, 0.12, 0.5),
-    (1, 0.5, 0.12, 0.5),
-    (1, 1, 0.06, 0.5),
-    (1, 1, 0.25, 0.25),
-    (0.5, 0.5, 0.25, 0.12),
-    (1, 1, 0.5, 0.12),
-)
-# Readings of a kind that suffice, besides those of wider graphs.
-ENOUGH = 8
-WIDER = 5
 
 
 @dataclass
@@ -103,32 +68,7 @@ class Fitting:
             except FitRefused:
                 if not self.note:
                     raise
-        fitted = self._fit(self.readings, self.checked)
-        if _counts_blocks(fitted, base[-1]):
-            further = [_times(base[-1], *times) for times in APART]
-            chosen = further[:WIDER]
-            for several in (False, True):
-                count = sum(has_several_blocks(c) is several for c in [*base, *chosen])
-                rest = [c for c in further[WIDER:] if has_several_blocks(c) is several]
-                chosen += rest[: max(0, ENOUGH - count)]
-            if any(map(has_several_blocks, [*base, *chosen])):
-                self._grow(ascending(chosen))
-            if any(has_several_blocks(capacity) for capacity, _ in self.readings):
-                return self._together_or_apart()
-        return fitted
-
-    def _together_or_apart(self) -> Fit:
-        """The better of one fit, and one for a single block and one for several."""
-        fits: list[Fit] = []
-        refusals: list[FitRefused] = []
-        for sides in ([CapacitySide()], [CapacitySide(several=False), CapacitySide(several=True)]):
-            try:
-                fits.append(self._pieces(sides))
-            except FitRefused as refusal:
-                refusals.append(refusal)
-        if not fits:
-            raise refusals[0]
-        return min(fits, key=lambda fit: fit.worst)
+        return self._fit(self.readings, self.checked)
 
     def _grow(self, capacities: Sequence[Capacity]) -> bool:
         """Reads further capacities; returns whether any was read."""
@@ -154,11 +94,9 @@ class Fitting:
                 if len(sides) == 1:
                     raise
                 raise FitRefused(f"{side}: {refusal}") from None
-            fits.append(fitted._replace(layout="auto") if side.several is False else fitted)
+            fits.append(fitted)
         pieces = zip(sides[1:], fits[1:], strict=True)
-        return fits[0]._replace(
-            pieces=tuple(FitPiece(side.above, bool(side.several), fit) for side, fit in pieces)
-        )
+        return fits[0]._replace(pieces=tuple(FitPiece(side.above, fit) for side, fit in pieces))
 
     def _fit(self, readings: Sequence[Measured], checked: Measured | None) -> Fit:
         moments = match_moments([reading for _, reading in readings])
@@ -171,23 +109,17 @@ class Fitting:
 
 
 class CapacitySide(NamedTuple):
-    """Capacities whose largest graph has more than ``above`` and at most ``upto`` nodes, and whose
-    attention has ``several`` blocks or one (either where None)."""
+    """Capacities whose largest graph has more than ``above`` and at most ``upto`` nodes."""
 
     above: int = 0
     upto: int | None = None
-    several: bool | None = None
 
     def holds(self, capacity: Capacity) -> bool:
         """Whether a capacity is on this side."""
         width = capacity.max_graph_nodes
-        if width <= self.above or (self.upto is not None and width > self.upto):
-            return False
-        return self.several is None or self.several == has_several_blocks(capacity)
+        return width > self.above and (self.upto is None or width <= self.upto)
 
     def __str__(self) -> str:
-        if self.several is not None:
-            return "with several blocks by size" if self.several else "with one block"
         return f"with more than {how_many(self.above, 'node')} in the largest graph"
 
 
@@ -215,9 +147,9 @@ def match_moments(readings: Sequence[Reading]) -> list[FloatArray | None]:
     """``[moments]`` of each reading, equally many; None for all where they cannot be matched.
 
     Usually a step runs the same operations at every capacity, and its moments match one by one.
-    Where it does not (attention in more blocks at one capacity than at another), operations that
-    occur equally often in all steps are landmarks, and only the largest moment between two
-    landmarks counts.
+    Where it does not (a block is cut at one capacity and not at another), operations that occur
+    equally often in all steps are landmarks, and only the largest moment between two landmarks
+    counts.
     """
     nothing: list[FloatArray | None] = [None] * len(readings)
     known = [(r.moments, r.operations) for r in readings]
@@ -242,16 +174,6 @@ def match_moments(readings: Sequence[Reading]) -> list[FloatArray | None]:
     ]
 
 
-def _counts_blocks(fitted: Fit, capacity: Capacity) -> bool:
-    """Whether blocks of attention take more than a thousandth of any moment at a capacity."""
-    counts = counts_of(capacity, fitted.layout, fitted.counted)
-    for plane in fitted.planes:
-        shares = {t: value * counts[t] for t, value in zip(fitted.terms, plane, strict=True)}
-        if sum(shares.get(term, 0.0) for term in BLOCKS) > 1e-3 * sum(shares.values()):
-            return True
-    return False
-
-
 def _between(capacities: Sequence[Capacity], above: int, upto: int | None) -> list[Capacity]:
     """The capacities with largest graphs of more than ``above`` and at most ``upto`` nodes, in the
     same proportions to each other."""
@@ -272,7 +194,7 @@ def _with_width(capacity: Capacity, width: int) -> Capacity:
 def _times(capacity: Capacity, n: float, e: float, g: float, m: float) -> Capacity:
     """A capacity with multiples of the nodes, edges, graphs and largest graph."""
     largest = max(1, round(capacity.max_graph_nodes * m))
-    grown = Capacity.distinct(
+    return Capacity.distinct(
         max(round(capacity.nodes * n), largest + capacity.node_reserve),
         round(capacity.edges * e),
         max(2, round(capacity.graphs * g)),
@@ -281,4 +203,3 @@ def _times(capacity: Capacity, n: float, e: float, g: float, m: float) -> Capaci
         capacity.edge_reserve,
         capacity.node_reserve,
     )
-    return replace(grown, order_statistics=())

@@ -17,8 +17,7 @@ in a recording. ``path="counted"`` reads the other path, at full counts.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -32,8 +31,6 @@ from staticgraph.errors import FitRefused, ProbeFailed
 from staticgraph.memory.counts import TERMS, Form
 from staticgraph.memory.fit import FitPoint
 from staticgraph.memory.model import BatchBytes, MemoryModel
-from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.nn.convert import convert
 from staticgraph.plans.plan import sizes_of
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
@@ -82,7 +79,6 @@ def probe(
     autocast: torch.dtype | None = None,
     accumulate: int = 1,
     path: Literal["recorded", "counted"] = "recorded",
-    kernels: bool = False,
     capacities: Sequence[Capacity] | None = None,
     held_out: Capacity | None = None,
 ) -> MemoryModel:
@@ -104,9 +100,6 @@ def probe(
         autocast: a dtype to run forward and loss in.
         accumulate: backward passes per step of the optimizer.
         path: ``recorded`` shapes, or ``counted``: see the module.
-        kernels: choose attention paths as for a model converted with ``convert(model,
-            kernels=True)``; afterwards the model is as before. Everything else is read as stock
-            operations.
         capacities: the capacities to measure, instead of ones chosen from the sizes of the data.
         held_out: the capacity to check the fit on, with ``capacities``.
 
@@ -126,7 +119,7 @@ def probe(
     subject = Subject.of(model, loss=loss, optimizer=optimizer, forward=forward, autocast=autocast)
     probed = Probed(subject, schema, accumulate, path == "counted")
     chosen = _reader(reader, subject)
-    with _attending_as(subject.model, kernels), chosen.open(probed) as read:
+    with chosen.open(probed) as read:
         if capacities is None:
             readings, checked, note = _grow(read, sizes_of(store), schema)
         else:
@@ -141,28 +134,6 @@ def probe(
             note,
         )
         return _model_of(fitting, probed, chosen.name)
-
-
-@contextmanager
-def _attending_as(model: torch.nn.Module, kernels: bool) -> Iterator[None]:
-    """Within the block, attention paths are chosen as ``convert(model, kernels=True)`` does."""
-    if not kernels:
-        yield
-        return
-    modules = [(module, type(module), dict(vars(module))) for module in model.modules()]
-    contexts = (values.get("_staticgraph") for _, _, values in modules)
-    known = next((each for each in contexts if isinstance(each, BatchContext)), None)
-    before = known is not None and known.kernels
-    try:
-        convert(model, kernels=True)
-        yield
-    finally:
-        for module, kind, values in modules:
-            module.__class__ = kind
-            if "_staticgraph" not in values:
-                vars(module).pop("_staticgraph", None)
-        if known is not None:
-            known.kernels = before
 
 
 def probe_capacities(

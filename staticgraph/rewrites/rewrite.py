@@ -25,7 +25,6 @@ from staticgraph.rewrites.aggregation import (
 from staticgraph.rewrites.attention import (
     dense_attention,
     dot_attention,
-    graph_attention,
     neighbour_attention,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, RewriteTarget
@@ -52,7 +51,6 @@ ORDER: Sequence[Rewrite] = (
     small_tables.rewrite,
     gcn_sum.rewrite,
     added_loops.rewrite,
-    graph_attention.rewrite,
     dense_attention.rewrite,
     dot_attention.rewrite,
     neighbour_attention.rewrite,

@@ -10,7 +10,7 @@ from typing import Any
 from staticgraph.files.document import read_document
 from staticgraph.files.json_text import save_json
 from staticgraph.runner.way_choice import WayChoice
-from staticgraph.steps.attention_row import AttentionRow
+from staticgraph.sizes.attention import AttentionRow
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.notebook import as_preformatted

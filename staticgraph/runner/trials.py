@@ -1,10 +1,9 @@
 """Measures the ways a bucket may run in, before its first step, and chooses the fastest.
 
 Every way that can run is compiled or recorded; then all of them step in turn (A B C A B C ...) over
-a batch of the bucket, whole training steps included. Where only time tells the paths of its
-attention apart, the attention is measured first, by itself. CUDA is timed by device events, a CPU
-by wall time, as the steps of the report are. The caller restores the training state, so that
-training afterwards is the same as without the measurement.
+a batch of the bucket, whole training steps included. CUDA is timed by device events, a CPU by wall
+time, as the steps of the report are. The caller restores the training state, so that training
+afterwards is the same as without the measurement.
 
 Over padding alone an eager step of a CPU does other work than over graphs. Without graphs the ways
 are prepared, and timed with the first batch of their bucket (:attr:`Trials.waiting`).
@@ -19,7 +18,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,11 +31,9 @@ from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import GraphTooLarge, NotStatic
 from staticgraph.probing.out_of_memory import is_out_of_memory
-from staticgraph.runner.attention_trial import AttentionTrial
 from staticgraph.runner.auto import LEAST_ROUNDS, Auto
 from staticgraph.runner.steps import Steps
 from staticgraph.runner.way_choice import (
-    ATTENTION,
     NOT_TRIED,
     WayChoice,
     choose,
@@ -47,7 +43,6 @@ from staticgraph.runner.way_choice import (
     settled,
 )
 from staticgraph.schema import Schema
-from staticgraph.sizes.attention import PATHS
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.modes import FUSED, OWN, without_fused
 from staticgraph.steps.computation.model_setup import Subject
@@ -105,9 +100,7 @@ class Trials:
         self._until = self._stopwatch.now() + options.limit_s
         self._times: dict[tuple[int, str], dict[str, list[float]]] = {}
         self._refused: dict[tuple[int, str], dict[str, str]] = {}
-        self._attention = AttentionTrial(subject, steps.computation.context)
         self._empty_ms: dict[tuple[int, str], float] = {}
-        self._paths: list[WayChoice] = []
         self._lost: str | None = None  # why nothing can be recorded any longer
 
     def run(
@@ -135,11 +128,6 @@ class Trials:
         if ranks is not None and not ranks.all(found is not None):
             found = None  # a rank without the file would measure alone
         if found is not None:
-            self._paths = [choice for choice in found if choice.of_attention]
-            for path in self._paths:
-                capacity = self._steps.capacities[path.bucket]
-                self._attention.choose(capacity, not path.phase.endswith("eval"), path.way)
-            found = [choice for choice in found if not choice.of_attention]
             for choice in sorted(found, key=lambda choice: choice.bucket, reverse=True):
                 shown.set_postfix_str(f"bucket {choice.bucket} {choice.phase}")
                 self._prepare(choice.way, choice.bucket, choice.phase)
@@ -147,35 +135,15 @@ class Trials:
         else:
             for bucket, phase in keys:
                 shown.set_postfix_str(f"bucket {bucket} {phase}")
-                batch = batch_of(self._steps.layout(bucket, schema))
-                self.measure_attention(batch, phase)
-                self.measure(batch, phase)
+                self.measure(batch_of(self._steps.layout(bucket, schema)), phase)
                 shown.update()
             found = self.choices()
             if all(choice.way != OWN for choice in found):
                 self._steps.close()
             if file is not None and not self.waiting and (ranks is None or ranks.first):
-                save(file, [*found, *self._paths], made_for)
+                save(file, found, made_for)
         self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in found})
-        return (*found, *self._paths)
-
-    def measure_attention(self, batch: StaticBatch, phase: str) -> None:
-        """Times the attention of a batch's bucket alone, and chooses its path for all ways.
-
-        Does nothing unless more than one path is left.
-        """
-        training, capacity = phase != "eval", batch.capacity
-        paths = self._attention.contenders(capacity, training)
-        if len(paths) < 2:
-            return
-        run, refused = self._attention.function(batch, training), {}
-        with evaluating(self._model) if not training else nullcontext():
-            if training:
-                train(self._model)
-            times = self._timed(paths, run, refused)
-        found = choose(batch.bucket, f"{ATTENTION}{phase}", times, refused)
-        self._attention.choose(capacity, training, found.way)
-        self._paths.append(found)
+        return tuple(found)
 
     def measure(self, batch: StaticBatch, phase: str) -> None:
         """Prepares and times every way for one phase of a batch's bucket."""
@@ -247,7 +215,7 @@ class Trials:
         self.time(batch, phase, self.waiting.pop((batch.bucket, phase)))
         found = self.choices()
         self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in found})
-        return (*found, *self._paths)
+        return tuple(found)
 
     def choices(self) -> list[WayChoice]:
         """Returns the choice for each measured key, smallest bucket first.
@@ -346,16 +314,13 @@ def _fingerprint(subject: Subject, capacities: Sequence[Capacity]) -> dict[str, 
 def _fixed(
     file: str | Path, keys: Sequence[tuple[int, str]], made_for: Mapping[str, Any]
 ) -> list[WayChoice] | None:
-    """Returns the choices of a file, or None unless it holds all that are needed and names only
-    attention paths that there are."""
+    """Returns the choices of a file, or None unless it holds all that are needed."""
     if not Path(file).exists():
         return None
     try:
         found = load(file, made_for)
     except ValueError as error:
         warnings.warn(f"{error}; measuring again and replacing it", stacklevel=4)
-        return None
-    if any(choice.of_attention and choice.way not in PATHS for choice in found):
         return None
     return found if {(choice.bucket, choice.phase) for choice in found} >= set(keys) else None
 

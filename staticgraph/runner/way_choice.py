@@ -24,8 +24,6 @@ from staticgraph.files.document import NOT_THERE
 # Chosen, not derived: a smaller gain does not justify another way of running, and machines of
 # varying speed show differences of this size between equal contenders.
 MARGIN = 0.05
-# The phase of a choice among attention paths is this prefix and the phase.
-ATTENTION = "attention in "
 # How the reason begins where a way could perhaps run.
 NOT_TRIED = "not tried"
 
@@ -50,9 +48,9 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class WayChoice:
-    """The choice for one bucket's training step (``step``) or evaluation (``eval``).
+    """The choice for one bucket's training step (``step``) or evaluation (``eval``): the way it
+    runs.
 
-    ``way`` is the way it runs or, if ``phase`` begins with :data:`ATTENTION`, its attention's path.
     ``least_fill`` is the share of the bucket's rows below which eager, over a batch's own rows
     alone, takes less time: see :func:`least_fill`.
     """
@@ -69,11 +67,6 @@ class WayChoice:
         if self.least_fill:
             numbers += f"; a batch that fills less than {self.least_fill:.0%}: eager, unpadded"
         return f"bucket {self.bucket} {self.phase}: {self.way}, {self.reason}: {numbers}"
-
-    @property
-    def of_attention(self) -> bool:
-        """Whether the choice is an attention path rather than a way."""
-        return self.phase.startswith(ATTENTION)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WayChoice:

@@ -22,12 +22,11 @@ SHARES = (3 / 4, 1 / 2, 1 / 4, 1 / 16)
 def for_serving(plan: BucketPlan) -> BucketPlan:
     """The plan with smaller buckets added, for any data and any number of graphs per batch.
 
-    The guarantees of buckets about training batches (``order_statistics``) are dropped. No buckets
-    are added to a plan without the size of its largest graph, or whose graphs have axes.
+    No buckets are added to a plan without the size of its largest graph, or whose graphs have axes.
     """
     buckets = set()
     for capacity in plan.capacities:
-        buckets.add(replace(capacity, order_statistics=()))
+        buckets.add(capacity)
         if capacity.extra or len(plan.maxima) < 2:
             continue
         for share in SHARES:

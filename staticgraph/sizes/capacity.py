@@ -11,11 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import ArrayLike
 
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
@@ -45,11 +41,6 @@ class Capacity:
     ``node_reserve`` is 2 where nodes have positions: padding edges must join two nodes at different
     positions.
 
-    ``order_statistics`` promises more about the batches that the bucket takes: pairs ``(k, width)``
-    with ``k`` ascending from 0, such that with the graphs sorted by descending size the ``k``-th,
-    counted from zero, and all after it have at most ``width`` nodes. The first width is ``M``.
-    Without any pairs, only the limits bound them.
-
     The numbers must all differ, because the leading dimension of a tensor tells whether its rows
     are nodes, edges, graphs or one of the others.
 
@@ -63,7 +54,6 @@ class Capacity:
     max_graph_nodes: int = 0
     extra: tuple[tuple[str, int], ...] = ()
     edge_reserve: int = 0
-    order_statistics: tuple[tuple[int, int], ...] = ()
     node_reserve: int = 1
 
     def __post_init__(self) -> None:
@@ -96,21 +86,6 @@ class Capacity:
                 f"{self}: a graph of {how_many(self.max_graph_nodes, 'node')} does not fit next to "
                 f"{kept}; raise nodes to {self.max_graph_nodes + self.node_reserve}"
             )
-        if self.order_statistics:
-            pairs = tuple((int(k), int(w)) for k, w in self.order_statistics)
-            object.__setattr__(self, "order_statistics", pairs)
-            self._check_order_statistics()
-
-    def _check_order_statistics(self) -> None:
-        firsts, widths = ([pair[i] for pair in self.order_statistics] for i in (0, 1))
-        rising = all(a < b for a, b in pairwise(firsts)) and firsts[-1] < self.graphs
-        falling = all(a > b for a, b in pairwise(widths)) and widths[-1] >= 1
-        if firsts[0] != 0 or widths[0] != self.max_graph_nodes or not (rising and falling):
-            raise ValueError(
-                f"{self}: order_statistics {self.order_statistics} must begin with "
-                f"(0, {self.max_graph_nodes}), rise in the first numbers to below {self.graphs}, "
-                "and fall in the second to at least 1"
-            )
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Capacity:
@@ -128,7 +103,7 @@ class Capacity:
         return cls(nodes, edges, graphs, more[0] if more else 0)
 
     def to_dict(self) -> dict[str, Any]:
-        """The capacity as plain values, for JSON; the order statistics are under ``ranks``."""
+        """The capacity as plain values, for JSON."""
         values: dict[str, Any] = {
             "nodes": self.nodes,
             "edges": self.edges,
@@ -141,8 +116,6 @@ class Capacity:
             values["edge_reserve"] = self.edge_reserve
         if self.node_reserve != 1:
             values["node_reserve"] = self.node_reserve
-        if self.order_statistics:
-            values["ranks"] = [list(pair) for pair in self.order_statistics]
         return values
 
     @classmethod
@@ -154,8 +127,8 @@ class Capacity:
             ValueError: the numbers are not a valid capacity.
         """
         values = dict(values)
-        extra, pairs = dict(values.pop("extra", ())), tuple(values.pop("ranks", ()))
-        return cls(**values, extra=tuple(extra.items()), order_statistics=pairs)
+        values.pop("ranks", None)  # of a version that bounded the k-th largest graph
+        return cls(**{**values, "extra": tuple(dict(values.get("extra", ())).items())})
 
     @classmethod
     def distinct(
@@ -186,7 +159,7 @@ class Capacity:
             max_graph_nodes,
             tuple(free.items()),
             edge_reserve,
-            node_reserve=node_reserve,
+            node_reserve,
         )
 
     @property
@@ -229,13 +202,6 @@ class Capacity:
             size.nodes <= min(self.node_limit, self.max_graph_nodes)
             and size.edges <= self.edge_limit
         )
-
-    def order_statistics_hold(self, nodes: ArrayLike) -> bool:
-        """Whether graphs with these node counts, ``[g]`` in any order, keep the promised widths."""
-        if not self.order_statistics:
-            return True
-        falling = -np.sort(-np.asarray(nodes, dtype=np.int64))
-        return all(k >= len(falling) or falling[k] <= width for k, width in self.order_statistics)
 
     def __str__(self) -> str:
         more = "".join(f", {name}={rows}" for name, rows in self.extra)

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch_geometric.nn import GPSConv
 
 from staticgraph import datasets, models
 from staticgraph.batches.loading.loader import StaticLoader
@@ -150,11 +149,6 @@ def load_weights(model: Module, weights: Mapping[str, Tensor], name: str, folder
             f"{folder} holds the weights of another model than {name} builds now "
             f"({str(error).splitlines()[-1].strip()}): put its code back, or train again"
         ) from error
-
-
-def attends(model: Module) -> bool:
-    """Whether a model attends within graphs, so that a plan considers the size of each graph."""
-    return any(isinstance(module, GPSConv) for module in model.modules())
 
 
 def mode_of(config: TrainConfig) -> str | Auto:
@@ -334,7 +328,6 @@ class RunParts:
             self.store,
             self.config.batch_size,
             indices=self.store.splits["train"],
-            attention="auto" if attends(self.model) else None,
         )
 
     def _subject(self) -> Subject:

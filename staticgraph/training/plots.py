@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ import numpy as np
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.files import atomic
 from staticgraph.memory.budget import MemoryBudget, scaled
-from staticgraph.memory.counts import blocks_in
 from staticgraph.memory.model import MemoryModel
 from staticgraph.packing.pack import Packing
 from staticgraph.plans.limits import EfficiencyMap, efficiency_map
@@ -610,14 +608,8 @@ def draw_curve(axes: Axes, memory: MemoryModel, budget: MemoryBudget | None) -> 
     last = memory.checked.capacity if memory.checked else memory.points[-1].capacity
     line = [scaled(last, share) for share in np.linspace(0.0, 1.05, 200)]
     label = f"fitted, batches of like graphs, M = {last.max_graph_nodes}"
-    pieces = _pieces(line, memory)
-    for number, piece in enumerate(pieces):
-        axes.plot(
-            [c.nodes for c in piece],
-            [memory.predict(c) / MEBI for c in piece],
-            color=BLUE,
-            label="_" if number else label,  # "_": no legend entry
-        )
+    peaks = [memory.predict(c) / MEBI for c in line]
+    axes.plot([c.nodes for c in line], peaks, color=BLUE, label=label)
     around = memory.resident.before_step
     for points, color, marker, label in (
         (memory.points, GREEN, "o", "measured"),
@@ -648,19 +640,8 @@ def draw_curve(axes: Axes, memory: MemoryModel, budget: MemoryBudget | None) -> 
         )
     axes.set(xlabel="nodes of the capacity", ylabel="peak of a step, MiB", xlim=(0, None))
     axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
-    title = "points off the curve have other edges, graphs or M"
-    if len(pieces) > 1:
-        title += "\nwhere it breaks, attention begins to go in other blocks"
-    axes.set_title(title, fontsize=10)
+    axes.set_title("points off the curve have other edges, graphs or M", fontsize=10)
     axes.legend(loc="upper left")
-
-
-def _pieces(line: Sequence[Capacity], memory: MemoryModel) -> list[list[Capacity]]:
-    """Splits a curve where the number of attention blocks changes: the bytes jump there, back and
-    forth where two layouts cost nearly the same, and should not be joined by a line."""
-    how = memory.fit.layout, memory.fit.counted
-    stretches = [list(each) for _, each in groupby(line, lambda c: len(blocks_in(c, *how)))]
-    return [each for each in stretches if len(each) > 1] or [list(line)]
 
 
 def draw_errors(axes: Axes, memory: MemoryModel) -> None:

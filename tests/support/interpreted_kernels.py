@@ -21,7 +21,6 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 from staticgraph.kernels.batch_norm import batch_norm_reference, partials  # noqa: E402
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
 from staticgraph.kernels.batch_norm import small as small_norm  # noqa: E402
-from staticgraph.kernels.head_blocks import gpu as head_blocks  # noqa: E402
 from staticgraph.kernels.linear import small as small_dense  # noqa: E402
 from staticgraph.kernels.linear_statistics import gpu as measured  # noqa: E402
 from staticgraph.kernels.neighbour_sum import gpu as neighbour  # noqa: E402
@@ -204,27 +203,6 @@ def test_partial_statistics_of_a_full_grid_join_without_loss():
     eps = torch.finfo(torch.float32).eps
     assert ((var - wide.var(0, unbiased=False)).abs() <= 1000 * eps * 4).all()
     assert not out[real:].any()
-
-
-@pytest.mark.parametrize("parts", [1, 3])
-def test_head_blocks(parts):
-    """Only copies, so exactly the reference's values in both directions; two block widths."""
-    shapes, heads, size = [(2, 4), (1, 3)], 2, 5
-    place_of_node = torch.tensor([0, 1, 2, 3, 8, 9, 10, 11, 11])
-    node_of_place = torch.full((12,), 9)
-    node_of_place[place_of_node] = torch.arange(9)
-    node_of_place = node_of_place[:-1].clone()
-    rows = torch.randn(9, parts * heads * size)
-    graphs, widths = ([shape[i] for shape in shapes] for i in (0, 1))
-    blocks = head_blocks.to_blocks(rows, node_of_place, graphs, widths, heads, parts)
-    padded = torch.cat([rows, torch.zeros(1, rows.size(1))])[node_of_place]
-    for at, own in enumerate(padded.split([8, 3])):
-        for part in range(parts):
-            expected = own.view(*shapes[at], parts, heads, size)[:, :, part].transpose(1, 2)
-            assert torch.equal(blocks[at * parts + part], expected)
-    back = head_blocks.to_rows(blocks, place_of_node, parts)
-    assert torch.equal(back[:7], rows[:7])
-    assert not back[7:].any()
 
 
 @pytest.mark.parametrize(("norm", "momentum"), [(norm, 0.1), (norm, None), (small_norm, 0.1)])

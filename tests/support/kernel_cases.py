@@ -30,9 +30,7 @@ from staticgraph.kernels import (
     neighbour_attention,
     neighbour_max,
     neighbour_sum,
-    nodes_of_blocks,
     pair_score,
-    qkv_blocks,
     segment_max,
     segment_softmax,
     segment_sum,
@@ -53,7 +51,6 @@ from staticgraph.kernels.linear_statistics import linear_statistics, linear_stat
 from staticgraph.kernels.neighbour_reduce import ACTIVATIONS, neighbour_reduce
 from staticgraph.kernels.neighbour_sum import neighbour_sum_handed_on
 from staticgraph.kernels.table_sum import fold_codes
-from staticgraph.kernels.varlen_attention import varlen_attention
 from support.collated import layout_for, odd_graphs, padded_ids
 
 HEADS, WIDTH = 4, 16
@@ -217,31 +214,8 @@ def _summed_and_read(v: Values, w: Where) -> list[Tensor]:
     return [summed[0], summed[1] * 2, summed[2] * 2]
 
 
-def _blocks(v: Values, w: Where) -> list[Tensor]:
-    """Splits rows into blocks of two size classes and joins them again."""
-    nodes, graphs = len(v["qkv"]), len(w.ptr) - 1
-    starts, counts = w.ptr[:-1].cpu(), w.ptr.diff().cpu()
-    first = graphs // 2
-    shapes = [(first, int(counts[:first].max()) + 3), (graphs - first, w.longest)]
-    widths = torch.tensor([width for count, width in shapes for _ in range(count)])
-    begin = torch.cat([torch.zeros(1, dtype=torch.int64), widths.cumsum(0)])
-    place = torch.repeat_interleave(begin[:-1] - starts, counts) + torch.arange(nodes)
-    places = int(begin[-1])
-    node = torch.full((places,), nodes)
-    node[place] = torch.arange(nodes)
-    place, node = place.to(w.device), node.to(w.device)
-    blocks = qkv_blocks(v["qkv"], node, place, shapes, HEADS)
-    values = [value for _, _, value in blocks]
-    return [*(part for block in blocks for part in block), nodes_of_blocks(values, place, node)]
-
-
 def _attention(v: Values, w: Where, **options: Any) -> Tensor:
     return graph_attention(v["qkv"], w.ptr.int(), heads=HEADS, longest=w.longest, **options)
-
-
-def _varlen(v: Values, w: Where) -> Tensor:
-    parts = v["qkv"].view(-1, 3, HEADS, WIDTH).unbind(1)
-    return varlen_attention(*parts, w.ptr.int(), w.longest)
 
 
 def _collated(_: Values, w: Where) -> list[Tensor]:
@@ -287,7 +261,6 @@ CASES: dict[str, Run] = {
     "gcn_sum": lambda v, w: gcn_sum(v["x"], *_degrees(v, w), *w.edges, bias=v["bias"]),
     "gcn_sum weighted": _weighted_gcn,
     "graph_attention": _attention,
-    "head_blocks": _blocks,
     "linear": lambda v, w: _linear(v, bias=v["bias"], relu=True),
     "linear alone": lambda v, w: _linear(v),
     "linear read twice": lambda v, w: _read_twice(v),
@@ -332,7 +305,6 @@ CASES: dict[str, Run] = {
     "segment_sum": lambda v, w: segment_sum(v["x"], w.ptr),
     "segment_sum mean": lambda v, w: segment_sum(v["x"], w.ptr, mean=True),
     "table_sum": lambda v, w: table_sum(w.index, _offsets(w), v["tables"]),
-    "varlen_attention": _varlen,
 }
 
 

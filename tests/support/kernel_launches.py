@@ -15,7 +15,6 @@ from staticgraph.kernels.dot_attention import gpu as dots
 from staticgraph.kernels.dropout_sum import gpu as dropout
 from staticgraph.kernels.gcn_sum import gpu as gcn
 from staticgraph.kernels.graph_attention import gpu as nodes_attention
-from staticgraph.kernels.head_blocks import gpu as heads
 from staticgraph.kernels.linear import gpu as dense
 from staticgraph.kernels.linear import small
 from staticgraph.kernels.linear_statistics import gpu as measured
@@ -101,10 +100,6 @@ BOTH_WAYS = {
             *(x, x, SCORES, x, x, x, e, None),
             *(ENDS, ENDS, PTR, PTR, ORDER, HEADS, 0.13, True, True),
         ),
-    ),
-    "head_blocks": lambda x, e: (
-        heads.to_blocks(x, PLACES, [4], [5], HEADS, 1),
-        heads.to_rows([x.new_zeros(4, HEADS, 5, 60)], PLACES, 1),
     ),
 }
 STARTS, SQUARE = torch.tensor([0, 9, 9, 20], dtype=torch.int32), torch.zeros(WIDTH, WIDTH)

@@ -18,7 +18,6 @@ from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum_reference
 from staticgraph.kernels.edge_rows import edge_rows_reference
 from staticgraph.kernels.gcn_sum import gcn_degrees_reference, gcn_sum_reference
 from staticgraph.kernels.graph_attention import graph_attention_reference
-from staticgraph.kernels.head_blocks import nodes_of_blocks_reference, qkv_blocks_reference
 from staticgraph.kernels.head_products import head_products_reference
 from staticgraph.kernels.linear import linear_reference
 from staticgraph.kernels.neighbour_attention import neighbour_attention_reference
@@ -121,11 +120,6 @@ def _linear_statistics(x, weight, bias, count, *, relu=False):
     return out, partials_reference(out.detach(), count)
 
 
-def _varlen_attention(q, k, v, starts, _):
-    rows = torch.stack([q, k, v], 1).flatten(1)
-    return graph_attention_reference(rows, starts, q.size(1)).view(v.shape)
-
-
 def _fold_codes(index, offsets):
     sizes = offsets.diff().tolist()
     code = index.new_zeros(len(index))
@@ -163,17 +157,12 @@ REFERENCES: dict[str, Any] = {
     "neighbour_reduce": _neighbour_reduce,
     "neighbour_sum": _neighbour_sum,
     "neighbour_sum_handed_on": _sum_handed_on,
-    "nodes_of_blocks": lambda blocks, place, node: nodes_of_blocks_reference(blocks, place),
     "pair_score": _pair_score,
-    "qkv_blocks": lambda rows, node, place, shapes, heads: qkv_blocks_reference(
-        rows, node, shapes, heads
-    ),
     "segment_max": segment_max_reference,
     "segment_softmax": segment_softmax_reference,
     "segment_sum": lambda values, ptr, *, mean=False: segment_sum_reference(values, ptr, mean),
     "source_sum": _source_sum,
     "table_sum": table_sum_reference,
-    "varlen_attention": _varlen_attention,
     "vector_sum": _vector_sum,
 }
 

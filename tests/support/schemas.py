@@ -128,7 +128,7 @@ SHAPES: dict[str, Any] = {
     },
     "probe": {
         "form": ("linear", "attention", "quadratic"),
-        "layout fit_note reader note format?": "string",
+        "fit_note reader note format?": "string",
         "terms axes?": ["string"],
         "planes": [["number"]],
         "residual overhead seconds": "number",

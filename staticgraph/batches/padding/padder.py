@@ -296,7 +296,6 @@ class Padder:
                 count <= limit
                 for (_, count), limit in zip(real.extra, capacity.extra_limits, strict=True)
             )
-            and capacity.order_statistics_hold(rows.nodes_per_graph)
         )
 
     def _halved(self, rows: Rows) -> list[Rows]:

@@ -52,15 +52,6 @@ def real_counts(
         and len(ids) <= capacity.graph_limit
         and largest <= capacity.max_graph_nodes
     ):
-        if capacity.order_statistics and not capacity.order_statistics_hold(store.sizes[ids, 0]):
-            raise GraphTooLarge(
-                f"of these {len(ids)} graphs too many are large: the bucket takes at most "
-                + ", ".join(
-                    f"{how_many(k, 'graph')} of more than {how_many(w, 'node')}"
-                    for k, w in capacity.order_statistics[1:]
-                )
-                + ": use the plan's next bucket, which takes any (a loader does so automatically)"
-            )
         if not store.offsets:
             return RealCounts(nodes, edges, len(ids), largest)
         extra = _extra(store, ids, capacity)

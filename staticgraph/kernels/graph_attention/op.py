@@ -73,10 +73,38 @@ class GraphAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @differentiable_once("graph_attention")
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Returns the gradient of the rows, ``[N, 3 * H * C]``."""
-        return _backward(grads[0].contiguous(), *ctx.saved_tensors, *ctx.options), *(None,) * 6
+        """Returns the gradient of the rows, ``[N, 3 * H * C]``, by torch's own operations if it is
+        to be differentiated again."""
+        rows, *_, starts, _ = ctx.saved_tensors
+        heads, longest, _, p = ctx.options
+        if p or not torch.is_grad_enabled():
+            return _first_derivative(ctx, *grads)
+        with torch.enable_grad():
+            out = in_one_block(rows, starts, heads, longest)
+        return *torch.autograd.grad(out, rows, grads[0], create_graph=True), *(None,) * 6
+
+
+@differentiable_once("graph_attention")
+def _first_derivative(ctx: Any, *grads: Any) -> Any:
+    return _backward(grads[0].contiguous(), *ctx.saved_tensors, *ctx.options), *(None,) * 6
+
+
+def in_one_block(rows: Tensor, starts: Tensor, heads: int, longest: int) -> Tensor:
+    """Computes ``graph_attention`` by torch's own operations, in one block as wide as the longest
+    graph; differentiable any number of times."""
+    places = torch.arange(longest, device=rows.device)
+    occupied = places < starts.diff()[:, None]
+    index = torch.where(occupied, starts[:-1, None] + places, len(rows))
+    padded = torch.cat([rows, rows.new_zeros(1, rows.size(1))])
+    block = padded[index].unflatten(-1, (3, heads, -1))
+    q, k, v = block.permute(2, 0, 3, 1, 4).unbind()
+    keys = occupied | (~occupied[:, :1] & (places == 0))  # no softmax is over an empty set
+    scores = q @ k.mT * q.size(-1) ** -0.5
+    weights = scores.masked_fill(~keys[:, None, None], -torch.inf).softmax(-1)
+    out = (weights @ v).transpose(1, 2).flatten(2)
+    nodes = torch.where(occupied, index, len(rows)).view(-1, 1).expand(-1, out.size(2))
+    return out.new_zeros(len(rows) + 1, out.size(2)).scatter(0, nodes, out.flatten(0, 1))[:-1]
 
 
 def graph_attention(
@@ -106,8 +134,9 @@ def graph_attention(
 
     Returns:
         ``[N, H * D]``, zero in rows of no graph whatever they contain; their gradient is zero, too.
-        Differentiable once. Bitwise deterministic, and independent of the other graphs in the batch
-        except for dropout, which depends on the row.
+        Differentiable any number of times without dropout, from the second on by torch's own
+        operations; once with dropout. Bitwise deterministic, and independent of the other graphs in
+        the batch except for dropout, which depends on the row.
 
     Raises:
         ValueError: columns that are not three parts of ``heads`` heads, ``p`` outside ``[0, 1)``,

@@ -28,8 +28,6 @@ from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
 from staticgraph.nn.context.leaf import leaves
 from staticgraph.nn.context.present import bind, present, unbind
 from staticgraph.nn.context.rows import RowKind, rows_of_batch
-from staticgraph.nn.context.size_classes import ClassedLayout
-from staticgraph.sizes.attention import AttentionChoice, attention_path
 from staticgraph.text.how_many import how_many
 
 EDGE_GRAPHS = (
@@ -49,7 +47,7 @@ class BatchContext:
     __slots__ = ("apart", "attention", "counted", "kernels")
 
     def __init__(self) -> None:
-        self.attention: AttentionChoice = AttentionChoice()
+        self.attention = "auto"  # the requested path, of staticgraph.sizes.attention.PATHS
         # Leading sizes of the model's own tensors, each with the layer that asked about it.
         self.apart: dict[int, str] = {}
         self.kernels: bool = False
@@ -390,15 +388,6 @@ class BatchContext:
     def dense(self) -> DenseLayout:
         """The place of each node in a ``[graphs, M]`` block; made once per forward."""
         return self.once("dense", lambda: DenseLayout.of(self.present))
-
-    def classed(self, name: str) -> ClassedLayout:
-        """The place of each node in the blocks of ``dense`` or ``size-classed``; made once per
-        forward."""
-        present = self.present
-        return self.once(
-            ("attention", name),
-            lambda: ClassedLayout.of(present, attention_path(present.capacity, name)),
-        )
 
     def starts(self) -> Tensor:
         """``[G + 1]`` int32: the first node of each real graph, made once per forward.

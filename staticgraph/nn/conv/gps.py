@@ -33,7 +33,7 @@ class StaticGPSConv(GPSConv):
 
     _staticgraph: BatchContext
 
-    _staticgraph_attends = "nodes"  # read by steps.attention_choices
+    _staticgraph_attends = True  # read by steps.attention_choices
 
     def forward(
         self, x: Tensor, edge_index: Any, batch: Tensor | None = None, **kwargs: Any

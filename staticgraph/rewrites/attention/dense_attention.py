@@ -36,7 +36,6 @@ from staticgraph.rewrites.attention.dense_blocks import (
     without_factor,
 )
 from staticgraph.rewrites.attention.dense_scores import DenseScores, OddBlocks, ScoreReader
-from staticgraph.rewrites.attention.graph_attention import SITES, WIDEST, starts_of
 from staticgraph.rewrites.attention.key_masks import KeyMask, key_mask, same_places
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     DIV,
@@ -53,8 +52,18 @@ from staticgraph.rewrites.captured_graph.captured import Captured
 from staticgraph.text.how_many import how_many
 
 NAME = "graph_attention"
+# The most nodes that a graph of the bucket may have: the loop keeps one row of weights at a time,
+# and with hundreds of nodes torch's faster products outweigh their padding.
+WIDEST = 512
+# The first dropout site used here; other dropouts of the forward are numbered from zero.
+SITES = 1 << 21
 _OF_MODULE = tuple(inspect.signature(F.multi_head_attention_forward).parameters)
 _SOFTMAX = (torch.softmax, F.softmax, Tensor.softmax)
+
+
+def starts_of(ptr: Tensor, counts: Tensor) -> Tensor:
+    """``[G + 1]`` int32 from ``ptr [G + 1]`` and the real counts; padding graphs have no nodes."""
+    return torch.minimum(ptr, counts.view(-1)[0]).int()
 
 
 def rewrite(captured: Captured) -> None:
@@ -283,7 +292,7 @@ class _Reader:
         options = {"heads": heads[0], "longest": layout.args[3], "p": dropout}
         if dropout:
             seed = captured.once("seed", draw_seed, torch.device(captured.target.device))
-            options |= {"seed": seed, "site": 2 * SITES + number}
+            options |= {"seed": seed, "site": SITES + number}
         known: dict[Any, Call] = {}
 
         def make(what: Any) -> Call:

@@ -22,7 +22,6 @@ import numpy as np
 
 from staticgraph.packing.place import group_by_pack, homes, limits_array, place_batches
 from staticgraph.packing.stream import stream_kernel
-from staticgraph.plans.order_statistics import keep_order_statistics
 from staticgraph.serving.engine.request import Piece, Request, requests_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
@@ -150,14 +149,12 @@ class Waiting:
         return None
 
     def _placed(self, ids: IntArray, largest: int) -> tuple[int, IntArray]:
-        """The smallest bucket that holds a pack, and its graphs; fewer if all would violate the
-        bucket's ``order_statistics``."""
+        """The smallest bucket that holds a pack, and its graphs."""
         allowed = self._limits.copy()
         allowed[self._limits[:, 3] > self._limits[largest, 3]] = -1
         bounds = np.array([0, len(ids)])
         bucket = int(place_batches(self._sizes, ids, bounds, allowed)[0])
-        batches, _, _ = keep_order_statistics([(bucket, ids)], self._sizes, self._capacities)
-        return batches[0]
+        return bucket, ids
 
 
 def _largest_of_lines(limits: IntArray) -> list[int]:

@@ -290,7 +290,6 @@ def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Ca
         largest,
         tuple(extra.items()),
         given.edge_reserve,
-        ((0, largest),) if given.order_statistics else (),
         given.node_reserve,
     )
 

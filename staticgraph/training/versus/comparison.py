@@ -45,7 +45,6 @@ from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.progress import bar
-from staticgraph.training.parts import attends
 from staticgraph.training.versus.report import SideReport, VersusReport
 from staticgraph.training.versus.sides import (
     Course,
@@ -260,9 +259,7 @@ def _setting(
     ids = np.asarray(store.splits.get("train", ()))
     ids = ids if len(ids) else np.arange(len(store))
     batch_size = min(batch_size, len(ids))
-    plan = plan_buckets(
-        store, batch_size, indices=ids, attention="auto" if attends(model) else None
-    )
+    plan = plan_buckets(store, batch_size, indices=ids)
     stock = copy.deepcopy(model).cpu()
     return VersusSetting(
         stock, store, plan, loss, forward or forward_of(stock), ids, batch_size, device, lr, seed
