@@ -96,6 +96,7 @@ INSIDE = {
     ("steps.compilation.compiled_function", "staticgraph.rewrites"): NO_PYG,
     ("steps.compilation.compiled_function", "staticgraph.rewrites.rewrite"): NO_PYG,
     ("atoms", "staticgraph.atoms.calculator"): "ASE is an extra, and its calculator the base class",
+    ("atoms", "staticgraph.atoms.torch_sim"): "torch-sim is not required, and its model the base",
     ("datasets", "staticgraph.datasets.as_task"): SLOW,
     ("datasets", "staticgraph.datasets.npz"): SLOW,
     ("datasets", "staticgraph.datasets.pyg"): SLOW,
