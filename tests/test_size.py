@@ -20,8 +20,8 @@ COUNTS = ("files", "nodes")
 SIZES = {
     "bench": (42, 28002),  # padder, break-even, a short support table
     "staticgraph": (5, 3478),  # declared classes, dense batches, old names that still work
-    "staticgraph/atoms": (6, 4608),  # neighbours found in a step, kept by a skin, ASE's calculator, torch-sim's model
-    "staticgraph/batches": (37, 19516),  # batches of anybody's loader, dense ones, a measured min_fill
+    "staticgraph/atoms": (6, 4613),  # neighbours with a skin, ASE's calculator, torch-sim's model
+    "staticgraph/batches": (37, 19516),  # anybody's batches, dense ones, measured min_fill
     "staticgraph/checking": (15, 13228),  # the next look of a padding check, dropped attention
     "staticgraph/cli": (18, 13601),  # predict, try --submit
     "staticgraph/datasets": (12, 6990),  # a file that is only in a clone is said to be there
@@ -41,7 +41,7 @@ SIZES = {
     "staticgraph/probing": (12, 6193),
     "staticgraph/recording": (14, 7976),  # annotated attributes
     "staticgraph/rewrites": (47, 35007),
-    "staticgraph/runner": (22, 16434),  # batches of the user's own loader, the filling below which eager is faster
+    "staticgraph/runner": (22, 16434),  # own batches, least filling, prepare
     "staticgraph/serving": (19, 10378),  # connections that end
     "staticgraph/sizes": (6, 2759),  # attention by seed vectors, needed without PyG
     "staticgraph/steps": (37, 17718),  # batches in parts, added buckets, typed options

@@ -45,7 +45,7 @@ def with_unknown_fields(graph: Data, schema: Schema | None) -> Data:
     """
     for item in schema or ():
         if item.name not in graph and item.name != EDGE_INDEX:
-            rows = graph.num_nodes if item.level == "node" else item.rows
+            rows = int(graph.num_nodes or 0) if item.level == "node" else item.rows
             dtype = getattr(torch, item.dtype)
             unknown = torch.nan if dtype.is_floating_point else 0
             graph[item.name] = torch.full((rows, *item.shape), unknown, dtype=dtype)

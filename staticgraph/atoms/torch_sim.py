@@ -20,7 +20,7 @@ from staticgraph.errors import MissingPackage
 from staticgraph.runner.runner import StaticGraphRunner
 
 try:
-    from torch_sim.models.interface import ModelInterface
+    from torch_sim.models.interface import ModelInterface  # pyright: ignore[reportMissingImports]
 except ImportError:
     raise MissingPackage(
         "sg.atoms.TorchSimModel needs torch-sim: pip install torch-sim-atomistic"
