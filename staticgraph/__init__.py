@@ -28,7 +28,7 @@ from staticgraph.files import jit_cache
 
 jit_cache.ensure()  # before anything is compiled
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _import_name, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

@@ -95,6 +95,40 @@ def test_both_ways_find_the_pairs_of_all_images(structure):
         assert (length < cutoff).all()
 
 
+@settings(max_examples=15)
+@given(st.integers(0, 2**32 - 1), st.floats(0.01, 1.0))
+def test_a_skin_keeps_a_cell_list_until_an_atom_has_moved_half_of_it(seed, skin):
+    """A random walk; the oracle is a search without a skin, and at its end all pairs."""
+    random, cutoff = np.random.default_rng(seed), 1.3
+    graph = np.array([0, 0, 0, 1, 1])
+    cell = random.normal(scale=0.2, size=(2, 3, 3)) + 1.5 * np.eye(3)
+    pbc = random.random((2, 3)) < 0.5
+    pos = random.normal(scale=0.5, size=(5, 3))
+    search, before, builds = atoms.NeighbourSearch(cutoff, 1.0, skin=skin), None, 0
+    for step in range(8):
+        cell = cell * 1.01 if step == 6 else cell
+        if before is None or step == 6 or np.linalg.norm(pos - before, axis=1).max() >= skin / 2:
+            before, builds = pos, builds + 1
+        near, expected = (
+            atoms.neighbours(
+                torch.tensor(np.concatenate([pos, np.full((2, 3), 1e6)])),
+                torch.tensor(np.concatenate([cell, np.zeros((1, 3, 3))])),
+                torch.tensor(np.concatenate([pbc, np.zeros((1, 3), bool)])),
+                torch.tensor([*graph, 2, 2]),
+                cutoff=cutoff,
+                capacity=500,
+                mask=torch.arange(7) < 5,
+                candidates=candidates,
+            )
+            for candidates in (search.candidates, None)
+        )
+        assert torch.equal(near.edge_index, expected.edge_index)
+        assert torch.equal(near.shift, expected.shift)
+        assert search.candidates.builds == builds
+        searched, pos = pos, pos + random.normal(scale=skin / 8, size=pos.shape)
+    assert edges_of(near) == brute_force(searched, cell, pbc, graph, cutoff)
+
+
 def test_too_many_pairs_are_an_error_and_too_few_images_as_well():
     pos = torch.rand(6, 3, generator=torch.Generator().manual_seed(0))
     mask = torch.arange(6) < 5
@@ -296,6 +330,25 @@ def test_dynamics_and_a_relaxation_end_where_ases_do():
     np.testing.assert_allclose(ends[0][0], ends[1][0], atol=1e-7)
     assert ends[0][1] == pytest.approx(ends[1][1], abs=1e-7)
     np.testing.assert_allclose(ends[0][2], ends[1][2], atol=1e-5)
+
+
+def test_the_model_of_torch_sim_is_valid_and_its_loops_run():
+    ts = pytest.importorskip("torch_sim")
+    from torch_sim.models.interface import validate_model_outputs
+
+    structures = [argon(), argon().repeat((2, 1, 1))]
+    calculator = calculator_of(structures, nodes=40)
+    model = atoms.TorchSimModel(calculator.runner)
+    validate_model_outputs(model, model.device, model.dtype)
+    state = ts.io.atoms_to_state(structures, model.device, model.dtype)
+    out, expected = model(state), calculator.many(structures)
+    assert out["energy"].tolist() == pytest.approx([each["energy"] for each in expected])
+    forces = np.concatenate([each["forces"] for each in expected])
+    np.testing.assert_allclose(out["forces"].numpy(), forces, atol=1e-12)
+    stress = out["stress"][0].numpy().flat[[0, 4, 8, 5, 2, 1]]
+    np.testing.assert_allclose(stress, expected[0]["stress"], atol=1e-12)
+    relaxed = ts.optimize(state, model, optimizer=ts.gradient_descent, max_steps=30)
+    assert (model(relaxed)["energy"] < out["energy"]).all()
 
 
 def test_a_calculator_makes_room_for_edges_and_says_when_it_does_not():

@@ -63,6 +63,12 @@ CASES = {
         "batch_size": 128,
         **UNCOMPILED,  # few rows are compiled above, statistics elsewhere
     },
+    "forces of 32 molecules, neighbours inside": {
+        "model": "MovingAtoms",
+        "loss": "forces_loss",
+        "differentiable": ["pos"],
+        **UNCOMPILED,
+    },
 }
 
 
@@ -115,9 +121,17 @@ def plans(tmp_path_factory) -> dict[str, str]:
             data[kind].edge_index = ring(n)
         typed.append(data)
     folder, found = tmp_path_factory.mktemp("plans"), {}
-    for name, graphs in (("Forces", clouds), ("Hetero", typed)):
+    molecules = [
+        Data(z=torch.ones(n, dtype=torch.long), pos=numbers(n, 3), y=numbers(1), num_nodes=n)
+        for n in (3, 5, 6, 8, 14) * 20
+    ]
+    for name, graphs, size in (
+        ("Forces", clouds, 2),
+        ("Hetero", typed, 2),
+        ("MovingAtoms", molecules, 32),
+    ):
         found[name] = str(folder / f"{name}.json")
-        sg.plan_buckets(sg.GraphStore.from_pyg(graphs), batch_size=2).save(found[name])
+        sg.plan_buckets(sg.GraphStore.from_pyg(graphs), batch_size=size).save(found[name])
     return found
 
 

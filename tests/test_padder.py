@@ -32,10 +32,12 @@ from torch_geometric.nn import GINConv, global_add_pool
 
 import staticgraph as sg
 from staticgraph.errors import BadGraph, GraphTooLarge, NotStatic, PaddingLeaks
+from staticgraph.runner.auto import Auto, Stopwatch
 from staticgraph.runner.counters import counters, no_recompile
 from staticgraph.steps.computation.model_setup import Subject
 
 ROOMY = (120, 160, 20)
+LR = 2**-7  # a recorded step holds it in float32
 
 
 def equal_but_ids(one: sg.StaticBatch, other: sg.StaticBatch) -> bool:
@@ -106,33 +108,47 @@ def triplet_graphs():
 
 
 @st.composite
-def declared(draw: st.DrawFn):
-    """Draws a batch of random fields, as a dict, and what its owner says of it."""
+def declared(draw: st.DrawFn, batches: int = 1):
+    """Draws batches of the same random fields, as dicts, and what their owner says of them."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    nodes = np.array(draw(st.lists(st.integers(1, 6), min_size=2, max_size=6)))
-    edges = rng.integers(1, 9, len(nodes))
-    begin, of_edge = np.cumsum(nodes) - nodes, np.repeat(np.arange(len(nodes)), edges)
-    of_node = np.repeat(np.arange(len(nodes)), nodes)
-    index = rng.integers(0, 1000, (2, edges.sum())) % nodes[of_edge] + begin[of_edge]
-    batch = {"edge_index": index, "_owner": of_node}
-    counts = {"node": nodes.sum(), "edge": edges.sum(), "graph": len(nodes)}
+    third, shuffled = draw(st.booleans()), draw(st.booleans())
+    levels = ["node", "edge", "graph", *["triplet"] * third]
+    fields = [
+        (
+            draw(st.sampled_from(levels)),
+            draw(st.sampled_from([(), (1,), (3,), (2, 2)])),
+            draw(st.sampled_from([np.float64, np.float32, np.int64, np.bool_, np.uint8])),
+            draw(st.integers(1, 3)),
+        )
+        for _ in range(draw(st.integers(0, 5)))
+    ]
     says: dict = {"index": {"edge_index": "node", "_owner": "graph"}, "node": ["h0"]}
-    batch["h0"] = rng.normal(size=(nodes.sum(), 2))
-    if draw(st.booleans()):
-        third = rng.integers(0, edges.sum(), 2 * len(nodes))
-        batch["third"] = third
-        counts["triplet"] = len(third)
+    says["graph"] = ["y"]
+    if third:
         says["index"]["third"], says["triplet"] = "edge", ["third"]
-    shuffled = rng.permutation(edges.sum()) if draw(st.booleans()) else np.arange(edges.sum())
-    batch["edge_index"] = index[:, shuffled]
-    for number in range(draw(st.integers(0, 5))):
-        level = draw(st.sampled_from(sorted(counts)))
-        width = draw(st.sampled_from([(), (1,), (3,), (2, 2)]))
-        dtype = draw(st.sampled_from([np.float64, np.float32, np.int64, np.bool_, np.uint8]))
-        rows = counts[level] * (draw(st.integers(1, 3)) if level == "graph" else 1)
-        batch[f"f{number}"] = (rng.normal(size=(rows, *width)) * 3).astype(dtype)
+    for number, (level, *_) in enumerate(fields):
         says.setdefault(level, []).append(f"f{number}")
-    return {name: torch.from_numpy(value) for name, value in batch.items()}, says, counts
+    drawn = []
+    for _ in range(batches):
+        nodes = np.array(draw(st.lists(st.integers(1, 6), min_size=2, max_size=6)))
+        edges = rng.integers(1, 9, len(nodes))
+        begin, of_edge = np.cumsum(nodes) - nodes, np.repeat(np.arange(len(nodes)), edges)
+        index = rng.integers(0, 1000, (2, edges.sum())) % nodes[of_edge] + begin[of_edge]
+        counts = {"node": nodes.sum(), "edge": edges.sum(), "graph": len(nodes)}
+        counts |= {"triplet": 2 * len(nodes)} if third else {}
+        batch = {
+            "edge_index": rng.permutation(index, axis=1) if shuffled else index,
+            "_owner": np.repeat(np.arange(len(nodes)), nodes),
+            "h0": rng.normal(size=(nodes.sum(), 2)),
+            "y": rng.normal(size=len(nodes)),
+        }
+        if third:
+            batch["third"] = rng.integers(0, edges.sum(), counts["triplet"])
+        for number, (level, width, dtype, each) in enumerate(fields):
+            rows = counts[level] * (each if level == "graph" else 1)
+            batch[f"f{number}"] = (rng.normal(size=(rows, *width)) * 3).astype(dtype)
+        drawn.append(({name: torch.from_numpy(value) for name, value in batch.items()}, counts))
+    return (drawn[0][0], says, drawn[0][1]) if batches == 1 else (drawn, says)
 
 
 def capacity_for(counts: dict[str, int]) -> sg.Capacity:
@@ -183,8 +199,7 @@ class Messages(nn.Module):
         """``[graphs, 1]``."""
         source, target = data["edge_index"]
         h = data["h0"].index_add(0, target, self.lin(data["h0"])[source].tanh())
-        graphs = int(data["_owner"].max()) + 1
-        return self.head(h.new_zeros(graphs, 2).index_add(0, data["_owner"], h))
+        return self.head(h.new_zeros(len(data["y"]), 2).index_add(0, data["_owner"], h))
 
 
 @given(declared(), st.integers(0, 2**32 - 1))
@@ -206,6 +221,42 @@ def test_padding_of_a_declared_batch_is_inert(drawn, seed):
     assert torch.allclose(torch.stack(sg.unpad(out, padded)), expected, rtol=1e-10, atol=1e-12)
     for grad, parameter in zip(found, model.parameters(), strict=True):
         assert torch.allclose(grad, parameter.grad, rtol=1e-9, atol=1e-11)
+
+
+@given(declared(3))
+@examples(8)
+def test_declared_batches_are_recorded_once_and_replayed_like_plain_torch(drawn):
+    """Laws 3, 5 and 6, with garbage in the padding of every batch."""
+    batches, says = drawn
+    example = batches[0][0]
+    most = {level: max(counts[level] for _, counts in batches) for level in batches[0][1]}
+    schema, recorders = sg.Schema.of_batch(example, **says), []
+
+    def recorder(device):
+        recorders.append(ArenaRecorder(device))
+        return recorders[-1]
+
+    padder = sg.Padder([capacity_for(most)], schema=schema, like=example)
+    model = Messages()
+    plain = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(each.parameters(), LR) for each in (model, plain)]
+    subject = Subject(model, lambda out, batch: (out[:, 0] - batch["y"]) ** 2, optimizers[0])
+    recording = sg.Recording(recorder=recorder)
+    runner = sg.StaticGraphRunner(subject, padder, "cuda-graph", recording=recording)
+    runner.warmup(padder.pad(example), progress=False)
+    copied = pickle.loads(pickle.dumps(padder))
+    with no_recompile():
+        for batch, counts in batches * 2:
+            padded = padder(batch)
+            assert equal_but_ids(padder.pad(batch), copied.pad(batch))
+            padded["h0"][counts["node"] :] = 1e3 * torch.randn(2).double()
+            optimizers[1].zero_grad()
+            expected = ((plain(batch)[:, 0] - batch["y"]) ** 2).mean()
+            expected.backward()
+            optimizers[1].step()
+            assert torch.allclose(runner.step(padded), expected, rtol=1e-10)
+    assert_same_model(model, plain)
+    assert [each.recorded for each in recorders] == [2]
 
 
 class Pairs(nn.Module):
@@ -610,7 +661,43 @@ def test_a_batch_that_fills_too_little_of_its_bucket_runs_in_eager_at_its_own_si
     assert torch.allclose(out[:2], plain.eval()(Batch.from_data_list(GRAPHS[:2])), rtol=1e-9)
 
 
-LR = 2**-7  # a recorded step holds it in float32
+class Slow(Stopwatch):
+    """Eager takes 1 ms and 0.1 ms per row of nodes, ``fused`` half of the bucket's."""
+
+    def milliseconds(self, way, step):
+        step()
+        rows = SEEN[-1]
+        return 1 + 0.1 * rows if way == "eager" else 0.5 * (1 + 0.1 * rows)
+
+
+SEEN: list[int] = []
+
+
+@pytest.mark.slow
+def test_auto_measures_the_filling_below_which_eager_is_faster():
+    class Seen(Net):
+        def forward(self, data):
+            if not torch.compiler.is_compiling():
+                SEEN.append(len(data.x))
+            return super().forward(data)
+
+    net = Seen().double()
+    padder = sg.Padder([(101, 250, 20)])
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    auto = Auto(ways=("eager", "fused"), stopwatch=Slow)
+    runner = sg.StaticGraphRunner(net, padder, auto, loss=squared, optimizer=optimizer)
+    store = sg.GraphStore.from_pyg(GRAPHS, progress=False, keep_order=True)
+    runner.warmup(store, progress=False)
+    (choice,) = (each for each in runner.report().choices if each.phase == "step")
+    # Without rows there is one row of padding: (5.55 - 1.1) / (11.1 - 1.1).
+    assert choice.least_fill == pytest.approx(0.445)
+    assert "a batch that fills less than 44%: eager, unpadded" in str(choice)
+    assert padder.least_fills == {0: choice.least_fill}
+    sparse, dense = (padder(GRAPHS[:count]) for count in (3, 11))
+    assert (sparse.bucket, dense.bucket) == (-1, 0)
+    runner.step(GRAPHS[:3])
+    runner.step(GRAPHS[:11])
+    assert (padder.counts.unplanned, runner.report().buckets[0].batches) == (2, 1)
 
 
 def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed():
@@ -647,36 +734,58 @@ def test_a_batch_that_fits_no_bucket_is_named():
         sg.Padder([(60, 150, 12)])(GRAPHS)
 
 
-def grown_on_rank() -> tuple:
-    """Trains on this rank's own batches; returns the losses, the plan and the model."""
+def grown_on_rank(mode: str) -> tuple:
+    """Trains on this rank's own batches; returns the losses, the plan, the model and counts."""
     rank = torch.distributed.get_rank()
     torch.manual_seed(0)
     net = Net().double()
     net.norm = nn.Identity()
-    padder = sg.Padder([(60, 150, 12)], overflow="grow")
-    runner = sg.StaticGraphRunner(
-        net, padder, "eager", loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01)
-    )
-    losses = []
-    for first in (0, 30):  # only rank 1's second batch fits no bucket
-        count = 20 if rank and first else 5
-        start = first + 10 * rank
-        losses.append(float(runner.step(GRAPHS[start : start + count])))
-    return losses, [str(each) for each in runner.plan.capacities], net.state_dict()
+    padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
+    recorders = []
+
+    def recorder(device):
+        recorders.append(ArenaRecorder(device))
+        return recorders[-1]
+
+    recording = sg.Recording(recorder=recorder) if mode == "cuda-graph" else None
+    optimizer = torch.optim.SGD(net.parameters(), LR)
+    subject = Subject(net, loss=squared, optimizer=optimizer)
+    runner = sg.StaticGraphRunner(subject, padder, mode, recording=recording)
+    padder.pad(GRAPHS[:2])  # learns the fields
+    runner.warmup(sg.GraphStore.from_pyg(GRAPHS[:6], progress=False), progress=False)
+    losses = [float(runner.step(graphs)) for graphs in BATCHES_OF_RANKS[rank]]
+    if rank:  # an evaluation is this rank's own business, also of what fits no bucket
+        out = runner.eval_step(GRAPHS).out[:60]
+        assert torch.allclose(out, runner.predict(GRAPHS), rtol=1e-9)
+    plan = [str(each) for each in runner.plan.capacities]
+    counts = [(each.recorded, each.closed) for each in recorders]
+    return losses, plan, net.state_dict(), (counts, padder.counts.grown, padder.counts.overflowed)
+
+
+# Rank 1 alone overflows in the second step, rank 0 alone in the fourth, by more.
+BATCHES_OF_RANKS = (
+    [GRAPHS[0:5], GRAPHS[10:15], GRAPHS[20:25], GRAPHS[25:55], GRAPHS[55:60]],
+    [GRAPHS[5:10], GRAPHS[30:50], GRAPHS[:2], GRAPHS[:5], GRAPHS[5:9]],
+)
 
 
 @pytest.mark.slow
-def test_ranks_agree_on_a_capacity_that_one_of_them_needs():
-    (losses, plan, model), other = on_ranks(2, grown_on_rank)
+@pytest.mark.parametrize("mode", ["eager", "cuda-graph"])
+def test_ranks_agree_on_a_capacity_that_one_of_them_needs(mode):
+    (losses, plan, model, first), other = on_ranks(2, grown_on_rank, mode)
     torch.manual_seed(0)
     plain = Net().double()
     plain.norm = nn.Identity()
-    steps = [[*GRAPHS[0:5], *GRAPHS[10:15]], [*GRAPHS[30:35], *GRAPHS[40:60]]]
-    assert losses == pytest.approx(list(plain_steps(plain, steps)), rel=1e-10)
+    steps = [[*one, *two] for one, two in zip(*BATCHES_OF_RANKS, strict=True)]
+    assert losses == pytest.approx(list(plain_steps(plain, steps, LR)), rel=1e-10)
     assert (losses, plan) == (other[0], other[1])
     assert len(plan) == 2
     for name, value in plain.state_dict().items():
         assert torch.allclose(model[name], value, rtol=1e-9)
+    # As alone: step and evaluation of one bucket, then of two, at each of two growths.
+    recorded = [(2, True), (4, True), (4, False)] if mode == "cuda-graph" else []
+    assert first == (recorded, 2, 1)
+    assert other[3] == (recorded, 2, 2)
 
 
 @pytest.mark.slow

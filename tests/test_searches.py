@@ -11,7 +11,7 @@ import torch_geometric
 import torch_geometric.nn as pyg
 from torch import nn
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn.models import SchNet, ViSNet
+from torch_geometric.nn.models import DimeNetPlusPlus, SchNet, ViSNet, dimenet
 
 import staticgraph as sg
 from staticgraph.steps.computation.model_setup import Subject
@@ -39,9 +39,32 @@ def knn(x, y, ptr_x, ptr_y, k, cosine, workers):
     return torch.stack([centre[distance < torch.inf], index[distance < torch.inf]])
 
 
+class Sparse:
+    """What DimeNet asks of torch-sparse's ``SparseTensor``: rows of a matrix, by index."""
+
+    def __init__(self, row, col, value, sparse_sizes=None):
+        order = (row * (int(col.max()) + 1 if len(col) else 1) + col).argsort(stable=True)
+        self.storage, self._entries = self, [each[order] for each in (row, col, value)]
+        self.row, self.col, self.value = (lambda each=each: each for each in self._entries)
+
+    def __getitem__(self, index):
+        row, col, value = self._entries
+        new, entry = (index[:, None] == row).nonzero().t()
+        taken = Sparse(new, col[entry], value[entry])
+        taken.rows = len(index)
+        return taken
+
+    def set_value(self, value):
+        return self
+
+    def sum(self, dim):
+        return self._entries[0].bincount(minlength=self.rows)
+
+
 @pytest.fixture(autouse=True)
 def searches(monkeypatch):
-    """pyg-lib's searches, for plain PyG: the package is on no index for current torch."""
+    """pyg-lib's and torch-sparse's, for plain PyG: they are on no index for current torch."""
+    monkeypatch.setattr(dimenet, "SparseTensor", Sparse)
     monkeypatch.setattr(torch_geometric.typing, "WITH_RADIUS", True)
     monkeypatch.setattr(torch_geometric.typing, "WITH_KNN", True, raising=False)
     ops = SimpleNamespace(radius=radius, knn=knn)
@@ -77,10 +100,20 @@ class Searching(nn.Module):
         return pyg.global_add_pool(self.second(h, nearest), batch, batch_size)
 
 
+def moved(model):
+    """A model none of whose parameters is zero, as DimeNet's last layers begin."""
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
 MODELS = {
     "radius and knn": lambda: Searching(False, "source_to_target"),
     "loops, backwards": lambda: Searching(True, "target_to_source"),
     "SchNet": lambda: SchNet(16, 8, 2, 10, cutoff=2.0, max_num_neighbors=6),
+    "DimeNet++": lambda: moved(
+        DimeNetPlusPlus(8, 1, 1, 4, 4, 4, 3, 4, cutoff=2.0, max_num_neighbors=6)
+    ),
 }
 
 

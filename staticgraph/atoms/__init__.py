@@ -1,6 +1,7 @@
 """Atoms: neighbours that are found at every step, in shapes that do not change.
 
-``Calculator`` needs ASE, and cell lists vesin: ``pip install 'staticgraph[atoms]'``.
+``Calculator`` needs ASE, and cell lists vesin: ``pip install 'staticgraph[atoms]'``;
+``TorchSimModel`` needs torch-sim.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from staticgraph.atoms.structures import edges_per_atom, sizes_within, to_data
 
 if TYPE_CHECKING:
     from staticgraph.atoms.calculator import Calculator
+    from staticgraph.atoms.torch_sim import TorchSimModel
 
 __all__ = [
     "Calculator",
@@ -20,6 +22,7 @@ __all__ = [
     "NeighbourList",
     "NeighbourSearch",
     "Stream",
+    "TorchSimModel",
     "edges_per_atom",
     "images_within",
     "neighbours",
@@ -30,9 +33,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports ``Calculator`` at its first use."""
+    """Imports the classes that need ASE and torch-sim at their first use."""
     if name == "Calculator":
         from staticgraph.atoms.calculator import Calculator
 
         return Calculator
+    if name == "TorchSimModel":
+        from staticgraph.atoms.torch_sim import TorchSimModel
+
+        return TorchSimModel
     raise AttributeError(f"module 'staticgraph.atoms' has no attribute {name!r}")

@@ -7,17 +7,16 @@ within the cutoff than there is room for, room is made and the step is computed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from staticgraph.atoms.stream import make_room
-from staticgraph.atoms.structures import to_data
+from staticgraph.atoms.structures import PROPERTIES, named_outputs, to_data, with_unknown_fields
 from staticgraph.errors import MissingPackage
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.schema import EDGE_INDEX
 
 try:
     from ase.calculators.calculator import Calculator as _Calculator
@@ -26,8 +25,6 @@ except ImportError:
     raise MissingPackage(
         "sg.atoms.Calculator needs ASE: pip install 'staticgraph[atoms]'"
     ) from None
-
-NAMES = ("energy", "forces", "stress")
 
 
 class Calculator(_Calculator):
@@ -56,7 +53,7 @@ class Calculator(_Calculator):
         self.dtype = dtype
         self.max_growth = max_growth
         self.growths: int = 0
-        self.implemented_properties: list[str] = list(NAMES)
+        self.implemented_properties: list[str] = list(PROPERTIES)
 
     def calculate(
         self,
@@ -95,18 +92,11 @@ class Calculator(_Calculator):
 
     def _graph(self, structure: Any) -> Any:
         """A structure with all fields of the runner's data: targets are not known."""
-        graph = to_data(structure, self.dtype)
-        for item in self.runner.plan.schema or ():
-            if item.name not in graph and item.name != EDGE_INDEX:
-                rows = len(structure) if item.level == "node" else item.rows
-                dtype = getattr(torch, item.dtype)
-                unknown = torch.nan if dtype.is_floating_point else 0
-                graph[item.name] = torch.full((rows, *item.shape), unknown, dtype=dtype)
-        return graph
+        return with_unknown_fields(to_data(structure, self.dtype), self.runner.plan.schema)
 
     @staticmethod
     def _results(out: Any, structures: Sequence[Any]) -> list[dict[str, Any]]:
-        named = out if isinstance(out, Mapping) else dict(zip(NAMES, _tuple(out), strict=False))
+        named = named_outputs(out)
         results = []
         for number in range(len(structures)):
             each: dict[str, Any] = {"energy": float(named["energy"][number].reshape(()))}
@@ -118,10 +108,6 @@ class Calculator(_Calculator):
                 each["stress"] = matrix.flat[[0, 4, 8, 5, 2, 1]]
             results.append(each)
         return results
-
-
-def _tuple(out: Any) -> tuple[Any, ...]:
-    return out if isinstance(out, tuple) else (out,)
 
 
 def _is_finite(result: dict[str, Any]) -> bool:

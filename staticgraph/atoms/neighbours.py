@@ -9,6 +9,7 @@ runner's step it makes the outputs NaN, so that the step is refused, and outside
 Two ways find the same edges. A cell list (vesin, on the host) takes time in proportion to the
 atoms. Pairs within each graph, tried over a fixed block of images, have a shape that depends on
 nothing but the bucket, and so can be compiled and recorded; they suit molecules and small cells.
+With a skin a cell list is kept while no atom has moved half of it (Verlet 1967, Phys. Rev. 159).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from staticgraph.internals.dispatch import traced_here
 from staticgraph.nn.context.present import present
 from staticgraph.nn.context.rows import RowKind
 from staticgraph.nn.pool.neighbours import padding_ends
+from staticgraph.text.numeric_options import real_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ def neighbours(
     mask: Tensor | None = None,
     largest: int | None = None,
     images: tuple[int, int, int] | None = None,
+    candidates: Candidates | None = None,
 ) -> NeighbourList:
     """Finds all pairs of atoms of one graph that are closer than ``cutoff``, periodic images too.
 
@@ -97,6 +100,7 @@ def neighbours(
             :func:`images_within` counts them: pairs within each graph are then compared, in shapes
             that do not depend on data. None takes a cell list, except in a step that is compiled or
             recorded, where there must be no periodic axis.
+        candidates: the pairs of an earlier cell list, with a skin.
 
     Raises:
         GraphTooLarge: outside a runner's forward, if more edges than ``capacity`` were found.
@@ -128,7 +132,9 @@ def neighbours(
         images = (0, 0, 0)
     with torch.no_grad():
         if images is None:
-            near = _by_cell_list(pos, cell, pbc, graph, mask, cutoff, capacity)
+            candidates = candidates or Candidates(0.0)
+            edges, shift = candidates.within(pos, cell, pbc, graph, mask, cutoff)
+            near = _padded(edges, shift, pos, mask, capacity)
         else:
             width = largest or len(pos)
             near = _by_pairs(pos, cell, pbc, graph, mask, cutoff, capacity, width, images)
@@ -169,14 +175,25 @@ class NeighbourSearch(nn.Module):
         per_atom: rows of edges per row of atoms, as :func:`~staticgraph.atoms.edges_per_atom`
             plans it.
         images: see :func:`neighbours`; None for molecules, and for eager mode.
+        skin: a cell list also holds the pairs that are farther apart by this, and is made again
+            only when an atom has moved half of it, or a cell has changed. A compiled or recorded
+            step compares all pairs of each graph at every step, and reads no skin.
+
+    Attributes:
+        candidates: what is kept, by rows of atoms; ``candidates.builds`` counts the cell lists.
     """
 
     _staticgraph_overflows = True  # named by an error of a loss that is not finite
 
     def __init__(
-        self, cutoff: float, per_atom: float, images: tuple[int, int, int] | None = None
+        self,
+        cutoff: float,
+        per_atom: float,
+        images: tuple[int, int, int] | None = None,
+        skin: float = 0.0,
     ) -> None:
         super().__init__()
+        self.candidates: Candidates = Candidates(real_option("skin", skin, 0))
         self.cutoff = cutoff
         self.per_atom: float = per_atom
         self.images = images
@@ -190,8 +207,16 @@ class NeighbourSearch(nn.Module):
     ) -> NeighbourList:
         """Finds the neighbours of ``pos`` ``[N, 3]`` in ``ceil(per_atom * N)`` rows of edges."""
         capacity = self.capacity(len(pos))
-        options = {"cutoff": self.cutoff, "capacity": capacity, "images": self.images}
-        return neighbours(pos, cell, pbc, graph, **options)
+        return neighbours(
+            pos,
+            cell,
+            pbc,
+            graph,
+            cutoff=self.cutoff,
+            capacity=capacity,
+            images=self.images,
+            candidates=self.candidates,
+        )
 
     def capacity(self, atoms: int) -> int:
         """Rows of edges for so many rows of atoms."""
@@ -350,6 +375,74 @@ def _reach(inverse: Tensor, pbc: Tensor, cutoff: float) -> Tensor:
 # ---------------------------------------------------------------- cell lists
 
 
+class Candidates:
+    """The pairs of cell lists with a skin, while they hold.
+
+    A pair that is within the cutoff now was within the cutoff and the skin when the list was made,
+    if neither atom has moved half of the skin since and nothing else has changed. Whose atoms they
+    are does not matter.
+
+    Args:
+        skin: in the unit of the positions; 0 keeps nothing.
+
+    Attributes:
+        builds: how many cell lists were made.
+    """
+
+    def __init__(self, skin: float) -> None:
+        self.skin = skin
+        self.builds: int = 0
+        self._lists: dict[int, tuple[tuple[Tensor | None, ...], Tensor, Tensor]] = {}
+
+    def within(
+        self,
+        pos: Tensor,
+        cell: Tensor | None,
+        pbc: Tensor | None,
+        graph: Tensor,
+        mask: Tensor,
+        cutoff: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Returns ``[2, n]`` int64 edges, by destination, and ``[n, 3]`` shifts, on the host.
+
+        Args:
+            pos, cell, pbc, graph, mask, cutoff: as for :func:`neighbours`.
+        """
+        whole = tuple(
+            None if value is None else value.detach().cpu().clone()
+            for value in (pos.double(), cell, pbc, graph, mask)
+        )
+        kept = self._lists.get(len(pos))
+        if kept is None or not self._holds(kept[0], whole):
+            self.builds += 1
+            kept = (whole, *_by_cell_list(*whole, cutoff + self.skin))  # pyright: ignore
+            if self.skin:
+                self._lists[len(pos)] = kept
+        _, edges, shift = kept
+        if not self.skin:
+            return edges, shift
+        points, cells, _, owner, _ = whole
+        assert points is not None
+        assert owner is not None
+        apart = points[edges[0]] - points[edges[1]]
+        if cells is not None:
+            apart = apart + torch.einsum("ei,eij->ej", shift, cells.double()[owner[edges[1]]])
+        near = apart.square().sum(1) < cutoff * cutoff
+        return edges[:, near], shift[near]
+
+    def _holds(self, before: tuple[Tensor | None, ...], now: tuple[Tensor | None, ...]) -> bool:
+        """Whether the same pairs are within the cutoff and the skin for all that matters."""
+        same = all(
+            a is b or (a is not None and b is not None and torch.equal(a, b))
+            for a, b in zip(before[1:], now[1:], strict=True)
+        )
+        (points, *_, mask), moved = now, before[0]
+        if not same or points is None or moved is None or mask is None:
+            return False
+        apart = (points - moved)[mask].square().sum(1)
+        return not len(apart) or float(apart.max()) < (self.skin / 2) ** 2
+
+
 def _by_cell_list(
     pos: Tensor,
     cell: Tensor | None,
@@ -357,23 +450,27 @@ def _by_cell_list(
     graph: Tensor,
     mask: Tensor,
     cutoff: float,
-    capacity: int,
-) -> NeighbourList:
-    """Finds each graph's edges by vesin, and pads them."""
-    atoms = mask.nonzero()[:, 0].cpu()
-    owner = graph.cpu()[atoms]
-    ends, shifts = [], []
+) -> tuple[Tensor, Tensor]:
+    """Finds each graph's edges by vesin: ``[2, n]`` and shifts ``[n, 3]``, all on the host."""
+    atoms = mask.nonzero()[:, 0]
+    owner = graph[atoms]
+    ends, shifts = [np.zeros((2, 0), np.int64)], [np.zeros((0, 3))]
     bounds = np.flatnonzero(np.diff(owner.numpy(), prepend=-1, append=-1)).tolist()
     for begin, end in itertools.pairwise(bounds):
         which = int(owner[begin])
-        points = pos[atoms[begin:end]].detach().cpu().double().numpy()
-        box = np.zeros((3, 3)) if cell is None else cell[which].detach().cpu().double().numpy()
-        periodic = np.zeros(3, bool) if pbc is None else pbc[which].cpu().numpy()
+        points = pos[atoms[begin:end]].numpy()
+        box = np.zeros((3, 3)) if cell is None else cell[which].double().numpy()
+        periodic = np.zeros(3, bool) if pbc is None else pbc[which].numpy()
         target, source, shift = pairs_within(points, box, periodic, cutoff)
         ends.append(atoms.numpy()[np.stack([source, target]) + begin])
         shifts.append(shift)
-    edges = torch.from_numpy(np.concatenate(ends, 1) if ends else np.zeros((2, 0), np.int64))
-    shift = torch.from_numpy(np.concatenate(shifts) if shifts else np.zeros((0, 3)))
+    return torch.from_numpy(np.concatenate(ends, 1)), torch.from_numpy(np.concatenate(shifts))
+
+
+def _padded(
+    edges: Tensor, shift: Tensor, pos: Tensor, mask: Tensor, capacity: int
+) -> NeighbourList:
+    """Edges of the host in ``capacity`` rows on the device of ``pos``."""
     count = edges.size(1)
     first, second = padding_ends(mask)
     padded = torch.stack([torch.full((capacity,), int(first)), torch.full((capacity,), second)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,10 @@ from torch_geometric.data import Data
 
 from staticgraph.atoms.neighbours import pairs_within
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.schema import EDGE_INDEX, Schema
+
+# What a potential returns, in the order of a tuple.
+PROPERTIES = ("energy", "forces", "stress")
 
 
 def to_data(structure: Any, dtype: torch.dtype = torch.float32) -> Data:
@@ -30,6 +34,29 @@ def to_data(structure: Any, dtype: torch.dtype = torch.float32) -> Data:
         pbc=torch.tensor(np.asarray(structure.get_pbc()))[None],
         num_nodes=len(structure),
     )
+
+
+def with_unknown_fields(graph: Data, schema: Schema | None) -> Data:
+    """Adds the fields that a graph to predict lacks, such as targets: NaN, or 0 in whole numbers.
+
+    Args:
+        graph: as :func:`to_data` makes it; changed in place.
+        schema: the fields of the data that a runner was made for.
+    """
+    for item in schema or ():
+        if item.name not in graph and item.name != EDGE_INDEX:
+            rows = int(graph.num_nodes or 0) if item.level == "node" else item.rows
+            dtype = getattr(torch, item.dtype)
+            unknown = torch.nan if dtype.is_floating_point else 0
+            graph[item.name] = torch.full((rows, *item.shape), unknown, dtype=dtype)
+    return graph
+
+
+def named_outputs(out: Any) -> Mapping[str, Any]:
+    """Returns what a model returned by the names of :data:`PROPERTIES`."""
+    if isinstance(out, Mapping):
+        return out
+    return dict(zip(PROPERTIES, out if isinstance(out, tuple) else (out,), strict=False))
 
 
 def sizes_within(structures: Iterable[Any], cutoff: float) -> list[tuple[int, int]]:

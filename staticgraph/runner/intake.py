@@ -164,7 +164,8 @@ def take(runner: Takes, batch: StaticBatch, work: str) -> StaticBatch:
         preparation.forget()
     batch = steps.accept(batch)
     planned = batch.bucket != UNPLANNED
-    if not planned and (preparation.commitments is not None or steps.ranks is not None):
+    alone = steps.ranks is None or work != "step"
+    if not planned and (preparation.commitments is not None or not alone):
         raise ValueError(
             "a batch that kept its own size (min_fill=) runs in eager, which a memory budget has "
             "no room for and other ranks do not wait for: leave out min_fill="

@@ -3,13 +3,15 @@
 A batch that is not a :class:`staticgraph.StaticBatch` is padded when it is given to a runner: by
 the :class:`staticgraph.Padder` that the runner was made with or, for PyG's graphs, by one over its
 plan. Several ranks take the same bucket at the same step, so they agree on it, by a maximum over
-ranks, and on the size of a capacity that is added, before anybody compiles or records. A batch in
-several parts is one step: the gradients of the parts are added up with the weights of their rows.
+ranks, and on the size of a capacity that is added, before anybody compiles or records. An
+evaluation waits for no other rank. A batch in several parts is one step: the gradients of the parts
+are added up with the weights of their rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,9 +29,14 @@ from staticgraph.steps.state.training_state import untouched
 from staticgraph.store.graph_columns import StoredGraphs
 
 
-def as_static(runner: Any, batch: Any) -> Any:
+def as_static(runner: Any, batch: Any, training: bool = False) -> Any:
     """Returns a batch as a static one on the runner's device, or in parts; anything that no padder
     knows unchanged, for the runner to refuse.
+
+    Args:
+        runner: its ranks, if any, all call this together for a ``training`` step, and only then.
+        batch: of the user's own loader, or static already.
+        training: whether it is for a training step.
 
     Raises:
         GraphTooLarge: it fits no bucket.
@@ -46,8 +53,12 @@ def as_static(runner: Any, batch: Any) -> Any:
         if not (graphs or is_graph(batch) or isinstance(batch, StoredGraphs)):
             return batch
         padder = runner.padder = Padder(runner.plan, schema=runner.preparation.schema)
+        padder.least_fills = runner.preparation.least_fills
     ranks: Ranks | None = getattr(runner, "ranks", None)
-    padded = padder.pad(batch) if ranks is None else _agreed(padder, batch, ranks)
+    if ranks is not None and training:
+        padded = _agreed(padder, batch, ranks)
+    else:
+        padded = padder.pad(batch, grows=ranks is None)
     if padder.plan.capacities != runner.plan.capacities:
         _grow(runner, padder)
     if isinstance(padded, SplitBatch):
@@ -90,7 +101,8 @@ def _grow(runner: Any, padder: Padder) -> None:
     steps.close()
     steps.grow(plan.capacities)
     runner.statistics[bucket:] = [BucketStatistics(capacity, runner.device)]
-    runner.plan = preparation._plan = plan
+    # The fields of its own data, if any, have the order of edges in which they were stored.
+    runner.plan = preparation._plan = replace(runner.plan, capacities=plan.capacities)
     if not warm:
         return
     steps.compiled.warmed_up = False

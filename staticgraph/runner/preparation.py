@@ -75,6 +75,7 @@ class Preparation:
 
     Attributes:
         choices: what ``auto`` chose.
+        least_fills: the share of each bucket's rows below which eager is faster, as it measured.
         notes: remarks of its trials, for the report.
         seconds: duration of the last warm-up; None before the first.
         cold_s: duration of the warm-up that wrote the cache used by the last one; None without.
@@ -105,6 +106,7 @@ class Preparation:
         budget: MemoryBudget | None,
     ) -> None:
         self.choices: tuple[WayChoice, ...] = ()
+        self.least_fills: dict[int, float] = {}
         self.notes: list[str] = []
         self.seconds: float | None = None
         self.cold_s: float | None = None
@@ -188,8 +190,14 @@ class Preparation:
             untouched(subject.model, subject.optimizer, beside=subject.functions),
             steps.accumulated.kept(),
         ):
-            self.choices = trials.finish(steps.accept(batch), phase)
+            self._take_choices(trials.finish(steps.accept(batch), phase))
         return steps.accept(batch)
+
+    def _take_choices(self, choices: tuple[WayChoice, ...]) -> None:
+        self.choices = choices
+        if self.commitments is None:  # a budget has no room for batches of other sizes
+            shares = {each.bucket: each.least_fill for each in choices if each.phase == "step"}
+            self.least_fills.update(shares)
 
     # ------------------------------------------------------------------ fields
 
@@ -300,7 +308,7 @@ class Preparation:
                 self._trials = trials
                 file = f"{cache}.choices.json" if choices is None and cache else choices
                 batches = partial(trial_batch, example=example, device=device)
-                self.choices = trials.run(keys, schema, batches, file, shown)
+                self._take_choices(trials.run(keys, schema, batches, file, shown))
                 self.notes = trials.notes
             unbound = self.commitments is None  # a budget holds no eager step beside these
             if unbound and self.padding is not None and example is not None and "step" in phases:

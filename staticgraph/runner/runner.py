@@ -171,6 +171,8 @@ class StaticGraphRunner(Inference):
             preparation = Preparation(subject, plan, execution, steps, budget)
         super().__init__(subject, plan, turns, steps, preparation)
         self.padder = padder
+        if padder is not None:
+            padder.least_fills = preparation.least_fills
         RUNNERS.add(self)
 
     def __repr__(self) -> str:
@@ -324,7 +326,7 @@ class StaticGraphRunner(Inference):
 
     def _step(self, batch: Any) -> Tensor:
         if type(batch) is not StaticBatch:
-            batch = as_static(self, batch)
+            batch = as_static(self, batch, training=True)
             if isinstance(batch, SplitBatch):
                 return self._step_parts(batch)
         with self._turns.step:
@@ -368,7 +370,7 @@ class StaticGraphRunner(Inference):
 
     def eager_step(self, batch: StaticBatch) -> Tensor:
         """Takes a :meth:`step` without compiling or recording, whatever the mode: the reference."""
-        batch = as_static(self, batch)
+        batch = as_static(self, batch, training=True)
         with self._turns.step:
             return self.steps.train(self.steps.accept(batch), "eager")
 
@@ -377,7 +379,7 @@ class StaticGraphRunner(Inference):
 
         See :func:`staticgraph.runner.verification.verify`.
         """
-        batch = as_static(self, batch)
+        batch = as_static(self, batch, training=True)
         with self._turns.whole, self.steps.accumulated.kept():
             return verify(self, batch)
 

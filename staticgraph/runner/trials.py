@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ import numpy as np
 import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.padding.padder import unplanned_layout
+from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import GraphTooLarge, NotStatic
 from staticgraph.probing.out_of_memory import is_out_of_memory
@@ -34,6 +37,7 @@ from staticgraph.runner.way_choice import (
     NOT_TRIED,
     WayChoice,
     choose,
+    least_fill,
     load,
     save,
     settled,
@@ -96,6 +100,7 @@ class Trials:
         self._until = self._stopwatch.now() + options.limit_s
         self._times: dict[tuple[int, str], dict[str, list[float]]] = {}
         self._refused: dict[tuple[int, str], dict[str, str]] = {}
+        self._empty_ms: dict[tuple[int, str], float] = {}
         self._lost: str | None = None  # why nothing can be recorded any longer
 
     def run(
@@ -177,6 +182,19 @@ class Trials:
             self._times[key] = self._timed(
                 ready, lambda way: self._run(way, batch, phase), self._refused[key]
             )
+            # Other ranks do not wait for a batch of another size.
+            if phase == "step" and len(ready) > 1 and batch.real and self._steps.ranks is None:
+                self._empty_ms[key] = self._measure_empty(batch, batch.real.extra, phase)
+
+    def _measure_empty(
+        self, batch: StaticBatch, extra: tuple[tuple[str, int], ...], phase: str
+    ) -> float:
+        """Returns the milliseconds of an eager step without rows."""
+        none = RealCounts(0, 0, 0, 0, tuple((name, 0) for name, _ in extra))
+        layout = unplanned_layout(none, batch.capacity.graphs, batch.layout.schema)
+        blank = StaticBatch.blank(layout, batch.device)
+        times = self._timed(["eager"], lambda way: self._run(way, blank, phase), {})
+        return float(np.median(times["eager"]))
 
     def _too_few_steps(self, way: str, eager_ms: float) -> str | None:
         """Returns why a way is not worth its preparation; None where it may be, or is unknown."""
@@ -210,7 +228,10 @@ class Trials:
             if self._lost is not None and OWN in times:
                 del times[OWN]
                 refused[OWN] = self._lost
-            found.append(choose(*key, times, refused))
+            choice = choose(*key, times, refused)
+            if key in self._empty_ms:
+                choice = replace(choice, least_fill=least_fill(choice, self._empty_ms[key]))
+            found.append(choice)
         return found
 
     def _cannot(self, way: str, bucket: int, phase: str) -> str | None:

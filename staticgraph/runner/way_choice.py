@@ -49,16 +49,23 @@ class Contender:
 @dataclass(frozen=True, slots=True)
 class WayChoice:
     """The choice for one bucket's training step (``step``) or evaluation (``eval``): the way it
-    runs."""
+    runs.
+
+    ``least_fill`` is the share of the bucket's rows below which eager, over a batch's own rows
+    alone, takes less time: see :func:`least_fill`.
+    """
 
     bucket: int
     phase: str
     way: str
     reason: str
     contenders: tuple[Contender, ...] = ()
+    least_fill: float = 0.0
 
     def __str__(self) -> str:
         numbers = "; ".join(map(str, self.contenders))
+        if self.least_fill:
+            numbers += f"; a batch that fills less than {self.least_fill:.0%}: eager, unpadded"
         return f"bucket {self.bucket} {self.phase}: {self.way}, {self.reason}: {numbers}"
 
     @classmethod
@@ -107,6 +114,26 @@ def choose(
     ]
     contenders += [Contender(way, refused=why) for way, why in (refused or {}).items()]
     return WayChoice(bucket, phase, best, reason, tuple(contenders))
+
+
+def least_fill(choice: WayChoice, empty_ms: float) -> float:
+    """Returns the share of a bucket's rows below which eager over real rows alone is faster.
+
+    Eager takes a fixed time, for its calls, and one in proportion to its rows; every way takes the
+    time of all rows of the bucket.
+
+    Args:
+        choice: one way per bucket, with times over all its rows.
+        empty_ms: milliseconds of an eager step without rows.
+
+    Returns:
+        From 0 to 1; 0 where eager was chosen.
+    """
+    median_ms = {each.way: each.median_ms for each in choice.contenders}
+    eager_ms, chosen_ms = median_ms["eager"], median_ms[choice.way]
+    if choice.way == "eager" or eager_ms is None or chosen_ms is None or chosen_ms <= empty_ms:
+        return 0.0
+    return min(1.0, (chosen_ms - empty_ms) / (eager_ms - empty_ms))
 
 
 def settled(times: Mapping[str, Sequence[float]]) -> bool:

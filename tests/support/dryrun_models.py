@@ -7,6 +7,7 @@ from torch import nn
 from torch_geometric.nn import GCNConv, SAGEConv, SchNet, global_add_pool, to_hetero
 from torch_geometric.utils import scatter
 
+from staticgraph.atoms import NeighbourSearch
 from staticgraph.models import build
 
 HIDDEN = 32
@@ -97,6 +98,39 @@ class Forces(nn.Module):
         pos = data.pos.requires_grad_()
         self.net.interaction_graph.edge_index = data.edge_index
         energy = self.net(data.z, pos, data.batch)
+        (gradient,) = torch.autograd.grad(energy.sum(), pos, create_graph=True)
+        return energy, -gradient
+
+
+class MovingAtoms(nn.Module):
+    """SchNet-like, with its neighbours found inside: energy per graph and force per node."""
+
+    def __init__(self, layers: int = 3, width: int = 64) -> None:
+        super().__init__()
+        self.near = NeighbourSearch(CUTOFF, 14.0)
+        self.species = nn.Embedding(10, width)
+
+        def dense(columns):
+            return nn.Sequential(nn.Linear(columns, width), nn.SiLU(), nn.Linear(width, width))
+
+        self.filters = nn.ModuleList(dense(32) for _ in range(layers))
+        self.before = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+        self.after = nn.ModuleList(dense(width) for _ in range(layers))
+        self.head = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 1))
+        self.register_buffer("centres", torch.linspace(0, CUTOFF, 32))
+
+    def forward(self, z, pos, batch, num_graphs):
+        pos = pos.requires_grad_()
+        near = self.near(pos, None, None, batch)
+        source, target = near.edge_index
+        length = (near.vectors(pos).square().sum(1) + 1e-12).sqrt()
+        spread = torch.exp(-10 * (length[:, None] - self.centres).square())
+        smooth = 0.5 * (1 + torch.cos(torch.pi * length / CUTOFF)) * near.mask
+        h = self.species(z)
+        for filters, before, after in zip(self.filters, self.before, self.after, strict=True):
+            message = before(h)[source] * filters(spread) * smooth[:, None]
+            h = h + after(torch.zeros_like(h).index_add(0, target, message))
+        energy = global_add_pool(self.head(h), batch, num_graphs)
         (gradient,) = torch.autograd.grad(energy.sum(), pos, create_graph=True)
         return energy, -gradient
 

@@ -20,6 +20,7 @@ from staticgraph.batches.batch.own_class import built_like, template_of
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.padding.batch_rows import Rows
 from staticgraph.batches.padding.read_batch import learn, read
+from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import UNPLANNED, SlotLayout
 from staticgraph.errors import GraphTooLarge
 from staticgraph.plans.plan import BucketPlan
@@ -106,12 +107,13 @@ class Padder:
             rounded up to a multiple.
         max_growth: how many capacities may be added, each in place of the one before.
         min_fill: a batch with fewer rows of nodes and edges than this share of its bucket's keeps
-            its own size, and a runner runs it in eager, which costs what its rows cost. A report's
-            ``choices`` have the times to set it by: a share below the chosen way's over eager's.
-            Not with a budget or several ranks.
+            its own size, and a runner runs it in eager, which costs what its rows cost. None takes
+            the share below which a runner with ``mode="auto"`` measured that to be faster; 0
+            without one. Not with a budget or several ranks.
 
     Attributes:
         plan: the buckets with what the fields require; give a runner this one.
+        least_fills: the measured shares, by bucket; the runner's own dict.
         counts: what it did; see :class:`PadderCounts`.
 
     Raises:
@@ -133,7 +135,7 @@ class Padder:
         headroom: float = 1.25,
         multiple: int = 8,
         max_growth: int = 4,
-        min_fill: float = 0.0,
+        min_fill: float | None = None,
     ) -> None:
         if overflow not in ("error", "split", "grow"):
             raise ValueError(f"overflow={overflow!r}: choose 'error', 'split' or 'grow'")
@@ -143,7 +145,8 @@ class Padder:
         self._headroom = real_option("headroom", headroom)
         self._multiple = whole_option("multiple", multiple, 1)
         self._max_growth = whole_option("max_growth", max_growth, 0)
-        self._min_fill = real_option("min_fill", min_fill, 0)
+        self._min_fill = None if min_fill is None else real_option("min_fill", min_fill, 0)
+        self.least_fills: dict[int, float] = {}
         self._layouts: list[SlotLayout] = []
         schema = schema or self.plan.schema
         if like is not None and (schema is None or not schema.names):
@@ -184,13 +187,23 @@ class Padder:
             return built_like(padded, marked=True)
         return padded
 
-    def pad(self, batch: Any) -> StaticBatch | SplitBatch:
-        """Returns the batch as a :class:`StaticBatch`, also where ``like`` is given."""
+    def pad(self, batch: Any, *, grows: bool = True) -> StaticBatch | SplitBatch:
+        """Returns the batch as a :class:`StaticBatch`, also where ``like`` is given.
+
+        With ``grows=False``, one for which ``overflow='grow'`` would add a capacity keeps its own
+        size instead, for an evaluation on one of several ranks.
+        """
         rows = self.rows_of(batch)
         bucket = self.bucket_of(rows)
         if bucket is not None:
-            return self._sparse(rows, bucket) or self.fill(rows, bucket)
+            least = self._min_fill
+            least = self.least_fills.get(bucket, 0) if least is None else least
+            planned, real = self._layouts[bucket].capacity, rows.real
+            dense = real.nodes + real.edges >= least * (planned.nodes + planned.edges)
+            return self.fill(rows, bucket) if dense else self._unplanned(rows)
         self.counts.overflowed += 1
+        if self.overflow == "grow" and not grows:
+            return self._unplanned(rows)
         if self.overflow == "grow" and torch.utils.data.get_worker_info() is None:
             self.grow(rows.sizes)
             return self.fill(rows, len(self._layouts) - 1)
@@ -228,17 +241,12 @@ class Padder:
         self.counts.add(padded)
         return padded if rows.device.type == "cpu" else padded.to(rows.device)
 
-    def _sparse(self, rows: Rows, bucket: int) -> StaticBatch | None:
-        """Returns rows that fill too little of a bucket at their own size; None for others."""
-        planned, real, schema = self._layouts[bucket].capacity, rows.real, self.schema
-        if real.nodes + real.edges >= self._min_fill * (planned.nodes + planned.edges):
-            return None
+    def _unplanned(self, rows: Rows) -> StaticBatch:
+        """Returns rows at their own size."""
+        schema, graphs = self.schema, self.plan.capacities[-1].graphs
         assert schema is not None
         self.counts.unplanned += 1
-        graphs = self.plan.capacities[-1].graphs  # as many flags of losses as every bucket's
-        extra = {name: count + 1 for name, count in real.extra}
-        capacity = Capacity.distinct(real.nodes + 1, real.edges, graphs, real.largest, extra)
-        return self._filled(rows, SlotLayout(UNPLANNED, with_reserves(capacity, schema), schema))
+        return self._filled(rows, unplanned_layout(rows.real, graphs, schema))
 
     def grow(self, sizes: Sequence[int]) -> None:
         """Adds a capacity for a batch, in place of the one that was added before.
@@ -310,6 +318,20 @@ class Padder:
     def _rounded(self, rows: int) -> int:
         wanted = int(rows * self._headroom) + 1
         return -(-wanted // self._multiple) * self._multiple
+
+
+def unplanned_layout(real: RealCounts, graphs: int, schema: Schema) -> SlotLayout:
+    """Returns the layout of a batch at its own size.
+
+    Args:
+        real: its rows.
+        graphs: at least so many rows of graphs: each bucket's, which have flags of losses.
+        schema: its fields.
+    """
+    extra = {name: count + 1 for name, count in real.extra}
+    graphs = max(real.graphs + 1, graphs)
+    capacity = Capacity.distinct(real.nodes + 1, real.edges, graphs, real.largest, extra)
+    return SlotLayout(UNPLANNED, with_reserves(capacity, schema), schema)
 
 
 def _as_required(capacity: Capacity, schema: Schema) -> Capacity:

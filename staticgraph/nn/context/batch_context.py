@@ -129,7 +129,7 @@ class BatchContext:
             raise AssertionError(f"{size} rows are {known.what} already, not {rows.what}")
         self._rows[size] = rows
 
-    def free_size(self, at_least: int, asker: torch.nn.Module) -> int:
+    def free_size(self, at_least: int, asker: Any) -> int:
         """Returns the smallest row count from ``at_least`` on that has no meaning yet.
 
         Where a backward runs a layer again (activation checkpointing), it is the count that the
@@ -137,7 +137,8 @@ class BatchContext:
 
         Args:
             at_least: the fewest rows.
-            asker: the layer that makes such rows, and registers them before its next call.
+            asker: the layer or function that makes such rows, and registers them before its next
+                call.
 
         Raises:
             NotStatic: in a backward, if the layer was called more than once with as many rows.

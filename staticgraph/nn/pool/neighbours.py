@@ -6,6 +6,8 @@ padding edge, which joins two padding nodes: nothing can overflow, and no number
 are the nodes of the same graph alone, ``[N, M]`` pairs for a bucket whose largest graph has ``M``
 nodes.
 
+DimeNet's triplets of two such edges have a place for every pair of places.
+
 Where a node has more than ``max_num_neighbors`` within the radius, those that come first in the
 graph are taken, as pyg-lib does on a GPU; on a CPU, pyg-lib takes those that its tree finds first.
 """
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.nn import knn_graph, radius_graph
+from torch_geometric.nn.models.dimenet import triplets
 
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
@@ -26,7 +29,11 @@ from staticgraph.nn.context.rows import RowKind
 
 def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
     """The searches among the nodes of each graph that have a form of fixed shape."""
-    return {radius_graph: static_radius_graph, knn_graph: static_knn_graph}
+    return {
+        radius_graph: static_radius_graph,
+        knn_graph: static_knn_graph,
+        triplets: static_triplets,
+    }
 
 
 def static_radius_graph(
@@ -74,6 +81,58 @@ def static_knn_graph(
     return _edges(context, knn_graph, neighbours, flow)
 
 
+def static_triplets(
+    context: BatchContext, edge_index: Tensor, num_nodes: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """DimeNet's triplets ``k -> j -> i`` of edges that a search found, ``K`` places per node.
+
+    Returns:
+        Targets and sources of the edges ``[E]``; the nodes ``i``, ``j`` and ``k`` and the edges
+        ``k -> j`` and ``j -> i`` of each triplet, all int64 ``[T]`` with ``T`` of at least
+        ``E * K``. A padding triplet is of two padding nodes and two padding edges.
+
+    Raises:
+        NotStatic: the edges were not found by ``radius_graph`` or ``knn_graph`` in this forward.
+    """
+    source, target = edge_index
+    rows = context.rows_of(source)
+    if rows.widest is None:
+        raise NotStatic(
+            "DimeNet's triplets need a bound on the edges into a node, as edges of radius_graph or "
+            f"knn_graph in the forward have it; these are {rows.what}"
+        )
+    edges, most = len(source), rows.widest
+    # The edges into each node: real ones, in order of their target.
+    order = torch.where(rows.mask, target, num_nodes).argsort(stable=True)
+    counts = target.new_zeros(num_nodes).scatter_add(0, target, rows.mask.long())
+    starts = counts.cumsum(0) - counts
+    place = torch.arange(most, device=source.device)
+    before = order[(starts[source][:, None] + place).clamp(max=edges - 1)]  # [E, K], k -> j
+    real = (place < counts[source][:, None]) & rows.mask[:, None]
+    real = (real & (source[before] != target[:, None])).reshape(-1)
+    first, second = padding_ends(context.present.node_mask)
+    total = context.free_size(edges * most, triplets)
+    real = torch.nn.functional.pad(real, (0, total - edges * most))
+
+    def rows_or(values: Tensor, padding: Tensor | int) -> Tensor:
+        """Values ``[E, K]`` of real triplets, ``[T]``, and padding."""
+        flat = values.expand(edges, most).reshape(-1)
+        return torch.where(real, torch.nn.functional.pad(flat, (0, total - edges * most)), padding)
+
+    # The last place of the last node, which is padding, holds no edge.
+    of_edge = torch.arange(edges, device=source.device)[:, None]
+    context.register(total, RowKind("triplets of a search for neighbours", real, edges))
+    return (
+        target,
+        source,
+        rows_or(target[:, None], second),
+        rows_or(source[:, None], first),
+        rows_or(source[before], second),
+        rows_or(before, edges - 1),
+        rows_or(of_edge, edges - 1),
+    )
+
+
 def _pairs(
     context: BatchContext, x: Tensor, batch: Tensor | None, loop: bool
 ) -> tuple[Tensor, Tensor]:
@@ -118,7 +177,9 @@ def _edges(context: BatchContext, function: Any, neighbours: Tensor, flow: str) 
     real = source >= 0
     first, second = padding_ends(context.present.node_mask)
     source, target = torch.where(real, source, first), torch.where(real, target, second)
-    context.register(edges, RowKind("edges of a search for neighbours", real, nodes))
+    widest = most if flow == "source_to_target" else None
+    what = "edges of a search for neighbours"
+    context.register(edges, RowKind(what, real, nodes, widest=widest))
     if flow not in ("source_to_target", "target_to_source"):
         raise ValueError(f"flow={flow!r}: expected 'source_to_target' or 'target_to_source'")
     ends = (source, target) if flow == "source_to_target" else (target, source)
