@@ -4,8 +4,8 @@
 
 ``pyright --verifytypes`` reports this in ten thousand lines, and for the environment that it finds
 on ``PATH``. This script prints only the names that lack a type. PyG ships no ``py.typed``, so its
-classes have no known types, and a class that extends one of them counts as unknown in any case:
-such a class is left out if only its bases are unknown.
+classes have no known types, torch-sim is an extra, and a class that extends one of theirs counts as
+unknown in any case: such a class is left out if only its bases are unknown.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "staticgraph"
-UNTYPED = "torch_geometric"
+UNTYPED = ("torch_geometric.", "torch_sim.")
 OF_BASES = ("Type of base class", "Type of metaclass")
 
 
 def extends_untyped(name: str, root: Path) -> bool:
-    """Returns whether a class, given by its full name, extends one of PyG, maybe indirectly."""
+    """Returns whether a class, given by its full name, extends one without types, if indirectly."""
     module, _, last = name.rpartition(".")
     folder = root / module.replace(".", "/")
     path = (
@@ -45,11 +45,13 @@ def extends_untyped(name: str, root: Path) -> bool:
             bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
             full = [came_from.get(base, f"{module}.{base}") for base in bases]
             return any(
-                base.startswith(f"{UNTYPED}.")
+                base.startswith(UNTYPED)
                 or (base.startswith(f"{PACKAGE}.") and extends_untyped(base, root))
                 for base in full
             )
-    return False
+    return came_from.get(last, "").startswith(f"{PACKAGE}.") and extends_untyped(
+        came_from[last], root
+    )
 
 
 def without_types(report: dict[str, Any], root: Path) -> tuple[list[str], list[str]]:
@@ -96,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     counts = report["typeCompleteness"]["exportedSymbolCounts"]
     print(
         f"public names: {sum(counts.values()):,}, without a type: {len(lacking)}, "
-        f"and {len(left_out)} classes that extend one of PyG, which has no types"
+        f"and {len(left_out)} classes that extend one of PyG or torch-sim, which have no types"
     )
     return 1 if lacking else 0
 

@@ -47,7 +47,7 @@ class BatchContext:
     __slots__ = ("apart", "attention", "counted", "kernels")
 
     def __init__(self) -> None:
-        self.attention = "auto"  # the requested path, of staticgraph.sizes.attention.PATHS
+        self.attention: str = "auto"  # the requested path, of staticgraph.sizes.attention.PATHS
         # Leading sizes of the model's own tensors, each with the layer that asked about it.
         self.apart: dict[int, str] = {}
         self.kernels: bool = False
