@@ -31,7 +31,8 @@ SOURCES = ("staticgraph", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in
 
 def names(requirements: list[str]) -> set[str]:
     """The import names of the packages in a list of requirements."""
-    return {Requirement(each).name.replace("-", "_") for each in requirements}
+    found = {Requirement(each).name.replace("-", "_") for each in requirements}
+    return {name.removesuffix("_atomistic") for name in found}  # torch-sim-atomistic
 
 
 def imported(path: Path) -> Iterator[str]:

@@ -33,7 +33,7 @@ SIZES = {
     "staticgraph/lightning": (4, 2379),  # own loaders
     "staticgraph/memory": (6, 4477),
     "staticgraph/models": (5, 1389),
-    "staticgraph/nn": (45, 20765),  # radius_graph and knn_graph of fixed shape
+    "staticgraph/nn": (45, 20766),  # radius_graph and knn_graph of fixed shape
     "staticgraph/outofcore": (29, 21291),  # annotated attributes
     "staticgraph/packing": (17, 14384),
     "staticgraph/plans": (14, 9930),  # plans for batches drawn at random
@@ -47,8 +47,8 @@ SIZES = {
     "staticgraph/store": (27, 25279),  # lists of graphs without a store
     "staticgraph/text": (6, 1849),
     "staticgraph/training": (18, 17691),  # a report of full batches apart; all plots
-    "tests": (257, 241725),  # the padder, atoms, dense batches, no PyG, old names
-    "tests/support": (83, 40823),  # saved formats; options as cyclopts reads them
+    "tests": (257, 241738),  # the padder, atoms, dense batches, no PyG, old names
+    "tests/support": (83, 40817),  # saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 

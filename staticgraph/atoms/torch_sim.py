@@ -23,7 +23,7 @@ try:
     from torch_sim.models.interface import ModelInterface  # pyright: ignore[reportMissingImports]
 except ImportError:
     raise MissingPackage(
-        "sg.atoms.TorchSimModel needs torch-sim: pip install torch-sim-atomistic"
+        "sg.atoms.TorchSimModel needs torch-sim: pip install 'staticgraph[torch-sim]'"
     ) from None
 
 

@@ -22,11 +22,9 @@ WORDS: dict[str, dict[str, Any]] = {
 OBSTACLES = [{"kind operation module where line reason remedy": "string", "advice": "string|null"}]
 ATTENTION = [
     {
-        "bucket entries pairs": "count",
+        "bucket": "count",
         "layers": ["string"],
         "path reason": "string",
-        "costs": {"*": "count"},
-        "ruled_out": {"*": "string"},
     }
 ]
 SHAPES: dict[str, Any] = {
@@ -220,6 +218,7 @@ SHAPES: dict[str, Any] = {
                 {
                     "bucket": "count",
                     "phase way reason": "string",
+                    "least_fill": "share",
                     "contenders": [
                         {
                             "way": "string",
