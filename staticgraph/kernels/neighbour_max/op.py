@@ -4,11 +4,86 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.neighbour_max import cpu
+from staticgraph.jit import kernel, kernel_part
 from staticgraph.kernels.register import operator
+from staticgraph.store.columns import Array
+
+
+@kernel_part
+def _relu(value: Any, zero: Any) -> Any:
+    """Applies ReLU; NaN propagates."""
+    return zero if value <= zero else value
+
+
+@kernel
+def forward(x: Array, edge: Array, src: Array, row_ptr: Array, out: Array) -> None:
+    """Runs forward; writes every element of ``out``."""
+    width, zero, edged = x.shape[1], x.dtype.type(0), edge.shape[0] > 0
+    for i in range(len(x)):
+        first, last = row_ptr[i], row_ptr[i + 1]
+        if last == first:
+            for f in range(width):
+                out[i, f] = zero
+        for e in range(first, last):
+            j = src[e]
+            for f in range(width):
+                value = _relu(x[j, f] + edge[e, f], zero) if edged else x[j, f]
+                best = out[i, f]
+                out[i, f] = value if e == first or value > best or value != value else best
+
+
+@kernel
+def backward(
+    grad: Array,
+    x: Array,
+    edge: Array,
+    out: Array,
+    src: Array,
+    row_ptr: Array,
+    dx: Array,
+    dedge: Array,
+) -> None:
+    """Runs backward; ``dx`` must be zeroed, and every element of ``dedge`` is written."""
+    width, zero, one, edged = x.shape[1], x.dtype.type(0), x.dtype.type(1), edge.shape[0] > 0
+    share = np.empty(width, x.dtype)
+    for i in range(len(x)):
+        for f in range(width):
+            share[f] = one if out[i, f] == zero else zero
+        for e in range(row_ptr[i], row_ptr[i + 1]):
+            j = src[e]
+            for f in range(width):
+                value = _relu(x[j, f] + edge[e, f], zero) if edged else x[j, f]
+                share[f] += one if value == out[i, f] else zero
+        for f in range(width):
+            share[f] = grad[i, f] / share[f]
+        for e in range(row_ptr[i], row_ptr[i + 1]):
+            j = src[e]
+            if edged:
+                for f in range(width):
+                    value = x[j, f] + edge[e, f]
+                    chosen = value > zero and value == out[i, f]
+                    part = share[f] * (one if chosen else zero)
+                    dx[j, f] += part
+                    dedge[e, f] = part
+            else:
+                for f in range(width):
+                    dx[j, f] += share[f] * (one if x[j, f] == out[i, f] else zero)
+
+
+def neighbour_max_reference(x: Tensor, edge: Tensor | None, src: Tensor, dst: Tensor) -> Tensor:
+    """Computes ``neighbour_max`` with torch's ``scatter_reduce``, differentiable, on any device.
+
+    The way ties share a gradient is that of ``scatter_reduce``. Arguments as in
+    :func:`staticgraph.kernels.neighbour_max`; edges in any order.
+    """
+    rows = x.index_select(0, src)
+    rows = rows if edge is None else (rows + edge).relu()
+    into = dst[:, None].expand_as(rows)
+    return rows.new_zeros(x.shape).scatter_reduce(0, into, rows, "amax", include_self=False)
 
 
 def _on_cpu(
@@ -22,7 +97,7 @@ def _on_cpu(
 ) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     out = torch.empty(x.shape, dtype=wide)
-    cpu.forward(_array(x, wide), _array(edge, wide), src.numpy(), row_ptr.numpy(), out.numpy())
+    forward(_array(x, wide), _array(edge, wide), src.numpy(), row_ptr.numpy(), out.numpy())
     return out.to(x.dtype)
 
 
@@ -43,10 +118,8 @@ def _backward_on_cpu(
     grads, rows, edges = (_array(value, wide) for value in (grad, x, edge))
     largest = _array(out, wide)
     if edge is not None and wide != out.dtype:  # the result was rounded, the sums were not
-        cpu.forward(rows, edges, src.numpy(), row_ptr.numpy(), largest)
-    cpu.backward(
-        grads, rows, edges, largest, src.numpy(), row_ptr.numpy(), dx.numpy(), dedge.numpy()
-    )
+        forward(rows, edges, src.numpy(), row_ptr.numpy(), largest)
+    backward(grads, rows, edges, largest, src.numpy(), row_ptr.numpy(), dx.numpy(), dedge.numpy())
     return dx.to(x.dtype), x.new_empty(0) if edge is None else dedge.to(x.dtype)
 
 

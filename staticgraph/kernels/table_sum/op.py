@@ -14,6 +14,16 @@ from staticgraph.kernels.threads import threads_for
 from staticgraph.text.how_many import how_many
 
 
+def table_sum_reference(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
+    """Computes ``table_sum``; differentiable, on any device.
+
+    Sums are float32 (float64 for float64). Arguments as in :func:`staticgraph.kernels.table_sum`.
+    """
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    rows = weight.to(wide).index_select(0, (index + offsets[:-1]).view(-1))
+    return rows.view(*index.shape, weight.size(1)).sum(1).to(weight.dtype)
+
+
 def _on_cpu(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
     wide = weight if weight.dtype == torch.float64 else weight.float()
     out = wide.new_empty(len(index), weight.size(1))

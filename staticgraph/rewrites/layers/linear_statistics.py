@@ -11,15 +11,27 @@ from __future__ import annotations
 
 import operator
 
+import torch
 from torch import Tensor
 
+from staticgraph.kernels.batch_norm.op import ONE_LAUNCH_ROWS
 from staticgraph.kernels.batch_norm.partials import MAX_PARTIALS, MAX_ROWS
+from staticgraph.kernels.linear.op import by_library
 from staticgraph.kernels.linear_statistics import linear_statistics
-from staticgraph.kernels.linear_statistics.limits import saves
 from staticgraph.rewrites.captured_graph.canonical_ops import SELECT, Call, is_call, shape, tensor
 from staticgraph.rewrites.captured_graph.captured import Captured
 from staticgraph.rewrites.layers.batch_norm import joined
 from staticgraph.rewrites.layers.linear import autocast, product
+
+
+def saves(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    """Returns whether statistics save a launch for a norm after ``x @ weight.T`` in ``dtype``.
+
+    That is so if the norm starts with a launch of its own and the product is this library's, whose
+    epilogue can sum over rows. Reads no data.
+    """
+    return x.size(0) > ONE_LAUNCH_ROWS and not by_library(x, weight, dtype)
+
 
 NAME = "linear_statistics"
 
