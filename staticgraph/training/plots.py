@@ -62,13 +62,13 @@ def _draw_shares(axes: Axes, rows: Sequence[tuple[str, str, float | None]]) -> N
         rows: label, color, and share from 0 to 1 or None where nothing ran, from top to bottom.
     """
     places = range(len(rows))
-    axes.barh(places, 1.0, color=PADDING)
-    bars = axes.barh(places, [share or 0.0 for *_, share in rows], color=[row[1] for row in rows])
+    whole = axes.barh(places, 1.0, color=PADDING)
+    axes.barh(places, [share or 0.0 for *_, share in rows], color=[row[1] for row in rows])
     texts = ["not used" if share is None else f"{share:.1%}" for *_, share in rows]
-    axes.bar_label(bars, texts, padding=3)
+    axes.bar_label(whole, texts, padding=3)
     axes.set_yticks(places, [label for label, *_ in rows])
     axes.invert_yaxis()
-    axes.set(xlim=(0, 1.15), xlabel="share of the rows that is real (grey: padding)")
+    axes.set(xlim=(0, 1.18), xlabel="share of the rows that is real (grey: padding)")
     axes.xaxis.set_major_formatter("{x:.0%}")
 
 
@@ -189,6 +189,7 @@ def draw_spread(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Ca
         axes.hist(values, bins=20, color=COLORS[name], alpha=0.65, label=name)
     axes.set(xlabel="share of a batch's rows that is real", ylabel="batches")
     axes.xaxis.set_major_formatter("{x:.1%}")
+    axes.locator_params(axis="x", nbins=5)
     axes.legend()
     axes.set_title(f"filling of each batch of {how_many(full[0].graphs, 'graph')}")
 
