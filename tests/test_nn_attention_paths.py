@@ -133,3 +133,28 @@ def test_forces_through_attention_equal_plain_pyg():
     for ours, plain in zip(runner.model.parameters(), model.parameters(), strict=True):
         if plain.grad is not None:
             torch.testing.assert_close(ours.grad, plain.grad)
+
+
+def test_a_layer_that_drops_weights_trains_in_eager(esol):
+    """The check of the padding holds draws equal on both sides: plain PyG drops places of a block,
+    the kernel pairs of nodes."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gps = GPSConv(9, None, attn_kwargs={"dropout": 0.5})
+
+        def forward(self, x, batch, batch_size):
+            h = self.gps(x.float(), None, batch)
+            return global_add_pool(h, batch, batch_size)[:, :1]
+
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    plan = sg.plan_buckets(esol, batch_size=32)
+    runner = sg.StaticGraphRunner(
+        model, plan, "eager", loss=lambda out, data: (out - data.y).square(), optimizer=optimizer
+    )
+    losses = [runner.step(batch) for batch in runner.loader(esol)]
+    assert torch.stack(losses).isfinite().all()
+    assert [row.path for row in runner.report().attention] == ["kernel"] * len(plan.capacities)
