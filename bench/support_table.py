@@ -36,7 +36,7 @@ NOT_BUILT = {
     "CuGraphRGCNConv": "needs cuGraph",
     "PANConv": "needs torch-sparse",
     "DimeNet": "needs torch-cluster and torch-sparse",
-    "DimeNetPlusPlus": "needs torch-cluster and torch-sparse",
+    "DimeNetPlusPlus": "makes its edges in forward: see [atoms](../atoms.md)",
     "GNNFF": "needs torch-cluster and torch-sparse",
     "ViSNet": "needs torch-cluster",
 }

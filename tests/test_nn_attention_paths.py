@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GPSConv, global_add_pool
 
 import staticgraph as sg
+from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.sizes.attention import CPU_WIDEST, AttentionSetting, attention_path
 
 BATCH = batch_of([60, 3, 8, 1, 17, 5, 9, 2, 30], sg.Capacity(170, 20, 14, 60))
@@ -35,7 +36,12 @@ def test_a_step_equals_plain_pyg(path, batch, known, monkeypatch):
     sg.convert(own := copy.deepcopy(model), attention=path)
     padded = poisoned(batch, 1000.0)
     if known:
-        found, _ = static_step(own, forward, padded)
+        with OperationCounter() as counter:
+            found, _ = static_step(own, forward, padded)
+        ran = sum(
+            each["staticgraph::graph_attention"] for each in counter.operations.counts.values()
+        )
+        assert bool(ran) == (path != "dense")
     else:
         found, trace = static_step(own, forward, unknown_counts(padded), trace=True)
         assert trace.static, (trace.error, trace.obstacles)

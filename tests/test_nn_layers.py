@@ -167,13 +167,15 @@ def test_every_layer_replays_like_eager(case):
     """Loss, gradients and outputs of a replay on data that were not recorded match, since the calls
     are the same bit for bit; changing an input field changes the output. On the tape a host read is
     an error, and an address that is not written gives wrong numbers."""
-    if case.name in ("SGFormer", "Polynormer"):
-        pytest.xfail("they sort batch, and on a CPU alone its values are compared with batch's")
     model = model_of(case)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     subject = Subject(model, loss, optimizer, forward=call, check_padding=False)
     recording = sg.Recording(scope="forward_backward", recorder=TapeRecorder)
     runner = sg.StaticGraphRunner(subject, [CAPACITY], "cuda-graph", recording=recording)
+    if case.name in ("SGFormer", "Polynormer"):  # they sort batch, which is compared on a CPU alone
+        with pytest.raises(sg.NotStatic, match="a value is read on the host"):
+            runner.warmup(STORE, progress=False)
+        return
     try:
         verified = runner.warmup(STORE, progress=False).verify(BATCH)
         if case.name == "PPFConv":  # a norm over rows of unknown number

@@ -2,8 +2,9 @@
 
 Every way that can run is compiled or recorded; then all of them step in turn (A B C A B C ...) over
 a batch of the bucket, whole training steps included. CUDA is timed by device events, a CPU by wall
-time, as the steps of the report are. The caller restores the training state, so that training
-afterwards is the same as without the measurement.
+time, as the steps of the report are. One eager step without rows tells how full a batch must be for
+the faster way to pay (:func:`staticgraph.runner.way_choice.least_fill`). The caller restores the
+training state, so that training afterwards is the same as without the measurement.
 
 Over padding alone an eager step of a CPU does other work than over graphs. Without graphs the ways
 are prepared, and timed with the first batch of their bucket (:attr:`Trials.waiting`).

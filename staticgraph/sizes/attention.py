@@ -28,9 +28,11 @@ KERNEL_WIDE_HEAD = 64
 # The most columns of a head that the CUDA kernel keeps in registers together with its sums.
 KERNEL_MOST_HEAD = 128
 KERNEL_DTYPES = ("float16", "bfloat16", "float32")
-# On a CPU the kernel keeps one row of weights at a time: for graphs of more nodes than this,
-# torch's products of whole blocks are up to so many times as fast for each entry.
-CPU_WIDEST, CPU_SLOWER = 512, 3
+# On a CPU the kernel keeps one row of weights at a time, and torch's products of whole blocks are
+# 1.3 to 1.6 times as fast for each entry, forward and backward (64 to 2,000 nodes, 4 heads of 16
+# columns, one thread, AMD EPYC, 2026-11-24). Graphs of fewer nodes than this have one path at all
+# capacities, so that memory is one sum.
+CPU_WIDEST, CPU_SLOWER = 512, 1.3
 
 
 class AttentionSetting(NamedTuple):

@@ -60,7 +60,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, terms: int) -> bool:
 @pytest.mark.parametrize(("name", "dtype"), in_turn(NAMES, DTYPES))
 def test_triton_is_the_reference(name, dtype):
     samples = ("no edges", "hubs", "isolated nodes")
-    wrong = [line for sample in samples for line in wrong_results(name, sample, dtype)]
+    wrong = [line for sample in samples for line in wrong_results(name, sample, dtype, rounded=12)]
     assert not wrong, "\n".join(wrong)
 
 

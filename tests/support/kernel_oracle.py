@@ -194,9 +194,16 @@ def with_gaps(value: Tensor) -> Tensor:
 
 
 def wrong_results(
-    name: str, sample: str, dtype: torch.dtype, layout: Any = torch.clone
+    name: str,
+    sample: str,
+    dtype: torch.dtype,
+    layout: Any = torch.clone,
+    rounded: float = 8,
 ) -> list[str]:
-    """Returns a line for each result or gradient of a case that is not its reference's."""
+    """Returns a line for each result or gradient of a case that is not its reference's.
+
+    ``rounded`` is the factor of the bound for the cases of :data:`ROUNDED`.
+    """
     sizes, heads, width = SAMPLES[sample]
     with cases(heads, width):
         found = results(name, dtype, "cpu", sizes, layout=layout)
@@ -204,6 +211,6 @@ def wrong_results(
     with cases(heads, width, reference=True):
         exact = results(name, torch.float64, "cpu", sizes, dtype, kept)
         usual = results(name, dtype, "cpu", sizes, kept=kept)
-    factor = 12 if name.startswith(ROUNDED) else 2
+    factor = rounded if name.startswith(ROUNDED) else 2
     lines = far(found, exact, usual, dtype, factor, magnitude=1.0)
     return [f"{sample}, {dtype}: {line}" for line in lines]

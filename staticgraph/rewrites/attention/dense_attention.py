@@ -49,12 +49,10 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     shape,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured
+from staticgraph.sizes.attention import CPU_WIDEST as WIDEST
 from staticgraph.text.how_many import how_many
 
 NAME = "graph_attention"
-# The most nodes that a graph of the bucket may have: the loop keeps one row of weights at a time,
-# and with hundreds of nodes torch's faster products outweigh their padding.
-WIDEST = 512
 # The first dropout site used here; other dropouts of the forward are numbered from zero.
 SITES = 1 << 21
 _OF_MODULE = tuple(inspect.signature(F.multi_head_attention_forward).parameters)
