@@ -96,7 +96,7 @@ def summary(results: Results) -> str:
         groups.setdefault(key, []).append(row)
     cells = []
     for (model, batch, precision, _), rows in groups.items():
-        peers = [r for r in rows if r["mode"].startswith(("pyg", "pad-to-max"))]
+        peers = [r for r in rows if r["mode"].startswith(("pyg", "pad-to"))]
         ours = [r for r in rows if r not in peers and r["loss_agrees"]]
         plain = [r for r in peers if r["mode"] == "pyg"]
         if not (plain and ours):

@@ -41,7 +41,7 @@ parts_first() { # is it right, and how fast is it?
 }
 
 parts_second() { # against whom, and does it learn?
-    steps peers-gine 115 "$gine" "$small" fp32 pyg $ours pyg-dynamic pad-to-max \
+    steps peers-gine 115 "$gine" "$small" fp32 pyg $ours pyg-dynamic pad-to-powers pad-to-max \
         pyg-reduce-overhead reduce-overhead
     steps peers-gps 100 "$gps" "$small" fp32 pyg $ours pyg-dynamic reduce-overhead
     part settle 35 bench.settle --json {json} --deadline {deadline}

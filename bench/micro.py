@@ -2,8 +2,7 @@
 
     python -m bench.micro --json FILE
 
-The backward of a linear layer by rows, width and rows per chunk; this library's forward product
-against torch's; attention by the longest graph that the grid is made for; both norms; and Adam over
+The backward of a linear layer by rows, width and rows per chunk, and both products against torch's; attention by the longest graph that the grid is made for; both norms; and Adam over
 the parameters of a GPS model. A figure is the median microseconds of one call among twenty in a
 recording, the launches back to back.
 """
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from bench.parts import answer
 from bench.settle import only_on_cuda
@@ -48,12 +48,19 @@ def linear(device: str) -> Iterator[Case]:
                 torch.randn(rows, width, device=device),
                 torch.randn(width, width, device=device),
             )
-            for chunk in (1024, 256, 128):
+            for chunk in (1024, 256, 128, 64):
                 call = partial(backward, chunk, x, x, weight, x, None)
                 yield f"backward {rows}x{width}, {chunk} rows a chunk", call
+            yield f"backward {rows}x{width}, torch", partial(torchs_backward, x, x, weight, x)
             own = partial(small.forward, x, weight, weight[0], False, x.dtype)
             yield f"forward {rows}x{width}, own", own
             yield f"forward {rows}x{width}, torch", partial(F.linear, x, weight, weight[0])
+
+
+def torchs_backward(grad: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> object:
+    """Returns what :func:`small.backward` computes, in torch's operations."""
+    grad = grad.masked_fill(out <= 0, 0)
+    return grad @ weight, grad.T @ x, grad.sum(0)
 
 
 def attention(device: str) -> Iterator[Case]:

@@ -1,4 +1,5 @@
-"""The naive way to fixed shapes: every PyG batch is padded with zeros to the largest one.
+"""The naive way to fixed shapes: every PyG batch is padded with zeros to the largest one, or up to
+powers of two.
 
 This is what a user might write to get CUDA graphs and nothing else: one more graph takes all
 padding nodes, and the last padding node takes all padding edges. BatchNorm then sees the padding,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch_geometric.data import Batch
@@ -138,8 +139,8 @@ class Workload:
         """Prepares a contender by name, and warms it up.
 
         The names are ``pyg``, ``pyg-dynamic`` (``torch.compile(dynamic=True)``),
-        ``pyg-reduce-overhead`` (over variable shapes), ``pad-to-max`` (:mod:`bench.pad_to_max`,
-        reduce-overhead), or a mode of the runner, with ``+kernels`` for a model converted with
+        ``pyg-reduce-overhead`` (over variable shapes), ``pad-to-max`` and ``pad-to-powers`` (of two;
+        :mod:`bench.pad_to_max`, reduce-overhead), or a mode of the runner, with ``+kernels`` for a model converted with
         kernels. ``phases`` are those that a runner is warmed up for.
         """
         on_cuda = self.device == "cuda"
@@ -149,7 +150,7 @@ class Workload:
             torch.cuda.reset_peak_memory_stats()
             allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         started, graphs = time.perf_counter(), compiled_graphs()
-        if name == "pad-to-max":
+        if name.startswith("pad-to"):
             made = self._padded(name)
         elif name.startswith("pyg"):
             made = self._pyg(name)
@@ -235,12 +236,18 @@ class Workload:
         model, optimizer = self._twin()
         graphs = len(self.ids[0])
         pyg = [Batch.from_data_list([self.store[i] for i in ids]) for ids in self.ids]
-        nodes, edges = largest_batch(self.store, graphs)
-        nodes = max(nodes, *(batch.num_nodes for batch in pyg))
-        edges = max(edges, *(batch.num_edges for batch in pyg))
+        if name == "pad-to-max":
+            largest = np.array([(batch.num_nodes, batch.num_edges) for batch in pyg]).max(0)
+            largest = np.maximum(largest, largest_batch(self.store, graphs)).tolist()
+            sizes = [largest] * len(pyg)
+        else:  # one node of padding is always there
+            sizes = [
+                (2 ** batch.num_nodes.bit_length() - 1, 2 ** (batch.num_edges - 1).bit_length())
+                for batch in pyg
+            ]
         batches = [
             {key: value.to(self.device) for key, value in padded(batch, nodes, edges).items()}
-            for batch in pyg
+            for batch, (nodes, edges) in zip(pyg, sizes, strict=True)
         ]
         call = torch.compile(model, mode="reduce-overhead", dynamic=False)
 
@@ -257,7 +264,7 @@ class Workload:
             return loss.detach().clone()
 
         real = sum(batch.num_nodes for batch in pyg)
-        return Contender(name, step, efficiency=real / (len(pyg) * (nodes + 1)))
+        return Contender(name, step, efficiency=real / sum(nodes + 1 for nodes, _ in sizes))
 
     def _autocast(self):
         if self.precision != "bf16":
