@@ -40,7 +40,7 @@ class Molecules(nn.Module):
         return self.head(global_mean_pool(h, batch))
 
 
-TWO = [(900, 1900, 33), (1400, 3000, 34)]
+TWO = [(930, 2000, 33), (1400, 3000, 34)]
 
 
 def model_of(place, hiv, gps):

@@ -388,9 +388,10 @@ class Preparation:
         """Runs a phase of a batch, so that it compiles and, where torch records, is recorded."""
         work = "step" if phase == "step" else "forward"
         for turn in range(runs if self.warmed is None else max(runs, 2)):
+            if phase == "step":
+                # The gradients of a graph that torch recorded are gone when its next run begins.
+                self._update.zero_grad()
             if turn == 1 and self.warmed is not None:
-                if phase == "step":
-                    self._update.zero_grad()  # a step makes its own gradients
                 self.warmed()
             if phase == "eval":
                 with evaluating(self._model):
