@@ -72,3 +72,17 @@ def test_a_pool_is_given_up_by_the_allocators_own_names(monkeypatch):
     memory.release(0, (1, 2))
     memory.drop_workspaces()
     assert called == list(zip(names, [(0, (1, 2)), (0, (1, 2)), ()], strict=True))
+
+
+def test_operators_are_declared_before_inductor_meets_them():
+    """As Inductor itself would, so that declaring them again changes nothing."""
+    from torch._inductor import lowering
+
+    from staticgraph.kernels.linear.op import _forward
+
+    lowering.lowerings.pop(_forward, None)
+    inductor.declare_operators("staticgraph")
+    declared = lowering.lowerings[_forward]
+    assert lowering.maybe_layout_constraints(_forward) is not None
+    inductor.declare_operators("staticgraph")
+    assert lowering.lowerings[_forward] is declared

@@ -77,7 +77,7 @@ def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
         for way in ("forward", "backward"):
             monkeypatch.setattr(module, way, note(f"{module.__name__.rsplit('.')[-1]} {way}", None))
     weight = torch.empty(8, 4)
-    most = limits.MAX_CHUNKS * limits.ROWS_A_CHUNK
+    most = limits.MAX_ROWS
     for rows, by, launched in ((1024, "small", 1), (1025, "small", 2), (most + 1, "gpu", 4)):
         x, grad = torch.empty(rows, 4), torch.empty(rows, 8)
         op._backward_on_cuda(grad, x, weight, grad, None)

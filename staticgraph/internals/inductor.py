@@ -35,6 +35,24 @@ def inductor(mode: str | None) -> Callable[..., Any]:
     return torch._TorchCompileInductorWrapper(mode, None, False)
 
 
+def declare_operators(namespace: str) -> None:
+    """Tells Inductor that the operators of a namespace are called as they are.
+
+    It finds that by itself. But torch 2.11 and 2.12, when they meet an operator for the first time,
+    write out all that its operands were computed from, in a time that doubles with every layer.
+    """
+    from torch._inductor import graph, lowering
+
+    for name in torch._C._dispatch_get_all_op_names():
+        if not name.startswith(f"{namespace}::"):
+            continue
+        operator = getattr(getattr(torch.ops, namespace), name.partition("::")[2]).default
+        if operator not in lowering.lowerings:
+            tag = graph.get_layout_constraint_tag(operator, with_default=True)
+            constraint = lowering.tag_to_layout_constraint(tag)
+            lowering.make_fallback(operator, constraint, warn=False)
+
+
 def roots_of_trees(device_index: int) -> list[Any]:
     """Returns the first recordings of torch's graph trees on a device.
 

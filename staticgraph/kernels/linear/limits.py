@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import torch
 
-# Rows that one program sums for a tile of the weight's gradient, in at most 32 steps; more rows are
-# split over several programs, and one more launch adds their results.
-ROWS_A_CHUNK = 1024
+# Rows that one program sums for a tile of the weight's gradient, and more where there would be too
+# many chunks, whose partial sums one more launch adds.
+ROWS_A_CHUNK = 128
+MAX_CHUNKS = 32
 # Beyond 16,384 rows, or 1,024 columns, a product takes longer than its launch, and torch's larger
 # tiles win. By count, not measured.
-MAX_CHUNKS = 16
+MAX_ROWS = 16384
 MAX_WIDTH = 1024
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def fits(rows: int, width: int, columns: int, *dtypes: torch.dtype) -> bool:
     """Returns whether ``[rows, width] -> [rows, columns]`` in these dtypes is small enough."""
-    small = rows <= MAX_CHUNKS * ROWS_A_CHUNK and max(width, columns) <= MAX_WIDTH
+    small = rows <= MAX_ROWS and max(width, columns) <= MAX_WIDTH
     return small and FLOATS.issuperset(dtypes)
 
 
 def chunks_of(rows: int) -> tuple[int, int]:
     """Returns the number of chunks for sums over rows, and the rows per chunk."""
-    chunks = max(1, -(-rows // ROWS_A_CHUNK))
-    return chunks, -(-max(rows, 1) // (64 * chunks)) * 64
+    rows = max(rows, 1)
+    a_chunk = max(ROWS_A_CHUNK, -(-rows // (64 * MAX_CHUNKS)) * 64)
+    return -(-rows // a_chunk), a_chunk

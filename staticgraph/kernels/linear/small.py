@@ -3,10 +3,9 @@
 The problem: the backward of a linear layer is a product for the input, one for the weight, a sum
 for the bias, and ReLU's mask before all of them: four or five launches, each shorter than its
 launch overhead. Under autocast every weight, bias and gradient is also cast, one launch each. Here
-a program computes one tile of the input's or of the weight's gradient. It masks what it reads, the
-weight's first tiles sum the bias gradient on the way, and operands are cast in registers. Up to
-:data:`ROWS_A_CHUNK` rows, one program sums a tile of the weight's gradient; with more rows there is
-one program per chunk, and a second launch adds the chunks in order. No atomic addition.
+a program computes one tile of the input's gradient, or one of the weight's over a chunk of rows. It
+masks what it reads, the weight's first tiles sum the bias gradient on the way, and operands are
+cast in registers. A second launch adds the chunks in order. No atomic addition.
 
 Not supported: float64, and shapes beyond :func:`fits`, for which torch's products are faster.
 """

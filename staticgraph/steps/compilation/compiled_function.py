@@ -20,7 +20,7 @@ from torch import Tensor
 
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
-from staticgraph.internals.inductor import inductor
+from staticgraph.internals.inductor import declare_operators, inductor
 from staticgraph.internals.tracing import (
     UNTRACEABLE,
     TorchDynamoException,
@@ -28,6 +28,7 @@ from staticgraph.internals.tracing import (
     switched,
     watched,
 )
+from staticgraph.kernels.register import NAMESPACE
 from staticgraph.steps.compilation.activation_checkpointing import checked
 from staticgraph.steps.compilation.graph_trees import skipped_recordings
 from staticgraph.steps.compilation.guards import GuardedCall, drop_what_is_known
@@ -131,6 +132,7 @@ class _StaticBackend:
         if self._inductor is None:
             self.guards = drop_what_is_known(self._function, self.captured)
             return checked(graph, self._name)
+        declare_operators(NAMESPACE)
         made = self._inductor(graph, inputs)
         if self._kept is not None:
             self._kept.append(made)
