@@ -2,9 +2,10 @@
 
     python -m bench.micro --json FILE
 
-The backward of a linear layer by rows, width and rows per chunk, and both products against torch's; attention by the longest graph that the grid is made for; both norms; and Adam over
-the parameters of a GPS model. A figure is the median microseconds of one call among twenty in a
-recording, the launches back to back.
+The backward of a linear layer by rows, width and rows per chunk, and both products against torch's;
+attention by the longest graph that the grid is made for; both norms; and Adam over the parameters
+of a GPS model. A figure is the median microseconds of one call among twenty in a recording, the
+launches back to back.
 """
 
 from __future__ import annotations

@@ -139,9 +139,9 @@ class Workload:
         """Prepares a contender by name, and warms it up.
 
         The names are ``pyg``, ``pyg-dynamic`` (``torch.compile(dynamic=True)``),
-        ``pyg-reduce-overhead`` (over variable shapes), ``pad-to-max`` and ``pad-to-powers`` (of two;
-        :mod:`bench.pad_to_max`, reduce-overhead), or a mode of the runner, with ``+kernels`` for a model converted with
-        kernels. ``phases`` are those that a runner is warmed up for.
+        ``pyg-reduce-overhead`` (over variable shapes), ``pad-to-max`` and ``pad-to-powers`` of two
+        (:mod:`bench.pad_to_max`, reduce-overhead), or a mode of the runner, with ``+kernels`` for a
+        model converted with kernels. ``phases`` are those that a runner is warmed up for.
         """
         on_cuda = self.device == "cuda"
         if on_cuda:

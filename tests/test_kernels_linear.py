@@ -77,8 +77,8 @@ def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
         for way in ("forward", "backward"):
             monkeypatch.setattr(module, way, note(f"{module.__name__.rsplit('.')[-1]} {way}", None))
     weight = torch.empty(8, 4)
-    most = limits.MAX_ROWS
-    for rows, by, launched in ((1024, "small", 1), (1025, "small", 2), (most + 1, "gpu", 4)):
+    most = limits.MAX_WORK // weight.numel()
+    for rows, by, launched in ((128, "small", 1), (129, "small", 2), (most + 1, "gpu", 4)):
         x, grad = torch.empty(rows, 4), torch.empty(rows, 8)
         op._backward_on_cuda(grad, x, weight, grad, None)
         assert called.pop() == f"{by} backward"
@@ -105,17 +105,17 @@ def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
 )
 def test_a_backward_is_one_launch_without_spills(width, columns, dtype):
     """Compiled for sm_90 at the widths of common models: vector loads of features, products on
-    tensor cores, no atomics; 3,000 rows take one more launch, which combines the chunks."""
-    x, weight = torch.zeros(823, width, dtype=dtype), torch.zeros(columns, width)
-    grad = torch.zeros(823, columns, dtype=dtype)
+    tensor cores, no atomics; 500 rows take one more launch, which combines the chunks."""
+    x, weight = torch.zeros(125, width, dtype=dtype), torch.zeros(columns, width)
+    grad = torch.zeros(125, columns, dtype=dtype)
     weight = weight if dtype == torch.bfloat16 else weight.to(dtype)
     (one,) = launches(small.backward, grad, x, weight, grad, x)
     (forward,) = launches(small.forward, x, weight, weight[:, 0].contiguous(), True, dtype)
-    more = [t.repeat(4, 1)[:3000] for t in (grad, x)]
+    more = [t.repeat(4, 1) for t in (grad, x)]
     two, join = launches(small.backward, *more, weight, None, None)
     for each in (one, two, forward):
         assert each.matrix_instructions > 0
-        assert each.registers <= 168
+        assert each.registers <= 192  # two warps with 183 were the fastest on an H200
     for each in (one, two, forward, join):
         assert (each.spilled, each.atomics) == (0, [])
         assert each.widest("ld") >= 32 * dtype.itemsize

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.recording.even_update import EvenUpdate
 from staticgraph.recording.recording import Scope
 from staticgraph.steps.compilation.compiled_steps import CompiledSteps
 from staticgraph.steps.computation.computation import Computation
@@ -126,5 +127,6 @@ class RecordedWork:
             if self._finite is not None:
                 self._finite.note(loss, batch)
         if self._scope == "step":
-            self._update()
+            with EvenUpdate():
+                self._update()
         return loss

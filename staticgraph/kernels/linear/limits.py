@@ -8,17 +8,15 @@ import torch
 # many chunks, whose partial sums one more launch adds.
 ROWS_A_CHUNK = 128
 MAX_CHUNKS = 32
-# Beyond 16,384 rows, or 1,024 columns, a product takes longer than its launch, and torch's larger
-# tiles win. By count, not measured.
-MAX_ROWS = 16384
-MAX_WIDTH = 1024
+# The numbers multiplied in one product. At 74 million (823 rows, 300 to 300 columns) backward takes
+# 0.6 of torch's time on an H200, and at 592 million (6,575 rows) 1.1 in float32.
+MAX_WORK = 1 << 28
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def fits(rows: int, width: int, columns: int, *dtypes: torch.dtype) -> bool:
     """Returns whether ``[rows, width] -> [rows, columns]`` in these dtypes is small enough."""
-    small = rows <= MAX_ROWS and max(width, columns) <= MAX_WIDTH
-    return small and FLOATS.issuperset(dtypes)
+    return rows * width * columns <= MAX_WORK and FLOATS.issuperset(dtypes)
 
 
 def chunks_of(rows: int) -> tuple[int, int]:

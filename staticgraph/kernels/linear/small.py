@@ -15,8 +15,6 @@ Not supported: float64, and shapes beyond :func:`fits`, for which torch's produc
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -25,8 +23,8 @@ from torch import Tensor
 from staticgraph.kernels.launch import product, wide_like
 from staticgraph.kernels.linear.limits import chunks_of
 
-# Sides of a tile of results, and the depth that a program multiplies per step.
-ROWS, COLUMNS, SIDE, STEP = 32, 64, 32, 32
+# Sides of a tile of forward's results, and the depth that a program multiplies per step.
+ROWS, COLUMNS, STEP = 32, 64, 32
 
 
 @triton.jit
@@ -259,7 +257,8 @@ def forward(
         ROWS=ROWS,
         COLUMNS=COLUMNS,
         STEP=STEP * 4 // dtype.itemsize,
-        **_options(),
+        num_warps=4,
+        num_stages=2,
     )
     return out
 
@@ -276,8 +275,9 @@ def backward(
     summed = (dweight, dbias)
     if chunks > 1:
         summed = (wide_like(grad, chunks, high, width), wide_like(grad, chunks, high))
-    of_input = triton.cdiv(rows, ROWS) * triton.cdiv(width, COLUMNS)
-    of_weight = chunks * triton.cdiv(high, SIDE) * triton.cdiv(width, SIDE)
+    tiles = backward_tiles(width, high, grad.dtype)
+    of_input = triton.cdiv(rows, tiles["ROWS"]) * triton.cdiv(width, tiles["COLUMNS"])
+    of_weight = chunks * triton.cdiv(high, tiles["SIDE"]) * triton.cdiv(width, tiles["SIDE"])
     linear_small_backward[(of_input + of_weight,)](
         grad,
         x,
@@ -293,11 +293,7 @@ def backward(
         high,
         RELU=out is not None,
         INTO=into is not None,
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
-        SIDE=SIDE,
-        STEP=STEP,
-        **_options(),
+        **tiles,
     )
     if chunks > 1:
         blocks = triton.cdiv(dweight.numel(), 512) + triton.cdiv(high, 512)
@@ -307,6 +303,17 @@ def backward(
     return dx, dweight, dbias
 
 
-def _options() -> dict[str, Any]:
-    # Two stages: the next step's operands are loaded while the current ones are multiplied.
-    return {"num_warps": 4, "num_stages": 2}
+def backward_tiles(width: int, high: int, dtype: torch.dtype) -> dict[str, int]:
+    """Returns the launch options of backward for a weight ``[high, width]``.
+
+    They are the best of 32 on an H200 at 823 and 6,575 rows, for weights of 64 and of 300 squared.
+    Stages: the operands of the next steps are loaded while the current ones are multiplied.
+    """
+    half = dtype.itemsize < 4
+    if min(width, high) <= 128:
+        return {**_tiles(32, 32, 64 if half else 32), "num_warps": 2, "num_stages": 3}
+    return {**_tiles(64 if half else 32, 64, 32), "num_warps": 4, "num_stages": 3}
+
+
+def _tiles(rows: int, side: int, step: int) -> dict[str, int]:
+    return {"ROWS": rows, "COLUMNS": COLUMNS, "SIDE": side, "STEP": step}
