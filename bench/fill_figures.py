@@ -4,10 +4,11 @@
     python -m bench.fill_figures OUTDIR/results.json README.md docs/*.md docs/notes/*.md
 
 The first form reads a folder of results and replaces the text between ``<!-- results:NAME -->`` and
-``<!-- /results -->`` with the tables of :mod:`bench.tables`; ``make figures`` runs it. The second
-form reads a GPU run and replaces the text between ``<!-- gpu:NAME -->`` and ``<!-- /gpu -->`` with
-the output of :mod:`bench.figures`; missing results become "not measured". It also fills each
-layer's cell in a table of layers with a column ``recorded``. A run without a GPU changes no figure.
+``<!-- /results -->`` with the tables of :mod:`bench.tables`; ``make figures`` runs it. The text
+between ``<!-- gpu:NAME -->`` and ``<!-- /gpu -->`` is the output of :mod:`bench.figures` of a GPU
+run: of the folder's ``gpu.json``, or of the file named in the second form; missing results become
+"not measured". It also fills each layer's cell in a table of layers with a column ``recorded``. A
+run without a GPU changes no figure.
 """
 
 from __future__ import annotations
@@ -64,6 +65,11 @@ def with_tables(text: str, folder: dict[str, Any]) -> str:
     return OF_RESULTS.sub(block, text)
 
 
+def with_all(text: str, folder: dict[str, Any]) -> str:
+    """Returns a document with the tables of a folder, and those of its GPU run."""
+    return filled(with_tables(text, folder), folder.get("gpu", {}))
+
+
 def with_layers(text: str, results: dict[str, Any]) -> str:
     """Returns a document with the cells of a column ``recorded`` filled, row by row."""
     part = results.get("layers", {})
@@ -96,10 +102,10 @@ def main() -> None:
         parser.error(f"{options.results} is of a machine without a GPU: nothing to fill in")
     for document in options.documents:
         before = document.read_text()
-        after = (with_tables if of_folder else filled)(before, results)
+        after = with_all(before, results) if of_folder else filled(before, results)
         if after != before:
             document.write_text(after)
-        marks = len((OF_RESULTS if of_folder else MARKED).findall(before))
+        marks = len(OF_RESULTS.findall(before)) * of_folder + len(MARKED.findall(before))
         print(f"{document}: {marks} marked, {'changed' if after != before else 'unchanged'}")
 
 

@@ -243,6 +243,22 @@ def launches(folder: Folder) -> str:
     return table("launches_steps", found, (*headers, "with kernels compiled: launches"), rows)
 
 
+def gpu_rewrites(folder: Folder) -> str:
+    found = folder.get("gpu_rewrites", {})
+    rows = []
+    for row in sorted(
+        found.get("rows", ()), key=lambda row: (row["model"], row["variant"] != "all")
+    ):
+        variant = row["variant"]
+        if variant.startswith("-"):
+            variant = f"without `{variant[1:]}`"
+        model = f"{row['model'].replace(':', ' ')}, {row['precision']}"
+        cells = (variant, str(row["kernels"]), f"{row['busy_us']:,.0f}")
+        rows.append((model, *cells))
+    headers = ("model, batch 32", "rewrites", "kernels in a step", "us on the device")
+    return table("gpu_rewrites", found, headers, rows)
+
+
 def loading(folder: Folder) -> str:
     found = folder.get("loader", {})
     rows = [
@@ -333,6 +349,7 @@ TABLES: dict[str, Callable[[Folder], str]] = {
     "break-even": break_even,
     "rewrites": rewrites,
     "launches": launches,
+    "gpu-rewrites": gpu_rewrites,
     "loading": loading,
     "crossing": crossing,
     "overflow": overflow,

@@ -99,7 +99,7 @@ FOLDER = fill_figures.results_of(ROOT / "bench" / "results")
 def test_a_page_holds_what_the_results_say(page):
     """After a new benchmark run, ``make figures`` brings the page's tables up to date."""
     text = page.read_text()
-    assert fill_figures.with_tables(text, FOLDER) == text
+    assert fill_figures.with_all(text, FOLDER) == text
 
 
 def test_a_table_follows_its_file_of_results():
