@@ -104,6 +104,10 @@ def rows_of(
             text = f"{type(error).__name__}: {error}"[:300]
             failed.append({**head, "mode": mode, "error": text})
         options.preparing = False
+    if options.gate:
+        options.gate.with_suffix(".ready").touch()
+        while not options.gate.exists():
+            time.sleep(0.05)
     graphs, before = compiled_graphs(), {c.name: c.proof() for c in contenders}
     latencies = measure(contenders, options.rounds, options.device, 1)
     times = measure(contenders, options.rows_of_steps, options.device, options.in_a_row)
@@ -229,6 +233,7 @@ def main() -> None:
     parser.add_argument("--rows-of-steps", type=int, default=9, help="timed back to back")
     parser.add_argument("--in-a-row", type=int, default=20, help="steps of each of these")
     parser.add_argument("--look", metavar="MODE", help="take this contender's step apart, too")
+    parser.add_argument("--gate", type=Path, help="a file to wait for before anything is timed")
     parser.add_argument("--loss-steps", type=int, default=300)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--deadline", type=float, default=1e9, help="seconds; no row begins later")

@@ -25,7 +25,7 @@ def machine(results: Results) -> str:
     found = results.get("machine", {})
     if not found or found.get("gpu", "none") == "none":
         return f"{NOT_MEASURED}: no GPU"
-    return f"{found['gpu']}; {found['versions']}; {found['date']}; `bash bench/gpu.sh`"
+    return f"{found['gpu']}; {found['versions']}; {found['date']}; `python3 -m bench.gpu`"
 
 
 def step_rows(results: Results) -> list[dict[str, Any]]:

@@ -1,7 +1,5 @@
 """Joins the files of a GPU run: ``results.json`` with everything, ``tables.txt`` to read.
 
-    python -m bench.join_results PARTS_DIR OUTDIR
-
 Results of an earlier call of the suite in the same folder are kept unless this call has the same
 part, so parts may run one after another. Results of a rehearsal and of a device are never mixed.
 """
@@ -9,7 +7,6 @@ part, so parts may run one after another. Results of a rehearsal and of a device
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +40,10 @@ def rehearsed(found: dict[str, Any]) -> bool:
     return "rehearsal" in found.get("machine", {})
 
 
-def main() -> None:
-    parts, out = map(Path, sys.argv[1:3])
-    found = join(parts, out)
+def report(out: Path) -> str:
+    """Writes and returns the tables of a folder's results."""
+    found = json.loads((out / "results.json").read_text())
     blocks = ["REHEARSAL, NO FIGURES\n"] if rehearsed(found) else []
     blocks += [f"## {name}\n\n{render(found)}\n" for name, render in RENDERED.items()]
     (out / "tables.txt").write_text("\n".join(blocks))
-    print("\n".join(blocks))
-
-
-if __name__ == "__main__":
-    main()
+    return "\n".join(blocks)

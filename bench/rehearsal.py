@@ -1,6 +1,6 @@
-"""Stand-ins for a GPU, so that every part of ``bench/gpu.sh`` can be rehearsed without one.
+"""Stand-ins for a GPU, so that every part of :mod:`bench.gpu` can be rehearsed without one.
 
-``TINY=1`` sets ``STATICGRAPH_REHEARSAL``. Then ``cuda-graph`` records in the arena of the tests,
+``--tiny`` sets ``STATICGRAPH_REHEARSAL``. Then ``cuda-graph`` records in the arena of the tests,
 and graphs traced by torch.compile run as traced. Both are slower than what they replace and say
 nothing about its time: the output of such a run is labelled, and :mod:`bench.fill_figures` refuses
 it.
@@ -24,7 +24,7 @@ if REHEARSAL:
     from support.places import AsTraced
 
     if torch.cuda.is_available():
-        sys.exit("a rehearsal is for a machine without a GPU: leave TINY out")
+        sys.exit("a rehearsal is for a machine without a GPU: leave --tiny out")
     torch._TorchCompileInductorWrapper = AsTraced  # pyright: ignore
 
 

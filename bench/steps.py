@@ -50,17 +50,6 @@ class Shape:
         return f"{self.name} {self.layers}x{self.hidden}"
 
 
-# For a dry run, which takes the name of a function: staticgraph check --model bench.steps:gine.
-def gine(store: sg.GraphStore) -> torch.nn.Module:
-    """Returns the GINE of the first call, 5x300."""
-    return build("gine", store, hidden=300, layers=5)
-
-
-def gps(store: sg.GraphStore) -> torch.nn.Module:
-    """Returns the GPS of the first call, 10x64."""
-    return build("gps", store, hidden=64, layers=10)
-
-
 @dataclass(slots=True)
 class Contender:
     """A step to be timed: ``step(i)`` trains on batch ``i`` and returns the loss.

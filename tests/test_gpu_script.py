@@ -1,50 +1,22 @@
-"""bench/gpu.sh without a GPU: every command line parses with the scripts as they are, a call keeps
-its limits whatever a part does, and what it could not run is reported."""
+"""bench/gpu.py without a GPU: every command line parses with the scripts as they are, parts are timed
+one after another, and a call keeps its limits whatever a part does."""
 
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import json
-import os
-import re
-import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from support.patience import patience
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-CALLS = ("first", "second", "third")
-# For a machine with several devices, which is never lent: no other call waits for it.
-ALL_CALLS = (*CALLS, "ranks")
-BUDGET_S = 490
-VERSIONS_S = 10  # versions and imports, before the parts
-
-
-def gpu_sh(call: str, **environment: object) -> subprocess.CompletedProcess[str]:
-    given = {name: str(value) for name, value in environment.items()}
-    return subprocess.run(
-        ["bash", "bench/gpu.sh", call],
-        cwd=ROOT,
-        env={**os.environ, "PYTHON": sys.executable, **given},
-        capture_output=True,
-        text=True,
-        timeout=patience(200),
-    )
-
-
-@functools.cache
-def parts(call: str, tiny: int = 0) -> list[tuple[str, int, list[str]]]:
-    """Name, seconds and command of each part."""
-    done = gpu_sh(call, LIST=1, TINY=tiny)
-    assert done.returncode == 0, done.stderr
-    rows = [line.split("\t") for line in done.stdout.splitlines()]
-    return [(name, int(seconds), command.split()) for name, seconds, command in rows]
+from bench import gpu  # noqa: E402
+from bench.steps import Shape  # noqa: E402
 
 
 class Parsed(Exception):
@@ -72,70 +44,72 @@ def parse(command: list[str], monkeypatch: pytest.MonkeyPatch) -> argparse.Names
     return found[0]
 
 
-def filled(command: list[str]) -> list[str]:
-    places = {"{json}": "part.json", "{deadline}": "30", "{device}": "cuda"}
-    return [places.get(word, word) for word in command]
-
-
-@pytest.mark.parametrize("tiny", [0, 1])
-@pytest.mark.parametrize("call", ALL_CALLS)
-def test_every_command_line_parses(call, tiny, monkeypatch):
-    from bench.steps import Shape
-
-    found = parts(call, tiny)
-    assert len(found) >= (5 if call in CALLS else 2)
-    for name, _, command in found:
-        if command[0] == "tests":
-            assert all((ROOT / path).is_file() for path in command[1:]), name
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("call", gpu.CALLS)
+def test_every_command_line_parses(call, small, monkeypatch):
+    places = {"{json}": "part.json", "{deadline}": "30", "{gate}": "part.gate"}
+    parts = gpu.CALLS[call]
+    assert len({part.name for part in parts}) == len(parts)
+    for part in map(gpu.tiny, parts) if small else parts:
+        if part.command[0] == "pytest":
+            files = [word for word in part.command if word.startswith("tests/")]
+            assert files
+            assert all((ROOT / path).is_file() for path in files)
             continue
-        options = parse(filled(command), monkeypatch)
-        assert options.json, f"{name} leaves no results"
+        options = parse([places.get(word, word) for word in part.command], monkeypatch)
+        assert options.json, f"{part.name} leaves no results"
+        assert (getattr(options, "gate", None) is not None) == (part.how == gpu.TIMED)
         for text in getattr(options, "models", ()):
             assert Shape.parse(text).layers > 0
 
 
-@pytest.mark.parametrize("call", ALL_CALLS)
-def test_the_seconds_of_a_call_add_up_to_less_than_it_has(call):
-    """The last part may lose the time that versions take; a call ends within nine minutes."""
-    found = parts(call)
-    assert sum(seconds for _, seconds, _ in found) <= BUDGET_S - VERSIONS_S
-    assert len({name for name, _, _ in found}) == len(found), "names are results' keys"
-    text = (ROOT / "bench" / "gpu.sh").read_text()
-    assert f"tiny ? 1500 : {BUDGET_S}" in text
-    after = [int(seconds) for seconds in re.findall(r"timeout (\d+) (?:tar c|\"\$python\")", text)]
-    assert after
-    assert BUDGET_S + sum(after) < 540
+PART = """
+import json, sys, time
+from pathlib import Path
+kind, gate, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+if kind == "fails":
+    sys.exit(3)
+if kind == "hangs":
+    time.sleep(600)
+if kind == "timed":
+    gate.with_suffix(".ready").touch()
+    while not gate.exists():
+        time.sleep(0.01)
+started = time.monotonic()
+time.sleep(0.3)
+out.write_text(json.dumps([started, time.monotonic()]))
+"""
 
 
-# ---------------------------------------------------------------------- limits
+def test_parts_are_timed_in_turn_and_a_call_keeps_its_limits(tmp_path, monkeypatch):
+    (tmp_path / "made_up_part.py").write_text(PART)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(gpu, "GRACE_S", 0.5)
+    how = {
+        "one": ("timed", gpu.TIMED),
+        "two": ("timed", gpu.TIMED),
+        "broken": ("fails", gpu.TIMED),
+        "endless": ("hangs", gpu.BESIDE),
+        "last": ("alone", gpu.ALONE),
+    }
+    parts = [
+        gpu.Part(name, when, ["made_up_part", kind, "{gate}", "{json}"], 10)
+        for name, (kind, when) in how.items()
+    ]
+    started = time.monotonic()
+    ended = dict(line.split(": ") for line in gpu.run(parts, tmp_path, tmp_path, 12))
+    assert time.monotonic() - started < 30
+    assert list(ended) == ["endless", "one", "two", "broken", "last"]
+    assert ended["broken"].startswith("3 after")
+    assert all(ended[name].startswith("0 after") for name in ("one", "two", "last"))
+    assert ended["endless"].startswith("-2 after")
+    spans = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two", "last")]
+    assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
 
 
-@pytest.mark.slow
-def test_a_step_taken_apart_and_a_row_of_steps_rehearsed(tmp_path):
-    """An unchanged part of the first call, on the CPU: labelled, correct and complete."""
-    out = tmp_path / "out"
-    done = gpu_sh(
-        "first",
-        PYTHON=sys.executable,
-        OUT=out,
-        CACHES=tmp_path / "caches",
-        NUMBA_CACHE_DIR="",  # the usual one: compiling each loop takes longer than the rest
-        KEEP_CACHES=0,
-        TINY=1,
-        PARTS="gine32",
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
-    found = json.loads((out / "results.json").read_text())
-    rows = found["gine32"]["rows"]
-    assert [row["mode"] for row in rows] == ["pyg", "cuda-graph+kernels"]
-    assert (rows[0]["replays"], rows[1]["fallbacks"]) == (None, [])
-    assert rows[1]["replays"] > rows[1]["recordings"] > 0
-    assert all(row["rehearsal"] and row["loss_agrees"] for row in rows), rows
-    assert all(row["step_ms"] > 0 and row["latency_ms"]["median"] > 0 for row in rows)
-    look = found["gine32"]
-    assert look["look"] == "cuda-graph+kernels"
-    assert look["verify"]["passed"]
-    assert {"x", "edge_attr"} <= set(look["verify"]["moved"])
-    assert look["host"]["python_calls"] > 0
-    assert look["kernels"] == {"answer": "needs a CUDA device", "seconds": 0.0}
-    assert "REHEARSAL, NO FIGURES" in done.stdout
+def test_what_had_no_time_left_is_not_begun(tmp_path, monkeypatch):
+    (tmp_path / "made_up_part.py").write_text(PART)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    parts = [gpu.Part("late", gpu.ALONE, ["made_up_part", "alone", "{gate}", "{json}"])]
+    assert list(gpu.run(parts, tmp_path, tmp_path, 1)) == []
+    assert not (tmp_path / "late.json").exists()
