@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
-from support.graphs import FIELDS, assert_same_graph, by_destination, graph_lists, random_graph
+from support.graphs import assert_same_graph, by_destination, graph_lists
 from torch_geometric.data import Batch, Data, HeteroData
 
 import staticgraph as sg
@@ -100,38 +100,6 @@ def test_every_fill_rewrites_the_whole_slot(first, second, garbage):
         assert torch.equal(tensor, fresh.tensors()[name]), name
 
 
-def test_fields_of_every_level_come_as_pyg_has_them():
-    graphs = [random_graph(np.random.default_rng(seed), 4, 6) for seed in range(3)]
-    batch = sg.StaticBatch.of(store_of(graphs), [2, 0], CAPACITY)
-    assert set(FIELDS) < set(batch.keys())
-    assert batch.x.shape == (60, 3)
-    assert batch.stress.shape == (12 * 3, 3)
-    assert batch.z.dtype == torch.int64
-    assert (batch.num_nodes, batch.num_edges, batch.num_graphs) == (60, 90, 12)
-    assert batch.graph_ids[:3].tolist() == [2, 0, -1]
-    assert "x" in batch
-    assert "pos" not in batch
-    with pytest.raises(AttributeError, match="no 'charge'; it has edge_index, batch"):
-        _ = batch.charge
-
-
-def test_empty_edgeless_and_single_node_graphs():
-    rng = np.random.default_rng(0)
-    graphs = [random_graph(rng, nodes, edges) for nodes, edges in [(0, 0), (1, 0), (3, 0), (0, 0)]]
-    batch = sg.StaticBatch.of(store_of(graphs), range(4), CAPACITY)
-    assert [graph.num_nodes for graph in batch.to_data_list()] == [0, 1, 3, 0]
-    assert int(batch.graph_mask.sum()) == 4, "real empty graphs are not padding"
-
-
-def test_a_batch_of_padding_alone():
-    store = sg.GraphStore.from_pyg([random_graph(np.random.default_rng(0), 4, 6)])
-    batch = sg.StaticBatch.of(store, [], CAPACITY)
-    assert not batch.node_mask.any()
-    assert not batch.edge_mask.any()
-    assert not batch.graph_mask.any()
-    assert bool((batch.x == 0).all())
-
-
 def test_a_mask_and_numbers_from_the_end_mean_what_they_mean_in_a_store(esol):
     mask = torch.zeros(len(esol), dtype=torch.bool)
     mask[[2, 5]] = True
@@ -159,15 +127,6 @@ def test_a_full_bucket_keeps_its_reserve(esol):
     assert int((~batch.graph_mask).sum()) == 1
     with pytest.raises(sg.errors.GraphTooLarge):
         sg.StaticBatch.of(esol, range(4), sg.Capacity.distinct(nodes, edges, 5))
-
-
-def test_level_is_told_by_the_leading_size(esol):
-    batch = sg.StaticBatch.of(esol, range(3), (100, 201, 5))
-    assert batch.level_of(torch.zeros(5, 2)) == "graph"
-    assert batch.level_of(torch.zeros(100)) == "node"
-    assert batch.level_of(torch.zeros(201, 1)) == "edge"
-    with pytest.raises(ValueError, match=r"expected a leading size of 5 \(graphs\), 100 \(nodes\)"):
-        batch.level_of(torch.zeros(7))
 
 
 def test_equal_capacities_are_refused():

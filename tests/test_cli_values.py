@@ -156,30 +156,6 @@ def test_the_line_names_option_value_and_range(words, message, tiny, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "option"),
-    [
-        (BASES["train-large link"], "--memory"),
-        (["plan", "--data", "few"], "--max-memory"),
-        (["probe", "--data", "few"], "--max-memory"),
-    ],
-)
-def test_every_option_of_memory_reads_the_same_sizes(words, option, capsys):
-    """An unknown unit is refused with what to write instead."""
-    assert status_of([*words, option, "3 parsecs"]) == 2
-    assert "'3 parsecs' is not an amount of memory: write a number" in capsys.readouterr().err
-    for size in ("512M", "512MiB", "536870912"):
-        assert options.BYTES.converter(None, [Token(value=size)]) == 512 << 20
-
-
-def test_a_byte_order_mark_changes_nothing(tiny, capsys):
-    shown = []
-    for name in ("sizes.csv", "bom.csv"):
-        assert status_of(["plan", "--histogram", name, "--limits", "9", "20"]) == 0
-        shown.append(capsys.readouterr().out.splitlines()[-1])
-    assert shown[0] == shown[1]
-
-
-@pytest.mark.parametrize(
     ("kind", "text", "expected"),
     [
         (options.value(options.whole(0)), " 7 ", 7),

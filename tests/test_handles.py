@@ -55,12 +55,6 @@ def test_real_counts_are_numbers_on_the_host(store):
         _ = inside.real_graphs
 
 
-def test_cpu_is_the_batch_itself_where_it_is_there(store):
-    batch = sg.StaticBatch.of(store, [1, 2, 3], (40, 60, 8))
-    assert batch.cpu() is batch
-    assert batch.to("meta").cpu is not None
-
-
 def test_follow_batch_is_pygs(store):
     names = ["x", "edge_attr", "y", "three"]
     plan = sg.plan_buckets(store, batch_size=6)

@@ -14,7 +14,7 @@ import torch
 from support.hetero_graphs import by_destination, from_molecule
 from support.hetero_parity import plain, poisoned, static
 from support.parity import differences
-from torch import Tensor, nn
+from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import (
     BatchNorm,
@@ -33,8 +33,6 @@ from torch_geometric.nn import (
 )
 
 import staticgraph as sg
-from staticgraph.nn import context_of
-from staticgraph.steps.loss.mean_loss import masked_mean
 
 WIDTH = 8
 CHOSEN = 24
@@ -253,33 +251,3 @@ def test_targets_of_a_type_are_trained_and_predicted(mode, store, molecules):
             alone = twin.eval()(graph.x_dict, graph.edge_index_dict)
             for kind, value in alone.items():
                 torch.testing.assert_close(predicted[kind][number], value, rtol=1e-9, atol=1e-9)
-
-
-def test_epochs_of_shuffled_batches_compile_once(store, molecules):
-    """Each bucket is captured once, before the first step; three epochs capture nothing more."""
-    model = initialised(PerAtom(molecules[0].metadata()).double(), store)
-    plan = sg.plan_buckets(store, batch_size=8)
-    captured = []
-    context = context_of(model)
-
-    def backend(graph, inputs):
-        captured.append(graph)
-        return graph.forward
-
-    loader = sg.StaticLoader(store, plan, shuffle=True)
-    layout, names = loader.layouts[0], None
-
-    def step(*tensors: Tensor) -> Tensor:
-        given = sg.StaticBatch(layout, dict(zip(names, tensors, strict=True)))
-        context.enter(given)
-        out = model(given.x_dict, given.edge_index_dict)["atom"]
-        mean = masked_mean((out - given["atom"].y).square(), given)
-        context.leave()
-        return mean
-
-    compiled = torch.compile(step, fullgraph=True, dynamic=False, backend=backend)
-    for _ in range(3):
-        for batch in loader:
-            names = tuple(batch.tensors())
-            compiled(*batch.tensors().values()).backward()
-    assert len(captured) == 1

@@ -180,9 +180,3 @@ def test_too_large_a_graph_names_the_type(store):
     kept = sg.StaticLoader(store, tight, oversize="bucket")
     seen = [i for batch in kept for i in batch.graph_ids[batch.graph_mask].tolist()]
     assert sorted(seen) == list(range(len(store)))
-
-
-def test_a_file_of_hetero_data_opens(molecules, tmp_path):
-    torch.save(molecules[:5], tmp_path / "molecules.pt")
-    store = sg.datasets.open(tmp_path / "molecules.pt")
-    assert_same(store[3], molecules[3])

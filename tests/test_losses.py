@@ -192,20 +192,6 @@ def runner_of(loss, model, mode="eager"):
     )
 
 
-def test_a_penalty_on_parameters_has_its_gradient():
-    model = Net()
-
-    def loss(out, batch):
-        zero = 0 * out[0].sum(-1)
-        return zero, None, sum(p.square().sum() for p in model.parameters())
-
-    runner = runner_of(loss, model)
-    store = sg.GraphStore.from_pyg(graphs())
-    runner.step(sg.StaticBatch.of(store, range(10), CAPACITY))
-    for parameter in model.parameters():
-        torch.testing.assert_close(parameter.grad, 2 * parameter.detach())
-
-
 def test_a_weight_of_zero_leaves_infinity_out_of_loss_and_gradient():
     def loss(out, batch):
         return 1 / (out[0][:, 0] * (batch.kind != 2)), batch.kind != 2

@@ -126,13 +126,6 @@ def test_policies_of_the_other_task_are_refused(graph, tmp_path, capsys):
     assert "takes --policy dispersed, node-cache, in-memory" in capsys.readouterr().err
 
 
-def test_a_foreign_folder_is_not_overwritten(triples, tmp_path):
-    (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(SystemExit):
-        cli.main([*LINKS, "--data", triples, "--out", str(tmp_path), "--overwrite"])
-    assert (tmp_path / "thesis.txt").exists()
-
-
 def refuse(constant: str) -> float:
     raise AssertionError(f"{constant} is not JSON")
 

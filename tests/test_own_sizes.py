@@ -162,15 +162,6 @@ def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-10, msg=name)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("way", MODELS)
-def test_the_preflight_finds_nothing_in_the_way(way):
-    store = sg.GraphStore.from_pyg(graphs(), progress=False)
-    report = sg.check(Net(way), [(45, 131, 8)], store)
-    kinds = {obstacle.kind for obstacle in report.obstacles} - {"host-to-device copy"}
-    assert not kinds, str(report)
-
-
 def test_what_is_no_index_of_the_batch_is_still_refused():
     def chosen(model, data):
         some = data.batch[data.x[:, 0].argsort()]

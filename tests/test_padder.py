@@ -825,24 +825,6 @@ def test_lightning_trains_with_a_users_own_loader():
     assert module.losses == pytest.approx(list(plain_steps(Net().double(), batches)), rel=1e-9)
 
 
-@pytest.mark.slow
-def test_accelerate_trains_with_a_users_own_loader():
-    from accelerate import Accelerator
-
-    plan = sg.plan_stream(GRAPHS, batch_size=8, buckets=1)
-    torch.manual_seed(0)
-    net = Net().double()
-    plain = copy.deepcopy(net)
-    optimizer = torch.optim.SGD(net.parameters(), 0.01)
-    loader = DataLoader(GRAPHS, 8, collate_fn=sg.Padder(plan))
-    accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(loader)
-    runner = sg.StaticGraphRunner(net, plan, "eager", loss=squared, optimizer=optimizer)
-    losses = [float(runner.step(batch)) for batch in loader]
-    batches = [GRAPHS[k : k + 8] for k in range(0, 60, 8)]
-    assert losses == pytest.approx(list(plain_steps(plain, batches)), rel=1e-10)
-
-
 # ---------------------------------------------------------------- samplers in a StaticLoader
 
 

@@ -27,7 +27,6 @@ from torch import nn
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
-from staticgraph.steps.computation.model_setup import Subject
 
 
 class Counts(Probe):
@@ -90,22 +89,6 @@ def test_the_check_changes_nothing():
     assert not runner.preparation.padding.wanted("step")
     assert same(state_of(model, optimizer), before)
     assert model.kept is kept
-
-
-def test_a_checked_run_is_the_unchecked_run():
-    trajectories = []
-    for checked in (True, False):
-        model = made(Counts)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        runner = sg.StaticGraphRunner(
-            Subject(model, loss=loss, optimizer=optimizer, check_padding=checked),
-            PLAN,
-            mode="eager",
-        )
-        random.seed(0), np.random.seed(0), torch.manual_seed(1)  # noqa: NPY002
-        trajectories.append([float(runner.step(BATCH)) for _ in range(4)])
-        assert model.calls == 4
-    assert trajectories[0] == trajectories[1]
 
 
 @pytest.mark.parametrize("known", [True, False])

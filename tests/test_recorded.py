@@ -79,19 +79,6 @@ def test_every_input_field_reaches_its_address(hiv):
     assert len(losses) == 6
 
 
-def test_held_results_keep_their_values(hiv):
-    runner = runner_of(Net(), hiv)
-    batches = batches_of(hiv, 4)
-    losses = [runner.step(batch) for batch in batches]
-    outs = [runner.eval_step(batch).out for batch in batches]
-    values = [loss.clone() for loss in losses], [out.clone() for out in outs]
-    for batch in batches:
-        runner.step(batch)
-        runner.eval_step(batch)
-    assert all(map(torch.equal, losses, values[0]))
-    assert all(map(torch.equal, outs, values[1]))
-
-
 def test_one_recording_a_key_and_none_later(hiv):
     recorders = []
 

@@ -136,15 +136,6 @@ def _floats(graph):
     return graph
 
 
-def test_recording_a_pair_changes_nothing(hiv):
-    model, twin = twins(dropout=0.5)
-    random = torch.get_rng_state()
-    recorded(model, hiv)
-    assert_same_state(model, twin)
-    assert torch.equal(random, torch.get_rng_state())
-    assert all(p.grad is None for p in model.parameters())
-
-
 def test_evaluation_with_gradients_and_training_without(hiv):
     model, twin = twins()
     one, two = recorded(model, hiv, phases=()), eager(twin)

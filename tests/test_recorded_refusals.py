@@ -41,14 +41,6 @@ class TestRefusals:
         with pytest.raises(sg.NotStatic, match="dampening=0"):
             runner_of(model, hiv, sgd)
 
-    def test_a_setting_changed_later(self, hiv):
-        model = Net()
-        optimizer = adam(model)
-        runner = runner_of(model, hiv, optimizer)
-        optimizer.param_groups[0]["weight_decay"] = 0.1
-        with pytest.raises(sg.NotStatic, match="weight_decay changed after"):
-            runner.step(batches_of(hiv, 1)[0])
-
     def test_a_setting_that_a_scheduler_changes(self, hiv):
         """``OneCycleLR`` also changes the momentum, which a recording holds as it was."""
         model = Net()

@@ -311,21 +311,6 @@ def test_ranks_get_whole_shards_as_evenly_as_they_go(tmp_path):
         assert sum(map(len, folders)) == 7
 
 
-def test_what_shards_keep_in_different_dtypes_is_widened(tmp_path):
-    """Values of one shard fit into a byte, those of the next do not; row pointers of any width."""
-    graphs = graphs_of(30)
-    for number, graph in enumerate(graphs):
-        graph.z = torch.full((graph.num_nodes,), 10 ** (number // 10 * 4))
-    in_shards(tmp_path / "s", graphs, [10, 10, 10])
-    store = sg.GraphStore.load(tmp_path / "s.parts")
-    kinds = {store._open[k].columns["z"].dtype for k in range(3)}
-    assert len(kinds) == 3
-    whole = sg.GraphStore.from_pyg(graphs, levels=LEVELS, name="s")
-    plan = sg.plan_buckets(whole, 4)
-    loaders = [sg.StaticLoader(s, plan, shuffle=True, pointers=True) for s in (store, whole)]
-    assert_same_batches(*loaders)
-
-
 @pytest.mark.parametrize("graph", [-1, 30])
 def test_a_graph_that_is_not_there_is_refused(listed, graph):
     store = sg.GraphStore.load(listed, verify=False)
