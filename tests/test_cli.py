@@ -226,18 +226,6 @@ def test_wrong_usage(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_bug_shows_its_traceback(data, tmp_path, monkeypatch):
-    """A ValueError that other code raises is a bug, not a message for the user."""
-
-    def broken(*_, **__):
-        int("seven")
-
-    monkeypatch.setattr(train, "train", broken)
-    with pytest.raises(ValueError, match="invalid literal"):
-        # Raised here in a test, and so not from within staticgraph.
-        cli.main(["train", "--data", data, "--out", str(tmp_path / "r")])
-
-
 def test_ctrl_c_says_how_to_go_on(data, tmp_path, monkeypatch, capsys):
     def stop(*_, **__):
         raise train.Interrupted("stopped after 3 steps; continue with staticgraph train --resume")

@@ -293,19 +293,6 @@ def test_a_damaged_manifest_is_one_line(folder):
     refused(folder, "no readable JSON")
 
 
-def test_what_outputs_are_collected_in():
-    a = torch.zeros(2)
-    out = {"a": a, "b": (a, [a, None], 1.5)}
-    assert form(out) == {
-        "dict": [
-            ["a", "tensor"],
-            ["b", {"tuple": ["tensor", {"list": ["tensor", {"value": None}]}, {"value": 1.5}]}],
-        ]
-    }
-    with pytest.raises(sg.NotStatic, match="returns a set"):
-        form({a})
-
-
 def test_a_package_gives_tensors_and_the_manifest_the_rest():
     a, b = torch.zeros(2), torch.ones(3)
     out = {"none": None, "a": a, "k": 7, "words": "x", "b": (None, [b, 1.5], a), "yes": True}
