@@ -166,29 +166,6 @@ def test_a_tight_limit_is_met_with_smaller_probes(esol):
     assert memory.reader == "the allocator of a test"
 
 
-@pytest.mark.slow
-def test_the_allocators_reading_is_the_fake_tensors(esol):
-    """Two of the three readers on the same step must report the same bytes."""
-    task = prepared(esol)
-    capacities = [
-        Capacity(150 + 40 * k, 310 + 70 * (k % 3), 8 + k % 2, 60 - 9 * k) for k in range(6)
-    ]
-    real = run(task, esol, FailingAllocator(), capacities=capacities)
-    fake = probe(
-        task.subject.model,
-        esol,
-        loss=squared,
-        optimizer=task.subject.optimizer,
-        reader="fake",
-        capacities=capacities,
-    )
-    for one, other in zip(real.points, fake.points, strict=True):
-        assert one.nbytes == pytest.approx(other.nbytes, rel=0.001)
-    assert real.update_bytes == pytest.approx(fake.update_bytes, rel=0.01)
-    assert real.overhead >= 0
-    assert real.workspace_bytes < 1000, "no library keeps memory on a CPU"
-
-
 class Workspace(torch.nn.Module):
     """Allocates memory at its first use and keeps it, as cuBLAS does."""
 
