@@ -19,7 +19,6 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import BatchNorm
 
 import staticgraph as sg
-from staticgraph.nn.newcomers import Newcomers
 
 FOURS = sg.plan_buckets(STORE, batch_size=4, num_buckets=1)
 
@@ -100,24 +99,6 @@ def test_a_layer_that_padding_reaches_is_found_when_it_comes():
 
     with pytest.raises(sg.errors.PaddingLeaks, match=r"more\.0.*Centred"):
         grown(Growing, change)
-
-
-def test_newcomers_are_told_of_wherever_they_come():
-    model = nn.Sequential(nn.Sequential(nn.Linear(1, 1)))
-    newcomers = Newcomers(model)
-    nn.Sequential(nn.Linear(1, 1))
-    assert not newcomers.came
-    model[0][0] = nn.Linear(1, 1)
-    assert newcomers.came
-    assert not newcomers.seen()  # of the same kind, at the same place
-    model[0].append(nn.ReLU())
-    assert newcomers.came
-    assert newcomers.seen()
-    assert not newcomers.came
-    model[0][1] = nn.Sequential()  # a new module is watched too
-    newcomers.seen()
-    model[0][1].append(nn.ReLU())
-    assert newcomers.came
 
 
 HOOKS = {
@@ -246,7 +227,7 @@ CHANGES = {
     "rate": lambda m, o: o.param_groups[0].update(lr=2**-4),
 }
 FOLLOWED = {"state loaded", "rewritten in place", "buffer written", "statistics reset", "rate"}
-SLOW = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("fused", "traced")]
+SLOW = [pytest.param("fused", marks=pytest.mark.slow)]
 MODES = ["eager", *SLOW, "step", "forward_backward"]
 
 

@@ -117,20 +117,6 @@ def test_settings_of_equal_value_are_no_change_and_cost_one_comparison(hiv):
 
 
 class TestStatistics:
-    def test_counts_and_times_add_up(self, hiv):
-        runner = net_runner(hiv)
-        batches = batches_of(hiv, 4)
-        for batch in batches:
-            runner.step(batch)
-            runner.eval_step(batch)
-        for place, bucket in enumerate(runner.report().buckets):
-            own = batches[place::2]
-            assert bucket.batches == bucket.eval_batches == 2
-            nodes = sum(batch.real.nodes for batch in own)
-            assert bucket.node_efficiency == nodes / (2 * CAPACITIES[place][0])
-            assert bucket.real_graphs == 60
-            assert bucket.step_ms > 0
-
     def test_events_of_a_step_that_failed_are_no_time_and_old_ones_serve_again(self, monkeypatch):
         from staticgraph.runner import intake
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.arena import Arena, ArenaRecorder
+from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, batches_of
 from support.runners import made_runner
 from torch import nn
@@ -119,32 +119,6 @@ def test_a_batch_that_is_made_by_a_recording_ends_a_loan(esol, limit):
     assert recorded._inputs.collation.fill(0, next(batches)._tensors)
     with pytest.raises(StaleOutput):
         lent.sum()
-
-
-class TestArena:
-    """The basis of the other tests: memory is allocated and reused as in a pool of recordings."""
-
-    def test_what_is_dropped_is_taken_again_and_what_is_held_is_not(self):
-        arena = Arena(1 << 12)
-        held, dropped = (arena.like(torch.full((4,), float(i))) for i in range(2))
-        view, address = held[1:], dropped.data_ptr()
-        del held, dropped
-        assert arena.like(torch.ones(4)).data_ptr() == address
-        assert view.tolist() == [0.0] * 3
-        assert arena.live == 16, "the view holds its block; nobody held the last one"
-
-    def test_an_earlier_recording_writes_over_a_later_ones_result(self):
-        recorder, x = ArenaRecorder(), torch.ones(1000)
-        first = recorder.record(lambda: (x * 2).exp().sum())
-        second = recorder.record(lambda: x + 1)
-        second.replay()
-        assert torch.equal(second.result, x + 1)
-        first.replay()
-        assert not torch.equal(second.result, x + 1)
-        x.fill_(3)
-        second.replay()
-        assert torch.equal(second.result, x + 1)
-        assert recorder.arena.most < 4 * 4096
 
 
 def test_what_is_computed_from_it_is_an_ordinary_tensor(limit):

@@ -17,14 +17,6 @@ def loader(store, **options):
     return sg.StaticLoader(store, PLAN, exact=False, **{"slots": 3, **options})
 
 
-def test_a_consumer_that_keeps_batches_is_told_who_holds_how_many(esol):
-    kept = []
-    told = r"all 3 slots are held: 3 by batches in a list of 3"
-    with pytest.raises(sg.errors.SlotsExhausted, match=told):
-        kept.extend(loader(esol))
-    assert len(kept) == 3
-
-
 def test_a_batch_that_is_dropped_frees_its_slot(esol):
     assert sum(batch.real.graphs for batch in loader(esol, slots=2)) == len(esol)
 
