@@ -308,30 +308,6 @@ def test_the_calculator_is_ases():
             np.testing.assert_allclose(result["stress"], structure.get_stress(), atol=1e-9)
 
 
-@pytest.mark.slow
-def test_dynamics_and_a_relaxation_end_where_ases_do():
-    from ase import units
-    from ase.calculators.lj import LennardJones as Reference
-    from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
-    from ase.md.verlet import VelocityVerlet
-    from ase.optimize import FIRE
-
-    ends = []
-    for calculator in (Reference(epsilon=0.0104, sigma=3.4, rc=8.0), calculator_of([argon()])):
-        crystal = argon()
-        crystal.calc = calculator
-        MaxwellBoltzmannDistribution(crystal, temperature_K=40, rng=np.random.default_rng(0))
-        energies = []
-        dynamics = VelocityVerlet(crystal, 5 * units.fs)
-        dynamics.attach(lambda: energies.append(crystal.get_total_energy()))  # noqa: B023
-        dynamics.run(20)
-        FIRE(crystal, logfile=None).run(fmax=0.002, steps=60)
-        ends.append((energies, crystal.get_potential_energy(), crystal.positions.copy()))
-    np.testing.assert_allclose(ends[0][0], ends[1][0], atol=1e-7)
-    assert ends[0][1] == pytest.approx(ends[1][1], abs=1e-7)
-    np.testing.assert_allclose(ends[0][2], ends[1][2], atol=1e-5)
-
-
 def test_the_model_of_torch_sim_is_valid_and_its_loops_run():
     ts = pytest.importorskip("torch_sim")
     from torch_sim.models.interface import validate_model_outputs

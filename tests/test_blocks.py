@@ -13,7 +13,7 @@ from support.written_stores import LEVELS, graphs_of
 import staticgraph as sg
 from staticgraph.epochs import used_graphs
 from staticgraph.epochs.batcher import Batcher
-from staticgraph.epochs.blocks import Blocks, block_order, spread
+from staticgraph.epochs.blocks import Blocks, block_order
 from staticgraph.epochs.windows import level
 from staticgraph.packing.random import shuffle as shuffle_in_place
 from staticgraph.plans.choose import plan_buckets
@@ -117,24 +117,6 @@ def test_an_epoch_in_blocks(exact, ranks):
     earlier["of"] = {**earlier["of"], "blocks": (256, 8)}
     with pytest.raises(ValueError, match=r"blocks was \(256, 8\) and is"):
         again.load_state_dict(earlier)
-
-
-def test_the_bias_is_what_is_said():
-    """Labels sorted and not: the variance of a batch's mean against that of a random order."""
-    n, size = 1 << 15, 32
-    blocks, sizes = Blocks(128, 16), np.ones((1 << 15, 2), np.int64)
-    plan = plan_buckets(sizes, size)
-    kinds = {"sorted": np.arange(n) / n, "mixed": np.random.default_rng(0).random(n)}
-    variance = {}
-    for shuffle in (blocks, True):
-        batcher = Batcher(sizes, plan, shuffle=shuffle)
-        batches = [b.ids for epoch in range(12) for b in batcher.batches(epoch)]
-        for kind, labels in kinds.items():
-            variance[kind, shuffle] = np.var([labels[ids].mean() for ids in batches])
-    assert spread(1.0, size, blocks) == 1 + 31 / 16
-    found = variance["sorted", blocks] / variance["sorted", True]
-    assert found == pytest.approx(spread(1.0, size, blocks), rel=0.2)
-    assert variance["mixed", blocks] / variance["mixed", True] == pytest.approx(1.0, rel=0.1)
 
 
 def test_what_cannot_be_in_blocks_is_refused():

@@ -247,12 +247,6 @@ def test_the_command_prints_what_the_child_found(child, monkeypatch, capsys, tmp
     assert len(child.asked) == before + 1, "printed and drawn from one question"
 
 
-def test_what_was_added_is_named():
-    before = {"forward library aten::mm": 2, "forward copy aten::copy_": 1}
-    now = {"forward library aten::mm": 4, "backward library aten::bmm": 1}
-    assert added(before, now) == ["forward library aten::mm +2", "backward library aten::bmm +1"]
-
-
 @pytest.mark.parametrize(("model", "kernels"), [("Summed", False), ("one_gine", True)])
 def test_a_full_warm_up_records_step_and_evaluation(child, plans, model, kernels):
     """``mode="cuda-graph"``: forward, backward, clipping and optimizer, all in one recording."""

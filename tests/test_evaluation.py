@@ -21,20 +21,6 @@ def deep() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 2), frozen, nn.ModuleList([nn.Dropout(0.1)]))
 
 
-def test_flags_are_those_of_the_walk():
-    for training in (True, False):
-        ours, theirs = deep().train(training), deep().train(training)
-        ours[1].eval()
-        theirs[1].eval()
-        evaluation = Evaluation(ours)
-        for _ in range(2):
-            with evaluation(), evaluating(theirs):
-                assert flags(ours) == flags(theirs) == [False] * 7
-                assert not torch.is_grad_enabled()
-            assert flags(ours) == flags(theirs)
-            assert torch.is_grad_enabled()
-
-
 def test_flags_return_after_an_error_and_from_inside_each_other():
     model = deep().train()
     evaluation, before = Evaluation(model), flags(model)

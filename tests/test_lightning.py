@@ -177,11 +177,6 @@ class Both(nn.Module):
         return x.float() @ table
 
 
-class Beside(nn.Module):
-    def forward(self, y, pooled, table):
-        return pooled @ table + y
-
-
 def test_a_call_that_cannot_be_told_runs_as_plain_pyg_and_says_so(esol, tmp_path):
     class Odd(Whole):
         def __init__(self):
@@ -253,30 +248,6 @@ def test_what_is_set_on_a_type_is_what_a_model_gets():
     assert (batch.x_dict["a"] == 2).all()
     assert (batch.whole().x_dict["a"][: len(batch["a"].x)] == 2).all()
     assert (batch.clone()["a"].x == 2).all()
-
-
-def test_a_table_with_as_many_rows_as_a_batch_has_graphs_is_no_rows_of_it(esol, tmp_path):
-    """The last batch has eight graphs, and the table has eight rows."""
-
-    class Odd(Whole):
-        def __init__(self):
-            super().__init__()
-            self.both = Beside()
-
-        def training_step(self, batch, batch_idx):
-            pooled = global_add_pool(batch.x.float(), batch.batch, batch.num_graphs)
-            out = self.both(batch.y, pooled[:, :8] / 1000, torch.ones(8, 8))
-            loss = self.head(out).pow(2).mean()
-            self.losses.append(loss.detach())
-            return loss
-
-    module, twin, data = made(Odd), made(Odd), data_of(esol)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*cannot be told")
-        trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
-    by_hand(twin, data, epochs=1)
-    assert len(module.losses) == 7
-    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-5)
 
 
 def test_a_table_that_a_part_returns_keeps_its_rows(esol, tmp_path):

@@ -35,14 +35,6 @@ def test_layers_and_tensors_are_told_apart_and_each_once():
     assert len(heard.layers) == 3
 
 
-def test_all_who_watch_a_module_are_told():
-    model, first, second = nn.Sequential(), Heard(), Heard()
-    watch([model], first)
-    watch([model], second)
-    model.append(nn.ReLU())
-    assert first.layers == second.layers == [True]
-
-
 def test_neither_models_nor_listeners_are_kept():
     model, heard, others = nn.Sequential(), Heard(), Heard()
     watch([model], heard)

@@ -176,17 +176,6 @@ def test_a_number_that_changes_is_told_to_be_a_tensor_and_serves_as_one(esol):
     assert float(by_tensor.step(batch)) == pytest.approx(first / 2)
 
 
-def test_torchs_own_flags_are_guarded(one_for_all):
-    runner, batch = one_for_all
-    torch.use_deterministic_algorithms(True)
-    try:
-        with pytest.raises(sg.NotStatic, match="compiled again"):
-            runner(batch)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    runner(batch)
-
-
 def test_a_mode_that_counts_sees_the_step_and_every_change_is_still_refused(esol):
     model = Trunk(gine, 16, 2).eval()
     runner, batch = captured(model, esol)

@@ -11,7 +11,6 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
-from staticgraph.recording.recorder import CudaGraphRecorder
 from staticgraph.runner.auto import Auto
 from staticgraph.steps.computation.model_setup import Subject, device_of
 from staticgraph.steps.state.recordable_optimizer import check_recordable, make_recordable
@@ -124,15 +123,6 @@ def test_auto_is_a_mode_and_the_word_means_its_default():
     able = sg.Recording(recorder=TapeRecorder)
     runner = sg.StaticGraphRunner(Net(), CAPACITIES, Auto(on_cpu=True), recording=able)
     assert runner._execution.auto.ways == ("eager", "fused", "default", "cuda-graph")
-
-
-def test_a_recording_records_with_cuda_graphs_unless_told():
-    assert not sg.Recording().records_on(torch.device("cpu"))
-    assert sg.Recording().records_on(torch.device("cuda"))
-    assert sg.Recording(recorder=TapeRecorder).records_on(torch.device("cpu"))
-    made = sg.Recording(recorder=TapeRecorder).recorder_on(torch.device("cpu"))
-    assert isinstance(made, TapeRecorder)
-    assert not isinstance(made, CudaGraphRecorder)
 
 
 # ---------------------------------------------------------------------- optimizers
