@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.alike import sgd
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
@@ -239,7 +240,7 @@ def test_a_step_with_neighbours_and_forces_equals_the_plain_model(mode):
     expected = [p.grad for p in plain.parameters()]
 
     store = sg.GraphStore.from_pyg(graphs, progress=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = sgd(model, 0.0)
     subject = Subject(model, energies_and_forces, optimizer, differentiable=("pos", "cell"))
     runner = sg.StaticGraphRunner(subject, [capacity], mode)
     runner.step(next(iter(runner.loader(store, exact=False))))
@@ -345,7 +346,7 @@ def test_a_training_step_without_room_for_edges_is_refused():
     for graph in graphs:
         graph.energy = torch.zeros(1, dtype=torch.float64)
     model = LennardJones(3.0).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = sgd(model, 1.0)
 
     def loss(out, batch):
         return (out["energy"] - batch.energy).square()

@@ -9,6 +9,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
+from support.alike import real_ids
 from support.arena import ArenaRecorder
 from support.places import mode_of
 from support.plain_epochs import GRAPHS, PLAN, STORE, D, Net, equal, made, sgd, squared
@@ -248,7 +249,7 @@ def test_a_change_between_steps_is_followed_or_refused(name, mode, monkeypatch):
     runner = made_runner(ours, FOURS, way, loss=squared, optimizer=first, **options)
     runner.warmup(STORE, phases=("step",), progress=False)
     for number, batch in enumerate(runner.loader(STORE)):
-        ids = batch.graph_ids[batch.graph_mask].tolist()
+        ids = real_ids(batch)
         if number == 3:
             for model, optimizer in ((ours, first), (theirs, second)):
                 CHANGES[name](model, optimizer)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.alike import real_ids
 from support.hetero_parity import plain, static
 from support.index_rules import Bipartite
 from support.parity import differences
@@ -75,7 +76,7 @@ def test_batches_are_those_of_pyg():
     graphs = made()
     store = sg.GraphStore.from_pyg(graphs)
     for batch in sg.StaticLoader(store, sg.plan_buckets(store, batch_size=5), shuffle=True, seed=1):
-        ids = batch.graph_ids[batch.graph_mask].tolist()
+        ids = real_ids(batch)
         expected = Batch.from_data_list([graphs[i] for i in ids], follow_batch=["x_s", "x_t"])
         for name in ("x_s", "x_t"):
             mask = batch[f"{name}_mask"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
+from support.alike import assert_same_gradients
 from support.gine_net import Net as Single
 from support.gine_net import batches_of
 from support.patience import patience
@@ -62,8 +63,7 @@ def static_step(model, batch, run=None, inside=True, **options):
 
 
 def same(model, other):
-    for (name, one), two in zip(model.named_parameters(), other.parameters(), strict=True):
-        assert torch.allclose(one.grad, two.grad, rtol=1e-9, atol=1e-12), name
+    assert_same_gradients(model, other, rtol=1e-09, atol=1e-12)
     for (name, one), two in zip(model.named_buffers(), other.buffers(), strict=True):
         assert torch.allclose(one.double(), two.double(), rtol=1e-9), name
 
@@ -137,8 +137,7 @@ def test_checkpointed_layers_run_again_on_their_batch(hiv):
     batch = batches_of(hiv, 1)[0]
     static_step(model, batch, inside=False)
     plain_step(other, batch)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.allclose(one.grad, two.grad, rtol=1e-8, atol=1e-12)
+    assert_same_gradients(model, other, rtol=1e-08, atol=1e-12)
 
 
 @pytest.mark.parametrize("converted", [True, False])

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 import torch_geometric.nn as pyg
+from support.alike import assert_same_gradients, sgd
 from support.threaded import GRAPHS, STORE, Elsewhere, Net, batch_of, loss, runner_of
 from torch import nn
 from torch_geometric.data import Batch
@@ -56,8 +57,7 @@ def test_checkpointing_runs_its_layers_again_over_the_batch_of_the_forward(reent
             mean.backward()
 
     runner.step(batch) if how == "step" else own_loop()
-    for (name, found), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        assert torch.allclose(found.grad, expected.grad, rtol=1e-9, atol=1e-12), name
+    assert_same_gradients(ours, theirs, rtol=1e-09, atol=1e-12)
 
 
 POOLINGS = {
@@ -105,8 +105,7 @@ def test_a_pool_that_runs_again_has_the_rows_it_had(pooling, reentrant):
     runner = runner_of(ours)
     runner.optimizer.param_groups[0]["lr"] = 0.0
     runner.step(batch_of())
-    for (name, found), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        assert torch.allclose(found.grad, expected.grad, rtol=1e-9, atol=1e-12), name
+    assert_same_gradients(ours, theirs, rtol=1e-09, atol=1e-12)
 
 
 def test_a_kept_output_keeps_no_slot_of_the_loader():
@@ -138,7 +137,7 @@ def checkpointed_runner(mode, norm):
         plan,
         mode,
         loss=lambda out, batch: out.square(),
-        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        optimizer=sgd(model, 0.1),
     )
 
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from support.alike import assert_same_state, sgd
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
 from support.places import AsTraced
 from support.runners import made_runner
@@ -117,10 +118,7 @@ def test_whatever_is_chosen_the_steps_are_those_of_eager(hiv, stopwatch, recorde
         ours = runner.step(batch)
         torch.manual_seed(step)
         assert torch.equal(ours, eager.step(batch)), step
-    for (name, one), value in zip(
-        model.state_dict().items(), twin.state_dict().values(), strict=True
-    ):
-        assert torch.equal(one, value), name
+    assert_same_state(model, twin)
 
 
 def test_the_choice_and_its_numbers_are_in_the_report(hiv, tmp_path):
@@ -162,7 +160,7 @@ def test_warming_up_leaves_no_trace_in_an_optimizer(hiv):
     assert before["state"].keys() == after["state"].keys()
     for index, state in before["state"].items():
         assert all(torch.equal(value, after["state"][index][name]) for name, value in state.items())
-    lazy = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
+    lazy = sgd(model, 0.1, momentum=0.9, dampening=0.5)
     auto(model, hiv, lazy)
     assert not lazy.state, "a buffer of zeros is not the same as none, with dampening"
 

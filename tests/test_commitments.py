@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.alike import sgd, squared
 from support.runners import made_runner
 from support.tape import TapeRecorder
 
@@ -17,10 +18,6 @@ BUCKETS = [(120, 260, 9), (240, 520, 17)]
 RECORDED = {"mode": "cuda-graph", "scope": "forward_backward", "recorder": TapeRecorder}
 
 
-def squared(out, batch):
-    return (out - batch.y).square()
-
-
 def made(store, budget, memory=None, name="gcn", **options):
     torch.manual_seed(0)
     model = models.build(name, store, hidden=16, layers=1)
@@ -28,7 +25,7 @@ def made(store, budget, memory=None, name="gcn", **options):
         model,
         options.pop("plan", BUCKETS),
         loss=squared,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        optimizer=sgd(model, 0.1),
         budget=budget if memory is None else budget.with_memory(memory),
         **options,
     )
@@ -37,7 +34,7 @@ def made(store, budget, memory=None, name="gcn", **options):
 @pytest.fixture(scope="module")
 def memory(esol):
     model = models.build("gcn", esol, hidden=16, layers=1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model, 0.1)
     return sg.probe(model, esol, loss=squared, optimizer=optimizer)
 
 

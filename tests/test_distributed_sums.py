@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from support.alike import sgd
 from support.ranked_net import BATCH, model_of, squared, store_of
 from support.ranks import on_ranks
 from torch import nn
@@ -120,7 +121,7 @@ def _budgets() -> tuple[str, int]:
     with pytest.raises(sg.BudgetExceeded) as caught:
         sg.StaticGraphRunner(
             model, plan, "eager", loss=squared,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+            optimizer=sgd(model, 0.05),
             budget=sg.MemoryBudget(enough, device=f"card {dist.get_rank()}").with_memory(memory),
         )  # fmt: skip
     return str(caught.value), caught.value.floor_bytes - needs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
+from support.alike import sgd
 from support.gine_net import CAPACITIES, Net, batches_of, bce
 from torch import nn
 
@@ -134,7 +134,7 @@ def statistics_moved(model, hiv, prepared=lambda model: model) -> bool:
         CAPACITIES,
         "eager",
         loss=bce,
-        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        optimizer=sgd(model, 0.1),
     )
     runner.step(next(iter(batches_of(hiv))))
     return any(int(b) for name, b in model.named_buffers() if name.endswith("batches_tracked"))

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from support.alike import squared
 
 import staticgraph as sg
 
@@ -35,7 +36,7 @@ def runner_of(model, plan, trained):
         model,
         plan,
         mode="eager",
-        loss=lambda out, batch: (out - batch.y).square(),
+        loss=squared,
         optimizer=torch.optim.Adam(trained.parameters()),
     )
 

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from support.alike import sgd
 from support.index_rules import Clusters, Triplets
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
@@ -245,7 +246,7 @@ def test_a_loss_in_a_bucket_of_one_edge():
         Subject(
             model,
             loss=lambda out, batch: (out - batch.y).square(),
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+            optimizer=sgd(model, 0.0),
             forward=lambda model, batch: model(
                 torch.zeros(batch.num_graphs, 3).index_add(0, batch.batch, batch.x)
             ),

@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from support.alike import assert_same_state, sgd
 from support.gine_net import bce
 from support.runners import made_runner
 from torch import nn
@@ -51,7 +52,7 @@ def model_of(place, hiv, gps):
 
 
 def runner_of(place, model, plan, mode, **options):
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
+    optimizer = sgd(model, 1e-2, fused=True)
     options = {"recorder": place.recorder, **options}
     return made_runner(model, plan, mode=mode, loss=bce, optimizer=optimizer, **options)
 
@@ -99,10 +100,7 @@ def test_reduce_overhead_records_and_replays_like_eager(place, hiv, gps):
     for batch in batches_of(place, hiv, plan, steps_of(place)):
         ours, theirs = float(recorded.step(batch)), float(eager.step(batch))
         assert ours == pytest.approx(theirs, rel=1e-3)
-    for (name, one), other in zip(
-        model.state_dict().items(), twin.state_dict().values(), strict=True
-    ):
-        assert torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-3), name
+    assert_same_state(model, twin, rtol=0.01, atol=0.001)
     assert recorded_graphs(torch.device(place.device)) == after_warmup, "a step recorded again"
 
 
@@ -122,10 +120,7 @@ def test_cuda_graph_replays_like_eager(place, hiv, gps, scope):
     for batch in batches:
         ours, theirs = float(recorded.step(batch)), float(eager.step(batch))
         assert ours == pytest.approx(theirs, rel=1e-3)
-    for (name, one), other in zip(
-        model.state_dict().items(), twin.state_dict().values(), strict=True
-    ):
-        assert torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-3), name
+    assert_same_state(model, twin, rtol=0.01, atol=0.001)
     one, other = recorded.eval_step(batches[0]), eager.eval_step(batches[0])
     assert torch.allclose(one.out, other.out, rtol=1e-2, atol=1e-3)
     assert [bucket.recordings for bucket in recorded.report().buckets] == [2, 2]

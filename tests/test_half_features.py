@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from support.alike import real_ids, sgd
 from support.places import mode_of
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -76,7 +77,7 @@ def test_a_step_is_plain_pygs(mode, half, monkeypatch):
         [CAPACITY],
         mode=mode_of(mode, monkeypatch),
         loss=squared,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        optimizer=sgd(model, 0.0),
     )
     if mode != "default":  # saves Inductor compiling an evaluation that never runs
         runner.warmup(store, progress=False)
@@ -113,8 +114,6 @@ def test_batches_hold_the_same_halves(on_device):
     store = sg.GraphStore.from_pyg(data, progress=False)
     plan = sg.plan_buckets(store, batch_size=4)
     for batch in sg.StaticLoader(store.to("cpu") if on_device else store, plan):
-        for found, number in zip(
-            batch.to_data_list(), batch.graph_ids[batch.graph_mask].tolist(), strict=True
-        ):
+        for found, number in zip(batch.to_data_list(), real_ids(batch), strict=True):
             assert found.x.dtype == found.edge_attr.dtype == torch.float16
             assert torch.equal(found.x, data[number].x)

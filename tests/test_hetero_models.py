@@ -11,6 +11,7 @@ import copy
 
 import pytest
 import torch
+from support.alike import assert_same_state, sgd
 from support.hetero_graphs import by_destination, from_molecule
 from support.hetero_parity import plain, poisoned, static
 from support.parity import differences
@@ -223,7 +224,7 @@ def test_targets_of_a_type_are_trained_and_predicted(mode, store, molecules):
     model = initialised(PerAtom(molecules[0].metadata()).double(), store)
     twin = copy.deepcopy(model)
     plan = sg.plan_buckets(store, batch_size=8)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    optimizer = sgd(model, 0.01)
     runner = sg.StaticGraphRunner(
         model,
         plan,
@@ -231,7 +232,7 @@ def test_targets_of_a_type_are_trained_and_predicted(mode, store, molecules):
         loss=lambda out, batch: (out["atom"] - batch["atom"].y).square(),
         optimizer=optimizer,
     )
-    others = torch.optim.SGD(twin.parameters(), 0.01)
+    others = sgd(twin, 0.01)
     for batch in sg.StaticLoader(store, plan, indices=range(CHOSEN), shuffle=True):
         found = runner.step(batch)
         data = Batch.from_data_list(batch.to_data_list())
@@ -240,10 +241,7 @@ def test_targets_of_a_type_are_trained_and_predicted(mode, store, molecules):
         expected.mean().backward()
         others.step()
         torch.testing.assert_close(found, expected.mean().detach(), rtol=1e-9, atol=1e-12)
-    for (name, ours), theirs in zip(
-        model.state_dict().items(), twin.state_dict().values(), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12, msg=name)
+    assert_same_state(model, twin, rtol=1e-09, atol=1e-12)
     predicted = runner.predict(molecules)
     assert set(predicted) == {"atom", "bond", "ring"}
     with torch.no_grad():

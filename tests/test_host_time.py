@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.alike import sgd
 from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce
 from support.runners import made_runner
@@ -92,7 +93,7 @@ def test_an_optimizer_outside_reads_each_gradient_whatever_was_done_to_it(hiv):
     runner = net_runner(
         hiv,
         scope="forward_backward",
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        optimizer=lambda model: sgd(model, 0.1),
     )
     batch = batches_of(hiv, 1)[0]
     runner.step(batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.alike import sgd, squared
 from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, batches_of
 from support.runners import made_runner
@@ -90,7 +91,7 @@ def test_any_other_recording_may_write_there(hiv, limit, bucket, role):
         "cuda-graph",
         recorder=ArenaRecorder,
         loss=lambda out, batch: out["graphs"].square().mean(1, keepdim=True),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, fused=True),
+        optimizer=sgd(model, 0.1, fused=True),
         check_padding=False,
     ).warmup(hiv, progress=False)
     first, other = batches_of(hiv, 2)
@@ -165,8 +166,8 @@ def test_losses_are_copies(hiv, monkeypatch):
         CAPACITIES,
         "cuda-graph",
         recorder=ArenaRecorder,
-        loss=lambda out, batch: (out - batch.y).square(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0, fused=True),
+        loss=squared,
+        optimizer=sgd(model, 0.0, fused=True),
     ).warmup(hiv, progress=False)
     first, _, second = batches_of(hiv, 3)
     result, loss = runner.eval_step(first), runner.step(first)

@@ -8,6 +8,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+from support.alike import real_ids
 
 import staticgraph as sg
 from staticgraph.batches.loading.loader_options import ELSEWHERE
@@ -19,7 +20,7 @@ def plan(esol):
 
 
 def ids_of(loader) -> list[list[int]]:
-    return [batch.graph_ids[batch.graph_mask].tolist() for batch in loader]
+    return [real_ids(batch) for batch in loader]
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -70,7 +71,7 @@ def test_resume_in_the_middle_of_an_epoch(esol, plan, workers):
 
 
 def _ids(batch) -> list[int]:
-    return batch.graph_ids[batch.graph_mask].tolist()
+    return real_ids(batch)
 
 
 def test_breaking_off_starts_the_next_epoch(esol, plan):

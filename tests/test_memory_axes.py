@@ -10,6 +10,7 @@ import functools
 
 import pytest
 import torch
+from support.alike import squared
 from support.index_rules import Triplets
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
@@ -27,10 +28,6 @@ from staticgraph.steps.computation.model_setup import Subject
 
 WIDTH = 16
 COUNT = 120
-
-
-def squared(out, batch):
-    return (out - batch.y).square()
 
 
 class Encoder(nn.Module):

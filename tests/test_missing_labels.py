@@ -8,6 +8,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import assert_same_gradients, sgd
 from support.places import mode_of
 from support.runners import made_runner
 from support.tape import TapeRecorder
@@ -67,7 +68,7 @@ def runner_of(loss, mode="eager", store=None, model=None, **options):
         [CAPACITY],
         mode,
         loss=loss,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        optimizer=sgd(model, 0.0),
         **options,
     )
     return runner if store is None else runner.warmup(store, phases=("step",), progress=False)
@@ -121,8 +122,7 @@ def test_any_field_that_the_loss_reads_may_lack_labels(loss, mode, monkeypatch):
     expected.backward()
     found = runner.step(batch)
     assert torch.allclose(found, expected.detach(), rtol=1e-5)
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+    assert_same_gradients(model, plain, rtol=0.0001, atol=1e-06)
     runner.check_finite()
 
 
@@ -249,7 +249,7 @@ def test_a_loss_that_asks_is_refused_though_the_first_batch_has_all_labels():
 
     for loss in (given, asks):
         model = Tasks()
-        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        optimizer = sgd(model, 1e-3)
         runner = sg.StaticGraphRunner(model, [CAPACITY], "eager", loss=loss, optimizer=optimizer)
         batch = sg.StaticBatch.of(store, range(5), CAPACITY)
         if loss is given:

@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from support.alike import sgd
 from support.parity import (
     BATCH,
     CAPACITY,
@@ -172,7 +173,7 @@ class Net(nn.Module):
 def step_of(batch, **options):
     torch.manual_seed(0)
     model = Net().double()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = sgd(model, 0.1)
     runner = made_runner(model, [CAPACITY], loss=loss, optimizer=optimizer, **options)
     value = runner.step(batch)
     return [value, *model.state_dict().values()], runner.eval_step(batch).out

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.alike import sgd
 from support.layer_cases import CASES
 from support.layer_model import call, model_of
 from support.parity import (
@@ -168,7 +169,7 @@ def test_every_layer_replays_like_eager(case):
     are the same bit for bit; changing an input field changes the output. On the tape a host read is
     an error, and an address that is not written gives wrong numbers."""
     model = model_of(case)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = sgd(model, 0.0)
     subject = Subject(model, loss, optimizer, forward=call, check_padding=False)
     recording = sg.Recording(scope="forward_backward", recorder=TapeRecorder)
     runner = sg.StaticGraphRunner(subject, [CAPACITY], "cuda-graph", recording=recording)
@@ -248,7 +249,7 @@ def test_nothing_is_captured_again_while_it_trains():
     step = torch.compile(
         computation.of_tensors("step", BATCH), fullgraph=True, dynamic=False, backend=look
     )
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    optimizer = sgd(model, 0.01)
     for ids in ([0, 1, 2, 3, 4], [2], [4, 1], [0, 0, 3], [], [1, 1, 2]):
         batch = sg.StaticBatch.of(STORE, ids, BATCH.capacity)
         optimizer.zero_grad()

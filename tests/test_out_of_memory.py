@@ -7,6 +7,7 @@ import gc
 
 import pytest
 import torch
+from support.alike import squared
 
 from staticgraph import models
 from staticgraph.errors import BudgetExceeded, ProbeFailed
@@ -95,10 +96,6 @@ class FailingAllocator(LiveStorages):
 
     def trim(self):
         self._reserved = self.live_bytes
-
-
-def squared(out, batch):
-    return (out - batch.y).square()
 
 
 def prepared(store):

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from support.alike import assert_same_state, sgd
 from support.arena import ArenaRecorder
 from support.drawn import examples
 from support.graphs import double_graphs, graph_lists, random_graph
@@ -239,7 +240,7 @@ def test_declared_batches_are_recorded_once_and_replayed_like_plain_torch(drawn)
     padder = sg.Padder([capacity_for(most)], schema=schema, like=example)
     model = Messages()
     plain = copy.deepcopy(model)
-    optimizers = [torch.optim.SGD(each.parameters(), LR) for each in (model, plain)]
+    optimizers = [sgd(each, LR) for each in (model, plain)]
     subject = Subject(model, lambda out, batch: (out[:, 0] - batch["y"]) ** 2, optimizers[0])
     recording = sg.Recording(recorder=recorder)
     runner = sg.StaticGraphRunner(subject, padder, "cuda-graph", recording=recording)
@@ -461,7 +462,7 @@ plan = sg.plan_stream([(3, 3)] * 8, batch_size=4, schema=schema)
 padder = sg.Padder(plan, schema=schema, like=batch(9), overflow="split")
 model = Model()
 plain = copy.deepcopy(model)
-optimizers = [torch.optim.SGD(each.parameters(), 0.01) for each in (model, plain)]
+optimizers = [sgd(each, 0.01) for each in (model, plain)]
 runner = sg.StaticGraphRunner(model, padder, loss=loss, optimizer=optimizers[0])
 for n in (9, 12, 6):
     data = batch(n)
@@ -504,7 +505,7 @@ GRAPHS = double_graphs([3, 9, 4, 7, 12, 5, 6, 8, 10, 3, 4, 11] * 5)
 
 def plain_steps(model, batches, lr=0.01):
     """Losses of plain PyG's steps."""
-    optimizer = torch.optim.SGD(model.parameters(), lr)
+    optimizer = sgd(model, lr)
     for graphs in batches:
         batch = Batch.from_data_list(graphs)
         loss = F.mse_loss(model(batch), batch.y)
@@ -515,10 +516,7 @@ def plain_steps(model, batches, lr=0.01):
 
 
 def assert_same_model(one: nn.Module, other: nn.Module) -> None:
-    for (name, value), theirs in zip(
-        one.state_dict().items(), other.state_dict().values(), strict=True
-    ):
-        assert torch.allclose(value, theirs, rtol=1e-9, atol=1e-11), name
+    assert_same_state(one, other, rtol=1e-09, atol=1e-11)
 
 
 def test_a_runner_pads_the_batches_of_a_users_own_loader():
@@ -526,7 +524,7 @@ def test_a_runner_pads_the_batches_of_a_users_own_loader():
     net = Net().double()
     plain = copy.deepcopy(net)
     plan = sg.plan_stream(GRAPHS, batch_size=8, buckets=2)
-    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    optimizer = sgd(net, 0.01)
     runner = sg.StaticGraphRunner(net, plan, "eager", loss=squared, optimizer=optimizer)
     weights = torch.arange(1.0, 61)
     generator = torch.Generator().manual_seed(1)
@@ -570,9 +568,7 @@ def test_worker_processes_make_the_same_batches_and_nothing_compiles_again():
         alone, together = epoch(data, 0), epoch(data, 2)
         assert all(equal_but_ids(a, b) for a, b in zip(alone, together, strict=True))
     net = Net().double()
-    runner = sg.StaticGraphRunner(
-        net, plan, "fused", loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01)
-    )
+    runner = sg.StaticGraphRunner(net, plan, "fused", loss=squared, optimizer=sgd(net, 0.01))
     batches = epoch(GRAPHS, 2)
     for batch in batches:
         runner.step(batch)
@@ -592,7 +588,7 @@ def test_a_batch_in_parts_is_one_update():
     net.norm = nn.Identity()
     plain = copy.deepcopy(net)
     padder = sg.Padder([(30, 75, 7)], overflow="split")
-    subject = Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01))
+    subject = Subject(net, loss=squared, optimizer=sgd(net, 0.01))
     runner = sg.StaticGraphRunner(subject, padder, "eager")
     batches = [GRAPHS[k : k + 9] for k in range(0, 45, 9)]
     for number, expected in enumerate(plain_steps(plain, batches)):
@@ -615,7 +611,7 @@ def test_padding_is_checked_in_the_parts_of_a_batch():
             return self.head(global_add_pool(h - h.mean(0), data.batch))
 
     net = Mixes().double()
-    subject = Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01))
+    subject = Subject(net, loss=squared, optimizer=sgd(net, 0.01))
     padder = sg.Padder([(30, 75, 7)], overflow="split")
     with pytest.raises(PaddingLeaks):
         sg.StaticGraphRunner(subject, padder, "eager").step(GRAPHS[:9])
@@ -627,9 +623,7 @@ def test_a_capacity_is_added_for_a_batch_that_fits_none(mode):
     net = Net().double()
     plain = copy.deepcopy(net)
     padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
-    runner = sg.StaticGraphRunner(
-        net, padder, mode, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01)
-    )
+    runner = sg.StaticGraphRunner(net, padder, mode, loss=squared, optimizer=sgd(net, 0.01))
     batches = [GRAPHS[:6], GRAPHS[:12], GRAPHS[6:18], GRAPHS[:30], GRAPHS[3:9]]
     for number, expected in enumerate(plain_steps(plain, batches)):
         assert float(runner.step(batches[number])) == pytest.approx(expected, rel=1e-10)
@@ -646,9 +640,7 @@ def test_a_batch_that_fills_too_little_of_its_bucket_runs_in_eager_at_its_own_si
     net = Net().double()
     plain = copy.deepcopy(net)
     padder = sg.Padder([(60, 150, 12)], min_fill=0.5)
-    runner = sg.StaticGraphRunner(
-        net, padder, mode, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01)
-    )
+    runner = sg.StaticGraphRunner(net, padder, mode, loss=squared, optimizer=sgd(net, 0.01))
     batches = [GRAPHS[:6], GRAPHS[:2], GRAPHS[6:12], GRAPHS[7:10], GRAPHS[:3]]
     for number, expected in enumerate(plain_steps(plain, batches)):
         assert float(runner.step(batches[number])) == pytest.approx(expected, rel=1e-10)
@@ -683,7 +675,7 @@ def test_auto_measures_the_filling_below_which_eager_is_faster():
 
     net = Seen().double()
     padder = sg.Padder([(101, 250, 20)])
-    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    optimizer = sgd(net, 0.01)
     auto = Auto(ways=("eager", "fused"), stopwatch=Slow)
     runner = sg.StaticGraphRunner(net, padder, auto, loss=squared, optimizer=optimizer)
     store = sg.GraphStore.from_pyg(GRAPHS, progress=False, keep_order=True)
@@ -711,7 +703,7 @@ def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed():
         return recorders[-1]
 
     padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
-    subject = Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), LR))
+    subject = Subject(net, loss=squared, optimizer=sgd(net, LR))
     recording = sg.Recording(recorder=recorder)
     runner = sg.StaticGraphRunner(subject, padder, "cuda-graph", recording=recording)
     padder.pad(GRAPHS[:2])  # learns the fields
@@ -748,7 +740,7 @@ def grown_on_rank(mode: str) -> tuple:
         return recorders[-1]
 
     recording = sg.Recording(recorder=recorder) if mode == "cuda-graph" else None
-    optimizer = torch.optim.SGD(net.parameters(), LR)
+    optimizer = sgd(net, LR)
     subject = Subject(net, loss=squared, optimizer=optimizer)
     runner = sg.StaticGraphRunner(subject, padder, mode, recording=recording)
     padder.pad(GRAPHS[:2])  # learns the fields
@@ -811,7 +803,7 @@ def test_lightning_trains_with_a_users_own_loader():
 
         def configure_optimizers(self):
             """Plain descent."""
-            return torch.optim.SGD(self.parameters(), 0.01)
+            return sgd(self, 0.01)
 
     plan = sg.plan_stream(GRAPHS, batch_size=8, buckets=1)
     module = Module()

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import probes
+from support.alike import squared
 from support.layer_cases import CASES, C
 from support.layer_model import model_of
 from support.obstacle_models import Tied
@@ -296,7 +297,7 @@ def test_a_table_that_a_forward_writes_to_is_compared():
             model,
             [(9, 5, 4)],
             "eager",
-            loss=lambda out, batch: (out - batch.y).square(),
+            loss=squared,
             optimizer=torch.optim.SGD(model.parameters(), 0.1),
         )
         batch = sg.StaticBatch.of(store, [0, 1], (9, 5, 4))
@@ -379,7 +380,7 @@ def test_what_is_finite_on_real_rows_is_finite_on_padding():
         model,
         plan,
         "eager",
-        loss=lambda out, batch: (out - batch.y).square(),
+        loss=squared,
         optimizer=torch.optim.SGD(model.parameters(), 1e-3),
     )
     for batch in runner.loader(store):
@@ -403,7 +404,7 @@ def test_a_number_that_is_not_finite_over_padding_is_named_with_field_and_line()
         model,
         [(9, 20, 12)],
         "eager",
-        loss=lambda out, batch: (out - batch.y).square(),
+        loss=squared,
         optimizer=torch.optim.SGD(model.parameters(), 1e-3),
     )
     with pytest.raises(

@@ -8,6 +8,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import sgd
 from support.places import mode_of
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -105,7 +106,7 @@ def compare_with_plain_pyg(model: Net, mode: str, evaluated: bool = True) -> Non
         [CAPACITY],
         mode=mode,
         loss=loss,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        optimizer=sgd(model, 0.0),
     )
     whole = Batch.from_data_list([data[i] for i in IDS])
     out = plain(whole)

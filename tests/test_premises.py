@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from support.alike import sgd
 from support.arena import ArenaRecorder
 from support.plain_epochs import PLAN, STORE, Net, made, squared
 from torch import nn
@@ -113,7 +114,7 @@ def recorded(loss, model, phases=("step",)):
         PLAN,
         "cuda-graph",
         loss=loss,
-        optimizer=torch.optim.SGD(model.parameters(), 1e-3),
+        optimizer=sgd(model, 1e-3),
         recording=sg.Recording(recorder=ArenaRecorder),
     )
     return runner.warmup(STORE, phases=phases, progress=False)
@@ -162,7 +163,7 @@ def test_a_tensor_that_is_written_to_is_followed():
         PLAN,
         "eager",
         loss=lambda out, batch: squared(out, batch) * weight,
-        optimizer=torch.optim.SGD(other.parameters(), 1e-3),
+        optimizer=sgd(other, 1e-3),
     )
     for batch in ours.loader(STORE, indices=range(24)):
         weight.mul_(0.5)

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from support.alike import assert_same_gradients, assert_same_state
 from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
 from support.recorded_net import runner_of
@@ -32,10 +33,7 @@ def test_twenty_steps_over_two_buckets_equal_eager(hiv, scope, clip):
     if scope != "forward":
         for batch in steps:
             assert torch.equal(runner.step(batch), eager.step(fixed(batch)))
-        for (name, one), other in zip(
-            model.state_dict().items(), twin.state_dict().values(), strict=True
-        ):
-            assert torch.equal(one, other), name
+        assert_same_state(model, twin)
     result, expected = runner.eval_step(steps[0]), eager.eval_step(fixed(steps[0]))
     assert torch.allclose(result.out, expected.out, atol=1e-6)
 
@@ -216,8 +214,7 @@ def test_gradients_belong_to_the_bucket_that_ran(hiv):
     for batch in batches_of(hiv, 6):
         runner.step(batch)
         eager.step(fixed(batch))
-        for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
-            assert torch.equal(one.grad, other.grad), name
+        assert_same_gradients(model, twin)
 
 
 def test_closing_frees_everything_and_warmup_starts_anew(hiv):

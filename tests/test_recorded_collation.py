@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import assert_same_state
 from support.arena import ArenaRecorder
 from support.runners import made_runner
 from torch import nn
@@ -80,10 +81,7 @@ def test_an_epoch_from_ids_equals_one_from_the_host(esol, moved, models, monkeyp
         result, expected = ours.eval_step(one), theirs.eval_step(other)
         assert torch.equal(result.out, expected.out)
         assert torch.equal(result.loss, expected.loss)
-    for (name, value), other in zip(
-        models[0].state_dict().items(), models[1].state_dict().values(), strict=True
-    ):
-        assert torch.equal(value, other), name
+    assert_same_state(models[0], models[1])
     assert seen == {0, 1}
     assert ours.report().fallbacks == ()
 

@@ -7,6 +7,7 @@ import traceback
 import numpy as np
 import pytest
 import torch
+from support.alike import sgd, squared
 from support.linear_net import Linear
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import unbatch
@@ -46,7 +47,7 @@ def labelled(graphs, missing):
 
 def losing(loss, plan, mode="eager"):
     model = Linear()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model, 0.1)
     return sg.StaticGraphRunner(model, plan, mode, loss=loss, optimizer=optimizer)
 
 
@@ -121,7 +122,7 @@ def test_a_loss_that_is_none_a_row_is_named(hiv, plan):
             return super().forward(x, edge_index, batch, num_graphs)[:, :1]
 
     model = One()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model, 0.1)
     flat = sg.StaticGraphRunner(
         model, plan, "eager", loss=lambda o, b: o - b.y.view(-1), optimizer=optimizer
     )
@@ -139,7 +140,7 @@ def test_rows_of_one_level_against_targets_of_another(esol):
     batch = next(iter(sg.StaticLoader(store, plan)))
     out = torch.zeros(len(batch.graph_mask), 1)
     with pytest.raises(ValueError, match="a row per graph, and the target has a row per node"):
-        mean_loss(lambda out, batch: (out - batch.y).square(), out, batch)
+        mean_loss(squared, out, batch)
     # Several numbers per row, even from a single output, are fine.
     levels = torch.linspace(0, 1, 5)
     assert mean_loss(lambda out, batch: (out - levels).abs(), out, batch) == levels.mean()

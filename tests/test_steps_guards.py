@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import sgd
 from support.written_by_hand import Trunk, gine
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
@@ -161,7 +162,7 @@ def test_a_number_that_changes_is_told_to_be_a_tensor_and_serves_as_one(esol):
             [CAPACITY],
             "fused",
             loss=lambda out, batch: beta[kind] * (out - 1).square(),
-            optimizer=torch.optim.SGD(model.parameters(), 0.0),
+            optimizer=sgd(model, 0.0),
             forward=lambda model, batch: model(batch.x.float()),
         )
 

@@ -16,6 +16,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from support.alike import assert_same_state
 from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
@@ -272,10 +273,7 @@ def test_a_long_training_and_all_that_comes_between(tmp_path, mode, steps):
                 seen[sample - 1] = sitting.done, *held()
             furthest = max(furthest, sitting.done)
     assert losses.tolist() == expected
-    for (name, ours), theirs in zip(
-        sitting.model.state_dict().items(), model.state_dict().values(), strict=True
-    ):
-        assert torch.equal(ours, theirs), name
+    assert_same_state(sitting.model, model)
     assert all(happened.values()) or mode == "recorded", happened
     objects, _ = grown(seen[:, 0], seen[:, 1])
     assert objects < OBJECTS_A_STEP, seen.tolist()

@@ -9,6 +9,7 @@ from itertools import islice
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import squared
 from support.gine_net import Net, batches_of
 from support.recorded_net import runner_of
 from torch_geometric.nn import global_add_pool
@@ -76,7 +77,7 @@ def normed(lr, kind=Normed):
     model = kind()
     return Subject(
         model,
-        loss=lambda out, batch: (out - batch.y).square(),
+        loss=squared,
         optimizer=torch.optim.Adam(model.parameters(), lr=lr),
     )
 
