@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from fuzz.loading import check_batch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.alike import real_ids
@@ -42,14 +43,7 @@ def test_unpad_of_pad_is_the_graph(graphs):
 @examples(60)
 def test_real_rows_are_those_of_a_pyg_batch(graphs):
     batch = sg.StaticBatch.of(store_of(graphs), range(len(graphs)), CAPACITY)
-    oracle = Batch.from_data_list([by_destination(graph) for graph in graphs])
-    assert torch.equal(batch.batch[batch.node_mask], oracle.batch)
-    assert torch.equal(batch.edge_index[:, batch.edge_mask], oracle.edge_index)
-    assert torch.equal(batch.ptr[: len(graphs) + 1], oracle.ptr)
-    assert torch.equal(batch.x[batch.node_mask], oracle.x)
-    assert torch.equal(batch.edge_weight[batch.edge_mask], oracle.edge_weight)
-    assert torch.equal(batch.y[batch.graph_mask], oracle.y)
-    assert torch.equal(batch.stress[: oracle.stress.size(0)], oracle.stress)
+    check_batch(batch, [by_destination(graph) for graph in graphs])
 
 
 @given(graph_lists())

@@ -144,21 +144,6 @@ def test_predictions_stand_in_the_same_container(esol, kind):
     assert all(torch.equal(a, b) for a, b in zip(leaves[1:6], nodes, strict=True))
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("mode", ["default", "cuda-graph"])
-@pytest.mark.parametrize("kind", ["named tuple", "ordered dict", "dataclass"])
-def test_a_container_is_traced(esol, kind, mode, monkeypatch):
-    compiled = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda *a, **k: compiled(*a, **{**k, "backend": "aot_eager"})
-    )
-    runner = runner_of(esol, KINDS[kind], mode)
-    batch = next(iter(runner.loader(esol, indices=range(24))))
-    out = runner(batch)
-    assert type(out) is type(KINDS[kind](0, 0))
-    assert not tensors_in(out)[1][batch.real_counts.nodes :].any()
-
-
 def test_a_class_of_ones_own_is_refused_where_its_tensors_would_change(esol):
     """A recording writes the same memory at each replay; tensors that are not found stay
     uncopied."""

@@ -192,33 +192,6 @@ def _compare_with_committed(case: str, run) -> None:
     )
 
 
-# Kernels that read no rows of features, or one for every many that they write.
-NO_ROWS = {
-    "gcn_sum_degrees",
-    "neighbour_attention_targets",
-    "segment_sum_backward",
-    "table_sum_codes",
-}
-OWN = {"wide_gine": "neighbour_sum_", "wide_gcn": "gcn_sum_", "wide_gat": "neighbour_attention_"}
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    "case", ["gine kernels", "gine kernels bfloat16", "gat kernels bfloat16", "gcn kernels"]
-)
-def test_rows_of_300_are_loaded_by_vectors_in_the_compiled_step(child, plans, case):
-    """Every kernel of this library that the step launches loads 128 bits in float32 and 64 in
-    bfloat16, as launched there, and does not spill."""
-    report, model = of_case(child, plans, case), CASES[case]["model"]
-    ours = [use for use in report.uses if use.owner == "staticgraph"]
-    assert ours
-    assert [use.name for use in report.uses if use.spill_bytes] == []
-    least = 64 if "autocast" in CASES[case] else 128
-    narrow = {use.name: use.load_bits for use in ours if use.load_bits < least}
-    assert narrow.keys() <= NO_ROWS, narrow
-    assert any(use.name.startswith(OWN[model]) and use.name not in NO_ROWS for use in ours)
-
-
 def test_the_command_prints_what_the_child_found(child, monkeypatch, capsys, tmp_path):
     """``staticgraph check --for`` end to end: exit status 0, a table, the same as JSON, a
     picture."""

@@ -63,12 +63,6 @@ def test_a_name_is_no_data_set():
         sg.GraphStore.from_pyg("esol")
 
 
-def test_a_loader_is_no_graphs(store, plan):
-    runner = sg.StaticGraphRunner(Net(), plan, mode="eager")
-    with pytest.raises(TypeError, match="give it the store, or eval_step"):
-        runner.predict(runner.loader(store))
-
-
 def test_fewer_buckets_than_were_asked_for_is_said(store):
     one = sg.plan_buckets(store, graphs=32, num_buckets=2)
     assert len(one.capacities) == 1

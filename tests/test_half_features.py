@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from support.alike import real_ids, sgd
+from support.alike import sgd
 from support.places import mode_of
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -105,15 +105,3 @@ def test_checks_and_probe_take_them():
     model = Net()
     memory = sg.probe(model, store, loss=squared, optimizer=torch.optim.Adam(model.parameters()))
     assert memory.fit.worst < 0.03
-
-
-@pytest.mark.parametrize("on_device", [False, True])
-def test_batches_hold_the_same_halves(on_device):
-    """A store on the device keeps fields in compact dtypes where all values allow it."""
-    data = graphs()
-    store = sg.GraphStore.from_pyg(data, progress=False)
-    plan = sg.plan_buckets(store, batch_size=4)
-    for batch in sg.StaticLoader(store.to("cpu") if on_device else store, plan):
-        for found, number in zip(batch.to_data_list(), real_ids(batch), strict=True):
-            assert found.x.dtype == found.edge_attr.dtype == torch.float16
-            assert torch.equal(found.x, data[number].x)

@@ -162,16 +162,6 @@ def test_a_checkpoint_resumes_in_mid_epoch(esol, tmp_path, step):
         assert torch.equal(value, second.state_dict()[name]), name
 
 
-def test_bfloat16_is_lightnings_own(esol, tmp_path):
-    module, twin, data = made(Whole), made(Whole), data_of(esol)
-    options = {"limit_val_batches": 0, "max_epochs": 1}
-    trainer_of(tmp_path, precision="bf16-mixed", **options).fit(module, datamodule=data)
-    trainer_of(tmp_path, **options).fit(twin, datamodule=data)
-    ours, exact = torch.stack(module.losses), torch.stack(twin.losses)
-    assert not torch.equal(ours, exact)
-    assert torch.allclose(ours.float(), exact, rtol=0.05)
-
-
 class Both(nn.Module):
     def forward(self, x, table):
         return x.float() @ table

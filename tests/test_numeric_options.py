@@ -118,16 +118,6 @@ def test_the_option_is_named(what, esol):
                     make(esol, **{name: value})
 
 
-def test_a_graph_is_counted_from_the_end_or_there_is_none(esol):
-    last = len(esol) - 1
-    field = next(iter(esol.schema))
-    assert esol.size(-1) == esol.size(last)
-    assert esol.rows_of(field, -1) == esol.rows_of(field, last)
-    for graph in (len(esol), -len(esol) - 1, 10**30):
-        with pytest.raises(IndexError, match=f"graph {graph} of {len(esol)}"):
-            esol.size(graph)
-
-
 def test_a_number_of_rows_of_a_capacity_is_named():
     with pytest.raises(ValueError, match=r"extra\['angles'\]=12.5: give a whole number"):
         sg.Capacity(50, 110, 8, extra={"angles": 12.5})

@@ -256,7 +256,7 @@ def test_declared_batches_are_recorded_once_and_replayed_like_plain_torch(drawn)
             expected.backward()
             optimizers[1].step()
             assert torch.allclose(runner.step(padded), expected, rtol=1e-10)
-    assert_same_model(model, plain)
+    assert_same_state(model, plain, rtol=1e-09, atol=1e-11)
     assert [each.recorded for each in recorders] == [2]
 
 
@@ -515,8 +515,12 @@ def plain_steps(model, batches, lr=0.01):
         yield float(loss.detach())
 
 
-def assert_same_model(one: nn.Module, other: nn.Module) -> None:
-    assert_same_state(one, other, rtol=1e-09, atol=1e-11)
+def assert_follows(runner, net, plain, batches, lr=0.01, given=lambda number, batch: batch):
+    """Steps over what is ``given`` of each batch are plain PyG's, and so are the models."""
+    for number, expected in enumerate(plain_steps(plain, batches, lr)):
+        loss = runner.step(given(number, batches[number]))
+        assert float(loss) == pytest.approx(expected, rel=1e-10)
+    assert_same_state(net, plain, rtol=1e-09, atol=1e-11)
 
 
 def test_a_runner_pads_the_batches_of_a_users_own_loader():
@@ -533,10 +537,7 @@ def test_a_runner_pads_the_batches_of_a_users_own_loader():
     )
     batches = list(loader)
     ways = (lambda b: b, Batch.from_data_list, sg.Padder(plan))
-    for number, expected in enumerate(plain_steps(plain, batches)):
-        loss = runner.step(ways[number % 3](batches[number]))
-        assert float(loss) == pytest.approx(expected, rel=1e-10)
-    assert_same_model(net, plain)
+    assert_follows(runner, net, plain, batches, given=lambda k, batch: ways[k % 3](batch))
     graphs = GRAPHS[:10]
     batch = Batch.from_data_list(graphs)
     with torch.no_grad():
@@ -591,11 +592,9 @@ def test_a_batch_in_parts_is_one_update():
     subject = Subject(net, loss=squared, optimizer=sgd(net, 0.01))
     runner = sg.StaticGraphRunner(subject, padder, "eager")
     batches = [GRAPHS[k : k + 9] for k in range(0, 45, 9)]
-    for number, expected in enumerate(plain_steps(plain, batches)):
-        assert len(padder.pad(batches[number])) > 1
-        batch = Batch.from_data_list(batches[number]) if number % 2 else batches[number]
-        assert float(runner.step(batch)) == pytest.approx(expected, rel=1e-10)
-    assert_same_model(net, plain)
+    assert all(len(padder.pad(batch)) > 1 for batch in batches)
+    ways = (lambda b: b, Batch.from_data_list)
+    assert_follows(runner, net, plain, batches, given=lambda k, batch: ways[k % 2](batch))
     assert "10 fitted no bucket" in str(runner.report())
     parts = padder.pad(Batch.from_data_list(GRAPHS[:9]))
     pieces = [graph for part in parts for graph in part.to_data_list()]
@@ -618,23 +617,6 @@ def test_padding_is_checked_in_the_parts_of_a_batch():
 
 
 @pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
-def test_a_capacity_is_added_for_a_batch_that_fits_none(mode):
-    torch.manual_seed(0)
-    net = Net().double()
-    plain = copy.deepcopy(net)
-    padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
-    runner = sg.StaticGraphRunner(net, padder, mode, loss=squared, optimizer=sgd(net, 0.01))
-    batches = [GRAPHS[:6], GRAPHS[:12], GRAPHS[6:18], GRAPHS[:30], GRAPHS[3:9]]
-    for number, expected in enumerate(plain_steps(plain, batches)):
-        assert float(runner.step(batches[number])) == pytest.approx(expected, rel=1e-10)
-    assert_same_model(net, plain)
-    assert (padder.counts.grown, padder.counts.overflowed) == (2, 2)
-    assert len(runner.plan.capacities) == 2  # the first one that was added is gone
-    with pytest.raises(GraphTooLarge, match="after 2 growths"):
-        runner.step(GRAPHS)
-
-
-@pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
 def test_a_batch_that_fills_too_little_of_its_bucket_runs_in_eager_at_its_own_size(mode):
     torch.manual_seed(0)
     net = Net().double()
@@ -642,9 +624,7 @@ def test_a_batch_that_fills_too_little_of_its_bucket_runs_in_eager_at_its_own_si
     padder = sg.Padder([(60, 150, 12)], min_fill=0.5)
     runner = sg.StaticGraphRunner(net, padder, mode, loss=squared, optimizer=sgd(net, 0.01))
     batches = [GRAPHS[:6], GRAPHS[:2], GRAPHS[6:12], GRAPHS[7:10], GRAPHS[:3]]
-    for number, expected in enumerate(plain_steps(plain, batches)):
-        assert float(runner.step(batches[number])) == pytest.approx(expected, rel=1e-10)
-    assert_same_model(net, plain)
+    assert_follows(runner, net, plain, batches)
     sparse = padder(GRAPHS[:2])
     assert sparse.num_nodes == sparse.real.nodes + 1
     assert (padder.counts.unplanned, runner.report().buckets[0].batches) == (4, 2)
@@ -692,7 +672,10 @@ def test_auto_measures_the_filling_below_which_eager_is_faster():
     assert (padder.counts.unplanned, runner.report().buckets[0].batches) == (2, 1)
 
 
-def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed():
+@pytest.mark.parametrize(
+    "mode", ["eager", "cuda-graph", pytest.param("fused", marks=pytest.mark.slow)]
+)
+def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed(mode):
     torch.manual_seed(0)
     net = Net().double()
     plain = copy.deepcopy(net)
@@ -704,21 +687,23 @@ def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed():
 
     padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
     subject = Subject(net, loss=squared, optimizer=sgd(net, LR))
-    recording = sg.Recording(recorder=recorder)
-    runner = sg.StaticGraphRunner(subject, padder, "cuda-graph", recording=recording)
+    recording = sg.Recording(recorder=recorder) if mode == "cuda-graph" else None
+    runner = sg.StaticGraphRunner(subject, padder, mode, recording=recording)
     padder.pad(GRAPHS[:2])  # learns the fields
     runner.warmup(sg.GraphStore.from_pyg(GRAPHS[:6], progress=False), progress=False)
     batches = [GRAPHS[:6], GRAPHS[:12], GRAPHS[6:18], GRAPHS[:30], GRAPHS[3:9]]
-    for number, expected in enumerate(plain_steps(plain, batches, LR)):
-        assert float(runner.step(batches[number])) == pytest.approx(expected, rel=1e-10)
-    assert_same_model(net, plain)
-    assert len(runner.plan.capacities) == 2
-    # Step and evaluation of one bucket, then of two, at each of two growths.
-    assert [each.recorded for each in recorders] == [2, 4, 4]
-    assert [each.closed for each in recorders] == [True, True, False]
+    assert_follows(runner, net, plain, batches, LR)
+    assert (padder.counts.grown, padder.counts.overflowed) == (2, 2)
+    assert len(runner.plan.capacities) == 2  # the first one that was added is gone
+    if mode == "cuda-graph":
+        # Step and evaluation of one bucket, then of two, at each of two growths.
+        assert [each.recorded for each in recorders] == [2, 4, 4]
+        assert [each.closed for each in recorders] == [True, True, False]
     assert not runner.report().fallbacks[1:]  # the padder's own line alone
     with no_recompile():
         runner.step(GRAPHS[:30])
+    with pytest.raises(GraphTooLarge, match="after 2 growths"):
+        runner.step(GRAPHS)
 
 
 def test_a_batch_that_fits_no_bucket_is_named():

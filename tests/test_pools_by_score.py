@@ -131,13 +131,3 @@ def test_memory_is_predicted_for_any_nodes_that_may_be_kept():
         for path in ("recorded", "counted")
     ]
     assert step_bytes[1] == step_bytes[0]
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("pool", POOLS)
-def test_the_preflight_finds_nothing_in_the_way(pool):
-    store = sg.GraphStore.from_pyg(graphs(), progress=False)
-    report = sg.check(Net(POOLS[pool]), [CAPACITY], store)
-    assert report.recordable, str(report)
-    assert report.parity is not None
-    assert report.parity < 1e-9

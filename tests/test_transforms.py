@@ -129,16 +129,6 @@ def test_every_epoch_draws_anew_and_the_process_does_not_notice():
     assert torch.equal(torch.rand(1), before)
 
 
-def test_the_store_stays_as_it_was():
-    store = sg.GraphStore.from_pyg(graphs(), progress=False)
-    before = {name: column.copy() for name, column in store.columns.items()}
-    plan = sg.plan_buckets(store, batch_size=4)
-    for _ in sg.StaticLoader(store, plan, transform=T.RandomJitter(0.5)):
-        pass
-    for name, column in before.items():
-        assert (store.columns[name] == column).all()
-
-
 def other_edges(data):
     data.edge_index = data.edge_index[:, :1]
 
