@@ -159,20 +159,6 @@ def test_a_flipped_byte_anywhere_is_found_and_named(listed):
     sg.GraphStore.load(listed, verify=True)
 
 
-def test_a_flipped_byte_of_a_large_store_is_found_when_its_graphs_are_read(listed):
-    path = sorted(listed.glob("*-*/column.x.npy"))[1]
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    store = sg.GraphStore.load(listed, verify=False)
-    store[3]
-    plan = sg.plan_buckets(store, 4)
-    with pytest.raises(StoreCorrupt, match=r"shard 1 of the 3 .*column.x .*graphs 0 to 11"):
-        drained(sg.StaticLoader(store, plan))
-    with pytest.raises(StoreCorrupt, match="shard 1 of the 3"):
-        store.column("x")
-
-
 def test_a_shard_cut_short_is_refused_when_the_store_is_opened(listed):
     """Without reading a column."""
     path = sorted(listed.glob("*-*/edge_src.npy"))[2]
