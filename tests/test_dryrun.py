@@ -287,12 +287,3 @@ def test_an_operator_that_no_recording_holds_is_refused_before_it_compiles(child
 def test_sizes_that_a_model_reads_off_its_index_are_served_as_in_a_run(child, plans):
     asked = request(plans, "OwnSizes", modes=["cuda-graph"]) | {"compile_kernels": False}
     assert child.dry_run(asked).ok
-
-
-@pytest.mark.parametrize("mode", ["reduce-overhead", "cuda-graph"])
-def test_a_part_on_the_host_is_named(child, plans, mode):
-    asked = request(plans, "OnTheHost", modes=[mode]) | {"compile_kernels": False}
-    run = child.dry_run(asked).run(mode)
-    assert run.records() == "not at all"
-    assert "dryrun_models.py" in run.error
-    assert "the line that is named" in run.error

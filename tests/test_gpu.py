@@ -9,37 +9,12 @@ import pytest
 import torch
 from support.alike import assert_same_state, sgd
 from support.gine_net import bce
+from support.molecule_steps import Molecules
 from support.runners import made_runner
 from torch import nn
-from torch_geometric.nn import GINEConv, GPSConv, global_mean_pool
 
 import staticgraph as sg
 from staticgraph.steps.compilation.graph_trees import recorded_graphs, skipped_recordings
-
-
-class Molecules(nn.Module):
-    """Stock layers; pooling is called without a size."""
-
-    def __init__(self, store, gps: bool, hidden: int = 32, layers: int = 2) -> None:
-        super().__init__()
-        self.atoms = nn.ModuleList(nn.Embedding(c, hidden) for c in store.cardinality("x"))
-        self.bonds = nn.ModuleList(nn.Embedding(c, hidden) for c in store.cardinality("edge_attr"))
-        self.gps = gps
-        mlps = [
-            nn.Sequential(nn.Linear(hidden, hidden), nn.BatchNorm1d(hidden), nn.ReLU())
-            for _ in range(layers)
-        ]
-        convs = [GINEConv(mlp) for mlp in mlps]
-        self.convs = nn.ModuleList(GPSConv(hidden, c, heads=4) if gps else c for c in convs)
-        self.head = nn.Linear(hidden, 1)
-
-    def forward(self, x, edge_index, edge_attr, batch):
-        h = sum(table(x[:, i]) for i, table in enumerate(self.atoms))
-        e = sum(table(edge_attr[:, i]) for i, table in enumerate(self.bonds))
-        for conv in self.convs:
-            h = conv(h, edge_index, batch, edge_attr=e) if self.gps else conv(h, edge_index, e)
-        return self.head(global_mean_pool(h, batch))
-
 
 TWO = [(930, 2000, 33), (1400, 3000, 34)]
 
@@ -47,7 +22,7 @@ TWO = [(930, 2000, 33), (1400, 3000, 34)]
 def model_of(place, hiv, gps):
     """A small model on the CPU, which rehearses what is recorded and how, not the arithmetic."""
     torch.manual_seed(0)
-    size = {} if place.cuda else {"hidden": 8, "layers": 1}
+    size = {"hidden": 32} if place.cuda else {"hidden": 8, "layers": 1}
     return Molecules(hiv, gps, **size).to(place.device)
 
 

@@ -6,9 +6,6 @@ Calls are counted, not timed, since a count is the same on any machine. For time
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from support.alike import sgd
@@ -149,31 +146,3 @@ class TestStatistics:
         report = bucket.report(0, ())
         assert report.step_ms == 1.0
         assert len(made) == 2 * 3, "three pairs are kept, and one of them is taken for the next"
-
-
-def files_of(step) -> set[str]:
-    """The files of the library that are entered by one call."""
-    root, entered = str(Path(sg.__file__).parent), set()
-
-    def profile(frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(root):
-            entered.add(frame.f_code.co_filename.removeprefix(root))
-
-    sys.setprofile(profile)
-    try:
-        step()
-    finally:
-        sys.setprofile(None)
-    return entered
-
-
-@pytest.mark.parametrize(("mode", "most"), [("eager", MOST_EAGER), ("cuda-graph", MOST_REPLAYED)])
-def test_a_step_is_followed_through_few_files(mode, most, hiv):
-    """Of a warmed runner, in an epoch that has begun; rooms that make a model static count, too."""
-    model = Net()
-    recorder = {} if mode == "eager" else {"recorder": ArenaRecorder}
-    runner = made_runner(model, CAPACITIES, mode, loss=bce, optimizer=adam(model), **recorder)
-    runner.warmup(hiv, progress=False)
-    batch = next(iter(runner.loader(hiv, indices=range(6))))
-    entered = min((files_of(lambda: runner.step(batch)) for _ in range(5)), key=len)
-    assert len(entered) <= most, sorted(entered)

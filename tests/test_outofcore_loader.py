@@ -13,7 +13,6 @@ from staticgraph import BucketPlan, Recording
 from staticgraph.errors import StoreCorrupt
 from staticgraph.outofcore import (
     Beta,
-    Comet,
     Dispersed,
     InMemory,
     NodeCache,
@@ -172,22 +171,6 @@ def test_an_iteration_that_another_one_ended_says_so(graph, policy):
 
 
 # ---------------------------------------------------------------------- links
-
-
-@pytest.mark.parametrize("policy", [InMemory(), Beta(3), Comet(4, 3)])
-def test_each_edge_comes_once_with_its_ends_among_the_seeds(graph, policy):
-    graph, edges = graph
-    loader = SampledLoader(graph, policy, [3], 20, "link", negatives=5)
-    found = []
-    for batch in loader:
-        ends = batch.ends
-        assert len(ends.negatives) == 5
-        assert int(ends.negatives.max()) < len(batch.seeds)
-        real = ends.mask.bool()
-        for s, d in zip(ends.source[real], ends.destination[real], strict=True):
-            found.append(tuple(graph.node_ids[batch.seeds[[int(s), int(d)]]].tolist()))
-    assert sorted(found) == sorted(map(tuple, edges.T.tolist()))
-    loader.close()
 
 
 # ---------------------------------------------------------------------- refusals

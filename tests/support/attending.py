@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from hypothesis import strategies as st
 from torch import nn
 from torch_geometric.nn import GPSConv, global_add_pool
@@ -47,10 +46,3 @@ def batches(draw):
     nodes = sum(sizes) + 1 + spare
     widest = min(max([1, *sizes]) + draw(st.integers(0, 9)), max(1, nodes - 1))
     return sizes, sg.Capacity.distinct(nodes, nodes + 40, graphs, widest)
-
-
-def pair_by_pair(q, k, v, owner):
-    """The oracle: softmax attention by a mask over all pairs of nodes, ``[N, heads, D]`` each."""
-    scores = torch.einsum("ihd,jhd->hij", q, k) / q.shape[-1] ** 0.5
-    scores = scores.masked_fill(owner[:, None] != owner, -torch.inf)
-    return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v)
