@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
-from support.alike import assert_same_gradients
+from support.alike import assert_same_gradients, assert_same_state
 from support.gine_net import Net as Single
 from support.gine_net import batches_of
 from support.patience import patience
@@ -63,8 +63,7 @@ def static_step(model, batch, run=None, inside=True, **options):
 
 def same(model, other):
     assert_same_gradients(model, other, rtol=1e-09, atol=1e-12)
-    for (name, one), two in zip(model.named_buffers(), other.buffers(), strict=True):
-        assert torch.allclose(one.double(), two.double(), rtol=1e-9), name
+    assert_same_state(model, other, rtol=1e-9, atol=1e-8)
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from support.alike import assert_same_state
 from support.examples import EXAMPLES
 from support.patience import patience
 from support.program import run_program
@@ -52,8 +53,7 @@ def exported(tmp_path_factory):
     before = {name: value.clone() for name, value in runner.model.state_dict().items()}
     digest = runner.export(folder, progress=False)
     assert runner.model.training, "nothing of the model has changed"
-    for name, value in runner.model.state_dict().items():
-        assert torch.equal(value, before[name]), name
+    assert_same_state(runner.model, before)
     return folder, digest, runner
 
 

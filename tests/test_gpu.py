@@ -88,8 +88,7 @@ def test_cuda_graph_replays_like_eager(place, hiv, gps, scope):
     twin = copy.deepcopy(model)
     before = copy.deepcopy(model.state_dict())
     recorded = runner_of(place, model, plan, "cuda-graph", scope=scope).warmup(hiv, progress=False)
-    for name, value in before.items():
-        assert torch.equal(value, model.state_dict()[name]), f"recording changed {name}"
+    assert_same_state(model, before)
     eager = runner_of(place, twin, plan, "eager")
     batches = batches_of(place, hiv, plan, steps_of(place))
     for batch in batches:

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from support.alike import sgd
+from support.alike import assert_same_gradients, sgd
 from support.places import mode_of
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -88,8 +88,7 @@ def test_a_step_is_plain_pygs(mode, half, monkeypatch):
     found = runner.step(sg.StaticBatch.of(store, IDS, CAPACITY))
     near = {"rtol": 2e-2, "atol": 1e-2} if half else {"rtol": 1e-5, "atol": 1e-6}
     torch.testing.assert_close(found, expected.detach(), **near)
-    for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, **near, msg=name)
+    assert_same_gradients(model, plain, **near)
 
 
 def test_checks_and_probe_take_them():

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import assert_same_state
 from support.arena import ArenaRecorder
 from support.lightning_modules import InParts, Variational, Whole, made
 from support.patience import patience
@@ -78,8 +79,7 @@ def test_a_training_step_as_it_is_gives_what_plain_pyg_gives(esol, tmp_path, kin
     by_hand(twin, data)
     assert len(module.losses) == 14
     assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-4)
-    for name, value in module.state_dict().items():
-        assert torch.allclose(value, twin.state_dict()[name], rtol=1e-3, atol=1e-5), name
+    assert_same_state(module, twin, rtol=1e-3, atol=1e-5)
     assert "forward" not in vars(module), "put back afterwards"
 
 
@@ -158,8 +158,7 @@ def test_a_checkpoint_resumes_in_mid_epoch(esol, tmp_path, step):
     trainer_of(tmp_path, **options).fit(second, datamodule=data_of(esol), ckpt_path=path)
     losses = torch.stack([*first.losses, *second.losses])
     assert torch.equal(losses, torch.stack(whole.losses))
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, second.state_dict()[name]), name
+    assert_same_state(whole, second)
 
 
 class Both(nn.Module):

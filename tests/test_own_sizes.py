@@ -158,9 +158,7 @@ def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):
     expected.backward()
     found = runner.step(sg.StaticBatch.of(store, ids, (45, 131, 8)))
     assert found.item() == pytest.approx(expected.item(), rel=1e-10)
-    for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
-        if theirs.grad is not None:
-            torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-10, msg=name)
+    assert_same_gradients(model, plain, rtol=0, atol=1e-10)
 
 
 def test_what_is_no_index_of_the_batch_is_still_refused():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import sgd
 from support.layer_cases import C
 from support.parity import BATCH, CAPACITY, STORE
 from support.probes import (
@@ -162,8 +163,8 @@ def test_a_loss_that_mixes_rows_is_found():
         return (out - batch.y - (out - batch.y).mean(0)).square()  # here
 
     model = made(Probe)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
-    runner = sg.StaticGraphRunner(model, PLAN, mode="eager", loss=centred, optimizer=sgd)
+    optimizer = sgd(model, 0.0)
+    runner = sg.StaticGraphRunner(model, PLAN, mode="eager", loss=centred, optimizer=optimizer)
     said = r"the loss changes by .*no layer does it.*# here"
     with pytest.raises(sg.errors.PaddingLeaks, match=said) as raised:
         runner.step(BATCH)

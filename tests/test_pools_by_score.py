@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import sgd
+from support.alike import assert_same_gradients, sgd
 from support.places import mode_of
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -114,9 +114,7 @@ def compare_with_plain_pyg(model: Net, mode: str, evaluated: bool = True) -> Non
     expected.backward()
     batch = sg.StaticBatch.of(store, IDS, CAPACITY)
     assert runner.step(batch).item() == pytest.approx(expected.item(), rel=1e-9)
-    for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
-        if theirs.grad is not None:
-            torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-9, msg=name)
+    assert_same_gradients(model, plain, rtol=0, atol=1e-9)
     if evaluated:
         kept = runner.eval_step(batch).out[2][: len(IDS)]
         assert torch.equal(kept, plain(whole)[2]), "as many nodes of each graph"

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import assert_same_gradients, sgd
+from support.alike import assert_same_gradients, assert_same_state, sgd
 from support.places import mode_of
 from support.runners import made_runner
 from support.tape import TapeRecorder
@@ -136,8 +136,7 @@ def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels, monkeypa
     ).warmup(store, phases=("step",), progress=False)
     assert torch.allclose(runner.step(batch), expected.detach(), rtol=1e-4)
     assert_same_gradients(model, plain, rtol=0.001, atol=1e-05)
-    for found, wanted in zip(model.buffers(), plain.buffers(), strict=True):
-        assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    assert_same_state(model, plain, rtol=1e-4, atol=1e-6)
 
 
 class Images(nn.Module):
@@ -178,8 +177,7 @@ def test_graphs_of_one_size_may_be_laid_out_as_a_block(mode, options):
     loss = runner.step(batch := next(iter(runner.loader(store))))
     whole = Batch.from_data_list(batch.to_data_list())
     torch.testing.assert_close(loss, F.mse_loss(plain(whole), whole.y), rtol=1e-4, atol=0)
-    for value, wanted in zip(model.buffers(), plain.buffers(), strict=True):
-        torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-6)
+    assert_same_state(model, plain, rtol=1e-4, atol=1e-6)
 
 
 def test_a_norm_over_both_is_refused_by_name(batch):
@@ -277,8 +275,7 @@ def test_the_run_over_other_sizes_leaves_no_trace(batch):
     torch.manual_seed(3)
     assert torch.equal(drawn, torch.rand(3))
     assert model.training
-    for name, value in before.items():
-        assert torch.equal(value, model.state_dict()[name]), name
+    assert_same_state(model, before)
     loss = runner._run("step", batch)
     runner.eval_step(batch)  # the first in evaluation mode
     loss.backward()

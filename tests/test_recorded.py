@@ -7,7 +7,7 @@ import copy
 
 import pytest
 import torch
-from support.alike import assert_same_gradients, assert_same_state
+from support.alike import assert_same_gradients, assert_same_state, sgd
 from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
 from support.recorded_net import runner_of
@@ -191,9 +191,7 @@ def test_a_scheduler_costs_no_host_read_a_step(hiv, made_first, as_tensor):
 def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed(hiv):
     torch.manual_seed(0)
     model = Net(dropout=0.5)
-    runner = runner_of(
-        model, hiv, optimizer=torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
-    )
+    runner = runner_of(model, hiv, optimizer=sgd(model, 0.0, fused=True))
     batch = batches_of(hiv, 1)[0]
     torch.manual_seed(7)
     first = [float(runner.step(batch)) for _ in range(4)]
@@ -208,9 +206,9 @@ def test_gradients_belong_to_the_bucket_that_ran(hiv):
     torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
-    runner = runner_of(model, hiv, sgd, scope="forward_backward")
-    eager = eager_of(twin, torch.optim.SGD(twin.parameters(), lr=0.0))
+    optimizer = sgd(model, 0.0)
+    runner = runner_of(model, hiv, optimizer, scope="forward_backward")
+    eager = eager_of(twin, sgd(twin, 0.0))
     for batch in batches_of(hiv, 6):
         runner.step(batch)
         eager.step(fixed(batch))

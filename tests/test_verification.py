@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import squared
+from support.alike import assert_same_state, squared
 from support.gine_net import Net, batches_of
 from support.recorded_net import runner_of
 from torch_geometric.nn import global_add_pool
@@ -27,8 +27,7 @@ def test_verify_passes_what_is_right_and_changes_nothing(hiv):
     assert verification.passed, str(verification)
     assert verification.moved == ("x", "edge_attr")
     assert max(verification.errors.values()) < 1e-5
-    for name, value in before.items():
-        assert torch.equal(value, model.state_dict()[name]), name
+    assert_same_state(model, before)
 
 
 def test_verify_finds_stale_inputs(hiv, monkeypatch):
@@ -171,5 +170,4 @@ def test_a_first_step_is_compared_with_eager(esol, kind, wrong, monkeypatch):
         runner.preparation.compared.compare(batches[0])
         runner.preparation.compared.compare(batches[1])
     assert [str(w.message)[:14] for w in told] == ["the first step"] * wrong
-    for name, value in state.items():
-        assert torch.equal(value, runner.model.state_dict()[name]), name
+    assert_same_state(runner.model, state)

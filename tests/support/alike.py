@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 
-def assert_same_state(found: nn.Module, expected: nn.Module, **near: float) -> None:
-    """Compares parameters and buffers."""
-    _compare(found.state_dict(), expected.state_dict(), near)
+def assert_same_state(found: nn.Module, expected: nn.Module | dict, **near: float) -> None:
+    """Compares parameters and buffers with those of a model, or with a state."""
+    state = expected if isinstance(expected, dict) else expected.state_dict()
+    _compare(found.state_dict(), state, near)
 
 
 def assert_same_gradients(found: nn.Module, expected: nn.Module, **near: float) -> None:
