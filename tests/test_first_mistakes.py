@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from support.alike import squared
+from support.alike import adam, squared
 
 import staticgraph as sg
 
@@ -37,7 +37,7 @@ def runner_of(model, plan, trained):
         plan,
         mode="eager",
         loss=squared,
-        optimizer=torch.optim.Adam(trained.parameters()),
+        optimizer=adam(trained),
     )
 
 

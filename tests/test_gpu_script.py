@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -92,34 +91,3 @@ def test_every_command_line_parses(call, tiny, monkeypatch):
 
 
 # ---------------------------------------------------------------------- limits
-
-
-@pytest.mark.slow
-def test_a_step_taken_apart_and_a_row_of_steps_rehearsed(tmp_path):
-    """An unchanged part of the first call, on the CPU: labelled, correct and complete."""
-    out = tmp_path / "out"
-    done = gpu_sh(
-        "first",
-        PYTHON=sys.executable,
-        OUT=out,
-        CACHES=tmp_path / "caches",
-        NUMBA_CACHE_DIR="",  # the usual one: compiling each loop takes longer than the rest
-        KEEP_CACHES=0,
-        TINY=1,
-        PARTS="gine32",
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
-    found = json.loads((out / "results.json").read_text())
-    rows = found["gine32"]["rows"]
-    assert [row["mode"] for row in rows] == ["pyg", "cuda-graph+kernels"]
-    assert (rows[0]["replays"], rows[1]["fallbacks"]) == (None, [])
-    assert rows[1]["replays"] > rows[1]["recordings"] > 0
-    assert all(row["rehearsal"] and row["loss_agrees"] for row in rows), rows
-    assert all(row["step_ms"] > 0 and row["latency_ms"]["median"] > 0 for row in rows)
-    look = found["gine32"]
-    assert look["look"] == "cuda-graph+kernels"
-    assert look["verify"]["passed"]
-    assert {"x", "edge_attr"} <= set(look["verify"]["moved"])
-    assert look["host"]["python_calls"] > 0
-    assert look["kernels"] == {"answer": "needs a CUDA device", "seconds": 0.0}
-    assert "REHEARSAL, NO FIGURES" in done.stdout

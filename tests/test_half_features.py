@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from support.alike import assert_same_gradients, sgd
+from support.alike import adam, assert_same_gradients, sgd
 from support.places import mode_of
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -102,5 +102,5 @@ def test_checks_and_probe_take_them():
     report = sg.check(Net(), [CAPACITY], store)
     assert report.recordable, str(report)
     model = Net()
-    memory = sg.probe(model, store, loss=squared, optimizer=torch.optim.Adam(model.parameters()))
+    memory = sg.probe(model, store, loss=squared, optimizer=adam(model))
     assert memory.fit.worst < 0.03

@@ -10,7 +10,7 @@ import functools
 
 import pytest
 import torch
-from support.alike import squared
+from support.alike import adam, squared
 from support.index_rules import Triplets
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
@@ -111,7 +111,7 @@ def task_of(name: str, store) -> Probed:
         )
         with torch.no_grad():
             model(Batch.from_data_list(first))
-    return Probed(Subject(model, squared, torch.optim.Adam(model.parameters())), store.schema)
+    return Probed(Subject(model, squared, adam(model)), store.schema)
 
 
 PROBED = ("sage", "hgt", "triplets")

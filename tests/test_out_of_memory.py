@@ -7,7 +7,7 @@ import gc
 
 import pytest
 import torch
-from support.alike import squared
+from support.alike import adam, squared
 
 from staticgraph import models
 from staticgraph.errors import BudgetExceeded, ProbeFailed
@@ -101,7 +101,7 @@ class FailingAllocator(LiveStorages):
 def prepared(store):
     torch.manual_seed(0)
     model = models.build("gine", store, hidden=16, layers=1, dropout=0.5)
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = adam(model)
     return Probed(Subject(model, squared, optimizer), store.schema)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.alike import adam
 from support.arena import ArenaRecorder
 from torch import nn
 from torch_geometric.nn import GCNConv
@@ -276,7 +277,7 @@ def test_training_on_the_whole_graph_equals_pyg_in_full_batch(graph):
     )
     trainer = NodeTrainer(model, loader, rate=0.01, decay=0.0)
     plain = nn.ModuleList([first, second])
-    optimizer = torch.optim.Adam(plain.parameters(), 0.01)
+    optimizer = adam(plain, lr=0.01)
     x, edge_index = torch.from_numpy(features), torch.from_numpy(simple)
     y = torch.from_numpy(LABELS)[TRAIN]
     for _ in range(5):

@@ -462,7 +462,7 @@ plan = sg.plan_stream([(3, 3)] * 8, batch_size=4, schema=schema)
 padder = sg.Padder(plan, schema=schema, like=batch(9), overflow="split")
 model = Model()
 plain = copy.deepcopy(model)
-optimizers = [sgd(each, 0.01) for each in (model, plain)]
+optimizers = [torch.optim.SGD(each.parameters(), 0.01) for each in (model, plain)]
 runner = sg.StaticGraphRunner(model, padder, loss=loss, optimizer=optimizers[0])
 for n in (9, 12, 6):
     data = batch(n)

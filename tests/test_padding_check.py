@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import probes
-from support.alike import assert_same_state, sgd, squared
+from support.alike import adam, assert_same_state, sgd, squared
 from support.layer_cases import CASES, C
 from support.layer_model import model_of
 from support.obstacle_models import Tied
@@ -101,7 +101,7 @@ def test_no_model_of_the_zoo_is_flagged(hiv, plan, name, dropout):
         loss=lambda out, batch: F.binary_cross_entropy_with_logits(
             out, batch.y.to(out.dtype), reduction="none"
         ),
-        optimizer=torch.optim.Adam(model.parameters()),
+        optimizer=adam(model),
     )
     runner.warmup(hiv)
     assert not runner.preparation.padding.wanted("step")

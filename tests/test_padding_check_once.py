@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import sgd
+from support.alike import adam, sgd
 from support.layer_cases import C
 from support.parity import BATCH, CAPACITY, STORE
 from support.probes import (
@@ -76,7 +76,7 @@ def same(left, right):
 
 def test_the_check_changes_nothing():
     model = made(Counts)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    optimizer = adam(model, lr=0.1)
     runner = sg.StaticGraphRunner(model, PLAN, mode="eager", loss=loss, optimizer=optimizer)
     model.train()
     model.norm.eval()

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import assert_same_state
+from support.alike import adam, assert_same_state
 from support.arena import ArenaRecorder
 from support.runners import made_runner
 from torch import nn
@@ -238,7 +238,7 @@ class TestOneLaunch:
             CAPACITIES,
             mode="cuda-graph",
             loss=lambda out, batch: F.mse_loss(out, batch.y, reduction="none"),
-            optimizer=torch.optim.Adam(model.parameters(), fused=True, capturable=True),
+            optimizer=adam(model, fused=True, capturable=True),
             recorder=Failing,
         )
         with pytest.raises(sg.NotStatic, match=r"bucket 1 step from ids.*no more"):

@@ -11,6 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from support.alike import adam
 from support.plain_epochs import PLAN, STORE, made
 from support.runners import made_runner
 from support.tape import TapeRecorder
@@ -89,7 +90,7 @@ def young_alone():
 def test_nothing_grows_with_the_steps(mode, steps):
     model, loss, random = made(), Loss(), Random(5)
     rate = torch.tensor(1e-3, dtype=torch.float64)
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate, fused=True, capturable=True)
+    optimizer = adam(model, lr=rate, fused=True, capturable=True)
     recorded = {"recorder": TapeRecorder} if mode == "cuda-graph" else {}
     runner = made_runner(model, PLAN, mode, loss=loss, optimizer=optimizer, **recorded)
     loader = sg.StaticLoader(STORE, PLAN, shuffle=True, seed=3, num_workers=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
+from support.alike import adam
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,7 +40,7 @@ def test_nothing_is_saved_on_the_device(monkeypatch):
         for name in ("weight", "bias"):
             shape = getattr(model, name).shape
             setattr(model, name, nn.Parameter(torch.empty(shape, device="cuda")))
-        optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+        optimizer = adam(model, capturable=True)
         for parameter in model.parameters():
             optimizer.state[parameter] = {
                 "exp_avg": torch.zeros_like(parameter),

@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import assert_same_state, squared
+from support.alike import adam, assert_same_state, squared
 from support.gine_net import Net, batches_of
 from support.recorded_net import runner_of
 from torch_geometric.nn import global_add_pool
@@ -77,7 +77,7 @@ def normed(lr, kind=Normed):
     return Subject(
         model,
         loss=squared,
-        optimizer=torch.optim.Adam(model.parameters(), lr=lr),
+        optimizer=adam(model, lr=lr),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.alike import adam
 from support.command import status_of
 from torch import nn
 from torch.nn import functional as F
@@ -99,7 +100,7 @@ def test_the_losses_are_those_of_a_loop_by_hand(few, report):
     """An independent oracle: torch, PyG's Batch, and the batches in their order."""
     torch.manual_seed(0)
     model = Net()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimizer = adam(model, lr=1e-3)
     losses = []
     for ids in setting_of(model, few).course(len(report.sides[0].losses)).order:
         data = Batch.from_data_list([few[i] for i in ids])

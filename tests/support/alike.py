@@ -31,6 +31,11 @@ def sgd(model: nn.Module, rate: float, **options: Any) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), rate, **options)
 
 
+def adam(model: nn.Module, **options: Any) -> torch.optim.Adam:
+    """Returns Adam over the parameters of a model."""
+    return torch.optim.Adam(model.parameters(), **options)
+
+
 def squared(out: torch.Tensor, batch: Any) -> torch.Tensor:
     """The squared error of each element."""
     return (out - batch.y).square()
