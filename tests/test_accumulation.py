@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from support.alike import assert_same_state, sgd
 from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, fixed
 from torch.optim.swa_utils import AveragedModel
@@ -33,7 +34,7 @@ def test_it_is_the_loop_by_hand(hiv, way):
     torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, twin)]
+    optimizers = [sgd(m, 0.1, momentum=0.9) for m in (model, twin)]
     batches = [fixed(batch) for batch in batches_of(hiv, 10)]
     subject = Subject(model, bce, optimizers[0], accumulate=3, check_padding=False)
     runner = sg.StaticGraphRunner(subject, CAPACITIES, way, recording=RECORDED)
@@ -46,15 +47,14 @@ def test_it_is_the_loop_by_hand(hiv, way):
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]), "no update before the third"
     by_hand(twin, optimizers[1], batches, 3)
-    for (name, one), two in zip(model.named_parameters(), twin.parameters(), strict=True):
-        assert torch.allclose(one, two, rtol=1e-5, atol=1e-6), name
+    assert_same_state(model, twin, rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_held_survives_verify_and_warmup(hiv):
     torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin)]
+    optimizers = [sgd(m, 0.1) for m in (model, twin)]
     first, second = (fixed(batch) for batch in batches_of(hiv, 2))
     subject = Subject(model, bce, optimizers[0], accumulate=2, check_padding=False)
     runner = sg.StaticGraphRunner(subject, CAPACITIES, "cuda-graph", recording=RECORDED)
@@ -64,8 +64,7 @@ def test_what_is_held_survives_verify_and_warmup(hiv):
     runner.warmup(hiv, progress=False)
     runner.step(second)
     by_hand(twin, optimizers[1], [first, second], 2)
-    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.allclose(one, two, rtol=1e-5, atol=1e-6)
+    assert_same_state(model, twin, rtol=1e-5, atol=1e-6)
 
 
 def test_clipping_sees_the_mean(hiv):
@@ -73,9 +72,7 @@ def test_clipping_sees_the_mean(hiv):
     model = Net()
     batches = batches_of(hiv, 2)
     before = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-    subject = Subject(
-        model, bce, torch.optim.SGD(model.parameters(), lr=1.0), clip_norm=1e-3, accumulate=2
-    )
+    subject = Subject(model, bce, sgd(model, 1.0), clip_norm=1e-3, accumulate=2)
     runner = sg.StaticGraphRunner(subject, CAPACITIES, "eager")
     for batch in batches:
         runner.step(batch)
@@ -118,7 +115,7 @@ def test_parameters_that_come_later_have_the_mean_too(hiv, every):
     twin = copy.deepcopy(model)
     batches = [fixed(batch) for batch in batches_of(hiv, 6)]
     scale, own = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin)]
+    optimizers = [sgd(m, 0.1) for m in (model, twin)]
 
     def loss(weight):
         return lambda out, batch: bce(out, batch) * (-weight).exp() + weight
@@ -144,5 +141,4 @@ def test_parameters_that_come_later_have_the_mean_too(hiv, every):
             optimizers[1].step()
     assert float(own) != 0
     assert torch.allclose(scale, own, rtol=1e-5)
-    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.allclose(one, two, rtol=1e-5, atol=1e-6)
+    assert_same_state(model, twin, rtol=1e-5, atol=1e-6)

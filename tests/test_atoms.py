@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.alike import sgd
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
@@ -239,7 +240,7 @@ def test_a_step_with_neighbours_and_forces_equals_the_plain_model(mode):
     expected = [p.grad for p in plain.parameters()]
 
     store = sg.GraphStore.from_pyg(graphs, progress=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = sgd(model, 0.0)
     subject = Subject(model, energies_and_forces, optimizer, differentiable=("pos", "cell"))
     runner = sg.StaticGraphRunner(subject, [capacity], mode)
     runner.step(next(iter(runner.loader(store, exact=False))))
@@ -308,30 +309,6 @@ def test_the_calculator_is_ases():
             np.testing.assert_allclose(result["stress"], structure.get_stress(), atol=1e-9)
 
 
-@pytest.mark.slow
-def test_dynamics_and_a_relaxation_end_where_ases_do():
-    from ase import units
-    from ase.calculators.lj import LennardJones as Reference
-    from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
-    from ase.md.verlet import VelocityVerlet
-    from ase.optimize import FIRE
-
-    ends = []
-    for calculator in (Reference(epsilon=0.0104, sigma=3.4, rc=8.0), calculator_of([argon()])):
-        crystal = argon()
-        crystal.calc = calculator
-        MaxwellBoltzmannDistribution(crystal, temperature_K=40, rng=np.random.default_rng(0))
-        energies = []
-        dynamics = VelocityVerlet(crystal, 5 * units.fs)
-        dynamics.attach(lambda: energies.append(crystal.get_total_energy()))  # noqa: B023
-        dynamics.run(20)
-        FIRE(crystal, logfile=None).run(fmax=0.002, steps=60)
-        ends.append((energies, crystal.get_potential_energy(), crystal.positions.copy()))
-    np.testing.assert_allclose(ends[0][0], ends[1][0], atol=1e-7)
-    assert ends[0][1] == pytest.approx(ends[1][1], abs=1e-7)
-    np.testing.assert_allclose(ends[0][2], ends[1][2], atol=1e-5)
-
-
 def test_the_model_of_torch_sim_is_valid_and_its_loops_run():
     ts = pytest.importorskip("torch_sim")
     from torch_sim.models.interface import validate_model_outputs
@@ -369,7 +346,7 @@ def test_a_training_step_without_room_for_edges_is_refused():
     for graph in graphs:
         graph.energy = torch.zeros(1, dtype=torch.float64)
     model = LennardJones(3.0).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = sgd(model, 1.0)
 
     def loss(out, batch):
         return (out["energy"] - batch.energy).square()

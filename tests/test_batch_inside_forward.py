@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
+from support.alike import adam
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINConv, global_add_pool
@@ -54,7 +54,7 @@ def test_a_batch_made_inside_is_named_with_what_to_write(esol):
 def test_a_loss_without_rows_is_told_what_it_gave(esol, loss, says):
     few = sg.GraphStore.from_pyg([esol[i] for i in range(20)], progress=False)
     model = Net()
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = adam(model)
     plan = sg.plan_buckets(few, 8)
     runner = sg.StaticGraphRunner(model, plan, "eager", loss=loss, optimizer=optimizer)
     with pytest.raises(ValueError, match=says):

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from support.drawn import examples
 
 from staticgraph.epochs.batcher import Batcher, BatchIds
-from staticgraph.errors import GraphTooLarge
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.cost import StepCost
 from staticgraph.plans.packings import packings_for
@@ -87,17 +86,6 @@ def test_every_graph_once_in_the_same_bucket_on_all_ranks(
     assert together == Counter(range(len(sizes)))
 
 
-def test_exact_batches_hold_exactly_the_batch_size():
-    sizes = molecules(5000)
-    batcher = Batcher(sizes, plan_buckets(sizes, 128), shuffle=True)
-    for epoch in range(20):
-        counts = [len(batch.ids) for batch in batcher.epoch(epoch)]
-        assert counts[:-1] == [128] * (5000 // 128)
-        assert counts[-1] == 5000 % 128
-        assert batcher.epoch_stats(epoch).split == 0
-        assert batcher.epoch_stats(epoch).overflowed > 0
-
-
 def test_order_is_kept_without_shuffling():
     sizes = molecules(1000)
     indices = np.random.default_rng(1).permutation(1000)[:700]
@@ -148,20 +136,6 @@ def test_packs_of_another_plan_are_another_batcher():
     for changed in (plan, other):
         with pytest.raises(ValueError, match=r"packings was '.*' and is"):
             Batcher(sizes, changed, exact=False, window=None).load_state_dict(state)
-
-
-def test_oversize():
-    sizes = np.array([[5, 8], [6, 10], [9, 612], [3, 4]])
-    plan = BucketPlan.of([(20, 512, 4)], batch_size=2)
-    with pytest.raises(GraphTooLarge, match=r"graph 2 has 612 edges; the largest bucket holds 512"):
-        Batcher(sizes, plan)
-    skipping = Batcher(sizes, plan, oversize="skip")
-    assert seen(skipping.epoch(0)) == Counter([0, 1, 3])
-    assert skipping.stats.skipped == 1
-    roomy = Batcher(sizes, plan, oversize="bucket")
-    assert seen(roomy.epoch(0)) == Counter(range(4))
-    assert roomy.plan.capacities[0] == plan.capacities[0]
-    assert len(roomy.plan.capacities) == 2
 
 
 def test_overflow_spills_then_splits_and_is_counted():

@@ -6,7 +6,6 @@ its ways first: everything that either of them trained is equal afterwards.
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 
 import numpy as np
@@ -18,7 +17,6 @@ from torch_geometric.data import Batch
 
 import staticgraph as sg
 from staticgraph.runner.auto import Auto
-from staticgraph.steps.state.saved_optimizer import SavedOptimizer
 
 TIMED = Auto(rounds=5)
 
@@ -130,29 +128,6 @@ def test_an_optimizer_that_keeps_more_than_state():
         assert (optimizer.turn, optimizer.param_groups[0]["k"]) == (3, 3)
         runs.append([*losses, *model.state_dict().values(), *optimizer.slow, *optimizer.last])
     equal(*runs)
-
-
-def test_an_optimizer_in_an_optimizer_returns():
-    inner = Lookahead(made().parameters())
-    outer = torch.optim.SGD(inner.param_groups[0]["params"], 0.1)
-    outer.base = inner
-    outer.seen = {"norms": [torch.ones(2)]}
-    kept = outer.seen
-    saved = SavedOptimizer(outer)
-    before = copy.deepcopy(inner.slow)
-    for parameter in inner.param_groups[0]["params"]:
-        parameter.grad = torch.ones_like(parameter)
-    inner.step()
-    inner.step()
-    outer.seen["norms"][0].zero_()
-    outer.seen["norms"].append(torch.zeros(1))
-    outer.seen = {}
-    saved.restore()
-    equal(inner.slow, before)
-    assert (inner.turn, inner.param_groups[0]["k"], len(inner.last)) == (0, 0, 0)
-    assert outer.seen is kept
-    assert len(kept["norms"]) == 1
-    assert kept["norms"][0].sum() == 2
 
 
 @WAYS

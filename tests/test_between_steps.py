@@ -9,6 +9,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
+from support.alike import real_ids
 from support.arena import ArenaRecorder
 from support.places import mode_of
 from support.plain_epochs import GRAPHS, PLAN, STORE, D, Net, equal, made, sgd, squared
@@ -19,7 +20,6 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import BatchNorm
 
 import staticgraph as sg
-from staticgraph.nn.newcomers import Newcomers
 
 FOURS = sg.plan_buckets(STORE, batch_size=4, num_buckets=1)
 
@@ -100,24 +100,6 @@ def test_a_layer_that_padding_reaches_is_found_when_it_comes():
 
     with pytest.raises(sg.errors.PaddingLeaks, match=r"more\.0.*Centred"):
         grown(Growing, change)
-
-
-def test_newcomers_are_told_of_wherever_they_come():
-    model = nn.Sequential(nn.Sequential(nn.Linear(1, 1)))
-    newcomers = Newcomers(model)
-    nn.Sequential(nn.Linear(1, 1))
-    assert not newcomers.came
-    model[0][0] = nn.Linear(1, 1)
-    assert newcomers.came
-    assert not newcomers.seen()  # of the same kind, at the same place
-    model[0].append(nn.ReLU())
-    assert newcomers.came
-    assert newcomers.seen()
-    assert not newcomers.came
-    model[0][1] = nn.Sequential()  # a new module is watched too
-    newcomers.seen()
-    model[0][1].append(nn.ReLU())
-    assert newcomers.came
 
 
 HOOKS = {
@@ -246,7 +228,7 @@ CHANGES = {
     "rate": lambda m, o: o.param_groups[0].update(lr=2**-4),
 }
 FOLLOWED = {"state loaded", "rewritten in place", "buffer written", "statistics reset", "rate"}
-SLOW = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("fused", "traced")]
+SLOW = [pytest.param("fused", marks=pytest.mark.slow)]
 MODES = ["eager", *SLOW, "step", "forward_backward"]
 
 
@@ -267,7 +249,7 @@ def test_a_change_between_steps_is_followed_or_refused(name, mode, monkeypatch):
     runner = made_runner(ours, FOURS, way, loss=squared, optimizer=first, **options)
     runner.warmup(STORE, phases=("step",), progress=False)
     for number, batch in enumerate(runner.loader(STORE)):
-        ids = batch.graph_ids[batch.graph_mask].tolist()
+        ids = real_ids(batch)
         if number == 3:
             for model, optimizer in ((ours, first), (theirs, second)):
                 CHANGES[name](model, optimizer)

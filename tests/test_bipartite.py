@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from support.alike import real_ids
 from support.hetero_parity import plain, static
-from support.index_rules import Bipartite, Pair
+from support.index_rules import Bipartite
 from support.parity import differences
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import BatchNorm, GATConv, GraphConv, SAGEConv, global_add_pool
@@ -76,7 +76,7 @@ def test_batches_are_those_of_pyg():
     graphs = made()
     store = sg.GraphStore.from_pyg(graphs)
     for batch in sg.StaticLoader(store, sg.plan_buckets(store, batch_size=5), shuffle=True, seed=1):
-        ids = batch.graph_ids[batch.graph_mask].tolist()
+        ids = real_ids(batch)
         expected = Batch.from_data_list([graphs[i] for i in ids], follow_batch=["x_s", "x_t"])
         for name in ("x_s", "x_t"):
             mask = batch[f"{name}_mask"]
@@ -108,53 +108,12 @@ def test_outputs_and_gradients_are_those_of_plain_pyg(compiled):
     assert differences(expected, static(model, batch, trace=compiled), 1e-10) == []
 
 
-def test_training_is_that_of_plain_pyg():
-    graphs = made(30)
-    store = sg.GraphStore.from_pyg(graphs)
-    plan = sg.plan_buckets(store, batch_size=6)
-    model = Net().double()
-    runner = sg.StaticGraphRunner(
-        model,
-        plan,
-        mode="eager",
-        loss=lambda out, batch: F.mse_loss(out, batch.y, reduction="none"),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-    )
-    oracle = Net().double()
-    optimizer = torch.optim.SGD(oracle.parameters(), lr=0.01)
-    for batch in runner.loader(store, shuffle=True, seed=3):
-        ids = batch.graph_ids[batch.graph_mask].tolist()
-        data = Batch.from_data_list([graphs[i] for i in ids], follow_batch=["x_s", "x_t"])
-        optimizer.zero_grad()
-        loss = F.mse_loss(oracle(data), data.y)
-        loss.backward()
-        optimizer.step()
-        assert runner.step(batch).item() == pytest.approx(loss.item(), abs=1e-10)
-    for mine, theirs in zip(model.parameters(), oracle.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
-    model.eval(), oracle.eval()
-    expected = oracle(Batch.from_data_list(graphs[:7], follow_batch=["x_s", "x_t"]))
-    torch.testing.assert_close(runner.predict(graphs[:7]), expected, rtol=0, atol=1e-10)
-
-
 def test_one_compiled_graph_serves_every_batch():
     store = sg.GraphStore.from_pyg(made(12))
     plan = sg.plan_buckets(store, batch_size=4)
     report = sg.check(Net().double(), plan, store)
     assert report.ok, str(report)
     assert sg.check(Net().double(), plan).ok, "on graphs made up of the schema"
-
-
-def test_a_store_comes_back_from_disk_and_gives_back_its_graphs(tmp_path):
-    graphs = made()
-    sg.GraphStore.from_pyg(graphs).save(tmp_path / "s")
-    store = sg.GraphStore.load(tmp_path / "s")
-    for graph, data in enumerate(graphs):
-        found = store[graph]
-        for name in ("edge_index", "edge_attr", "x_s", "x_t"):
-            assert torch.equal(found[name], data[name]), (graph, name)
-    together = Batch.from_data_list([store[i] for i in range(5)])
-    assert torch.equal(together.edge_index, Batch.from_data_list(graphs[:5]).edge_index)
 
 
 class Nothing(Data):
@@ -192,22 +151,3 @@ def test_kernels_of_square_graphs_say_that_they_cannot():
     plan = sg.plan_buckets(store, batch_size=4)
     with pytest.raises(ValueError, match="graphs with one type of nodes"):
         sg.StaticLoader(store, plan, pointers=True)
-
-
-@pytest.mark.filterwarnings("ignore:Unable to accurately infer")
-def test_pairs_of_graphs_as_pyg_documents_them():
-    rng = np.random.default_rng(0)
-    pairs = []
-    for _ in range(6):
-        s, t = int(rng.integers(1, 6)), int(rng.integers(1, 6))
-        ends = [torch.from_numpy(rng.integers(0, n, (2, 2 * n))) for n in (s, t)]
-        x_s, x_t = torch.randn(s, 3), torch.randn(t, 3)
-        pairs.append(Pair(x_s=x_s, edge_index_s=ends[0], x_t=x_t, edge_index_t=ends[1]))
-    store = sg.GraphStore.from_pyg(pairs, progress=False)
-    batch = next(iter(sg.StaticLoader(store, sg.plan_buckets(store, batch_size=6))))
-    ours, theirs = batch, Batch.from_data_list(pairs, follow_batch=["x_s", "x_t"])
-    for side in ("s", "t"):
-        rows, edges = ours[f"x_{side}_mask"], ours[f"edge_index_{side}_mask"]
-        assert torch.equal(ours[f"x_{side}"][rows], theirs[f"x_{side}"])
-        assert torch.equal(ours[f"x_{side}_batch"][rows], theirs[f"x_{side}_batch"])
-        assert torch.equal(ours[f"edge_index_{side}"][:, edges], theirs[f"edge_index_{side}"])

@@ -7,23 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
-from support.graphs import random_graph
 from support.written_stores import LEVELS, graphs_of
 
 import staticgraph as sg
 from staticgraph.epochs import used_graphs
 from staticgraph.epochs.batcher import Batcher
-from staticgraph.epochs.blocks import Blocks, block_order, spread
+from staticgraph.epochs.blocks import Blocks, block_order
 from staticgraph.epochs.windows import level
 from staticgraph.packing.random import shuffle as shuffle_in_place
 from staticgraph.plans.choose import plan_buckets
-from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes import histogram as histograms
-from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import stacked
-from staticgraph.store import checks
-from staticgraph.store.writer import StoreWriter
 
 
 def sizes_of(n: int, seed: int = 0) -> np.ndarray:
@@ -47,12 +42,6 @@ def test_windows_are_whole_blocks(blocks, graphs, window, apart, rest, seed):
         assert (np.unique(here // graphs, return_counts=True)[1] == graphs).all()
     ragged = np.arange(blocks * graphs + rest)
     assert sorted(block_order(ragged, drawn, seed, 0).graphs) == ragged.tolist()
-
-
-def tight_plan(sizes: np.ndarray, batch_size: int) -> BucketPlan:
-    """One bucket with half a percent of spare room."""
-    nodes, edges = np.ceil(1.005 * batch_size * sizes.mean(axis=0)).astype(int).tolist()
-    return BucketPlan.of([Capacity(nodes + 1, edges, batch_size + 1)], batch_size)
 
 
 @examples(40)
@@ -117,24 +106,6 @@ def test_an_epoch_in_blocks(exact, ranks):
     earlier["of"] = {**earlier["of"], "blocks": (256, 8)}
     with pytest.raises(ValueError, match=r"blocks was \(256, 8\) and is"):
         again.load_state_dict(earlier)
-
-
-def test_the_bias_is_what_is_said():
-    """Labels sorted and not: the variance of a batch's mean against that of a random order."""
-    n, size = 1 << 15, 32
-    blocks, sizes = Blocks(128, 16), np.ones((1 << 15, 2), np.int64)
-    plan = plan_buckets(sizes, size)
-    kinds = {"sorted": np.arange(n) / n, "mixed": np.random.default_rng(0).random(n)}
-    variance = {}
-    for shuffle in (blocks, True):
-        batcher = Batcher(sizes, plan, shuffle=shuffle)
-        batches = [b.ids for epoch in range(12) for b in batcher.batches(epoch)]
-        for kind, labels in kinds.items():
-            variance[kind, shuffle] = np.var([labels[ids].mean() for ids in batches])
-    assert spread(1.0, size, blocks) == 1 + 31 / 16
-    found = variance["sorted", blocks] / variance["sorted", True]
-    assert found == pytest.approx(spread(1.0, size, blocks), rel=0.2)
-    assert variance["mixed", blocks] / variance["mixed", True] == pytest.approx(1.0, rel=0.1)
 
 
 def test_what_cannot_be_in_blocks_is_refused():
@@ -230,45 +201,3 @@ def test_a_histogram_in_pieces(n, at_once, most):
         assert SizeHistogram.from_sizes(stacked(list(sizes.T))).digest == whole.digest
     finally:
         histograms.AT_ONCE = before
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_window_reads_its_own_blocks_and_no_other(workers, tmp_path, monkeypatch):
-    """Count what is checked against checksums: in a window at most its blocks and the ones at their
-    ends, in an epoch every graph once."""
-    monkeypatch.setattr(checks, "BLOCK_BYTES", 1 << 10)
-    rng = np.random.default_rng(0)
-    of_block = rng.permutation(np.repeat([3, 4, 5, 6, 7], 8))
-    graphs = [random_graph(rng, int(m), int(rng.integers(0, 9))) for m in np.repeat(of_block, 20)]
-    writer = StoreWriter(tmp_path / "s", part_graphs=90, levels=LEVELS)
-    writer.extend(graphs)
-    writer.finish(merged=False)
-    compared: list[tuple[object, int, int]] = []
-    compare = checks.Checks._compare
-
-    def counted(self, block, names):
-        first, last = self._blocks[block : block + 2].tolist()
-        compared.append((self.root, first, last))
-        return compare(self, block, names)
-
-    store = sg.GraphStore.load(tmp_path / "s", verify=False)
-    plan = tight_plan(store.sizes * 1.01, 8)
-    monkeypatch.setattr(checks.Checks, "_compare", counted)
-    loader = sg.StaticLoader(store, plan, shuffle=Blocks(20, 8), num_workers=workers)
-    window, begins = int(loader.batcher.windows(0)[0]), {}
-    for number, shard in enumerate(store.shards.shards):
-        begins[shard.folder] = sum(each.graphs for each in store.shards.shards[:number])
-    seen: list[int] = []
-    for number, batch in enumerate(loader):
-        seen += batch.graph_ids[batch.graph_mask].tolist()
-        if number == window - 1 - workers:  # a worker is one batch ahead
-            there = {begins[root] + g for root, first, last in compared for g in range(first, last)}
-            of_window = np.concatenate([b.ids for b in loader.batcher.epoch(0)[:window]])
-            most = max(last - first for _, first, last in compared)
-            near = {g + k for g in of_window.tolist() for k in range(-most, most + 1)}
-            assert set(seen) <= there <= near
-            assert len(there) < 160 + 2 * most * 8 < len(store)
-        del batch
-    assert sorted(seen) == list(range(len(store)))
-    assert len(compared) == len(set(compared))
-    assert sum(last - first for _, first, last in compared) == len(store)

@@ -7,29 +7,40 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.alike import real_ids
 from support.graphs import random_graph
 from support.written_stores import LEVELS, graphs_of
 
 import staticgraph as sg
 from staticgraph.batches.loading import read_ahead as announcing
 from staticgraph.epochs.blocks import Blocks
+from staticgraph.store import checks
 from staticgraph.store.runs import read_ahead
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_is_read_is_asked_for_before(workers, tmp_path, monkeypatch):
-    """Every graph's block is announced whole, a window ahead; the batches do not change."""
+    """Every graph's block is announced whole, a window ahead, and compared once; the batches do not
+    change."""
+    monkeypatch.setattr(checks, "BLOCK_BYTES", 1 << 10)
     rng = np.random.default_rng(0)
     store = sg.GraphStore.from_pyg([random_graph(rng, 3, 4) for _ in range(200)], levels=LEVELS)
     store.save(tmp_path / "s")
     mapped = sg.GraphStore.load(tmp_path / "s", verify=False)
     asked: list[tuple[int, int]] = []
+    compared: list[int] = []
+    compare = checks.Checks._compare
 
     def asking(held, first, last):
         asked.append((first, last))
         return read_ahead(held, first, last)
 
+    def counted(self, block, names):
+        compared.append(block)
+        return compare(self, block, names)
+
     monkeypatch.setattr(announcing, "read_ahead", asking)
+    monkeypatch.setattr(checks.Checks, "_compare", counted)
     plan = sg.plan_buckets(store, 5)
     loaders = [
         sg.StaticLoader(each, plan, shuffle=Blocks(8, 3), seed=4, num_workers=workers)
@@ -40,9 +51,10 @@ def test_what_is_read_is_asked_for_before(workers, tmp_path, monkeypatch):
     for number, batch in enumerate(loaders[1]):
         assert batch.graph_ids.equal(plain[number])
         known = {g for first, last in asked for g in range(first, last)}
-        assert set(batch.graph_ids[batch.graph_mask].tolist()) <= known
+        assert set(real_ids(batch)) <= known
         assert len(known) < 100 or number > 4
         del batch
+    assert workers or len(compared) == len(set(compared)) > 9, "each block is compared once"
     assert read_ahead(mapped, 0, 200) > mapped.edge_src.nbytes
     assert read_ahead(store, 0, 200) == 0
 

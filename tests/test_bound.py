@@ -3,7 +3,6 @@ that is not bound warns."""
 
 from __future__ import annotations
 
-import copy
 import textwrap
 import warnings
 
@@ -11,13 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
+from support.alike import assert_same_gradients, assert_same_state
 from support.gine_net import Net as Single
 from support.gine_net import batches_of
 from support.patience import patience
 from support.program import run_program
 from torch import nn
 from torch_geometric.data import Batch, HeteroData
-from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
+from torch_geometric.nn import global_add_pool, global_mean_pool
 from torch_geometric.utils import softmax
 
 import staticgraph as sg
@@ -62,10 +62,8 @@ def static_step(model, batch, run=None, inside=True, **options):
 
 
 def same(model, other):
-    for (name, one), two in zip(model.named_parameters(), other.parameters(), strict=True):
-        assert torch.allclose(one.grad, two.grad, rtol=1e-9, atol=1e-12), name
-    for (name, one), two in zip(model.named_buffers(), other.buffers(), strict=True):
-        assert torch.allclose(one.double(), two.double(), rtol=1e-9), name
+    assert_same_gradients(model, other, rtol=1e-09, atol=1e-12)
+    assert_same_state(model, other, rtol=1e-9, atol=1e-8)
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -107,38 +105,6 @@ def test_what_was_bound_before_is_so_again(hiv):
         warnings.simplefilter("error")
         out = called(one.eval(), Batch.from_data_list(first.to_data_list()))
     assert len(out) == first.real.graphs
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, again=True):
-        super().__init__()
-        self.again = again
-        self.conv = GCNConv(9, 4)
-        self.norm = nn.BatchNorm1d(4)
-
-    def inner(self, x, edge_index):
-        return self.norm(self.conv(x, edge_index)).tanh()
-
-    def forward(self, x, edge_index, edge_attr, batch):
-        x = x.double()
-        if self.again:
-            h = torch.utils.checkpoint.checkpoint(self.inner, x, edge_index, use_reentrant=False)
-        else:
-            h = self.inner(x, edge_index)
-        return global_mean_pool(h, batch).mean(1, keepdim=True)
-
-
-def test_checkpointed_layers_run_again_on_their_batch(hiv):
-    """The backward runs after the ``with`` block: a second run must find the same real rows."""
-    torch.manual_seed(0)
-    model = Checkpointed().double()
-    other = copy.deepcopy(model)
-    other.again = False
-    batch = batches_of(hiv, 1)[0]
-    static_step(model, batch, inside=False)
-    plain_step(other, batch)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.allclose(one.grad, two.grad, rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize("converted", [True, False])

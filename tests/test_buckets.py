@@ -39,31 +39,11 @@ def load(name: str) -> SizeHistogram:
 SIZES = np.array([[3, 4], [5, 8], [9, 20], [4, 6], [4, 6]])
 
 
-def test_every_graph_fits_alone_and_the_sizes_differ():
-    plan = plan_buckets(SIZES, 2)
-    (capacity,) = plan.capacities
-    assert all(capacity.holds(GraphSize(*row)) for row in SIZES.tolist())
-    assert len({capacity.nodes, capacity.edges, capacity.graphs}) == 3
-    assert capacity.graph_limit >= 2
-
-
-def test_round_trip_through_a_file(tmp_path):
-    plan = plan_buckets(SIZES, 2)
-    plan.save(tmp_path / "plan.json")
-    assert BucketPlan.load(tmp_path / "plan.json") == plan
-
-
 def test_a_file_of_another_version_or_kind_is_refused(tmp_path):
     path = tmp_path / "plan.json"
     values = plan_buckets(SIZES, 2).to_dict()
     path.write_text(json.dumps({**values, "version": 99}))
     with pytest.raises(ValueError, match=r"plan\.json: the plan has version 99"):
-        BucketPlan.load(path)
-    path.write_text("{}")
-    with pytest.raises(ValueError, match="not a plan"):
-        BucketPlan.load(path)
-    path.write_text("{")
-    with pytest.raises(ValueError, match=r"plan\.json"):
         BucketPlan.load(path)
     del values["capacities"]
     path.write_text(json.dumps(values))

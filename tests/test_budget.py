@@ -14,7 +14,6 @@ from staticgraph.memory.budget import (
     Ledger,
     MemoryBudget,
     breakdown_of,
-    largest,
     scaled,
 )
 from staticgraph.memory.fit import Fit
@@ -54,31 +53,11 @@ def test_the_breakdown_adds_up(buckets, slots, overhead):
     assert found.pinned_host == 2 * slot
 
 
-def test_one_step_is_the_breakdown_with_one_slot():
-    memory = model()
-    for bucket in BUCKETS:
-        assert breakdown_of(memory, [bucket], slots=1).total_bytes == memory.predict(bucket)
-
-
-def test_the_pool_is_that_of_the_largest_bucket_not_the_sum():
-    memory = model()
-    both, largest_alone = breakdown_of(memory, BUCKETS), breakdown_of(memory, BUCKETS[1:])
-    assert both.total_bytes == largest_alone.total_bytes
-    assert both.bucket == BUCKETS[1]
-
-
 def test_the_optimizers_step_is_a_floor():
     tiny, update = Capacity(3, 0, 2), 10**6
     assert model(update_bytes=0).step_bytes(tiny) < update < model().step_bytes(BUCKETS[1])
     assert model(update_bytes=update).step_bytes(tiny) == update
     assert model(update_bytes=update).step_bytes(BUCKETS[1]) == model().step_bytes(BUCKETS[1])
-
-
-@given(capacities, st.integers(0, 10**9), st.integers(0, 10**9))
-def test_a_larger_cap_accepts_what_a_smaller_did(bucket, cap, more):
-    memory = model()
-    smaller, larger = MemoryBudget(cap + 1), MemoryBudget(cap + 1 + more)
-    assert not smaller.fits(memory, [bucket]) or larger.fits(memory, [bucket])
 
 
 @given(capacities)
@@ -162,14 +141,6 @@ def test_coefficients_given_by_hand_are_checked():
 
 
 # ---------------------------------------------------------------------- numbers
-
-
-@given(st.integers(-500, 10**6), st.integers(0, 3000))
-def test_largest_is_the_last_that_fits(low, span):
-    for last in {low, low + span // 2, low + span, low + span + 5}:
-        assert largest(lambda k, last=last: k <= last, low, low + span) == min(last, low + span)
-    with pytest.raises(ValueError, match="not even"):
-        largest(lambda k: False, low, low + span)
 
 
 @pytest.mark.parametrize(

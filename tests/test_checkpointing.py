@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.utils.checkpoint
 import torch_geometric.nn as pyg
+from support.alike import assert_same_gradients, sgd
 from support.threaded import GRAPHS, STORE, Elsewhere, Net, batch_of, loss, runner_of
 from torch import nn
 from torch_geometric.data import Batch
-from torch_geometric.nn import global_add_pool, global_mean_pool
+from torch_geometric.nn import global_mean_pool
 
 import staticgraph as sg
 from staticgraph.runner.auto import Auto
@@ -58,8 +57,7 @@ def test_checkpointing_runs_its_layers_again_over_the_batch_of_the_forward(reent
             mean.backward()
 
     runner.step(batch) if how == "step" else own_loop()
-    for (name, found), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        assert torch.allclose(found.grad, expected.grad, rtol=1e-9, atol=1e-12), name
+    assert_same_gradients(ours, theirs, rtol=1e-09, atol=1e-12)
 
 
 POOLINGS = {
@@ -107,45 +105,13 @@ def test_a_pool_that_runs_again_has_the_rows_it_had(pooling, reentrant):
     runner = runner_of(ours)
     runner.optimizer.param_groups[0]["lr"] = 0.0
     runner.step(batch_of())
-    for (name, found), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        assert torch.allclose(found.grad, expected.grad, rtol=1e-9, atol=1e-12), name
+    assert_same_gradients(ours, theirs, rtol=1e-09, atol=1e-12)
 
 
 def test_a_kept_output_keeps_no_slot_of_the_loader():
     runner = runner_of(Net())
     kept = [runner(batch) for batch in sg.StaticLoader(STORE, runner.plan, slots=2)]
     assert len(kept) == 2
-
-
-def test_checkpointing_in_eager_runs_its_layers_over_real_rows(hiv):
-    """A BatchNorm in backward's second run sees the batch as in the forward, without padding."""
-
-    class Again(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.head = torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 1)
-
-        def forward(self, data):
-            h = data.x.double()
-            h = torch.utils.checkpoint.checkpoint(self.norm, h, use_reentrant=False)
-            return self.head(global_add_pool(h, data.batch))
-
-    torch.manual_seed(0)
-    model = Again().double()
-    plain = copy.deepcopy(model)
-    data = Batch.from_data_list([hiv[i] for i in range(30)])
-    plain(data).square().mean().backward()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    plan = sg.plan_buckets(hiv, batch_size=32)
-    runner = sg.StaticGraphRunner(
-        model, plan, "eager", loss=lambda out, batch: out.square(), optimizer=optimizer
-    )
-    runner.step(sg.StaticBatch.of(hiv, range(30), plan.capacities[0]))
-    largest = max(float(p.grad.abs().max()) for p in plain.parameters())
-    for found, expected in zip(model.parameters(), plain.parameters(), strict=True):
-        assert (found.grad - expected.grad).abs().max() <= 1e-9 * largest
-    for found, expected in zip(model.buffers(), plain.buffers(), strict=True):
-        assert torch.allclose(found.double(), expected.double(), rtol=1e-9, atol=1e-12)
 
 
 def checkpointed_runner(mode, norm):
@@ -171,7 +137,7 @@ def checkpointed_runner(mode, norm):
         plan,
         mode,
         loss=lambda out, batch: out.square(),
-        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        optimizer=sgd(model, 0.1),
     )
 
 

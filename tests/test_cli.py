@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -70,18 +69,6 @@ def test_every_option_says_what_it_is_and_no_line_is_wide(command, monkeypatch):
             assert f"(default: {default})" in plain, argument.name
 
 
-def test_describing_the_commands_imports_nothing_heavy():
-    code = (
-        "import sys, staticgraph\nbefore = set(sys.modules)\nfrom staticgraph import cli\n"
-        "try:\n    cli.main(['train', '--help'])\nexcept SystemExit:\n    pass\n"
-        "print('MODULES', sorted({m.split('.')[0] for m in set(sys.modules) - before}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"torch", "numpy", "numba", "tqdm", "scipy"}
-    heavy |= {"matplotlib", "tensorboard"}
-    assert not heavy & set(eval(done.stdout.split("MODULES")[1]))
-
-
 # ---------------------------------------------------------------------- results
 
 
@@ -99,15 +86,6 @@ def test_train_prints_results_on_stdout_and_progress_on_stderr(data, tmp_path, c
     assert "epoch 1/1" in err
     assert "graphs/s" in err
     assert "epoch 1: loss" in err
-
-
-def test_json_is_all_of_stdout(data, tmp_path, capsys):
-    assert cli.main(["train", "--data", data, *SMALL, "--out", str(tmp_path / "r"), "--json"]) == 0
-    values = json.loads(capsys.readouterr().out)
-    assert values == json.loads((tmp_path / "r" / "report.json").read_text())
-    assert values["config"]["batch_size"] == 32
-    assert values["epochs"][0]["graphs"] == 64
-    assert values["runner"]["buckets"][0]["real_graphs"] == 64
 
 
 def test_report_prints_what_train_printed(finished, capsys):
@@ -173,13 +151,6 @@ def test_predictions_need_the_fields_of_the_training_but_no_labels(
 
 
 # ---------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"epochs": []}'])
-def test_a_report_of_something_else(text, tmp_path, capsys):
-    (tmp_path / "report.json").write_text(text)
-    assert cli.main(["report", str(tmp_path)]) == cli.FAILED
-    assert "is not a report that this version reads" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -253,18 +224,6 @@ def test_heads_that_do_not_divide_are_refused_before_anything_is_loaded(model, d
 def test_wrong_usage(arguments, message, capsys):
     assert status_of(arguments) == cli.FAILED
     assert message in capsys.readouterr().err
-
-
-def test_a_bug_shows_its_traceback(data, tmp_path, monkeypatch):
-    """A ValueError that other code raises is a bug, not a message for the user."""
-
-    def broken(*_, **__):
-        int("seven")
-
-    monkeypatch.setattr(train, "train", broken)
-    with pytest.raises(ValueError, match="invalid literal"):
-        # Raised here in a test, and so not from within staticgraph.
-        cli.main(["train", "--data", data, "--out", str(tmp_path / "r")])
 
 
 def test_ctrl_c_says_how_to_go_on(data, tmp_path, monkeypatch, capsys):

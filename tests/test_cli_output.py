@@ -12,7 +12,7 @@ from support.command import status_of
 from tqdm import tqdm
 
 from staticgraph import cli
-from staticgraph.files.document import save_json, to_json
+from staticgraph.files.document import to_json
 from staticgraph.text import progress
 from staticgraph.text.table import table
 
@@ -23,15 +23,6 @@ def test_json_has_null_for_what_is_not_finite():
     assert json.loads(text, parse_constant=pytest.fail) == {
         "a": None, "b": [1.5, [None, None]], "3": {"c": None}, "d": "nan",
     }  # fmt: skip
-
-
-def test_a_file_of_json_is_whole_or_as_it_was(tmp_path):
-    path = tmp_path / "report.json"
-    save_json(path, {"a": 1})
-    with pytest.raises(TypeError):
-        save_json(path, {"a": object()})
-    assert json.loads(path.read_text()) == {"a": 1}
-    assert [found.name for found in tmp_path.iterdir()] == ["report.json"]
 
 
 @pytest.mark.parametrize(
@@ -89,12 +80,6 @@ def test_what_a_user_can_mend_is_one_line(error, words, monkeypatch, capsys):
     assert err.startswith("staticgraph report: ")
     assert words in err
     assert len(err.splitlines()) == 1
-
-
-def test_an_argument_that_python_refuses_is_a_bug(monkeypatch):
-    monkeypatch.setattr("staticgraph.cli.report.run", lambda args: table(["a"], [3]))
-    with pytest.raises(TypeError, match="'int' object is not iterable"):
-        cli.main(["report", "x"])
 
 
 # ---------------------------------------------------------------------- progress

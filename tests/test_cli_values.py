@@ -17,7 +17,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from cyclopts import Token
 from cyclopts.argument import Argument
 from support.command import arguments_of, status_of
@@ -115,68 +114,6 @@ def test_no_value_of_any_option_leads_to_a_traceback(base, tiny):
             if found:
                 wrong.append(f"{' '.join(word[:40] for word in words)}\n    {found}")
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train", "--data", "few", "--seed", "-1"], "argument --seed: '-1': give a whole number"),
-        (["train", "--data", "few", "--dropout", "2"], "argument --dropout: '2': give a number"),
-        (["train", "--data", "few", "--workers", "-1"], "give a whole number from 0 to 256"),
-        (["train", "--data", "few", "--device", "bogus"], "give cpu, cuda, cuda:1"),
-        (["train", "--data", "few", "--epochs", "0"], "give a whole number from 1"),
-        (["train", "--data", "few", "--lr", "nan"], "'nan': give a number above 0 to 1e+30"),
-        (["train", "--data", "empty.npz"], "empty.npz is not an .npz of plain arrays"),
-        ([*BASES["train-large link"], "--epochs", "0"], "argument --epochs: '0'"),
-        ([*BASES["train-large link"], "--partitions", "0"], "argument --partitions: '0'"),
-        ([*BASES["train-large link"], "--memory", "0"], "must be at least 1 byte"),
-        ([*BASES["train-large link"], "--data", "empty.npz"], "empty.npz is not an .npz file"),
-        (["partition", "--edges", "noise.npy", "--nodes", "3", "--out", "g"], "noise.npy is no"),
-        pytest.param(
-            ["probe", "--data", "few", "--device", "cuda"],
-            "argument --device: torch sees no CUDA device; --device cpu --like cuda",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
-        ),
-        (["plan", "--histogram", "sizes.csv", "--graphs", "0"], "argument --graphs: '0'"),
-        (["plan", "--histogram", "header.csv"], "header.csv has no rows below its header"),
-        (["plan", "--histogram", "sizes.csv", "--out", "no/plan.json"], "there is no folder no"),
-        (
-            ["check", "--data", "few", "--model", "tiny_models:models"],
-            "is of type module; name",
-        ),
-    ],
-)
-def test_the_line_names_option_value_and_range(words, message, tiny, capsys):
-    assert status_of(words) == 2
-    out, err = capsys.readouterr()
-    *progress, line = err.splitlines()
-    assert message in line
-    assert [said for said in progress if not said.startswith(("opening ", "compiling "))] == []
-    assert not out
-
-
-@pytest.mark.parametrize(
-    ("words", "option"),
-    [
-        (BASES["train-large link"], "--memory"),
-        (["plan", "--data", "few"], "--max-memory"),
-        (["probe", "--data", "few"], "--max-memory"),
-    ],
-)
-def test_every_option_of_memory_reads_the_same_sizes(words, option, capsys):
-    """An unknown unit is refused with what to write instead."""
-    assert status_of([*words, option, "3 parsecs"]) == 2
-    assert "'3 parsecs' is not an amount of memory: write a number" in capsys.readouterr().err
-    for size in ("512M", "512MiB", "536870912"):
-        assert options.BYTES.converter(None, [Token(value=size)]) == 512 << 20
-
-
-def test_a_byte_order_mark_changes_nothing(tiny, capsys):
-    shown = []
-    for name in ("sizes.csv", "bom.csv"):
-        assert status_of(["plan", "--histogram", name, "--limits", "9", "20"]) == 0
-        shown.append(capsys.readouterr().out.splitlines()[-1])
-    assert shown[0] == shown[1]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.alike import sgd, squared
 from support.runners import made_runner
 from support.tape import TapeRecorder
 
@@ -17,10 +18,6 @@ BUCKETS = [(120, 260, 9), (240, 520, 17)]
 RECORDED = {"mode": "cuda-graph", "scope": "forward_backward", "recorder": TapeRecorder}
 
 
-def squared(out, batch):
-    return (out - batch.y).square()
-
-
 def made(store, budget, memory=None, name="gcn", **options):
     torch.manual_seed(0)
     model = models.build(name, store, hidden=16, layers=1)
@@ -28,7 +25,7 @@ def made(store, budget, memory=None, name="gcn", **options):
         model,
         options.pop("plan", BUCKETS),
         loss=squared,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        optimizer=sgd(model, 0.1),
         budget=budget if memory is None else budget.with_memory(memory),
         **options,
     )
@@ -37,7 +34,7 @@ def made(store, budget, memory=None, name="gcn", **options):
 @pytest.fixture(scope="module")
 def memory(esol):
     model = models.build("gcn", esol, hidden=16, layers=1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model, 0.1)
     return sg.probe(model, esol, loss=squared, optimizer=optimizer)
 
 
@@ -74,11 +71,6 @@ def test_what_is_committed_grows_then_stays(esol, memory, floor):
     assert 0 < seen[0] < seen[1] == seen[2] < seen[3] == seen[4] == seen[5] == floor
     assert runner.stats().max_bytes == floor
     assert sum(nbytes for _, nbytes in runner.stats().entries) == floor
-
-
-def test_without_a_budget_nothing_is_committed(esol):
-    stats = made(esol, None).stats()
-    assert (stats.bytes_committed, stats.max_bytes) == (0, None)
 
 
 def test_a_budget_alone_probes_by_itself(esol):
@@ -151,26 +143,6 @@ def test_a_late_overrun_tears_down_everything_and_leaves_the_process_usable(
     with pytest.raises(sg.BudgetExceeded) as caught:
         runner.warmup(esol, progress=False)
     assert caught.value.floor_bytes > recorded_floor
-
-
-class FailingRecorder(TapeRecorder):
-    """Runs out of memory while it records the second key."""
-
-    def record(self, body):
-        if self.recorded == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
-        return super().record(body)
-
-
-def test_memory_that_runs_out_while_recording_tears_everything_down(esol, memory):
-    budget = sg.MemoryBudget("1GiB")
-    runner = made(esol, budget, memory, **{**RECORDED, "recorder": FailingRecorder})
-    with pytest.raises(sg.BudgetExceeded, match=r"bucket 0 .* ran out of memory, .* predicted"):
-        runner.warmup(esol, phases=("step",), progress=False)
-    assert runner.stats().bytes_committed == 0
-    assert runner.steps.recorded is None
-    again = made(esol, budget, memory)
-    assert torch.isfinite(again.step(batch_of(esol, 1)))
 
 
 class TestStepsFromIds:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from support.alike import assert_same_gradients, sgd
 from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.nn import GCNConv, global_add_pool
@@ -90,7 +91,7 @@ def runner_of(esol, kind, mode):
         sg.plan_buckets(esol, batch_size=8, indices=range(24)),
         mode=mode,
         loss=lambda out, batch: (tensors_in(out)[0] - batch.y).square(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=1e-4),
+        optimizer=sgd(model, 1e-4),
         recording=sg.Recording(recorder=TapeRecorder) if mode == "cuda-graph" else None,
     )
 
@@ -129,8 +130,7 @@ def test_gradients_come_back_through_a_recorded_container(esol, kind):
         for each in (runner, plain):
             each.model.zero_grad()
             sum((value**2).sum() for value in tensors_in(each(batch))).backward()
-        for mine, other in zip(runner.model.parameters(), plain.model.parameters(), strict=True):
-            assert torch.allclose(mine.grad, other.grad, rtol=1e-4, atol=1e-5)
+        assert_same_gradients(runner.model, plain.model, rtol=0.0001, atol=1e-05)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,21 +142,6 @@ def test_predictions_stand_in_the_same_container(esol, kind):
     leaves = leaves_of(found)
     assert torch.equal(leaves[0], rows)
     assert all(torch.equal(a, b) for a, b in zip(leaves[1:6], nodes, strict=True))
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("mode", ["default", "cuda-graph"])
-@pytest.mark.parametrize("kind", ["named tuple", "ordered dict", "dataclass"])
-def test_a_container_is_traced(esol, kind, mode, monkeypatch):
-    compiled = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda *a, **k: compiled(*a, **{**k, "backend": "aot_eager"})
-    )
-    runner = runner_of(esol, KINDS[kind], mode)
-    batch = next(iter(runner.loader(esol, indices=range(24))))
-    out = runner(batch)
-    assert type(out) is type(KINDS[kind](0, 0))
-    assert not tensors_in(out)[1][batch.real_counts.nodes :].any()
 
 
 def test_a_class_of_ones_own_is_refused_where_its_tensors_would_change(esol):

@@ -155,10 +155,3 @@ def test_what_a_worker_meets_is_the_error(saved, tmp_path, capfd):
     with pytest.raises(ValueError, match=r"column\.x"):
         convert([saved], tmp_path / "out", workers=2, part_graphs=5, progress=False)
     assert "Traceback" not in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("option", [{"target": "y"}, {"task": "classification"}])
-def test_several_stores_are_told_no_target(saved, tmp_path, option):
-    with pytest.raises(ValueError, match=f"{next(iter(option))}=.*convert each with it first"):
-        convert([saved, saved], tmp_path / "out", progress=False, **option)
-    assert not (tmp_path / "out").exists()

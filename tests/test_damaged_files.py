@@ -90,15 +90,6 @@ def test_any_changed_byte_of_a_plan(tmp_path):
     assert all(message.startswith(str(path)) for message in messages)
 
 
-def test_a_plan_of_before_checksums_is_read(tmp_path):
-    path = tmp_path / "plan.json"
-    plan = sg.plan_buckets(small_store(), 2)
-    plan.save(path)
-    lines = [line for line in path.read_text().splitlines() if '"checksum"' not in line]
-    path.write_text("\n".join([*lines[:-2], lines[-2].rstrip(","), lines[-1]]))
-    assert sg.BucketPlan.load(path) == plan
-
-
 @pytest.mark.parametrize("relations", [0, 3])
 def test_any_changed_byte_of_a_partitioned_graph(tmp_path, relations):
     rng = np.random.default_rng(1)
@@ -173,44 +164,6 @@ def test_a_block_is_compared_when_it_is_first_read(mapped, esol):
     assert not (mapped.parent / "copy").exists(), "damage is not given new checksums"
     with pytest.raises(StoreCorrupt, match=r"column\.x\.npy is not what was written"):
         GraphStore.load(mapped)
-
-
-def test_blocks_are_compared_once(mapped, esol, monkeypatch):
-    esol.save(mapped, overwrite=True)
-    store = GraphStore.load(mapped, verify=False)
-    compared = []
-    real = checks.crc32_of_array
-    monkeypatch.setattr(checks, "crc32_of_array", lambda rows: compared.append(1) or real(rows))
-    store[3]
-    once = len(compared)
-    assert once > 0
-    store[3]
-    assert len(compared) == once
-    for graph in range(len(store)):
-        store[graph]
-    assert store.checks is not None
-    assert store.checks.complete
-    rest = len(compared)
-    for _ in sg.StaticLoader(store, sg.plan_buckets(esol, 64)):
-        pass
-    assert len(compared) == rest
-
-
-def test_blocks_cover_every_graph_once(esol, monkeypatch):
-    arrays = esol.arrays()
-    for size in (1, 100, 4096, 10**9):
-        monkeypatch.setattr(checks, "BLOCK_BYTES", size)
-        blocks = checks.blocks_of(esol.schema, arrays)
-        assert (blocks[0], blocks[-1]) == (0, len(esol))
-        assert (np.diff(blocks) > 0).all()
-        for name in filter(checks.by_block, arrays):
-            spans = [
-                checks.rows_of(name, esol.schema, arrays, a, b)
-                for a, b in zip(blocks[:-1].tolist(), blocks[1:].tolist(), strict=True)
-            ]
-            shared = name == "row_ptr"  # one block ends where the next begins
-            assert [s.start for s in spans[1:]] == [s.stop - shared for s in spans[:-1]]
-            assert (spans[0].start, spans[-1].stop) == (0, len(arrays[name]))
 
 
 def test_a_digest_knows_labels_and_not_places(tmp_path, esol):

@@ -19,7 +19,7 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Field, Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
-from staticgraph.sizes.whole_numbers import pointer_dtype, whole_numbers
+from staticgraph.sizes.whole_numbers import pointer_dtype
 from staticgraph.steps.loss.mean_loss import mean_loss
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
@@ -69,18 +69,6 @@ def test_a_mask_is_a_split_and_one_of_another_length_is_not():
 
 
 # ---------------------------------------------------------------------- whole numbers
-
-
-def test_whole_numbers_are_never_rounded():
-    assert whole_numbers([1.0, 2.0], "sizes").tolist() == [1, 2]
-    assert whole_numbers(np.array([7], np.uint64), "sizes").tolist() == [7]
-    for value in (2.7, float("nan"), float("inf"), 2.0**63):
-        with pytest.raises(ValueError, match=r"sizes: entry 1 is .*, which is not a whole number"):
-            whole_numbers([1.0, value], "sizes")
-    with pytest.raises(ValueError, match="entry 0 is 18446744073709551615"):
-        whole_numbers(np.array([2**64 - 1], np.uint64), "sizes")
-    with pytest.raises(ValueError, match="bool are no whole numbers"):
-        whole_numbers([True], "sizes")
 
 
 def test_fractions_of_nodes_are_refused():

@@ -15,7 +15,6 @@ from torch_geometric.data.data import BaseData
 
 from staticgraph import GraphStore, datasets
 from staticgraph.datasets.convert import convert
-from staticgraph.datasets.shipped import FOLDER, shipped
 from staticgraph.errors import BadGraph, UnknownDataset
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
@@ -135,15 +134,6 @@ def test_a_small_set_trains_on_something(graphs):
 # ---------------------------------------------------------------------- stores and lists
 
 
-def test_a_list_of_data_in_a_file(tmp_path):
-    graphs = [Data(x=torch.rand(n, 3), y=torch.rand(1, 2), num_nodes=n) for n in range(1, 12)]
-    torch.save(graphs, tmp_path / "g.pt")
-    store = datasets.open(tmp_path / "g.pt")
-    assert store.name == "g"
-    assert torch.equal(store[4].x, graphs[4].x)
-    assert len(store.splits["val"]) == 1
-
-
 class Kept(InMemoryDataset):
     """A data set written as in PyG's tutorial."""
 
@@ -250,19 +240,6 @@ def test_a_name_that_comes_with_the_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="chooses columns of a CSV, and esol is none"):
         datasets.open("esol", target="a")
-
-
-def test_what_comes_with_the_package_says_from_where():
-    """Each name is among the specs listed, and has a table row with source and licence."""
-    said = (FOLDER / "README.md").read_text()
-    assert "esol" in shipped()
-    for name, path in shipped().items():
-        assert name in dict(datasets.SPECS)
-        row = next(line for line in said.splitlines() if line.startswith(f"| `{path.name}` |"))
-        *_, source, licence, _ = (cell.strip() for cell in row.split("|"))
-        assert source
-        assert licence
-        assert path.stat().st_size < 100_000, "a wheel carries the small ones alone"
 
 
 @pytest.mark.parametrize("spec", ["hiv", "tu:", "zinc:full", "data.h5", "examples"])

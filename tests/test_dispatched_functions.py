@@ -26,10 +26,8 @@ from support.threaded import (
     same,
 )
 from torch import nn
-from torch_geometric import utils
 from torch_geometric.data import Batch
 from torch_geometric.nn.aggr import Aggregation
-from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 import staticgraph as sg
 from staticgraph.nn import functions
@@ -52,20 +50,6 @@ def test_a_listed_function_is_still_itself(function):
     assert copy.deepcopy(function) is function
     functions.install()
     assert stock(function) is own
-
-
-def test_outside_of_a_step_pyg_computes_what_it_did():
-    runner_of(Net()).step(batch_of())
-    index = torch.tensor([[0, 1, 1, 2], [1, 1, 0, 0]])
-    assert utils.remove_self_loops(index)[0].shape == (2, 3)
-    assert utils.subgraph([0, 1], index)[0].shape == (2, 3)
-    assert maybe_num_nodes(index) == 3
-    dense, mask = utils.to_dense_batch(torch.ones(3, 2), torch.tensor([0, 0, 2]))
-    assert dense.shape == (3, 2, 2)
-    assert type(mask) is torch.Tensor
-    assert pyg.SumAggregation()(torch.ones(3, 2), torch.tensor([0, 0, 4])).shape == (5, 2)
-    with pytest.raises(ValueError, match="dim_size"):
-        pyg.SumAggregation()(torch.ones(3, 2), torch.tensor([0, 0, 4]), dim_size=2)
 
 
 def test_own_compilation_of_plain_pyg_beside_a_step():

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from support.alike import real_ids, sgd
 from support.ranked_net import BATCH, GRAPHS, model_of, squared, state_of, store_of
 from support.ranks import on_ranks
 from support.tape import TapeRecorder
@@ -32,7 +33,7 @@ def trained_on_rank(missing: bool, options: dict) -> list[tuple]:
     buckets = options.get("buckets")
     plan = sg.plan_buckets(store, None if buckets else BATCH, num_buckets=buckets, graphs=BATCH)
     model = model_of(sync=True, seed=dist.get_rank())  # all ranks train rank 0's
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = sgd(model, 0.05)
     runner = sg.StaticGraphRunner(
         model, plan, options.get("mode", "eager"), loss=squared, optimizer=optimizer,
         recording=sg.Recording(recorder=TapeRecorder, scope=options.get("scope", "step")),
@@ -42,7 +43,7 @@ def trained_on_rank(missing: bool, options: dict) -> list[tuple]:
         runner.warmup(store, progress=False)
     found = []
     for batch in loader:
-        ids = batch.graph_ids[batch.graph_mask].tolist()
+        ids = real_ids(batch)
         found.append((ids, float(runner.step(batch)), state_of(model)))
     return found
 
@@ -51,7 +52,7 @@ def check_equal(world_size: int, missing: bool = False, **options) -> None:
     ranks = on_ranks(world_size, trained_on_rank, missing, options)
     store = store_of(missing)
     model = model_of(sync=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = sgd(model, 0.05)
     seen: list[int] = []
     for step in zip(*ranks, strict=True):
         ids = [i for graphs, _, _ in step for i in graphs]
@@ -118,11 +119,11 @@ def _without_one_label() -> sg.GraphStore:
 
 def _first_step_without_one_label() -> tuple[list[int], float]:
     store, model = _without_one_label(), model_of(sync=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = sgd(model, 0.05)
     plan = sg.plan_buckets(store, BATCH)
     runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=optimizer)
     batch = next(iter(runner.loader(store)))
-    return batch.graph_ids[batch.graph_mask].tolist(), float(runner.step(batch))
+    return real_ids(batch), float(runner.step(batch))
 
 
 def test_ranks_check_padding_alike_where_one_has_all_labels():
@@ -130,7 +131,7 @@ def test_ranks_check_padding_alike_where_one_has_all_labels():
     (first, loss), (second, other) = on_ranks(2, _first_step_without_one_label)
     assert (3 in first) != (3 in second)
     model = model_of(sync=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = sgd(model, 0.05)
     expected, _ = _plain_step(model, optimizer, _without_one_label(), first + second)
     assert loss == other == pytest.approx(expected, abs=TOLERANCE)
 
@@ -142,7 +143,7 @@ def _trained_both_ways(scope: str) -> tuple[list, list, dict]:
         store, model = store_of(), model_of(sync=False)
         runner = sg.StaticGraphRunner(
             model, sg.plan_buckets(store, BATCH), mode, loss=squared,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+            optimizer=sgd(model, 0.05),
             recording=sg.Recording(recorder=TapeRecorder, scope=scope),
         )  # fmt: skip
         runner.warmup(store, progress=False)
@@ -171,7 +172,7 @@ def _recorded_with_sync() -> str:
     store, model = store_of(), model_of(sync=True)
     runner = sg.StaticGraphRunner(
         model, sg.plan_buckets(store, BATCH), "cuda-graph", loss=squared,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        optimizer=sgd(model, 0.05),
         recording=sg.Recording(recorder=TapeRecorder),
     )  # fmt: skip
     with pytest.raises(sg.NotStatic) as caught:
@@ -210,7 +211,7 @@ def _added(kind: str, model: Latent, h: torch.Tensor, batch=None) -> torch.Tenso
 
 def _with_added(kind: str, mode: str) -> tuple[list, list[str]]:
     store, model = store_of(True), Latent()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = sgd(model, 0.05)
 
     def loss(out, batch):
         values = F.mse_loss(out[0], batch.y, reduction="none")
@@ -224,7 +225,7 @@ def _with_added(kind: str, mode: str) -> tuple[list, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for batch in runner.loader(store, shuffle=True):
-            ids = batch.graph_ids[batch.graph_mask].tolist()
+            ids = real_ids(batch)
             steps.append((ids, float(runner.step(batch)), state_of(model)))
     return steps, [str(w.message) for w in caught if "adds a scalar" in str(w.message)]
 
@@ -240,7 +241,7 @@ def _with_added(kind: str, mode: str) -> tuple[list, list[str]]:
 def test_what_the_loss_adds_is_added_once_over_all_ranks(kind, mode):
     """Of rows, the mean is over the rows of all ranks, whatever their labels."""
     store, model = store_of(True), Latent()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = sgd(model, 0.05)
     ranks = on_ranks(3, _with_added, kind, mode)
     for step in zip(*(steps for steps, _ in ranks), strict=True):
         data = Batch.from_data_list([store[i] for ids, _, _ in step for i in ids])
@@ -294,7 +295,7 @@ def _chosen(file: str) -> list:
     runner = sg.StaticGraphRunner(
         model, sg.plan_buckets(store, BATCH),
         Auto(ways=("eager", "cuda-graph"), on_cpu=True, stopwatch=_Favourite), loss=squared,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        optimizer=sgd(model, 0.05),
         recording=sg.Recording(recorder=TapeRecorder),
     )  # fmt: skip
     # Only rank 0 has the file; choices that not all ranks have are measured on all.

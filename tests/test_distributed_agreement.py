@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from support.alike import sgd
 from support.ranked_net import BATCH, model_of, squared, state_of, store_of
 from support.ranks import RankFailed, on_ranks
 from support.tape import TapeRecorder
@@ -39,7 +40,7 @@ def _refused(case: str) -> str:
     with pytest.raises(ValueError) as caught:
         sg.StaticGraphRunner(
             model, sg.plan_buckets(store, batch_size), "eager", loss=squared,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+            optimizer=sgd(model, 0.05),
         )  # fmt: skip
     return str(caught.value)
 
@@ -65,7 +66,7 @@ def _one_bad_graph() -> str:
         Subject(
             model,
             loss=lambda out, batch: squared(out, batch) / (dist.get_rank() == 0),
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+            optimizer=sgd(model, 0.05),
             check_padding=False,
         ),
         sg.plan_buckets(store, BATCH),
@@ -89,9 +90,7 @@ def _other_loader(case: str) -> str:
     """The error of the first step whose loader is another one on rank 1."""
     store, model, second = store_of(), model_of(sync=True), dist.get_rank() == 1
     plan = sg.plan_buckets(store, BATCH)
-    runner = sg.StaticGraphRunner(
-        model, plan, "eager", loss=squared, optimizer=torch.optim.SGD(model.parameters(), lr=0.05)
-    )
+    runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=sgd(model, 0.05))
     options = {"shuffle": True, "seed": 4 if case == "seed" and second else 3}
     if case == "indices":
         options["indices"] = np.arange(100) if second else np.arange(1, 101)
@@ -149,7 +148,7 @@ def _raises_alone(ending: str) -> str:
             raise KeyError("no such target")
         return squared(out, batch)
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = sgd(model, 0.05)
     subject = Subject(model, loss=loss, optimizer=optimizer, check_padding=False)
     runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, BATCH), "eager")
     for batch in runner.loader(store):
@@ -195,7 +194,7 @@ def _timed_without_memory() -> tuple[set[str], list[float]]:
     ways = Auto(ways=("eager", "cuda-graph"), on_cpu=True, stopwatch=_Crowded)
     runner = sg.StaticGraphRunner(
         model, sg.plan_buckets(store, BATCH), ways, loss=squared,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        optimizer=sgd(model, 0.05),
         recording=sg.Recording(recorder=TapeRecorder),
     )  # fmt: skip
     runner.warmup(store, progress=False)
@@ -222,7 +221,7 @@ def _recorded_on_one_rank_alone(way: str) -> list[str]:
     mode = Auto(ways=("eager", "cuda-graph"), on_cpu=True) if way == "auto" else "cuda-graph"
     runner = sg.StaticGraphRunner(
         model, sg.plan_buckets(store, BATCH), mode, loss=squared,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        optimizer=sgd(model, 0.05),
         recording=sg.Recording(recorder=Failing),
     )  # fmt: skip
     if way == "auto":
@@ -247,9 +246,7 @@ def test_a_recording_that_fails_on_one_rank_fails_on_all():
 def _same_graphs(rank_given: bool) -> list[str]:
     store, model = store_of(), model_of(sync=True)
     plan = sg.plan_buckets(store, BATCH)
-    runner = sg.StaticGraphRunner(
-        model, plan, "eager", loss=squared, optimizer=torch.optim.SGD(model.parameters(), lr=0.05)
-    )
+    runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=sgd(model, 0.05))
     own = {"rank": dist.get_rank(), "world_size": 2} if rank_given else {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -268,9 +265,7 @@ def test_ranks_with_the_same_graphs_are_warned_of():
 def _buckets_apart() -> str:
     store, model = store_of(), model_of(sync=True)
     plan = [sg.Capacity(200, 300, 20), sg.Capacity(300, 400, 20)]
-    runner = sg.StaticGraphRunner(
-        model, plan, "eager", loss=squared, optimizer=torch.optim.SGD(model.parameters(), lr=0.05)
-    )
+    runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=sgd(model, 0.05))
     rank = dist.get_rank()
     with pytest.raises(RuntimeError) as caught:
         runner.step(sg.StaticBatch.of(store, range(5), runner.plan.capacities[rank], rank))
@@ -285,7 +280,7 @@ def test_ranks_in_different_buckets_are_an_error():
 def _destroyed() -> tuple[bool, str]:
     store, model = store_of(), model_of(sync=True)
     plan = [sg.Capacity(200, 300, 20)]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = sgd(model, 0.05)
     runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=optimizer)
     ranks = Ranks.of()
     batch = sg.StaticBatch.of(store, range(5), plan[0])

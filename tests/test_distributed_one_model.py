@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from support.alike import real_ids, sgd
 from support.ranked_net import BATCH, model_of, squared, state_of, store_of
 from support.ranks import on_ranks
 from torch import nn
@@ -75,7 +76,7 @@ def _on_rank(case: str) -> tuple[list, dict]:
     )  # fmt: skip
     ids = []
     for batch in runner.loader(store, shuffle=True):
-        ids.append(batch.graph_ids[batch.graph_mask].tolist())
+        ids.append(real_ids(batch))
         runner.step(batch)
         made.after(len(ids))
     return ids, made.state()
@@ -144,7 +145,7 @@ def _with_state(kind: str) -> tuple[str, list[str], dict]:
     store, said = store_of(), ""
     if kind == "centre":
         model = Typed().double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    optimizer = sgd(model, 1e-4)
     runner = sg.StaticGraphRunner(
         Subject(model, loss, optimizer, check_padding=False), sg.plan_buckets(store, BATCH),
         "eager",
@@ -180,7 +181,7 @@ def _drifts(name: str) -> tuple[int, str]:
     store, model = store_of(), model_of(sync=True)
     runner = sg.StaticGraphRunner(
         model, sg.plan_buckets(store, BATCH), "eager", loss=squared,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
+        optimizer=sgd(model, 1e-3),
     )  # fmt: skip
     steps = 0
     for _ in range(2):

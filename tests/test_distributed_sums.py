@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from support.alike import sgd
 from support.ranked_net import BATCH, model_of, squared, store_of
-from support.ranks import RankFailed, on_ranks
+from support.ranks import on_ranks
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -120,7 +121,7 @@ def _budgets() -> tuple[str, int]:
     with pytest.raises(sg.BudgetExceeded) as caught:
         sg.StaticGraphRunner(
             model, plan, "eager", loss=squared,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+            optimizer=sgd(model, 0.05),
             budget=sg.MemoryBudget(enough, device=f"card {dist.get_rank()}").with_memory(memory),
         )  # fmt: skip
     return str(caught.value), caught.value.floor_bytes - needs
@@ -138,16 +139,6 @@ def test_small_values_go_over_the_subjects_own_device():
     device = torch.device("cuda", 2)
     assert Ranks(lambda: group, 1, 2, "nccl", device).host == device
     assert Ranks(lambda: group, 1, 2, "cpu:gloo,cuda:nccl", device).host == torch.device("cpu")
-
-
-def test_a_rank_that_fails_is_seen():
-    with pytest.raises(RankFailed, match="rank 1 of these"):
-        on_ranks(2, _fails)
-
-
-def _fails() -> None:
-    if dist.get_rank() == 1:
-        raise ValueError("rank 1 of these")
 
 
 def test_what_a_recording_holds_comes_from_the_device(monkeypatch):

@@ -192,33 +192,6 @@ def _compare_with_committed(case: str, run) -> None:
     )
 
 
-# Kernels that read no rows of features, or one for every many that they write.
-NO_ROWS = {
-    "gcn_sum_degrees",
-    "neighbour_attention_targets",
-    "segment_sum_backward",
-    "table_sum_codes",
-}
-OWN = {"wide_gine": "neighbour_sum_", "wide_gcn": "gcn_sum_", "wide_gat": "neighbour_attention_"}
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    "case", ["gine kernels", "gine kernels bfloat16", "gat kernels bfloat16", "gcn kernels"]
-)
-def test_rows_of_300_are_loaded_by_vectors_in_the_compiled_step(child, plans, case):
-    """Every kernel of this library that the step launches loads 128 bits in float32 and 64 in
-    bfloat16, as launched there, and does not spill."""
-    report, model = of_case(child, plans, case), CASES[case]["model"]
-    ours = [use for use in report.uses if use.owner == "staticgraph"]
-    assert ours
-    assert [use.name for use in report.uses if use.spill_bytes] == []
-    least = 64 if "autocast" in CASES[case] else 128
-    narrow = {use.name: use.load_bits for use in ours if use.load_bits < least}
-    assert narrow.keys() <= NO_ROWS, narrow
-    assert any(use.name.startswith(OWN[model]) and use.name not in NO_ROWS for use in ours)
-
-
 def test_the_command_prints_what_the_child_found(child, monkeypatch, capsys, tmp_path):
     """``staticgraph check --for`` end to end: exit status 0, a table, the same as JSON, a
     picture."""
@@ -245,12 +218,6 @@ def test_the_command_prints_what_the_child_found(child, monkeypatch, capsys, tmp
     assert cli.main([*command[:3], *stopped, "--data", ESOL["data"]]) == 1
     assert "can be recorded: no" in capsys.readouterr().out
     assert len(child.asked) == before + 1, "printed and drawn from one question"
-
-
-def test_what_was_added_is_named():
-    before = {"forward library aten::mm": 2, "forward copy aten::copy_": 1}
-    now = {"forward library aten::mm": 4, "backward library aten::bmm": 1}
-    assert added(before, now) == ["forward library aten::mm +2", "backward library aten::bmm +1"]
 
 
 @pytest.mark.parametrize(("model", "kernels"), [("Summed", False), ("one_gine", True)])
@@ -320,12 +287,3 @@ def test_an_operator_that_no_recording_holds_is_refused_before_it_compiles(child
 def test_sizes_that_a_model_reads_off_its_index_are_served_as_in_a_run(child, plans):
     asked = request(plans, "OwnSizes", modes=["cuda-graph"]) | {"compile_kernels": False}
     assert child.dry_run(asked).ok
-
-
-@pytest.mark.parametrize("mode", ["reduce-overhead", "cuda-graph"])
-def test_a_part_on_the_host_is_named(child, plans, mode):
-    asked = request(plans, "OnTheHost", modes=[mode]) | {"compile_kernels": False}
-    run = child.dry_run(asked).run(mode)
-    assert run.records() == "not at all"
-    assert "dryrun_models.py" in run.error
-    assert "the line that is named" in run.error

@@ -9,6 +9,7 @@ import copy
 
 import pytest
 import torch
+from support.alike import sgd
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINEConv, global_add_pool
@@ -84,8 +85,8 @@ def loss(out, batch):
 
 
 def runner_of(model, plan, mode="eager"):
-    sgd = torch.optim.SGD(model.parameters(), 1e-2)
-    return sg.StaticGraphRunner(model, plan, mode, loss=loss, optimizer=sgd)
+    optimizer = sgd(model, 1e-2)
+    return sg.StaticGraphRunner(model, plan, mode, loss=loss, optimizer=optimizer)
 
 
 def stored(keep_order: bool = True) -> sg.GraphStore:
@@ -106,13 +107,13 @@ def test_a_store_that_keeps_the_order_serves_it(kind, mode):
     assert sg.check(made(kind), plan), "graphs made up from the schema have pairs"
     assert sg.BucketPlan.from_dict(plan.to_dict()).schema.keep_order
     plain = copy.deepcopy(model)
-    sgd = torch.optim.SGD(plain.parameters(), 1e-2)
+    optimizer = sgd(plain, 1e-2)
     runner = runner_of(model, plan, mode)
     for batch in runner.loader(store, shuffle=True, seed=1):
         expected = pyg_loss(plain, [GRAPHS[i] for i in batch.graph_ids[: batch.real_graphs]])
-        sgd.zero_grad()
+        optimizer.zero_grad()
         expected.backward()
-        sgd.step()
+        optimizer.step()
         assert torch.allclose(runner.step(batch), expected.detach(), rtol=1e-9)
     data = Batch.from_data_list(GRAPHS)
     with torch.no_grad():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
+from support.alike import sgd
 from support.gine_net import CAPACITIES, Net, batches_of, bce
 from torch import nn
 
@@ -19,20 +19,6 @@ def flags(model) -> list[bool]:
 def deep() -> nn.Sequential:
     frozen = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
     return nn.Sequential(nn.Linear(2, 2), frozen, nn.ModuleList([nn.Dropout(0.1)]))
-
-
-def test_flags_are_those_of_the_walk():
-    for training in (True, False):
-        ours, theirs = deep().train(training), deep().train(training)
-        ours[1].eval()
-        theirs[1].eval()
-        evaluation = Evaluation(ours)
-        for _ in range(2):
-            with evaluation(), evaluating(theirs):
-                assert flags(ours) == flags(theirs) == [False] * 7
-                assert not torch.is_grad_enabled()
-            assert flags(ours) == flags(theirs)
-            assert torch.is_grad_enabled()
 
 
 def test_flags_return_after_an_error_and_from_inside_each_other():
@@ -148,7 +134,7 @@ def statistics_moved(model, hiv, prepared=lambda model: model) -> bool:
         CAPACITIES,
         "eager",
         loss=bce,
-        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        optimizer=sgd(model, 0.1),
     )
     runner.step(next(iter(batches_of(hiv))))
     return any(int(b) for name, b in model.named_buffers() if name.endswith("batches_tracked"))

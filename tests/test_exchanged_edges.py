@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from support.alike import real_ids, sgd, squared
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, global_add_pool
@@ -47,10 +48,6 @@ class Inside(Net):
         return super().forward(data)
 
 
-def squared(out, batch):
-    return (out - batch.y).square()
-
-
 def reversed_edges(batch):
     batch.edge_index = batch.edge_index.flip(0)
 
@@ -64,11 +61,11 @@ def losses(mode: str, kind: type[Net], change) -> tuple[list, list]:
     torch.manual_seed(0)
     model = kind().double()
     twin = copy.deepcopy(model)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, twin)]
+    optimizers = [sgd(m, 0.01) for m in (model, twin)]
     runner = sg.StaticGraphRunner(model, PLAN, mode, loss=squared, optimizer=optimizers[0])
     found, expected = [], []
     for batch in runner.loader(STORE):
-        data = Batch.from_data_list([STORE[i] for i in batch.graph_ids[batch.graph_mask].tolist()])
+        data = Batch.from_data_list([STORE[i] for i in real_ids(batch)])
         change(batch)
         found.append(float(runner.step(batch)))
         change(data)

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from support.alike import assert_same_state
 from support.examples import EXAMPLES
 from support.patience import patience
 from support.program import run_program
@@ -52,8 +53,7 @@ def exported(tmp_path_factory):
     before = {name: value.clone() for name, value in runner.model.state_dict().items()}
     digest = runner.export(folder, progress=False)
     assert runner.model.training, "nothing of the model has changed"
-    for name, value in runner.model.state_dict().items():
-        assert torch.equal(value, before[name]), name
+    assert_same_state(runner.model, before)
     return folder, digest, runner
 
 
@@ -291,19 +291,6 @@ def test_a_damaged_manifest_is_one_line(folder):
     refused(folder, "checksum")
     (folder / NAME).write_text(text[:200])
     refused(folder, "no readable JSON")
-
-
-def test_what_outputs_are_collected_in():
-    a = torch.zeros(2)
-    out = {"a": a, "b": (a, [a, None], 1.5)}
-    assert form(out) == {
-        "dict": [
-            ["a", "tensor"],
-            ["b", {"tuple": ["tensor", {"list": ["tensor", {"value": None}]}, {"value": 1.5}]}],
-        ]
-    }
-    with pytest.raises(sg.NotStatic, match="returns a set"):
-        form({a})
 
 
 def test_a_package_gives_tensors_and_the_manifest_the_rest():

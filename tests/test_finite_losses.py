@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.alike import squared
 from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
@@ -52,7 +53,7 @@ def runner_of(store, mode="eager", **options):
         model,
         CAPACITIES,
         mode,
-        loss=lambda out, batch: (out - batch.y).square(),
+        loss=squared,
         optimizer=adam(model),
         **options,
     ).warmup(store, phases=("step",), progress=False)
@@ -118,7 +119,7 @@ def test_warming_up_leaves_no_flag(store):
         model,
         CAPACITIES[:1],
         "cuda-graph",
-        loss=lambda out, batch: (out - batch.y).square() / batch.num_real_graphs,
+        loss=lambda out, batch: squared(out, batch) / batch.num_real_graphs,
         optimizer=adam(model),
         recording=sg.Recording(recorder=TapeRecorder),
     ).warmup(store, phases=("step",), progress=False)

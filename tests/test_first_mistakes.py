@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from support.alike import adam, squared
 
 import staticgraph as sg
 
@@ -35,8 +36,8 @@ def runner_of(model, plan, trained):
         model,
         plan,
         mode="eager",
-        loss=lambda out, batch: (out - batch.y).square(),
-        optimizer=torch.optim.Adam(trained.parameters()),
+        loss=squared,
+        optimizer=adam(trained),
     )
 
 
@@ -60,12 +61,6 @@ def test_a_path_is_no_plan():
 def test_a_name_is_no_data_set():
     with pytest.raises(sg.BadGraph, match=r"'esol' is a name, not a data set: sg\.datasets\.open"):
         sg.GraphStore.from_pyg("esol")
-
-
-def test_a_loader_is_no_graphs(store, plan):
-    runner = sg.StaticGraphRunner(Net(), plan, mode="eager")
-    with pytest.raises(TypeError, match="give it the store, or eval_step"):
-        runner.predict(runner.loader(store))
 
 
 def test_fewer_buckets_than_were_asked_for_is_said(store):

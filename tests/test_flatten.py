@@ -189,13 +189,6 @@ def test_odd_graphs_are_named(graphs, message):
     assert message in str(caught.value)
 
 
-def test_reserved_names_are_refused_with_the_remedy():
-    graphs = [graph(bucket=torch.ones(1))]
-    with pytest.raises(ValueError, match=r"'bucket': every batch .* leave it out with exclude="):
-        from_pyg(graphs)
-    assert "bucket" not in from_pyg(graphs, exclude=["bucket"]).schema
-
-
 def test_positions_are_checked_where_asked_and_nan_targets_never():
     bad = graph(pos=torch.tensor([[0.0] * 3, [0, torch.nan, 0], [0] * 3]), y=torch.tensor([[0.0]]))
     good = graph(pos=torch.zeros(3, 3), y=torch.tensor([[torch.nan]]))

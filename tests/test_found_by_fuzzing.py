@@ -6,17 +6,13 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from support.drawn import examples
+from support.alike import sgd
 from support.index_rules import Clusters, Triplets
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import ChebConv, ClusterGCNConv, GATConv, GCNConv
 
 import staticgraph as sg
-from staticgraph.schema import Axis
-from staticgraph.sizes.reserves import with_reserves
 from staticgraph.steps.computation.model_setup import Subject
 
 
@@ -142,37 +138,6 @@ def test_a_plan_ends_where_types_have_few_rows(sizes):
         assert len(set(numbers)) == len(numbers)
 
 
-@examples(300)
-@given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=3),
-    st.lists(st.integers(1, 9), max_size=4),
-    st.integers(2, 9),
-)
-def test_rows_of_types_and_their_totals_are_told_apart_by_their_number(nodes, edges, graphs):
-    axes = [Axis(f"n{i}", "node", (f"n{i}",)) for i in range(len(nodes))]
-    axes += [Axis(f"e{i}", "edge", ("n0", f"e{i}", "n0")) for i in range(len(edges))]
-    given_rows = dict(zip((axis.name for axis in axes), (*nodes, *edges), strict=True))
-    capacity = sg.Capacity(100, 101, graphs, 1, tuple(distinct(given_rows, graphs).items()))
-    made = with_reserves(capacity, sg.Schema((), tuple(axes)))
-    rows = dict(made.extra)
-    assert all(rows[name] >= count for name, count in capacity.extra)
-    totals = [sum(list(rows.values())[: len(nodes)]), sum(list(rows.values())[len(nodes) :])]
-    told = [t for t, part in zip(totals, (nodes, edges), strict=True) if len(part) > 1]
-    numbers = [graphs, *rows.values(), *told]
-    assert len(set(numbers)) == len(numbers)
-
-
-def distinct(rows: dict[str, int], graphs: int) -> dict[str, int]:
-    """Rows as a capacity takes them: every number different."""
-    made, seen = {}, {graphs, 100, 101}
-    for name, count in rows.items():
-        while count in seen:
-            count += 1
-        seen.add(count)
-        made[name] = count
-    return made
-
-
 def test_a_preflight_of_single_graphs_has_one_to_look_at():
     """A bucket of one graph left none next to the padding graph that the check wants."""
     graphs = [graph(n) for n in (2, 3, 5, 8)]
@@ -281,7 +246,7 @@ def test_a_loss_in_a_bucket_of_one_edge():
         Subject(
             model,
             loss=lambda out, batch: (out - batch.y).square(),
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+            optimizer=sgd(model, 0.0),
             forward=lambda model, batch: model(
                 torch.zeros(batch.num_graphs, 3).index_add(0, batch.batch, batch.x)
             ),

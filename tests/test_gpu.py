@@ -7,38 +7,14 @@ import os
 
 import pytest
 import torch
+from support.alike import assert_same_state, sgd
 from support.gine_net import bce
+from support.molecule_steps import Molecules
 from support.runners import made_runner
 from torch import nn
-from torch_geometric.nn import GINEConv, GPSConv, global_mean_pool
 
 import staticgraph as sg
 from staticgraph.steps.compilation.graph_trees import recorded_graphs, skipped_recordings
-
-
-class Molecules(nn.Module):
-    """Stock layers; pooling is called without a size."""
-
-    def __init__(self, store, gps: bool, hidden: int = 32, layers: int = 2) -> None:
-        super().__init__()
-        self.atoms = nn.ModuleList(nn.Embedding(c, hidden) for c in store.cardinality("x"))
-        self.bonds = nn.ModuleList(nn.Embedding(c, hidden) for c in store.cardinality("edge_attr"))
-        self.gps = gps
-        mlps = [
-            nn.Sequential(nn.Linear(hidden, hidden), nn.BatchNorm1d(hidden), nn.ReLU())
-            for _ in range(layers)
-        ]
-        convs = [GINEConv(mlp) for mlp in mlps]
-        self.convs = nn.ModuleList(GPSConv(hidden, c, heads=4) if gps else c for c in convs)
-        self.head = nn.Linear(hidden, 1)
-
-    def forward(self, x, edge_index, edge_attr, batch):
-        h = sum(table(x[:, i]) for i, table in enumerate(self.atoms))
-        e = sum(table(edge_attr[:, i]) for i, table in enumerate(self.bonds))
-        for conv in self.convs:
-            h = conv(h, edge_index, batch, edge_attr=e) if self.gps else conv(h, edge_index, e)
-        return self.head(global_mean_pool(h, batch))
-
 
 TWO = [(930, 2000, 33), (1400, 3000, 34)]
 
@@ -46,12 +22,12 @@ TWO = [(930, 2000, 33), (1400, 3000, 34)]
 def model_of(place, hiv, gps):
     """A small model on the CPU, which rehearses what is recorded and how, not the arithmetic."""
     torch.manual_seed(0)
-    size = {} if place.cuda else {"hidden": 8, "layers": 1}
+    size = {"hidden": 32} if place.cuda else {"hidden": 8, "layers": 1}
     return Molecules(hiv, gps, **size).to(place.device)
 
 
 def runner_of(place, model, plan, mode, **options):
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
+    optimizer = sgd(model, 1e-2, fused=True)
     options = {"recorder": place.recorder, **options}
     return made_runner(model, plan, mode=mode, loss=bce, optimizer=optimizer, **options)
 
@@ -99,10 +75,7 @@ def test_reduce_overhead_records_and_replays_like_eager(place, hiv, gps):
     for batch in batches_of(place, hiv, plan, steps_of(place)):
         ours, theirs = float(recorded.step(batch)), float(eager.step(batch))
         assert ours == pytest.approx(theirs, rel=1e-3)
-    for (name, one), other in zip(
-        model.state_dict().items(), twin.state_dict().values(), strict=True
-    ):
-        assert torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-3), name
+    assert_same_state(model, twin, rtol=0.01, atol=0.001)
     assert recorded_graphs(torch.device(place.device)) == after_warmup, "a step recorded again"
 
 
@@ -115,17 +88,13 @@ def test_cuda_graph_replays_like_eager(place, hiv, gps, scope):
     twin = copy.deepcopy(model)
     before = copy.deepcopy(model.state_dict())
     recorded = runner_of(place, model, plan, "cuda-graph", scope=scope).warmup(hiv, progress=False)
-    for name, value in before.items():
-        assert torch.equal(value, model.state_dict()[name]), f"recording changed {name}"
+    assert_same_state(model, before)
     eager = runner_of(place, twin, plan, "eager")
     batches = batches_of(place, hiv, plan, steps_of(place))
     for batch in batches:
         ours, theirs = float(recorded.step(batch)), float(eager.step(batch))
         assert ours == pytest.approx(theirs, rel=1e-3)
-    for (name, one), other in zip(
-        model.state_dict().items(), twin.state_dict().values(), strict=True
-    ):
-        assert torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-3), name
+    assert_same_state(model, twin, rtol=0.01, atol=0.001)
     one, other = recorded.eval_step(batches[0]), eager.eval_step(batches[0])
     assert torch.allclose(one.out, other.out, rtol=1e-2, atol=1e-3)
     assert [bucket.recordings for bucket in recorded.report().buckets] == [2, 2]

@@ -8,6 +8,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from support.alike import sgd
 from support.attending import batch_of
 from support.places import DEVICES
 from torch import nn
@@ -67,7 +68,7 @@ def test_training_by_each_path_equals_dense(place, path, mode):
 
     def train(model, mode, path):
         sg.convert(model, attention=path)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        optimizer = sgd(model, 1e-4)
         runner = sg.StaticGraphRunner(
             model, [CAPACITY], mode, loss=loss, optimizer=optimizer, recording=recording
         )

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import sgd
 from support.gine_net import CAPACITIES, Net, bce
 from support.runners import made_runner
 
@@ -105,7 +106,7 @@ def test_batches_and_replays_on_different_streams(place, hiv):
 
 
 def test_dropout_is_drawn_at_each_replay_and_again_from_the_seed(place, hiv):
-    still = lambda model: torch.optim.SGD(model.parameters(), lr=0.0, fused=True)  # noqa: E731
+    still = lambda model: sgd(model, 0.0, fused=True)  # noqa: E731
     recorded = pair_of(place, dropout=0.5, optimizer=still)[0].warmup(hiv, progress=False)
     (batch,), rows = batches_of(place, hiv, 1), []
     for _ in range(2):

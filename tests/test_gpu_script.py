@@ -1,5 +1,5 @@
-"""bench/gpu.py without a GPU: every command line parses with the scripts as they are, parts are timed
-one after another, and a call keeps its limits whatever a part does."""
+"""bench/gpu.py without a GPU: every command line parses with the scripts as they are, parts are
+timed one after another, and a call keeps its limits whatever a part does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib
 import json
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def test_parts_are_timed_in_turn_and_a_call_keeps_its_limits(tmp_path, monkeypat
     assert all(ended[name].startswith("0 after") for name in ("one", "two", "last"))
     assert ended["endless"].startswith("-2 after")
     spans = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two", "last")]
-    assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
 
 
 def test_what_had_no_time_left_is_not_begun(tmp_path, monkeypatch):

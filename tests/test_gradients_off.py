@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.alike import sgd, squared
 from support.arena import ArenaRecorder
 from support.linear_net import Linear
 
@@ -22,8 +23,8 @@ def runner_of(mode="eager"):
         model,
         [CAPACITY],
         mode,
-        loss=lambda out, batch: (out - batch.y).square(),
-        optimizer=torch.optim.SGD(model.parameters(), 1e-5),
+        loss=squared,
+        optimizer=sgd(model, 1e-5),
         recording=sg.Recording(recorder=ArenaRecorder),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.alike import sgd
 from support.gine_net import CAPACITIES, Net, bce
 from support.runners import made_runner
 
@@ -74,7 +75,7 @@ def trees(monkeypatch):
 
 def runner_of(hiv):
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model, 0.1)
     runner = made_runner(
         model,
         CAPACITIES,

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from support.alike import adam, assert_same_gradients, sgd
 from support.places import mode_of
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -76,7 +77,7 @@ def test_a_step_is_plain_pygs(mode, half, monkeypatch):
         [CAPACITY],
         mode=mode_of(mode, monkeypatch),
         loss=squared,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        optimizer=sgd(model, 0.0),
     )
     if mode != "default":  # saves Inductor compiling an evaluation that never runs
         runner.warmup(store, progress=False)
@@ -87,8 +88,7 @@ def test_a_step_is_plain_pygs(mode, half, monkeypatch):
     found = runner.step(sg.StaticBatch.of(store, IDS, CAPACITY))
     near = {"rtol": 2e-2, "atol": 1e-2} if half else {"rtol": 1e-5, "atol": 1e-6}
     torch.testing.assert_close(found, expected.detach(), **near)
-    for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, **near, msg=name)
+    assert_same_gradients(model, plain, **near)
 
 
 def test_checks_and_probe_take_them():
@@ -102,19 +102,5 @@ def test_checks_and_probe_take_them():
     report = sg.check(Net(), [CAPACITY], store)
     assert report.recordable, str(report)
     model = Net()
-    memory = sg.probe(model, store, loss=squared, optimizer=torch.optim.Adam(model.parameters()))
+    memory = sg.probe(model, store, loss=squared, optimizer=adam(model))
     assert memory.fit.worst < 0.03
-
-
-@pytest.mark.parametrize("on_device", [False, True])
-def test_batches_hold_the_same_halves(on_device):
-    """A store on the device keeps fields in compact dtypes where all values allow it."""
-    data = graphs()
-    store = sg.GraphStore.from_pyg(data, progress=False)
-    plan = sg.plan_buckets(store, batch_size=4)
-    for batch in sg.StaticLoader(store.to("cpu") if on_device else store, plan):
-        for found, number in zip(
-            batch.to_data_list(), batch.graph_ids[batch.graph_mask].tolist(), strict=True
-        ):
-            assert found.x.dtype == found.edge_attr.dtype == torch.float16
-            assert torch.equal(found.x, data[number].x)

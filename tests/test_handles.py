@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.alike import real_ids
 from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
@@ -55,17 +56,11 @@ def test_real_counts_are_numbers_on_the_host(store):
         _ = inside.real_graphs
 
 
-def test_cpu_is_the_batch_itself_where_it_is_there(store):
-    batch = sg.StaticBatch.of(store, [1, 2, 3], (40, 60, 8))
-    assert batch.cpu() is batch
-    assert batch.to("meta").cpu is not None
-
-
 def test_follow_batch_is_pygs(store):
     names = ["x", "edge_attr", "y", "three"]
     plan = sg.plan_buckets(store, batch_size=6)
     for batch in sg.StaticLoader(store, plan, follow_batch=names, shuffle=True):
-        ids = batch.graph_ids[batch.graph_mask].tolist()
+        ids = real_ids(batch)
         expected = Batch.from_data_list([store[i] for i in ids], follow_batch=names)
         for name in names:
             rows = len(expected[f"{name}_batch"])

@@ -11,10 +11,11 @@ import copy
 
 import pytest
 import torch
+from support.alike import assert_same_state, sgd
 from support.hetero_graphs import by_destination, from_molecule
 from support.hetero_parity import plain, poisoned, static
 from support.parity import differences
-from torch import Tensor, nn
+from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import (
     BatchNorm,
@@ -33,8 +34,6 @@ from torch_geometric.nn import (
 )
 
 import staticgraph as sg
-from staticgraph.nn import context_of
-from staticgraph.steps.loss.mean_loss import masked_mean
 
 WIDTH = 8
 CHOSEN = 24
@@ -225,7 +224,7 @@ def test_targets_of_a_type_are_trained_and_predicted(mode, store, molecules):
     model = initialised(PerAtom(molecules[0].metadata()).double(), store)
     twin = copy.deepcopy(model)
     plan = sg.plan_buckets(store, batch_size=8)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    optimizer = sgd(model, 0.01)
     runner = sg.StaticGraphRunner(
         model,
         plan,
@@ -233,7 +232,7 @@ def test_targets_of_a_type_are_trained_and_predicted(mode, store, molecules):
         loss=lambda out, batch: (out["atom"] - batch["atom"].y).square(),
         optimizer=optimizer,
     )
-    others = torch.optim.SGD(twin.parameters(), 0.01)
+    others = sgd(twin, 0.01)
     for batch in sg.StaticLoader(store, plan, indices=range(CHOSEN), shuffle=True):
         found = runner.step(batch)
         data = Batch.from_data_list(batch.to_data_list())
@@ -242,10 +241,7 @@ def test_targets_of_a_type_are_trained_and_predicted(mode, store, molecules):
         expected.mean().backward()
         others.step()
         torch.testing.assert_close(found, expected.mean().detach(), rtol=1e-9, atol=1e-12)
-    for (name, ours), theirs in zip(
-        model.state_dict().items(), twin.state_dict().values(), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12, msg=name)
+    assert_same_state(model, twin, rtol=1e-09, atol=1e-12)
     predicted = runner.predict(molecules)
     assert set(predicted) == {"atom", "bond", "ring"}
     with torch.no_grad():
@@ -253,33 +249,3 @@ def test_targets_of_a_type_are_trained_and_predicted(mode, store, molecules):
             alone = twin.eval()(graph.x_dict, graph.edge_index_dict)
             for kind, value in alone.items():
                 torch.testing.assert_close(predicted[kind][number], value, rtol=1e-9, atol=1e-9)
-
-
-def test_epochs_of_shuffled_batches_compile_once(store, molecules):
-    """Each bucket is captured once, before the first step; three epochs capture nothing more."""
-    model = initialised(PerAtom(molecules[0].metadata()).double(), store)
-    plan = sg.plan_buckets(store, batch_size=8)
-    captured = []
-    context = context_of(model)
-
-    def backend(graph, inputs):
-        captured.append(graph)
-        return graph.forward
-
-    loader = sg.StaticLoader(store, plan, shuffle=True)
-    layout, names = loader.layouts[0], None
-
-    def step(*tensors: Tensor) -> Tensor:
-        given = sg.StaticBatch(layout, dict(zip(names, tensors, strict=True)))
-        context.enter(given)
-        out = model(given.x_dict, given.edge_index_dict)["atom"]
-        mean = masked_mean((out - given["atom"].y).square(), given)
-        context.leave()
-        return mean
-
-    compiled = torch.compile(step, fullgraph=True, dynamic=False, backend=backend)
-    for _ in range(3):
-        for batch in loader:
-            names = tuple(batch.tensors())
-            compiled(*batch.tensors().values()).backward()
-    assert len(captured) == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fuzz.typed_batch import check_typed_batch
+from support.alike import real_ids
 from support.hetero_graphs import by_destination, from_molecule
 from torch_geometric.data import Batch, Data, HeteroData
 
@@ -53,32 +55,14 @@ def test_batches_hold_what_pyg_batches_and_padding_stays_in_padding(store, molec
     plan = plans(store)[name]
     assert len(plan.capacities) > 1 or name != "several buckets"
     loader = sg.StaticLoader(store, plan, shuffle=True)
+    ordered = [by_destination(graph) for graph in molecules]
     for _ in range(2):
         seen = []
         for batch in loader:
-            ids = batch.graph_ids[batch.graph_mask].tolist()
-            seen += ids
-            expected = Batch.from_data_list([by_destination(molecules[i]) for i in ids])
-            for kind in expected.node_types:
-                mask = batch.node_masks[kind]
-                assert not mask.all(), "a padding node is kept"
-                for field in ("x", "batch"):
-                    assert torch.equal(batch[kind][field][mask], expected[kind][field])
-                last = expected[kind].x[-1:]
+            seen += check_typed_batch(batch, ordered)
+            for kind, mask in batch.node_masks.items():
+                last = batch[kind].x[mask][-1:]
                 assert (batch[kind].x[~mask] == (last if len(last) else 0)).all()
-                assert not batch.graph_mask[batch[kind].batch[~mask]].any()
-                ptr = batch[kind].ptr
-                assert torch.equal(ptr[: len(ids) + 1], expected[kind].ptr)
-                assert int(ptr[-1]) == len(mask)
-            for kind in expected.edge_types:
-                mask, (source, target) = batch.edge_masks[kind], batch[kind].edge_index
-                assert torch.equal(batch[kind].edge_index[:, mask], expected[kind].edge_index)
-                assert not batch.node_masks[kind[0]][source[~mask]].any()
-                assert not batch.node_masks[kind[2]][target[~mask]].any()
-                assert (target.diff() >= 0).all(), "sorted by destination, padding too"
-            assert torch.equal(batch.y[batch.graph_mask], expected.y)
-            for found, number in zip(batch.to_data_list(), ids, strict=True):
-                assert_same(found, by_destination(molecules[number]))
         assert sorted(seen) == list(range(len(molecules)))
 
 
@@ -178,11 +162,5 @@ def test_too_large_a_graph_names_the_type(store):
     with pytest.raises(GraphTooLarge, match=r"graph 0 has 32 atom; .* larger extra\['atom'\] in a"):
         sg.StaticLoader(store, tight)
     kept = sg.StaticLoader(store, tight, oversize="bucket")
-    seen = [i for batch in kept for i in batch.graph_ids[batch.graph_mask].tolist()]
+    seen = [i for batch in kept for i in real_ids(batch)]
     assert sorted(seen) == list(range(len(store)))
-
-
-def test_a_file_of_hetero_data_opens(molecules, tmp_path):
-    torch.save(molecules[:5], tmp_path / "molecules.pt")
-    store = sg.datasets.open(tmp_path / "molecules.pt")
-    assert_same(store[3], molecules[3])

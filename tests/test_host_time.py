@@ -6,11 +6,9 @@ Calls are counted, not timed, since a count is the same on any machine. For time
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from support.alike import sgd
 from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce
 from support.runners import made_runner
@@ -92,7 +90,7 @@ def test_an_optimizer_outside_reads_each_gradient_whatever_was_done_to_it(hiv):
     runner = net_runner(
         hiv,
         scope="forward_backward",
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        optimizer=lambda model: sgd(model, 0.1),
     )
     batch = batches_of(hiv, 1)[0]
     runner.step(batch)
@@ -117,20 +115,6 @@ def test_settings_of_equal_value_are_no_change_and_cost_one_comparison(hiv):
 
 
 class TestStatistics:
-    def test_counts_and_times_add_up(self, hiv):
-        runner = net_runner(hiv)
-        batches = batches_of(hiv, 4)
-        for batch in batches:
-            runner.step(batch)
-            runner.eval_step(batch)
-        for place, bucket in enumerate(runner.report().buckets):
-            own = batches[place::2]
-            assert bucket.batches == bucket.eval_batches == 2
-            nodes = sum(batch.real.nodes for batch in own)
-            assert bucket.node_efficiency == nodes / (2 * CAPACITIES[place][0])
-            assert bucket.real_graphs == 60
-            assert bucket.step_ms > 0
-
     def test_events_of_a_step_that_failed_are_no_time_and_old_ones_serve_again(self, monkeypatch):
         from staticgraph.runner import intake
 
@@ -162,31 +146,3 @@ class TestStatistics:
         report = bucket.report(0, ())
         assert report.step_ms == 1.0
         assert len(made) == 2 * 3, "three pairs are kept, and one of them is taken for the next"
-
-
-def files_of(step) -> set[str]:
-    """The files of the library that are entered by one call."""
-    root, entered = str(Path(sg.__file__).parent), set()
-
-    def profile(frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(root):
-            entered.add(frame.f_code.co_filename.removeprefix(root))
-
-    sys.setprofile(profile)
-    try:
-        step()
-    finally:
-        sys.setprofile(None)
-    return entered
-
-
-@pytest.mark.parametrize(("mode", "most"), [("eager", MOST_EAGER), ("cuda-graph", MOST_REPLAYED)])
-def test_a_step_is_followed_through_few_files(mode, most, hiv):
-    """Of a warmed runner, in an epoch that has begun; rooms that make a model static count, too."""
-    model = Net()
-    recorder = {} if mode == "eager" else {"recorder": ArenaRecorder}
-    runner = made_runner(model, CAPACITIES, mode, loss=bce, optimizer=adam(model), **recorder)
-    runner.warmup(hiv, progress=False)
-    batch = next(iter(runner.loader(hiv, indices=range(6))))
-    entered = min((files_of(lambda: runner.step(batch)) for _ in range(5)), key=len)
-    assert len(entered) <= most, sorted(entered)

@@ -381,15 +381,3 @@ def test_manifests_of_graphs_that_contradict_themselves_are_refused(graph, chang
     document.save(graph / "manifest.json", manifest)
     with pytest.raises(StoreCorrupt, match=message):
         PartitionedGraph(graph)
-
-
-@pytest.mark.parametrize("key", ["bytes", "blocks", "crc32"])
-@pytest.mark.parametrize("value", [None, "1", 1.0])
-def test_records_of_files_are_whole_numbers(graph, key, value):
-    """Regression: a checksum of None was compared with the file's and formatted for a message."""
-    manifest = document.load(graph / "manifest.json")
-    record = manifest["files"]["node_ids.npy"]
-    record[key] = value if key == "bytes" else [value]
-    document.save(graph / "manifest.json", manifest)
-    with pytest.raises(StoreCorrupt, match="no whole numbers"):
-        PartitionedGraph(graph)

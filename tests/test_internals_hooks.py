@@ -41,11 +41,6 @@ def test_a_hook_of_this_library_is_no_users():
     assert hooks.user_unhooked(module)
 
 
-def test_pyg_is_there():
-    """``test_padder`` has a process in which it is not."""
-    assert hooks.has_pyg()
-
-
 def test_each_kind_of_hook_on_messages_is_seen():
     """Every kind that PyG can register."""
     names = [name for name in dir(MessagePassing) if name.endswith("_hook") and "_forward_" in name]

@@ -11,27 +11,6 @@ import torch.utils.checkpoint
 from staticgraph.internals import inductor, memory
 
 
-def test_inductor_compiles_a_graph_for_a_mode(monkeypatch):
-    """The graph reaches Inductor's own entry point, with the options of the mode."""
-    given = []
-    monkeypatch.setattr(
-        "torch._inductor.compile_fx.compile_fx",
-        lambda graph, inputs, config_patches=None, **_: given.append((graph, config_patches)),
-    )
-    graph = torch.fx.symbolic_trace(lambda x: x + 1)
-    inductor.inductor("reduce-overhead")(graph, [torch.zeros(1)])
-    inductor.inductor(None)(graph, [torch.zeros(1)])
-    assert given[0][0] is graph
-    assert given[0][1]["triton.cudagraphs"] is True
-    assert not (given[1][1] or {}).get("triton.cudagraphs")
-
-
-def test_there_are_no_trees_without_recordings():
-    assert inductor.roots_of_trees(0) == []
-    inductor.drop_trees()
-    assert inductor.roots_of_trees(0) == []
-
-
 def test_pieces_are_counted_where_torch_makes_them(monkeypatch):
     from torch._inductor import compile_fx
 
@@ -52,10 +31,6 @@ def test_torch_still_records_where_pieces_are_counted():
 
     sources = [Path(module.__file__).read_text() for module in (compile_fx, output_code)]
     assert any(re.search(r"import cudagraphify|def cudagraphify", each) for each in sources)
-
-
-def test_a_source_that_inductor_wrote_is_loaded():
-    assert inductor.generated_module("number = 41 + 1\n").number == 42
 
 
 def test_a_pool_is_given_up_by_the_allocators_own_names(monkeypatch):

@@ -8,7 +8,7 @@ import importlib
 import numpy as np
 import pytest
 import torch
-from support.attending import Attending, batch_of
+from support.attending import Attending, assert_drops_its_share, batch_of
 from support.compiled import launches
 from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
 
@@ -71,18 +71,7 @@ def test_graphs_of_several_blocks_of_queries(size):
 
 
 def test_dropout_keeps_its_share_and_goes_by_seed_and_site():
-    starts = torch.tensor([0, 60, 90], dtype=torch.int32)
-    seed, p = torch.tensor([7]), 0.25
-    alive = kept(starts, seed, HEADS, 60, 1, p)
-    assert torch.equal(alive, kept(starts, seed, HEADS, 60, 1, p))
-    pairs = torch.zeros(90, 90, dtype=torch.bool)
-    pairs[:60, :60] = pairs[60:, 60:] = True
-    assert not alive[:, ~pairs].any()
-    count = HEADS * int(pairs.sum())
-    assert abs(alive[:, pairs].double().mean() - (1 - p)) < 5 * (p * (1 - p) / count) ** 0.5
-    for other in (kept(starts, seed, HEADS, 60, 2, p), kept(starts, seed + 1, HEADS, 60, 1, p)):
-        same = (alive == other)[:, pairs].double().mean()
-        assert abs(same - (p * p + (1 - p) ** 2)) < 5 * (0.25 / count) ** 0.5
+    assert_drops_its_share(kept)
 
 
 def test_what_it_cannot_do_is_said():

@@ -12,8 +12,6 @@ from support.examples import EXAMPLES
 
 import staticgraph as sg
 from staticgraph.batches.collation.collate_arguments import collate_arguments
-from staticgraph.dryrun.operations import OperationCounter
-from staticgraph.kernels.collate import LAUNCHES, collate, collate_reference
 
 pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
 
@@ -36,17 +34,3 @@ def test_compiles_for_hopper_in_two_launches_without_atomics(name, pointers):
         ("collate_starts", []),
         ("collate_rows", []),
     ]
-
-
-def test_operations_of_the_reference(esol):
-    """The number of operations that two launches replace."""
-    layout = layout_for(esol, range(20))
-    tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8))
-    arguments = collate_arguments(esol.to("cpu"), layout, tensors)
-    ids = padded_ids(range(20), layout)
-    with OperationCounter() as counter:
-        collate_reference(ids, *arguments)
-    assert counter.operations.total() == 157
-    with OperationCounter() as counter:
-        collate(ids, arguments)
-    assert (counter.operations.total(), counter.operations.launches) == (1, LAUNCHES)

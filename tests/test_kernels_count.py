@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import torch
+from support.alike import sgd
 
 from staticgraph.cli import main
 from staticgraph.dryrun.operations import OperationCounter, count_step
@@ -17,7 +18,7 @@ def test_a_step_counted_by_hand():
     """Forward: addmm, relu, mean. Backward: the mean's ones and division, ReLU's mask, the weight's
     product, the bias's sum (no product for the input, which needs no gradient). One SGD update."""
     layer, x = torch.nn.Linear(3, 4), torch.randn(5, 3)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, fused=True)
+    optimizer = sgd(layer, 0.1, fused=True)
     counted = count_step(lambda: layer(x).relu().mean(), optimizer)
     assert sorted(counted.counts["forward"]) == ["aten::addmm", "aten::mean", "aten::relu"]
     assert counted.total("forward") == 3

@@ -7,7 +7,6 @@ import torch
 
 from staticgraph.kernels import (
     batch_norm,
-    neighbour_sum,
     table_sum,
 )
 from staticgraph.kernels.batch_norm import Running
@@ -61,13 +60,3 @@ def test_operands_with_gaps_or_of_other_dtypes_are_read_as_what_they_are(dtype):
     assert int(moved.tracked) == int(plain.tracked) == 4
     torch.testing.assert_close(moved.mean, plain.mean.to(dtype))
     torch.testing.assert_close(moved.var, plain.var.to(torch.float64))
-
-    src, dst = torch.tensor([[1, 0], [0, 1], [2, 2]]).unbind(1)
-    pointers = [torch.tensor(p).int() for p in ([0, 1, 2, 3], [0, 1, 2, 3], [1, 0, 2])]
-    for kind, table in (("multiply", torch.randn(3, 2)[:, 0]), ("relu_add", torch.randn(6, 3).t())):
-        edge, rows = table.to(dtype), torch.randn(3, 12).to(dtype)[:, ::2]
-        sums = [
-            neighbour_sum(*given, src, dst, *pointers, transform=kind)
-            for given in ((rows, edge), (rows.clone(), edge.clone()))
-        ]
-        assert torch.equal(*sums)

@@ -6,15 +6,8 @@ import math
 
 import pytest
 import torch
-from torch_geometric.nn import GPSConv
 
-import staticgraph as sg
-from staticgraph import models
-from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.kernels.dropout_sum import dropout_sum, kept
-
-CAPACITY = (210, 430, 9)
-IDS = [3, 1, 4, 1059, 200, 7]
 
 
 def test_the_share_is_right_and_places_are_independent():
@@ -45,29 +38,3 @@ def test_a_rows_fate_does_not_depend_on_the_bucket_or_the_threads():
 def test_a_share_of_one_is_refused():
     with pytest.raises(ValueError, match=r"p=1\.0"):
         dropout_sum(torch.ones(1, 1), None, torch.tensor([0]), 0, p=1.0)
-
-
-@pytest.mark.parametrize("name", ["gine", "gps"])
-def test_a_model_drops_anew_every_step_and_repeats_with_the_seed(name, esol):
-    torch.manual_seed(0)
-    model = models.build(name, esol, hidden=16, layers=2, dropout=0.5)
-    for layer in model.modules():  # attention uses torch's own dropout
-        if isinstance(layer, GPSConv):
-            layer.attn.dropout = 0.0
-    model.train()
-    runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
-    batch = sg.StaticBatch.of(esol, IDS, CAPACITY, pointers=True)
-    outs = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        outs.append([runner(batch)[batch.graph_mask] for _ in range(2)])
-    assert torch.equal(outs[0][0], outs[1][0])
-    assert torch.equal(outs[0][1], outs[1][1])
-    assert not torch.equal(outs[0][0], outs[0][1])
-    assert not torch.equal(outs[0][0], outs[2][0])
-    with OperationCounter() as counter:
-        runner(batch)
-    counted = counter.operations.counts["forward"]
-    assert counted["aten::randint"] == 1  # one seed for all
-    assert counted["staticgraph::dropout_sum"] == (2 if name == "gine" else 8)
-    assert counted["aten::native_dropout"] == 0

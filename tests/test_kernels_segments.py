@@ -21,16 +21,6 @@ def test_dot_products_are_so_far_apart_that_an_exponential_would_overflow():
     assert out.tolist() == [[3.0], [0.0]]  # a node without edges gets zero
 
 
-def test_dot_products_are_given_in_another_dtype():
-    one = torch.tensor([0])
-    where = (one, one, *(torch.tensor(v).int() for v in ([0, 1], [0, 1], [0])))
-    half = torch.full((1, 2), 1.0, dtype=torch.bfloat16)
-    assert dot_attention(half, half, half, *where, heads=1).dtype == torch.bfloat16
-    assert dot_attention(half, half, half.float(), *where, heads=2).dtype == torch.float32
-    out = dot_attention(half, half, half, *where, heads=1, dtype=torch.float32)
-    assert out.dtype == torch.float32
-
-
 def test_attention_refuses_what_has_no_meaning():
     one = torch.tensor([0])
     where = (one, one, *(torch.tensor(v).int() for v in ([0, 1], [0, 1], [0])))

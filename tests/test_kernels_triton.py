@@ -111,12 +111,6 @@ def test_a_row_times_a_width_has_64_bits():
     assert wrong == {}
 
 
-def test_a_product_of_32_bits_is_seen():
-    (launch, *_) = [each for each in every_launch() if each.name == "segment_sum_forward"]
-    text = launch.ttir()
-    assert narrow_products(re.sub(r"(muli.*) : (i64|tensor<16x1xi64>)", r"\1 : i32", text))
-
-
 @pytest.mark.slow
 def test_compiles_with_any_number_that_is_one():
     """A number that is 1 is a constant to Triton: one row, one graph, one table, one tile."""

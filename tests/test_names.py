@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import sgd
 from support.graphs import random_graph
 from support.hetero_graphs import from_molecule
 from torch import nn
@@ -134,7 +135,7 @@ def test_a_field_may_have_any_other_name(name, kernels):
         model,
         [(24, 47, 7)],
         loss=lambda out, batch: F.mse_loss(out, batch.y, reduction="none"),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        optimizer=sgd(model, 0.0),
     )
     batch = sg.StaticBatch.of(store, range(3), (24, 47, 7), pointers=True)
     assert batch[name][:3].tolist() == [[n, n + 1, n + 2] for n in (4.0, 5.0, 6.0)]

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from support.alike import sgd
 from support.places import mode_of
 from support.runners import made_runner
 from support.tape import TapeRecorder
@@ -90,7 +91,7 @@ def test_padding_is_checked_past_a_teacher(kind, mode):
         mode="eager",
         forward=forward,
         loss=loss,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        optimizer=sgd(model, 0.1),
     )
     batch = batch_of()
     if kind is Student:

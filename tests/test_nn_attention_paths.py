@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from support.alike import sgd
 from support.attending import Attending, batch_of
 from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -156,7 +157,7 @@ def test_a_layer_that_drops_weights_trains_in_eager(esol):
 
     torch.manual_seed(0)
     model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    optimizer = sgd(model, 1e-4)
     plan = sg.plan_buckets(esol, batch_size=32)
     runner = sg.StaticGraphRunner(
         model, plan, "eager", loss=lambda out, data: (out - data.y).square(), optimizer=optimizer

@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from support.alike import sgd
 from support.dryrun_models import CUTOFF, Forces
 from support.runners import made_runner
 from torch import nn
@@ -49,7 +50,7 @@ def runner_of(model, batch, **options):
         per_graph = global_mean_pool(force, given.batch, given.num_graphs)
         return energy + per_graph.mean(1, keepdim=True)
 
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    optimizer = sgd(model, 0.0)
     return made_runner(
         model, [batch.capacity], loss=both, optimizer=optimizer, differentiable=("pos",), **options
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 import pytest
@@ -176,17 +175,6 @@ class TestLoader:
                 assert_same_bits(dict(other.tensors()), dict(one.tensors()))
                 assert other.tensors().ids.nbytes == 4 * one.num_graphs
 
-    def test_resume_in_the_middle_of_an_epoch(self, esol):
-        plan, store = sg.plan_buckets(esol, batch_size=50), esol.to("cpu")
-        whole = [ids_of(b) for b in sg.StaticLoader(store, plan, shuffle=True)]
-        broken = sg.StaticLoader(store, plan, shuffle=True)
-        stream = iter(broken)
-        done = [ids_of(next(stream)) for _ in range(7)]
-        resumed = sg.StaticLoader(esol, plan, shuffle=True)  # on the host
-        resumed.load_state_dict(broken.state_dict())
-        assert done + [ids_of(b) for b in resumed] == whole
-        assert sorted(chain(*whole)) == list(range(len(esol)))
-
     def test_a_batch_given_back_unread_is_stale(self, esol):
         batch = next(iter(sg.StaticLoader(esol.to("cpu"), [(700, 1500, 33)])))
         batch.release()
@@ -208,7 +196,3 @@ class TestLoader:
 
 def one_graph() -> sg.GraphStore:
     return sg.GraphStore.from_pyg([Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))])
-
-
-def ids_of(batch) -> list[int]:
-    return batch.graph_ids[batch.graph_mask].tolist()

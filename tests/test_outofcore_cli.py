@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import numpy as np
 import pytest
 from support.command import status_of
 
 from staticgraph import cli
-from staticgraph.files import document
-from staticgraph.outofcore import PartitionedGraph
 from staticgraph.outofcore.disk import data
 
 LINKS = ["train-large", "--task", "link", "--dimension", "8", "--batch-size", "40", "--chunks", "4",
@@ -37,14 +34,6 @@ def graph(tmp_path_factory) -> str:
     ends = rng.integers(0, 120, (2, 400))
     np.savez(path, edges=np.unique(np.sort(ends[:, ends[0] != ends[1]], 0), axis=1), num_nodes=120)
     return str(path)
-
-
-def test_partition_writes_a_graph_that_opens(triples, tmp_path, capsys):
-    arguments = ["partition", "--data", triples, "--partitions", "4", "--out", str(tmp_path / "g")]
-    assert cli.main([*arguments, "--verify", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert (printed["nodes"], printed["edges"], printed["partitions"]) == (64, 300, 4)
-    assert PartitionedGraph(tmp_path / "g").num_edges == 300
 
 
 def test_partition_of_arrays(tmp_path, capsys):
@@ -126,13 +115,6 @@ def test_policies_of_the_other_task_are_refused(graph, tmp_path, capsys):
     assert "takes --policy dispersed, node-cache, in-memory" in capsys.readouterr().err
 
 
-def test_a_foreign_folder_is_not_overwritten(triples, tmp_path):
-    (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(SystemExit):
-        cli.main([*LINKS, "--data", triples, "--out", str(tmp_path), "--overwrite"])
-    assert (tmp_path / "thesis.txt").exists()
-
-
 def refuse(constant: str) -> float:
     raise AssertionError(f"{constant} is not JSON")
 
@@ -160,20 +142,6 @@ def test_nodes_that_diverge_are_reported_and_exit_with_1(graph, tmp_path, capsys
     assert report == json.loads((tmp_path / "report.json").read_text(), parse_constant=refuse)
     assert report["test_accuracy"] is None
     assert f"diverged in epoch {report['diverged']}: the loss is" in err.splitlines()[-1]
-
-
-def test_embeddings_of_a_graph_that_was_partitioned_anew_are_refused(triples, tmp_path, capsys):
-    arguments = [*LINKS, "--data", triples, "--policy", "in-memory", "--out", str(tmp_path)]
-    assert cli.main(arguments) == 0
-    shutil.rmtree(tmp_path / "graph")
-    partition = ["partition", "--data", triples, "--partitions", "1", "--seed", "7"]
-    assert cli.main([*partition, "--out", str(tmp_path / "graph")]) == 0
-    # The manifest claims that the run's own seed was used.
-    manifest = tmp_path / "graph" / "manifest.json"
-    document.save(manifest, {**document.load(manifest), "seed": 0})
-    capsys.readouterr()
-    assert cli.main(arguments) == 2
-    assert "whose nodes have other numbers" in capsys.readouterr().err
 
 
 def test_overwrite_removes_the_run_and_nothing_else(triples, tmp_path):

@@ -75,31 +75,6 @@ def test_uniform_over_neighbours():
     assert abs(chi2 - (degree - 1)) < 5 * np.sqrt(2 * (degree - 1))
 
 
-def test_two_rows_and_two_directions_draw_independently():
-    rows, degree = 2, 40
-    source = np.tile(np.arange(2, 2 + degree), rows)
-    destination = np.repeat(np.arange(rows), degree)
-    sampler = DenseSampler(Neighbours.of(source, destination, 2 + degree), [10])
-    shared = []
-    for seed in range(500):
-        found = sampler.sample(np.array([0, 1]), seed)
-        first, second = (set(found.nodes[row].tolist()) for row in found.draws[0])
-        shared.append(len(first & second))
-    # Hypergeometric: mean 10 * 10 / 40 = 2.5, variance 2.5 * 0.75 * 30/39.
-    assert abs(np.mean(shared) - 2.5) < 5 * np.sqrt(2.5 * 0.75 * 30 / 39 / 500)
-
-
-def test_isolated_nodes_no_seeds_no_edges():
-    nothing = np.empty(0, np.int64)
-    alone = DenseSampler(Neighbours.of(nothing, nothing, 4), [3, 3])
-    found = alone.sample(np.array([2]), 0)
-    assert found.nodes.tolist() == [2]
-    assert found.hops == (0, 1, 1, 1)
-    assert [t.shape for t in found.draws] == [(1, 3), (0, 3)]
-    assert found.num_edges == 0
-    assert alone.sample(nothing, 0).counts == (0, 0, 0)
-
-
 @pytest.mark.parametrize(
     ("fanouts", "seeds", "message"),
     [

@@ -190,21 +190,6 @@ def test_a_missing_file_is_no_new_start(graph, tmp_path, gone):
     assert left.read_bytes() == contents
 
 
-def test_a_creation_that_was_killed_is_begun_anew(graph, tmp_path, monkeypatch):
-    def killed(*arguments):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("staticgraph.outofcore.disk.embeddings._write_commit", killed)
-        with pytest.raises(KeyboardInterrupt):
-            plain(graph, tmp_path)
-    assert (tmp_path / "embeddings.bin").exists()
-    trainer = plain(graph, tmp_path)
-    assert trainer.epoch == 0
-    trainer.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["commit.bin", "embeddings.bin"]
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_candidate_whose_score_is_not_finite_is_worse_than_a_finite_one(tmp_path, value):
     """Only the true ends are finite, so they rank before all others."""

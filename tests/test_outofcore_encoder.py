@@ -7,13 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.arena import ArenaRecorder
 from support.drawn import examples
-from support.encoder_trainers import SMALL, N, encoded, everything, generated, plain, table_of
+from support.encoder_trainers import SMALL, N, encoded, generated, plain, table_of
 from torch_geometric.nn import SAGEConv
 
 from staticgraph import Recording
-from staticgraph.errors import NotStatic
 from staticgraph.outofcore import (
     Beta,
     Comet,
@@ -144,26 +142,6 @@ def test_everything_resident_equals_plain_torch_in_memory(tmp_path, with_encoder
     expected = conv(table, both) if with_encoder else table
     torch.testing.assert_close(rows, expected.detach(), rtol=2e-2, atol=2e-2)
     trainer.close()
-
-
-def test_recorded_steps_equal_eager_ones_and_a_moved_parameter_is_an_error(graph, tmp_path):
-    recorder = ArenaRecorder(torch.device("cpu"))
-    options = {"mode": "cuda-graph", "recording": Recording(recorder=lambda _: recorder)}
-    eager = encoded(graph, Comet(4, 3), tmp_path / "a", kind="gat", fanouts=(3, 2))
-    recorded = encoded(graph, Comet(4, 3), tmp_path / "b", kind="gat", fanouts=(3, 2), **options)
-    recorded.runner.warmup(phases=["forward"], progress=False)
-    for _ in range(3):
-        # The same operations on the same numbers.
-        assert recorded.train_epoch().loss == eager.train_epoch().loss
-    assert recorder.recorded
-    for now, then in zip(everything(recorded), everything(eager), strict=True):
-        np.testing.assert_array_equal(now, then)
-    # A parameter whose storage was replaced is not trained silently.
-    recorded.encoder.layers[0].lin.weight.data = recorded.encoder.layers[0].lin.weight.data.clone()
-    with pytest.raises(NotStatic, match="has another address"):
-        recorded.train_epoch()
-    recorded.close()
-    eager.close()
 
 
 @pytest.mark.slow

@@ -118,17 +118,6 @@ def test_what_cannot_work_is_refused_with_the_remedy(make, message):
         make()
 
 
-def test_check_finds_what_a_wrong_policy_would_do():
-    both = State((0, 1), ((0, 0), (0, 1), (1, 0), (1, 1)))
-    Schedule(2, (both,)).check()
-    with pytest.raises(ValueError, match="never trained on"):
-        Schedule(2, (State((0, 1), both.cells[:3]),)).check()
-    with pytest.raises(ValueError, match="again"):
-        Schedule(2, (State((0, 1), (*both.cells, (0, 1))),)).check()
-    with pytest.raises(ValueError, match="holds only"):
-        Schedule(2, (State((0,), both.cells),)).check()
-
-
 # ---------------------------------------------------------------------- nodes
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from staticgraph.errors import BadGraph
 from staticgraph.outofcore import InMemory, LinkConfig, LinkTrainer, evaluate_links, partition
-from staticgraph.outofcore.training.ranking import filtered_places
 
 N, R = 23, 3
 SMALL = LinkConfig(dimension=4, batch_size=20, chunks=2, negatives=6, seed=3, spread=1.0)
@@ -34,30 +32,6 @@ def trainer(tmp_path_factory):
     trainer.train_epoch()
     yield trainer
     trainer.close()
-
-
-def by_loops(trainer, tested, known) -> np.ndarray:
-    rows = torch.cat([trainer.rows(k) for k in range(3)]).double()
-    table = torch.empty_like(rows)
-    table[torch.from_numpy(trainer.graph.node_ids.copy())] = rows
-    true, places = set(map(tuple, known.T.tolist())), np.empty((2, tested.shape[1]))
-    for t, (source, destination, relation) in enumerate(tested.T.tolist()):
-        for way, (here, there) in enumerate([(source, destination), (destination, source)]):
-            query = table[here] * trainer.relations[way, relation].double()
-            scores = (table @ query).float()
-            places[way, t] = 1 + sum(
-                float(scores[v] > scores[there])
-                for v in range(N)
-                if v != there
-                and ((here, v, relation) if way == 0 else (v, here, relation)) not in true
-            )
-    return places
-
-
-@pytest.mark.parametrize("known", [KNOWN, TRAIN, KNOWN[:, :0]])
-def test_a_true_end_is_not_its_own_rival_whether_it_is_known_or_not(trainer, known):
-    places, _ = filtered_places(trainer, TESTED, known)
-    np.testing.assert_array_equal(places, by_loops(trainer, TESTED, known))
 
 
 def changed(row: int, value: int) -> np.ndarray:

@@ -14,7 +14,6 @@ from support.patience import patience
 from support.program import run_program
 
 from staticgraph.errors import BadGraph, StoreCorrupt
-from staticgraph.files import document
 from staticgraph.outofcore import PartitionedGraph, partition
 
 
@@ -123,15 +122,6 @@ def test_nodes_near_the_training_nodes_follow_them_by_expected_visits(tmp_path, 
     assert (np.diff(visits[graph.node_ids[3:]]) < 1e-6).all()
     np.testing.assert_array_equal(np.sort(graph.node_ids), np.arange(60))
     assert graph.manifest.near == hops
-
-
-def test_a_graph_written_before_there_were_near_nodes_is_read(tmp_path):
-    graph = partition(generated(20, 30), 20, 2, tmp_path / "g")
-    path = tmp_path / "g" / "manifest.json"
-    values = json.loads(path.read_text())
-    del values["near"], values[document.KEY]
-    document.save(path, values, indent=None)
-    assert PartitionedGraph(tmp_path / "g").manifest == graph.manifest
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from support.alike import assert_same_gradients, sgd, squared
 from support.graphs import double_graphs
 from support.index_rules import Bipartite
 from support.places import mode_of
@@ -148,8 +149,8 @@ def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):
         model,
         [(45, 131, 8)],
         mode=mode,
-        loss=lambda out, batch: (out - batch.y).square(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        loss=squared,
+        optimizer=sgd(model, 0.0),
     )
     ids = [3, 1, 8, 5]
     whole = Batch.from_data_list([data[i] for i in ids])
@@ -157,18 +158,7 @@ def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):
     expected.backward()
     found = runner.step(sg.StaticBatch.of(store, ids, (45, 131, 8)))
     assert found.item() == pytest.approx(expected.item(), rel=1e-10)
-    for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
-        if theirs.grad is not None:
-            torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-10, msg=name)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("way", MODELS)
-def test_the_preflight_finds_nothing_in_the_way(way):
-    store = sg.GraphStore.from_pyg(graphs(), progress=False)
-    report = sg.check(Net(way), [(45, 131, 8)], store)
-    kinds = {obstacle.kind for obstacle in report.obstacles} - {"host-to-device copy"}
-    assert not kinds, str(report)
+    assert_same_gradients(model, plain, rtol=0, atol=1e-10)
 
 
 def test_what_is_no_index_of_the_batch_is_still_refused():
@@ -286,8 +276,8 @@ def test_rows_of_types_and_sides_are_told_apart(typed, ways, mode, monkeypatch):
         model,
         [capacity],
         mode=mode,
-        loss=lambda out, batch: (out - batch.y).square(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        loss=squared,
+        optimizer=sgd(model, 0.0),
     )
     ids = [3, 1, 8]
     whole = Batch.from_data_list([data[i] for i in ids], follow_batch=["x_s", "x_t"])
@@ -295,5 +285,4 @@ def test_rows_of_types_and_sides_are_told_apart(typed, ways, mode, monkeypatch):
     expected.backward()
     found = runner.step(sg.StaticBatch.of(store, ids, capacity))
     assert found.item() == pytest.approx(expected.item(), rel=1e-10)
-    for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-10, msg=name)
+    assert_same_gradients(model, plain, rtol=0, atol=1e-10)

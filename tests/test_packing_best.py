@@ -7,14 +7,12 @@ import sys
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from support.drawn import examples
 from support.packing_problems import alike, assert_packed, fewest_packs, load, problems
 
 from staticgraph.packing import pack_histogram
 from staticgraph.packing.bound import packing_bound
 from staticgraph.packing.giants import giants_bound
-from staticgraph.packing.packer import fewer_by_sample
 from staticgraph.packing.repair import fewer_by_repair
 from staticgraph.sizes.histogram import SizeHistogram
 
@@ -79,17 +77,6 @@ def test_fast_is_within_one_percent_of_the_bound_with_two_or_three_graphs_a_pack
     assert fast.num_packs <= 1.01 * packing_bound(histogram, limits, start=fast).packs
 
 
-@examples(80)
-@given(problems(max_types=12, max_count=3), st.integers(1, 3000))
-def test_a_sample_of_packs_loses_no_graph_and_makes_none_more(problem, times):
-    histogram, limits, max_graphs = problem
-    many = SizeHistogram(histogram.sizes, histogram.counts * times, histogram.components)
-    start = pack_histogram(many, limits, max_graphs=max_graphs)
-    found = fewer_by_sample(start)
-    found.check()
-    assert found.num_packs <= start.num_packs
-
-
 @pytest.mark.parametrize("graphs", [2, 2.5, 3, 5])
 def test_at_the_bound_on_pcqm4mv2(graphs):
     """At three graphs per pack, a single relaxation leaves 63 packs too many out of 1,116,683."""
@@ -122,13 +109,6 @@ def test_at_the_bound_with_ten_graphs_a_pack(name, packs):
     if name != "ogbg-molhiv_train":  # linear programs of ten seconds prove 3,296 minimal
         best = pack_histogram(histogram, limits, effort="best", time_limit=ENOUGH)
         assert best.num_packs == best.proven == packs
-
-
-@examples(60)
-@given(problems(max_types=4, max_count=2))
-def test_what_giants_leave_empty_is_never_more_than_the_truth(problem):
-    histogram, limits, _ = problem
-    assert giants_bound(histogram, limits) <= fewest_packs(histogram, limits, None)
 
 
 def test_a_clique_that_takes_all_edges_leaves_its_pack_empty_of_nodes():

@@ -59,15 +59,3 @@ def test_stream_is_best_fit_with_so_many_open_packs(sizes, window, max_graphs, n
         max_graphs=max_graphs,
     )
     assert got.tolist() == slow_stream(sizes, (nodes, edges), window, max_graphs)
-
-
-def grouped(packs):
-    return [np.flatnonzero(packs == p).tolist() for p in range(int(packs.max()) + 1)]
-
-
-def test_next_fit_by_hand():
-    """Sizes 1, 0, 2 fill 3 of 4; 3 does not fit and opens a pack; 2 does not fit with 3."""
-    sizes = np.array([[1], [0], [2], [3], [2]])
-    packs = grouped(pack_stream(sizes, [4], window=1))
-    assert [[int(sizes[i, 0]) for i in pack] for pack in packs] == [[1, 0, 2], [3], [2]]
-    assert pack_stream(np.array([[1], [2], [1]]), [2], window=8).max() + 1 == 2

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from support.alike import assert_same_state, sgd
 from support.arena import ArenaRecorder
 from support.drawn import examples
 from support.graphs import double_graphs, graph_lists, random_graph
@@ -239,7 +240,7 @@ def test_declared_batches_are_recorded_once_and_replayed_like_plain_torch(drawn)
     padder = sg.Padder([capacity_for(most)], schema=schema, like=example)
     model = Messages()
     plain = copy.deepcopy(model)
-    optimizers = [torch.optim.SGD(each.parameters(), LR) for each in (model, plain)]
+    optimizers = [sgd(each, LR) for each in (model, plain)]
     subject = Subject(model, lambda out, batch: (out[:, 0] - batch["y"]) ** 2, optimizers[0])
     recording = sg.Recording(recorder=recorder)
     runner = sg.StaticGraphRunner(subject, padder, "cuda-graph", recording=recording)
@@ -255,7 +256,7 @@ def test_declared_batches_are_recorded_once_and_replayed_like_plain_torch(drawn)
             expected.backward()
             optimizers[1].step()
             assert torch.allclose(runner.step(padded), expected, rtol=1e-10)
-    assert_same_model(model, plain)
+    assert_same_state(model, plain, rtol=1e-09, atol=1e-11)
     assert [each.recorded for each in recorders] == [2]
 
 
@@ -504,7 +505,7 @@ GRAPHS = double_graphs([3, 9, 4, 7, 12, 5, 6, 8, 10, 3, 4, 11] * 5)
 
 def plain_steps(model, batches, lr=0.01):
     """Losses of plain PyG's steps."""
-    optimizer = torch.optim.SGD(model.parameters(), lr)
+    optimizer = sgd(model, lr)
     for graphs in batches:
         batch = Batch.from_data_list(graphs)
         loss = F.mse_loss(model(batch), batch.y)
@@ -514,11 +515,12 @@ def plain_steps(model, batches, lr=0.01):
         yield float(loss.detach())
 
 
-def assert_same_model(one: nn.Module, other: nn.Module) -> None:
-    for (name, value), theirs in zip(
-        one.state_dict().items(), other.state_dict().values(), strict=True
-    ):
-        assert torch.allclose(value, theirs, rtol=1e-9, atol=1e-11), name
+def assert_follows(runner, net, plain, batches, lr=0.01, given=lambda number, batch: batch):
+    """Steps over what is ``given`` of each batch are plain PyG's, and so are the models."""
+    for number, expected in enumerate(plain_steps(plain, batches, lr)):
+        loss = runner.step(given(number, batches[number]))
+        assert float(loss) == pytest.approx(expected, rel=1e-10)
+    assert_same_state(net, plain, rtol=1e-09, atol=1e-11)
 
 
 def test_a_runner_pads_the_batches_of_a_users_own_loader():
@@ -526,7 +528,7 @@ def test_a_runner_pads_the_batches_of_a_users_own_loader():
     net = Net().double()
     plain = copy.deepcopy(net)
     plan = sg.plan_stream(GRAPHS, batch_size=8, buckets=2)
-    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    optimizer = sgd(net, 0.01)
     runner = sg.StaticGraphRunner(net, plan, "eager", loss=squared, optimizer=optimizer)
     weights = torch.arange(1.0, 61)
     generator = torch.Generator().manual_seed(1)
@@ -535,10 +537,7 @@ def test_a_runner_pads_the_batches_of_a_users_own_loader():
     )
     batches = list(loader)
     ways = (lambda b: b, Batch.from_data_list, sg.Padder(plan))
-    for number, expected in enumerate(plain_steps(plain, batches)):
-        loss = runner.step(ways[number % 3](batches[number]))
-        assert float(loss) == pytest.approx(expected, rel=1e-10)
-    assert_same_model(net, plain)
+    assert_follows(runner, net, plain, batches, given=lambda k, batch: ways[k % 3](batch))
     graphs = GRAPHS[:10]
     batch = Batch.from_data_list(graphs)
     with torch.no_grad():
@@ -570,9 +569,7 @@ def test_worker_processes_make_the_same_batches_and_nothing_compiles_again():
         alone, together = epoch(data, 0), epoch(data, 2)
         assert all(equal_but_ids(a, b) for a, b in zip(alone, together, strict=True))
     net = Net().double()
-    runner = sg.StaticGraphRunner(
-        net, plan, "fused", loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01)
-    )
+    runner = sg.StaticGraphRunner(net, plan, "fused", loss=squared, optimizer=sgd(net, 0.01))
     batches = epoch(GRAPHS, 2)
     for batch in batches:
         runner.step(batch)
@@ -592,14 +589,12 @@ def test_a_batch_in_parts_is_one_update():
     net.norm = nn.Identity()
     plain = copy.deepcopy(net)
     padder = sg.Padder([(30, 75, 7)], overflow="split")
-    subject = Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01))
+    subject = Subject(net, loss=squared, optimizer=sgd(net, 0.01))
     runner = sg.StaticGraphRunner(subject, padder, "eager")
     batches = [GRAPHS[k : k + 9] for k in range(0, 45, 9)]
-    for number, expected in enumerate(plain_steps(plain, batches)):
-        assert len(padder.pad(batches[number])) > 1
-        batch = Batch.from_data_list(batches[number]) if number % 2 else batches[number]
-        assert float(runner.step(batch)) == pytest.approx(expected, rel=1e-10)
-    assert_same_model(net, plain)
+    assert all(len(padder.pad(batch)) > 1 for batch in batches)
+    ways = (lambda b: b, Batch.from_data_list)
+    assert_follows(runner, net, plain, batches, given=lambda k, batch: ways[k % 2](batch))
     assert "10 fitted no bucket" in str(runner.report())
     parts = padder.pad(Batch.from_data_list(GRAPHS[:9]))
     pieces = [graph for part in parts for graph in part.to_data_list()]
@@ -615,29 +610,10 @@ def test_padding_is_checked_in_the_parts_of_a_batch():
             return self.head(global_add_pool(h - h.mean(0), data.batch))
 
     net = Mixes().double()
-    subject = Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01))
+    subject = Subject(net, loss=squared, optimizer=sgd(net, 0.01))
     padder = sg.Padder([(30, 75, 7)], overflow="split")
     with pytest.raises(PaddingLeaks):
         sg.StaticGraphRunner(subject, padder, "eager").step(GRAPHS[:9])
-
-
-@pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
-def test_a_capacity_is_added_for_a_batch_that_fits_none(mode):
-    torch.manual_seed(0)
-    net = Net().double()
-    plain = copy.deepcopy(net)
-    padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
-    runner = sg.StaticGraphRunner(
-        net, padder, mode, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01)
-    )
-    batches = [GRAPHS[:6], GRAPHS[:12], GRAPHS[6:18], GRAPHS[:30], GRAPHS[3:9]]
-    for number, expected in enumerate(plain_steps(plain, batches)):
-        assert float(runner.step(batches[number])) == pytest.approx(expected, rel=1e-10)
-    assert_same_model(net, plain)
-    assert (padder.counts.grown, padder.counts.overflowed) == (2, 2)
-    assert len(runner.plan.capacities) == 2  # the first one that was added is gone
-    with pytest.raises(GraphTooLarge, match="after 2 growths"):
-        runner.step(GRAPHS)
 
 
 @pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
@@ -646,13 +622,9 @@ def test_a_batch_that_fills_too_little_of_its_bucket_runs_in_eager_at_its_own_si
     net = Net().double()
     plain = copy.deepcopy(net)
     padder = sg.Padder([(60, 150, 12)], min_fill=0.5)
-    runner = sg.StaticGraphRunner(
-        net, padder, mode, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01)
-    )
+    runner = sg.StaticGraphRunner(net, padder, mode, loss=squared, optimizer=sgd(net, 0.01))
     batches = [GRAPHS[:6], GRAPHS[:2], GRAPHS[6:12], GRAPHS[7:10], GRAPHS[:3]]
-    for number, expected in enumerate(plain_steps(plain, batches)):
-        assert float(runner.step(batches[number])) == pytest.approx(expected, rel=1e-10)
-    assert_same_model(net, plain)
+    assert_follows(runner, net, plain, batches)
     sparse = padder(GRAPHS[:2])
     assert sparse.num_nodes == sparse.real.nodes + 1
     assert (padder.counts.unplanned, runner.report().buckets[0].batches) == (4, 2)
@@ -683,7 +655,7 @@ def test_auto_measures_the_filling_below_which_eager_is_faster():
 
     net = Seen().double()
     padder = sg.Padder([(101, 250, 20)])
-    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    optimizer = sgd(net, 0.01)
     auto = Auto(ways=("eager", "fused"), stopwatch=Slow)
     runner = sg.StaticGraphRunner(net, padder, auto, loss=squared, optimizer=optimizer)
     store = sg.GraphStore.from_pyg(GRAPHS, progress=False, keep_order=True)
@@ -700,7 +672,10 @@ def test_auto_measures_the_filling_below_which_eager_is_faster():
     assert (padder.counts.unplanned, runner.report().buckets[0].batches) == (2, 1)
 
 
-def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed():
+@pytest.mark.parametrize(
+    "mode", ["eager", "cuda-graph", pytest.param("fused", marks=pytest.mark.slow)]
+)
+def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed(mode):
     torch.manual_seed(0)
     net = Net().double()
     plain = copy.deepcopy(net)
@@ -711,22 +686,24 @@ def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed():
         return recorders[-1]
 
     padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
-    subject = Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), LR))
-    recording = sg.Recording(recorder=recorder)
-    runner = sg.StaticGraphRunner(subject, padder, "cuda-graph", recording=recording)
+    subject = Subject(net, loss=squared, optimizer=sgd(net, LR))
+    recording = sg.Recording(recorder=recorder) if mode == "cuda-graph" else None
+    runner = sg.StaticGraphRunner(subject, padder, mode, recording=recording)
     padder.pad(GRAPHS[:2])  # learns the fields
     runner.warmup(sg.GraphStore.from_pyg(GRAPHS[:6], progress=False), progress=False)
     batches = [GRAPHS[:6], GRAPHS[:12], GRAPHS[6:18], GRAPHS[:30], GRAPHS[3:9]]
-    for number, expected in enumerate(plain_steps(plain, batches, LR)):
-        assert float(runner.step(batches[number])) == pytest.approx(expected, rel=1e-10)
-    assert_same_model(net, plain)
-    assert len(runner.plan.capacities) == 2
-    # Step and evaluation of one bucket, then of two, at each of two growths.
-    assert [each.recorded for each in recorders] == [2, 4, 4]
-    assert [each.closed for each in recorders] == [True, True, False]
+    assert_follows(runner, net, plain, batches, LR)
+    assert (padder.counts.grown, padder.counts.overflowed) == (2, 2)
+    assert len(runner.plan.capacities) == 2  # the first one that was added is gone
+    if mode == "cuda-graph":
+        # Step and evaluation of one bucket, then of two, at each of two growths.
+        assert [each.recorded for each in recorders] == [2, 4, 4]
+        assert [each.closed for each in recorders] == [True, True, False]
     assert not runner.report().fallbacks[1:]  # the padder's own line alone
     with no_recompile():
         runner.step(GRAPHS[:30])
+    with pytest.raises(GraphTooLarge, match="after 2 growths"):
+        runner.step(GRAPHS)
 
 
 def test_a_batch_that_fits_no_bucket_is_named():
@@ -748,7 +725,7 @@ def grown_on_rank(mode: str) -> tuple:
         return recorders[-1]
 
     recording = sg.Recording(recorder=recorder) if mode == "cuda-graph" else None
-    optimizer = torch.optim.SGD(net.parameters(), LR)
+    optimizer = sgd(net, LR)
     subject = Subject(net, loss=squared, optimizer=optimizer)
     runner = sg.StaticGraphRunner(subject, padder, mode, recording=recording)
     padder.pad(GRAPHS[:2])  # learns the fields
@@ -811,7 +788,7 @@ def test_lightning_trains_with_a_users_own_loader():
 
         def configure_optimizers(self):
             """Plain descent."""
-            return torch.optim.SGD(self.parameters(), 0.01)
+            return sgd(self, 0.01)
 
     plan = sg.plan_stream(GRAPHS, batch_size=8, buckets=1)
     module = Module()
@@ -823,24 +800,6 @@ def test_lightning_trains_with_a_users_own_loader():
     torch.manual_seed(0)
     batches = [GRAPHS[k : k + 8] for k in range(0, 60, 8)]
     assert module.losses == pytest.approx(list(plain_steps(Net().double(), batches)), rel=1e-9)
-
-
-@pytest.mark.slow
-def test_accelerate_trains_with_a_users_own_loader():
-    from accelerate import Accelerator
-
-    plan = sg.plan_stream(GRAPHS, batch_size=8, buckets=1)
-    torch.manual_seed(0)
-    net = Net().double()
-    plain = copy.deepcopy(net)
-    optimizer = torch.optim.SGD(net.parameters(), 0.01)
-    loader = DataLoader(GRAPHS, 8, collate_fn=sg.Padder(plan))
-    accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(loader)
-    runner = sg.StaticGraphRunner(net, plan, "eager", loss=squared, optimizer=optimizer)
-    losses = [float(runner.step(batch)) for batch in loader]
-    batches = [GRAPHS[k : k + 8] for k in range(0, 60, 8)]
-    assert losses == pytest.approx(list(plain_steps(plain, batches)), rel=1e-10)
 
 
 # ---------------------------------------------------------------- samplers in a StaticLoader

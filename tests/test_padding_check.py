@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import probes
+from support.alike import adam, assert_same_state, sgd, squared
 from support.layer_cases import CASES, C
 from support.layer_model import model_of
 from support.obstacle_models import Tied
@@ -44,8 +45,7 @@ def test_what_is_served_gives_plain_pygs_loss_and_statistics(kind, known):
         batch.real = None
     found = runner_of(model, check_padding=known).step(batch)
     assert float(found) == pytest.approx(plain_loss(stock), abs=1e-10)
-    for (name, ours), theirs in zip(model.named_buffers(), stock.buffers(), strict=True):
-        assert torch.allclose(ours, theirs, rtol=0, atol=1e-10), name
+    assert_same_state(model, stock, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", NAMED, ids=lambda kind: kind.__name__)
@@ -101,7 +101,7 @@ def test_no_model_of_the_zoo_is_flagged(hiv, plan, name, dropout):
         loss=lambda out, batch: F.binary_cross_entropy_with_logits(
             out, batch.y.to(out.dtype), reduction="none"
         ),
-        optimizer=torch.optim.Adam(model.parameters()),
+        optimizer=adam(model),
     )
     runner.warmup(hiv)
     assert not runner.preparation.padding.wanted("step")
@@ -198,8 +198,8 @@ def kl_runner(model, weight):
     def kl_loss(out, batch):
         return (out - batch.y).square(), None, weight() * model.kl
 
-    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
-    return sg.StaticGraphRunner(model, PLAN, mode="eager", loss=kl_loss, optimizer=sgd)
+    optimizer = sgd(model, 0.0)
+    return sg.StaticGraphRunner(model, PLAN, mode="eager", loss=kl_loss, optimizer=optimizer)
 
 
 def test_a_statistic_over_all_rows_beside_random_numbers_is_found():
@@ -296,8 +296,8 @@ def test_a_table_that_a_forward_writes_to_is_compared():
             model,
             [(9, 5, 4)],
             "eager",
-            loss=lambda out, batch: (out - batch.y).square(),
-            optimizer=torch.optim.SGD(model.parameters(), 0.1),
+            loss=squared,
+            optimizer=sgd(model, 0.1),
         )
         batch = sg.StaticBatch.of(store, [0, 1], (9, 5, 4))
         if not leaks:
@@ -379,8 +379,8 @@ def test_what_is_finite_on_real_rows_is_finite_on_padding():
         model,
         plan,
         "eager",
-        loss=lambda out, batch: (out - batch.y).square(),
-        optimizer=torch.optim.SGD(model.parameters(), 1e-3),
+        loss=squared,
+        optimizer=sgd(model, 1e-3),
     )
     for batch in runner.loader(store):
         assert bool(torch.isfinite(runner.step(batch)))
@@ -403,8 +403,8 @@ def test_a_number_that_is_not_finite_over_padding_is_named_with_field_and_line()
         model,
         [(9, 20, 12)],
         "eager",
-        loss=lambda out, batch: (out - batch.y).square(),
-        optimizer=torch.optim.SGD(model.parameters(), 1e-3),
+        loss=squared,
+        optimizer=sgd(model, 1e-3),
     )
     with pytest.raises(
         sg.errors.PaddingLeaks, match=r"not finite.*test_padding_check.py:\d+: .*# here"

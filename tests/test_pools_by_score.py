@@ -8,6 +8,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import assert_same_gradients, sgd
 from support.places import mode_of
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -105,7 +106,7 @@ def compare_with_plain_pyg(model: Net, mode: str, evaluated: bool = True) -> Non
         [CAPACITY],
         mode=mode,
         loss=loss,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        optimizer=sgd(model, 0.0),
     )
     whole = Batch.from_data_list([data[i] for i in IDS])
     out = plain(whole)
@@ -113,9 +114,7 @@ def compare_with_plain_pyg(model: Net, mode: str, evaluated: bool = True) -> Non
     expected.backward()
     batch = sg.StaticBatch.of(store, IDS, CAPACITY)
     assert runner.step(batch).item() == pytest.approx(expected.item(), rel=1e-9)
-    for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
-        if theirs.grad is not None:
-            torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-9, msg=name)
+    assert_same_gradients(model, plain, rtol=0, atol=1e-9)
     if evaluated:
         kept = runner.eval_step(batch).out[2][: len(IDS)]
         assert torch.equal(kept, plain(whole)[2]), "as many nodes of each graph"
@@ -130,13 +129,3 @@ def test_memory_is_predicted_for_any_nodes_that_may_be_kept():
         for path in ("recorded", "counted")
     ]
     assert step_bytes[1] == step_bytes[0]
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("pool", POOLS)
-def test_the_preflight_finds_nothing_in_the_way(pool):
-    store = sg.GraphStore.from_pyg(graphs(), progress=False)
-    report = sg.check(Net(POOLS[pool]), [CAPACITY], store)
-    assert report.recordable, str(report)
-    assert report.parity is not None
-    assert report.parity < 1e-9

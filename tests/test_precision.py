@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import sgd, squared
 from support.arena import ArenaRecorder
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -52,10 +53,6 @@ class Net(nn.Module):
         return self.head(global_add_pool(torch.tanh(self.first(x)), batch, batch_size))
 
 
-def squared(out, batch):
-    return (out - batch.y).square()
-
-
 def batches():
     return [sg.StaticBatch.of(STORE, ids, CAPACITY) for ids in IDS]
 
@@ -67,7 +64,7 @@ def runner_of(mode="eager", autocast=None, on_miss="error"):
         [CAPACITY],
         mode,
         loss=squared,
-        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        optimizer=sgd(model, 0.1),
         autocast=autocast,
         recording=sg.Recording(recorder=ArenaRecorder, on_miss=on_miss),
     )
@@ -80,7 +77,7 @@ def around(enabled=True):
 def plain_losses(precisions):
     """Losses of plain torch, with an autocast context around each forward and its loss."""
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = sgd(model, 0.1)
     found = []
     for ids, precision in zip(IDS, precisions, strict=True):
         batch = Batch.from_data_list([GRAPHS[i] for i in ids])

@@ -65,21 +65,6 @@ def test_nested_outputs_are_those_of_plain_pyg(kind):
         torch.testing.assert_close(edges[number], of_edges, rtol=0, atol=1e-10)
 
 
-def test_unpad_takes_what_eval_step_gives():
-    data = graphs()
-    store = sg.GraphStore.from_pyg(data, progress=False)
-    plan = sg.plan_buckets(store, batch_size=5)
-    runner = sg.StaticGraphRunner(Many(dict), plan, mode="eager")
-    batch = next(iter(runner.loader(store)))
-    found = batch.unpad(runner.eval_step(batch).out)
-    sizes = [graph.num_nodes for graph in data[:5]]
-    assert [len(piece) for piece in found["b"][0]] == sizes
-    assert [len(piece) for piece in found["b"][2][0]] == [graph.num_edges for graph in data[:5]]
-    assert len(found["a"]) == 5
-    assert found["n"] is None
-    assert found["scale"].dim() == 0
-
-
 def test_a_tensor_without_rows_is_named():
     store = sg.GraphStore.from_pyg(graphs(), progress=False)
     batch = sg.StaticBatch.of(store, range(3), (40, 61, 8))

@@ -325,12 +325,6 @@ def test_the_command_names_the_line(source, status, says, tmp_path, monkeypatch,
     assert says.replace("net.py", f"{name}.py") in capsys.readouterr().out
 
 
-def test_the_command_says_what_it_cannot_import(capsys):
-    data = str(Path(__file__).parent.parent / "examples" / "data" / "MUTAG.npz")
-    assert main(["check", "--model", "nowhere_at_all:Net", "--data", data]) == 2
-    assert "there is no module 'nowhere_at_all' here" in capsys.readouterr().err
-
-
 def test_a_gradient_that_padding_breaks_is_told():
     """The forward is fine: a padding graph has no nodes, and an empty norm has no derivative."""
 

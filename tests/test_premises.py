@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from support.alike import sgd
 from support.arena import ArenaRecorder
 from support.plain_epochs import PLAN, STORE, Net, made, squared
 from torch import nn
 
 import staticgraph as sg
-from staticgraph.recording.premises import read_by
 
 SCALE = 1.0
 TENSOR = torch.ones(())
@@ -114,7 +114,7 @@ def recorded(loss, model, phases=("step",)):
         PLAN,
         "cuda-graph",
         loss=loss,
-        optimizer=torch.optim.SGD(model.parameters(), 1e-3),
+        optimizer=sgd(model, 1e-3),
         recording=sg.Recording(recorder=ArenaRecorder),
     )
     return runner.warmup(STORE, phases=phases, progress=False)
@@ -163,27 +163,11 @@ def test_a_tensor_that_is_written_to_is_followed():
         PLAN,
         "eager",
         loss=lambda out, batch: squared(out, batch) * weight,
-        optimizer=torch.optim.SGD(other.parameters(), 1e-3),
+        optimizer=sgd(other, 1e-3),
     )
     for batch in ours.loader(STORE, indices=range(24)):
         weight.mul_(0.5)
         torch.testing.assert_close(ours.step(batch), theirs.step(batch), rtol=1e-6, atol=0)
-
-
-def test_what_is_read_by_name():
-    layer, seen = nn.Linear(1, 1), []
-
-    def loss(out, batch):
-        seen.append(out)
-        return layer(out) * SCALE * CONFIG.beta + OWNER.beta
-
-    found = read_by({"loss": loss})
-    assert set(found) == {"loss: seen", "loss: SCALE", "loss: CONFIG.beta", "loss: OWNER.beta"}
-    assert found["loss: CONFIG.beta"] == 1.0
-    assert set(read_by({"loss": OWNER.loss, "forward": helper})) == {
-        "loss: self.beta",
-        "forward: SCALE",
-    }
 
 
 def test_what_the_recorded_run_itself_writes_is_no_premise():

@@ -11,11 +11,9 @@ from torch_geometric.utils import dropout_edge, to_dense_batch
 
 import staticgraph as sg
 from staticgraph import models
-from staticgraph.memory.model import MemoryModel
 from staticgraph.nn.context.dense_layout import DenseLayout
 from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.live_storages import LiveStorages
 from staticgraph.probing.reading import Probed
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.sizes.capacity import Capacity
@@ -111,24 +109,6 @@ def test_a_mask_that_is_an_index_is_probed_and_its_attention_predicted(esol, dro
         assert memory.fit.predict(capacity) == pytest.approx(found, rel=0.03), capacity
 
 
-@pytest.mark.release
-def test_attention_that_follows_real_counts_is_predicted(esol):
-    """Its blocks exclude the padding graph, which is an eighth of the smallest probe's block."""
-    torch.manual_seed(0)
-    model = models.build("gps", esol, hidden=32, layers=1, dropout=0.1)
-    optimizer = torch.optim.Adam(model.parameters())
-    subject = Probed(Subject(model, squared, optimizer), esol.schema, counted=True)
-    memory = probed(subject, esol)
-    assert memory.fit.counted
-    assert memory.fit.residual < 0.03
-    assert MemoryModel.from_dict(memory.to_dict()).fit == memory.fit
-    # Wider and larger batches have several blocks, clipped to the real counts; the block being
-    # computed also holds its gradients, whatever the square of its width.
-    for capacity in (HELD_OUT, Capacity(900, 1_850, 24, 120), Capacity(200, 420, 12, 40)):
-        found = measured(subject, capacity).step
-        assert memory.fit.predict(capacity) == pytest.approx(found, rel=0.03), capacity
-
-
 def test_evaluation_is_probed_without_a_loss(esol):
     model = models.build("gcn", esol, hidden=32, layers=2)
     task = Probed(Subject(model), esol.schema)
@@ -138,43 +118,6 @@ def test_evaluation_is_probed_without_a_loss(esol):
     assert memory.fit.predict(HELD_OUT) == pytest.approx(found.step, rel=0.03)
     assert memory.update_bytes == found.update == 0, "it has no update, whose bytes are a floor"
     assert memory.step_bytes(POINTS[0]) == pytest.approx(measured(task, POINTS[0]).step, rel=0.03)
-
-
-class Asked(LiveStorages):
-    """An allocator of real CPU tensors that can be read after every operation."""
-
-    name = "a count"
-    by_operation = True
-
-    def allocated(self):
-        return self.live_bytes
-
-    def peak(self):
-        return self.peak_bytes
-
-    def reserved(self):
-        return self.live_bytes
-
-    def trim(self):
-        pass
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("counted", [False, True])
-def test_real_steps_are_predicted_by_their_moments(esol, counted):
-    """Explicit weights set the peak for large graphs, the backward pass elsewhere."""
-    torch.manual_seed(0)
-    model = DenseAttention(8, 0.1)
-    optimizer = torch.optim.Adam(model.parameters())
-    subject = Probed(Subject(model, squared, optimizer), esol.schema, counted=counted)
-    asked = (HELD_OUT, Capacity(900, 1_850, 24, 120), Capacity(1_700, 3_500, 90, 20))
-    with Asked() as allocator:
-        allocator.watch([*model.parameters(), *model.buffers()])
-        reader = AllocatorReader(allocator)
-        memory = probed(subject, esol, reader=reader)
-        with reader.open(subject) as read:
-            for capacity in asked:
-                assert memory.fit.predict(capacity) == pytest.approx(read(capacity).step, rel=0.01)
 
 
 def test_what_is_resident_is_counted_exactly(esol):

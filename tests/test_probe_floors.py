@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.own_blocks import POOLS, Pooled, Ranked
+from support.own_blocks import Ranked
 from support.parity import STORE, loss
 from torch import nn
 
@@ -96,31 +96,6 @@ def test_where_memory_ends_before_the_floor_what_was_read_is_fitted_and_said():
     assert "memory ran out at" in memory.note
     assert not memory.fit.pieces
     assert memory.fit.predict(NEAR) == pytest.approx(9 * 200 + 50 * 20)
-
-
-def error_of(model, loss, schema, memory, capacity):
-    with FakeTensorReader().open(Probed(Subject(model, loss), schema)) as read:
-        return abs(memory.fit.predict(capacity) / read(capacity).step - 1)
-
-
-@pytest.mark.release
-@pytest.mark.slow
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", sorted(POOLS, reverse=True))
-def test_pools_are_predicted_where_graphs_are_larger_than_any_probed(name, tmp_path):
-    """At twice and four times the largest graph, with rows and graphs varied independently."""
-    torch.manual_seed(0)
-    model = Pooled(8, 2, POOLS[name]())
-    memory = probe(model, STORE, loss=loss)
-    assert memory.fit.worst < 0.03
-    for capacity in (
-        Capacity(2_176, 5_824, 320, 24),
-        Capacity(4_352, 11_648, 1_280, 48),
-        Capacity(9_000, 9_001, 1_500, 30),
-    ):
-        assert error_of(model, loss, STORE.schema, memory, capacity) < 0.03
-    memory.save(tmp_path / "memory.json")
-    assert MemoryModel.load(tmp_path / "memory.json") == memory
 
 
 def reading(operations, moments):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-import torch
+from support.alike import adam
 from support.layer_cases import CASES
 from support.layer_model import model_of
 from support.parity import STORE, loss
@@ -70,7 +70,7 @@ def test_a_layer_is_probed_and_predicted_or_refused_by_name(case):
     """Checked at half, twice and four times the largest probe, with largest graphs of the same and
     of twice the nodes."""
     model = model_of(case)
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = adam(model)
     if case.eager_only:
         with pytest.raises(sg.NotStatic, match="pass max_num_elements="):
             sg.probe(model, STORE, loss=loss, optimizer=optimizer)

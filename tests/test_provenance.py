@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import assert_same_gradients, assert_same_state, sgd
 from support.places import mode_of
 from support.runners import made_runner
 from support.tape import TapeRecorder
@@ -123,7 +124,7 @@ def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels, monkeypa
     expected.backward()
     model = sg.convert(model, kernels=kernels)
     batch = sg.StaticBatch.of(store, range(20), CAPACITY, pointers=kernels)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = sgd(model, 0.0)
     options = {"recorder": TapeRecorder, "scope": "forward_backward"}
     runner = made_runner(
         model,
@@ -134,10 +135,8 @@ def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels, monkeypa
         **(options if mode == "cuda-graph" else {}),
     ).warmup(store, phases=("step",), progress=False)
     assert torch.allclose(runner.step(batch), expected.detach(), rtol=1e-4)
-    for found, wanted in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(found.grad, wanted.grad, rtol=1e-3, atol=1e-5)
-    for found, wanted in zip(model.buffers(), plain.buffers(), strict=True):
-        assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    assert_same_gradients(model, plain, rtol=0.001, atol=1e-05)
+    assert_same_state(model, plain, rtol=1e-4, atol=1e-6)
 
 
 class Images(nn.Module):
@@ -173,13 +172,12 @@ def test_graphs_of_one_size_may_be_laid_out_as_a_block(mode, options):
     by_hand = sg.Padder([(45, 80, 9)], schema=store.schema)  # padding nodes of two positions, too
     assert len(by_hand(graphs[:8]).x) == 45
     plain = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = sgd(model, 0.0)
     runner = sg.StaticGraphRunner(model, plan, mode, loss=mse, optimizer=optimizer)
     loss = runner.step(batch := next(iter(runner.loader(store))))
     whole = Batch.from_data_list(batch.to_data_list())
     torch.testing.assert_close(loss, F.mse_loss(plain(whole), whole.y), rtol=1e-4, atol=0)
-    for value, wanted in zip(model.buffers(), plain.buffers(), strict=True):
-        torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-6)
+    assert_same_state(model, plain, rtol=1e-4, atol=1e-6)
 
 
 def test_a_norm_over_both_is_refused_by_name(batch):
@@ -277,8 +275,7 @@ def test_the_run_over_other_sizes_leaves_no_trace(batch):
     torch.manual_seed(3)
     assert torch.equal(drawn, torch.rand(3))
     assert model.training
-    for name, value in before.items():
-        assert torch.equal(value, model.state_dict()[name]), name
+    assert_same_state(model, before)
     loss = runner._run("step", batch)
     runner.eval_step(batch)  # the first in evaluation mode
     loss.backward()

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from support.alike import assert_same_gradients, assert_same_state, sgd
 from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
 from support.recorded_net import runner_of
@@ -32,10 +33,7 @@ def test_twenty_steps_over_two_buckets_equal_eager(hiv, scope, clip):
     if scope != "forward":
         for batch in steps:
             assert torch.equal(runner.step(batch), eager.step(fixed(batch)))
-        for (name, one), other in zip(
-            model.state_dict().items(), twin.state_dict().values(), strict=True
-        ):
-            assert torch.equal(one, other), name
+        assert_same_state(model, twin)
     result, expected = runner.eval_step(steps[0]), eager.eval_step(fixed(steps[0]))
     assert torch.allclose(result.out, expected.out, atol=1e-6)
 
@@ -77,19 +75,6 @@ def test_every_input_field_reaches_its_address(hiv):
         assert not torch.equal(out, runner.eval_step(batch.replace(**{name: value})).out), name
     losses = {float(runner.eval_step(b).loss) for b in batches_of(hiv, 6)}
     assert len(losses) == 6
-
-
-def test_held_results_keep_their_values(hiv):
-    runner = runner_of(Net(), hiv)
-    batches = batches_of(hiv, 4)
-    losses = [runner.step(batch) for batch in batches]
-    outs = [runner.eval_step(batch).out for batch in batches]
-    values = [loss.clone() for loss in losses], [out.clone() for out in outs]
-    for batch in batches:
-        runner.step(batch)
-        runner.eval_step(batch)
-    assert all(map(torch.equal, losses, values[0]))
-    assert all(map(torch.equal, outs, values[1]))
 
 
 def test_one_recording_a_key_and_none_later(hiv):
@@ -206,9 +191,7 @@ def test_a_scheduler_costs_no_host_read_a_step(hiv, made_first, as_tensor):
 def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed(hiv):
     torch.manual_seed(0)
     model = Net(dropout=0.5)
-    runner = runner_of(
-        model, hiv, optimizer=torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
-    )
+    runner = runner_of(model, hiv, optimizer=sgd(model, 0.0, fused=True))
     batch = batches_of(hiv, 1)[0]
     torch.manual_seed(7)
     first = [float(runner.step(batch)) for _ in range(4)]
@@ -223,14 +206,13 @@ def test_gradients_belong_to_the_bucket_that_ran(hiv):
     torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
-    runner = runner_of(model, hiv, sgd, scope="forward_backward")
-    eager = eager_of(twin, torch.optim.SGD(twin.parameters(), lr=0.0))
+    optimizer = sgd(model, 0.0)
+    runner = runner_of(model, hiv, optimizer, scope="forward_backward")
+    eager = eager_of(twin, sgd(twin, 0.0))
     for batch in batches_of(hiv, 6):
         runner.step(batch)
         eager.step(fixed(batch))
-        for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
-            assert torch.equal(one.grad, other.grad), name
+        assert_same_gradients(model, twin)
 
 
 def test_closing_frees_everything_and_warmup_starts_anew(hiv):

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import adam, assert_same_state
 from support.arena import ArenaRecorder
 from support.runners import made_runner
 from torch import nn
@@ -14,7 +15,6 @@ from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
 from staticgraph.errors import StaleBatch
-from staticgraph.recording.recorded_inputs import RecordedCollation
 
 CAPACITIES = [(410, 850, 31), (900, 1900, 33)]
 
@@ -81,22 +81,9 @@ def test_an_epoch_from_ids_equals_one_from_the_host(esol, moved, models, monkeyp
         result, expected = ours.eval_step(one), theirs.eval_step(other)
         assert torch.equal(result.out, expected.out)
         assert torch.equal(result.loss, expected.loss)
-    for (name, value), other in zip(
-        models[0].state_dict().items(), models[1].state_dict().values(), strict=True
-    ):
-        assert torch.equal(value, other), name
+    assert_same_state(models[0], models[1])
     assert seen == {0, 1}
     assert ours.report().fallbacks == ()
-
-
-def test_ids_that_were_not_copied_show(esol, moved, models, monkeypatch):
-    ours, theirs = runner_of(models[0], moved), runner_of(models[1], esol)
-    monkeypatch.setattr(RecordedCollation, "send", lambda *_: None)
-    different = [
-        not torch.equal(ours.step(one), theirs.step(other))
-        for one, other in zip(loader_of(moved), loader_of(esol), strict=True)
-    ]
-    assert all(different)
 
 
 def test_batches_of_every_origin_share_the_recordings(esol, moved, models):
@@ -251,7 +238,7 @@ class TestOneLaunch:
             CAPACITIES,
             mode="cuda-graph",
             loss=lambda out, batch: F.mse_loss(out, batch.y, reduction="none"),
-            optimizer=torch.optim.Adam(model.parameters(), fused=True, capturable=True),
+            optimizer=adam(model, fused=True, capturable=True),
             recorder=Failing,
         )
         with pytest.raises(sg.NotStatic, match=r"bucket 1 step from ids.*no more"):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from staticgraph.checking.report import CheckReport
 from staticgraph.memory.model import _sum
 from staticgraph.runner.report import BucketReport, Report
-from staticgraph.training.versus.report import _apart
 
 BUCKET = BucketReport(0, 9, 20, 3, 4, 1, 12, 0.5, 0.25, None, 1, 0, 0, 0, 0.0, 1.5, None)
 REPORT = Report("Net", "cpu (1 thread)", "eager", "as asked", None, (BUCKET,), (), {})
@@ -25,16 +23,3 @@ def test_a_model_of_memory_has_no_terms_of_nothing_and_no_tenths_of_bytes():
     terms = ("fixed", "nodes", "edges", "graphs", "places")
     assert _sum(terms, (8192.0, 5376.0, 0.5, 0.0, 0.0)) == "8,192 fixed + 5,376 nodes + 0.5 edges"
     assert _sum(terms, (0.0,) * 5) == "0"
-
-
-def test_equal_outputs_are_equal_to_the_bit():
-    assert _apart(0.0) == "to the bit"
-    assert _apart(2e-7) == "they differ by 2.0e-07 of the largest"
-
-
-def test_a_preflight_says_what_it_compared():
-    report = CheckReport(
-        model="Net", batch="1 graph", modules=(), obstacles=(), graphs=1, compiles=True,
-        recordable=True, parity=0.0, parity_note="in the model's own mode",
-    )  # fmt: skip
-    assert "captured as 1 graph; largest difference from plain PyG, of the larg" in str(report)

@@ -168,25 +168,6 @@ def test_evaluation_is_that_of_plain_pyg(name, esol):
     assert torch.allclose(out, in_plain_pyg(stock.eval(), esol), rtol=0, atol=1e-10)
 
 
-def test_it_trains_to_the_losses_of_eager(hiv):
-    """Twenty float32 steps with SGD, with a loader that provides no row pointers."""
-    plan = sg.plan_buckets(hiv, batch_size=64)
-    losses = []
-    for mode in ("eager", "fused"):
-        torch.manual_seed(0)
-        model = sg.models.build("gine", hiv, hidden=32, layers=2)
-        runner = sg.StaticGraphRunner(
-            model,
-            plan,
-            mode,
-            loss=lambda out, b: F.binary_cross_entropy_with_logits(out, b.y, reduction="none"),
-            optimizer=torch.optim.SGD(model.parameters(), lr=1e-2),
-        )
-        loader = sg.StaticLoader(hiv, plan, indices=range(1280), shuffle=True, seed=0)
-        losses.append(torch.stack([runner.step(batch) for batch in loader]))
-    assert torch.allclose(*losses, rtol=1e-4, atol=1e-6)
-
-
 def test_dropout_draws_anew_each_step_and_repeats_with_the_seed(esol):
     torch.manual_seed(0)
     model = Trunk(gine, dropout=0.5)

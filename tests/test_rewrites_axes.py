@@ -77,22 +77,6 @@ def test_any_chain_of_moves_is_described_or_given_up(seed):
     assert done > 2
 
 
-def test_heads_split_and_joined_in_any_spelling_are_the_whole():
-    axes, _ = source()
-    for split in ([3, 4, 6, 4], [3, 4, 2, 12]):
-        heads = axes.view(split).swap(1, 2)
-        assert heads.dims[1:] == (
-            (Stretch(COLUMN, split[2], split[3]),),
-            (Stretch("place", 4),),
-            (Stretch(COLUMN, split[3]),),
-        )
-        assert heads.swap(1, 2).view([3, 4, 24]) == axes
-        assert heads.view([3 * split[2], 4, split[3]]).view([3, split[2], 4, split[3]]) == heads
-    mixed = axes.view([3, 4, 6, 4]).swap(2, 3).view([3, 4, 24])
-    assert mixed is not None
-    assert mixed != axes
-
-
 def test_what_mixes_entries_is_given_up():
     axes, _ = source()
     assert axes.view([5, 2]) is None

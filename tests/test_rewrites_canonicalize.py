@@ -32,17 +32,6 @@ def summed(rows, edge_index, h):
     return scatter(rows, edge_index[1], 0, h.size(0))
 
 
-class AlphaOfNorm(Base):
-    def nodes(self, h, edge_index):
-        return torch.add(self.norm(self.second(h)), h, alpha=0.5)
-
-
-class AlphaOfEnds(Base):
-    def nodes(self, h, edge_index):
-        m = torch.add(h[edge_index[0]], h[edge_index[1]], alpha=-1).relu()
-        return summed(m, edge_index, h)
-
-
 class Rounded(Base):
     def nodes(self, h, edge_index):
         gathered = h[edge_index[0]] * 10
@@ -136,16 +125,7 @@ class GatherWithoutGradient(Base):
         return summed(rows, edge_index, h) + summed(h[edge_index[0]], edge_index, h) * 2
 
 
-class NormWithoutGradient(Base):
-    def nodes(self, h, edge_index):
-        with torch.no_grad():
-            normed = self.norm(self.second(h))
-        return normed.relu() + h
-
-
 FORMS = [
-    AlphaOfNorm,
-    AlphaOfEnds,
     Rounded,
     ColumnsBySource,
     SelectByName,
@@ -156,7 +136,7 @@ FORMS = [
     ExpandedGather,
     MeanOfOthers,
 ]
-REGIONS = [GatherWithoutGradient, NormWithoutGradient]
+REGIONS = [GatherWithoutGradient]
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import assert_same_state
 from support.written_by_hand import EdgeMLP, OwnConv, Tables, Trunk, gine
 from torch import nn
 from torch_geometric.nn import GATConv, MessagePassing, global_add_pool
@@ -206,8 +207,7 @@ def test_the_model_that_is_explained_stays_as_it_was(esol):
     explain(model, [CAPACITY], esol)
     assert not model.training
     assert type(model.norms[0]) is nn.BatchNorm1d
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, before[key])
+    assert_same_state(model, before)
 
 
 class Forces(nn.Module):

@@ -11,8 +11,6 @@ from support.written_by_hand import BONDS, Tables
 from torch import nn
 from torch_geometric.nn import (
     GATv2Conv,
-    GINEConv,
-    GPSConv,
     MessagePassing,
     NNConv,
     Set2Set,
@@ -22,25 +20,6 @@ from torch_geometric.nn import (
 from torch_geometric.utils import scatter, softmax
 
 ATOMS = (53, 1, 5)  # the first columns of ESOL
-
-
-class GPSWithWalks(nn.Module):
-    """examples/graph_gps.py: a normalised positional encoding next to a narrower embedding."""
-
-    def __init__(self, h=8, places=4):
-        super().__init__()
-        self.node_emb, self.edge_emb = nn.Embedding(53, h - places), nn.Embedding(4, h)
-        self.pe_norm, self.pe_lin = nn.BatchNorm1d(9), nn.Linear(9, places)
-        net = nn.Sequential(nn.Linear(h, h), nn.ReLU(), nn.Linear(h, h))
-        options = {"heads": 2, "attn_type": "multihead", "attn_kwargs": {"dropout": 0.0}}
-        self.conv = GPSConv(h, GINEConv(net), **options)
-        self.mlp = nn.Sequential(nn.Linear(h, h // 2), nn.ReLU(), nn.Linear(h // 2, 1))
-
-    def forward(self, x, edge_index, edge_attr, batch):
-        places = self.pe_norm(x.to(self.pe_lin.weight.dtype))
-        h = torch.cat((self.node_emb(x[:, 0].squeeze(-1)), self.pe_lin(places)), 1)
-        h = self.conv(h, edge_index, batch, edge_attr=self.edge_emb(edge_attr[:, 0]))
-        return self.mlp(global_add_pool(h, batch))
 
 
 class GatedGCN(MessagePassing):
@@ -218,7 +197,6 @@ class Attentions(nn.Module):
 
 
 MODELS = {
-    "gps, walks": GPSWithWalks,
     "gated": Gated,
     "painn": PaiNN,
     "edge network": EdgeNetwork,
@@ -227,7 +205,6 @@ MODELS = {
 
 
 FIRES = {
-    "gps, walks": {"neighbour_sum": 1},
     "painn": {"vector_sum": 3},
     "gated": {"edge_rows": 2, "segments": 3, "neighbour_sum": 2},
     "edge network": {"segments": 4, "edge_matrix_sum": 2},

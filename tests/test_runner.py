@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import real_ids, sgd
 from support.molecule_steps import Molecules, adam, bce, loader_of
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -23,7 +24,7 @@ def plan(hiv):
 
 def graphs_of(store, batch) -> list[Data]:
     """The same graphs, with edges in their original order."""
-    return [store[i] for i in batch.graph_ids[batch.graph_mask].tolist()]
+    return [store[i] for i in real_ids(batch)]
 
 
 def unpadded(store, batch) -> Batch:
@@ -76,9 +77,7 @@ def test_padded_equals_unpadded_in_float64(hiv, plan, gps, scale, real_known):
     torch.manual_seed(0)
     model = Molecules(hiv, gps).double()
     stock = copy.deepcopy(model)
-    runner = sg.StaticGraphRunner(
-        model, plan, loss=bce, optimizer=torch.optim.SGD(model.parameters(), lr=0.0)
-    )
+    runner = sg.StaticGraphRunner(model, plan, loss=bce, optimizer=sgd(model, 0.0))
     for batch in list_of(loader_of(hiv, plan), 2):
         data = unpadded(hiv, batch)
         batch = poisoned(batch, scale) if scale else batch
@@ -120,9 +119,7 @@ def test_a_bucket_does_not_matter(hiv):
     plan = sg.BucketPlan.of([(700, 1500, 33), (2000, 4500, 70)])
     torch.manual_seed(0)
     model = Molecules(hiv, gps=True).double()
-    runner = sg.StaticGraphRunner(
-        model, plan, loss=bce, optimizer=torch.optim.SGD(model.parameters(), lr=0.0)
-    )
+    runner = sg.StaticGraphRunner(model, plan, loss=bce, optimizer=sgd(model, 0.0))
     grads = []
     for bucket, capacity in enumerate(plan.capacities):
         batch = sg.StaticBatch.of(hiv, ids, capacity, bucket)

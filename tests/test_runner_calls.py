@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.linear_net import Linear
-from support.molecule_steps import TRAIN, Molecules, adam, loader_of
+from support.molecule_steps import TRAIN, adam, loader_of
 from support.tape import TapeRecorder
 from torch_geometric.data import Batch, Data
 
@@ -162,16 +162,6 @@ def test_dropout_that_was_put_back_into_training_is_sampled(hiv, plan, mode):
     assert ((draws == 0).any(0) & (draws != 0).any(0)).any()
     model.eval()
     torch.testing.assert_close(runner.predict(graphs), plain)
-
-
-def test_predict_keeps_training_flags(hiv, plan):
-    model = Molecules(hiv, gps=False)
-    model.norms[0].eval()  # a frozen layer
-    runner = sg.StaticGraphRunner(model, plan)
-    runner.predict([hiv[0]])
-    assert model.training
-    assert not model.norms[0].training
-    assert model.norms[1].training
 
 
 def test_graph_modes_on_a_cpu(plan):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from support.alike import sgd
 from support.linear_net import Linear
 from support.molecule_steps import TRAIN, Molecules, adam, bce, loader_of
 from support.places import AsTraced, mode_of
@@ -212,7 +213,7 @@ def test_a_model_that_writes_on_its_batch_trains_twice_on_one_batch(esol, monkey
             [(100, 230, 6)],
             mode=mode_of(mode, monkeypatch),
             loss=lambda out, data: out - data.y + 0 * data.h[:, :1],
-            optimizer=torch.optim.SGD(model.parameters(), 1e-6),
+            optimizer=sgd(model, 1e-6),
         )
         outs[mode] = [float(runner.step(batch)) for _ in range(3)]
     assert outs["eager"] == pytest.approx(outs["traced"], rel=1e-5)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import traceback
-import warnings
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from support.alike import sgd, squared
 from support.linear_net import Linear
-from support.molecule_steps import adam
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import unbatch
 
@@ -21,16 +19,6 @@ from staticgraph.steps.loss.mean_loss import mean_loss
 @pytest.fixture(scope="module")
 def plan(hiv):
     return sg.plan_buckets(hiv, batch_size=32)
-
-
-def test_a_scalar_loss_is_refused(hiv, plan):
-    model = Linear()
-    runner = sg.StaticGraphRunner(
-        model, plan, loss=lambda out, batch: out.mean(), optimizer=adam(model)
-    )
-    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
-    with pytest.raises(ValueError, match="reduction='none'"):
-        runner.step(batch)
 
 
 @pytest.mark.parametrize("level", ["graph", "node", "edge"])
@@ -57,42 +45,9 @@ def labelled(graphs, missing):
     return out
 
 
-def test_missing_targets_take_no_part(hiv):
-    store = sg.GraphStore.from_pyg(labelled([hiv[i] for i in range(30)], 0.4))
-    assert store.schema["y"].has_nan
-    torch.manual_seed(0)
-    model = Linear()
-    runner = sg.StaticGraphRunner(
-        model,
-        [(1000, 2500, 33)],
-        loss=lambda out, batch: F.mse_loss(out, batch.y, reduction="none"),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-    )
-    batch = sg.StaticBatch.of(store, range(30), (1000, 2500, 33))
-    loss = runner.step(batch)
-    found = model.linear.weight.grad.clone()
-    data = Batch.from_data_list(list(store))
-    out = model(data.x, data.edge_index, data.batch, 30)
-    told = ~data.y.isnan()
-    expected = F.mse_loss(out[told], data.y[told])
-    (grad,) = torch.autograd.grad(expected, [model.linear.weight])
-    assert torch.allclose(loss, expected, rtol=1e-5)
-    assert torch.allclose(found, grad, rtol=1e-4, atol=1e-4 * float(grad.abs().max()))
-    assert bool(batch.y.isnan().any()), "the batch keeps its NaN for metrics"
-
-
-def test_a_loss_summed_over_missing_targets_is_refused(hiv):
-    store = sg.GraphStore.from_pyg(labelled([hiv[i] for i in range(30)], 0.4))
-    runner = sg.StaticGraphRunner(
-        Linear(), [(1000, 2500, 33)], loss=lambda out, batch: (out - batch.y).square().sum(1)
-    )
-    with pytest.raises(ValueError, match="must have the shape of y"):
-        runner.eval_step(sg.StaticBatch.of(store, range(30), (1000, 2500, 33)))
-
-
 def losing(loss, plan, mode="eager"):
     model = Linear()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model, 0.1)
     return sg.StaticGraphRunner(model, plan, mode, loss=loss, optimizer=optimizer)
 
 
@@ -167,7 +122,7 @@ def test_a_loss_that_is_none_a_row_is_named(hiv, plan):
             return super().forward(x, edge_index, batch, num_graphs)[:, :1]
 
     model = One()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model, 0.1)
     flat = sg.StaticGraphRunner(
         model, plan, "eager", loss=lambda o, b: o - b.y.view(-1), optimizer=optimizer
     )
@@ -185,21 +140,7 @@ def test_rows_of_one_level_against_targets_of_another(esol):
     batch = next(iter(sg.StaticLoader(store, plan)))
     out = torch.zeros(len(batch.graph_mask), 1)
     with pytest.raises(ValueError, match="a row per graph, and the target has a row per node"):
-        mean_loss(lambda out, batch: (out - batch.y).square(), out, batch)
+        mean_loss(squared, out, batch)
     # Several numbers per row, even from a single output, are fine.
     levels = torch.linspace(0, 1, 5)
     assert mean_loss(lambda out, batch: (out - levels).abs(), out, batch) == levels.mean()
-
-
-def test_a_mean_of_pairs_is_warned_of(esol):
-    """In a custom training loop nothing else reveals that an output was broadcast."""
-    plan = sg.plan_buckets(esol, batch_size=8)
-    batch = next(iter(sg.StaticLoader(esol, plan)))
-    out, y = torch.zeros(len(batch.graph_mask), 1), torch.zeros(len(batch.graph_mask))
-    with pytest.warns(UserWarning, match=r"of shape \[9, 9\]: .* use out.squeeze\(1\)"):
-        sg.masked_mean((out - y).square(), batch)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        sg.masked_mean((out.squeeze(1) - y).square(), batch)
-        sg.masked_mean(out - y, batch, weights=torch.ones(1, 1))
-        mean_loss(lambda out, _: out, torch.zeros(9, 9), batch)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch_geometric
 import torch_geometric.nn as pyg
+from support.alike import sgd, squared
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn.models import DimeNetPlusPlus, SchNet, ViSNet, dimenet
@@ -122,10 +123,6 @@ def call(model, data):
     return model(data.z, data.pos, data.batch, **sized)
 
 
-def squared(out, batch):
-    return (out - batch.y).square()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 @pytest.mark.parametrize("name", MODELS)
@@ -138,7 +135,7 @@ def test_a_step_equals_plain_pygs(name, mode):
     expected = [p.grad for p in plain.parameters() if p.grad is not None]
     predicted = call(plain.eval(), whole).detach()
     store = sg.GraphStore.from_pyg(graphs, progress=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = sgd(model, 0.0)
     plan = [sg.Capacity(nodes=60, edges=8, graphs=len(graphs) + 2, max_graph_nodes=30)]
     subject = Subject(model, squared, optimizer, forward=call)
     runner = sg.StaticGraphRunner(subject, plan, mode)

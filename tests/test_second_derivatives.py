@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.alike import adam
 from support.kernel_cases import CASES, DROPPED, FEW, MORE, operands, where
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool
@@ -80,7 +81,7 @@ def test_fused_steps_refuse_a_model_of_forces_when_the_runner_is_made():
     subject = Subject(
         model,
         loss=lambda out, batch: out.square(),
-        optimizer=torch.optim.Adam(model.parameters()),
+        optimizer=adam(model),
         differentiable=("pos",),
     )
     with pytest.raises(ValueError, match=r"no second derivatives.* by pos .*mode='eager'"):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save
+from support.alike import assert_same_state
 from support.command import status_of
 from support.patience import patience
 from support.request_bodies import (
@@ -114,8 +115,7 @@ def test_a_run_is_read_without_its_data(run_folder, trained, esol):
     assert trained.task == "regression"
     assert trained.categories == {n: esol.cardinality(n) for n in ("x", "edge_attr")}
     state = torch.load(run_folder / "checkpoint.pt", weights_only=True)["model"]
-    for name, value in trained.model.state_dict().items():
-        assert torch.equal(value, state[name]), name
+    assert_same_state(trained.model, state)
     with pytest.raises(FileNotFoundError, match="staticgraph train"):
         Trained.load(run_folder.parent, torch.device("cpu"))
 

@@ -146,28 +146,3 @@ def test_a_thread_that_fails_leaves_nobody_waiting(monkeypatch, caplog):
         server.submit([graph(3)])
     server.close()
     assert "none left" in caplog.text
-
-
-def test_a_model_that_fails_now_and_then_fails_those_batches_alone():
-    batches = []
-
-    def before():
-        batches.append(1)
-        if len(batches) % 3 == 0:
-            raise RuntimeError("the third")
-
-    with server_of(max_wait_ms=0) as server:
-        assert server.submit([graph(3)]).result(PATIENCE_S) is not None
-        server.runner.model.before = before  # the first batch runs it more than once
-        ends = [server.submit([graph(3, k)]).exception(PATIENCE_S) for k in range(9)]
-        assert [end is None for end in ends] == [True, True, False] * 3
-        assert server.stats().failing == 1
-
-
-def test_two_servers_of_one_runner_answer_their_own():
-    runner = runner_of()
-    with sg.Server(runner, max_wait_ms=0) as one, sg.Server(runner, max_wait_ms=0) as two:
-        futures = [(one if k % 2 else two).submit([graph(3, k)]) for k in range(20)]
-        found = [future.result(PATIENCE_S) for future in futures]
-    for k, rows in enumerate(found):
-        same(rows, runner.predict([graph(3, k)]))

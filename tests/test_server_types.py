@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 from support.hetero_graphs import from_molecule
@@ -96,28 +94,3 @@ def test_edges_to_a_type_that_a_request_lacks_are_named_and_it_is_left_alone(run
         assert "ring" not in odd.node_types
         found = server.submit([graph]).result(PATIENCE_S)
     torch.testing.assert_close(found, alone(runner, graph), **CLOSE)
-
-
-def test_threads_that_send_lists_and_stores_get_their_own_answers(runner, molecules):
-    schema = runner.plan.schema
-    expected = torch.cat([alone(runner, graph) for graph in molecules])
-    wrong: list[int] = []
-
-    def ask(server: sg.Server, thread: int) -> None:
-        for turn in range(6):
-            first = (5 * thread + turn) % (len(molecules) - 2)
-            some = molecules[first : first + 1 + turn % 3]
-            if (thread + turn) % 2:
-                some = sg.GraphStore.from_pyg(some, schema=schema, progress=False)
-            found = server.submit(some).result(PATIENCE_S)
-            if not torch.allclose(found, expected[first : first + len(some)], **CLOSE):
-                wrong.append(first)
-
-    with sg.Server(runner, max_wait_ms=1) as server:
-        threads = [threading.Thread(target=ask, args=(server, k)) for k in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S)
-        assert server.stats().answered == 24
-    assert wrong == []

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
-from support.drawn import examples
 from support.served_graphs import BUCKETS, graph
 
 import staticgraph as sg
@@ -69,36 +65,3 @@ def test_graphs_of_a_request_that_is_over_do_not_run():
     waiting.add(second)
     assert first.future.cancel()
     assert [p.request for p in waiting.take(2.0).pieces] == [second]
-
-
-@examples(60)
-@given(
-    arrivals=st.lists(
-        st.tuples(st.lists(st.integers(0, 29), min_size=1, max_size=6), st.floats(0, 2)),
-        max_size=12,
-    ),
-    data=st.data(),
-)
-def test_every_graph_is_taken_once_and_no_bucket_is_exceeded(arrivals, data):
-    waiting, now, left, seen = waiting_of(0.5), 0.0, [], []
-    buckets = sorted(BUCKETS)
-    for sizes, pause in arrivals:
-        now += pause
-        left.append(asked := request(*sizes, at=now))
-        assert not len(waiting.unfit(asked.graphs.sizes))
-        waiting.add(asked)
-        while data.draw(st.booleans()) and (taken := waiting.take(now)):
-            seen.append(taken)
-    while (taken := waiting.take(now, everything=True)) is not None:
-        seen.append(taken)
-    assert len(waiting) == 0
-    expected = {(id(r), g) for r in left for g in range(len(r.graphs))}
-    found = [(id(p.request), p.graph) for taken in seen for p in taken.pieces]
-    assert len(found) == len(set(found))
-    assert set(found) == expected
-    for taken in seen:
-        sizes = np.stack([p.request.graphs.sizes[p.graph] for p in taken.pieces])
-        capacity = buckets[taken.bucket]
-        assert (sizes.sum(axis=0) <= capacity.size_limits).all()
-        assert len(sizes) <= capacity.graph_limit
-        assert sizes[:, 0].max() <= capacity.max_graph_nodes

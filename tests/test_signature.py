@@ -107,36 +107,6 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("what", QUIET)
-def test_an_epochs_first_replay_names_what_was_changed(hiv, what):
-    change, message = QUIET[what]
-    model = Net()
-    runner = runner_of(model, hiv)
-    loader = loader_of(hiv)
-    for batch in loader:
-        runner.step(batch)
-    change(model)
-    remedy = r"Undo it, change it before the recording, or call warmup\(\) again"
-    with pytest.raises(sg.NotStatic, match=rf"bucket 0 step.*{message}.*{remedy}"):
-        runner.step(next(iter(loader)))
-
-
-@pytest.mark.parametrize("what", TOLD)
-def test_what_torch_tells_of_is_named_by_the_next_replay(hiv, what):
-    change, message = TOLD[what]
-    model = Net()
-    runner = runner_of(model, hiv)
-    batches = batches_of(hiv, 2)
-    for batch in batches:
-        runner.step(batch)
-    change(model)
-    for batch in batches:
-        with pytest.raises(sg.NotStatic, match=message):
-            runner.step(batch)
-        with pytest.raises(sg.NotStatic, match=message):
-            runner.eval_step(batch)
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", QUIET | TOLD)
 def test_a_change_before_the_first_replay_is_found_and_after_a_warm_up_is_no_change(hiv, what):

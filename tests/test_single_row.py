@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from support.alike import sgd
 from support.places import mode_of
 from support.runners import made_runner
 from support.tape import TapeRecorder
@@ -60,7 +61,7 @@ def runner_of(store, model, mode="eager", kernels=False):
         [CAPACITY],
         mode,
         loss=loss_of,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        optimizer=sgd(model, 0.0),
         **(options if mode == "cuda-graph" else {}),
     )
     return runner if mode == "default" else runner.warmup(store, progress=False)

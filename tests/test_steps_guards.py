@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import sgd
 from support.written_by_hand import Trunk, gine
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
@@ -161,7 +162,7 @@ def test_a_number_that_changes_is_told_to_be_a_tensor_and_serves_as_one(esol):
             [CAPACITY],
             "fused",
             loss=lambda out, batch: beta[kind] * (out - 1).square(),
-            optimizer=torch.optim.SGD(model.parameters(), 0.0),
+            optimizer=sgd(model, 0.0),
             forward=lambda model, batch: model(batch.x.float()),
         )
 
@@ -174,17 +175,6 @@ def test_a_number_that_changes_is_told_to_be_a_tensor_and_serves_as_one(esol):
     with pytest.raises(sg.NotStatic, match=r"(?s)compiled again.*in a tensor.*fill_"):
         by_number.step(batch)
     assert float(by_tensor.step(batch)) == pytest.approx(first / 2)
-
-
-def test_torchs_own_flags_are_guarded(one_for_all):
-    runner, batch = one_for_all
-    torch.use_deterministic_algorithms(True)
-    try:
-        with pytest.raises(sg.NotStatic, match="compiled again"):
-            runner(batch)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    runner(batch)
 
 
 def test_a_mode_that_counts_sees_the_step_and_every_change_is_still_refused(esol):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch_geometric.data import Batch
 from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
@@ -32,23 +31,6 @@ def test_a_split_that_there_is_not_says_how_to_name_one(graphs, tmp_path):
         assert str(caught.value).startswith("the store has no split 'valid', its splits are train")
         assert each.splits.get("test") is None
         assert "test" not in each.splits
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (lambda graphs: DataLoader(graphs, 4), "a DataLoader gives batches, .*loader.dataset"),
-        (lambda graphs: list(DataLoader(graphs, 4)), "item 0 is a DataBatch of 4 graphs, "),
-        (
-            lambda graphs: Batch.from_data_list(graphs),
-            r"is not a list of graphs: pass batch\.to_data",
-        ),
-    ],
-)
-def test_batches_are_no_graphs(graphs, given, message):
-    """Each would be stored as one large graph."""
-    with pytest.raises(sg.errors.BadGraph, match=message):
-        sg.GraphStore.from_pyg(given(graphs), progress=False)
 
 
 def test_a_loader_and_a_list_of_batches_are_not_predicted(graphs):

@@ -11,9 +11,8 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
-from staticgraph.recording.recorder import CudaGraphRecorder
 from staticgraph.runner.auto import Auto
-from staticgraph.steps.computation.model_setup import Subject, device_of
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.recordable_optimizer import check_recordable, make_recordable
 
 CAPACITIES = [(600, 1300, 31)]
@@ -39,21 +38,6 @@ def sgd(model, **options):
 
 def batch_of(store):
     return sg.StaticBatch.of(store, IDS, CAPACITIES[0])
-
-
-def test_a_subject_is_what_its_parts_are(esol):
-    losses = []
-    for whole in (False, True):
-        torch.manual_seed(0)
-        model = Net()
-        given = {"loss": squared, "optimizer": sgd(model), "clip_norm": 1e-3, "accumulate": 2}
-        if whole:
-            runner = sg.StaticGraphRunner(Subject(model, **given), CAPACITIES)
-        else:
-            runner = sg.StaticGraphRunner(model, CAPACITIES, **given)
-        losses.append([float(runner.step(batch_of(esol))) for _ in range(3)])
-        assert (runner.model, runner.optimizer) == (model, given["optimizer"])
-    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("option", ["loss", "optimizer", "forward", "autocast"])
@@ -101,14 +85,6 @@ def test_a_subject_is_checked_once_where_it_is_made():
         sg.Recording(on_miss="skip")  # pyright: ignore[reportArgumentType]
 
 
-def test_where_a_model_is():
-    assert device_of(nn.Identity()) == torch.device("cpu")
-    assert Subject(nn.Linear(1, 1, device="meta")).device == torch.device("meta")
-    assert not Subject(Net()).trains
-    model = Net()
-    assert Subject(model, squared, sgd(model), autocast=torch.bfloat16).precision == "bfloat16"
-
-
 # ---------------------------------------------------------------------- modes and recordings
 
 
@@ -124,15 +100,6 @@ def test_auto_is_a_mode_and_the_word_means_its_default():
     able = sg.Recording(recorder=TapeRecorder)
     runner = sg.StaticGraphRunner(Net(), CAPACITIES, Auto(on_cpu=True), recording=able)
     assert runner._execution.auto.ways == ("eager", "fused", "default", "cuda-graph")
-
-
-def test_a_recording_records_with_cuda_graphs_unless_told():
-    assert not sg.Recording().records_on(torch.device("cpu"))
-    assert sg.Recording().records_on(torch.device("cuda"))
-    assert sg.Recording(recorder=TapeRecorder).records_on(torch.device("cpu"))
-    made = sg.Recording(recorder=TapeRecorder).recorder_on(torch.device("cpu"))
-    assert isinstance(made, TapeRecorder)
-    assert not isinstance(made, CudaGraphRecorder)
 
 
 # ---------------------------------------------------------------------- optimizers

@@ -253,11 +253,6 @@ def test_any_changed_byte_of_a_checkpoint_is_refused(tmp_path):
             checkpoint.load(tmp_path)
 
 
-def test_torch_reads_a_checkpoint_as_an_archive(uninterrupted):
-    content = torch.load(uninterrupted / checkpoint.FILE, weights_only=True)
-    assert set(content["model"]) == set(weights(uninterrupted))
-
-
 def test_a_run_does_not_go_on_with_other_labels(config, molecules, uninterrupted, tmp_path):
     """Sizes, and therefore the plan's digest, are the same; only the labels differ."""
     few = sg.GraphStore.load(molecules)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -225,17 +223,6 @@ def command(config: TrainConfig, folder: Path, *more: str) -> list[str]:
 
 KILLED = Path(__file__).parent / "support" / "killed_rank.py"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-
-
-@pytest.mark.release
-@pytest.mark.slow
-def test_torchrun_is_the_same_run(uninterrupted, config, tmp_path):
-    done = torchrun(*command(config, tmp_path / "run", "--json"))
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["resumed_at"] == 0  # a single report, by one rank
-    assert len(re.findall(r"epoch 1: loss", done.stderr)) == 1
-    assert "of 2 processes" in done.stderr
-    assert_same_run(tmp_path / "run", uninterrupted[0])
 
 
 @pytest.mark.slow

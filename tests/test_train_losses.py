@@ -8,7 +8,6 @@ import tomllib
 
 import pytest
 import torch
-from support.command import status_of
 from support.few_molecules import few_molecules
 from support.trained_run import losses_of, trained
 from torch_geometric.data import Batch
@@ -93,10 +92,3 @@ def test_outputs_that_the_metric_cannot_judge_have_none(data, tmp_path):
     report = train.train(config, tmp_path / "run", progress=False)
     assert math.isfinite(report.epochs[0].val_loss)
     assert math.isnan(report.epochs[0].val_metric)
-
-
-@pytest.mark.usefixtures("users_losses")
-def test_a_loss_that_leads_nowhere_is_told_before_data_is_read(capsys):
-    words = ["train", "--data", "esol", "--loss", "users_losses:absolut"]
-    assert status_of(words) == 2
-    assert "nothing called 'absolut'; did you mean 'absolute'?" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from support.alike import adam
 from support.command import status_of
 from support.trained_run import SMALL, losses_of, trained
 from torch.nn import functional as F
@@ -92,7 +93,7 @@ def test_accumulated_updates_are_those_of_plain_torch(data, tmp_path):
     store = sg.GraphStore.load(data)
     torch.manual_seed(0)
     model = models.build("gin", store, hidden=8, layers=1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
+    optimizer = adam(model, lr=config.lr)
     expected = []
     for number, ids in enumerate(order, 1):
         batch = Batch.from_data_list([store[int(i)] for i in ids.ids])

@@ -8,14 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Batch
 from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.training import train
 from staticgraph.training.config import TrainConfig
-from staticgraph.training.history import read_steps
 from staticgraph.training.tasks import evaluate, task_of
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "data"
@@ -38,28 +36,6 @@ def test_other_tasks(data, model, task, metric, tmp_path, hiv):
     assert (report.task, report.metric) == (task, metric)
     assert report.epochs[-1].train_loss < report.epochs[0].train_loss
     assert 0 <= report.epochs[-1].val_metric <= 1
-
-
-def test_missing_labels_take_no_part(tmp_path, esol):
-    """The first step's loss equals plain PyG's over the labelled targets."""
-    graphs = [esol[i] for i in range(80)]
-    for number, graph in enumerate(graphs):
-        label = graph.y.item()
-        graph.y = torch.tensor([[label if number % 3 else torch.nan, label + 1]])
-    torch.save(graphs, tmp_path / "few.pt")
-    settings = TrainConfig(
-        str(tmp_path / "few.pt"), model="gin", hidden=8, layers=1, batch_size=64, epochs=1
-    )
-    train.train(settings, tmp_path / "run", progress=False)
-    store = sg.datasets.open(tmp_path / "few.pt")
-    torch.manual_seed(0)
-    model = models.build("gin", store, hidden=8, layers=1, num_outputs=2).double()
-    batch = Batch.from_data_list([store[i] for i in store.splits["train"]])
-    out = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, 64)
-    known = ~torch.isnan(batch.y)
-    expected = (out[known] - batch.y[known]).square().mean()
-    (step,) = read_steps(tmp_path / "run" / "steps.csv")
-    assert step.loss == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_evaluation_is_what_pygs_loader_gives(hiv):

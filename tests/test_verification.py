@@ -9,13 +9,12 @@ from itertools import islice
 import pytest
 import torch
 import torch.nn.functional as F
-from support.gine_net import CAPACITIES, Net, batches_of
+from support.alike import adam, assert_same_state, squared
+from support.gine_net import Net, batches_of
 from support.recorded_net import runner_of
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
-from staticgraph.runner.first_steps import _unclear
-from staticgraph.runner.verification import Verification
 from staticgraph.steps.computation.model_setup import Subject
 
 
@@ -28,28 +27,7 @@ def test_verify_passes_what_is_right_and_changes_nothing(hiv):
     assert verification.passed, str(verification)
     assert verification.moved == ("x", "edge_attr")
     assert max(verification.errors.values()) < 1e-5
-    for name, value in before.items():
-        assert torch.equal(value, model.state_dict()[name]), name
-
-
-def test_verify_compares_every_tensor_of_an_output(hiv):
-    class Several(Net):
-        def forward(self, *args, **kwargs):
-            out = super().forward(*args, **kwargs)
-            return {"all": (out, out.sigmoid()), "largest": out.square().amax()}
-
-    model = Several()
-    plan = sg.BucketPlan.of(CAPACITIES)
-    runner = sg.StaticGraphRunner(
-        Subject(
-            model,
-            forward=lambda m, b: m(b.x, b.edge_index, b.edge_attr, b.batch),
-            check_padding=False,
-        ),
-        plan,
-        mode="eager",
-    )
-    assert runner.verify(batches_of(hiv, 1)[0]).passed
+    assert_same_state(model, before)
 
 
 def test_verify_finds_stale_inputs(hiv, monkeypatch):
@@ -98,8 +76,8 @@ def normed(lr, kind=Normed):
     model = kind()
     return Subject(
         model,
-        loss=lambda out, batch: (out - batch.y).square(),
-        optimizer=torch.optim.Adam(model.parameters(), lr=lr),
+        loss=squared,
+        optimizer=adam(model, lr=lr),
     )
 
 
@@ -109,19 +87,6 @@ def test_a_gradient_of_rounding_does_not_fail_a_step_of_adam(esol):
     verification = runner.verify(next(iter(runner.loader(esol))))
     assert verification.passed, str(verification)
     assert verification.left_out < 64, "of 209"
-
-
-def test_which_gradients_are_rounding():
-    ours = {"equal": torch.tensor([0.0, 1e-9]), "bias": torch.tensor([1e-9, 1.0, -4e-8])}
-    theirs = {"equal": torch.tensor([0.0, 1e-9]), "bias": torch.tensor([-2e-9, 1.0, -3e-8])}
-    nudged = {"equal": torch.tensor([2e-9, 1e-9]), "bias": torch.tensor([1e-9, 1.0, -3.3e-8])}
-    unclear = _unclear(ours, theirs, nudged)
-    assert unclear["equal"].tolist() == [False, False]
-    assert unclear["bias"].tolist() == [True, False, True]
-    told = str(Verification({"loss": 0.0}, ("x",), (), 1e-3, left_out=2))
-    assert told.endswith(
-        "parameters: without 2 elements whose gradient is rounding, of either sign"
-    )
 
 
 def test_a_step_that_updates_less_is_found_beside_them(esol, monkeypatch):
@@ -205,13 +170,4 @@ def test_a_first_step_is_compared_with_eager(esol, kind, wrong, monkeypatch):
         runner.preparation.compared.compare(batches[0])
         runner.preparation.compared.compare(batches[1])
     assert [str(w.message)[:14] for w in told] == ["the first step"] * wrong
-    for name, value in state.items():
-        assert torch.equal(value, runner.model.state_dict()[name]), name
-
-
-@pytest.mark.slow
-def test_a_warm_up_says_what_its_comparisons_cost(esol, capsys):
-    plan = sg.plan_buckets(esol, batch_size=32)
-    runner = sg.StaticGraphRunner(normed(0.1), plan, mode="fused").warmup(esol)
-    assert "compared with eager in" in capsys.readouterr().err
-    assert runner.preparation.compared.buckets == set(range(len(plan.capacities)))
+    assert_same_state(runner.model, state)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from support.graphs import by_destination
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -85,7 +86,8 @@ class GraphSet:
 
     def expected(self) -> list[Ruled]:
         """The graphs in the form that a batch stores."""
-        return [by_destination(graph, self.levels) for graph in self.graphs()]
+        edges = {name for name, level in self.levels.items() if level == "edge"}
+        return [by_destination(graph, edges) for graph in self.graphs()]
 
     def _graph(self, rng: np.random.Generator, nodes: int, edges: int) -> Ruled:
         index = _edges(rng, self.edges, nodes, edges)
@@ -128,23 +130,6 @@ class Ruled(Data):
 
     def __cat_dim__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
         return 1 if key == "triplets" else super().__cat_dim__(key, value, *args, **kwargs)
-
-
-def by_destination(graph: Ruled, levels: dict[str, str]) -> Ruled:
-    """The graph in the form that a batch stores: edges stably sorted by destination."""
-    ends = graph.edge_index[1].tolist()
-    order = sorted(range(len(ends)), key=ends.__getitem__)
-    values = graph.to_dict()
-    for name, value in values.items():
-        if name == "edge_index":
-            values[name] = value[:, order]
-        elif levels.get(name) == "edge":
-            values[name] = value[order]
-        elif name == "triplets":
-            now = torch.empty(len(order), dtype=torch.int64)
-            now[torch.tensor(order, dtype=torch.int64)] = torch.arange(len(order))
-            values[name] = now[value]
-    return Ruled(**values)
 
 
 def _edges(rng: np.random.Generator, kind: str, nodes: int, edges: int) -> np.ndarray:

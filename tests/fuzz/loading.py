@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from support.alike import real_ids
 from torch import Tensor
 from torch_geometric.data import Batch
 
@@ -143,7 +144,7 @@ def _epoch(
 
 def check_batch(batch: sg.StaticBatch, graphs: list[Any]) -> list[int]:
     """Compares a batch with PyG's batch of the same graphs; returns their numbers."""
-    ids = batch.graph_ids[batch.graph_mask].tolist()
+    ids = real_ids(batch)
     assert batch.graph_ids[len(ids) :].eq(-1).all()
     counts = {
         "node": int(batch.node_mask.sum()),
@@ -161,6 +162,15 @@ def check_batch(batch: sg.StaticBatch, graphs: list[Any]) -> list[int]:
     equal(batch.edge_index[:, : counts["edge"]], theirs.edge_index, "edge_index")
     equal(batch.batch[: counts["node"]], theirs.batch, "batch")
     equal(batch.ptr[: len(ids) + 1], theirs.ptr, "ptr")
+    if batch.layout.pointers:
+        _check_pointers(batch, counts)
+    return check_fields(batch, graphs)
+
+
+def check_fields(batch: sg.StaticBatch, graphs: list[Any]) -> list[int]:
+    """Compares all fields, in the batch and in its single graphs; returns their numbers."""
+    ids = real_ids(batch)
+    theirs = Batch.from_data_list([graphs[i] for i in ids])
     for field in batch.layout.schema:
         ours = batch[field.name]
         at = field.cat_dim or 0
@@ -168,8 +178,6 @@ def check_batch(batch: sg.StaticBatch, graphs: list[Any]) -> list[int]:
         if not isinstance(value, Tensor) or value.shape[at] > ours.shape[at]:
             raise AssertionError(f"{field.name} is {value!r} in PyG, {ours.shape} here")
         equal(ours.narrow(at, 0, value.shape[at]), value, field.name)
-    if batch.layout.pointers:
-        _check_pointers(batch, counts)
     for found, graph in zip(batch.to_data_list(), (graphs[i] for i in ids), strict=True):
         for name, value in graph.to_dict().items():
             if name != "num_nodes":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from support.hetero_graphs import by_destination
 from torch_geometric.data import HeteroData
 
 NODES = {"a": 3, "b": 2}  # columns of each type
@@ -79,18 +80,6 @@ class TypedSet:
             data["b"].kind = torch.from_numpy(rng.integers(0, 9, b, dtype=np.int32))
             data.notes = torch.from_numpy(rng.integers(-9, 9, (2, 1)))
         return data
-
-
-def by_destination(data: HeteroData) -> HeteroData:
-    """The graph with the edges of each relation sorted by destination."""
-    made = data.clone()
-    for relation in RELATIONS:
-        ends = data[relation].edge_index[1].tolist()
-        order = sorted(range(len(ends)), key=ends.__getitem__)
-        made[relation].edge_index = data[relation].edge_index[:, order]
-        if relation == WITH_FEATURES:
-            made[relation].edge_attr = data[relation].edge_attr[order]
-    return made
 
 
 NUMBERS = st.sampled_from((0, 1, 1, 2, 3, 5))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from hypothesis import strategies as st
@@ -49,8 +51,17 @@ def batches(draw):
     return sizes, sg.Capacity.distinct(nodes, nodes + 40, graphs, widest)
 
 
-def pair_by_pair(q, k, v, owner):
-    """The oracle: softmax attention by a mask over all pairs of nodes, ``[N, heads, D]`` each."""
-    scores = torch.einsum("ihd,jhd->hij", q, k) / q.shape[-1] ** 0.5
-    scores = scores.masked_fill(owner[:, None] != owner, -torch.inf)
-    return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v)
+def assert_drops_its_share(kept: Any, heads: int = 2, p: float = 0.25) -> None:
+    """Asserts that dropout among pairs keeps its share, and goes by seed, site and head."""
+    starts, seed = torch.tensor([0, 60, 60, 90], dtype=torch.int32), torch.tensor([7])
+    alive = kept(starts, seed, heads, 60, 1, p)
+    assert torch.equal(alive, kept(starts, seed, heads, 60, 1, p))
+    pairs = torch.block_diag(torch.ones(60, 60), torch.ones(30, 30)).bool()
+    assert not alive[:, ~pairs].any()
+    count = heads * int(pairs.sum())
+    assert abs(alive[:, pairs].double().mean() - (1 - p)) < 5 * (p * (1 - p) / count) ** 0.5
+    others = kept(starts, seed, heads, 60, 2, p), kept(starts, seed + 1, heads, 60, 1, p)
+    for other in others:
+        same = (alive == other)[:, pairs].double().mean()
+        assert abs(same - (p * p + (1 - p) ** 2)) < 5 * (0.25 / count) ** 0.5
+    assert abs((alive[0] == alive[1])[pairs].double().mean() - 0.625) < 0.05, "heads"

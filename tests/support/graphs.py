@@ -57,15 +57,23 @@ def double_graphs(sizes: Iterable[int]) -> list[Data]:
 FIELDS = ("x", "z", "edge_attr", "edge_weight", "y", "stress", "edge_index")
 
 
-def by_destination(graph: Data) -> Data:
-    """Returns the graph with its edges sorted by destination (stable), as an independent oracle."""
-    order = sorted(range(graph.edge_index.size(1)), key=lambda e: int(graph.edge_index[1, e]))
-    changed = {
-        name: value[..., order] if name == "edge_index" else value[order]
-        for name, value in graph.to_dict().items()
-        if name.startswith("edge_")
-    }
-    return Data(**{**graph.to_dict(), **changed})
+def by_destination(graph: Data, of_edges: Iterable[str] = ("edge_attr", "edge_weight")) -> Data:
+    """Returns the graph in the form that a batch stores, as an independent oracle.
+
+    Edges are sorted by destination (stable), fields of edges with them, and ``triplets``, which
+    number edges, follow.
+    """
+    ends = graph.edge_index[1].tolist()
+    order = torch.tensor(sorted(range(len(ends)), key=ends.__getitem__), dtype=torch.int64)
+    now, made = order.argsort(), graph.clone()
+    for name, value in graph.to_dict().items():
+        if name == "edge_index":
+            made[name] = value[:, order]
+        elif name in of_edges:
+            made[name] = value[order]
+        elif name == "triplets":
+            made[name] = now[value]
+    return made
 
 
 def assert_same_graph(found: Data, expected: Data, names: tuple[str, ...] = FIELDS) -> None:

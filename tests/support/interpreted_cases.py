@@ -30,6 +30,7 @@ from staticgraph.kernels.linear import small as small_dense  # noqa: E402
 from staticgraph.kernels.linear_statistics import gpu as measured  # noqa: E402
 from staticgraph.kernels.register import CUDA, LIBRARY  # noqa: E402
 from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
+from support.attending import assert_drops_its_share  # noqa: E402
 from support.kernel_cases import CASES, DROPPED, DTYPES, MORE, Sizes  # noqa: E402
 from support.kernel_oracle import SAMPLES, wrong_results  # noqa: E402
 from support.sampled import in_turn  # noqa: E402
@@ -224,15 +225,4 @@ def test_attention_of_a_graph_has_the_same_bits_whatever_stands_beside_it():
 
 
 def test_dropped_weights_keep_their_share_and_go_by_seed_and_site():
-    starts, seed, p = torch.tensor([0, 5, 5, 45], dtype=torch.int32), torch.tensor([3]), 0.25
-    alive = weights_kept(starts, seed, 2, 40, 4, p)
-    pairs = torch.block_diag(torch.ones(5, 5), torch.ones(40, 40)).bool()
-    assert not alive[:, ~pairs].any()
-    count = 2 * int(pairs.sum())
-    assert abs(alive[:, pairs].double().mean() - (1 - p)) < 5 * (p * (1 - p) / count) ** 0.5
-    assert abs((alive[0] == alive[1])[pairs].double().mean() - 0.625) < 0.05, "heads"
-    for other in (
-        weights_kept(starts, seed, 2, 40, 5, p),
-        weights_kept(starts, seed + 1, 2, 40, 4, p),
-    ):
-        assert not torch.equal(alive, other)
+    assert_drops_its_share(weights_kept)

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch_geometric.nn import GCNConv, GINEConv, global_add_pool
 
+from support.alike import sgd
+
 pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
 import lightning.pytorch as pl
 
@@ -42,7 +44,7 @@ class Whole(pl.LightningModule):
         return batch.graph_ids, self(batch)
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        return sgd(self, 0.05, momentum=0.9)
 
 
 class InParts(Whole):

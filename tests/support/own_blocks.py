@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch_geometric.nn import GATConv, aggr
+from torch_geometric.nn import GATConv
 from torch_geometric.utils import to_dense_batch
 
 
@@ -28,18 +28,3 @@ class Ranked(nn.Module):
             wide = dense.exp() * dense.sigmoid()
             rows.append((wide[:, :k] if wide.size(1) > k else wide).flatten(1))
         return self.head(torch.cat(rows, 1))
-
-
-class Pooled(nn.Module):
-    def __init__(self, columns: int, results: int, pool: nn.Module) -> None:
-        super().__init__()
-        self.inward, self.pool, self.head = nn.Linear(columns, 16), pool, nn.Linear(16, results)
-
-    def forward(self, data):
-        return self.head(self.pool(self.inward(data.x.float()), data.batch))
-
-
-POOLS = {
-    "multiset": lambda: aggr.GraphMultisetTransformer(16, k=3, heads=2),
-    "set transformer": lambda: aggr.SetTransformerAggregation(16, heads=2),
-}

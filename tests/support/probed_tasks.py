@@ -9,6 +9,7 @@ from staticgraph.probing.probe import probe
 from staticgraph.probing.reading import Probed
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
+from support.alike import squared
 
 # Small enough for a real step on a busy core, large enough that activations outweigh constants.
 POINTS = [
@@ -29,10 +30,6 @@ OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
 }
-
-
-def squared(out, batch):
-    return (out - batch.y).square()
 
 
 def task_of(store, name="gine", optimizer="adam", **options):

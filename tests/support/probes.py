@@ -11,6 +11,7 @@ from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, global_mean_pool
 
+from support.alike import sgd
 from support.layer_cases import C
 from support.parity import BATCH, CAPACITY
 from support.runners import made_runner
@@ -245,8 +246,8 @@ def loss(out, batch):
 
 def runner_of(model, **options):
     options.setdefault("mode", "eager")
-    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
-    return made_runner(model, PLAN, loss=loss, optimizer=sgd, **options)
+    optimizer = sgd(model, 0.0)
+    return made_runner(model, PLAN, loss=loss, optimizer=optimizer, **options)
 
 
 def made(kind):

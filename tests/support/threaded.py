@@ -7,7 +7,6 @@ waits for its turn, or until all threads reach a barrier there.
 from __future__ import annotations
 
 import threading
-import time
 
 import torch
 import torch_geometric.nn as pyg
@@ -16,7 +15,6 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_mean_pool
 
 import staticgraph as sg
-from staticgraph.runner import model_locks
 from support.patience import patience
 from support.runners import made_runner
 
@@ -120,14 +118,6 @@ class Elsewhere(threading.Thread):
             self._result = self._work()
         except BaseException as error:
             self._error = error
-
-    def start_and_let_run(self) -> None:
-        """Starts, and waits until it has finished or waits for another thread's turn to end."""
-        self.start()
-        until = time.monotonic() + PATIENCE_S
-        while self.is_alive() and self.ident not in model_locks._WAITING:
-            assert time.monotonic() < until
-            time.sleep(0.001)
 
     def result(self):
         self.join(PATIENCE_S)

@@ -1,0 +1,46 @@
+"""What many tests do alike: compare two models name by name, and train with the simplest parts.
+
+Comparisons without tolerances are to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def assert_same_state(found: nn.Module, expected: nn.Module | dict, **near: float) -> None:
+    """Compares parameters and buffers with those of a model, or with a state."""
+    state = expected if isinstance(expected, dict) else expected.state_dict()
+    _compare(found.state_dict(), state, near)
+
+
+def assert_same_gradients(found: nn.Module, expected: nn.Module, **near: float) -> None:
+    """Compares gradients, where None is equal to None alone."""
+    _compare(*({n: p.grad for n, p in m.named_parameters()} for m in (found, expected)), near)
+
+
+def _compare(found: dict, expected: dict, near: dict[str, float]) -> None:
+    torch.testing.assert_close(dict(found), dict(expected), **(near or {"rtol": 0, "atol": 0}))
+
+
+def sgd(model: nn.Module, rate: float, **options: Any) -> torch.optim.SGD:
+    """Returns SGD over the parameters of a model."""
+    return torch.optim.SGD(model.parameters(), rate, **options)
+
+
+def adam(model: nn.Module, **options: Any) -> torch.optim.Adam:
+    """Returns Adam over the parameters of a model."""
+    return torch.optim.Adam(model.parameters(), **options)
+
+
+def squared(out: torch.Tensor, batch: Any) -> torch.Tensor:
+    """The squared error of each element."""
+    return (out - batch.y).square()
+
+
+def real_ids(batch: Any) -> list[int]:
+    """Returns the numbers of a batch's graphs, without padding."""
+    return batch.graph_ids[batch.graph_mask].tolist()
