@@ -7,7 +7,6 @@ are triplets. One relation has no edge in any graph, since rare and absent must 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import pytest
 import torch
@@ -161,19 +160,6 @@ def test_the_prediction_is_what_the_cpu_allocates(probed, name):
         found = measured(task, capacity)
         assert fitted.predict(capacity) == pytest.approx(found.step, rel=0.03)
         assert memory.update_bytes == pytest.approx(found.update, rel=0.03)
-
-
-def test_full_counts_are_read_over_types(probed):
-    """With ``path="counted"`` the norms run over the real rows of each type only, which takes
-    less; nothing else of the law changes."""
-    store, task, memory = probed("sage")
-    counted = probe(
-        task.subject.model, store, loss=squared, optimizer=task.subject.optimizer, path="counted"
-    )
-    last = memory.checked.capacity
-    assert counted.fit.predict(last) < memory.fit.predict(last)
-    alike = replace(task, counted=True)
-    assert counted.fit.predict(last) == pytest.approx(measured(alike, last).step, rel=0.03)
 
 
 @pytest.mark.parametrize("name", ["sage", "triplets"])

@@ -121,17 +121,6 @@ def compare_with_plain_pyg(model: Net, mode: str, evaluated: bool = True) -> Non
         assert torch.equal(kept, plain(whole)[2]), "as many nodes of each graph"
 
 
-@pytest.mark.slow
-def test_memory_is_predicted_for_any_nodes_that_may_be_kept():
-    """Also where layers follow real counts: how many nodes a pool keeps is no count of a batch."""
-    store = sg.GraphStore.from_pyg(graphs(), progress=False)
-    step_bytes = [
-        sg.probe(Net(POOLS["top"]), store, loss=loss, path=path).step_bytes(sg.Capacity(*CAPACITY))
-        for path in ("recorded", "counted")
-    ]
-    assert step_bytes[1] == step_bytes[0]
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("pool", POOLS)
 def test_the_preflight_finds_nothing_in_the_way(pool):

@@ -11,7 +11,6 @@ from torch_geometric.utils import dropout_edge, to_dense_batch
 
 import staticgraph as sg
 from staticgraph import models
-from staticgraph.memory.model import MemoryModel
 from staticgraph.nn.context.dense_layout import DenseLayout
 from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
@@ -95,36 +94,16 @@ class DenseAttention(nn.Module):
         return self.outward(global_add_pool((block + out)[mask], batch, batch_size))
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    ("counted", "dropout"), [(False, 0.1), (False, 0.0), (True, 0.0), (True, 0.1)]
-)
-def test_a_mask_that_is_an_index_is_probed_and_its_attention_predicted(esol, dropout, counted):
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dropout", [0.1, 0.0])
+def test_a_mask_that_is_an_index_is_probed_and_its_attention_predicted(esol, dropout):
     """Also at twice the largest probed graph, and with more, smaller graphs."""
     model = DenseAttention(8, dropout)
     optimizer = torch.optim.Adam(model.parameters())
-    subject = Probed(Subject(model, squared, optimizer), esol.schema, counted=counted)
+    subject = Probed(Subject(model, squared, optimizer), esol.schema)
     memory = probed(subject, esol)
     assert memory.fit.form == "attention"
     for capacity in (HELD_OUT, Capacity(900, 1_850, 24, 120), Capacity(900, 1_850, 80, 20)):
-        found = measured(subject, capacity).step
-        assert memory.fit.predict(capacity) == pytest.approx(found, rel=0.03), capacity
-
-
-@pytest.mark.release
-def test_attention_that_follows_real_counts_is_predicted(esol):
-    """Its blocks exclude the padding graph, which is an eighth of the smallest probe's block."""
-    torch.manual_seed(0)
-    model = models.build("gps", esol, hidden=32, layers=1, dropout=0.1)
-    optimizer = torch.optim.Adam(model.parameters())
-    subject = Probed(Subject(model, squared, optimizer), esol.schema, counted=True)
-    memory = probed(subject, esol)
-    assert memory.fit.counted
-    assert memory.fit.residual < 0.03
-    assert MemoryModel.from_dict(memory.to_dict()).fit == memory.fit
-    # Wider and larger batches have several blocks, clipped to the real counts; the block being
-    # computed also holds its gradients, whatever the square of its width.
-    for capacity in (HELD_OUT, Capacity(900, 1_850, 24, 120), Capacity(200, 420, 12, 40)):
         found = measured(subject, capacity).step
         assert memory.fit.predict(capacity) == pytest.approx(found, rel=0.03), capacity
 
@@ -160,13 +139,12 @@ class Asked(LiveStorages):
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("counted", [False, True])
-def test_real_steps_are_predicted_by_their_moments(esol, counted):
+def test_real_steps_are_predicted_by_their_moments(esol):
     """Explicit weights set the peak for large graphs, the backward pass elsewhere."""
     torch.manual_seed(0)
     model = DenseAttention(8, 0.1)
     optimizer = torch.optim.Adam(model.parameters())
-    subject = Probed(Subject(model, squared, optimizer), esol.schema, counted=counted)
+    subject = Probed(Subject(model, squared, optimizer), esol.schema)
     asked = (HELD_OUT, Capacity(900, 1_850, 24, 120), Capacity(1_700, 3_500, 90, 20))
     with Asked() as allocator:
         allocator.watch([*model.parameters(), *model.buffers()])
@@ -193,15 +171,6 @@ def test_what_is_resident_is_counted_exactly(esol):
     state = [v for values in optimizer.state.values() for v in values.values()]
     assert expected.optimizer == total(v for v in state if torch.is_tensor(v))
     assert resident_bytes(task.subject) == expected, "state in place is not counted twice"
-
-
-def test_the_recorded_path_is_read_unless_asked_otherwise(esol):
-    """Batch norm over a mask keeps more than over the real rows alone, so the two paths differ."""
-    readings = {}
-    for counted in (False, True):
-        with FakeTensorReader().open(task_of(esol, counted=counted)) as read:
-            readings[counted] = read(HELD_OUT).step
-    assert readings[True] < readings[False]
 
 
 def test_counted_as_on_cuda(esol):
