@@ -141,7 +141,6 @@ def test_a_graph_written_before_there_were_near_nodes_is_read(tmp_path):
         ({"edges": np.array([[0, -1], [1, 1]])}, "edge 1 joins -1 -> 1"),
         ({"edges": np.zeros((4, 3), int)}, r"give integers\s+\[2, E\]"),
         ({"edges": np.zeros((2, 3))}, "dtype float64"),
-        ({"relations": np.zeros(3, int)}, r"relations has shape \(3,\)"),
         ({"edges": np.array([[0, 1, 0], [1, 1, -4]]).T}, "edge 0|relation"),
         ({"features": np.zeros((9, 2))}, r"features has shape \(9, 2\); give \[10, F\]"),
         ({"num_partitions": 7}, "choose num_partitions=5"),
