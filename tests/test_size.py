@@ -37,7 +37,7 @@ SIZES = {
     "staticgraph/outofcore": (29, 20949),  # annotated attributes
     "staticgraph/packing": (17, 14384),
     "staticgraph/plans": (14, 9930),  # plans for batches drawn at random
-    "staticgraph/probing": (10, 6038),
+    "staticgraph/probing": (10, 5998),
     "staticgraph/recording": (14, 7976),  # annotated attributes
     "staticgraph/rewrites": (46, 34656),  # any message, generated
     "staticgraph/runner": (22, 16434),  # batches of the user's own loader, prepare
