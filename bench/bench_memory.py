@@ -92,7 +92,6 @@ def compare(
         "autocast": str(way.get("autocast", "")).removeprefix("torch."),
         "accumulate": way.get("accumulate", 1),
         "form": memory.fit.form,
-        "layout": memory.fit.layout,
         "planes": len(memory.fit.planes),
         "residual": memory.fit.residual,
         "nodes": capacity.nodes,

@@ -77,8 +77,7 @@ def given_to_probe(monkeypatch) -> list[dict]:
 @pytest.mark.parametrize(
     ("words", "kernels", "how"),
     [
-        (["--model", "gcn"], False, {"like": "cpu", "compiled": False, "path": "recorded"}),
-        (["--path", "counted"], False, {"like": "cpu", "path": "counted"}),
+        (["--model", "gcn"], False, {"like": "cpu", "compiled": False}),
         (["--model", "gat", "--kernels"], True, {"autocast": None}),
         (["--like", "cuda"], False, {"like": "cuda", "compiled": False}),
         (["--like", "cuda", "--kernels", "--autocast", "bfloat16"], True,
@@ -123,12 +122,6 @@ def test_a_model_and_a_loss_by_name_are_probed(command, data, tmp_path, monkeypa
 def test_compiled_is_for_a_gpu_that_is_not_here(data, words, capsys):
     assert status_of(["probe", "--data", data, *SMALL, "--compiled", *words]) == 2
     assert "--compiled counts a step for a GPU that is not here" in capsys.readouterr().err
-
-
-def test_a_compiled_step_has_no_real_counts_to_follow(data, capsys):
-    words = ["--like", "cuda", "--compiled", "--path", "counted"]
-    assert status_of(["probe", "--data", data, *SMALL, *words]) == 2
-    assert "--compiled reads recorded shapes alone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

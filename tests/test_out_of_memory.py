@@ -72,8 +72,8 @@ class FailingAllocator(LiveStorages):
     by_operation = False
 
     def __init__(self, fail_at: int | None = None, limit_bytes: int | None = None) -> None:
-        super().__init__(limit_bytes=limit_bytes)
-        self.fail_at = fail_at
+        super().__init__()
+        self.fail_at, self.limit_bytes = fail_at, limit_bytes
         self.count = 0
         self._reserved = 0
 
@@ -83,6 +83,8 @@ class FailingAllocator(LiveStorages):
             raise torch.OutOfMemoryError("CUDA out of memory (injected)")
         out = super().__torch_dispatch__(func, types, args, kwargs)
         self._reserved = max(self._reserved, self.peak_bytes)
+        if self.limit_bytes is not None and self.live_bytes > self.limit_bytes:
+            raise torch.OutOfMemoryError("CUDA out of memory (the limit)")
         return out
 
     def allocated(self):

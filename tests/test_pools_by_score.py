@@ -118,14 +118,3 @@ def compare_with_plain_pyg(model: Net, mode: str, evaluated: bool = True) -> Non
     if evaluated:
         kept = runner.eval_step(batch).out[2][: len(IDS)]
         assert torch.equal(kept, plain(whole)[2]), "as many nodes of each graph"
-
-
-@pytest.mark.slow
-def test_memory_is_predicted_for_any_nodes_that_may_be_kept():
-    """Also where layers follow real counts: how many nodes a pool keeps is no count of a batch."""
-    store = sg.GraphStore.from_pyg(graphs(), progress=False)
-    step_bytes = [
-        sg.probe(Net(POOLS["top"]), store, loss=loss, path=path).step_bytes(sg.Capacity(*CAPACITY))
-        for path in ("recorded", "counted")
-    ]
-    assert step_bytes[1] == step_bytes[0]

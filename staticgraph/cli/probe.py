@@ -75,8 +75,6 @@ class ProbeOptions:
         compiled: with --like cuda: the step as torch's compiler writes it, for the compiled and
             the recorded modes; takes minutes.
         gpu: with --compiled: the device to compile for.
-        path: the shapes of compiled and recorded steps, or those of eager steps, whose layers
-            follow the real counts of a batch.
     """
 
     form: Annotated[
@@ -86,7 +84,6 @@ class ProbeOptions:
     like: Annotated[str, choice("cpu", "cuda"), Parameter(group=HOW)] = "cpu"
     compiled: Annotated[bool, Parameter(group=HOW)] = False
     gpu: Annotated[Gpu, Parameter(group=HOW)] = "h100"
-    path: Annotated[str, choice("recorded", "counted"), Parameter(group=HOW)] = "recorded"
 
 
 def run(
@@ -124,8 +121,6 @@ def run(
     check_sizes(step.model, step.hidden)
     if how.compiled and (how.like != "cuda" or how.device == "cuda"):
         raise UsageError("--compiled counts a step for a GPU that is not here: give --like cuda")
-    if how.compiled and how.path == "counted":
-        raise UsageError("--compiled reads recorded shapes alone: leave --path counted out")
     require_names(step, model=step.model, loss=step.loss)
     import torch
 
@@ -206,6 +201,5 @@ def make_probe(
         autocast=torch.bfloat16 if step.autocast else None,
         accumulate=step.accumulate,
         target=how.gpu,
-        path=how.path,
         **reader,
     )

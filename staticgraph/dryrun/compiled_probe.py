@@ -59,14 +59,13 @@ class CompiledReader:
         Raises:
             DryRunUnavailable: a dry run cannot work on this machine.
             TypeError: model, loss or optimizer cannot be passed to another process.
-            ValueError: accumulated steps, or real counts, which a compiled step does not have.
+            ValueError: accumulated steps, which a compiled step does not have.
         """
         subject = probed.subject
-        if probed.accumulate != 1 or probed.counted:
-            what = "path='counted'" if probed.counted else f"accumulate={probed.accumulate}"
+        if probed.accumulate != 1:
             raise ValueError(
-                f"{what} has no compiled reading: a compiled step is one backward over recorded "
-                "shapes; leave compiled=True out"
+                f"accumulate={probed.accumulate} has no compiled reading: a compiled step is one "
+                "backward; leave compiled=True out"
             )
         given = {
             name: value
@@ -142,7 +141,7 @@ def probe(
             :func:`staticgraph.dryrun.dry_run`.
         target: the device to compile for.
         options: ``loss``, ``optimizer``, ``form``, ``reader``, ``forward``, ``autocast``,
-            ``accumulate``, ``path``, ``capacities`` and ``held_out``, as for
+            ``accumulate``, ``capacities`` and ``held_out``, as for
             :func:`staticgraph.probing.probe.probe`.
 
     Raises:

@@ -23,6 +23,26 @@ from torch.utils.flop_counter import flop_registry
 from staticgraph.internals.dispatch import tree_leaves
 
 KINDS = ("staticgraph", "inductor", "library", "copy", "host")
+# Neither kernels nor waits: memory, queries, views under another name.
+NOTHING = frozenset(
+    {
+        "empty_strided",
+        "empty",
+        "empty_like",
+        "new_empty",
+        "new_empty_strided",
+        "detach",
+        "as_strided",
+        "device",
+        "set_",
+        "lift_fresh",
+        "promote_types",
+        "result_type",
+        "_record_function_enter_new",
+        "_record_function_exit",
+        "_unsafe_view",
+    }
+)
 COPIES = frozenset({"copy_", "fill_", "zero_", "clone", "_to_copy", "zeros", "ones", "full"})
 
 

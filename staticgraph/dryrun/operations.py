@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from staticgraph.dryrun.launches import NOTHING
 from staticgraph.dryrun.report import PARTS
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.kernels.batch_norm.op import launches as norm_launches
@@ -37,24 +38,6 @@ MORE_LAUNCHES = {
 # For edges that share a table: the product with the counts, and its sum.
 SHARED_TABLE = 2
 
-# Neither kernels nor waits: memory, numbers converted to tensors on the host, dtype queries.
-NOTHING = frozenset(
-    {
-        "empty",
-        "new_empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty_strided",
-        "lift_fresh",
-        "scalar_tensor",
-        "promote_types",
-        "result_type",
-        "detach",
-        "_unsafe_view",
-        "_record_function_enter_new",
-        "_record_function_exit",
-    }
-)
 HOST_READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
 
 
@@ -109,7 +92,7 @@ class OperationCounter(TorchDispatchMode):
         short = name.split("::")[1]
         if short in HOST_READS:
             self.operations.host_reads += 1
-        elif not (func.is_view or short in NOTHING):
+        elif not (func.is_view or short in NOTHING or short == "scalar_tensor"):
             count = operations(name, args)
             self.operations.counts[self._part][name] += count
             self.operations.launches += count + further_launches(name, args)

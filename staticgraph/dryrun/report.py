@@ -103,15 +103,6 @@ class BucketRun:
         chosen = [c for name, c in self.operators.items() if part in (None, name)]
         return sum(sum(counts.values()) for counts in chosen)
 
-    def names(self) -> dict[str, int]:
-        """Launches keyed by ``part kind name``, for comparison with a later count."""
-        return {
-            f"{part} {kind} {name}": number
-            for part, kinds in self.launches.items()
-            for kind, names in kinds.items()
-            for name, number in names.items()
-        }
-
     def records(self) -> str:
         """How it is recorded, in words."""
         if self.error is not None and not self.pieces:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from staticgraph.dryrun.launches import WATCH, tensors
+from staticgraph.dryrun.launches import NOTHING, WATCH, tensors
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.internals.tracing import TracingContext
 from staticgraph.kernels.register import CUDA, NAMESPACE
@@ -82,26 +82,6 @@ def _of_file(file: str) -> str:
 
 
 READS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})
-# Neither kernels nor waits: memory, queries, views under another name.
-NOTHING = frozenset(
-    {
-        "empty_strided",
-        "empty",
-        "empty_like",
-        "new_empty",
-        "new_empty_strided",
-        "detach",
-        "as_strided",
-        "device",
-        "set_",
-        "lift_fresh",
-        "promote_types",
-        "result_type",
-        "_record_function_enter_new",
-        "_record_function_exit",
-        "_unsafe_view",
-    }
-)
 # In-place operations without a fake kernel in torch.
 SILENT = frozenset({"aten::_fused_adam_.tensor_lr", "aten::_fused_adamw_.tensor_lr"})
 

@@ -114,7 +114,6 @@ def breakdown_of(
     capacities: Sequence[Capacity],
     *,
     slots: int = DEVICE_SLOTS,
-    host_slots: int = HOST_SLOTS,
     data_set: int = 0,
     recorded: int = 1,
 ) -> Breakdown:
@@ -126,7 +125,7 @@ def breakdown_of(
     Args:
         memory: predicts the bytes of a step.
         capacities: of the buckets.
-        slots, host_slots: batches that are alive at once, on the device and pinned on the host.
+        slots: batches that are alive at once on the device.
         data_set: bytes of the graphs, where they are on the device.
         recorded: number of recordings of a training step, each with separate gradients; 1 where
             nothing is recorded.
@@ -144,7 +143,7 @@ def breakdown_of(
         slots=slots * slot,
         pool=step - gradients,
         workspaces=memory.workspace_bytes,
-        pinned_host=host_slots * slot,
+        pinned_host=HOST_SLOTS * slot,
         bucket=capacity,
         binding=memory.binding(capacity),
         data_set=data_set,

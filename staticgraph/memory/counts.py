@@ -14,28 +14,18 @@ Form = Literal["linear", "attention", "quadratic"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
 
-def counts_of(capacity: Capacity, counted: bool = False) -> dict[str, float]:
-    """Every count that a form may have.
-
-    With ``counted``, rows and the block of attention are as large as real graphs can make them, as
-    for layers that follow real counts: the difference for padding is then in the fixed term, whose
-    sign a fit can determine.
-    """
-    nodes, edges, graphs = capacity.nodes, capacity.edges, capacity.graphs
-    extra, places = capacity.extra, graphs * capacity.max_graph_nodes
-    if counted:
-        nodes, edges, graphs = capacity.node_limit, capacity.edge_limit, capacity.graph_limit
-        extra = tuple((name, rows - 1) for name, rows in extra)
-        places = max(1, graphs) * max(1, min(capacity.max_graph_nodes, nodes))
+def counts_of(capacity: Capacity) -> dict[str, float]:
+    """Every count that a form may have."""
+    places = capacity.graphs * capacity.max_graph_nodes
     return {
         "fixed": 1.0,
-        "nodes": float(nodes),
-        "edges": float(edges),
-        "graphs": float(graphs),
+        "nodes": float(capacity.nodes),
+        "edges": float(capacity.edges),
+        "graphs": float(capacity.graphs),
         "places": float(places),
         "pairs": float(places * capacity.max_graph_nodes),
-        "nodes^2": float(nodes) ** 2,
-        **{rows_of(name): float(rows) for name, rows in extra},
+        "nodes^2": float(capacity.nodes) ** 2,
+        **{rows_of(name): float(rows) for name, rows in capacity.extra},
     }
 
 

@@ -85,7 +85,6 @@ class Fit(NamedTuple):
         note: which forms were tried and rejected, for people.
         axes: the data's own axes, whose rows are one term each, after those of the form.
         typed: whether nodes have types, so that :data:`SUMS` are not terms.
-        counted: whether rows and the block of attention are those that real graphs may fill.
         pieces: fits that replace this one where steps run other operations; the last that applies.
     """
 
@@ -96,7 +95,6 @@ class Fit(NamedTuple):
     note: str = ""
     axes: tuple[str, ...] = ()
     typed: bool = False
-    counted: bool = False
     pieces: tuple[FitPiece, ...] = ()
 
     @property
@@ -122,7 +120,7 @@ class Fit(NamedTuple):
                 f"capacity has those of {', '.join(names) or 'none'}: probe with the data that the "
                 "plan is for"
             )
-        counts = counts_of(capacity, here.counted)
+        counts = counts_of(capacity)
         row = [counts[term] for term in here.terms]
         peak = max((list(map(mul, plane, row)) for plane in here.planes), key=sum)
         return dict(zip(here.terms, peak, strict=True))
@@ -141,7 +139,6 @@ class Fit(NamedTuple):
         """The fit as plain values, for JSON."""
         return {
             "form": self.form,
-            **({"counted": True} if self.counted else {}),
             "terms": list(self.terms),
             **({"axes": list(self.axes), "typed": self.typed} if self.axes else {}),
             "planes": [list(plane) for plane in self.planes],
@@ -172,6 +169,8 @@ class Fit(NamedTuple):
             raise ValueError(f"{form} has the terms {values['terms']}, not {terms}")
         if values.get("layout", "dense") != "dense":  # of a version with attention in blocks
             raise ValueError(f"layout {values['layout']!r} is no longer known: probe again")
+        if values.get("counted"):  # of a version with a fit over real counts
+            raise ValueError("a model of real counts is no longer known: probe again")
         return cls(
             form,
             tuple(map(tuple, values["planes"])),
@@ -180,7 +179,6 @@ class Fit(NamedTuple):
             values["fit_note"],
             axes,
             typed,
-            values.get("counted", False),
             tuple(
                 FitPiece(piece["above"], cls.from_dict(piece)) for piece in values.get("pieces", ())
             ),
@@ -212,7 +210,6 @@ def fit(
     held_out: FitPoint | None = None,
     *,
     typed: bool = False,
-    counted: bool = False,
 ) -> Fit:
     """Fits a form by non-negative least squares on relative errors.
 
@@ -223,8 +220,6 @@ def fit(
         held_out: a point to check on, not fitted.
         typed: whether nodes have types: all nodes and all edges are then sums of the capacities'
             axes.
-        counted: whether the layers of the measured steps may follow real counts; the fit then
-            determines whether they do.
 
     Raises:
         FitRefused: too few points, points that do not separate the terms, or a residual over 5%.
@@ -237,14 +232,10 @@ def fit(
     tried: Sequence[Form] = FORMS if form == "auto" else (form,)
     for name in tried:
         try:
-            ways = [
-                _fit_form(points, name, held_out, typed, real)
-                for real in (False, True)[: 1 + counted]
-            ]
+            fits.append(_fit_form(points, name, held_out, typed))
         except FitRefused as refusal:
             refusals.append(f"{name}: {refusal}")
             continue
-        fits.append(min(ways, key=lambda fit: fit.worst))
         if fits[-1].worst <= GOOD_RESIDUAL:
             break
     if not fits:
@@ -272,7 +263,6 @@ def _fit_form(
     form: Form,
     held_out: FitPoint | None,
     typed: bool,
-    counted: bool,
 ) -> Fit:
     axes = tuple(name for name, _ in points[0].capacity.extra) if points else ()
     terms = terms_of(form, axes, typed)
@@ -284,7 +274,7 @@ def _fit_form(
     if any(not (math.isfinite(p.nbytes) and p.nbytes > 0) for p in points):
         raise FitRefused("a point has no positive number of bytes: was the step really run?")
     capacities = [p.capacity for p in points]
-    counts = _counts(capacities, terms, counted)
+    counts = _counts(capacities, terms)
     most = counts.max(axis=0)
     if not most.all() or np.linalg.matrix_rank(counts / most, tol=1e-6) < len(terms):
         raise FitRefused(
@@ -303,7 +293,7 @@ def _fit_form(
         # is an exact sum of counts; only which of them is the largest changes. All moments are
         # fitted at once, and those are kept that are the largest at some capacity.
         free, *_ = np.linalg.lstsq(weighted, moments / peaks[:, None], rcond=None)
-        drawn = _counts(_drawn(tuple(capacities)), terms, counted)
+        drawn = _counts(_drawn(tuple(capacities)), terms)
         targets = moments[:, np.unique(np.argmax(drawn @ free, axis=1))]
     planes = np.unique([non_negative(weighted, t / peaks) for t in targets.T], axis=0)
     if form == "quadratic" and targets.shape[1] == 1:
@@ -312,16 +302,16 @@ def _fit_form(
             note = "negative curvature: the square was left out, the line kept"
     errors = np.abs((counts @ planes.T).max(axis=1) / peaks - 1)
     plain = tuple(tuple(map(float, plane)) for plane in planes)
-    fit = Fit(form, plain, float(errors.max()), None, note, axes, typed, counted)
+    fit = Fit(form, plain, float(errors.max()), None, note, axes, typed)
     if held_out is None:
         return fit
     missed = abs(fit.predict(held_out.capacity) / held_out.nbytes - 1)
     return fit._replace(held_out=float(missed))
 
 
-def _counts(capacities: Sequence[Capacity], terms: Sequence[str], counted: bool) -> FloatArray:
+def _counts(capacities: Sequence[Capacity], terms: Sequence[str]) -> FloatArray:
     """The counts of the capacities, ``[capacities, terms]`` float64."""
-    counts = [counts_of(capacity, counted) for capacity in capacities]
+    counts = [counts_of(capacity) for capacity in capacities]
     return np.array([[row[term] for term in terms] for row in counts])
 
 

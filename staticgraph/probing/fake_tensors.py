@@ -97,7 +97,7 @@ class _Steps:
                 e.name: torch.empty(e.shape, dtype=getattr(torch, e.dtype.name))
                 for e in layout.entries
             }
-            batch = StaticBatch(layout, tensors, probed.real_counts(capacity))
+            batch = StaticBatch(layout, tensors)
             twin = replace(subject, model=model, optimizer=optimizer)
             step = ProbeStep(twin, probed.accumulate, "cuda" if self._on_cuda else None)
             with live:

@@ -8,7 +8,6 @@ the process in a build of torch without CUDA.
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from typing import Any
 
 import torch
@@ -53,36 +52,26 @@ def fake_model(
 def fake_optimizer(
     optimizer: torch.optim.Optimizer, twins: dict[Tensor, Tensor], mode: FakeTensorMode
 ) -> torch.optim.Optimizer:
-    """The same kind of optimizer over the twins, with fake state of the same shapes.
+    """A copy of an optimizer over the twins, with fake state of the same shapes.
 
-    It is created the way pickle creates one, so that neither hooks nor a scheduler's wrapper of
-    ``step`` is copied and steps the real one.
+    An optimizer is copied as pickle would, so neither hooks nor a scheduler's wrapper of ``step``,
+    which would step the real one, are copied with it.
 
     Raises:
         ValueError: the optimizer has parameters that are not the model's.
     """
-
-    def twin_of(parameter: Tensor) -> Tensor:
-        """The fake parameter for a real one."""
-        if parameter not in twins:
+    memo: dict[int, Any] = {id(parameter): twin for parameter, twin in twins.items()}
+    for group in optimizer.param_groups:
+        if strangers := [p for p in group["params"] if p not in twins]:
             raise ValueError(
-                f"the optimizer has a parameter of shape {list(parameter.shape)} that the model "
+                f"the optimizer has a parameter of shape {list(strangers[0].shape)} that the model "
                 "has not: give the optimizer that was made with model.parameters()"
             )
-        return twins[parameter]
-
-    groups = [
-        {**_on_the_host(group), "params": [twin_of(p) for p in group["params"]]}
-        for group in optimizer.param_groups
-    ]
-    state: dict[Tensor, Any] = defaultdict(dict)
-    for parameter, values in optimizer.state.items():
-        state[twin_of(parameter)] = {
-            name: _like(value, mode) if isinstance(value, Tensor) else value
-            for name, value in values.items()
-        }
-    twin = type(optimizer).__new__(type(optimizer))
-    twin.__setstate__({"defaults": optimizer.defaults, "state": state, "param_groups": groups})
+    for values in optimizer.state.values():
+        memo |= {id(v): _like(v, mode) for v in values.values() if isinstance(v, Tensor)}
+    twin = copy.deepcopy(optimizer, memo)
+    for group in twin.param_groups:
+        group.update(_on_the_host(group))
     return twin
 
 

@@ -32,7 +32,7 @@ class Fitting:
     Attributes:
         readings: all readings so far, beginning with those chosen for the data.
         checked: a reading that is held out of the fit.
-        form, typed, counted: as for :func:`staticgraph.memory.fit.fit`.
+        form, typed: as for :func:`staticgraph.memory.fit.fit`.
         read: reads further capacities until memory runs out; returns the readings, and a note where
             it did.
         note: where memory ran out; then nothing more is read.
@@ -42,7 +42,6 @@ class Fitting:
     checked: Measured | None
     form: Form | Literal["auto"]
     typed: bool
-    counted: bool
     read: Callable[[Sequence[Capacity]], tuple[list[Measured], str]]
     note: str = ""
 
@@ -105,7 +104,7 @@ class Fitting:
             for (capacity, reading), live in zip(readings, moments, strict=True)
         ]
         held = None if checked is None else FitPoint(checked[0], checked[1].step)
-        return fit(points, self.form, held, typed=self.typed, counted=self.counted)
+        return fit(points, self.form, held, typed=self.typed)
 
 
 class CapacitySide(NamedTuple):

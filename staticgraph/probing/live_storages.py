@@ -26,7 +26,6 @@ from torch import Tensor
 
 from staticgraph.internals.dispatch import TorchDispatchMode, read_number, to_copy, tree_leaves
 from staticgraph.internals.fakes import ask_device
-from staticgraph.text.how_many import how_many
 
 # Names as in c10/cuda/CUDACachingAllocator.h and CUDAAllocatorConfig.h.
 SMALL_SIZE = 1 << 20
@@ -118,11 +117,9 @@ class LiveStorages(TorchDispatchMode):
         reads_allowed: return 1.0 where an operation reads a number from a fake tensor. Only set
             while an optimizer steps, whose step count is such a number; anywhere else a read of
             data is an error and remains one.
-        limit_bytes: raise torch's out-of-memory error above it; None for no limit.
 
     Args:
         block: every storage is rounded up to a multiple of it.
-        limit_bytes: as above.
         casts: whether to count the copies that a CPU makes of operands of mixed dtypes.
         pool: notified of every storage, where given.
     """
@@ -130,7 +127,6 @@ class LiveStorages(TorchDispatchMode):
     def __init__(
         self,
         block: int = 1,
-        limit_bytes: int | None = None,
         casts: bool = False,
         pool: CachingPool | None = None,
     ) -> None:
@@ -140,7 +136,6 @@ class LiveStorages(TorchDispatchMode):
         self.moments: list[int] = []
         self.operations: list[int] = []
         self.reads_allowed = False
-        self.limit_bytes = limit_bytes
         self._block = block
         self._casts = casts
         self._pool = pool
@@ -191,11 +186,6 @@ class LiveStorages(TorchDispatchMode):
             self._pool.allocate(key, nbytes)
         self.live_bytes += nbytes - (known or 0)
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        if self.limit_bytes is not None and self.live_bytes > self.limit_bytes:
-            raise torch.OutOfMemoryError(
-                f"out of memory: {how_many(self.live_bytes, 'byte')} are live, the limit is "
-                f"{self.limit_bytes}"
-            )
 
     def reset_peak(self) -> tuple[list[int], list[int]]:
         """Returns moments and operations so far; resets them, and the peak to live bytes."""

@@ -11,7 +11,7 @@ that is not out-of-memory passes unchanged.
 Which path is read: the shapes that are recorded. The batch of a probe hides its real counts
 (``batch.real`` is None), so layers that would follow them in plain eager mode (batch norm over the
 real rows alone, an attention block as small as the batch) use the bucket's full shapes, as they do
-in a recording. ``path="counted"`` reads the other path, at full counts.
+in a recording; following them takes less.
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ def probe(
     forward: Forward | None = None,
     autocast: torch.dtype | None = None,
     accumulate: int = 1,
-    path: Literal["recorded", "counted"] = "recorded",
     capacities: Sequence[Capacity] | None = None,
     held_out: Capacity | None = None,
 ) -> MemoryModel:
@@ -99,25 +98,22 @@ def probe(
         forward: as for the runner.
         autocast: a dtype to run forward and loss in.
         accumulate: backward passes per step of the optimizer.
-        path: ``recorded`` shapes, or ``counted``: see the module.
         capacities: the capacities to measure, instead of ones chosen from the sizes of the data.
         held_out: the capacity to check the fit on, with ``capacities``.
 
     Raises:
         FitRefused: the points do not determine the form, or no form explains them within 5%.
         ProbeFailed: memory ran out before enough points were measured.
-        ValueError: an unknown reader, path or form, ``accumulate`` below 1, or a model that cannot
+        ValueError: an unknown reader or form, ``accumulate`` below 1, or a model that cannot
             be copied over fake tensors.
     """
-    if path not in ("recorded", "counted"):
-        raise ValueError(f"path={path!r}; choose 'recorded' or 'counted'")
     if accumulate < 1:
         raise ValueError(f"accumulate={accumulate} must be at least 1")
     if form not in ("auto", *TERMS):
         raise ValueError(f"form={form!r}; choose 'auto', {', '.join(map(repr, TERMS))}")
     schema: Schema = store.schema
     subject = Subject.of(model, loss=loss, optimizer=optimizer, forward=forward, autocast=autocast)
-    probed = Probed(subject, schema, accumulate, path == "counted")
+    probed = Probed(subject, schema, accumulate)
     chosen = _reader(reader, subject)
     with chosen.open(probed) as read:
         if capacities is None:
@@ -129,7 +125,6 @@ def probe(
             checked,
             form,
             schema.hetero,
-            probed.counted,
             partial(_further, read),
             note,
         )

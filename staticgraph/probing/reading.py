@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.nn.context.choosing import choosing
 from staticgraph.nn.context.present import present
@@ -36,30 +35,15 @@ class Probed:
             optimizer only forward and backward.
         schema: the fields of the data.
         accumulate: backward passes per step of the optimizer.
-        counted: let layers follow the batch's real counts, full up to the limits, as they do in
-            eager mode outside a recording.
     """
 
     subject: Subject
     schema: Schema
     accumulate: int = 1
-    counted: bool = False
 
     def layout(self, capacity: Capacity) -> SlotLayout:
         """The arrays of a batch of this capacity."""
         return SlotLayout(0, capacity, self.schema, self.subject.pointers)
-
-    def real_counts(self, capacity: Capacity) -> RealCounts | None:
-        """The host counts that a batch of this capacity reports to its layers."""
-        if not self.counted:
-            return None
-        schema, own = self.schema, tuple((name, rows - 1) for name, rows in capacity.extra)
-        nodes, edges = capacity.node_limit, capacity.edge_limit
-        if schema.hetero:
-            rows = dict(own)
-            nodes = sum(rows[axis.name] for axis in schema.node_axes)
-            edges = sum(rows[axis.name] for axis in schema.edge_axes)
-        return RealCounts(nodes, edges, capacity.graph_limit, capacity.max_graph_nodes, own)
 
 
 class ProbeStep:

@@ -25,8 +25,7 @@ from staticgraph.schema import Schema
 from staticgraph.store import MANIFEST as MANIFEST
 from staticgraph.store.checks import Checks, blocks_of, by_block, sums_of
 from staticgraph.store.columns import Array
-from staticgraph.store.graph_columns import GraphColumns, Kept
-from staticgraph.store.objects import ObjectColumn
+from staticgraph.store.graph_columns import GraphColumns, Kept, assembled
 from staticgraph.store.structure import STRUCTURE, Damage, check_forms, check_manifest
 from staticgraph.text.how_many import how_many
 
@@ -163,27 +162,8 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
     checks = Checks(root, schema, arrays, blocks, None if whole else sums, names)
     if verify or whole:
         checks.everything()
-    kinds = ("column", "split", "offsets", "origins", "objects", "object_ends")
-    picked: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
-    structure: dict[str, Any] = {name: arrays[name] for name in STRUCTURE}
-    for name, array in arrays.items():
-        what, _, key = name.partition(".")
-        if key:
-            picked[what][key] = array
-    return kind(
-        schema=schema,
-        columns=picked["column"],
-        splits=picked["split"],
-        offsets={axis.name: picked["offsets"][axis.name] for axis in schema.axes},
-        origins=picked["origins"],
-        name=str(manifest["name"]),
-        checks=None if checks.complete else checks,
-        objects={
-            name: ObjectColumn(text, picked["object_ends"][name])
-            for name, text in picked["objects"].items()
-        },
-        **structure,
-    )
+    unchecked = None if checks.complete else checks
+    return assembled(kind, schema, arrays, name=str(manifest["name"]), checks=unchecked)
 
 
 def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array:

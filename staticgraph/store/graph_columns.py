@@ -15,6 +15,7 @@ of ``.npy`` files, memory-mapped when loaded, with a manifest that holds the ver
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -44,6 +45,7 @@ from staticgraph.store.indices import check_indices
 from staticgraph.store.objects import ObjectColumn, ObjectsOf
 from staticgraph.store.positions import graph_number, one_graph, several_graphs
 from staticgraph.store.sorted_edges import SortedEdges, first_order
+from staticgraph.store.structure import STRUCTURE
 from staticgraph.text.how_many import how_many
 
 # Number of graphs whose sizes are computed at once; as int64 differences of offsets they take 16
@@ -279,18 +281,7 @@ class GraphColumns:
 
     def arrays(self) -> dict[str, Array]:
         """Returns every array, keyed by the name of its file."""
-        structure = {
-            key: getattr(self, key)
-            for key in (
-                "node_offsets",
-                "edge_offsets",
-                "edge_src",
-                "edge_dst",
-                "row_ptr",
-                "transpose",
-                "edge_origin",
-            )
-        }
+        structure = {key: getattr(self, key) for key in STRUCTURE}
         columns = {f"column.{key}": value for key, value in self.columns.items()}
         splits = {f"split.{key}": value for key, value in self.splits.items()}
         offsets = {f"offsets.{key}": value for key, value in self.offsets.items()}
@@ -458,6 +449,38 @@ class GraphColumns:
             f"GraphStore({self.name}: {self._size_in_words()}, {how_many(nodes, 'node')}, "
             f"{how_many(edges, 'edge')}, {self.nbytes / 2**20:.1f} MiB; {fields})"
         )
+
+
+def assembled(
+    kind: type[Kept],
+    schema: Schema,
+    arrays: Mapping[str, Array],
+    *,
+    name: str = "data",
+    checks: Checks | None = None,
+) -> Kept:
+    """Builds a store of a class from arrays by the names of :meth:`GraphColumns.arrays`.
+
+    They are not checked here.
+    """
+    parts: dict[str, dict[str, Array]] = defaultdict(dict)
+    for full, array in arrays.items():
+        what, _, key = full.partition(".")
+        parts[what][key] = array
+    return kind(
+        schema=schema,
+        columns=parts["column"],
+        splits=parts["split"],
+        offsets={axis.name: parts["offsets"][axis.name] for axis in schema.axes},
+        origins=parts["origins"],
+        name=name,
+        checks=checks,
+        objects={
+            key: ObjectColumn(text, parts["object_ends"][key])
+            for key, text in parts["objects"].items()
+        },
+        **{key: arrays[key] for key in STRUCTURE},  # type: ignore[arg-type]
+    )
 
 
 class StoredGraphs(Sequence[Any]):

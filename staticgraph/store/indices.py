@@ -69,12 +69,26 @@ class Outside(NamedTuple):
     """An out-of-range value of an index field.
 
     Attributes:
+        field: the field's name.
         graph: the graph's index.
-        words: the description of the error.
+        value: the value.
+        level: the level that it refers to.
+        most: the graph's rows of that level.
     """
 
+    field: str
     graph: int
-    words: str
+    value: int
+    level: str
+    most: int
+
+    @property
+    def words(self) -> str:
+        """The description of the error."""
+        return (
+            f"graph {self.graph} has {self.value} in {self.field!r}, which counts {self.level!r}, "
+            f"of which it has {self.most}: values must be from 0 and below that"
+        )
 
 
 def first_outside(field: Field, column: Array, offsets: Offsets, graphs: int) -> Outside | None:
@@ -95,11 +109,7 @@ def first_outside(field: Field, column: Array, offsets: Offsets, graphs: int) ->
         if wrong.any():
             row = int(wrong.argmax())
             graph = int(owner[row])
-            return Outside(
-                graph,
-                f"graph {graph} has {values[row]} in {field.name!r}, which counts {level!r}, of "
-                f"which it has {most[graph]}: values must be from 0 and below that",
-            )
+            return Outside(field.name, graph, int(values[row]), level, int(most[graph]))
     return None
 
 

@@ -10,7 +10,7 @@ array, and it appears whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,8 +58,7 @@ def merge(
         for key in survey.names:
             path, shape = scratch / files.file_of(key), survey.shape(key)
             mapped = np.lib.format.open_memmap(path, "w+", survey.dtype(key), shape)
-            for first, piece in survey.pieces(key):
-                mapped[first : first + len(piece)] = piece
+            survey.fill(mapped, key)
             mapped.flush()
             arrays[key] = mapped
         for key, split in checked.items():
@@ -71,6 +70,7 @@ def merge(
         files.seal(scratch, survey.schema, name, histogram.digest, arrays)
 
 
+NONE: Array = np.empty(0, np.uint8)
 OFFSETS = "offsets."
 # Arrays with one more entry than rows, whose values continue from part to part.
 CONTINUED = ("node_offsets", "edge_offsets", "row_ptr", OFFSETS, "object_ends.")
@@ -152,38 +152,45 @@ class Survey:
                 dtypes = dtypes - {int16}
         return _common(dtypes)
 
-    def pieces(self, name: str) -> Iterator[tuple[int, Array]]:
-        """Yields the concatenated array, one part at a time, each with its first row."""
-        first, base = 0, 0
-        level = _level_of_origin(name)
-        for part in self._parts:
-            store = part()
-            piece = _arrays_of(store)[name]
-            if name.startswith(CONTINUED) and len(piece):
-                piece = piece.astype(np.int64) + base
-                base = int(piece[-1])
-                yield first, piece
-                first += len(piece) - 1
-                continue
-            if level is not None and self._lengths[name] and not len(piece):  # it was sorted
-                offsets = np.asarray(store.offsets_of(level))
-                piece = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], np.diff(offsets))
-            yield first, piece
+    def fill(self, array: Array, name: str) -> Array:
+        """Fills an array of the shape and dtype of a name from all parts, and returns it."""
+        first, arrays = 0, (_arrays_of(part()) for part in self._parts)
+        for piece in pieces(name, arrays, moved=self._lengths[name] > 0):
+            array[first : first + len(piece)] = piece
             first += len(piece)
+        return array
 
     def joined(self, name: str) -> Array:
         """Returns an array over all parts, in main memory."""
-        array = np.empty(self.shape(name), self.dtype(name))
-        for first, piece in self.pieces(name):
-            array[first : first + len(piece)] = piece
-        return array
+        return self.fill(np.empty(self.shape(name), self.dtype(name)), name)
+
+
+def pieces(name: str, parts: Iterable[Mapping[str, Array]], moved: bool) -> Iterator[Array]:
+    """Yields what each part adds to the concatenation of an array.
+
+    Args:
+        name: the name of the array.
+        parts: the arrays of each part, by name.
+        moved: whether the edges of any part were moved; the others then have their own order.
+    """
+    base, level = 0, _level_of_origin(name) if moved else None
+    begun = False
+    for arrays in parts:
+        piece = arrays.get(name, NONE)
+        if name.startswith(CONTINUED) and len(piece):
+            piece = piece[int(begun) :].astype(np.int64) + base
+            base, begun = int(piece[-1]) if len(piece) else base, True
+        elif level is not None and not len(piece):
+            offsets = arrays["edge_offsets" if level == "edge" else f"{OFFSETS}{level}"]
+            piece = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], np.diff(offsets))
+        yield piece
 
 
 def _arrays_of(store: GraphColumns) -> dict[str, Array]:
     """Returns the arrays that are concatenated; origins of sorted edges are empty."""
     arrays = {k: v for k, v in store.arrays().items() if not k.startswith("split.")}
     for axis in store.schema.edge_axes:
-        arrays.setdefault(f"origins.{axis.name}", np.empty(0, np.uint8))
+        arrays.setdefault(f"origins.{axis.name}", NONE)
     return arrays
 
 

@@ -8,8 +8,8 @@ specified by the indices of its graphs alone.
 The encoding differs from :class:`GraphStore` only in dtypes: integers, including offsets, take the
 narrowest signed type or uint8; rows of several zeros and ones (one-hot features, masks) are packed
 into bits; floats that are small whole numbers or NaN (labels with missing values) are int8; row
-pointers count within their graph. Invariant: :meth:`DeviceStore.decoded` returns the host's arrays
-bit for bit. Whether the data set fits its budget is decided before anything is moved.
+pointers count within their graph. Invariant: a batch collated from it has the bits of one from the
+host. Whether the data set fits its budget is decided before anything is moved.
 
 This module does not collate (:mod:`staticgraph.kernels.collate`) or choose batches.
 """
@@ -125,42 +125,6 @@ class DeviceStore:
 
     def _tensors(self) -> list[Tensor]:
         return [*self.structure.values(), *(column.values for column in self.columns.values())]
-
-    def decoded(self) -> dict[str, Array]:
-        """Reads all arrays back to the host and decodes them.
-
-        Structure is int64; fields have the dtype that a model sees. ``row_ptr``, ``col_ptr`` and
-        ``transpose`` are included if they were moved.
-        """
-        arrays = {
-            name: tensor.cpu().numpy().astype(np.int64) for name, tensor in self.structure.items()
-        }
-        nodes, edges = arrays["node_offsets"], arrays["edge_offsets"]
-        for name, rows in (("edge_src", edges), ("edge_dst", edges), ("transpose", edges)):
-            if name in arrays:
-                arrays[name] = arrays[name][: rows[-1]]
-        if self.pointers:
-            first = np.repeat(edges[:-1], np.diff(nodes))
-            arrays["row_ptr"] = np.append(arrays["row_ptr"][: nodes[-1]] + first, edges[-1])
-            arrays["col_ptr"] = np.append(arrays["col_ptr"][: nodes[-1]] + first, edges[-1])
-        for field in self.schema:
-            arrays[f"column.{field.name}"] = self._decoded(field)
-        return arrays
-
-    def _decoded(self, field: Field) -> Array:
-        column = self.columns[field.name]
-        kept = self.host.columns[field.name]
-        values = column.values.cpu().numpy()[: _rows(field, kept)]
-        width = _width(field)
-        if column.kind == BITS:
-            values = np.unpackbits(values, axis=1, count=width, bitorder="little")
-        if column.kind == LABELS:
-            floats = values.astype(field.dtype)
-            floats[values == MISSING] = np.nan
-            values = floats
-        if values.dtype.name == UNSIGNED.get(field.dtype):
-            values = values.view(field.dtype)
-        return values.astype(field.dtype).reshape(len(kept), *field.shape)
 
     def __repr__(self) -> str:
         return f"DeviceStore({self.host!r} as {human_bytes(self.nbytes)} on {self.device})"

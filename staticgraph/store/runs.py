@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
+from staticgraph.sizes.whole_numbers import pointer_dtype
 from staticgraph.store.checks import by_block, rows_of
 from staticgraph.store.columns import Array
-from staticgraph.store.graph_columns import GraphColumns
-from staticgraph.store.objects import ObjectColumn
+from staticgraph.store.graph_columns import GraphColumns, assembled
+from staticgraph.store.merge import CONTINUED
 from staticgraph.store.sharded import Sharded
 
 
@@ -42,52 +42,32 @@ def slices(
 
 def stretch(store: GraphColumns, first: int, last: int) -> GraphColumns:
     """Returns graphs ``first`` to ``last - 1`` of a store in one piece, as a store."""
-
-    def bounds(level: str) -> IntArray:
-        """Returns ``[last - first + 1]``: where the rows of each graph begin."""
-        return np.asarray(store.offsets_of(level)[first : last + 1])
-
-    def rows(level: str) -> slice:
-        """Returns the rows of all of these graphs."""
-        begins = bounds(level)
-        return slice(int(begins[0]), int(begins[-1]))
-
-    def rows_in(array: Array, level: str) -> Array:
-        """Returns the part of an array with these graphs; an empty array is returned as it is."""
-        return array[rows(level)] if len(array) else array
-
-    schema, edges = store.schema, rows("edge")
-    columns = {}
-    for field in schema:
-        here = rows(field.level)
-        wide = field.rows if field.level == "graph" else 1
-        columns[field.name] = store.columns[field.name][here.start * wide : here.stop * wide]
-    pointers = store.row_ptr
-    if len(pointers):
-        nodes = rows("node")
-        own = pointers[nodes.start : nodes.stop + 1].astype(np.int64) - edges.start
-        pointers = own.astype(pointer_dtype(edges.stop - edges.start))
-    return GraphColumns(
-        schema=schema,
-        node_offsets=bounds("node") - bounds("node")[0],
-        edge_offsets=bounds("edge") - bounds("edge")[0],
-        edge_src=rows_in(store.edge_src, "edge"),
-        edge_dst=rows_in(store.edge_dst, "edge"),
-        row_ptr=pointers,
-        transpose=rows_in(store.transpose, "edge"),
-        edge_origin=rows_in(store.edge_origin, "edge"),
-        columns=columns,
-        name=store.name,
-        offsets={axis.name: bounds(axis.name) - bounds(axis.name)[0] for axis in schema.axes},
-        origins={axis: rows_in(origin, axis) for axis, origin in store.origins.items()},
-        objects={
-            name: ObjectColumn(
-                column.text[int(column.ends[first]) : int(column.ends[last])],
-                column.ends[first : last + 1] - column.ends[first],
-            )
-            for name, column in store.objects.items()
-        },
+    return assembled(
+        GraphColumns, store.schema, arrays_between(store, first, last), name=store.name
     )
+
+
+def arrays_between(store: GraphColumns, first: int, last: int) -> dict[str, Array]:
+    """Returns the arrays of graphs ``first`` to ``last - 1``, by the names of a store's arrays."""
+    arrays = store.arrays()
+    here: dict[str, Array] = {}
+    for name, array in arrays.items():
+        kind, _, key = name.partition(".")
+        if kind == "split":
+            continue
+        if by_block(name):
+            rows = rows_of(name, store.schema, arrays, first, last)
+        elif kind == "objects":
+            ends = arrays[f"object_ends.{key}"]
+            rows = slice(int(ends[first]), int(ends[last]))
+        else:
+            rows = slice(first, last + 1)
+        here[name] = array[rows]
+        if name.startswith(CONTINUED) and len(array):
+            here[name] = here[name].astype(np.int64) - int(array[rows.start])
+    if len(here["row_ptr"]):
+        here["row_ptr"] = here["row_ptr"].astype(pointer_dtype(int(here["edge_offsets"][-1])))
+    return here
 
 
 def read_ahead(store: GraphColumns, first: int, last: int) -> int:

@@ -21,11 +21,13 @@ from staticgraph.files.document import NOT_THERE, missing
 from staticgraph.schema import LEVELS, Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
-from staticgraph.store.indices import counted
+from staticgraph.store.indices import first_outside
 
 EDGES = ("edge_src", "edge_dst", "transpose", "edge_origin")
 # Arrays that every store has, whatever its fields are; the names of others start with a kind.
-STRUCTURE = ("node_offsets", "edge_offsets", "row_ptr", *EDGES)
+STRUCTURE = (
+    "node_offsets", "edge_offsets", "edge_src", "edge_dst", "row_ptr", "transpose", "edge_origin"
+)  # fmt: skip
 KINDS = ("column", "split", "offsets", "origins", "checks", "objects", "object_ends")
 REMEDY = "the store was changed; build it again"
 
@@ -133,8 +135,8 @@ def check_graphs(schema: Schema, arrays: Mapping[str, Array], first: int, last: 
     for axis in schema.edge_axes:
         here.check_permutation(f"origins.{axis.name}", axis.name)
     for field in schema:
-        for place, level in counted(field):
-            here.check_index(field, place, level)
+        if field.counts:
+            here.check_index(field)
 
 
 class _Stretch:
@@ -205,23 +207,17 @@ class _Stretch:
         self._refuse(name, level, times[order] > 1, values, "there twice")
         return order
 
-    def check_index(self, field: Field, place: int, level: str) -> None:
-        """Checks that the values of an index field are rows of the level that they refer to."""
-        name = f"column.{field.name}"
+    def check_index(self, field: Field) -> None:
+        """Checks that the values of an index field are rows of the levels that they refer to."""
+        bounds = self.bounds[field.level]
+        rows = slice(int(bounds[0]), int(bounds[-1]))
         if field.level == "graph":
-            rows = slice(self.first * field.rows, (self.first + self.graphs) * field.rows)
-            owner = np.repeat(np.arange(self.graphs), field.rows)
-        else:
-            rows, owner = self.rows(field.level), self.owner(field.level)
-        column = self.arrays[name][rows]
-        values = column.reshape(len(column), field.width)[:, place].astype(np.int64)
-        most = np.ones(self.graphs, np.int64) if level == "graph" else np.diff(self.bounds[level])
-        wrong = (values < 0) | (values >= most[owner])
-        if wrong.any():
-            row = int(wrong.argmax())
+            rows = slice(rows.start * field.rows, rows.stop * field.rows)
+        column = self.arrays[f"column.{field.name}"][rows]
+        if wrong := first_outside(field, column, self.bounds, self.graphs):
             raise Damage(
-                f"{name} has {values[row]} in graph {self.first + owner[row]}, which counts "
-                f"{level!r}, of which it has {most[owner[row]]}: {REMEDY}"
+                f"column.{field.name} has {wrong.value} in graph {self.first + wrong.graph}, which "
+                f"counts {wrong.level!r}, of which it has {wrong.most}: {REMEDY}"
             )
 
     def _refuse(self, name: str, level: str, wrong: Array, values: Array, why: str) -> None:

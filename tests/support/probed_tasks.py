@@ -36,8 +36,8 @@ def task_of(store, name="gine", optimizer="adam", **options):
     torch.manual_seed(0)
     model = models.build(name, store, hidden=32, layers=2)
     optimizer = OPTIMIZERS[optimizer](model.parameters())
-    step = {name: options.pop(name) for name in ("accumulate", "counted") if name in options}
-    return Probed(Subject(model, squared, optimizer, **options), store.schema, **step)
+    accumulate = options.pop("accumulate", 1)
+    return Probed(Subject(model, squared, optimizer, **options), store.schema, accumulate)
 
 
 def probed(task, store, **options):
@@ -45,6 +45,5 @@ def probed(task, store, **options):
         task.subject,
         store,
         accumulate=task.accumulate,
-        path="counted" if task.counted else "recorded",
         **{"capacities": POINTS, "held_out": HELD_OUT, **options},
     )

@@ -43,7 +43,6 @@ class EdgeSource:
             an ``.npy`` file, which is memory-mapped, or a function that returns an iterator over
             such arrays. Anything that NumPy can convert is accepted as an array, such as a host
             tensor or lists.
-        relations: ``[E]`` integers, if the edges are an array ``[2, E]``.
         num_nodes: N; every endpoint is below it.
         chunk: edges in memory at once.
 
@@ -52,13 +51,10 @@ class EdgeSource:
             ``2**31 - 1``, or an array has another form.
     """
 
-    def __init__(
-        self, edges: Edges, num_nodes: int, chunk: int, relations: ArrayLike | None = None
-    ) -> None:
+    def __init__(self, edges: Edges, num_nodes: int, chunk: int) -> None:
         if chunk < 1:
             raise BadGraph(f"chunk={chunk}; give at least 1 edge")
         self._make: EdgeFunction | None = None
-        self._relations = None if relations is None else array_of(relations, "relations")
         self._num_nodes = num_nodes
         self._chunk = chunk
         # Checked by name, since this module does not need torch. PyG's Data is callable, like a
@@ -71,11 +67,9 @@ class EdgeSource:
             )
         if callable(edges):
             self._make = cast(EdgeFunction, edges)
-            if relations is not None:
-                raise BadGraph("edges from a function carry their relation as a third row")
             return
         self._edges: NDArray[Any] = array_of(edges, "edges")
-        self._check_relations()
+        _check_form(self._edges, 0)
 
     def __iter__(self) -> Iterator[IntArray]:
         """Yields ``[2 or 3, n]`` int64, n up to ``chunk``: source, destination, relation."""
@@ -90,30 +84,10 @@ class EdgeSource:
             start += piece.shape[1]
 
     def _pieces(self) -> Iterator[NDArray[Any]]:
-        if self._make is not None:
-            for piece in self._make():
-                yield array_of(piece, "edges")
-        elif self._relations is None:
+        if self._make is None:
             yield self._edges
         else:
-            for low in range(0, max(1, self._edges.shape[1]), self._chunk):
-                span = slice(low, low + self._chunk)
-                # Both to int64 first: NumPy would promote int64 with uint64 to float64.
-                ends, names = self._edges[:, span], self._relations[None, span]
-                yield np.concatenate([ends.astype(np.int64), names.astype(np.int64)])
-
-    def _check_relations(self) -> None:
-        _check_form(self._edges, 0)
-        names = self._relations
-        if names is not None and (
-            len(self._edges) != 2
-            or names.shape != self._edges.shape[1:]
-            or names.dtype.kind not in "biu"
-        ):
-            raise BadGraph(
-                f"relations has shape {names.shape} and dtype {names.dtype} for edges of shape "
-                f"{self._edges.shape}; give edges [2, E] and relations [E], integers counted from 0"
-            )
+            yield from (array_of(piece, "edges") for piece in self._make())
 
     def _check_values(self, rows: IntArray, start: int) -> None:
         ends = rows[:2]

@@ -54,7 +54,6 @@ def partition(
     folder: str | Path = "graph",
     *,
     features: ArrayLike | str | Path | None = None,
-    relations: ArrayLike | None = None,
     training_nodes: ArrayLike | None = None,
     near: SupportsIndex = 0,
     seed: SupportsIndex = 0,
@@ -74,7 +73,6 @@ def partition(
         folder: the target folder; created if missing.
         features: ``[N, F]`` numbers, as an array, memory-mapped or not, a tensor, or the path of an
             ``.npy``.
-        relations: ``[E]`` integers, if the edges are ``[2, E]``.
         training_nodes: nodes, or a mask, to number first, so that they fill the first partitions.
         near: order the other nodes by how often random walks of this many hops from the training
             nodes reach them, for ``NodeCache(near=)``; use the model's number of layers. 0 orders
@@ -97,7 +95,7 @@ def partition(
     if num_nodes < 1:
         raise BadGraph(f"num_nodes={num_nodes}; a graph needs at least one node")
     rows = None if features is None else FeatureRows(features, num_nodes)
-    source = EdgeSource(edges, num_nodes, chunk, relations)
+    source = EdgeSource(edges, num_nodes, chunk)
     p = (
         _auto(num_nodes, 200 if rows is None else rows.row_bytes)
         if num_partitions == "auto"

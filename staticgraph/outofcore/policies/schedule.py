@@ -1,10 +1,9 @@
 """Schedules: the states of the buffer in an epoch, what each trains on, and what they cost.
 
 A schedule consists of plain numbers; a policy makes it before an epoch, and the code that reads
-from disk follows it. Everything that a policy guarantees (each cell once, both endpoints resident,
-few swaps) can be derived from it and is checked here, without a disk.
+from disk follows it.
 
-So is how far a schedule is from training on the edges in random order: after each state, each
+Its bias says how far it is from training on the edges in random order: after each state, each
 partition has processed some share of the edges that touch it. In random order all shares would be
 equal; the bias is the largest difference between any two, over all states: 0 is random, 1 means
 that one partition had finished before another began. MariusGNN takes the shares per node; on graphs
@@ -75,24 +74,6 @@ class Schedule(_States):
         """Number of groups of partitions read into the buffer after the first state."""
         return self.reads // self.group - len(self.states[0].partitions) // self.group
 
-    def check(self) -> None:
-        """Raises ValueError unless every cell is trained on once with both ends resident."""
-        seen: set[Cell] = set()
-        for number, state in enumerate(self.states):
-            resident = set(state.partitions)
-            for cell in state.cells:
-                if not resident.issuperset(cell):
-                    raise ValueError(
-                        f"state {number} trains on cell {cell}, but holds only "
-                        f"{sorted(resident)}: the policy that made this schedule is wrong"
-                    )
-                if cell in seen:
-                    raise ValueError(f"cell {cell} is trained on again in state {number}")
-                seen.add(cell)
-        missing = self.num_partitions**2 - len(seen)
-        if missing:
-            raise ValueError(f"{missing} of {self.num_partitions**2} cells are never trained on")
-
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
@@ -118,19 +99,6 @@ class NodeSchedule(_States):
     def swaps(self) -> int:
         """Partitions read after the first state."""
         return self.reads - len(self.states[0].partitions)
-
-    def check(self, training: tuple[int, ...]) -> None:
-        """Raises ValueError unless each partition of ``training`` is used once, while resident."""
-        used = [partition for state in self.states for partition in state.train]
-        if sorted(used) != sorted(training):
-            raise ValueError(
-                f"training nodes are in partitions {sorted(training)}, the schedule uses "
-                f"{sorted(used)}: each must be used exactly once"
-            )
-        for number, state in enumerate(self.states):
-            absent = set(state.train) - set(state.partitions)
-            if absent:
-                raise ValueError(f"state {number} trains on partitions {absent} without them")
 
 
 def edge_permutation_bias(schedule: Schedule, cell_sizes: ArrayLike | None = None) -> float:

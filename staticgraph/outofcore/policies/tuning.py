@@ -48,8 +48,6 @@ def tune(
     node_bytes: int,
     edge_bytes: int,
     memory_bytes: int | str,
-    *,
-    read_bytes: int = EFFICIENT_READ_BYTES,
 ) -> Tuning:
     """Chooses p, c and l.
 
@@ -59,7 +57,6 @@ def tune(
         node_bytes: bytes of one node on disk (embedding, optimizer state, features).
         edge_bytes: bytes of one edge on disk.
         memory_bytes: the memory to use, as a number or as text such as ``"512 MiB"``.
-        read_bytes: the smallest efficient read.
 
     Raises:
         ValueError: if even the smallest buffer does not fit; the message says what it needs.
@@ -68,7 +65,7 @@ def tune(
     whole = num_nodes * node_bytes + num_edges * edge_bytes
     if whole <= memory_bytes:
         return Tuning(1, 1, 1, whole)
-    most = min(MOST_PARTITIONS, num_nodes, max(4, num_nodes * node_bytes // read_bytes))
+    most = min(MOST_PARTITIONS, num_nodes, max(4, num_nodes * node_bytes // EFFICIENT_READ_BYTES))
     needed = 0
     for logical in range(3, most + 1):
         size = max(1, most // logical)

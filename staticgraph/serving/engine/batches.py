@@ -13,13 +13,14 @@ import numpy as np
 from staticgraph.batches.batch.static_batch import filled
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.runner.prediction import Predictor
-from staticgraph.schema import Level, Schema
+from staticgraph.schema import Schema
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs, Span, store_of
 from staticgraph.serving.engine.request import Output, Piece, Request, cut, output_of
-from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
-from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.store.graph_columns import GraphColumns, assembled
 from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.merge import pieces
+from staticgraph.store.runs import arrays_between
 
 
 class ServedBatches:
@@ -112,92 +113,16 @@ def concatenated(spans: Sequence[Span]) -> GraphStore:
         spans: at least one, of stores that have the same fields.
     """
     stores = [span.graphs for span in spans if isinstance(span.graphs, GraphColumns)]
-    for store, span in zip(stores, spans, strict=True):
-        store.verify(np.arange(span.first, span.last))
+    parts: list[dict[str, Array]] = []
+    for store, (_, first, last) in zip(stores, spans, strict=True):
+        store.verify(np.arange(first, last))
+        parts.append(arrays_between(store, first, last))
     schema = stores[0].schema
-
-    def rows(level: Level) -> list[slice]:
-        """Each span's rows among those of its store."""
-        return [
-            slice(*map(int, store.offsets_of(level)[[span.first, span.last]]))
-            for store, span in zip(stores, spans, strict=True)
-        ]
-
-    def flat(level: Level, part: Callable[[GraphColumns], Array], dtype: str = "int64") -> Array:
-        """The rows of one array in all spans."""
-        parts = [part(store)[here] for store, here in zip(stores, rows(level), strict=True)]
-        return np.concatenate(parts).astype(dtype, copy=False)
-
-    def counts(level: Level) -> list[IntArray]:
-        """The number of rows of each graph, for each span."""
-        return [
-            np.diff(store.offsets_of(level)[span.first : span.last + 1]).astype(np.int64)
-            for store, span in zip(stores, spans, strict=True)
-        ]
-
-    def offsets(level: Level) -> IntArray:
-        """``[graphs + 1]`` offsets of the rows of each graph."""
-        return np.concatenate([[0], np.cumsum(np.concatenate(counts(level)))])
-
-    def origins(level: Level, origin_of: Callable[[GraphColumns], Array | None]) -> Array:
-        """The positions of rows before sorting; empty if no store sorted any."""
-        known = [origin_of(store) for store in stores]
-        if all(origin is None or not len(origin) for origin in known):
-            return np.empty(0, np.int64)
-        return np.concatenate(
-            [
-                origin[here] if origin is not None and len(origin) else _in_order(each)
-                for origin, here, each in zip(known, rows(level), counts(level), strict=True)
-            ]
-        ).astype(np.int64)
-
-    def field(name: str, level: Level, per_graph: int, dtype: str) -> Array:
-        """The rows of one field in all spans."""
-        parts = [
-            store.columns[name][here.start * per_graph : here.stop * per_graph]
-            for store, here in zip(stores, rows(level), strict=True)
-        ]
-        return np.concatenate(parts).astype(dtype, copy=False)
-
-    edge_offsets = offsets("edge")
-    return GraphStore(
-        schema=schema,
-        node_offsets=offsets("node"),
-        edge_offsets=edge_offsets,
-        edge_src=flat("edge", lambda store: store.edge_src),
-        edge_dst=flat("edge", lambda store: store.edge_dst),
-        row_ptr=_row_pointers(stores, rows("node"), rows("edge"))
-        if schema.has_pointers
-        else np.empty(0, np.int64),
-        transpose=flat("edge", lambda store: store.transpose),
-        edge_origin=origins("edge", lambda store: store.edge_origin),
-        columns={
-            item.name: field(
-                item.name, item.level, item.rows if item.level == "graph" else 1, item.dtype
-            )
-            for item in schema
-        },
-        name="requests",
-        offsets={axis.name: offsets(axis.name) for axis in schema.axes},
-        origins={
-            axis.name: positions
-            for axis in schema.edge_axes
-            if len(positions := origins(axis.name, lambda s, a=axis.name: s.origins.get(a)))
-        },
-    )
-
-
-def _in_order(counts: IntArray) -> IntArray:
-    """The position of each row in its graph."""
-    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def _row_pointers(
-    stores: Sequence[GraphColumns], nodes: Sequence[slice], edges: Sequence[slice]
-) -> IntArray:
-    """``[sum n + 1]`` offsets of the edges of each node."""
-    pieces, before = [], 0
-    for store, node, edge in zip(stores, nodes, edges, strict=True):
-        pieces.append(store.row_ptr[node].astype(np.int64) - edge.start + before)
-        before += edge.stop - edge.start
-    return np.concatenate([*pieces, [before]])
+    seen = {f"column.{field.name}": field.dtype for field in schema}
+    arrays = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        if not name.startswith("object"):
+            moved = any(len(part.get(name, ())) for part in parts)
+            joined = np.concatenate(list(pieces(name, parts, moved)))
+            arrays[name] = joined.astype(seen.get(name, "int64"), copy=False)
+    return assembled(GraphStore, schema, arrays, name="requests")
