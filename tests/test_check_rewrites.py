@@ -9,8 +9,9 @@ import pytest
 from support.command import status_of
 
 import staticgraph as sg
-from staticgraph.cli.check import RewritesReport
+from staticgraph.cli.check import rewrites_text
 from staticgraph.rewrites.captured_graph.captured import Rewritten
+from staticgraph.rewrites.explain import Explanation
 
 OWN = """\
 import torch
@@ -91,9 +92,9 @@ def test_a_model_that_does_not_run_is_a_note(folder, monkeypatch, capsys):
 
 def test_the_same_at_one_line_is_said_once():
     done = [Rewritten("batch_norm", "m.py:3", f"norms.{n}") for n in range(5)]
-    text = str(RewritesReport(done))
+    text = rewrites_text(Explanation(tuple(done), ()))
     assert "5 places" in text
     assert "m.py:3  batch_norm (norms.0, norms.1, norms.2 and 2 more)" in text
-    assert str(RewritesReport()) == (
+    assert rewrites_text(Explanation((), ())) == (
         "rewrites: nothing in this model is near an operator of this library"
     )

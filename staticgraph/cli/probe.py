@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import (
-    UsageError,
-    build_model,
-    build_without_data,
-    check_sizes,
-    loss_of,
-    open_data,
-    require_names,
-)
+from staticgraph.cli.loading import UsageError, check_sizes, open_data, require_names
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import is_left_out, waiting
@@ -130,6 +122,7 @@ def run(
     import torch
 
     from staticgraph.memory.budget import MemoryBudget
+    from staticgraph.training.parts import build_without_data
 
     if how.device == "cuda" and not torch.cuda.is_available():
         raise UsageError(
@@ -182,6 +175,8 @@ def make_probe(
 
     from staticgraph.dryrun.compiled_probe import probe
     from staticgraph.nn import convert
+    from staticgraph.training.parts import build_model
+    from staticgraph.training.tasks import loss_of
 
     if store.schema.hetero and step.model in MODELS:
         raise ValueError(
@@ -190,7 +185,7 @@ def make_probe(
             "MODULE:NAME"
         )
     loss, outputs = loss_of(step, store)
-    model = build_model(step, store, outputs, model).to(how.device)
+    model = build_model(step, store, outputs, model, seed=0).to(how.device)
     convert(model, kernels=step.kernels)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     reader: dict[str, Any] = {"like": how.like, "compiled": how.compiled}

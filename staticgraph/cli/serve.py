@@ -17,6 +17,7 @@ from staticgraph.cli import FAILED
 from staticgraph.cli.failures import note_user_code
 from staticgraph.cli.loading import UsageError, check_mode, load
 from staticgraph.errors import MissingPackage
+from staticgraph.training.config import named_in, require_run
 from staticgraph.training.options import (
     BYTES,
     FOLDER,
@@ -29,7 +30,6 @@ from staticgraph.training.options import (
     value,
     whole,
 )
-from staticgraph.training.run_folder import named_in, require_trained
 
 if TYPE_CHECKING:
     from staticgraph.serving.service import Service
@@ -111,7 +111,7 @@ def run(*, options: ServeOptions | None = None) -> int:
     require_extra()
     _check_fitting(args)
     if args.folder is not None:
-        require_trained(args.folder)
+        require_run(args.folder, trained=True)
         note_user_code(named_in(args.folder))
     check_mode(args.compile_mode, args.device)
     load()

@@ -8,14 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from staticgraph.cli.loading import (
-    build_model,
-    build_without_data,
-    check_sizes,
-    loss_of,
-    open_data,
-    require_names,
-)
+from staticgraph.cli.loading import check_sizes, open_data, require_names
 from staticgraph.files.document import to_json
 from staticgraph.text.progress import is_left_out
 from staticgraph.training.options import (
@@ -74,7 +67,9 @@ def run(
     check_sizes(options.model, options.hidden)
     require_names(options, model=options.model, loss=options.loss)
     from staticgraph.training.job import device_of, machine
+    from staticgraph.training.parts import build_model, build_without_data
     from staticgraph.training.plots import save_versus_picture
+    from staticgraph.training.tasks import loss_of
     from staticgraph.training.versus.comparison import compare
 
     out.mkdir(parents=True, exist_ok=True)  # fails before a minute of measuring, not after it

@@ -24,10 +24,10 @@ from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.errors import CheckpointCorrupt
 from staticgraph.files import atomic
 from staticgraph.text.how_many import how_many
+from staticgraph.training.config import CHECKPOINT as FILE
+from staticgraph.training.config import require_run
 from staticgraph.training.history import History
 from staticgraph.training.parts import RunParts, load_weights
-from staticgraph.training.run_folder import CHECKPOINT as FILE
-from staticgraph.training.run_folder import require_run
 
 FORMAT = "staticgraph.checkpoint"
 # 2: a digest after the contents, which include the digest of the data.
