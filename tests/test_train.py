@@ -273,6 +273,7 @@ def test_a_run_does_not_go_on_with_other_labels(config, molecules, uninterrupted
         train.resume(run, progress=False)
 
 
+@pytest.mark.usefixtures("painted")
 def test_without_the_packages_that_draw_and_log_a_run_leaves_their_files_out(
     config, tmp_path, monkeypatch, capsys
 ):

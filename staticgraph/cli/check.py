@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,8 +12,7 @@ from cyclopts import Group, Parameter
 
 from staticgraph.cli.loading import open_data, require_names
 from staticgraph.files.document import to_json
-from staticgraph.text.how_many import how_many
-from staticgraph.text.progress import is_left_out, waiting
+from staticgraph.text.progress import waiting
 from staticgraph.training.options import (
     GPUS,
     NAMES,
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 
     from staticgraph.checking.report import CheckReport
     from staticgraph.plans.plan import BucketPlan
-    from staticgraph.rewrites.captured_graph.captured import Rewritten
     from staticgraph.rewrites.explain import Explanation
     from staticgraph.store.graph_store import GraphStore
 
@@ -140,7 +137,8 @@ def run(
         rewrites = {"done": done, "missed": missed, "note": note}
         print(to_json({**report.to_dict(), "rewrites": rewrites}))
     else:
-        print(f"{report}\n\n{rewrites_text(found, note)}")
+        text = note or f"mode fused\n{found}"
+        print(f"{report}\n\nrewrites: {text}")
     return 0 if report.ok else NOT_STATIC
 
 
@@ -196,7 +194,7 @@ def _dry_run(
     ok = check.ok and report.ok and modes == wanted
     counts = {**report.to_dict(), "ok": ok, "check": check.to_dict()}
     print(to_json(counts) if json else report)
-    if dry.picture and not is_left_out(dry.picture, "matplotlib"):
+    if dry.picture:
         from staticgraph.training.plots import save_launches_picture
 
         save_launches_picture(dry.picture, report)
@@ -214,37 +212,3 @@ def rewrites_of(model: Module, plan: BucketPlan, store: GraphStore) -> tuple[Exp
         first = str(error).strip().splitlines() or [""]
         note = f"the model cannot be captured ({type(error).__name__}: {first[0]})"
         return Explanation((), ()), note
-
-
-def rewrites_text(found: Explanation, note: str = "") -> str:
-    """The places of a model that are rewritten, by the model's lines, and the near misses, or the
-    note that says why there are none."""
-    if note:
-        return f"rewrites: {note}"
-    if not (found.done or found.missed):
-        return "rewrites: nothing in this model is near an operator of this library"
-    lines = []
-    for places, title in (
-        (found.done, "rewritten to operators of this library, mode fused"),
-        (found.missed, "near a rewrite, and what stood in the way"),
-    ):
-        if places or places is found.done:
-            lines += [f"{title}: {how_many(len(places), 'place')}", *_by_line(places)]
-    return "\n".join(lines)
-
-
-def _by_line(places: Sequence[Rewritten]) -> list[str]:
-    """One line of text per line of the model's code and rewrite, with the layers it applies to."""
-    by_line: dict[str, dict[str, list[str]]] = {}
-    for place in places:
-        words = place.rewrite + ("" if place.reason is None else f": {place.reason}")
-        by_line.setdefault(place.line, {}).setdefault(words, []).append(place.layer)
-    width = max(map(len, by_line), default=0)
-    lines = []
-    for line, words in by_line.items():
-        for what, layers in words.items():
-            named = list(dict.fromkeys(layer for layer in layers if layer))
-            shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-            lines.append(f"  {line:<{width}}  {what}{f' ({shown})' if shown else ''}")
-            line = ""
-    return lines

@@ -103,7 +103,7 @@ def require_code(model: str | None, loss: str | None = None) -> None:
         named_loss(loss)
 
 
-def check_sizes(model: str, hidden: int, heads: int = HEADS) -> None:
+def check_sizes(model: str, hidden: int) -> None:
     """Refuses sizes of the zoo for a ``module:build`` model, and heads that do not divide the
     columns of a zoo model.
 
@@ -116,10 +116,10 @@ def check_sizes(model: str, hidden: int, heads: int = HEADS) -> None:
             f"--{sizes[0]} is of the models {', '.join(MODELS)}; {model} builds its own: "
             f"leave --{sizes[0]} out"
         )
-    if model in WITH_HEADS and hidden % heads:
-        near = max(heads, hidden - hidden % heads)
+    if model in WITH_HEADS and hidden % HEADS:
+        near = max(HEADS, hidden - hidden % HEADS)
         raise UsageError(
-            f"argument --hidden: {model} has {how_many(heads, 'head')}, which do not divide "
+            f"argument --hidden: {model} has {how_many(HEADS, 'head')}, which do not divide "
             f"hidden={hidden}: give --hidden {near}"
         )
 

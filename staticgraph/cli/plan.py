@@ -15,7 +15,7 @@ from staticgraph.cli.loading import UsageError, check_sizes, open_data, require_
 from staticgraph.cli.probe import MeasuredStep, ProbeOptions, make_probe
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
-from staticgraph.text.progress import is_left_out, waiting
+from staticgraph.text.progress import waiting
 from staticgraph.training.options import (
     BYTES,
     DATA,
@@ -152,10 +152,7 @@ def _check(options: PlanOptions) -> None:
             "--effort best is of packs that are made once: give --limits or --graphs alone",
         ),
         (options.time_limit and options.effort != "best", "--time-limit is of --effort best"),
-        (
-            options.memory and not options.max_memory,
-            "--memory needs the cap: give --max-memory",
-        ),
+        (options.memory and not options.max_memory, "--memory needs the cap: give --max-memory"),
         (
             options.max_memory and not options.data,
             "--max-memory needs the fields of the data: give --data",
@@ -318,8 +315,7 @@ def _draw_knee(
     graphs = options.graphs or GRAPHS
     with waiting("choosing one to six buckets"):
         choices = choose_buckets(histogram, MOST_DRAWN, graphs=graphs, cost=price)
-    if not is_left_out(picture, "matplotlib"):
-        save_cost_picture(picture, f"about {how_many(graphs, 'graph')} per batch", choices)
+    save_cost_picture(picture, f"about {how_many(graphs, 'graph')} per batch", choices)
     return [each.cost for each in choices]
 
 
@@ -346,8 +342,7 @@ def _draw(
     plan: BucketPlan | None = None,
 ) -> None:
     """Writes the files of --plot and --map."""
-    files = ", ".join(str(file) for file in (options.plot, options.map) if file)
-    if not files or is_left_out(files, "matplotlib"):
+    if not options.plot and not options.map:
         return
     from staticgraph.training import plots
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from staticgraph.cli.loading import UsageError, require_graph
 from staticgraph.errors import Diverged
 from staticgraph.files.document import save_json, to_json
 from staticgraph.text.how_many import how_many
-from staticgraph.text.progress import Status, is_left_out, say, waiting
+from staticgraph.text.progress import Status, say, waiting
 from staticgraph.training.options import (
     BYTES,
     OUTPUT_FOLDER,
@@ -32,7 +31,6 @@ from staticgraph.training.options import (
 )
 
 if TYPE_CHECKING:
-    from staticgraph.outofcore.buffer.buffer import StateTime
     from staticgraph.training.job import Interrupt
 
 # The default partitions and buffer: those of the published comparison.
@@ -68,8 +66,7 @@ class LargeOptions:
         partitions: partitions on disk; if it is left out, 32 for comet, 1 for in-memory, else 16.
         buffer: partitions in memory at once; if it is left out, 4 for beta, 1 for in-memory, else
             8.
-        logical: comet's groups; 2P/C if it is left out.
-        memory: choose all three for this much memory, such as 512M (comet).
+        memory: choose both for this much memory, such as 512M (comet).
         epochs: passes over the edges or training nodes; 10 for links, 50 for nodes if it is left
             out.
         batch_size: edges or training nodes per batch; 1000 edges or 64 nodes if it is left out.
@@ -80,9 +77,7 @@ class LargeOptions:
         dimension: size of an embedding.
         chunks: parts of a batch that share negatives; 10, or 1 with an encoder, if it is left out.
         negatives: negative samples per chunk and side.
-        degree_fraction: share of negatives drawn by degree.
         encoder: layers over sampled neighbourhoods; none if it is left out.
-        encoder_rate: learning rate of the encoder.
         model: layers over sampled neighbourhoods.
         hidden: width of every layer.
         dropout: dropout between layers.
@@ -95,7 +90,6 @@ class LargeOptions:
     policy: Annotated[str | None, choice(*SIZES), Parameter(group=BUFFER)] = None
     partitions: Annotated[int | None, WHOLE, Parameter(group=BUFFER, metavar="P")] = None
     buffer: Annotated[int | None, WHOLE, Parameter(group=BUFFER, metavar="C")] = None
-    logical: Annotated[int | None, WHOLE, Parameter(group=BUFFER, metavar="L")] = None
     memory: Annotated[int | None, BYTES, Parameter(group=BUFFER)] = None
     epochs: Annotated[int | None, WHOLE, Parameter(group=TRAINING)] = None
     batch_size: Annotated[int | None, WHOLE, Parameter(group=TRAINING)] = None
@@ -112,9 +106,7 @@ class LargeOptions:
     dimension: Annotated[int, WIDTH, Parameter(group=LINKS)] = 50
     chunks: Annotated[int | None, WHOLE, Parameter(group=LINKS)] = None
     negatives: Annotated[int, WHOLE, Parameter(group=LINKS)] = 500
-    degree_fraction: Annotated[float, SHARE, Parameter(group=LINKS)] = 0.0
     encoder: Annotated[str | None, LAYER, Parameter(group=LINKS)] = None
-    encoder_rate: Annotated[float, RATE, Parameter(group=LINKS)] = 0.01
     model: Annotated[str, LAYER, Parameter(group=NODES)] = "sage"
     hidden: Annotated[int, WIDTH, Parameter(group=NODES)] = 64
     dropout: Annotated[float, SHARE, Parameter(group=NODES)] = 0.5
@@ -184,6 +176,7 @@ def _train_links(options: LargeOptions, name: str) -> Result:
     from staticgraph.outofcore import LinkConfig, LinkTrainer, evaluate_links, tune
     from staticgraph.outofcore.disk import data
     from staticgraph.training.job import Interrupted
+    from staticgraph.training.plots import save_schedule_picture
     from staticgraph.training.run import run_epochs
 
     with waiting(f"opening {options.data}"):
@@ -194,12 +187,11 @@ def _train_links(options: LargeOptions, name: str) -> Result:
         batch_size=options.batch_size or 1000,
         chunks=options.chunks or (1 if options.encoder else 10),
         negatives=options.negatives,
-        degree_fraction=options.degree_fraction,
         rate=options.rate or 0.1,
         seed=options.seed,
     )
     p, c = options.partitions or SIZES[name][0], options.buffer or SIZES[name][1]
-    logical = options.logical
+    logical = None
     if options.memory is not None:
         relations = triples.train.shape[1]
         tuned = tune(triples.num_nodes, relations, 8 * options.dimension, 12, options.memory)
@@ -239,7 +231,7 @@ def _train_links(options: LargeOptions, name: str) -> Result:
     epochs, score, rows = options.epochs or 10, None, []
     diverged = run_epochs(lambda _: trainer.epoch < epochs, train_epoch, finish_epoch)
     if trainer.buffer.times:
-        _draw_schedule(options, trainer.buffer.times, p)
+        save_schedule_picture(options.out / PICTURE, trainer.buffer.times, p)
     if diverged is None:
         with waiting("ranking the test edges"):
             score = evaluate_links(trainer, triples.test, triples.known)
@@ -275,7 +267,7 @@ def _encoder(options: LargeOptions) -> dict[str, Any]:
     heads = next(h for h in (4, 2, 1) if width % h == 0)
     torch.manual_seed(options.seed)
     encoder = SampledGNN(options.encoder or "", width, width, width, len(fanouts), heads=heads)
-    return {"encoder": encoder, "fanouts": fanouts, "encoder_rate": options.encoder_rate}
+    return {"encoder": encoder, "fanouts": fanouts}
 
 
 def _train_nodes(options: LargeOptions, name: str) -> Result:
@@ -286,6 +278,7 @@ def _train_nodes(options: LargeOptions, name: str) -> Result:
 
     from staticgraph.outofcore import NodeTrainer, SampledGNN, SampledLoader
     from staticgraph.outofcore.disk import data
+    from staticgraph.training.plots import save_schedule_picture
     from staticgraph.training.run import run_epochs
 
     with waiting(f"opening {options.data}"):
@@ -338,7 +331,7 @@ def _train_nodes(options: LargeOptions, name: str) -> Result:
         finish_epoch,
     )
     model.load_state_dict(chosen)
-    _draw_schedule(options, loader.states.times, p)
+    save_schedule_picture(options.out / PICTURE, loader.states.times, p)
     accuracy = score(nodes.test) if diverged is None else None
     statistics = loader.statistics
     loader.close()
@@ -397,14 +390,6 @@ def _graph(
         f"{folder} has nodes, edges, partitions, seed, hops from the training nodes {existing}, "
         f"and these options need {wanted}: choose another --out, or --overwrite"
     )
-
-
-def _draw_schedule(options: LargeOptions, times: Sequence[StateTime], partitions: int) -> None:
-    """Draws what was resident when, where matplotlib is installed."""
-    if not is_left_out(options.out / PICTURE, "matplotlib"):
-        from staticgraph.training.plots import save_schedule_picture
-
-        save_schedule_picture(options.out / PICTURE, times, partitions)
 
 
 def _title(data: str, name: str, policy: Any, p: int, model: str) -> str:

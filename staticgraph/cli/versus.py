@@ -10,7 +10,6 @@ from cyclopts import Parameter
 
 from staticgraph.cli.loading import check_sizes, open_data, require_names
 from staticgraph.files.document import to_json
-from staticgraph.text.progress import is_left_out
 from staticgraph.training.options import (
     NAMES,
     OUTPUT_FOLDER,
@@ -94,8 +93,7 @@ def run(
         row = report.submission(machine(), options.model)
         print(f"\n{row}", file=sys.stderr if json else sys.stdout)
     written = [out / REPORT]
-    if report.winner and not is_left_out(out / PICTURE, "matplotlib"):
-        save_versus_picture(out / PICTURE, report)
+    if report.winner and save_versus_picture(out / PICTURE, report):
         written.append(out / PICTURE)
     print(f"written: {', '.join(map(str, written))}", file=sys.stderr)
     return 0 if report.ok else NOT_EQUAL

@@ -6,8 +6,9 @@ import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
+from staticgraph.text.progress import is_left_out
 from staticgraph.training.history import StepRecord, full_steps
 from staticgraph.training.report import TrainReport
 
@@ -54,6 +56,24 @@ def _new_figure(size: tuple[float, float]) -> Figure:
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+P = ParamSpec("P")
+
+
+def _where_matplotlib_is(draw: Callable[Concatenate[Path, P], None]) -> Callable[..., bool]:
+    """A function that draws a picture and returns True; without matplotlib, it says that the
+    picture is left out, and returns False."""
+
+    @wraps(draw)
+    def save(path: Path, *args: P.args, **more: P.kwargs) -> bool:
+        """Draws the picture, if that is possible."""
+        drawn = not is_left_out(path, "matplotlib")
+        if drawn:
+            draw(path, *args, **more)
+        return drawn
+
+    return save
 
 
 @contextmanager
@@ -100,6 +120,7 @@ def _draw_shares(axes: Axes, rows: Sequence[tuple[str, str, float | None]]) -> N
 # ---------------------------------------------------------------------- a training run
 
 
+@_where_matplotlib_is
 def save_picture(
     path: Path, report: TrainReport, steps: Sequence[StepRecord], capacities: Sequence[Capacity]
 ) -> None:
@@ -217,6 +238,7 @@ def draw_spread(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Ca
 # ---------------------------------------------------------------------- a comparison
 
 
+@_where_matplotlib_is
 def save_versus_picture(path: Path, report: VersusReport) -> None:
     """Draws throughput and memory above, losses and filling below; at least one side ran."""
     sides = [side for side in report.sides if side.ran]
@@ -303,6 +325,7 @@ def save_map(path: Path, shown: EfficiencyMap) -> None:
     atomic.write_text(path, "\n".join(lines) + "\n")
 
 
+@_where_matplotlib_is
 def save_plan_picture(
     path: Path,
     histogram: SizeHistogram,
@@ -318,6 +341,7 @@ def save_plan_picture(
         _draw_pack_filling(right, _fills(histogram, packings, plan))
 
 
+@_where_matplotlib_is
 def save_cost_picture(path: Path, name: str, choices: list[SeveralChoice]) -> None:
     """Draws the cost of an epoch against the number of buckets."""
     with _figure(path, (7, 4.5)) as figure:
@@ -394,6 +418,7 @@ def _fills(
 # ---------------------------------------------------------------------- a model of memory
 
 
+@_where_matplotlib_is
 def save_memory_picture(
     path: Path, memory: MemoryModel, title: str, budget: MemoryBudget | None = None
 ) -> None:
@@ -436,6 +461,7 @@ def save_memory_picture(
 # ---------------------------------------------------------------------- a dry run
 
 
+@_where_matplotlib_is
 def save_launches_picture(path: Path, report: DryRun) -> None:
     """Draws the launches of each run by kind, one panel per part of the step.
 
@@ -468,6 +494,7 @@ def save_launches_picture(path: Path, report: DryRun) -> None:
 # ---------------------------------------------------------------------- a graph larger than memory
 
 
+@_where_matplotlib_is
 def save_schedule_picture(path: Path, times: Sequence[StateTime], num_partitions: int) -> None:
     """Draws resident partitions, reads and waits over time."""
     reads = [(state.began_s, partition) for state in times for partition in state.entered]

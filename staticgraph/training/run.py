@@ -393,8 +393,7 @@ class Training:
             write_steps(self.folder / STEPS, history.steps)
             report.save(self.folder / REPORT)
             picture = self.folder / PICTURE
-            if not is_left_out(picture, "matplotlib"):
-                plots.save_picture(picture, report, history.steps, parts.plan.capacities)
+            plots.save_picture(picture, report, history.steps, parts.plan.capacities)
         return report
 
     # ------------------------------------------------------------------ messages
