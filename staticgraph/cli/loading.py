@@ -1,7 +1,7 @@
 """From options to data, model and loss; everything that can be refused early is refused first.
 
 Importing torch and PyG takes seconds. Errors that can be found without them, such as conflicting
-options, a missing file or a mode that needs CUDA, are raised before.
+options or a missing file, are raised before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import gc
 import os
 import sys
 from contextlib import nullcontext
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,16 +124,19 @@ def check_sizes(model: str, hidden: int) -> None:
 
 
 def check_mode(mode: str, device: str, allow_cpu: bool | None = None) -> None:
-    """Refuses a mode that records CUDA graphs if there is certainly no CUDA.
+    """Loads torch and PyG, and refuses a mode that records CUDA graphs on a CPU.
 
-    Before torch is imported, this is decided by the requested device and the version of torch's
-    wheel. ``allow_cpu``, whether the mode may run without recording, is None if the command has no
-    such option.
+    ``allow_cpu``, whether the mode may run without recording, is None if the command has no such
+    option.
 
     Raises:
         UsageError: with the modes that a CPU runs.
     """
-    if mode not in CUDA_MODES or allow_cpu or not _without_cuda(device):
+    load()
+    import torch
+
+    on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    if mode not in CUDA_MODES or allow_cpu or not on_cpu:
         return
     others = "fused, default, eager or auto"
     if mode == "max-autotune":
@@ -144,19 +146,6 @@ def check_mode(mode: str, device: str, allow_cpu: bool | None = None) -> None:
         f"argument --compile-mode: {mode} records CUDA graphs, and this runs on a CPU: give "
         f"{others}{anyhow}"
     )
-
-
-def _without_cuda(device: str) -> bool:
-    """Whether ``--device`` certainly means a CPU; ``cuda`` without CUDA is refused elsewhere."""
-    if device != "auto":
-        return device == "cpu"
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        return not torch.cuda.is_available()
-    try:
-        return metadata.version("torch").endswith("+cpu")
-    except metadata.PackageNotFoundError:
-        return False
 
 
 def open_data(options: DataOptions, seed: int = 0) -> GraphStore:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.text.byte_sizes import human_bytes
-from staticgraph.text.table import as_preformatted
+from staticgraph.text.table import as_preformatted, table
 from staticgraph.training import plots
 from staticgraph.training.config import STEPS
 from staticgraph.training.history import read_steps
@@ -33,13 +33,12 @@ p.sub { color: #555; margin: 0; }
          margin: 1.25rem 0; }
 .facts div { border: 1px solid #ddd; border-radius: .4rem; padding: .6rem .8rem; }
 .facts b { display: block; font-size: 1.25rem; } .facts span { color: #555; font-size: .85rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { padding: .25rem .7rem; border-bottom: 1px solid #e5e5e5; text-align: right; }
-th { border-bottom: 2px solid #999; font-weight: 600; } td.text, th.text { text-align: left; }
+pre { overflow-x: auto; font-size: .85rem; }
 svg { max-width: 100%; height: auto; } .pair { display: flex; flex-wrap: wrap; gap: 1rem; }
 .pair > * { flex: 1 1 26rem; min-width: 0; } .warn { color: #a40000; font-weight: 600; }
 """
+# In characters; a table is scrolled, not wrapped.
+WIDTH = 10_000
 MEMORY = {
     "parameters_bytes": "parameters",
     "optimizer_bytes": "optimizer state",
@@ -88,11 +87,11 @@ def page_of(report: TrainReport, folder: Path) -> str:
 {_memory(report)}
 <h2>Choices</h2>
 <p>graphs: {escape(report.data.get("place", "-"))}</p>
-<div class="wide">{as_preformatted(report.runner)}</div>
+{as_preformatted(report.runner)}
 <h2>Settings</h2>
-{_table(("setting", "value"), settings, text=2)}
+{_table(("setting", "value"), settings)}
 <h2>Versions</h2>
-{_table(("package", "version"), sorted(report.runner.versions.items()), text=2)}
+{_table(("package", "version"), sorted(report.runner.versions.items()))}
 </body></html>
 """
 
@@ -123,20 +122,11 @@ def _memory(report: TrainReport) -> str:
     ]
     if not rows:
         return "<p>This run was made by a version that kept no account of it.</p>"
-    return _table(("what", "bytes"), rows, text=1)
+    return _table(("what", "bytes"), rows)
 
 
-def _table(headers: Sequence[str], rows: Iterable[Sequence[str]], text: int = 0) -> str:
-    """A table whose first ``text`` columns are text, the others numbers."""
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        """A row of HTML with escaped cells; the page's style aligns numbers to the right."""
-        kind = [' class="text"' if place < text else "" for place in range(len(cells))]
-        pairs = zip(kind, cells, strict=True)
-        return "<tr>" + "".join(f"<{tag}{k}>{escape(c)}</{tag}>" for k, c in pairs) + "</tr>"
-
-    body = "".join(line("td", row) for row in rows)
-    return f'<div class="wide"><table>{line("th", headers)}{body}</table></div>'
+def _table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    return as_preformatted(table(headers, rows, width=WIDTH))
 
 
 def _drawn(draw: Callable[[Axes], None], size: tuple[float, float]) -> str:

@@ -62,9 +62,8 @@ def run(
         BadGraph: the split has no graphs, or they are not like those of the training.
     """
     require_run(folder, trained=True)
-    check_mode(compile_mode, device)
     require_code(named_in(folder))
-    check_mode(compile_mode, device)  # now that torch knows whether there is a GPU
+    check_mode(compile_mode, device)
     from staticgraph.training.job import device_of
     from staticgraph.training.trained import Trained
 

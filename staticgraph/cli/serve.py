@@ -15,7 +15,7 @@ from cyclopts import Group, Parameter
 
 from staticgraph.cli import FAILED
 from staticgraph.cli.failures import note_user_code
-from staticgraph.cli.loading import UsageError, check_mode, load
+from staticgraph.cli.loading import UsageError, check_mode
 from staticgraph.errors import MissingPackage
 from staticgraph.training.config import named_in, require_run
 from staticgraph.training.options import (
@@ -113,8 +113,6 @@ def run(*, options: ServeOptions | None = None) -> int:
     if args.folder is not None:
         require_run(args.folder, trained=True)
         note_user_code(named_in(args.folder))
-    check_mode(args.compile_mode, args.device)
-    load()
     check_mode(args.compile_mode, args.device)
     from staticgraph.serving.http.app import settle
 

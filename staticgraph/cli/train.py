@@ -65,7 +65,6 @@ def run(
     if resume and overwrite:
         raise UsageError("argument --overwrite: not allowed with --resume")
     check_sizes(settings.model, settings.hidden)
-    check_mode(settings.compile_mode, settings.device, settings.allow_cpu)
     alone = "RANK" not in os.environ  # of several processes, rank 0 checks and informs the others
     if resume:
         if alone:
@@ -76,7 +75,6 @@ def run(
         if alone and not overwrite:
             require_free(out)
         require_names(settings, model=settings.model, loss=settings.loss)
-    # Again, now that torch knows whether there is a GPU.
     check_mode(settings.compile_mode, settings.device, settings.allow_cpu)
 
     from staticgraph.training import train

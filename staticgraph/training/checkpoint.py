@@ -120,7 +120,7 @@ def set_random_state(state: dict[str, Any], device: torch.device | None = None) 
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def save_run(folder: Path, parts: RunParts, loader: StaticLoader, history: History) -> None:
+def save_run(parts: RunParts, loader: StaticLoader, history: History) -> None:
     """Writes the checkpoint; every rank calls this, and rank 0 writes."""
     others, ranks = {}, parts.ranks
     if ranks is not None:
@@ -128,7 +128,7 @@ def save_run(folder: Path, parts: RunParts, loader: StaticLoader, history: Histo
         if not ranks.first:
             return
     save(
-        folder,
+        parts.folder,
         **others,
         config=asdict(parts.config),
         data=parts.data,
@@ -142,14 +142,9 @@ def save_run(folder: Path, parts: RunParts, loader: StaticLoader, history: Histo
 
 
 def restore_run(
-    state: Mapping[str, Any], folder: Path, parts: RunParts, loader: StaticLoader, history: History
+    state: Mapping[str, Any], parts: RunParts, loader: StaticLoader, history: History
 ) -> str:
-    """Restores a run from its checkpoint.
-
-    Args:
-        state: the checkpoint's contents.
-        folder: the folder of the run, for messages.
-        parts, loader, history: those of the resumed run; modified in place.
+    """Restores a run from the contents of its checkpoint; the others are modified in place.
 
     Returns:
         A message for the user; empty in most cases.
@@ -157,7 +152,7 @@ def restore_run(
     Raises:
         CheckpointCorrupt: the weights are those of another model.
     """
-    load_weights(parts.model, state["model"], parts.config.model, folder)
+    load_weights(parts.model, state["model"], parts.config.model, parts.folder)
     parts.optimizer.load_state_dict(state["optimizer"])
     history.load(state)
     if "runner" in state:  # older checkpoints have no accumulated gradients

@@ -128,16 +128,18 @@ def full_steps(steps: Sequence[StepRecord]) -> list[StepRecord]:
     return [step for step in steps if step.graphs == most]
 
 
+def filled(steps: Sequence[StepRecord], capacities: Sequence[Capacity], rows: str) -> float | None:
+    """The share of ``nodes``, ``edges`` or ``graphs`` that is real in steps; None without steps."""
+    physical = sum(getattr(capacities[step.bucket], rows) for step in steps)
+    return sum(getattr(step, rows) for step in steps) / max(1, physical) if steps else None
+
+
 def full_shares(steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> dict[str, float]:
     """The shares of nodes and edges that are real in full batches; empty if all are full."""
     full = full_steps(steps)
     if len(full) == len(steps):
         return {}
-    return {
-        name: sum(getattr(step, name) for step in full)
-        / max(1, sum(getattr(capacities[step.bucket], name) for step in full))
-        for name in ("nodes", "edges")
-    }
+    return {rows: filled(full, capacities, rows) or 0.0 for rows in ("nodes", "edges")}
 
 
 def write_steps(path: Path, steps: Sequence[StepRecord]) -> None:

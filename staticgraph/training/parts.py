@@ -110,13 +110,6 @@ def adam(model: Module, lr: float, device: torch.device) -> torch.optim.Optimize
     return torch.optim.Adam(model.parameters(), lr=lr, fused=True, capturable=on_cuda)
 
 
-def place_of(source: GraphStore | DeviceStore) -> str:
-    """A description of where the graphs are."""
-    if isinstance(source, DeviceStore):
-        return f"on the device ({human_bytes(source.nbytes)})"
-    return "on the host"
-
-
 def check_judged(config: TrainConfig, store: GraphStore) -> None:
     """Checks that there are graphs to validate if a setting depends on the validation loss.
 
@@ -198,30 +191,6 @@ def mode_of(config: TrainConfig) -> str | Auto:
     return config.compile_mode
 
 
-def memory_of(
-    model: Module,
-    optimizer: torch.optim.Optimizer,
-    graphs: GraphStore | DeviceStore,
-    device: torch.device,
-) -> dict[str, int | None]:
-    """Bytes of parameters, optimizer state and graphs, the peak host memory of this process, and
-    the peak that torch reserved on the device; None where unknown."""
-    host = None
-    if sys.platform != "win32":
-        import resource
-
-        unit = 1 if sys.platform == "darwin" else 1024
-        host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    on_cuda = device.type == "cuda"
-    return {
-        "parameters_bytes": distinct_bytes(model.parameters()),
-        "optimizer_bytes": state_bytes(optimizer),
-        "graphs_bytes": int(graphs.nbytes),
-        "host_peak_bytes": host,
-        "device_peak_bytes": torch.cuda.max_memory_reserved(device) if on_cuda else None,
-    }
-
-
 # Between the seeds of ranks, so that they do not meet the seeds of runs, which count from 0.
 APART = 1_000_003
 
@@ -237,7 +206,7 @@ class RunParts:
         state: the contents of the checkpoint to resume from; None for a new run.
 
     Attributes:
-        config, ranks: as given.
+        config, folder, ranks: as given.
         device: the device of this process.
         kernels: whether compiled steps are rewritten to kernels, which read row pointers.
         store: the data, on the host.
@@ -263,6 +232,7 @@ class RunParts:
         state: Mapping[str, Any] | None,
     ) -> None:
         self.config: TrainConfig = config
+        self.folder: Path = folder
         self.ranks: Ranks | None = ranks
         self.device: torch.device = device_of(config.device, ranks)
         self.kernels: bool = config.kernels == "on"
@@ -308,20 +278,46 @@ class RunParts:
         )
         check_judged(config, self.store)
 
-    def loader(self, split: str, workers: int) -> StaticLoader:
+    @property
+    def place(self) -> str:
+        """A description of where the graphs are."""
+        if isinstance(self.source, DeviceStore):
+            return f"on the device ({human_bytes(self.source.nbytes)})"
+        return "on the host"
+
+    def memory(self) -> dict[str, int | None]:
+        """Bytes of parameters, optimizer state and graphs, the peak host memory of this process,
+        and the peak that torch reserved on the device; None where unknown."""
+        host = None
+        if sys.platform != "win32":
+            import resource
+
+            unit = 1 if sys.platform == "darwin" else 1024
+            host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        on_cuda = self.device.type == "cuda"
+        return {
+            "parameters_bytes": distinct_bytes(self.model.parameters()),
+            "optimizer_bytes": state_bytes(self.optimizer),
+            "graphs_bytes": int(self.source.nbytes),
+            "host_peak_bytes": host,
+            "device_peak_bytes": torch.cuda.max_memory_reserved(self.device) if on_cuda else None,
+        }
+
+    def load(self, split: str, workers: int) -> StaticLoader:
         """A loader of a split; ``train`` is shuffled, with exact batch sizes."""
+        training, ranks = split == "train", self.ranks
         return StaticLoader(
             self.source,
             self.plan,
             indices=self.store.splits[split],
-            exact=split == "train",
-            shuffle=split == "train",
+            exact=training,
+            shuffle=training,
             seed=self.config.seed,
             device=self.device,
             num_workers=workers,
             pointers=self.kernels,
-            rank=0 if self.ranks is None else self.ranks.rank,
-            world_size=1 if self.ranks is None else self.ranks.world_size,
+            rank=0 if ranks is None else ranks.rank,
+            world_size=1 if ranks is None else ranks.world_size,
         )
 
     def _prepared(self, model: Module) -> Module:

@@ -28,7 +28,7 @@ from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import is_left_out
-from staticgraph.training.history import StepRecord, full_steps
+from staticgraph.training.history import StepRecord, filled, full_steps
 from staticgraph.training.report import TrainReport
 
 if TYPE_CHECKING:
@@ -194,24 +194,18 @@ def draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[C
     from them that of the last, partial batches of epochs."""
     full = full_steps(steps)
     partial = [step for step in steps if step.graphs < full[0].graphs]
-
-    def share(name: str, of: Sequence[StepRecord]) -> float | None:
-        """Real over physical rows of steps; None without steps."""
-        physical = sum(max(1, getattr(capacities[step.bucket], name)) for step in of)
-        return sum(getattr(step, name) for step in of) / physical if of else None
-
     rows = [
         (
             f"bucket {bucket}: {getattr(capacity, name):,} {name}",
             color,
-            share(name, [step for step in full if step.bucket == bucket]),
+            filled([step for step in full if step.bucket == bucket], capacities, name),
         )
         for bucket, capacity in enumerate(capacities)
         for name, color in COLORS.items()
     ]
     if partial:
         rows += [
-            (f"partial batches: {name}", COLORS[name], share(name, partial))
+            (f"partial batches: {name}", COLORS[name], filled(partial, capacities, name))
             for name in ("nodes", "edges")
         ]
     _draw_shares(axes, rows)

@@ -45,7 +45,7 @@ from staticgraph.training.history import (
     write_steps,
 )
 from staticgraph.training.job import Interrupt, Interrupted
-from staticgraph.training.parts import RunParts, memory_of, place_of
+from staticgraph.training.parts import RunParts
 from staticgraph.training.report import TrainReport, task_words
 from staticgraph.training.tasks import evaluate
 
@@ -112,7 +112,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class Training:
+class Training(RunParts):
     """A run in progress, used by :func:`staticgraph.training.train.train` and ``resume``.
 
     Args:
@@ -122,8 +122,6 @@ class Training:
         state: the contents of the checkpoint to resume from; None for a new run.
         ranks: the processes that train together; None if this one trains alone. Rank 0 writes the
             files and reports progress.
-
-    Raises the errors of :class:`staticgraph.training.parts.RunParts`.
     """
 
     def __init__(
@@ -134,15 +132,12 @@ class Training:
         state: Mapping[str, Any] | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self.config: TrainConfig = config
-        self.folder: Path = folder
-        self.ranks: Ranks | None = ranks
         self.writes: bool = ranks is None or ranks.first
         self.progress: bool = progress and self.writes
-        self.parts: RunParts = RunParts(config, folder, ranks, self.progress, state)
+        super().__init__(config, folder, ranks, self.progress, state)
         # None until the first steps were timed.
         self.workers: int | None = config.workers if isinstance(config.workers, int) else 0
-        if config.workers == "auto" and self.parts.source is self.parts.store:
+        if config.workers == "auto" and self.source is self.store:
             self.workers = None
         self.loader: StaticLoader = self._loader("train")
         self.history: History = History()
@@ -158,22 +153,22 @@ class Training:
             # Destroying an NCCL group waits for the CUDA graphs that contain its collectives
             # (pytorch/pytorch#115388).
             if self.ranks is not None:
-                self.parts.runner.close()
+                self.runner.close()
 
     def _run(self) -> TrainReport:
         if self.writes:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.parts.plan.save(self.folder / "plan.json")
+            self.plan.save(self.folder / "plan.json")
             self.config.save(self.folder / CONFIG)
         self._say(self._opening())
         if self.state is not None:
             # Now, since the state of a recorded optimizer may not be replaced later.
-            note = restore_run(self.state, self.folder, self.parts, self.loader, self.history)
+            note = restore_run(self.state, self, self.loader, self.history)
             if note:
                 self._say(note)
         # A resumed run keeps the modes that were chosen by time, since they round differently.
-        self.parts.runner.warmup(
-            self.parts.source,
+        self.runner.warmup(
+            self.source,
             progress=self.progress,
             choices=self.folder / CHOICES,
             steps=len(self.loader) * (self.config.epochs - self.loader.epoch),
@@ -215,7 +210,7 @@ class Training:
         if config.schedule != "constant":
             steps = max(1, len(self.loader) * config.epochs)
             rate = config.lr * factor(config.schedule, step, steps, self.history.val_losses)
-            for group in self.parts.optimizer.param_groups:
+            for group in self.optimizer.param_groups:
                 if isinstance(group["lr"], Tensor):  # a recording reads it in place
                     group["lr"].fill_(rate)
                 else:
@@ -229,7 +224,7 @@ class Training:
         rows = iter(batcher.rows(epoch).sum(axis=1).tolist()[batcher.position :])
         clock = time.perf_counter()
         with bar(
-            total=len(self.parts.store.splits["train"]),
+            total=len(self.store.splits["train"]),
             initial=history.graphs_in(epoch),
             desc=f"epoch {epoch + 1}/{self.config.epochs}",
             unit=" graphs",
@@ -240,7 +235,7 @@ class Training:
                 step = StepRecord(epoch, batch.bucket, graphs, nodes, edges, math.nan)
                 self._set_rate(history.number)
                 try:
-                    loss = self.parts.runner.step(batch)
+                    loss = self.runner.step(batch)
                 except NonFiniteLoss as error:
                     self._read(shown)
                     history.steps.append(step)
@@ -261,7 +256,7 @@ class Training:
                     )
             self._read(shown)
             try:
-                self.parts.runner.check_finite()
+                self.runner.check_finite()
             except NonFiniteLoss as error:
                 self._diverged(str(error), error)
         self._elapsed(clock)
@@ -273,7 +268,7 @@ class Training:
         if self.workers is None:
             epoch = self.loader.epoch
             with closing(iter(self.loader)) as first:
-                choice = yield from timed(first, self.parts.device)
+                choice = yield from timed(first, self.device)
             if self.loader.epoch != epoch:
                 return
             if choice is not None:
@@ -322,7 +317,7 @@ class Training:
         ) from cause
 
     def _finish_epoch(self, number: int) -> None:
-        history, metric = self.history, self.parts.task.metric_name
+        history, metric = self.history, self.task.metric_name
         train_loss, graphs = summary(history.steps, number)
         val_loss, val_metric = self._evaluate("val")
         epoch = EpochRecord(number, train_loss, history.seconds, graphs, val_loss, val_metric)
@@ -342,28 +337,27 @@ class Training:
 
     def _evaluate(self, split: str) -> tuple[float | None, float | None]:
         """The loss and the metric of a split; both None if it is empty."""
-        parts = self.parts
-        if not len(parts.store.splits.get(split, ())):
+        if not len(self.store.splits.get(split, ())):
             return None, None
-        own_loss = parts.loss is not None
-        return evaluate(parts.runner, self._loader(split), parts.task, self.ranks, own_loss)
+        own_loss = self.loss is not None
+        return evaluate(self.runner, self._loader(split), self.task, self.ranks, own_loss)
 
     def _loader(self, split: str) -> StaticLoader:
-        return self.parts.loader(split, self.workers or 0)
+        return self.load(split, self.workers or 0)
 
     # ------------------------------------------------------------------ saving
 
     def _save(self) -> None:
-        state = self.parts.model.state_dict()
+        state = self.model.state_dict()
         floats = [value for value in state.values() if value.is_floating_point()]
         # A checkpoint that is not finite would replace the last good one.
         if not torch.stack([value.isfinite().all() for value in floats]).all():
             self._diverged("what was trained is not finite")
-        save_run(self.folder, self.parts, self.loader, self.history)
+        save_run(self, self.loader, self.history)
 
     def _finish(self, diverged: int | None) -> TrainReport:
         """Tests the model, unless it diverged, and writes the files of the finished run."""
-        parts, store, history = self.parts, self.parts.store, self.history
+        store, history = self.store, self.history
         stopped = self._stands_still and len(history.epochs) < self.config.epochs
         report = TrainReport(
             folder=str(self.folder),
@@ -371,46 +365,46 @@ class Training:
             data={
                 "name": store.name,
                 "graphs": len(store),
-                "place": place_of(parts.source),
+                "place": self.place,
                 "splits": {name: len(ids) for name, ids in store.splits.items()},
             },
-            task=parts.task.name,
-            outputs=parts.task.num_outputs,
+            task=self.task.name,
+            outputs=self.task.num_outputs,
             classes=store.schema["y"].classes,
-            metric=parts.task.metric_name,
-            parameters=sum(p.numel() for p in parts.model.parameters()),
+            metric=self.task.metric_name,
+            parameters=sum(p.numel() for p in self.model.parameters()),
             epochs=tuple(history.epochs),
             test_metric=None if diverged else self._evaluate("test")[1],
             resumed_at=self.resumed_at,
-            runner=parts.runner.report(),
+            runner=self.runner.report(),
             files={"settings": CONFIG, "steps": STEPS, "report": REPORT, "picture": PICTURE},
             diverged=diverged,
-            memory=memory_of(parts.model, parts.optimizer, parts.source, parts.device),
+            memory=self.memory(),
             stopped_early=len(history.epochs) if stopped else None,
-            full_batches=full_shares(history.steps, parts.plan.capacities),
+            full_batches=full_shares(history.steps, self.plan.capacities),
         )
         if self.writes:
             write_steps(self.folder / STEPS, history.steps)
             report.save(self.folder / REPORT)
             picture = self.folder / PICTURE
-            plots.save_picture(picture, report, history.steps, parts.plan.capacities)
+            plots.save_picture(picture, report, history.steps, self.plan.capacities)
         return report
 
     # ------------------------------------------------------------------ messages
 
     def _opening(self) -> str:
-        parts, store, mode = self.parts, self.parts.store, self.parts.runner.mode
-        task, classes = parts.task, store.schema["y"].classes
+        store, task, mode = self.store, self.task, self.runner.mode
+        classes = store.schema["y"].classes
         timed_first = "auto (each way to run is timed before the first step)"
-        chosen = timed_first if parts.runner.measures else f"{mode.name} ({mode.reason})"
-        shapes = ", ".join(map(str, parts.plan.capacities))
+        chosen = timed_first if self.runner.measures else f"{mode.name} ({mode.reason})"
+        shapes = ", ".join(map(str, self.plan.capacities))
         again = f"resuming after step {self.resumed_at:,}; " if self.resumed_at else ""
         several = f" of {how_many(self.ranks.world_size, 'process')}" if self.ranks else ""
         return (
             f"{again}{len(store.splits['train']):,} of {how_many(len(store), 'graph')} "
             f"of {store.name} in {how_many(len(self.loader), 'batch')} per epoch; buckets "
-            f"{shapes}; mode {chosen} on {parts.device}{several}, graphs "
-            f"{place_of(parts.source)}, kernels {'on' if parts.kernels else 'off'}; "
+            f"{shapes}; mode {chosen} on {self.device}{several}, graphs "
+            f"{self.place}, kernels {'on' if self.kernels else 'off'}; "
             f"{task_words(task.name, task.num_outputs, task.metric_name, classes)}"
         )
 

@@ -124,7 +124,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) ->
 
     def trained(training: Training) -> TrainReport:
         training.folder.mkdir(exist_ok=True)
-        training.parts.plan.save(training.folder / "plan.json")
+        training.plan.save(training.folder / "plan.json")
         len(training.loader)
         return TrainReport.load(folder / "run")
 
