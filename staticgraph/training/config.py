@@ -33,14 +33,7 @@ from staticgraph.training.options import (
     whole,
 )
 
-# The values of --schedule, and what the rate does.
-SCHEDULES = {
-    "constant": "does not change",
-    "linear": "falls linearly to 0 over all steps",
-    "cosine": "falls to 0 as half a cosine over all steps",
-    "warmup-cosine": "rises linearly over the first tenth of the steps, then falls as cosine",
-    "plateau": "halves when the validation loss has not fallen for 5 epochs",
-}
+SCHEDULES = ("constant", "linear", "cosine", "warmup-cosine", "plateau")
 # Schedules whose rate depends on the total number of steps.
 NEED_THE_END = frozenset({"linear", "cosine", "warmup-cosine"})
 WARMUP = 0.1
@@ -51,7 +44,7 @@ def factor(schedule: str, step: int, steps: int, val_losses: Sequence[float | No
     """The learning rate of a step, as a share of the configured one.
 
     Args:
-        schedule: a key of :data:`SCHEDULES`.
+        schedule: one of :data:`SCHEDULES`.
         step: the number of the step, from 0.
         steps: the total number of steps.
         val_losses: the validation losses of the epochs so far.

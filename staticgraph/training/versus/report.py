@@ -73,15 +73,6 @@ class SideReport:
         """The mean loss of the first turn."""
         return sum(self.losses) / max(1, len(self.losses))
 
-    def to_dict(self) -> dict[str, Any]:
-        """The measurements as plain values, for JSON."""
-        return {
-            **asdict(self),
-            "memory": None if self.memory is None else self.memory._asdict(),
-            "filling": None if self.filling is None else self.filling._asdict(),
-            "equal": self.equal,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class VersusReport:
@@ -135,14 +126,8 @@ class VersusReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values, for JSON; numbers that are not finite become None."""
-        return finite(
-            {
-                "ok": self.ok,
-                "equal": self.equal,
-                **asdict(self),
-                "sides": [side.to_dict() for side in self.sides],
-            }
-        )
+        sides = [{**asdict(side), "equal": side.equal} for side in self.sides]
+        return finite({"ok": self.ok, "equal": self.equal, **asdict(self), "sides": sides})
 
     def submission(self, machine: Mapping[str, Any], model: str) -> str:
         """A table of one row in Markdown, to paste into an issue.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,7 +90,8 @@ class Course:
         return sum(map(len, self.order))
 
 
-class Filling(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Filling:
     """Real rows over physical rows, 0 to 1."""
 
     nodes: float
@@ -148,7 +149,8 @@ class Side:
     """
 
     def __init__(self, setting: VersusSetting, name: str, kernels: bool | None = None) -> None:
-        self.setting, self.name = setting, name
+        self.setting: VersusSetting = setting
+        self.name: str = name
         model = setting.fresh_model()
         self.model: torch.nn.Module = model if kernels is None else convert(model, kernels=kernels)
         self.optimizer: torch.optim.Optimizer = adam(self.model, setting.lr, setting.device)
@@ -312,7 +314,8 @@ class StaticSide(Side):
         self.runner.close()
 
 
-class StepMemory(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StepMemory:
     """The bytes that are held permanently, and those that a step adds at its peak."""
 
     held_bytes: int
