@@ -105,7 +105,7 @@ def test_graphs_on_the_device_change_no_result(uninterrupted, config, tmp_path):
     assert_same_run(tmp_path / "run", uninterrupted)
     assert "on the device" in report.data["place"]
     assert "on the host" in TrainReport.load(uninterrupted).data["place"]
-    with pytest.raises(ValueError, match="choose one of auto, host, device"):
+    with pytest.raises(ValueError, match="store='disk': give one of auto, host, device"):
         replace(config, store="disk")
 
 

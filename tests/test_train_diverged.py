@@ -112,10 +112,10 @@ def vars_of(report: TrainReport) -> dict:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dropout": 2.0}, "dropout=2.0 is a share"),
-        ({"workers": -1}, "workers=-1 must not be negative"),
-        ({"seed": -1}, "seed=-1 must not be negative"),
-        ({"lr": math.inf}, "lr=inf must be a number above 0"),
+        ({"dropout": 2.0}, "dropout=2.0: give a number from 0 to 1"),
+        ({"workers": -1}, "workers=-1: give a whole number from 0 to 256, or auto"),
+        ({"seed": -1}, "seed=-1: give a whole number from 0"),
+        ({"lr": math.inf}, "lr=inf: give a number above 0"),
     ],
 )
 def test_settings_out_of_range(changes, message):

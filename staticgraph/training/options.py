@@ -99,7 +99,15 @@ def number(least: float, most: float = LARGEST, *, above: bool = False) -> Calla
 
 def auto_or(read: Callable[[str], int]) -> Callable[[str], int | str]:
     """A reader of ``auto``, or of what another reader takes."""
-    return lambda text: text if text == "auto" else read(text)
+
+    def read_or_auto(text: str) -> int | str:
+        """The value of a text, or ``auto``."""
+        try:
+            return text if text == "auto" else read(text)
+        except ValueError as error:
+            raise ValueError(f"{error}, or auto") from None
+
+    return read_or_auto
 
 
 def one_of(*names: str) -> Callable[[str], str]:
