@@ -46,7 +46,7 @@ SIZES = {
     "staticgraph/steps": (37, 17854),  # batches in parts, added buckets, typed options
     "staticgraph/store": (27, 25279),  # lists of graphs without a store
     "staticgraph/text": (6, 1849),
-    "staticgraph/training": (17, 16885),  # predict, ticks with room
+    "staticgraph/training": (17, 16903),  # predict, ticks with room
     "tests": (257, 241917),  # the padder, atoms, dense batches, no PyG, old names
     "tests/support": (83, 40819),  # saved formats; options as cyclopts reads them
 }
