@@ -55,4 +55,4 @@ def test_a_path_may_begin_with_the_home_folder(graphs, tmp_path, monkeypatch):
     for found in (sg.GraphStore.load("~/my store"), datasets.open("~/my store")):
         assert len(found) == len(graphs)
     assert sg.BucketPlan.load("~/plan.json") == plan
-    assert options.read_output_folder("~/runs") == tmp_path / "runs"
+    assert options.read_path("~/runs", folder=True, written=True) == tmp_path / "runs"

@@ -80,5 +80,5 @@ def test_a_run_finds_its_workers_and_has_the_same_losses(tmp_path, monkeypatch):
 
 
 def test_what_is_no_number_of_workers_is_refused():
-    with pytest.raises(ValueError, match="workers='many'; give a number, or 'auto'"):
+    with pytest.raises(ValueError, match=r"workers='many': give a whole number .*, or auto"):
         TrainConfig("x", workers="many")

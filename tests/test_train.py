@@ -105,7 +105,7 @@ def test_graphs_on_the_device_change_no_result(uninterrupted, config, tmp_path):
     assert_same_run(tmp_path / "run", uninterrupted)
     assert "on the device" in report.data["place"]
     assert "on the host" in TrainReport.load(uninterrupted).data["place"]
-    with pytest.raises(ValueError, match="choose one of auto, host, device"):
+    with pytest.raises(ValueError, match="store='disk': give one of auto, host, device"):
         replace(config, store="disk")
 
 
@@ -268,6 +268,7 @@ def test_a_run_does_not_go_on_with_other_labels(config, molecules, uninterrupted
         train.resume(run, progress=False)
 
 
+@pytest.mark.usefixtures("painted")
 def test_without_the_packages_that_draw_and_log_a_run_leaves_their_files_out(
     config, tmp_path, monkeypatch, capsys
 ):

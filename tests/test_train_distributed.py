@@ -77,7 +77,7 @@ def test_recordings_end_before_the_group_does(monkeypatch, fails):
     monkeypatch.setattr(Training, "_run", run)
     training = object.__new__(Training)
     training.ranks = Ranks(lambda: None, 0, 2, "cpu:gloo,cuda:nccl")
-    training.parts = SimpleNamespace(runner=SimpleNamespace(close=lambda: ended.append("close")))
+    training.runner = SimpleNamespace(close=lambda: ended.append("close"))
     with pytest.raises(Interrupted) if fails else nullcontext():
         training.run()
     assert ended == ["run", "close"]

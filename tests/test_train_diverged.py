@@ -60,7 +60,7 @@ def test_the_last_good_checkpoint_stays(data, tmp_path, monkeypatch):
 
     def spoil(training, events):
         if training.loader.epoch == 2:
-            next(training.parts.model.parameters()).data.fill_(math.nan)
+            next(training.model.parameters()).data.fill_(math.nan)
         finish(training, events)
 
     monkeypatch.setattr(Training, "_finish_epoch", spoil)

@@ -68,7 +68,7 @@ def test_each_step_has_the_rate_of_its_number(data, tmp_path, monkeypatch):
 
     def seen(training: Training, number: int) -> None:
         set_rate(training, number)
-        rates.append(float(training.parts.optimizer.param_groups[0]["lr"]))
+        rates.append(float(training.optimizer.param_groups[0]["lr"]))
 
     set_rate = Training._set_rate
     monkeypatch.setattr(Training, "_set_rate", seen)

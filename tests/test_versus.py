@@ -23,6 +23,7 @@ from staticgraph.training.versus.comparison import (
     compare,
 )
 from staticgraph.training.versus.sides import (
+    Filling,
     PlainSide,
     StaticSide,
     fields_with_gaps,
@@ -82,7 +83,7 @@ def test_both_sides_are_measured_and_compute_the_same(report):
     plain, *others = report.sides
     assert [side.name for side in report.sides] == ["PyG", "eager", "fused"]
     assert all(side.ran and side.turns >= 5 and side.graphs_per_s > 0 for side in report.sides)
-    assert plain.filling == (1.0, 1.0, 1.0)
+    assert plain.filling == Filling(1.0, 1.0, 1.0)
     assert plain.losses_apart is None
     for side in others:
         assert 0.5 < side.filling.nodes <= 1

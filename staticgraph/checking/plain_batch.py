@@ -99,7 +99,7 @@ def _followed(schema: Schema) -> list[str]:
     return [] if schema.hetero else [field.name for field in schema]
 
 
-class _Read(PlainBatch):
+class ReadBatch(PlainBatch):
     """A plain batch that notes which of its fields are read."""
 
     def __init__(self, data: PlainBatch) -> None:
@@ -155,7 +155,7 @@ def labelled_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor | Non
     loss raises on a NaN).
     """
     assert loss is not None
-    seen: Any = _Read(data)
+    seen: Any = ReadBatch(data)
     try:
         with torch.no_grad():
             with _Asking() as asking:

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from staticgraph.cli.loading import check_sizes, open_data, require_names
 from staticgraph.files.document import to_json
 from staticgraph.text.progress import waiting
-from staticgraph.training.options import (
-    LAYERS,
-    MODELS,
-    WIDTH,
-    BatchSize,
-    DataOptions,
-    Gpu,
-    choice,
-)
+from staticgraph.training.options import LAYERS, MODELS, WIDTH, BatchSize, DataOptions, Gpu, choice
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -29,7 +21,6 @@ def run(
     model: Annotated[str, choice(*MODELS)] = "gine",
     layers: Annotated[int, LAYERS] = 5,
     hidden: Annotated[int, WIDTH] = 300,
-    heads: Annotated[int, WIDTH] = 4,
     batch_size: BatchSize = 32,
     autocast: Annotated[str | None, choice("bfloat16", "float16")] = None,
     gpu: Gpu = "h100",
@@ -50,7 +41,6 @@ def run(
         model: a model of the zoo.
         layers: number of convolutions.
         hidden: width of every layer.
-        heads: attention heads.
         batch_size: graphs per batch.
         autocast: mixed precision.
         gpu: the GPU to compile for.
@@ -59,7 +49,7 @@ def run(
         count_kernels: count kernels, which is what this command does; may be left out.
         json: print JSON instead of tables.
     """
-    check_sizes(model, hidden, heads)
+    check_sizes(model, hidden)
     require_names(data, model=model)
     import torch
 
@@ -75,7 +65,7 @@ def run(
     def build() -> Module:
         """A new model, each time with the same initial weights."""
         torch.manual_seed(0)
-        return models.build(model, store, hidden=hidden, layers=layers, heads=heads)
+        return models.build(model, store, hidden=hidden, layers=layers)
 
     ways = baseline.EAGER if eager or operators else baseline.EAGER[:1]
     with waiting("counting operations in eager mode"):

@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
 from staticgraph.cli.loading import open_data, require_names
 from staticgraph.files.document import to_json
-from staticgraph.text.how_many import how_many
-from staticgraph.text.progress import is_left_out, waiting
+from staticgraph.text.progress import waiting
 from staticgraph.training.options import (
     GPUS,
     NAMES,
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 
     from staticgraph.checking.report import CheckReport
     from staticgraph.plans.plan import BucketPlan
-    from staticgraph.rewrites.captured_graph.captured import Rewritten
+    from staticgraph.rewrites.explain import Explanation
     from staticgraph.store.graph_store import GraphStore
 
 NOT_STATIC = NOT_WHOLE = 1
@@ -106,11 +104,16 @@ def run(
     """
     dry = dry or DryRunOptions()
     require_names(data, model=model, loss=dry.loss)
-    if dry.gpu and _is_unavailable():
-        return UNAVAILABLE
+    if dry.gpu:
+        from staticgraph.dryrun.guard import why_not
+
+        if reason := why_not():
+            print(f"skipped: {reason}", file=sys.stderr)
+            return UNAVAILABLE
     from staticgraph.checking.check import check
     from staticgraph.models.named import built_without_data, made
     from staticgraph.plans.choose import plan_buckets
+    from staticgraph.rewrites.explain import Explanation
     from staticgraph.steps.computation.model_setup import Subject
     from staticgraph.training.tasks import named_loss
 
@@ -124,25 +127,19 @@ def run(
         report = check(subject, plan, store)
     if dry.gpu:
         return _dry_run(data, dry, model, batch_size, json, report)
+    found, note = Explanation((), ()), f"not looked for, since {report.parity_note}"
     if report.ran:
         with waiting("looking for what is rewritten"):
-            rewrites = RewritesReport.of(module, plan, store)
-    else:
-        rewrites = RewritesReport(note=f"not looked for, since {report.parity_note}")
+            found, note = rewrites_of(module, plan, store)
     if json:
-        print(to_json({**report.to_dict(), "rewrites": rewrites.to_dict()}))
+        missed = [place._asdict() for place in found.missed]
+        done = [{k: v for k, v in p._asdict().items() if k != "reason"} for p in found.done]
+        rewrites = {"done": done, "missed": missed, "note": note}
+        print(to_json({**report.to_dict(), "rewrites": rewrites}))
     else:
-        print(f"{report}\n\n{rewrites}")
+        text = note or f"mode fused\n{found}"
+        print(f"{report}\n\nrewrites: {text}")
     return 0 if report.ok else NOT_STATIC
-
-
-def _is_unavailable() -> bool:
-    """Whether a dry run cannot work on this machine; prints why."""
-    from staticgraph.dryrun.guard import why_not
-
-    if reason := why_not():
-        print(f"skipped: {reason}", file=sys.stderr)
-    return reason is not None
 
 
 def _dry_run(
@@ -197,84 +194,21 @@ def _dry_run(
     ok = check.ok and report.ok and modes == wanted
     counts = {**report.to_dict(), "ok": ok, "check": check.to_dict()}
     print(to_json(counts) if json else report)
-    if dry.picture and not is_left_out(dry.picture, "matplotlib"):
+    if dry.picture:
         from staticgraph.training.plots import save_launches_picture
 
         save_launches_picture(dry.picture, report)
     return 0 if ok else NOT_WHOLE
 
 
-class RewritesReport:
-    """The places of a model that are rewritten, by the model's lines, and the near misses.
+def rewrites_of(model: Module, plan: BucketPlan, store: GraphStore) -> tuple[Explanation, str]:
+    """Captures the model and finds its rewrites; an error of the model becomes a note."""
+    from staticgraph.checking.explain import explain
+    from staticgraph.rewrites.explain import Explanation
 
-    Attributes:
-        done, missed: as in :class:`staticgraph.rewrites.explain.Explanation`.
-        note: why there is nothing to report; ``""`` otherwise.
-    """
-
-    done: tuple[Rewritten, ...]
-    missed: tuple[Rewritten, ...]
-    note: str
-
-    def __init__(
-        self, done: Sequence[Rewritten] = (), missed: Sequence[Rewritten] = (), note: str = ""
-    ) -> None:
-        self.done, self.missed, self.note = tuple(done), tuple(missed), note
-
-    @classmethod
-    def of(cls, model: Module, plan: BucketPlan, store: GraphStore) -> RewritesReport:
-        """Captures the model and finds its rewrites; an error of the model becomes the note."""
-        from staticgraph.checking.explain import explain
-
-        try:
-            explanation = explain(model, plan, store)
-        except Exception as error:  # the check has reported the obstacles
-            first = str(error).strip().splitlines() or [""]
-            return cls(note=f"the model cannot be captured ({type(error).__name__}: {first[0]})")
-        return cls(explanation.done, explanation.missed)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain values, for JSON."""
-        return {
-            "done": [self._plain(place) for place in self.done],
-            "missed": [{**self._plain(place), "reason": place.reason} for place in self.missed],
-            "note": self.note,
-        }
-
-    @staticmethod
-    def _plain(place: Rewritten) -> dict[str, Any]:
-        return {"rewrite": place.rewrite, "line": place.line, "layer": place.layer}
-
-    def __str__(self) -> str:
-        if self.note:
-            return f"rewrites: {self.note}"
-        if not (self.done or self.missed):
-            return "rewrites: nothing in this model is near an operator of this library"
-        lines = [
-            "rewritten to operators of this library, mode fused: "
-            f"{how_many(len(self.done), 'place')}"
-        ]
-        lines += _by_line(self.done)
-        if self.missed:
-            lines.append(
-                f"near a rewrite, and what stood in the way: {how_many(len(self.missed), 'place')}"
-            )
-            lines += _by_line(self.missed)
-        return "\n".join(lines)
-
-
-def _by_line(places: Sequence[Rewritten]) -> list[str]:
-    """One line of text per line of the model's code and rewrite, with the layers it applies to."""
-    by_line: dict[str, dict[str, list[str]]] = {}
-    for place in places:
-        words = place.rewrite + ("" if place.reason is None else f": {place.reason}")
-        by_line.setdefault(place.line, {}).setdefault(words, []).append(place.layer)
-    width = max(map(len, by_line))
-    lines = []
-    for line, words in by_line.items():
-        for number, (what, layers) in enumerate(words.items()):
-            named = list(dict.fromkeys(layer for layer in layers if layer))
-            shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-            where = f" ({shown})" if shown else ""
-            lines.append(f"  {line if number == 0 else '':<{width}}  {what}{where}")
-    return lines
+    try:
+        return explain(model, plan, store), ""
+    except Exception as error:  # the check has reported the obstacles
+        first = str(error).strip().splitlines() or [""]
+        note = f"the model cannot be captured ({type(error).__name__}: {first[0]})"
+        return Explanation((), ()), note

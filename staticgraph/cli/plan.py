@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import (
-    UsageError,
-    build_without_data,
-    check_sizes,
-    open_data,
-    require_names,
-)
+from staticgraph.cli.loading import UsageError, check_sizes, open_data, require_names
 from staticgraph.cli.probe import MeasuredStep, ProbeOptions, make_probe
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
-from staticgraph.text.progress import is_left_out, waiting
+from staticgraph.text.progress import waiting
 from staticgraph.training.options import (
     BYTES,
     DATA,
@@ -134,12 +128,8 @@ def run(*, options: PlanOptions | None = None, json: bool = False) -> int:
     options = options or PlanOptions()
     _check(options)
     histogram, source, model = _sizes(options)
-    if options.limits:
-        document, text = _pack(options, histogram)
-    elif options.efficiency:
-        document, text = _search(options, histogram, options.efficiency)
-    else:
-        document, text = _plan(options, histogram, source, model)
+    work = _pack if options.limits else _search if options.efficiency else _plan
+    document, text = work(options, histogram, source, model)
     print(to_json(document) if json else text)
     return 0
 
@@ -162,10 +152,7 @@ def _check(options: PlanOptions) -> None:
             "--effort best is of packs that are made once: give --limits or --graphs alone",
         ),
         (options.time_limit and options.effort != "best", "--time-limit is of --effort best"),
-        (
-            options.memory and not options.max_memory,
-            "--memory needs the cap: give --max-memory",
-        ),
+        (options.memory and not options.max_memory, "--memory needs the cap: give --max-memory"),
         (
             options.max_memory and not options.data,
             "--max-memory needs the fields of the data: give --data",
@@ -195,40 +182,33 @@ def _sizes(options: PlanOptions) -> tuple[SizeHistogram, Any, Any]:
     if options.histogram:
         histogram = SizeHistogram.from_csv(options.histogram)
         return histogram, histogram, None
-    probes = bool(options.max_memory) and not options.memory
-    names = {"model": options.model, "loss": options.loss} if probes else {}
-    require_names(options, **names)
-    model = build_without_data(options.model) if probes else None
+    if not options.max_memory or options.memory:  # nothing is probed
+        require_names(options)
+        store = open_data(options)
+        return store.histogram, store, None
+    require_names(options, model=options.model, loss=options.loss)
+    from staticgraph.training.parts import build_without_data
+
+    model = build_without_data(options.model)
     store = open_data(options)
     return store.histogram, store, model
 
 
-def _timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
-    """The result, the seconds of a second run, and the first run's excess over it (compilation)."""
-    begin = time.perf_counter()
-    work()
-    middle = time.perf_counter()
-    result = work()
-    end = time.perf_counter()
-    return result, end - middle, max(0.0, (middle - begin) - (end - middle))
-
-
-def _pack(options: PlanOptions, histogram: SizeHistogram) -> tuple[dict[str, Any], str]:
+def _pack(options: PlanOptions, histogram: SizeHistogram, *_: Any) -> tuple[dict[str, Any], str]:
     """Packs at given limits; returns the result as a document and as text."""
     from staticgraph.packing.packer import TIME_LIMIT, pack_histogram
 
-    def work() -> Packing:
-        """Packs the histogram."""
-        return pack_histogram(histogram, options.limits, max_graphs=options.max_graphs)
-
+    pack = partial(pack_histogram, histogram, options.limits, max_graphs=options.max_graphs)
+    begin = time.perf_counter()
     with waiting("packing"):
-        packing, seconds, compiling = _timed(work)
+        pack()  # its loops are compiled now
+        middle = time.perf_counter()
+        packing = pack()
+    seconds = time.perf_counter() - middle
+    compiling = max(0.0, middle - begin - seconds)
     if options.effort == "best":
-        begin = time.perf_counter()
-        packing = pack_histogram(
-            histogram, options.limits, max_graphs=options.max_graphs, effort="best",
-            time_limit=options.time_limit or TIME_LIMIT, progress=True,
-        )  # fmt: skip
+        begin, limit = time.perf_counter(), options.time_limit or TIME_LIMIT
+        packing = pack(effort="best", time_limit=limit, progress=True)
         seconds = time.perf_counter() - begin
     document = {**packing.to_dict(), "seconds": seconds, "compile_seconds": compiling}
     if options.certify:
@@ -239,15 +219,13 @@ def _pack(options: PlanOptions, histogram: SizeHistogram) -> tuple[dict[str, Any
             bound = packing_bound(
                 histogram, options.limits, max_graphs=options.max_graphs, start=packing
             )
-        document["bound"] = bound.packs
-        document["linear_bound"] = bound.linear
-        document["bound_columns"] = bound.columns
-        document["bound_seconds"] = time.perf_counter() - begin
+        document |= {"bound": bound.packs, "linear_bound": bound.linear}
+        document |= {"bound_columns": bound.columns, "bound_seconds": time.perf_counter() - begin}
     _draw(options, histogram, [packing])
-    return document, _packings_text(options, document)
+    return document, _packing_text(options, document)
 
 
-def _packings_text(options: PlanOptions, document: dict[str, Any]) -> str:
+def _packing_text(options: PlanOptions, document: dict[str, Any]) -> str:
     from staticgraph.text.table import table
 
     filled = {k: v for k, v in document.items() if k.endswith("_efficiency")}
@@ -257,14 +235,13 @@ def _packings_text(options: PlanOptions, document: dict[str, Any]) -> str:
     most = "any number of graphs"
     if options.max_graphs:
         most = f"at most {how_many(options.max_graphs, 'graph')}"
-    volume = document["volume_bound"]
-    least, proof = volume, "volume"
+    least = volume = document["volume_bound"]
+    proof = "volume"
     if "bound" in document:
         least = document["bound"]
         proof = f"linear programming {document['linear_bound']:,.2f}, volume {volume:,}"
     elif document.get("proven_bound", 0) > volume:
-        least = document["proven_bound"]
-        proof = f"linear programming, volume {volume:,}"
+        least, proof = document["proven_bound"], f"linear programming, volume {volume:,}"
     return (
         f"limits {', '.join(map(str, options.limits))}, {most}\n"
         f"{table(['packs', *names, 'time'], [row])}\n"
@@ -272,23 +249,18 @@ def _packings_text(options: PlanOptions, document: dict[str, Any]) -> str:
     )
 
 
-def _search(
-    options: PlanOptions, histogram: SizeHistogram, efficiency: float
-) -> tuple[dict[str, Any], str]:
+def _search(options: PlanOptions, histogram: SizeHistogram, *_: Any) -> tuple[dict[str, Any], str]:
     """Searches the smallest limits that reach an efficiency."""
     from staticgraph.plans.limits import limits_for_efficiency
 
     with waiting("searching limits"):
-        chosen = limits_for_efficiency(histogram, efficiency, max_graphs=options.max_graphs)
+        chosen = limits_for_efficiency(
+            histogram, options.efficiency or 0.0, max_graphs=options.max_graphs
+        )
     limits = chosen.limits.tolist()
     _draw(options, histogram, [chosen.packing])
-    document = {
-        "limits": limits,
-        "reached": chosen.reached,
-        "reason": chosen.reason,
-        **chosen.packing.to_dict(),
-    }
-    return document, (
+    found = {"limits": limits, "reached": chosen.reached, "reason": chosen.reason}
+    return {**found, **chosen.packing.to_dict()}, (
         f"limits {', '.join(map(str, limits))} (capacity {chosen.capacity})\n"
         f"{chosen.packing.harmonic_mean:.2%} filled (harmonic mean): {chosen.reason}"
     )
@@ -298,7 +270,7 @@ def _plan(
     options: PlanOptions, histogram: SizeHistogram, source: Any, model: Any
 ) -> tuple[dict[str, Any], str]:
     """Chooses the capacities."""
-    from staticgraph.cli.plan_report import PlanReport
+    from staticgraph.cli.plan_report import plan_text, plan_values
     from staticgraph.packing.packer import TIME_LIMIT
     from staticgraph.plans.choose import plan_buckets
     from staticgraph.plans.cost import StepCost
@@ -320,22 +292,22 @@ def _plan(
             **memory,
         )
     with waiting("counting the batches of an epoch"):
-        report = PlanReport.of(plan, histogram, price, time.perf_counter() - begin)
+        document = plan_values(plan, histogram, price, time.perf_counter() - begin)
     if options.out:
         plan.save(options.out)
     _draw(options, histogram, [], plan)
-    costs = _knee(options, histogram, price) if options.knee else {}
-    lines = [str(report)]
-    for buckets, cost in enumerate(costs.get("cost_by_buckets", []), 1):
-        lines.append(f"{how_many(buckets, 'bucket')} cost {cost:,.0f}")
-    if plan.note:
-        lines.append(plan.note)
-    return {**report.to_dict(), **costs}, "\n".join(lines)
+    lines = [plan_text(plan, document)]
+    if options.knee:
+        costs = _draw_knee(options, options.knee, histogram, price)
+        document["cost_by_buckets"] = costs
+        lines += [f"{how_many(n, 'bucket')} cost {cost:,.0f}" for n, cost in enumerate(costs, 1)]
+    lines += [plan.note] if plan.note else []
+    return document, "\n".join(lines)
 
 
-def _knee(
-    options: PlanOptions, histogram: SizeHistogram, price: StepCost
-) -> dict[str, list[float]]:
+def _draw_knee(
+    options: PlanOptions, picture: Path, histogram: SizeHistogram, price: StepCost
+) -> list[float]:
     """Draws the cost of an epoch against the number of buckets, and returns the costs."""
     from staticgraph.plans.several import choose_buckets
     from staticgraph.training.plots import save_cost_picture
@@ -343,10 +315,8 @@ def _knee(
     graphs = options.graphs or GRAPHS
     with waiting("choosing one to six buckets"):
         choices = choose_buckets(histogram, MOST_DRAWN, graphs=graphs, cost=price)
-    assert options.knee is not None
-    if not is_left_out(options.knee, "matplotlib"):
-        save_cost_picture(options.knee, {f"about {how_many(graphs, 'graph')} per batch": choices})
-    return {"cost_by_buckets": [each.cost for each in choices]}
+    save_cost_picture(picture, f"about {how_many(graphs, 'graph')} per batch", choices)
+    return [each.cost for each in choices]
 
 
 def _memory(options: PlanOptions, source: Any, model: Any) -> dict[str, Any]:
@@ -372,8 +342,7 @@ def _draw(
     plan: BucketPlan | None = None,
 ) -> None:
     """Writes the files of --plot and --map."""
-    files = ", ".join(str(file) for file in (options.plot, options.map) if file)
-    if not files or is_left_out(files, "matplotlib"):
+    if not options.plot and not options.map:
         return
     from staticgraph.training import plots
 

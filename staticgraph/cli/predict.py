@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from staticgraph.cli.loading import check_mode, load, open_data, require_functions, require_modules
+from staticgraph.cli.loading import check_mode, open_data, require_code
 from staticgraph.errors import BadGraph
 from staticgraph.files import atomic
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import bar
+from staticgraph.training.config import named_in, require_run
 from staticgraph.training.options import FOLDER, OUTPUT_FILE, DataOptions, Device, Mode, choice
-from staticgraph.training.run_folder import named_in, require_trained
 
 if TYPE_CHECKING:
     from staticgraph.store.graph_store import GraphStore
@@ -61,12 +61,8 @@ def run(
     Raises:
         BadGraph: the split has no graphs, or they are not like those of the training.
     """
-    require_trained(folder)
-    model = named_in(folder)
-    require_modules(model)
-    check_mode(compile_mode, device)
-    load()
-    require_functions(model)
+    require_run(folder, trained=True)
+    require_code(named_in(folder))
     check_mode(compile_mode, device)
     from staticgraph.training.job import device_of
     from staticgraph.training.trained import Trained

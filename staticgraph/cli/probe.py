@@ -13,18 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import (
-    UsageError,
-    build_model,
-    build_without_data,
-    check_sizes,
-    loss_of,
-    open_data,
-    require_names,
-)
+from staticgraph.cli.loading import UsageError, check_sizes, open_data, require_names
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
-from staticgraph.text.progress import is_left_out, waiting
+from staticgraph.text.progress import waiting
 from staticgraph.training.options import (
     BYTES,
     MODEL,
@@ -125,6 +117,8 @@ def run(
     import torch
 
     from staticgraph.memory.budget import MemoryBudget
+    from staticgraph.training.parts import build_without_data
+    from staticgraph.training.plots import save_memory_picture
 
     if how.device == "cuda" and not torch.cuda.is_available():
         raise UsageError(
@@ -141,26 +135,20 @@ def run(
     seconds = time.perf_counter() - begin
     if out:
         memory.save(out)
-    picture = None if plot is None or is_left_out(plot, "matplotlib") else plot
-    if picture is not None:
-        from staticgraph.training.plots import save_memory_picture
-
-        save_memory_picture(picture, memory, f"{step.model} on {store.name}", budget)
+    title = f"{step.model} on {store.name}"
+    drawn = plot is not None and save_memory_picture(plot, memory, title, budget)
     if json:
         print(to_json({**memory.to_dict(), "seconds": seconds}))
     else:
         points = how_many(len(memory.points) + (memory.checked is not None), "point")
         print(f"{memory}\n{points} in {seconds:.1f} s")
-    if picture is not None:
-        print(f"picture: {picture}", file=sys.stderr)
+    if drawn:
+        print(f"picture: {plot}", file=sys.stderr)
     return 0
 
 
 def make_probe(
-    store: Any,
-    step: MeasuredStep,
-    how: ProbeOptions,
-    model: "torch.nn.Module | None" = None,
+    store: Any, step: MeasuredStep, how: ProbeOptions, model: "torch.nn.Module | None" = None
 ) -> "Callable[[], MemoryModel]":
     """The probe that the options name, ready to be called; invalid options are refused here.
 
@@ -177,6 +165,8 @@ def make_probe(
 
     from staticgraph.dryrun.compiled_probe import probe
     from staticgraph.nn import convert
+    from staticgraph.training.parts import build_model
+    from staticgraph.training.tasks import loss_of
 
     if store.schema.hetero and step.model in MODELS:
         raise ValueError(
@@ -185,7 +175,7 @@ def make_probe(
             "MODULE:NAME"
         )
     loss, outputs = loss_of(step, store)
-    model = build_model(step, store, outputs, model).to(how.device)
+    model = build_model(step, store, outputs, model, seed=0).to(how.device)
     convert(model, kernels=step.kernels)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     reader: dict[str, Any] = {"like": how.like, "compiled": how.compiled}

@@ -15,8 +15,9 @@ from cyclopts import Group, Parameter
 
 from staticgraph.cli import FAILED
 from staticgraph.cli.failures import note_user_code
-from staticgraph.cli.loading import UsageError, check_mode, load
+from staticgraph.cli.loading import UsageError, check_mode
 from staticgraph.errors import MissingPackage
+from staticgraph.training.config import named_in, require_run
 from staticgraph.training.options import (
     BYTES,
     FOLDER,
@@ -29,7 +30,6 @@ from staticgraph.training.options import (
     value,
     whole,
 )
-from staticgraph.training.run_folder import named_in, require_trained
 
 if TYPE_CHECKING:
     from staticgraph.serving.service import Service
@@ -111,10 +111,8 @@ def run(*, options: ServeOptions | None = None) -> int:
     require_extra()
     _check_fitting(args)
     if args.folder is not None:
-        require_trained(args.folder)
+        require_run(args.folder, trained=True)
         note_user_code(named_in(args.folder))
-    check_mode(args.compile_mode, args.device)
-    load()
     check_mode(args.compile_mode, args.device)
     from staticgraph.serving.http.app import settle
 
@@ -138,22 +136,19 @@ def _check_fitting(args: ServeOptions) -> None:
         ValueError: there is such an option.
     """
     if args.exported is not None:
-        misplaced = [
-            option
-            for option, value in (("--device", args.device), ("--compile-mode", args.compile_mode))
-            if value != "auto"
-        ]
         why = "an export was compiled for its device already, in its own way"
+        names, default = ("device", "compile_mode"), "auto"
     else:
-        recorded = {"--digest": args.digest, "--smiles": args.smiles, "--task": args.task}
-        misplaced = [option for option, value in recorded.items() if value]
         why = "a run says this of itself"
+        names, default = ("digest", "smiles", "task"), None
+    misplaced = [name for name in names if (getattr(args, name) or None) != default]
     if misplaced:
-        raise ValueError(f"leave {' and '.join(misplaced)} out: {why}")
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in misplaced)
+        raise ValueError(f"leave {options} out: {why}")
 
 
 def _service(args: ServeOptions) -> Service:
-    """Loads the service of the run or the export, and warms it up."""
+    """Loads the service of the run or the export, and says what an export does not record."""
     from staticgraph.serving.service import Limits, service_of_export, service_of_run
 
     limits = Limits(args.max_wait_ms, args.max_queue, args.max_graphs, args.max_body)
@@ -165,19 +160,11 @@ def _service(args: ServeOptions) -> Service:
     service = service_of_export(
         args.exported, digest=args.digest, smiles=args.smiles, task=args.task, limits=limits
     )
-    for line in _lacking(service):
-        print(line, file=sys.stderr)
-    return service
-
-
-def _lacking(service: Service) -> list[str]:
-    """Messages for the user about information that an export does not record."""
-    lines = []
+    lines, known = [], service.reader.categories
     if not service.reader.smiles:
         lines.append("graphs only, no SMILES: with --smiles, where its features are this library's")
     if service.task is None:
         lines.append("outputs only, no probabilities: with --task, where they are logits")
-    known = service.reader.categories
     if unchecked := [
         item.name
         for item in service.reader.fields
@@ -188,7 +175,9 @@ def _lacking(service: Service) -> list[str]:
             "how many categories there are, and one that the model has no row for fails its whole "
             "batch, or ends the server: refuse it before"
         )
-    return lines
+    for line in lines:
+        print(line, file=sys.stderr)
+    return service
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -229,9 +218,10 @@ def serve(service: Service, listening: socket.socket, workers: int) -> bool:
         app = make_app(LocalServer(server, task, service.classes), reader, title)
         local = uvicorn.Server(config_of(app))
         # uvicorn shuts down gracefully, then raises the signal again for the previous handlers.
-        ignored = [signal.signal(number, _ignore) for number in (signal.SIGINT, signal.SIGTERM)]
+        signals = (signal.SIGINT, signal.SIGTERM)
+        handlers = [signal.signal(number, lambda *_: None) for number in signals]
         local.run([listening])
-        for number, handler in zip((signal.SIGINT, signal.SIGTERM), ignored, strict=True):
+        for number, handler in zip(signals, handlers, strict=True):
             signal.signal(number, handler)
         return local.started
     connections = ReaderConnections(server, task, service.classes)
@@ -244,10 +234,6 @@ def serve(service: Service, listening: socket.socket, workers: int) -> bool:
     finally:
         connections.close()
     return all(process.exitcode != STARTUP_FAILURE for process in supervisor.processes)
-
-
-def _ignore(*_: object) -> None:
-    """Ignores a signal."""
 
 
 def require_extra() -> None:

@@ -14,16 +14,13 @@ from staticgraph.cli.loading import (
     UsageError,
     check_mode,
     check_sizes,
-    load,
-    require_functions,
-    require_modules,
+    require_code,
     require_names,
 )
 from staticgraph.errors import Diverged
 from staticgraph.files.document import to_json
-from staticgraph.training.config import TrainConfig
+from staticgraph.training.config import TrainConfig, named_in, require_free, require_run
 from staticgraph.training.options import FILES, INPUT_FILE, OUTPUT_FOLDER
-from staticgraph.training.run_folder import named_in, require_free, require_run
 
 
 def run(
@@ -68,21 +65,16 @@ def run(
     if resume and overwrite:
         raise UsageError("argument --overwrite: not allowed with --resume")
     check_sizes(settings.model, settings.hidden)
-    check_mode(settings.compile_mode, settings.device, settings.allow_cpu)
     alone = "RANK" not in os.environ  # of several processes, rank 0 checks and informs the others
     if resume:
         if alone:
             require_run(out)
         model = settings.model if "model" in OPTIONS_SET else named_in(out)
-        loss = settings.loss or named_in(out, "loss")
-        require_modules(model, loss)
-        load()
-        require_functions(model, loss)
+        require_code(model, settings.loss or named_in(out, "loss"))
     else:
         if alone and not overwrite:
             require_free(out)
         require_names(settings, model=settings.model, loss=settings.loss)
-    # Again, now that torch knows whether there is a GPU.
     check_mode(settings.compile_mode, settings.device, settings.allow_cpu)
 
     from staticgraph.training import train

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,7 @@ from staticgraph.cli.loading import UsageError, require_graph
 from staticgraph.errors import Diverged
 from staticgraph.files.document import save_json, to_json
 from staticgraph.text.how_many import how_many
-from staticgraph.text.progress import Status, is_left_out, say, waiting
+from staticgraph.text.progress import Status, say, waiting
 from staticgraph.training.options import (
     BYTES,
     OUTPUT_FOLDER,
@@ -31,10 +31,6 @@ from staticgraph.training.options import (
 )
 
 if TYPE_CHECKING:
-    from torch.nn import Module
-
-    from staticgraph.outofcore import LinkConfig
-    from staticgraph.outofcore.buffer.buffer import StateTime
     from staticgraph.training.job import Interrupt
 
 # The default partitions and buffer: those of the published comparison.
@@ -70,8 +66,7 @@ class LargeOptions:
         partitions: partitions on disk; if it is left out, 32 for comet, 1 for in-memory, else 16.
         buffer: partitions in memory at once; if it is left out, 4 for beta, 1 for in-memory, else
             8.
-        logical: comet's groups; 2P/C if it is left out.
-        memory: choose all three for this much memory, such as 512M (comet).
+        memory: choose both for this much memory, such as 512M (comet).
         epochs: passes over the edges or training nodes; 10 for links, 50 for nodes if it is left
             out.
         batch_size: edges or training nodes per batch; 1000 edges or 64 nodes if it is left out.
@@ -82,9 +77,7 @@ class LargeOptions:
         dimension: size of an embedding.
         chunks: parts of a batch that share negatives; 10, or 1 with an encoder, if it is left out.
         negatives: negative samples per chunk and side.
-        degree_fraction: share of negatives drawn by degree.
         encoder: layers over sampled neighbourhoods; none if it is left out.
-        encoder_rate: learning rate of the encoder.
         model: layers over sampled neighbourhoods.
         hidden: width of every layer.
         dropout: dropout between layers.
@@ -97,7 +90,6 @@ class LargeOptions:
     policy: Annotated[str | None, choice(*SIZES), Parameter(group=BUFFER)] = None
     partitions: Annotated[int | None, WHOLE, Parameter(group=BUFFER, metavar="P")] = None
     buffer: Annotated[int | None, WHOLE, Parameter(group=BUFFER, metavar="C")] = None
-    logical: Annotated[int | None, WHOLE, Parameter(group=BUFFER, metavar="L")] = None
     memory: Annotated[int | None, BYTES, Parameter(group=BUFFER)] = None
     epochs: Annotated[int | None, WHOLE, Parameter(group=TRAINING)] = None
     batch_size: Annotated[int | None, WHOLE, Parameter(group=TRAINING)] = None
@@ -114,9 +106,7 @@ class LargeOptions:
     dimension: Annotated[int, WIDTH, Parameter(group=LINKS)] = 50
     chunks: Annotated[int | None, WHOLE, Parameter(group=LINKS)] = None
     negatives: Annotated[int, WHOLE, Parameter(group=LINKS)] = 500
-    degree_fraction: Annotated[float, SHARE, Parameter(group=LINKS)] = 0.0
     encoder: Annotated[str | None, LAYER, Parameter(group=LINKS)] = None
-    encoder_rate: Annotated[float, RATE, Parameter(group=LINKS)] = 0.01
     model: Annotated[str, LAYER, Parameter(group=NODES)] = "sage"
     hidden: Annotated[int, WIDTH, Parameter(group=NODES)] = 64
     dropout: Annotated[float, SHARE, Parameter(group=NODES)] = 0.5
@@ -159,59 +149,94 @@ def run(*, options: LargeOptions, json: bool = False) -> int:
         raise UsageError("--memory chooses for --policy comet")
     require_graph(options.data)
     from staticgraph.files.folder_lock import folder_lock
-    from staticgraph.training.job import Interrupt
+    from staticgraph.text.table import table
 
     train = _train_links if task == "link" else _train_nodes
     with folder_lock(options.out):
         if options.overwrite:
             _remove_run(options.out)
-        with Interrupt() as interrupt:
-            result = train(options, policy, interrupt)
-        save_json(options.out / REPORT, result.report)
-    print(to_json(result.report) if json else result.table)
-    if result.diverged is not None:
-        raise result.diverged
+        report, headers, rows, diverged = train(options, policy)
+        save_json(options.out / REPORT, report)
+    if diverged is not None:
+        rows.insert(0, ("diverged", f"in epoch {diverged.epoch}"))
+    print(to_json(report) if json else table(headers, rows))
+    if diverged is not None:
+        raise diverged
     return 0
 
 
-@dataclass(frozen=True)
-class Result:
-    """The report of a run, its table, and its divergence if there was one."""
-
-    report: dict[str, Any]
-    table: str
-    diverged: Diverged | None
+# The report of a run, the headers and rows of its table, and its divergence if there was one.
+Result = tuple[dict[str, Any], tuple[str, str], list[tuple[str, str]], Diverged | None]
 
 
-def _train_links(options: LargeOptions, name: str, interrupt: Interrupt) -> Result:
+def _train_links(options: LargeOptions, name: str) -> Result:
     """Trains embeddings, optionally with a graph network on top, and ranks.
 
     A run that diverged has no score; to get the score of the epoch before, use ``--epochs``."""
-    from staticgraph.outofcore import Beta, Comet, InMemory, LinkTrainer, evaluate_links, tune
+    from staticgraph.outofcore import LinkConfig, LinkTrainer, evaluate_links, tune
     from staticgraph.outofcore.disk import data
+    from staticgraph.training.job import Interrupted
+    from staticgraph.training.plots import save_schedule_picture
+    from staticgraph.training.run import run_epochs
 
     with waiting(f"opening {options.data}"):
         triples = data.open_links(options.data)
-    config = _link_config(options)
+    config = LinkConfig(
+        decoder=options.decoder,
+        dimension=options.dimension,
+        batch_size=options.batch_size or 1000,
+        chunks=options.chunks or (1 if options.encoder else 10),
+        negatives=options.negatives,
+        rate=options.rate or 0.1,
+        seed=options.seed,
+    )
     p, c = options.partitions or SIZES[name][0], options.buffer or SIZES[name][1]
-    logical = options.logical
+    logical = None
     if options.memory is not None:
         relations = triples.train.shape[1]
         tuned = tune(triples.num_nodes, relations, 8 * options.dimension, 12, options.memory)
         p, c = tuned.partitions, max(2, tuned.buffer)
         logical = None if tuned.in_memory else tuned.logical
-    policy = {"in-memory": InMemory, "beta": lambda: Beta(c), "comet": lambda: Comet(c, logical)}[
-        name
-    ]()
+    policy = _policy(name, c, logical)
     graph = _graph(options, triples.train, triples.num_nodes, p)
-    more = _encoder(options, config.dimension) if options.encoder else {}
+    more = _encoder(options) if options.encoder else {}
     trainer = LinkTrainer(graph, policy, config, options.out / EMBEDDINGS, **more)
-    diverged, score = _link_epochs(trainer, options, interrupt), None
+    status = Status()
+
+    def train_epoch(interrupt: Interrupt) -> Any:
+        """Trains until the epoch is committed; stops between two states if asked to."""
+
+        def show_state(state: int, of: int) -> None:
+            """Shows which of the epoch's buffer states is being trained."""
+            if interrupt.requested:
+                raise Interrupted(
+                    f"stopped in epoch {trainer.epoch + 1}; the same command continues after "
+                    f"{how_many(trainer.epoch, 'epoch')}"
+                )
+            status.show(f"epoch {trainer.epoch + 1}: state {state + 1} of {of}")
+
+        try:
+            return trainer.train_epoch(show_state)
+        finally:
+            status.clear()
+
+    def finish_epoch(epoch: Any) -> None:
+        """Reports an epoch."""
+        say(
+            f"epoch {epoch.epoch:3}  loss {epoch.loss:.4f}  {how_many(epoch.states, 'state')}  "
+            f"{how_many(epoch.partitions_read, 'read')}  bias {epoch.bias:.3f}  "
+            f"{epoch.seconds:.1f} s  waited {epoch.waited_s:.2f} s"
+        )
+
+    epochs, score, rows = options.epochs or 10, None, []
+    diverged = run_epochs(lambda _: trainer.epoch < epochs, train_epoch, finish_epoch)
     if trainer.buffer.times:
-        _draw_schedule(options, trainer.buffer.times, p)
+        save_schedule_picture(options.out / PICTURE, trainer.buffer.times, p)
     if diverged is None:
         with waiting("ranking the test edges"):
             score = evaluate_links(trainer, triples.test, triples.known)
+        rows = [("MRR", f"{score.mrr:.4f}")]
+        rows += [(f"Hits@{k}", f"{share:.4f}") for k, share in score.hits.items()]
         if score.not_finite:
             diverged = Diverged(
                 f"the training diverged by epoch {trainer.epoch}: {score.not_finite} of "
@@ -219,113 +244,48 @@ def _train_links(options: LargeOptions, name: str, interrupt: Interrupt) -> Resu
                 "a lower --rate",
                 trainer.epoch,
             )
-    epochs = [asdict(epoch) for epoch in trainer.history]
-    trainer.close()
-    rows = []
-    if score is not None:
-        rows += [("MRR", f"{score.mrr:.4f}")]
-        rows += [(f"Hits@{k}", f"{share:.4f}") for k, share in score.hits.items()]
-    model = f"{options.encoder}, {config.decoder}" if options.encoder else config.decoder
     report = {
         "task": "link", "data": triples.name, "policy": str(policy), "partitions": p,
         "encoder": options.encoder, "fanouts": options.fanouts if options.encoder else None,
-        "config": asdict(config), "epochs": epochs,
+        "config": asdict(config), "epochs": [asdict(epoch) for epoch in trainer.history],
         "diverged": diverged.epoch if diverged else None,
         "test": asdict(score) if score else None,
     }  # fmt: skip
-    title = _title(triples.name, name, policy, p, model)
-    return Result(report, _table((title, "filtered test"), rows, diverged), diverged)
+    trainer.close()
+    model = f"{options.encoder}, {config.decoder}" if options.encoder else config.decoder
+    return report, (_title(triples.name, name, policy, p, model), "filtered test"), rows, diverged
 
 
-def _link_config(options: LargeOptions) -> LinkConfig:
-    """The configuration of link training from the options."""
-    from staticgraph.outofcore import LinkConfig
-
-    return LinkConfig(
-        decoder=options.decoder,
-        dimension=options.dimension,
-        batch_size=options.batch_size or 1000,
-        chunks=options.chunks or (1 if options.encoder else 10),
-        negatives=options.negatives,
-        degree_fraction=options.degree_fraction,
-        rate=options.rate or 0.1,
-        seed=options.seed,
-    )
-
-
-def _encoder(options: LargeOptions, width: int) -> dict[str, Any]:
+def _encoder(options: LargeOptions) -> dict[str, Any]:
     """The trainer's options for a graph network of the same width on top of the embeddings."""
     import torch
 
     from staticgraph.outofcore import SampledGNN
 
-    fanouts = list(options.fanouts)
+    fanouts, width = list(options.fanouts), options.dimension
     # Heads of attention must divide the width.
     heads = next(h for h in (4, 2, 1) if width % h == 0)
     torch.manual_seed(options.seed)
     encoder = SampledGNN(options.encoder or "", width, width, width, len(fanouts), heads=heads)
-    return {"encoder": encoder, "fanouts": fanouts, "encoder_rate": options.encoder_rate}
+    return {"encoder": encoder, "fanouts": fanouts}
 
 
-def _link_epochs(trainer: Any, options: LargeOptions, interrupt: Interrupt) -> Diverged | None:
-    """Trains until all epochs are committed; returns the divergence if one diverges.
-
-    Raises:
-        Interrupted: the user stopped the run; the epochs before are committed.
-    """
-    from staticgraph.training.job import Interrupted
-
-    status = Status()
-
-    def show_state(state: int, of: int) -> None:
-        """Shows which of the epoch's buffer states is being trained; stops if asked to."""
-        if interrupt.requested:
-            raise Interrupted(
-                f"stopped in epoch {trainer.epoch + 1}; the same command continues after "
-                f"{how_many(trainer.epoch, 'epoch')}"
-            )
-        status.show(f"epoch {trainer.epoch + 1}: state {state + 1} of {of}")
-
-    while trainer.epoch < (options.epochs or 10):
-        try:
-            epoch = trainer.train_epoch(show_state)
-        except Diverged as error:
-            return error
-        finally:
-            status.clear()
-        say(
-            f"epoch {epoch.epoch:3}  loss {epoch.loss:.4f}  {how_many(epoch.states, 'state')}  "
-            f"{how_many(epoch.partitions_read, 'read')}  bias {epoch.bias:.3f}  "
-            f"{epoch.seconds:.1f} s  waited {epoch.waited_s:.2f} s"
-        )
-    return None
-
-
-def _train_nodes(options: LargeOptions, name: str, interrupt: Interrupt) -> Result:
-    """Trains a graph network on sampled neighbourhoods; a run that diverged is not tested."""
+def _train_nodes(options: LargeOptions, name: str) -> Result:
+    """Trains a graph network on sampled neighbourhoods, and tests the weights of the best
+    validation accuracy; a run that diverged is not tested."""
     import numpy as np
     import torch
 
-    from staticgraph.outofcore import (
-        Dispersed,
-        InMemory,
-        NodeCache,
-        NodeTrainer,
-        SampledGNN,
-        SampledLoader,
-    )
+    from staticgraph.outofcore import NodeTrainer, SampledGNN, SampledLoader
     from staticgraph.outofcore.disk import data
+    from staticgraph.training.plots import save_schedule_picture
+    from staticgraph.training.run import run_epochs
 
     with waiting(f"opening {options.data}"):
         nodes = data.open_nodes(options.data)
     p, c = options.partitions or SIZES[name][0], options.buffer or SIZES[name][1]
-    fanouts = list(options.fanouts)
-    cache = name == "node-cache"
-    policy = {
-        "in-memory": InMemory,
-        "node-cache": lambda: NodeCache(c, near=c),
-        "dispersed": lambda: Dispersed(c),
-    }[name]()
+    fanouts, cache = list(options.fanouts), name == "node-cache"
+    policy = _policy(name, c)
     if (options.out / GRAPH / "manifest.json").exists():
         say(
             f"{options.out} has the partitions of an earlier run, which are used again; its model "
@@ -344,52 +304,18 @@ def _train_nodes(options: LargeOptions, name: str, interrupt: Interrupt) -> Resu
     classes, width = int(nodes.labels.max()) + 1, nodes.features.shape[1]
     model = SampledGNN(options.model, width, options.hidden, classes, len(fanouts), options.dropout)
     trainer = NodeTrainer(model, loader, rate=options.rate or 0.01)
+    records: list[dict[str, Any]] = []
+    best, chosen = -1.0, copy.deepcopy(model.state_dict())
 
     def score(part: Any) -> float:
         """The accuracy on some nodes, over whole neighbourhoods."""
         with waiting("evaluating on whole neighbourhoods"):
             return trainer.evaluate_whole(part, nodes.labels)
 
-    epochs, best, diverged = _node_epochs(
-        trainer, model, lambda: score(nodes.valid), options.epochs or 50, interrupt
-    )
-    _draw_schedule(options, loader.states.times, p)
-    accuracy = score(nodes.test) if diverged is None else None
-    statistics = loader.statistics
-    loader.close()
-    rows = [("best validation accuracy", f"{best:.4f}")] if epochs else []
-    rows += [("test accuracy", f"{accuracy:.4f}")] if accuracy is not None else []
-    rows += [
-        ("batches per shape, smallest first", ", ".join(map(str, statistics.batches))),
-        ("batches split", f"{statistics.splits}"),
-        ("rows that are real", f"{statistics.efficiency:.1%}"),
-    ]
-    report = {
-        "task": "node", "data": nodes.name, "policy": str(policy), "partitions": p,
-        "model": options.model, "fanouts": fanouts, "seed": options.seed, "epochs": epochs,
-        "diverged": diverged.epoch if diverged else None,
-        "valid_accuracy": best if epochs else None, "test_accuracy": accuracy,
-        "majority": float(np.bincount(nodes.labels[nodes.test]).max() / len(nodes.test)),
-    }  # fmt: skip
-    title = _title(nodes.name, name, policy, p, options.model)
-    return Result(report, _table((title, ""), rows, diverged), diverged)
-
-
-def _node_epochs(
-    trainer: Any, model: Module, score: Callable[[], float], epochs: int, interrupt: Interrupt
-) -> tuple[list[dict[str, Any]], float, Diverged | None]:
-    """Trains, and restores the model of the best validation accuracy; returns the records of the
-    epochs, that accuracy (-1 without an epoch), and the divergence if there was one."""
-    records: list[dict[str, Any]] = []
-    best, chosen = -1.0, copy.deepcopy(model.state_dict())
-    diverged: Diverged | None = None
-    while len(records) < epochs and not interrupt.requested:
-        try:
-            epoch = asdict(trainer.train_epoch())
-        except Diverged as error:
-            diverged = error
-            break
-        epoch["valid"] = score()
+    def finish_epoch(record: Any) -> None:
+        """Validates the model and reports an epoch."""
+        nonlocal best, chosen
+        epoch = {**asdict(record), "valid": score(nodes.valid)}
         if epoch["valid"] > best:
             best, chosen = epoch["valid"], copy.deepcopy(model.state_dict())
         records.append(epoch)
@@ -398,8 +324,45 @@ def _node_epochs(
             f"valid {epoch['valid']:.3f}  {how_many(epoch['partitions_read'], 'read')}  "
             f"{epoch['seconds']:.2f} s  waited {epoch['waited_s']:.2f} s"
         )
+
+    diverged = run_epochs(
+        lambda interrupt: len(records) < (options.epochs or 50) and not interrupt.requested,
+        lambda _: trainer.train_epoch(),
+        finish_epoch,
+    )
     model.load_state_dict(chosen)
-    return records, best, diverged
+    save_schedule_picture(options.out / PICTURE, loader.states.times, p)
+    accuracy = score(nodes.test) if diverged is None else None
+    statistics = loader.statistics
+    loader.close()
+    rows = [("best validation accuracy", f"{best:.4f}")] if records else []
+    rows += [("test accuracy", f"{accuracy:.4f}")] if accuracy is not None else []
+    rows += [
+        ("batches per shape, smallest first", ", ".join(map(str, statistics.batches))),
+        ("batches split", f"{statistics.splits}"),
+        ("rows that are real", f"{statistics.efficiency:.1%}"),
+    ]
+    report = {
+        "task": "node", "data": nodes.name, "policy": str(policy), "partitions": p,
+        "model": options.model, "fanouts": fanouts, "seed": options.seed, "epochs": records,
+        "diverged": diverged.epoch if diverged else None,
+        "valid_accuracy": best if records else None, "test_accuracy": accuracy,
+        "majority": float(np.bincount(nodes.labels[nodes.test]).max() / len(nodes.test)),
+    }  # fmt: skip
+    return report, (_title(nodes.name, name, policy, p, options.model), ""), rows, diverged
+
+
+def _policy(name: str, buffer: int, logical: int | None = None) -> Any:
+    """The replacement policy of a name, with this many partitions in memory."""
+    from staticgraph import outofcore
+
+    return {
+        "in-memory": outofcore.InMemory,
+        "beta": partial(outofcore.Beta, buffer),
+        "comet": partial(outofcore.Comet, buffer, logical),
+        "node-cache": partial(outofcore.NodeCache, buffer, near=buffer),
+        "dispersed": partial(outofcore.Dispersed, buffer),
+    }[name]()
 
 
 def _graph(
@@ -429,24 +392,9 @@ def _graph(
     )
 
 
-def _draw_schedule(options: LargeOptions, times: Sequence[StateTime], partitions: int) -> None:
-    """Draws what was resident when, where matplotlib is installed."""
-    if not is_left_out(options.out / PICTURE, "matplotlib"):
-        from staticgraph.training.plots import save_schedule_picture
-
-        save_schedule_picture(options.out / PICTURE, times, partitions)
-
-
 def _title(data: str, name: str, policy: Any, p: int, model: str) -> str:
     memory = f"{how_many(policy.slots(p), 'partition')} of {p} in memory"
     return f"{data}, {name}, {memory}, {model}"
-
-
-def _table(headers: tuple[str, str], rows: list[tuple[str, str]], diverged: Diverged | None) -> str:
-    from staticgraph.text.table import table
-
-    above = [("diverged", f"in epoch {diverged.epoch}")] if diverged else []
-    return table(headers, above + rows)
 
 
 def _remove_run(folder: Path) -> None:

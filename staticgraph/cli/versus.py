@@ -8,16 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from staticgraph.cli.loading import (
-    build_model,
-    build_without_data,
-    check_sizes,
-    loss_of,
-    open_data,
-    require_names,
-)
+from staticgraph.cli.loading import check_sizes, open_data, require_names
 from staticgraph.files.document import to_json
-from staticgraph.text.progress import is_left_out
 from staticgraph.training.options import (
     NAMES,
     OUTPUT_FOLDER,
@@ -74,7 +66,9 @@ def run(
     check_sizes(options.model, options.hidden)
     require_names(options, model=options.model, loss=options.loss)
     from staticgraph.training.job import device_of, machine
+    from staticgraph.training.parts import build_model, build_without_data
     from staticgraph.training.plots import save_versus_picture
+    from staticgraph.training.tasks import loss_of
     from staticgraph.training.versus.comparison import compare
 
     out.mkdir(parents=True, exist_ok=True)  # fails before a minute of measuring, not after it
@@ -99,8 +93,7 @@ def run(
         row = report.submission(machine(), options.model)
         print(f"\n{row}", file=sys.stderr if json else sys.stdout)
     written = [out / REPORT]
-    if report.winner and not is_left_out(out / PICTURE, "matplotlib"):
-        save_versus_picture(out / PICTURE, report)
+    if report.winner and save_versus_picture(out / PICTURE, report):
         written.append(out / PICTURE)
     print(f"written: {', '.join(map(str, written))}", file=sys.stderr)
     return 0 if report.ok else NOT_EQUAL

@@ -24,10 +24,10 @@ from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.errors import CheckpointCorrupt
 from staticgraph.files import atomic
 from staticgraph.text.how_many import how_many
+from staticgraph.training.config import CHECKPOINT as FILE
+from staticgraph.training.config import require_run
 from staticgraph.training.history import History
 from staticgraph.training.parts import RunParts, load_weights
-from staticgraph.training.run_folder import CHECKPOINT as FILE
-from staticgraph.training.run_folder import require_run
 
 FORMAT = "staticgraph.checkpoint"
 # 2: a digest after the contents, which include the digest of the data.
@@ -63,8 +63,12 @@ def load(folder: Path) -> dict[str, Any]:
     require_run(folder)
     path = folder / FILE
     with path.open("rb") as file:
-        sealed = _sealed(file, path.stat().st_size)
-        if sealed is False:
+        end = path.stat().st_size - len(TRAILER) - DIGEST_BYTES
+        file.seek(max(0, end))
+        sealed = end >= 0 and file.read(len(TRAILER)) == TRAILER
+        written = file.read(DIGEST_BYTES)
+        file.seek(0)
+        if sealed and _digest(file, end) != written:
             raise CheckpointCorrupt(
                 f"{path} cannot be read (its checksum is not the one written): put back a "
                 f"copy, or {AGAIN}"
@@ -82,22 +86,9 @@ def load(folder: Path) -> dict[str, Any]:
             f"{path} says {content.get('format')} version {content.get('version')}; this library "
             f"reads {FORMAT} version {VERSION}: {AGAIN}"
         )
-    if sealed is None:
+    if not sealed:
         raise CheckpointCorrupt(f"{path} cannot be read (its checksum is missing): {AGAIN}")
     return content
-
-
-def _sealed(file: BinaryIO, length: int) -> bool | None:
-    """Whether the digest at the end matches the contents; None if there is no digest."""
-    end = length - len(TRAILER) - DIGEST_BYTES
-    if end < 0:
-        return None
-    file.seek(end)
-    trailer, digest = file.read(len(TRAILER)), file.read(DIGEST_BYTES)
-    if trailer != TRAILER:
-        return None
-    file.seek(0)
-    return _digest(file, end) == digest
 
 
 def _digest(file: BinaryIO, length: int) -> bytes:
@@ -129,7 +120,7 @@ def set_random_state(state: dict[str, Any], device: torch.device | None = None) 
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def save_run(folder: Path, parts: RunParts, loader: StaticLoader, history: History) -> None:
+def save_run(parts: RunParts, loader: StaticLoader, history: History) -> None:
     """Writes the checkpoint; every rank calls this, and rank 0 writes."""
     others, ranks = {}, parts.ranks
     if ranks is not None:
@@ -137,7 +128,7 @@ def save_run(folder: Path, parts: RunParts, loader: StaticLoader, history: Histo
         if not ranks.first:
             return
     save(
-        folder,
+        parts.folder,
         **others,
         config=asdict(parts.config),
         data=parts.data,
@@ -151,14 +142,9 @@ def save_run(folder: Path, parts: RunParts, loader: StaticLoader, history: Histo
 
 
 def restore_run(
-    state: Mapping[str, Any], folder: Path, parts: RunParts, loader: StaticLoader, history: History
+    state: Mapping[str, Any], parts: RunParts, loader: StaticLoader, history: History
 ) -> str:
-    """Restores a run from its checkpoint.
-
-    Args:
-        state: the checkpoint's contents.
-        folder: the folder of the run, for messages.
-        parts, loader, history: those of the resumed run; modified in place.
+    """Restores a run from the contents of its checkpoint; the others are modified in place.
 
     Returns:
         A message for the user; empty in most cases.
@@ -166,32 +152,27 @@ def restore_run(
     Raises:
         CheckpointCorrupt: the weights are those of another model.
     """
-    load_weights(parts.model, state["model"], parts.config.model, folder)
+    load_weights(parts.model, state["model"], parts.config.model, parts.folder)
     parts.optimizer.load_state_dict(state["optimizer"])
     history.load(state)
     if "runner" in state:  # older checkpoints have no accumulated gradients
         parts.runner.load_state_dict(state["runner"])
-    now = loader.batcher.world_size
-    then = state["loader"]["of"].get("world_size", 1)
-    if now != then:
-        return _regrouped(state["loader"], loader, history, then)
-    loader.load_state_dict(state["loader"])
-    if parts.ranks is None:
-        set_random_state(state["random"])
-    else:
-        set_random_state(state["ranks_random"][parts.ranks.rank], parts.device)
-    return ""
-
-
-def _regrouped(saved: Mapping[str, Any], loader: StaticLoader, history: History, then: int) -> str:
-    """Resumes with another number of processes, whose steps differ, so an epoch in progress is not
-    continued."""
+    saved, now = state["loader"], loader.batcher.world_size
+    then = saved["of"].get("world_size", 1)
+    if now == then:
+        loader.load_state_dict(saved)
+        if parts.ranks is None:
+            set_random_state(state["random"])
+        else:
+            set_random_state(state["ranks_random"][parts.ranks.rank], parts.device)
+        return ""
+    # The steps of another number of processes differ, so an epoch in progress is not continued.
     begun = saved["position"] > 0
     loader.set_epoch(saved["epoch"] + begun)
     if not begun:
         return ""
     history.seconds = 0.0
     return (
-        f"begun on {how_many(then, 'process')}, now {loader.batcher.world_size}: what is left of "
-        f"epoch {saved['epoch'] + 1} is left out"
+        f"begun on {how_many(then, 'process')}, now {now}: what is left of epoch "
+        f"{saved['epoch'] + 1} is left out"
     )

@@ -1,22 +1,25 @@
-"""The settings of a training run: options, checked once, and the file that a run keeps of them."""
+"""The settings of a training run, and the files of its folder.
+
+Nothing here imports torch, so that a folder without a run is refused quickly.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 from staticgraph.files import atomic
 from staticgraph.training.options import (
     MACHINE,
     POSITIVE,
     RATE,
-    TASKS,
     TRAINING,
     WHOLE,
     BatchSize,
@@ -30,14 +33,7 @@ from staticgraph.training.options import (
     whole,
 )
 
-# The values of --schedule, and what the rate does.
-SCHEDULES = {
-    "constant": "does not change",
-    "linear": "falls linearly to 0 over all steps",
-    "cosine": "falls to 0 as half a cosine over all steps",
-    "warmup-cosine": "rises linearly over the first tenth of the steps, then falls as cosine",
-    "plateau": "halves when the validation loss has not fallen for 5 epochs",
-}
+SCHEDULES = ("constant", "linear", "cosine", "warmup-cosine", "plateau")
 # Schedules whose rate depends on the total number of steps.
 NEED_THE_END = frozenset({"linear", "cosine", "warmup-cosine"})
 WARMUP = 0.1
@@ -48,7 +44,7 @@ def factor(schedule: str, step: int, steps: int, val_losses: Sequence[float | No
     """The learning rate of a step, as a share of the configured one.
 
     Args:
-        schedule: a key of :data:`SCHEDULES`.
+        schedule: one of :data:`SCHEDULES`.
         step: the number of the step, from 0.
         steps: the total number of steps.
         val_losses: the validation losses of the epochs so far.
@@ -100,14 +96,10 @@ FREE = frozenset(
 )
 # Sizes that do not apply to a ``module:build`` model.
 SIZES = ("hidden", "layers", "dropout", "pool")
-KERNELS = ("auto", "on", "off")
-STORES = ("auto", "host", "device")
-# float16 would need a gradient scaler, whose step cannot be recorded.
-AUTOCAST = ("bfloat16",)
-COUNTS = (
-    *("hidden", "layers", "batch_size", "epochs", "checkpoint_every", "accumulate"),
-    "early_stop",
-)
+# The files of a run's folder: what it resumes from, its settings, and its results.
+CHECKPOINT, CONFIG, CHOICES = "checkpoint.pt", "config.toml", "choices.json"
+REPORT, STEPS, PICTURE = "report.json", "steps.csv", "report.png"
+PAGE = "report.html"  # only if requested
 
 
 @Parameter(name="*")
@@ -152,14 +144,14 @@ class TrainConfig(ModelOptions):
     schedule: Annotated[str, choice(*SCHEDULES), Parameter(group=TRAINING)] = "constant"
     clip_norm: Annotated[float | None, POSITIVE, Parameter(group=TRAINING, metavar="X")] = None
     accumulate: Annotated[int, WHOLE, Parameter(group=TRAINING, metavar="K")] = 1
-    autocast: Annotated[str | None, choice(*AUTOCAST), Parameter(group=TRAINING)] = None
+    autocast: Annotated[str | None, choice("bfloat16"), Parameter(group=TRAINING)] = None
     early_stop: Annotated[int | None, WHOLE, Parameter(group=TRAINING, metavar="EPOCHS")] = None
     seed: Annotated[Seed, Parameter(group=TRAINING)] = 0
     compile_mode: Annotated[Mode, Parameter(group=MACHINE, show_choices=False)] = "auto"
     allow_cpu: Annotated[bool, Parameter(group=MACHINE)] = False
     device: Annotated[Device, Parameter(group=MACHINE)] = "auto"
-    kernels: Annotated[str, choice(*KERNELS), Parameter(group=MACHINE)] = "auto"
-    store: Annotated[str, choice(*STORES), Parameter(group=MACHINE)] = "auto"
+    kernels: Annotated[str, choice("auto", "on", "off"), Parameter(group=MACHINE)] = "auto"
+    store: Annotated[str, choice("auto", "host", "device"), Parameter(group=MACHINE)] = "auto"
     workers: Annotated[
         int | str, value(auto_or(whole(0, 256)), metavar="N"), Parameter(group=MACHINE)
     ] = 0
@@ -169,35 +161,21 @@ class TrainConfig(ModelOptions):
         if not isinstance(self.target, str | None):  # a list, from the command line or TOML
             several = tuple(self.target)
             object.__setattr__(self, "target", several[0] if len(several) == 1 else several or None)
-        for name in COUNTS:
-            if (count := getattr(self, name)) is not None and count < 1:
-                raise ValueError(f"{name}={count} must be at least 1")
-        for name, names in (
-            ("task", TASKS),
-            ("schedule", tuple(SCHEDULES)),
-            ("autocast", (None, *AUTOCAST)),
-            ("kernels", KERNELS),
-            ("store", STORES),
-        ):
-            if getattr(self, name) not in names:
-                known = ", ".join(name for name in names if name)
-                raise ValueError(f"{name}={getattr(self, name)!r}; choose one of {known}")
+        options = get_type_hints(type(self), include_extras=True)
+        for name in (field.name for field in fields(self)):
+            setting = getattr(self, name)
+            for parameter in getattr(options[name], "__metadata__", ()):
+                if setting is not None and parameter.n_tokens == 1 and parameter.converter:
+                    try:
+                        parameter.converter(None, [Token(value=str(setting))])
+                    except ValueError as error:
+                        _, _, remedy = str(error).partition(": ")
+                        raise ValueError(f"{name}={setting!r}: {remedy}") from None
         if self.kernels == "off" and self.compile_mode == "fused":
             raise ValueError(
                 "compile_mode='fused' is made of the fused kernels, and kernels='off' leaves them "
                 "out: give one of the two"
             )
-        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
-            raise ValueError(f"clip_norm={self.clip_norm} must be a number above 0")
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"lr={self.lr} must be a number above 0")
-        if not 0 <= self.dropout <= 1:
-            raise ValueError(f"dropout={self.dropout} is a share, 0 to 1")
-        if isinstance(self.workers, str) and self.workers != "auto":
-            raise ValueError(f"workers={self.workers!r}; give a number, or 'auto'")
-        for name in ("seed", "workers"):
-            if (count := getattr(self, name)) != "auto" and count < 0:
-                raise ValueError(f"{name}={count} must not be negative")
 
     def save(self, path: str | Path) -> None:
         """Writes all settings that have a value as TOML, so that ``--config`` starts the same run
@@ -219,3 +197,41 @@ def _toml(setting: Any) -> str:
     if isinstance(setting, str):  # a JSON string is a TOML string, except for this character
         return json.dumps(setting, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(setting)
+
+
+def require_free(folder: Path) -> None:
+    """Checks that a new run can start in the folder.
+
+    Raises:
+        FileExistsError: the folder already holds a run.
+    """
+    if (folder / CHECKPOINT).exists():
+        raise FileExistsError(
+            f"{folder} holds a run already: continue it with --resume, replace it with "
+            "--overwrite, or choose another --out"
+        )
+
+
+def require_run(folder: Path, *, trained: bool = False) -> None:
+    """Checks that the folder has a run to resume, or a ``trained`` model.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    if not (folder / CHECKPOINT).exists():
+        remedy = ", so there is no run to resume: leave --resume out to begin one"
+        if trained:
+            remedy = (
+                f": train a model there first, with staticgraph train --data SPEC --out {folder}"
+            )
+        raise FileNotFoundError(f"{folder} has no {CHECKPOINT}{remedy}")
+
+
+def named_in(folder: Path, setting: str = "model") -> str | None:
+    """The name of a run's model, or of its loss, from its settings, for messages; None if they name
+    none or cannot be read."""
+    try:
+        name = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8")).get(setting)
+    except (OSError, ValueError):  # only the checkpoint is needed to resume a run
+        return None
+    return name if isinstance(name, str) else None

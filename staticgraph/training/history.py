@@ -6,10 +6,16 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from staticgraph.files import atomic
 from staticgraph.sizes.capacity import Capacity
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# The number of steps after which losses are read from the device.
+READ_EVERY = 20
 
 
 class StepRecord(NamedTuple):
@@ -48,7 +54,7 @@ class History:
     """The steps and epochs of a run so far.
 
     Attributes:
-        steps: all steps, in order.
+        steps: the steps whose loss is on the host, in order.
         epochs: the finished epochs.
         seconds: training time of the current epoch, including the time before a resume.
     """
@@ -57,6 +63,33 @@ class History:
         self.steps: list[StepRecord] = []
         self.epochs: list[EpochRecord] = []
         self.seconds: float = 0.0
+        self._unread: list[tuple[StepRecord, Tensor]] = []
+
+    @property
+    def number(self) -> int:
+        """The number of steps, also those whose loss is still on the device."""
+        return len(self.steps) + len(self._unread)
+
+    @property
+    def full(self) -> bool:
+        """Whether the losses on the device should be read now."""
+        return len(self._unread) >= READ_EVERY
+
+    def add(self, step: StepRecord, loss: Tensor) -> None:
+        """Adds a step and its loss, 0-dim on the device."""
+        self._unread.append((step, loss))
+
+    def read(self) -> list[StepRecord]:
+        """Copies all losses from the device at once, and returns their steps."""
+        if not self._unread:
+            return []
+        import torch  # not above, since a report is read without it
+
+        losses = torch.stack([loss for _, loss in self._unread]).tolist()
+        read = [s._replace(loss=x) for (s, _), x in zip(self._unread, losses, strict=True)]
+        self._unread.clear()
+        self.steps += read
+        return read
 
     @property
     def val_losses(self) -> list[float | None]:
@@ -95,16 +128,18 @@ def full_steps(steps: Sequence[StepRecord]) -> list[StepRecord]:
     return [step for step in steps if step.graphs == most]
 
 
+def filled(steps: Sequence[StepRecord], capacities: Sequence[Capacity], rows: str) -> float | None:
+    """The share of ``nodes``, ``edges`` or ``graphs`` that is real in steps; None without steps."""
+    physical = sum(getattr(capacities[step.bucket], rows) for step in steps)
+    return sum(getattr(step, rows) for step in steps) / max(1, physical) if steps else None
+
+
 def full_shares(steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> dict[str, float]:
     """The shares of nodes and edges that are real in full batches; empty if all are full."""
     full = full_steps(steps)
     if len(full) == len(steps):
         return {}
-    return {
-        name: sum(getattr(step, name) for step in full)
-        / max(1, sum(getattr(capacities[step.bucket], name) for step in full))
-        for name in ("nodes", "edges")
-    }
+    return {rows: filled(full, capacities, rows) or 0.0 for rows in ("nodes", "edges")}
 
 
 def write_steps(path: Path, steps: Sequence[StepRecord]) -> None:

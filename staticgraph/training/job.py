@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -53,12 +53,7 @@ class Interrupt:
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -107,11 +102,6 @@ def restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-def own_device() -> int:
-    """The number of this process's GPU on its host."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
 def first_alone(ranks: Ranks | None, action: Callable[[], Result]) -> Result | None:
     """Runs an action on rank 0 and returns its result; the others wait, and return None.
 
@@ -122,19 +112,6 @@ def first_alone(ranks: Ranks | None, action: Callable[[], Result]) -> Result | N
         return action()
     with ranks.together():
         return action() if ranks.first else None
-
-
-class SilentEvents:
-    """A substitute for TensorBoard's writer on the ranks that write nothing."""
-
-    def __enter__(self) -> SilentEvents:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Does nothing."""
-
-    def add_scalar(self, *what: Any) -> None:
-        """Does nothing."""
 
 
 def device_of(name: str, ranks: Ranks | None = None) -> torch.device:
@@ -150,7 +127,7 @@ def device_of(name: str, ranks: Ranks | None = None) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and ranks is not None:
-        name = f"cuda:{own_device()}"
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,7 +99,15 @@ def number(least: float, most: float = LARGEST, *, above: bool = False) -> Calla
 
 def auto_or(read: Callable[[str], int]) -> Callable[[str], int | str]:
     """A reader of ``auto``, or of what another reader takes."""
-    return lambda text: text if text == "auto" else read(text)
+
+    def read_or_auto(text: str) -> int | str:
+        """The value of a text, or ``auto``."""
+        try:
+            return text if text == "auto" else read(text)
+        except ValueError as error:
+            raise ValueError(f"{error}, or auto") from None
+
+    return read_or_auto
 
 
 def one_of(*names: str) -> Callable[[str], str]:
@@ -151,62 +160,33 @@ def read_model(text: str) -> str:
     return text
 
 
-def read_input_file(text: str) -> Path:
-    """The path of a file; whether it exists is checked when it is read."""
-    path = _path(text)
-    if path.is_dir():
-        raise _refused(text, "that is a folder; give a file")
-    return path
+def read_path(
+    text: str, *, folder: bool = False, written: bool = False, picture: bool = False
+) -> Path:
+    """The path of a file or a folder; whether one to read exists is checked when it is read.
 
-
-def read_output_file(text: str) -> Path:
-    """The path of a file to write, in an existing folder."""
-    path = read_input_file(text)
-    if not path.parent.is_dir():
-        raise _refused(text, f"there is no folder {path.parent} to write it to")
-    return _writable(text, path)
-
-
-def read_picture(text: str) -> Path:
-    """The path of a picture in an existing folder; its extension gives the format (default PNG)."""
-    path = read_output_file(text)
-    if path.suffix.lower() not in PICTURES:
-        raise _refused(text, f"a picture's name ends in {', '.join(PICTURES[1:])}, or in nothing")
-    return path
-
-
-def read_folder(text: str) -> Path:
-    """The path of a folder, which may not exist yet."""
-    path = _path(text)
-    nearest = _nearest_existing(path)
-    if not nearest.is_dir():
-        raise _refused(text, f"{nearest} is a file; give a folder")
-    return path
-
-
-def read_output_folder(text: str) -> Path:
-    """The path of a folder that can be written to or created."""
-    return _writable(text, read_folder(text))
-
-
-def _nearest_existing(path: Path) -> Path:
-    return next(place for place in (path, *path.absolute().parents) if place.exists())
-
-
-def _writable(text: str, path: Path) -> Path:
-    """The path; refuses one that is not writable, before minutes of work."""
-    nearest = _nearest_existing(path)
-    if not os.access(nearest, os.W_OK):
-        raise _refused(text, f"{nearest} may not be written to; choose another place")
-    return path
-
-
-def _path(text: str) -> Path:
+    One that is ``written`` is refused here where that is impossible, before minutes of work: a file
+    needs an existing folder, and the extension of a ``picture`` is its format (default PNG).
+    """
     path = Path(read_words(text)).expanduser()
     try:
         is_there(path)
     except (OSError, ValueError) as error:  # a name that is too long or invalid
         raise _refused(text[:80], str(getattr(error, "strerror", error))) from None
+    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+    remedy = ""
+    if folder and not nearest.is_dir():
+        remedy = f"{nearest} is a file; give a folder"
+    elif not folder and path.is_dir():
+        remedy = "that is a folder; give a file"
+    elif written and not folder and not path.parent.is_dir():
+        remedy = f"there is no folder {path.parent} to write it to"
+    elif written and not os.access(nearest, os.W_OK):
+        remedy = f"{nearest} may not be written to; choose another place"
+    elif picture and path.suffix.lower() not in PICTURES:
+        remedy = f"a picture's name ends in {', '.join(PICTURES[1:])}, or in nothing"
+    if remedy:
+        raise _refused(text, remedy)
     return path
 
 
@@ -226,11 +206,11 @@ LAYERS = value(whole(1, 1_000))
 BYTES = value(parse_bytes, metavar="SIZE")
 WORDS = value(read_words)
 NAMES = several(read_words)
-INPUT_FILE = value(read_input_file, metavar="FILE")
-OUTPUT_FILE = value(read_output_file, metavar="FILE")
-PICTURE_FILE = value(read_picture, metavar="FILE")
-FOLDER = value(read_folder, metavar="DIR")
-OUTPUT_FOLDER = value(read_output_folder, metavar="DIR")
+INPUT_FILE = value(read_path, metavar="FILE")
+OUTPUT_FILE = value(partial(read_path, written=True), metavar="FILE")
+PICTURE_FILE = value(partial(read_path, written=True, picture=True), metavar="FILE")
+FOLDER = value(partial(read_path, folder=True), metavar="DIR")
+OUTPUT_FOLDER = value(partial(read_path, folder=True, written=True), metavar="DIR")
 
 # Whole options, as several commands have them.
 BatchSize = Annotated[int, WHOLE]

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from staticgraph.store.on_device import DeviceStore, fits, is_simple
 from staticgraph.store.random_states import kept_random_states
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.progress import waiting
-from staticgraph.training.config import TrainConfig
+from staticgraph.training.config import SIZES, TrainConfig
 from staticgraph.training.job import device_of, first_alone
 from staticgraph.training.options import ModelOptions
 from staticgraph.training.tasks import Task, TaskLoss, named_loss, task_of
@@ -79,42 +80,34 @@ def open_store(config: TrainConfig, ranks: Ranks | None, progress: bool) -> Grap
         DatasetUnavailable: the data cannot be obtained.
         BadGraph: a graph of the data is invalid.
     """
-
-    def read_data() -> GraphStore:
-        """Reads the data set of the run's settings."""
-        return datasets.open(
-            config.data,
-            target=config.target,
-            task=config.task,
-            seed=config.seed,
-            progress=progress,
-        )
-
+    read_data = partial(
+        datasets.open, config.data, target=config.target, task=config.task, seed=config.seed,
+        progress=progress,
+    )  # fmt: skip
     return first_alone(ranks, read_data) or read_data()
 
 
 def source_of(
-    config: TrainConfig, store: GraphStore, device: torch.device, pointers: bool
+    place: str, store: GraphStore, device: torch.device, pointers: bool
 ) -> GraphStore | DeviceStore:
     """The source of batches: the store, or its copy on the device.
 
     Args:
-        config: the settings, which choose between the two.
+        place: ``host``, ``device``, or ``auto``: the device if that is a GPU with enough free
+            memory.
         store: the data.
         device: the device of the run.
         pointers: whether batches need row pointers.
     """
-    wanted = config.store
-    if wanted == "auto" and device.type == "cuda" and is_simple(store):
-        wanted = "device" if fits(store, device, SHARE_FOR_DATA, pointers) else "host"
-    return store.to(device, pointers=pointers) if wanted == "device" else store
+    if place == "auto" and device.type == "cuda" and is_simple(store):
+        place = "device" if fits(store, device, SHARE_FOR_DATA, pointers) else "host"
+    return store.to(device, pointers=pointers) if place == "device" else store
 
 
-def place_of(source: GraphStore | DeviceStore) -> str:
-    """A description of where the graphs are."""
-    if isinstance(source, DeviceStore):
-        return f"on the device ({human_bytes(source.nbytes)})"
-    return "on the host"
+def adam(model: Module, lr: float, device: torch.device) -> torch.optim.Optimizer:
+    """The optimizer of a run: torch's fused Adam, which can be recorded on CUDA."""
+    on_cuda = device.type == "cuda"
+    return torch.optim.Adam(model.parameters(), lr=lr, fused=True, capturable=on_cuda)
 
 
 def check_judged(config: TrainConfig, store: GraphStore) -> None:
@@ -123,17 +116,11 @@ def check_judged(config: TrainConfig, store: GraphStore) -> None:
     Raises:
         ValueError: there are none.
     """
-    asks = [
-        name
-        for name, asked in (
-            ("early_stop", config.early_stop is not None),
-            ("schedule='plateau'", config.schedule == "plateau"),
-        )
-        if asked
-    ]
-    if asks and not len(store.splits.get("val", ())):
+    setting = "early_stop" if config.early_stop is not None else "schedule='plateau'"
+    depends = config.early_stop is not None or config.schedule == "plateau"
+    if depends and not len(store.splits.get("val", ())):
         raise ValueError(
-            f"{asks[0]} depends on the validation loss, and {store.name} has no graphs to "
+            f"{setting} depends on the validation loss, and {store.name} has no graphs to "
             "validate: leave it out, or give the data a split 'val'"
         )
 
@@ -146,15 +133,39 @@ def model_of(config: ModelOptions, store: GraphStore, num_outputs: int) -> Modul
     """
     if is_spec(config.model):
         return built(config.model, store)
-    return models.build(
-        config.model,
-        store,
-        hidden=config.hidden,
-        layers=config.layers,
-        dropout=config.dropout,
-        pool=config.pool,
-        num_outputs=num_outputs,
-    )
+    sizes = {name: getattr(config, name) for name in SIZES}
+    return models.build(config.model, store, num_outputs=num_outputs, **sizes)
+
+
+def build_without_data(model: str, seed: int = 0) -> Module | None:
+    """Builds the model of ``module:build``, with the seed's weights, before data is read; None if
+    it takes the data or is a model of the zoo.
+
+    Raises:
+        ValueError: the result is not a ``torch.nn.Module``, or has no trainable parameters.
+    """
+    torch.manual_seed(seed)
+    module = built_without_data(model)
+    if module is not None:
+        require_trainable(module, model)
+    return module
+
+
+def build_model(
+    options: ModelOptions, store: GraphStore, num_outputs: int, early: Module | None, seed: int
+) -> Module:
+    """The model of the options, with the seed's weights, unless :func:`build_without_data` built
+    it already, as ``early``.
+
+    Raises:
+        ValueError: as for :func:`model_of`, or the model has no trainable parameters.
+    """
+    if early is not None:
+        return early
+    torch.manual_seed(seed)
+    model = model_of(options, store, num_outputs)
+    require_trainable(model, options.model)
+    return model
 
 
 def load_weights(model: Module, weights: Mapping[str, Tensor], name: str, folder: Path) -> None:
@@ -180,38 +191,6 @@ def mode_of(config: TrainConfig) -> str | Auto:
     return config.compile_mode
 
 
-resource: Any = None
-if sys.platform != "win32":
-    import resource
-
-
-def memory_of(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    graphs: GraphStore | DeviceStore,
-    device: torch.device,
-) -> dict[str, int | None]:
-    """Bytes of parameters, optimizer state and graphs, the peak host memory of this process, and
-    the peak that torch reserved on the device; None where unknown."""
-    return {
-        "parameters_bytes": distinct_bytes(model.parameters()),
-        "optimizer_bytes": state_bytes(optimizer),
-        "graphs_bytes": int(graphs.nbytes),
-        "host_peak_bytes": _host_peak(),
-        "device_peak_bytes": torch.cuda.max_memory_reserved(device)
-        if device.type == "cuda"
-        else None,
-    }
-
-
-def _host_peak() -> int | None:
-    """The peak resident set size of this process, in bytes."""
-    if resource is None:
-        return None
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
-
-
 # Between the seeds of ranks, so that they do not meet the seeds of runs, which count from 0.
 APART = 1_000_003
 
@@ -227,7 +206,7 @@ class RunParts:
         state: the contents of the checkpoint to resume from; None for a new run.
 
     Attributes:
-        config, ranks: as given.
+        config, folder, ranks: as given.
         device: the device of this process.
         kernels: whether compiled steps are rewritten to kernels, which read row pointers.
         store: the data, on the host.
@@ -253,6 +232,7 @@ class RunParts:
         state: Mapping[str, Any] | None,
     ) -> None:
         self.config: TrainConfig = config
+        self.folder: Path = folder
         self.ranks: Ranks | None = ranks
         self.device: torch.device = device_of(config.device, ranks)
         self.kernels: bool = config.kernels == "on"
@@ -260,100 +240,32 @@ class RunParts:
         resolve(config.compile_mode, self.device.type, config.allow_cpu)
         datasets.check(config.data, target=config.target)
         self.loss: Loss | None = None if config.loss is None else named_loss(config.loss)
-        early = self._model_without_data()
+        early = build_without_data(config.model, config.seed)
         text = f"opening {config.data} and planning its batches"
         # Leaves the random states as they were after building the model.
         with waiting(text) if progress else nullcontext(), kept_random_states():
             self.store: GraphStore = open_store(config, ranks, progress)
         self.data: str = digest_of(self.store)
-        if state is not None:
-            self._check_same_data(folder, state["data"])
+        if state is not None and state["data"] != self.data:
+            raise ValueError(
+                f"the run in {folder} was begun with other data: {config.data} has other "
+                f"features, labels, edges or splits now (digest {self.data}, was "
+                f"{state['data']}); put the data back, or begin another run"
+            )
         self.task: Task = task_of(self.store, config.task)
-        self.model: torch.nn.Module = self._prepared(early)
-        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
-            self.model.parameters(), lr=config.lr, fused=True, capturable=self.device.type == "cuda"
+        self.model: Module = self._prepared(
+            build_model(config, self.store, self.task.num_outputs, early, config.seed)
         )
+        self.optimizer: torch.optim.Optimizer = adam(self.model, config.lr, self.device)
         self.source: GraphStore | DeviceStore = source_of(
-            config, self.store, self.device, self.kernels
+            config.store, self.store, self.device, self.kernels
         )
         self.plan: BucketPlan = (
-            plan_buckets(
-                self.store,
-                config.batch_size,
-                indices=self.store.splits["train"],
-            )
+            plan_buckets(self.store, config.batch_size, indices=self.store.splits["train"])
             if state is None
             else BucketPlan.from_dict(state["plan"])
         )
-        self.runner: StaticGraphRunner = StaticGraphRunner(
-            self._subject(),
-            self.plan,
-            mode_of(config),
-            recording=Recording(allow_cpu=config.allow_cpu),
-        )
-        check_judged(config, self.store)
-
-    @property
-    def on_host(self) -> bool:
-        """Whether batches are built on the host, where workers may help."""
-        return self.source is self.store
-
-    def loader(self, split: str, workers: int) -> StaticLoader:
-        """A loader of a split; ``train`` is shuffled, with exact batch sizes."""
-        return StaticLoader(
-            self.source,
-            self.plan,
-            indices=self.store.splits[split],
-            exact=split == "train",
-            shuffle=split == "train",
-            seed=self.config.seed,
-            device=self.device,
-            num_workers=workers,
-            pointers=self.kernels,
-            rank=0 if self.ranks is None else self.ranks.rank,
-            world_size=1 if self.ranks is None else self.ranks.world_size,
-        )
-
-    def _check_same_data(self, folder: Path, begun_with: str) -> None:
-        if begun_with != self.data:
-            raise ValueError(
-                f"the run in {folder} was begun with other data: {self.config.data} has other "
-                f"features, labels, edges or splits now (digest {self.data}, was {begun_with}); "
-                "put the data back, or begin another run"
-            )
-
-    def _model_without_data(self) -> torch.nn.Module | None:
-        """The model if it is built without the data, so that its errors are raised before the data
-        is read; else None."""
-        torch.manual_seed(self.config.seed)
-        model = built_without_data(self.config.model)
-        if model is not None:
-            require_trainable(model, self.config.model)
-        return model
-
-    def _prepared(self, model: torch.nn.Module | None) -> torch.nn.Module:
-        """The model of the settings, with the same initial weights on every rank, converted.
-
-        Args:
-            model: the model if it is built already; None if it takes the data.
-        """
-        config, ranks = self.config, self.ranks
-        if model is None:
-            torch.manual_seed(config.seed)
-            model = model_of(config, self.store, self.task.num_outputs)
-            require_trainable(model, config.model)
-        model = model.to(self.device)
-        if ranks is not None:
-            ranks.check_alike({"the data": self.data})
-            model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-            if not ranks.first:  # or dropout would be the same on every rank
-                torch.manual_seed(config.seed + APART * ranks.rank)
-        convert(model, kernels=self.kernels)
-        return model
-
-    def _subject(self) -> Subject:
-        config = self.config
-        return Subject(
+        subject = Subject(
             self.model,
             loss=TaskLoss(self.task) if self.loss is None else self.loss,
             optimizer=self.optimizer,
@@ -361,3 +273,60 @@ class RunParts:
             clip_norm=config.clip_norm,
             accumulate=config.accumulate,
         )
+        self.runner: StaticGraphRunner = StaticGraphRunner(
+            subject, self.plan, mode_of(config), recording=Recording(allow_cpu=config.allow_cpu)
+        )
+        check_judged(config, self.store)
+
+    @property
+    def place(self) -> str:
+        """A description of where the graphs are."""
+        if isinstance(self.source, DeviceStore):
+            return f"on the device ({human_bytes(self.source.nbytes)})"
+        return "on the host"
+
+    def memory(self) -> dict[str, int | None]:
+        """Bytes of parameters, optimizer state and graphs, the peak host memory of this process,
+        and the peak that torch reserved on the device; None where unknown."""
+        host = None
+        if sys.platform != "win32":
+            import resource
+
+            unit = 1 if sys.platform == "darwin" else 1024
+            host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        on_cuda = self.device.type == "cuda"
+        return {
+            "parameters_bytes": distinct_bytes(self.model.parameters()),
+            "optimizer_bytes": state_bytes(self.optimizer),
+            "graphs_bytes": int(self.source.nbytes),
+            "host_peak_bytes": host,
+            "device_peak_bytes": torch.cuda.max_memory_reserved(self.device) if on_cuda else None,
+        }
+
+    def load(self, split: str, workers: int) -> StaticLoader:
+        """A loader of a split; ``train`` is shuffled, with exact batch sizes."""
+        training, ranks = split == "train", self.ranks
+        return StaticLoader(
+            self.source,
+            self.plan,
+            indices=self.store.splits[split],
+            exact=training,
+            shuffle=training,
+            seed=self.config.seed,
+            device=self.device,
+            num_workers=workers,
+            pointers=self.kernels,
+            rank=0 if ranks is None else ranks.rank,
+            world_size=1 if ranks is None else ranks.world_size,
+        )
+
+    def _prepared(self, model: Module) -> Module:
+        """The model on the device, with the same initial weights on every rank, converted."""
+        model, ranks = model.to(self.device), self.ranks
+        if ranks is not None:
+            ranks.check_alike({"the data": self.data})
+            model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+            if not ranks.first:  # or dropout would be the same on every rank
+                torch.manual_seed(self.config.seed + APART * ranks.rank)
+        convert(model, kernels=self.kernels)
+        return model

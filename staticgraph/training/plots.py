@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 import numpy as np
 
@@ -24,7 +27,8 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
-from staticgraph.training.history import StepRecord, full_steps
+from staticgraph.text.progress import is_left_out
+from staticgraph.training.history import StepRecord, filled, full_steps
 from staticgraph.training.report import TrainReport
 
 if TYPE_CHECKING:
@@ -44,7 +48,7 @@ SMOOTHING = 0.04
 MAP_REACH, MAP_STEPS = 3.0, 36
 
 
-def _figure(size: tuple[float, float]) -> Figure:
+def _new_figure(size: tuple[float, float]) -> Figure:
     """A figure that draws without a display, whatever backend the user chose."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -52,6 +56,47 @@ def _figure(size: tuple[float, float]) -> Figure:
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+P = ParamSpec("P")
+
+
+def _where_matplotlib_is(draw: Callable[Concatenate[Path, P], None]) -> Callable[..., bool]:
+    """A function that draws a picture and returns True; without matplotlib, it says that the
+    picture is left out, and returns False."""
+
+    @wraps(draw)
+    def save(path: Path, *args: P.args, **more: P.kwargs) -> bool:
+        """Draws the picture, if that is possible."""
+        drawn = not is_left_out(path, "matplotlib")
+        if drawn:
+            draw(path, *args, **more)
+        return drawn
+
+    return save
+
+
+@contextmanager
+def _figure(path: Path, size: tuple[float, float], title: str = "") -> Iterator[Figure]:
+    """A figure that is written to a file at the end of the block."""
+    figure = _new_figure(size)
+    if title:
+        figure.suptitle(title)
+    yield figure
+    atomic.save_figure(path, figure, dpi=120)
+
+
+def svg_of(draw: Callable[[Axes], None], size: tuple[float, float]) -> str:
+    """A plot as an ``<svg>`` element, without the XML header before it."""
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.fonttype": "none", "font.family": "sans-serif"}):
+        figure = _new_figure(size)
+        draw(figure.add_subplot())
+        written = io.StringIO()
+        figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
+    text = written.getvalue()
+    return text[text.index("<svg") :]
 
 
 def _draw_shares(axes: Axes, rows: Sequence[tuple[str, str, float | None]]) -> None:
@@ -75,27 +120,28 @@ def _draw_shares(axes: Axes, rows: Sequence[tuple[str, str, float | None]]) -> N
 # ---------------------------------------------------------------------- a training run
 
 
+@_where_matplotlib_is
 def save_picture(
     path: Path, report: TrainReport, steps: Sequence[StepRecord], capacities: Sequence[Capacity]
 ) -> None:
-    """Writes a PNG: loss and validation metric above, filling of the buckets below.
+    """Draws loss and validation metric above, the filling of the buckets below.
 
     Args:
-        path: the path of the PNG.
+        path: the path of the picture.
         report: the report of the run.
         steps: all steps, at least one; losses that are not finite are not drawn.
         capacities: the capacities of the plan, by bucket.
     """
-    figure, config = _figure((11, 7.5)), report.config
-    figure.suptitle(
+    config = report.config
+    title = (
         f"{config['model']} on {report.data['name']}: {how_many(len(steps), 'step')} of "
         f"{how_many(config['batch_size'], 'graph')}, mode {report.runner.mode}"
     )
-    grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
-    draw_loss(figure.add_subplot(grid[0, :]), report, steps)
-    draw_filling(figure.add_subplot(grid[1, 0]), steps, capacities)
-    draw_spread(figure.add_subplot(grid[1, 1]), steps, capacities)
-    atomic.save_figure(path, figure, dpi=120)
+    with _figure(path, (11, 7.5), title) as figure:
+        grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
+        draw_loss(figure.add_subplot(grid[0, :]), report, steps)
+        draw_filling(figure.add_subplot(grid[1, 0]), steps, capacities)
+        draw_spread(figure.add_subplot(grid[1, 1]), steps, capacities)
 
 
 def pooled_losses(steps: Sequence[StepRecord]) -> np.ndarray:
@@ -116,11 +162,6 @@ def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[StepRecord]) -> N
     """Draws the loss per step, its running mean, and validation loss and metric per epoch.
 
     Only finite values are drawn; for a run that diverged, those before the divergence.
-
-    Args:
-        axes: the axes to draw on.
-        report: the report of the run.
-        steps: all steps.
     """
     pooled = pooled_losses(steps)
     places = np.flatnonzero(np.isfinite([step.loss for step in steps]))
@@ -153,24 +194,18 @@ def draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[C
     from them that of the last, partial batches of epochs."""
     full = full_steps(steps)
     partial = [step for step in steps if step.graphs < full[0].graphs]
-
-    def share(name: str, of: Sequence[StepRecord]) -> float | None:
-        """Real over physical rows of steps; None without steps."""
-        physical = sum(max(1, getattr(capacities[step.bucket], name)) for step in of)
-        return sum(getattr(step, name) for step in of) / physical if of else None
-
     rows = [
         (
             f"bucket {bucket}: {getattr(capacity, name):,} {name}",
             color,
-            share(name, [step for step in full if step.bucket == bucket]),
+            filled([step for step in full if step.bucket == bucket], capacities, name),
         )
         for bucket, capacity in enumerate(capacities)
         for name, color in COLORS.items()
     ]
     if partial:
         rows += [
-            (f"partial batches: {name}", COLORS[name], share(name, partial))
+            (f"partial batches: {name}", COLORS[name], filled(partial, capacities, name))
             for name in ("nodes", "edges")
         ]
     _draw_shares(axes, rows)
@@ -197,31 +232,24 @@ def draw_spread(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Ca
 # ---------------------------------------------------------------------- a comparison
 
 
+@_where_matplotlib_is
 def save_versus_picture(path: Path, report: VersusReport) -> None:
-    """Writes a PNG: throughput and memory above, losses and filling below.
-
-    Args:
-        path: the path of the PNG.
-        report: the report of a comparison in which at least one side ran.
-    """
+    """Draws throughput and memory above, losses and filling below; at least one side ran."""
     sides = [side for side in report.sides if side.ran]
-    figure = _figure((11, 3.4 + 0.8 * len(sides)))
-    figure.suptitle(
-        f"{report.model} on {report.data}, batches of {report.batch_size}, {report.device}"
-    )
-    (rates, memory), (losses, filling) = figure.subplots(2, 2)
-    _draw_rates(rates, sides, report)
-    _draw_memory(memory, sides)
-    _draw_losses(losses, sides)
-    rows = [
-        (f"{side.name}: {name}", COLORS[name], getattr(side.filling, name))
-        for side in sides
-        if side.filling is not None
-        for name in ("nodes", "edges")
-    ]
-    _draw_shares(filling, rows)
-    filling.set_title("filling")
-    atomic.save_figure(path, figure, dpi=120)
+    title = f"{report.model} on {report.data}, batches of {report.batch_size}, {report.device}"
+    with _figure(path, (11, 3.4 + 0.8 * len(sides)), title) as figure:
+        (rates, memory), (losses, filling) = figure.subplots(2, 2)
+        _draw_rates(rates, sides, report)
+        _draw_memory(memory, sides)
+        _draw_losses(losses, sides)
+        rows = [
+            (f"{side.name}: {name}", COLORS[name], getattr(side.filling, name))
+            for side in sides
+            if side.filling is not None
+            for name in ("nodes", "edges")
+        ]
+        _draw_shares(filling, rows)
+        filling.set_title("filling")
 
 
 def _draw_rates(axes: Axes, sides: Sequence[SideReport], report: VersusReport) -> None:
@@ -291,6 +319,7 @@ def save_map(path: Path, shown: EfficiencyMap) -> None:
     atomic.write_text(path, "\n".join(lines) + "\n")
 
 
+@_where_matplotlib_is
 def save_plan_picture(
     path: Path,
     histogram: SizeHistogram,
@@ -298,29 +327,27 @@ def save_plan_picture(
     packings: Sequence[Packing],
     plan: BucketPlan | None = None,
 ) -> None:
-    """Writes a PNG of three panels: sizes and buckets, efficiency over limits, filling of packs."""
-    figure = _figure((16, 4.8))
-    left, middle, right = figure.subplots(1, 3)
-    _draw_sizes(left, histogram, plan)
-    _draw_map(middle, shown, packings)
-    _draw_pack_filling(right, _fills(histogram, packings, plan))
-    atomic.save_figure(path, figure, dpi=110)
+    """Draws sizes and buckets, efficiency over limits, and the filling of packs."""
+    with _figure(path, (16, 4.8)) as figure:
+        left, middle, right = figure.subplots(1, 3)
+        _draw_sizes(left, histogram, plan)
+        _draw_map(middle, shown, packings)
+        _draw_pack_filling(right, _fills(histogram, packings, plan))
 
 
-def save_cost_picture(path: Path, costs_of: dict[str, list[SeveralChoice]]) -> None:
-    """Writes a PNG of the cost of an epoch against the number of buckets, one line per name."""
-    figure = _figure((7, 4.5))
-    axes = figure.subplots()
-    for name, choices in costs_of.items():
+@_where_matplotlib_is
+def save_cost_picture(path: Path, name: str, choices: list[SeveralChoice]) -> None:
+    """Draws the cost of an epoch against the number of buckets."""
+    with _figure(path, (7, 4.5)) as figure:
+        axes, last = figure.subplots(), knee(choices)
         costs = 100 * np.array([choice.cost for choice in choices]) / choices[0].cost
         axes.plot(range(1, len(costs) + 1), costs, "o-", label=name)
-        last = knee(choices)
         axes.plot(last + 1, costs[last], "s", color=RED, markersize=11, fillstyle="none")
-    axes.set(xlabel="buckets", ylabel="cost of an epoch, % of that of one bucket", ylim=(0, None))
-    axes.set_title("What several buckets save (square: the last that saves 5%)")
-    axes.locator_params(axis="x", integer=True)
-    axes.legend()
-    atomic.save_figure(path, figure, dpi=110)
+        axes.set(xlabel="buckets", ylabel="cost of an epoch, % of that of one bucket")
+        axes.set_ylim(0, None)
+        axes.set_title("What several buckets save (square: the last that saves 5%)")
+        axes.locator_params(axis="x", integer=True)
+        axes.legend()
 
 
 def _draw_sizes(axes: Axes, histogram: SizeHistogram, plan: BucketPlan | None) -> None:
@@ -385,57 +412,52 @@ def _fills(
 # ---------------------------------------------------------------------- a model of memory
 
 
+@_where_matplotlib_is
 def save_memory_picture(
     path: Path, memory: MemoryModel, title: str, budget: MemoryBudget | None = None
 ) -> None:
-    """Writes a PNG: bytes over nodes with the fitted curve, and the error at each point.
-
-    Args:
-        path: the path of the PNG.
-        memory: a memory model with at least one point.
-        title: the title of the plot.
-        budget: a cap, drawn as a line.
-    """
-    figure = _figure((11, 5))
-    figure.suptitle(f"{title}: {memory.fit.form} form, measured by {memory.reader}")
-    curve, errors = figure.subplots(1, 2, width_ratios=(3, 2))
+    """Draws bytes over nodes with the fitted curve and the cap of a budget, and the error at each
+    point of a memory model, of which it has at least one."""
     points = [*memory.points, *([memory.checked] if memory.checked else [])]
     last = points[-1].capacity
-    line = [scaled(last, share) for share in np.linspace(0.0, 1.05, 200)]
-    curve.plot(
-        [c.nodes for c in line],
-        [memory.predict(c) / MEBI for c in line],
-        label=f"fitted, batches of like graphs, M = {last.max_graph_nodes}",
-    )
-    nodes = [p.capacity.nodes for p in points]
-    held = memory.resident.before_step
-    peaks = [(p.nbytes + held + memory.batch.of(p.capacity)) / MEBI for p in points]
     colors = [GREEN] * len(memory.points) + [RED] * (memory.checked is not None)
-    curve.scatter(nodes, peaks, color=colors, label="measured (red: held out)")
-    fitted = [memory.predict(p.capacity) / MEBI for p in points]
-    curve.scatter(nodes, fitted, color="black", marker="+", label="fitted, at these points")
-    if budget is not None:
-        cap = f"cap {human_bytes(budget.max_bytes)}"
-        curve.axhline(budget.max_bytes / MEBI, color=PINK, linestyle="--", label=cap)
-    curve.set(xlabel="nodes of the capacity", ylabel="peak of a step, MiB")
-    curve.set_title("points off the curve have other edges, graphs or M")
-    curve.legend()
-    off = [100 * (memory.fit.predict(p.capacity) / p.nbytes - 1) for p in points]
-    names = [f"{p.capacity.nodes:,}, {p.capacity.edges:,}" for p in points]
-    bars = errors.barh(range(len(points)), off, color=colors)
-    errors.bar_label(bars, [f"{error:+.2f}%" for error in off], padding=3)
-    errors.set_yticks(range(len(points)), names)
-    errors.invert_yaxis()
-    errors.margins(x=0.4)
-    errors.set(xlabel="fitted less measured, %", ylabel="nodes, edges")
-    atomic.save_figure(path, figure, dpi=120)
+    title = f"{title}: {memory.fit.form} form, measured by {memory.reader}"
+    with _figure(path, (11, 5), title) as figure:
+        curve, errors = figure.subplots(1, 2, width_ratios=(3, 2))
+        line = [scaled(last, share) for share in np.linspace(0.0, 1.05, 200)]
+        curve.plot(
+            [c.nodes for c in line],
+            [memory.predict(c) / MEBI for c in line],
+            label=f"fitted, batches of like graphs, M = {last.max_graph_nodes}",
+        )
+        nodes = [p.capacity.nodes for p in points]
+        held = memory.resident.before_step
+        peaks = [(p.nbytes + held + memory.batch.of(p.capacity)) / MEBI for p in points]
+        curve.scatter(nodes, peaks, color=colors, label="measured (red: held out)")
+        fitted = [memory.predict(p.capacity) / MEBI for p in points]
+        curve.scatter(nodes, fitted, color="black", marker="+", label="fitted, at these points")
+        if budget is not None:
+            cap = f"cap {human_bytes(budget.max_bytes)}"
+            curve.axhline(budget.max_bytes / MEBI, color=PINK, linestyle="--", label=cap)
+        curve.set(xlabel="nodes of the capacity", ylabel="peak of a step, MiB")
+        curve.set_title("points off the curve have other edges, graphs or M")
+        curve.legend()
+        off = [100 * (memory.fit.predict(p.capacity) / p.nbytes - 1) for p in points]
+        names = [f"{p.capacity.nodes:,}, {p.capacity.edges:,}" for p in points]
+        bars = errors.barh(range(len(points)), off, color=colors)
+        errors.bar_label(bars, [f"{error:+.2f}%" for error in off], padding=3)
+        errors.set_yticks(range(len(points)), names)
+        errors.invert_yaxis()
+        errors.margins(x=0.4)
+        errors.set(xlabel="fitted less measured, %", ylabel="nodes, edges")
 
 
 # ---------------------------------------------------------------------- a dry run
 
 
+@_where_matplotlib_is
 def save_launches_picture(path: Path, report: DryRun) -> None:
-    """Writes a PNG of the launches of each run by kind, one panel per part of the step.
+    """Draws the launches of each run by kind, one panel per part of the step.
 
     Raises:
         ValueError: nothing was counted.
@@ -443,44 +465,43 @@ def save_launches_picture(path: Path, report: DryRun) -> None:
     runs = [run for run in report.runs if run.count()]
     if not runs:
         raise ValueError("no run was counted, so there is nothing to draw")
-    figure = _figure((11, 1.6 + 0.5 * len(runs)))
-    panels = figure.subplots(1, len(PARTS), sharex=True, sharey=True)
-    names = [f"{run.mode}, bucket {run.bucket}, {run.phase}" for run in runs]
-    for panel, part in zip(panels, PARTS, strict=True):
-        left = np.zeros(len(runs), dtype=int)
-        for kind in KINDS:
-            counts = np.array([run.count(part, kind) for run in runs])
-            panel.barh(names, counts, left=left, label=kind)
-            left += counts
-        for place, total in enumerate(left.tolist()):
-            panel.text(total, place, f" {total}", va="center")
-        panel.set(title=part, xlabel="launches")
-        panel.margins(x=0.15)
-    panels[0].invert_yaxis()
-    panels[0].legend()
     options = [report.autocast] if report.autocast else []
     options += ["with kernels"] if report.kernels else []
-    figure.suptitle(f"{report.model} {', '.join(options)}: {report.label}")
-    atomic.save_figure(path, figure, dpi=150)
+    names = [f"{run.mode}, bucket {run.bucket}, {run.phase}" for run in runs]
+    title = f"{report.model} {', '.join(options)}: {report.label}"
+    with _figure(path, (11, 1.6 + 0.5 * len(runs)), title) as figure:
+        panels = figure.subplots(1, len(PARTS), sharex=True, sharey=True)
+        for panel, part in zip(panels, PARTS, strict=True):
+            left = np.zeros(len(runs), dtype=int)
+            for kind in KINDS:
+                counts = np.array([run.count(part, kind) for run in runs])
+                panel.barh(names, counts, left=left, label=kind)
+                left += counts
+            for place, total in enumerate(left.tolist()):
+                panel.text(total, place, f" {total}", va="center")
+            panel.set(title=part, xlabel="launches")
+            panel.margins(x=0.15)
+        panels[0].invert_yaxis()
+        panels[0].legend()
 
 
 # ---------------------------------------------------------------------- a graph larger than memory
 
 
+@_where_matplotlib_is
 def save_schedule_picture(path: Path, times: Sequence[StateTime], num_partitions: int) -> None:
-    """Writes a PNG of resident partitions, reads and waits over time."""
-    figure = _figure((9, 4.5))
-    axes = figure.subplots()
-    for state in times:
-        lasted_s = state.ended_s - state.began_s
-        axes.barh(state.partitions, lasted_s, left=state.began_s, color=BLUE, alpha=0.35)
-        axes.axvspan(state.asked_s, state.began_s, color=RED, alpha=0.6, linewidth=0)
+    """Draws resident partitions, reads and waits over time."""
     reads = [(state.began_s, partition) for state in times for partition in state.entered]
-    axes.plot(*zip(*reads, strict=True), ".", color=ORANGE)
-    axes.set(xlabel="seconds (dots: reads, red: waits)", ylabel="partition")
-    axes.set_ylim(-0.5, num_partitions - 0.5)
-    axes.set_title(
-        f"{how_many(len(times), 'state')}, {how_many(len(reads), 'partition')} read, waited "
-        f"{sum(s.began_s - s.asked_s for s in times):.3f} s"
-    )
-    atomic.save_figure(path, figure, dpi=120)
+    with _figure(path, (9, 4.5)) as figure:
+        axes = figure.subplots()
+        for state in times:
+            lasted_s = state.ended_s - state.began_s
+            axes.barh(state.partitions, lasted_s, left=state.began_s, color=BLUE, alpha=0.35)
+            axes.axvspan(state.asked_s, state.began_s, color=RED, alpha=0.6, linewidth=0)
+        axes.plot(*zip(*reads, strict=True), ".", color=ORANGE)
+        axes.set(xlabel="seconds (dots: reads, red: waits)", ylabel="partition")
+        axes.set_ylim(-0.5, num_partitions - 0.5)
+        axes.set_title(
+            f"{how_many(len(times), 'state')}, {how_many(len(reads), 'partition')} read, waited "
+            f"{sum(s.began_s - s.asked_s for s in times):.3f} s"
+        )

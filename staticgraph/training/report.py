@@ -13,13 +13,9 @@ from staticgraph.files.document import NOT_THERE, finite, save_json
 from staticgraph.runner.report import Report
 from staticgraph.text.how_many import how_many, some
 from staticgraph.text.table import as_preformatted, table
+from staticgraph.training.config import CHECKPOINT, REPORT
 from staticgraph.training.history import EpochRecord
-from staticgraph.training.run_folder import CHECKPOINT
 
-FILE = "report.json"
-PICTURE = "report.png"
-STEPS = "steps.csv"
-PAGE = "report.html"  # only if requested
 GIVE = "the folder that staticgraph train was given as --out"
 
 
@@ -103,13 +99,15 @@ class TrainReport:
             FileNotFoundError: the folder does not exist, or has no finished run.
             ValueError: the file is not a report, or was written by another version.
         """
-        path = folder / FILE
+        path = folder / REPORT
         if not folder.is_dir():
             raise FileNotFoundError(f"there is no folder {folder}: give {GIVE}")
-        again = _again(folder)
+        again = ""
+        if (folder / CHECKPOINT).exists():
+            again = f"continue it with staticgraph train --resume --out {folder}"
         if not path.exists():
             raise FileNotFoundError(
-                f"{folder} has no {FILE}: "
+                f"{folder} has no {REPORT}: "
                 + (f"no run has finished there; {again}" if again else f"no run; give {GIVE}")
             )
         try:
@@ -133,12 +131,6 @@ class TrainReport:
             }
         )
 
-    @property
-    def _learned(self) -> str:
-        if self.outputs is None:
-            return ""
-        return f", {task_words(self.task, self.outputs, self.metric, self.classes)}"
-
     def epoch_table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """The headers, and one row of strings per epoch."""
         headers = ("epoch", "loss", "val loss", f"val {self.metric}", "graphs/s", "seconds")
@@ -154,55 +146,53 @@ class TrainReport:
             for epoch in self.epochs
         ]
 
+    @property
+    def data_text(self) -> str:
+        """What was trained on which graphs, on one line."""
+        config, splits = self.config, self.data["splits"]
+        model = config["model"]
+        if ":" not in model:  # a ``module:build`` model has no sizes
+            model += f", {how_many(config['layers'], 'layer')} of {config['hidden']}"
+        learned = ""
+        if self.outputs is not None:
+            learned = f", {task_words(self.task, self.outputs, self.metric, self.classes)}"
+        return (
+            f"{model}, {how_many(self.parameters, 'parameter')}, on {self.data['name']} "
+            f"({how_many(splits['train'], 'graph')} to train, {splits['val']:,} to validate, "
+            f"{splits['test']:,} to test), batches of {config['batch_size']}{learned}"
+        )
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is unusual about the run, one line each."""
+        lines = []
+        if self.diverged is not None:
+            lines.append(f"diverged in epoch {self.diverged}: the loss is not finite")
+        if self.stopped_early is not None:
+            lines.append(
+                f"stopped after epoch {self.stopped_early}: the validation loss had not fallen for "
+                f"{self.config['early_stop']}"
+            )
+        if self.resumed_at:
+            lines.append(f"resumed: the buckets count what came after step {self.resumed_at:,}")
+        return lines
+
     _repr_html_ = as_preformatted
 
     def __str__(self) -> str:
-        config, splits = self.config, self.data["splits"]
-        lines = [
-            f"{_model(config)}, {how_many(self.parameters, 'parameter')}, on {self.data['name']} "
-            f"({how_many(splits['train'], 'graph')} to train, {splits['val']:,} to validate, "
-            f"{splits['test']:,} to test), batches of {config['batch_size']}"
-            f"{self._learned}",
-            "",
-            table(*self.epoch_table()),
-            "",
-            f"diverged in epoch {self.diverged}: the loss is not finite"
-            if self.diverged is not None
-            else f"test {self.metric} of the final model: {number_text(self.test_metric)}",
-            "",
-            str(self.runner),
-        ]
+        lines = [self.data_text, "", table(*self.epoch_table()), ""]
+        if self.diverged is None:
+            lines.append(f"test {self.metric} of the final model: {number_text(self.test_metric)}")
+            lines.append("")
+        lines.append(str(self.runner))
         if shares := self.full_batches:
             lines.append(
                 f"full batches: {shares['nodes']:.1%} of nodes and {shares['edges']:.1%} of edges "
                 "filled; the table also counts the last, partial batch of an epoch"
             )
-        if self.stopped_early is not None:
-            lines.append(
-                f"stopped after epoch {self.stopped_early}: the validation loss had not fallen for "
-                f"{config['early_stop']}"
-            )
-        if self.resumed_at:
-            lines.append(f"resumed: the buckets count what came after step {self.resumed_at:,}")
+        lines += self.warnings
         lines += ["", *(f"{what}: {self.folder}/{name}" for what, name in self.files.items())]
         return "\n".join(lines)
-
-
-def _again(folder: Path) -> str:
-    """How to get the report of an unfinished run that can be resumed; else empty."""
-    if not (folder / CHECKPOINT).exists():
-        return ""
-    return f"continue it with staticgraph train --resume --out {folder}"
-
-
-def _model(config: dict[str, Any]) -> str:
-    """A description of the model; a ``module:build`` model has no sizes."""
-    name = config["model"]
-    return (
-        name
-        if ":" in name
-        else f"{name}, {how_many(config['layers'], 'layer')} of {config['hidden']}"
-    )
 
 
 def number_text(value: float | None) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,30 +26,7 @@ from staticgraph.models.named import function_named
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.store.graph_store import GraphStore
-
-
-@dataclass(slots=True)
-class _Judged:
-    """Outputs and targets of the real graphs of several batches."""
-
-    outputs: list[Tensor] = field(default_factory=list)
-    targets: list[Tensor] = field(default_factory=list)
-    graph_ids: list[Tensor] = field(default_factory=list)
-
-    def add(self, out: Tensor, batch: StaticBatch) -> None:
-        """Adds copies of a batch's rows, since the memory of batch and output is reused."""
-        graphs = _graphs_of(batch)
-        self.outputs.append(out[:graphs].to("cpu", copy=True))
-        self.targets.append(batch.y[:graphs].to("cpu", copy=True))
-        self.graph_ids.append(batch.graph_ids[:graphs].to("cpu", copy=True))
-
-    def together(self, ranks: Ranks | None) -> tuple[Tensor, Tensor]:
-        """All outputs and targets; those of several ranks are in the order of graphs."""
-        out, y = torch.cat(self.outputs), torch.cat(self.targets)
-        if ranks is not None:
-            order = torch.cat(ranks.gathered(torch.cat(self.graph_ids))).argsort()
-            out, y = (torch.cat(ranks.gathered(rows))[order] for rows in (out, y))
-        return out, y
+from staticgraph.training.options import ModelOptions
 
 
 def evaluate(
@@ -57,6 +34,7 @@ def evaluate(
     batches: Iterable[StaticBatch],
     task: Task,
     ranks: Ranks | None = None,
+    own_loss: bool = False,
 ) -> tuple[float, float]:
     """The mean loss and the metric over all real graphs of the batches.
 
@@ -69,36 +47,32 @@ def evaluate(
         batches: the batches of this rank.
         task: defines the loss and the metric.
         ranks: the processes with the other batches; each must call this.
+        own_loss: the loss is the runner's: the mean over batches, weighted by their number of
+            graphs. The metric is NaN if the outputs do not have the shape of the task's.
     """
-    judged = _Judged()
-    for batch in batches:
-        judged.add(runner.eval_step(batch).out, batch)
-    out, y = judged.together(ranks)
-    return mean_loss(task, out, y), task.metric(out, y)
-
-
-def evaluate_own_loss(
-    runner: StaticGraphRunner,
-    batches: Iterable[StaticBatch],
-    task: Task,
-    ranks: Ranks | None = None,
-) -> tuple[float, float]:
-    """Like :func:`evaluate`, with the runner's own loss: the mean over batches, weighted by their
-    number of graphs. The metric is NaN if the outputs do not have the shape of the task's."""
-    judged, fits, all_fit = _Judged(), TaskLoss(task).fits, True
+    rows: list[tuple[Tensor, ...]] = []
+    fits, all_fit = TaskLoss(task).fits, True
     sums = torch.zeros(1, 2, dtype=torch.float64)
     for batch in batches:
         out, loss = runner.eval_step(batch)
         graphs = _graphs_of(batch)
-        sums += torch.tensor([[graphs * float("nan" if loss is None else loss), graphs]])
-        all_fit = all_fit and fits(out, batch)
-        if all_fit:
-            judged.add(out, batch)
-    if ranks is not None:
+        if own_loss:
+            sums += torch.tensor([[graphs * float("nan" if loss is None else loss), graphs]])
+            all_fit = all_fit and fits(out, batch)
+        if all_fit:  # copies, since the memory of batch and output is reused
+            kept = (out, batch.y, batch.graph_ids)
+            rows.append(tuple(each[:graphs].to("cpu", copy=True) for each in kept))
+    if ranks is not None and own_loss:
         sums = torch.cat(ranks.gathered(sums)).sum(0, keepdim=True)
         all_fit = ranks.all(all_fit)
     total, count = sums[0].tolist()
-    return total / count, task.metric(*judged.together(ranks)) if all_fit else math.nan
+    if not all_fit:
+        return total / count, math.nan
+    out, y, graph_ids = map(torch.cat, zip(*rows, strict=True))
+    if ranks is not None:
+        order = torch.cat(ranks.gathered(graph_ids)).argsort()
+        out, y = (torch.cat(ranks.gathered(each))[order] for each in (out, y))
+    return total / count if own_loss else mean_loss(task, out, y), task.metric(out, y)
 
 
 def _graphs_of(batch: StaticBatch) -> int:
@@ -227,11 +201,7 @@ def _columns(values: Tensor) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TaskLoss:
-    """The ``loss(out, batch)`` of a task; it can be pickled for another process.
-
-    Attributes:
-        task: the task.
-    """
+    """The ``loss(out, batch)`` of a task, per target; it can be pickled for another process."""
 
     task: Task
 
@@ -253,33 +223,45 @@ class TaskLoss:
         return True
 
     def _check(self, out: Any, batch: Any) -> None:
-        rows, columns = len(batch.y), self.task.num_outputs
+        rows, columns, name = len(batch.y), self.task.num_outputs, self.task.name
         if not isinstance(out, Tensor):
             raise ValueError(
                 f"the model gives a {type(out).__name__}, and its loss takes a tensor of "
                 f"[{rows}, {columns}], a row per graph: return that alone"
             )
-        remedy = ""
         if out.dim() == 0 or len(out) != rows:
             per_node = out.dim() > 0 and len(out) == len(batch.batch)
             remedy = "pool over nodes" if per_node else "keep a row per graph"
             remedy += ", as global_mean_pool(x, batch) does"
-        elif self._width(out) < columns or (self._width(out) > columns and not self._by_class):
-            remedy = f"give its last layer {columns} for {self.task.name}"
-        if remedy:
-            raise ValueError(
-                f"the model gives {list(out.shape)}, and its loss takes a row per graph, "
-                f"[{rows}, {columns}] for this batch: {remedy}"
-            )
+        else:
+            width = out.numel() // len(out)
+            # Of classes, a model may have more than the data.
+            if width == columns or (width > columns and name == "classes"):
+                return
+            remedy = f"give its last layer {columns} for {name}"
+        raise ValueError(
+            f"the model gives {list(out.shape)}, and its loss takes a row per graph, "
+            f"[{rows}, {columns}] for this batch: {remedy}"
+        )
 
-    @property
-    def _by_class(self) -> bool:
-        """Whether columns are classes, of which a model may have more than the data."""
-        return self.task.name == "classes"
 
-    @staticmethod
-    def _width(out: Tensor) -> int:
-        return out.numel() // len(out)
+def loss_of(options: ModelOptions, store: GraphStore) -> tuple[Loss, int]:
+    """The loss of the options, or the one that fits the target, and the number of outputs that a
+    model of the zoo then needs.
+
+    Raises:
+        BadGraph: no loss was given, and the data has no target that defines a task.
+        ValueError: the name is not that of a loss function.
+    """
+    if options.loss:
+        return named_loss(options.loss), 1
+    try:
+        task = task_of(store, options.task)
+    except BadGraph as error:
+        raise BadGraph(
+            f"{error}; or give --loss MODULE:NAME, which is loss(out, batch), one value per row"
+        ) from None
+    return TaskLoss(task), task.num_outputs
 
 
 def named_loss(spec: str) -> Loss:

@@ -12,7 +12,7 @@ The folder gets ``checkpoint.pt``, ``config.toml``, ``plan.json``, ``steps.csv``
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,27 @@ from staticgraph.files.folder_lock import folder_lock
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Status
 from staticgraph.training import checkpoint
-from staticgraph.training.config import FREE, NEED_THE_END, TrainConfig
+from staticgraph.training.config import (
+    CHECKPOINT,
+    CHOICES,
+    FREE,
+    NEED_THE_END,
+    PAGE,
+    PICTURE,
+    REPORT,
+    STEPS,
+    TrainConfig,
+    require_free,
+)
 from staticgraph.training.job import Interrupted, first_alone, joined, restarted
-from staticgraph.training.report import FILE, PAGE, PICTURE, STEPS, TrainReport
-from staticgraph.training.run import CHOICES, Training
-from staticgraph.training.run_folder import require_free
+from staticgraph.training.report import TrainReport
+from staticgraph.training.run import Training
 
-KIND = "numba:compile"
+__all__ = ["Interrupted", "TrainConfig", "resume", "train"]
 
 
-class _Shown(event.Listener):
-    """Shows how many loops were compiled."""
+class _ShownCompilation(event.Listener):
+    """Shows on stderr how many loops numba compiled; nothing where they are cached."""
 
     def __init__(self) -> None:
         self._status, self._count = Status(), 0
@@ -49,19 +59,6 @@ class _Shown(event.Listener):
     def on_end(self, event: Any) -> None:
         """Clears the line for other output."""
         self._status.clear()
-
-
-@contextmanager
-def shown_compilation(show: bool) -> Iterator[None]:
-    """Shows on stderr what numba compiles within the block; nothing where it is cached."""
-    if not show:
-        yield
-        return
-    with event.install_listener(KIND, _Shown()):
-        yield
-
-
-__all__ = ["Interrupted", "TrainConfig", "resume", "train"]
 
 
 def train(
@@ -85,9 +82,17 @@ def train(
         Interrupted: the run was stopped by Ctrl-C or SIGTERM; it can be resumed.
     """
     folder = Path(folder).expanduser()
-    with _job(folder) as ranks, shown_compilation(progress and (ranks is None or ranks.first)):
-        there = first_alone(ranks, lambda: _begin(folder, overwrite))
-        if there if ranks is None else ranks.from_first(there):
+
+    def begin() -> bool:
+        """Whether to resume a run in the folder, since ``torchrun`` restarted its job."""
+        again = restarted() and (folder / CHECKPOINT).exists()
+        if not again and not overwrite:
+            require_free(folder)
+        return again
+
+    with _job(folder, progress) as ranks:
+        again = first_alone(ranks, begin)
+        if again if ranks is None else ranks.from_first(again):
             return _resume(folder, {}, progress, ranks)
         training = Training(config, folder, progress, ranks=ranks)
         first_alone(ranks, lambda: _clear(folder))
@@ -95,36 +100,23 @@ def train(
 
 
 @contextmanager
-def _job(folder: Path) -> Iterator[Ranks | None]:
-    """Joins the job that trains in a folder, which rank 0 locks."""
+def _job(folder: Path, progress: bool) -> Iterator[Ranks | None]:
+    """Joins the job that trains in a folder, which rank 0 locks; rank 0 reports progress."""
     with joined() as ranks:
-        if ranks is not None and not ranks.first:
-            first_alone(ranks, lambda: None)
-            yield ranks
-            return
-        lock = folder_lock(folder)
+        first = ranks is None or ranks.first
+        lock = folder_lock(folder) if first else nullcontext()
+        shown = event.install_listener("numba:compile", _ShownCompilation())
         first_alone(ranks, lock.__enter__)
         try:
-            yield ranks
+            with shown if progress and first else nullcontext():
+                yield ranks
         finally:
             lock.__exit__(None, None, None)
 
 
-def _begin(folder: Path, overwrite: bool) -> bool:
-    """Whether to resume a run in the folder, since ``torchrun`` restarted its job.
-
-    Raises:
-        FileExistsError: the folder holds a run, and ``overwrite`` is not set.
-    """
-    if restarted() and (folder / checkpoint.FILE).exists():
-        return True
-    if not overwrite:
-        require_free(folder)
-    return False
-
-
 def _clear(folder: Path) -> None:
-    for pattern in (checkpoint.FILE, CHOICES, FILE, STEPS, PICTURE, PAGE, "events.out.tfevents.*"):
+    results = (CHECKPOINT, CHOICES, REPORT, STEPS, PICTURE, PAGE)
+    for pattern in (*results, "events.out.tfevents.*"):
         for old in folder.glob(pattern):
             old.unlink()
 
@@ -148,9 +140,9 @@ def resume(
         FolderInUse: another process trains in the folder.
         Interrupted: the run was stopped by Ctrl-C or SIGTERM; it can be resumed.
     """
-    folder, changes = Path(folder).expanduser(), changes or {}
-    with _job(folder) as ranks, shown_compilation(progress and (ranks is None or ranks.first)):
-        return _resume(folder, changes, progress, ranks)
+    folder = Path(folder).expanduser()
+    with _job(folder, progress) as ranks:
+        return _resume(folder, changes or {}, progress, ranks)
 
 
 def _resume(
@@ -160,19 +152,18 @@ def _resume(
     state = state if ranks is None else ranks.from_first(state)
     assert state is not None
     config = TrainConfig(**state["config"])
-    asked = replace(config, **changes)
+    changed = replace(config, **changes)
     for name in changes:
-        was, value = getattr(config, name), getattr(asked, name)
+        was, value = getattr(config, name), getattr(changed, name)
         if name not in FREE and value != was:
             raise ValueError(
                 f"the run in {folder} was begun with {name}={was!r} and cannot go on with "
                 f"{value!r}: leave it out to resume, or begin another run"
             )
-    ends = NEED_THE_END if changes.get("epochs", config.epochs) != config.epochs else ()
-    if config.schedule in ends:
+    if changed.epochs != config.epochs and config.schedule in NEED_THE_END:
         raise ValueError(
             f"the run in {folder} was begun with schedule={config.schedule!r} over "
             f"{how_many(config.epochs, 'epoch')}, which ends with them: leave --epochs out to "
             "resume, or begin another run"
         )
-    return Training(asked, folder, progress, state, ranks).run()
+    return Training(changed, folder, progress, state, ranks).run()

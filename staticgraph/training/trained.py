@@ -24,10 +24,8 @@ from staticgraph.runner.export_manifest import categories_of
 from staticgraph.schema import Schema
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.training import checkpoint
-from staticgraph.training.config import TrainConfig
+from staticgraph.training.config import CHECKPOINT, REPORT, TrainConfig, require_run
 from staticgraph.training.parts import load_weights, model_of
-from staticgraph.training.report import FILE
-from staticgraph.training.run_folder import require_trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class Trained:
             FileNotFoundError: the folder has no checkpoint.
             CheckpointCorrupt: the checkpoint is damaged, not of a run, or of another model.
         """
-        require_trained(folder)
+        require_run(folder, trained=True)
         state = checkpoint.load(folder)
         try:
             config = TrainConfig(**state["config"])
@@ -72,7 +70,7 @@ class Trained:
                 raise KeyError("schema")
         except NOT_THERE as error:
             raise CheckpointCorrupt(
-                f"{folder / checkpoint.FILE} is not of a run that this version reads ({error})"
+                f"{folder / CHECKPOINT} is not of a run that this version reads ({error})"
             ) from error
         categories = categories_of(weights, plan.schema)
         outputs = 1 if is_spec(config.model) else len(weights["head.2.bias"])
@@ -95,7 +93,7 @@ def _example(schema: Schema, categories: Mapping[str, tuple[int, ...]]) -> Graph
 
 def _task(folder: Path) -> str | None:
     try:
-        values: Any = json.loads((folder / FILE).read_text())
+        values: Any = json.loads((folder / REPORT).read_text())
         return str(values["task"])
     except (OSError, *NOT_THERE):
         return None

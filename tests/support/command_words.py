@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph.checking.check import check
-from staticgraph.cli.check import RewritesReport
+from staticgraph.cli.check import rewrites_of
 from staticgraph.cli.probe import MeasuredStep, ProbeOptions, make_probe
 from staticgraph.dryrun import baseline
 from staticgraph.dryrun.operations import count_step
@@ -124,7 +124,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) ->
 
     def trained(training: Training) -> TrainReport:
         training.folder.mkdir(exist_ok=True)
-        training.parts.plan.save(training.folder / "plan.json")
+        training.plan.save(training.folder / "plan.json")
         len(training.loader)
         return TrainReport.load(folder / "run")
 
@@ -172,7 +172,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) ->
     patch.setattr("staticgraph.dryrun.baseline.launched", launched)
     patch.setattr("staticgraph.training.plots.map_around", once("map", map_around))
     patch.setattr("staticgraph.checking.check.check", once("check", check))
-    patch.setattr(RewritesReport, "of", once("rewrites", RewritesReport.of))
+    patch.setattr("staticgraph.cli.check.rewrites_of", once("rewrites", rewrites_of))
     patch.setattr("staticgraph.training.versus.comparison.compare", once("try", compare))
     for picture in (
         "training.plots.save_versus_picture",

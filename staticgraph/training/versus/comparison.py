@@ -30,7 +30,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.checking.check import check
 from staticgraph.checking.comparison import Comparer, RunOptions
@@ -47,66 +46,63 @@ from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.progress import bar
 from staticgraph.training.versus.report import SideReport, VersusReport
 from staticgraph.training.versus.sides import (
+    ON_CPU,
+    ON_CUDA,
     Course,
     PlainSide,
     Side,
     StaticSide,
     StepMemory,
     VersusSetting,
-    Way,
+    mode_and_kernels,
     reserved_on,
     step_memory,
-    ways_on,
 )
 
 # With fewer rounds, it is not clear which side was faster in most of them.
-LEAST_ROUNDS = 5
-MOST_ROUNDS = 50
+LEAST_ROUNDS, MOST_ROUNDS = 5, 50
+# Steps whose losses are compared. Adam takes a full-size step even for a gradient that is only
+# rounding error, so later losses drift: GINE 4x64 on ESOL by 2e-4 after 5 steps, 1e-3 after 10.
+COMPARED = 5
+COMPILED_PYG = "pyg-compiled"
+# The numbers of collating processes that are tried for PyG.
+WORKERS = (0, 1, 2)
+# The contenders whose steps are traced.
+COMPILES = re.compile(r"compiled|fused|default|reduce-overhead|max-autotune|cuda-graph")
+# A turn this many times as slow as the trial on one thread is none that others should be
+# compared with: the machine is busy.
+CRAWL = 10
+# Batches that are run to estimate the time per batch; and the most batches per turn.
+TRIAL_BATCHES, MOST_BATCHES = 3, 256
+# Turns per side that the length of a turn is planned for; more run if they are quicker than
+# estimated.
+PLANNED_ROUNDS = 8
 
 
 def take_turns(
-    sides: Mapping[str, Callable[[], object]],
-    until: float,
-    *,
-    least: int = LEAST_ROUNDS,
-    most: int = MOST_ROUNDS,
-    clock: Callable[[], float] = time.perf_counter,
-    progress: Callable[[int], None] = lambda done: None,
+    sides: Mapping[str, Callable[[], object]], until: float, progress: Callable[[int], None]
 ) -> dict[str, list[float]]:
     """Runs every side once per round, and returns the seconds of each turn.
 
     Args:
         sides: the functions that take a turn, by name.
-        until: the time after which only the first ``least`` rounds begin.
-        least, most: the smallest and largest number of rounds.
-        clock: returns the time in seconds.
+        until: the time after which only the first :data:`LEAST_ROUNDS` begin.
         progress: called after each turn with the number of turns so far.
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    names, done = list(sides), 0
-    for number in range(most):
-        if number >= least and clock() >= until:
+    for number in range(MOST_ROUNDS):
+        if number >= LEAST_ROUNDS and time.perf_counter() >= until:
             break
-        for name in names if number % 2 == 0 else reversed(names):
-            started = clock()
+        for name in sides if number % 2 == 0 else reversed(list(sides)):
+            started = time.perf_counter()
             sides[name]()
-            seconds[name].append(clock() - started)
-            done += 1
-            progress(done)
+            seconds[name].append(time.perf_counter() - started)
+            progress(sum(map(len, seconds.values())))
     return seconds
 
 
-# Steps whose losses are compared. Adam takes a full-size step even for a gradient that is only
-# rounding error, so later losses drift: GINE 4x64 on ESOL by 2e-4 after 5 steps, 1e-3 after 10.
-COMPARED = 5
-
-
 def losses_apart(expected: Tensor, actual: Tensor) -> float:
-    """The largest difference between the first losses, relative to the largest of them.
-
-    Args:
-        expected, actual: losses per step, ``[batches]``.
-    """
+    """The largest difference between the first losses, ``[batches]``, relative to the largest."""
     first, scale = expected[:COMPARED], largest_of([expected[:COMPARED]])
     off = float((first - actual[:COMPARED]).abs().max()) / scale if len(first) else 0.0
     return off if off == off else float("inf")
@@ -124,41 +120,16 @@ def draws_random(side: Side) -> bool:
 
 
 def outputs_apart(setting: VersusSetting) -> float | None:
-    """The largest difference of real rows' outputs in evaluation mode, relative to the largest.
-
-    Args:
-        setting: the setting of the comparison, whose first batch is run.
-
-    Returns:
-        None if the model does not run with fixed shapes, or not in plain PyG.
-    """
+    """The largest difference of the first batch's outputs in evaluation mode, relative to the
+    largest; None if the model does not run with fixed shapes, or not in plain PyG."""
     comparer = Comparer(Subject(setting.fresh_model(), forward=setting.forward))
-    batch = _first_batch(setting).to(setting.device)
-    parity = comparer.beside_plain(batch, RunOptions(training=False, gradients=False))
-    return None if parity is None else parity.worst
-
-
-def _first_batch(setting: VersusSetting) -> StaticBatch:
     loader = StaticLoader(
         setting.store, setting.plan, indices=setting.train_ids, shuffle=True, seed=setting.seed
     )
     with closing(iter(loader)) as batches:
-        return next(batches).clone()
-
-
-COMPILED_PYG = "pyg-compiled"
-# The numbers of collating processes that are tried for PyG.
-WORKERS = (0, 1, 2)
-# The contenders whose steps are traced.
-COMPILES = re.compile(r"compiled|fused|default|reduce-overhead|max-autotune|cuda-graph")
-# A turn this many times as slow as the trial on one thread is none that others should be
-# compared with: the machine is busy.
-CRAWL = 10
-# Batches that are run to estimate the time per batch; and the most batches per turn.
-TRIAL_BATCHES, MOST_BATCHES = 3, 256
-# Turns per side that the length of a turn is planned for; more run if they are quicker than
-# estimated.
-PLANNED_ROUNDS = 8
+        batch = next(batches).clone().to(setting.device)
+    parity = comparer.beside_plain(batch, RunOptions(training=False, gradients=False))
+    return None if parity is None else parity.worst
 
 
 @dataclass(eq=False)
@@ -174,9 +145,9 @@ class _Entrant:
     memory: StepMemory | None = None
     threads: int = field(default_factory=torch.get_num_threads)
     one_thread_s: float = 0.0  # per batch; 0 where it was not measured
-    losses: list[Tensor] = field(default_factory=list)
+    losses: Tensor | None = None  # of the first turn
 
-    def tried(self, what: Callable[[], Any]) -> Any:
+    def attempt(self, what: Callable[[], Any]) -> Any:
         """Calls a function and returns its result; an error drops only this side."""
         if self.refused is not None:
             return None
@@ -192,9 +163,8 @@ class _Entrant:
         """Takes a turn, unless the side was dropped."""
         if self.refused is None:
             torch.set_num_threads(self.threads)
-            losses = self.tried(lambda: self.side.turn())
-            if losses is not None:
-                self.losses.append(losses)
+            losses = self.attempt(lambda: self.side.turn())
+            self.losses = losses if self.losses is None else self.losses
 
 
 def compare(
@@ -238,12 +208,15 @@ def compare(
         GraphTooLarge: see :func:`staticgraph.plan_buckets`.
     """
     device = torch.device(device)
-    names = tuple(modes or ways_on(device.type))
+    names = tuple(modes or (ON_CUDA if device.type == "cuda" else ON_CPU))
     for name in names:
         if name != COMPILED_PYG:
-            Way.of(name)
+            mode_and_kernels(name)
     trial = _Trial(_setting(model, store, loss, forward, batch_size, device, lr, seed), names)
-    return trial.run(time.perf_counter() + seconds, progress)
+    try:
+        return trial.run(time.perf_counter() + seconds, progress)
+    finally:
+        torch.set_num_threads(trial.threads)
 
 
 def _setting(
@@ -252,18 +225,16 @@ def _setting(
     loss: Loss,
     forward: Forward | None,
     batch_size: int,
-    device: torch.device,
-    lr: float,
-    seed: int,
+    *rest: Any,
 ) -> VersusSetting:
+    """The setting of a comparison; ``rest`` are device, learning rate and seed."""
     ids = np.asarray(store.splits.get("train", ()))
     ids = ids if len(ids) else np.arange(len(store))
     batch_size = min(batch_size, len(ids))
     plan = plan_buckets(store, batch_size, indices=ids)
     stock = copy.deepcopy(model).cpu()
-    return VersusSetting(
-        stock, store, plan, loss, forward or forward_of(stock), ids, batch_size, device, lr, seed
-    )
+    forward = forward or forward_of(stock)
+    return VersusSetting(stock, store, plan, loss, forward, ids, batch_size, *rest)
 
 
 class _Trial:
@@ -272,32 +243,26 @@ class _Trial:
     def __init__(self, setting: VersusSetting, names: Sequence[str]) -> None:
         self.setting = setting
         self.plain = _Entrant("PyG", partial(PlainSide, setting))
-        self.entrants = [self.plain]
-        for name in names:
-            compiled = name == COMPILED_PYG
-            make = (
-                partial(PlainSide, setting, True)
-                if compiled
-                else partial(StaticSide, setting, name)
-            )
-            self.entrants.append(_Entrant("PyG, compiled" if compiled else name, make))
+        self.entrants = [self.plain] + [
+            _Entrant("PyG, compiled", partial(PlainSide, setting, True))
+            if name == COMPILED_PYG
+            else _Entrant(name, partial(StaticSide, setting, name))
+            for name in names
+        ]
         self.threads = torch.get_num_threads()
         self.random = False
         self.apart: float | None = None
 
     def run(self, until: float, progress: bool) -> VersusReport:
-        """Runs the comparison and returns its report."""
-        try:
-            return self._run(until, progress)
-        finally:
-            torch.set_num_threads(self.threads)
-
-    def _run(self, until: float, progress: bool) -> VersusReport:
-        started = time.perf_counter()
-        self._prepare(progress)
+        """Runs the comparison and returns its report; torch's threads are as the last side's."""
+        started, trial = time.perf_counter(), self.setting.course(TRIAL_BATCHES)
+        with bar(self.entrants, desc="preparing", unit=" contenders", show=progress) as shown:
+            for entrant in shown:
+                shown.set_postfix_str(entrant.name)
+                entrant.attempt(partial(self._prepare, entrant, trial))
         course = self._course(until - time.perf_counter())
         for entrant in self.entrants:
-            entrant.tried(lambda entrant=entrant: entrant.side.begin(course))
+            entrant.attempt(lambda entrant=entrant: entrant.side.begin(course))
         self._look()
         times = self._take_turns(until, progress)
         report = self._report(course, times, time.perf_counter() - started)
@@ -310,15 +275,8 @@ class _Trial:
     def _left(self) -> list[_Entrant]:
         return [entrant for entrant in self.entrants if entrant.refused is None]
 
-    def _prepare(self, progress: bool) -> None:
-        """Prepares every side, and measures its time per batch and its memory."""
-        trial = self.setting.course(TRIAL_BATCHES)
-        with bar(self.entrants, desc="preparing", unit=" contenders", show=progress) as shown:
-            for entrant in shown:
-                shown.set_postfix_str(entrant.name)
-                entrant.tried(lambda entrant=entrant: self._prepare_one(entrant, trial))
-
-    def _prepare_one(self, entrant: _Entrant, trial: Course) -> None:
+    def _prepare(self, entrant: _Entrant, trial: Course) -> None:
+        """Prepares a side, and measures its time per batch and its memory."""
         device = self.setting.device
         torch.manual_seed(self.setting.seed)
         # A traced step is of one number of threads: PyG's, which is prepared first.
@@ -343,48 +301,46 @@ class _Trial:
 
     def _course(self, left_s: float) -> Course:
         """A course whose length lets the planned rounds fill the remaining time."""
+        setting = self.setting
         a_round = sum(entrant.batch_s for entrant in self._left)
         searching = 2 * len(WORKERS) * self.plain.batch_s if self.plain.refused is None else 0.0
         batches = left_s / max(1e-9, PLANNED_ROUNDS * a_round + searching)
-        most = min(MOST_BATCHES, self.setting.most_batches)
-        return self.setting.course(max(1, min(most, int(batches))))
+        full = max(1, len(setting.train_ids) // setting.batch_size)
+        return setting.course(max(1, min(MOST_BATCHES, full, int(batches))))
 
     def _look(self) -> None:
         """Compares the outputs before training, checks whether a step draws random numbers, and
         chooses PyG's number of workers."""
-        plain = self.plain
-        if plain.refused is None:
-            self.random = bool(plain.tried(lambda: draws_random(plain.side)))
+        if self._left:  # plain PyG, or the first side that is left
+            first = self._left[0]
+            self.random = bool(first.attempt(lambda: draws_random(first.side)))
+        if self.plain in self._left:
             try:
                 self.apart = outputs_apart(self.setting)
             except Exception:  # the model cannot run with fixed shapes: its modes report why
                 self.apart = None
-            plain.tried(lambda: _fastest_workers(plain.side))
-        elif self._left:
-            self.random = bool(self._left[0].tried(lambda: draws_random(self._left[0].side)))
+            self.plain.attempt(lambda: _choose_workers(self.plain.side))
 
     def _take_turns(self, until: float, progress: bool) -> dict[str, list[float]]:
-        left = self._left
-        for entrant in left:
+        for entrant in self._left:
             torch.manual_seed(self.setting.seed)
             entrant.turn()  # untimed; its losses are compared
-        left = self._left
-        clock = time.perf_counter
-        length = max(1, round(until - clock()))
+        turns = {entrant.name: entrant.turn for entrant in self._left}
+        begun = time.perf_counter()
+        length = max(1, round(until - begun))
         with bar(total=length, desc="taking turns", unit=" s", show=progress) as shown:
-            begun, shown_s = clock(), 0
+            shown_s = 0
 
             def show_turn(done: int) -> None:
                 """Shows the turn, and advances the bar by whole seconds."""
                 nonlocal shown_s
-                now = min(length, int(clock() - begun))
+                now = min(length, int(time.perf_counter() - begun))
                 shown.set_postfix_str(f"turn {done}")
                 shown.update(now - shown_s)
                 shown_s = now
 
-            turns = {entrant.name: entrant.turn for entrant in left}
-            times = take_turns(turns, until, progress=show_turn) if turns else {}
-        return {r.name: times[r.name] for r in left if r.refused is None}
+            times = take_turns(turns, until, show_turn) if turns else {}
+        return {e.name: times[e.name] for e in self._left}
 
     # ------------------------------------------------------------------ reporting
 
@@ -423,43 +379,41 @@ class _Trial:
         self, entrant: _Entrant, course: Course, times: dict[str, list[float]], first: str
     ) -> SideReport:
         name = entrant.name
-        if name not in times:
+        if name not in times or entrant.losses is None:
             return SideReport(name, refused=entrant.refused or "it took no turn")
         turn_s = np.array(times[name])
         rates = np.percentile(course.num_graphs / turn_s, [50, 10, 90])
         ratios = np.percentile(np.array(times[first]) / turn_s, [50, 10, 90])
-        expected = next(r for r in self.entrants if r.name == first).losses[0]
-        comparable = not self.random and name != first
+        apart = None
+        if not self.random and name != first:
+            expected = next(each.losses for each in self.entrants if each.name == first)
+            apart = None if expected is None else losses_apart(expected, entrant.losses)
+        limit_s = CRAWL * entrant.one_thread_s * len(course.order)
         return SideReport(
             name,
-            *map(float, rates),
-            *map(float, ratios),
+            *map(float, (*rates, *ratios)),
             turns=len(turn_s),
             prepare_s=entrant.prepare_s,
             memory=entrant.memory,
             filling=entrant.side.filling(),
             threads=entrant.threads,
-            crawls=bool(
-                entrant.one_thread_s
-                and float(np.median(turn_s)) / len(course.order) > CRAWL * entrant.one_thread_s
-            ),
-            losses=tuple(entrant.losses[0].tolist()),
-            losses_apart=losses_apart(expected, entrant.losses[0]) if comparable else None,
+            crawls=bool(limit_s and float(np.median(turn_s)) > limit_s),
+            losses=tuple(entrant.losses.tolist()),
+            losses_apart=apart,
         )
 
     def _obstacles(self) -> tuple[dict[str, Any], ...]:
         """The check's obstacles for a model that any mode of this library refused."""
-        refused = [r for r in self.entrants if r.refused and not r.name.startswith("PyG")]
-        if not refused:
+        if not any(e.refused and not e.name.startswith("PyG") for e in self.entrants):
             return ()
         setting = self.setting
         try:
-            actual = check(
+            checked = check(
                 setting.fresh_model(), setting.plan, setting.store, forward=setting.forward
             )
         except Exception:  # a model that does not run at all: each side has the reason
             return ()
-        return tuple(actual.to_dict()["obstacles"])
+        return tuple(checked.to_dict()["obstacles"])
 
 
 def _seconds(side: Any) -> float:
@@ -468,7 +422,7 @@ def _seconds(side: Any) -> float:
     return time.perf_counter() - started
 
 
-def _fastest_workers(side: PlainSide) -> None:
+def _choose_workers(side: PlainSide) -> None:
     """Sets the fastest number of workers; the state of the training is restored."""
     turn_s: dict[int, float] = {}
     for workers in WORKERS:

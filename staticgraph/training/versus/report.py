@@ -14,7 +14,7 @@ from staticgraph.files.document import finite, save_json
 from staticgraph.runner.way_choice import MARGIN
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
-from staticgraph.text.table import as_preformatted, table
+from staticgraph.text.table import as_preformatted, percent, table
 from staticgraph.training.versus.sides import Filling, StepMemory
 
 # Losses and outputs may differ by this share of the largest.
@@ -30,12 +30,9 @@ class SideReport:
 
     Attributes:
         name: ``PyG``, ``PyG, compiled``, or a mode.
-        graphs_per_s: real graphs per second, loading included; with ``_low`` and ``_high``.
-        ratio: speed relative to the first side that ran, turn by turn; with ``_low``, ``_high``.
-        turns: the number of timed turns.
+        graphs_per_s: real graphs per second, loading included.
+        ratio: speed relative to the first side that ran, turn by turn.
         prepare_s: seconds to compile and record.
-        memory: the memory of a training step.
-        filling: real rows over physical rows.
         losses: the losses of the first turn, step by step, from the same weights.
         losses_apart: their difference from those of the first side that ran; None for that side,
             and if random numbers are drawn.
@@ -76,26 +73,13 @@ class SideReport:
         """The mean loss of the first turn."""
         return sum(self.losses) / max(1, len(self.losses))
 
-    def to_dict(self) -> dict[str, Any]:
-        """The measurements as plain values, for JSON."""
-        return {
-            **asdict(self),
-            "memory": None if self.memory is None else self.memory._asdict(),
-            "filling": None if self.filling is None else self.filling._asdict(),
-            "equal": self.equal,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class VersusReport:
     """The result of :func:`staticgraph.training.versus.comparison.compare`.
 
     Attributes:
-        model, data: the names of the model's class and of the data set.
         graphs, batch_size: graphs per turn and per batch.
-        capacities: the fixed shapes.
-        device: a description of the device.
-        versions, date: the versions of Python, torch and PyG, and the day.
         seconds: the total time.
         sides: the sides, plain PyG first.
         workers: the number of processes with which PyG's loader was fastest.
@@ -142,14 +126,8 @@ class VersusReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values, for JSON; numbers that are not finite become None."""
-        return finite(
-            {
-                "ok": self.ok,
-                "equal": self.equal,
-                **asdict(self),
-                "sides": [side.to_dict() for side in self.sides],
-            }
-        )
+        sides = [{**asdict(side), "equal": side.equal} for side in self.sides]
+        return finite({"ok": self.ok, "equal": self.equal, **asdict(self), "sides": sides})
 
     def submission(self, machine: Mapping[str, Any], model: str) -> str:
         """A table of one row in Markdown, to paste into an issue.
@@ -187,20 +165,22 @@ class VersusReport:
     _repr_html_ = as_preformatted
 
     def __str__(self) -> str:
+        rows = [_columns(side, self.compared_with) for side in self.sides]
         lines = [
             f"{self.model} on {self.data}, batches of {self.batch_size}, "
             f"{how_many(self.graphs, 'graph')} per turn, on {self.device}, "
             f"{', '.join(f'{k} {v}' for k, v in self.versions.items())}",
             f"shapes: {', '.join(self.capacities)}",
             "",
-            table(
-                _headers(self.compared_with),
-                [_row(side, self.compared_with) for side in self.sides],
-            ),
+            table(list(rows[0]), [list(row.values()) for row in rows]),
             "",
         ]
-        refused = [side for side in self.sides if side.refused]
-        lines += [f"{s.name} did not run: {_first_line(s.refused or '')}" for s in refused]
+        # The rest of a reason, often compiler output, is only in the JSON.
+        lines += [
+            f"{side.name} did not run: {side.refused.splitlines()[0].rstrip(':')}"
+            for side in self.sides
+            if side.refused
+        ]
         if self.obstacles:
             lines.append("what stands in the way:")
         for number, obstacle in enumerate(self.obstacles, 1):
@@ -264,35 +244,24 @@ def _apart(difference: float) -> str:
     return f"they differ by {difference:.1e} of the largest"
 
 
-def _headers(first: str) -> tuple[str, ...]:
-    """The headers of the table; ratios are relative to the first side that ran."""
-    return (
-        *("contender", "graphs/s", f"times {first or 'PyG'}", "p10 to p90", "memory"),
-        *("nodes real", "edges real", "loss", "losses equal", "threads", "ready in"),
-    )
-
-
-def _first_line(reason: str) -> str:
-    """The first line of a reason; the rest, often compiler output, is only in the JSON."""
-    return reason.splitlines()[0].rstrip(":")
-
-
-def _row(side: SideReport, first: str) -> tuple[str, ...]:
-    if not side.ran:
-        return (side.name, *["-"] * (len(_headers(first)) - 1))
+def _columns(side: SideReport, first: str) -> dict[str, str]:
+    """A side's row of the table; ratios are relative to ``first``, the first side that ran."""
     filling, memory = side.filling, side.memory
     verdict = {True: "yes", False: "NO", None: "-"}[side.equal]
     apart = "" if not side.losses_apart else f" ({side.losses_apart:.0e})"
-    return (
-        side.name,
-        f"{side.graphs_per_s:,.0f}",
-        f"{side.ratio:.2f}",
-        f"{side.ratio_low:.2f} to {side.ratio_high:.2f}" if side.name != first else "-",
-        "-" if memory is None else human_bytes(memory.total_bytes),
-        "-" if filling is None else f"{100 * filling.nodes:.1f}%",
-        "-" if filling is None else f"{100 * filling.edges:.1f}%",
-        f"{side.loss:.5f}",
-        verdict + apart,
-        f"{side.threads}",
-        f"{side.prepare_s:.1f} s",
-    )
+    columns = {
+        "graphs/s": f"{side.graphs_per_s or 0:,.0f}",
+        f"times {first or 'PyG'}": f"{side.ratio or 0:.2f}",
+        "p10 to p90": f"{side.ratio_low or 0:.2f} to {side.ratio_high or 0:.2f}"
+        if side.name != first
+        else "-",
+        "memory": "-" if memory is None else human_bytes(memory.total_bytes),
+        "nodes real": percent(filling and filling.nodes),
+        "edges real": percent(filling and filling.edges),
+        "loss": f"{side.loss:.5f}",
+        "losses equal": verdict + apart,
+        "threads": f"{side.threads}",
+        "ready in": f"{side.prepare_s:.1f} s",
+    }
+    blank = dict.fromkeys(columns, "-")
+    return {"contender": side.name, **(columns if side.ran else blank)}
