@@ -220,14 +220,15 @@ def test_one_node_one_edge_and_one_cluster():
     assert store.schema["cluster_index"].counts == ("node", "clusters")
 
 
-@pytest.mark.parametrize("clusters", [2, 3])
-def test_fewer_clusters_than_nodes_where_every_graph_has_as_many_edges(clusters):
-    """The clusters are known by their number; only the nodes had to be told from the edges."""
+@pytest.mark.parametrize(("clusters", "edges"), [(2, 3), (3, 3), (2, 2)])
+def test_clusters_are_known_by_their_number(clusters, edges):
+    """Where every graph has as many edges as nodes, or as clusters. These edges are not sorted, so
+    that a store renumbers them."""
     data = Clusters(
         **graph(3, num_clusters=clusters).to_dict(),
         cluster_index=torch.tensor([[0, 1, 2], [0, 0, clusters - 1]]),
     )
-    data.edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])  # a ring
+    data.edge_index = torch.tensor([[0, 1, 2], [2, 1, 0]])[:, :edges]
     levels = {"cluster_index": "node", "num_clusters": "graph"}
     store = sg.GraphStore.from_pyg([data, data.clone()], levels=levels, progress=False)
     assert store.schema["cluster_index"].counts == ("node", "clusters")

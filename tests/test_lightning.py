@@ -91,7 +91,9 @@ def test_a_term_over_padding_rows_is_found_by_the_epoch_that_adds_it(esol, tmp_p
     if rows == "real":
         trainer.fit(module, datamodule=data_of(esol))
         return
-    with pytest.raises(sg.errors.PaddingLeaks, match="the loss is off"):
+    with pytest.raises(
+        sg.errors.PaddingLeaks, match=r"the loss is off[\s\S]*StaticGraphs\(mode='eager'\)"
+    ):
         trainer.fit(module, datamodule=data_of(esol))
     assert trainer.current_epoch == 1
     assert "forward" not in vars(module.encode)

@@ -40,7 +40,7 @@ NO_EDGES = torch.zeros(2, 0, dtype=torch.int64)
 @pytest.mark.parametrize("known", [True, False], ids=["eager", "as compiled"])
 def test_what_is_served_gives_plain_pygs_loss_and_statistics(kind, known):
     stock, model = made(kind), made(kind)
-    batch = BATCH.replace()
+    batch = BATCH.clone()
     if not known:
         batch.real = None
     found = runner_of(model, check_padding=known).step(batch)

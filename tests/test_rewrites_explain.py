@@ -171,6 +171,30 @@ def test_a_broken_condition_is_said_and_the_result_stays(conv, rewrite, reason, 
     parity(Layered(conv), esol)
 
 
+def failing(*_):
+    raise RuntimeError("a slip")
+
+
+def misplaced(captured):
+    first, *_, last, _ = captured.graph.nodes
+    first.prepend(last)
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "name"),
+    [
+        ("passes.functionalize.written_by", failing, "functionalize failed"),
+        ("aggregation.neighbour_sum._fused", failing, "neighbour_sum failed"),
+        ("layers.gradient_sums.rewrite", misplaced, "to one of .*neighbour_sum.* failed"),
+    ],
+)
+def test_an_error_of_a_rewrite_is_ours_and_names_it(place, error, name, esol, monkeypatch):
+    monkeypatch.setattr(f"staticgraph.rewrites.{place}", error)
+    runner = sg.StaticGraphRunner(Subject(Layered(Summing)), [CAPACITY], "fused")
+    with pytest.raises(sg.NotStatic, match=f"{name}, which is an error of staticgraph"):
+        runner(sg.StaticBatch.of(esol, IDS, CAPACITY))
+
+
 def test_the_unknown_activation_is_named_by_its_own_line(esol):
     (missed,) = explained(Tanh, esol).missed
     lines = Path(__file__).read_text().splitlines()

@@ -43,19 +43,21 @@ def test_verify_finds_stale_inputs(hiv, monkeypatch):
     assert "fields that move the output: NONE" in str(verification)
 
 
-def test_verify_finds_a_wrong_gradient(hiv, monkeypatch):
-    model = Net()
-    runner = runner_of(model, hiv)
+@pytest.mark.parametrize("kind", ["gradients", "optimizer"])
+def test_verify_finds_what_is_wrong_after_a_step(hiv, kind, monkeypatch):
+    runner = runner_of(Net(), hiv)
     batch = batches_of(hiv, 1)[0]
-    step = runner.step
+    step, weight = runner.step, runner.model.head.weight
 
     def wrong(batch):
         loss = step(batch)
-        model.head.weight.grad.mul_(1.01)
+        average = runner.subject.optimizer.state[weight]["exp_avg"]
+        (weight.grad if kind == "gradients" else average).mul_(1.01)
         return loss
 
     monkeypatch.setattr(runner, "step", wrong)
-    assert runner.verify(batch).errors["gradients"] > 1e-3
+    errors = runner.verify(batch).errors
+    assert [name for name, error in errors.items() if error > 1e-3] == [kind]
 
 
 class Normed(torch.nn.Module):

@@ -6,7 +6,7 @@ alone, or with loss and gradients. Two runs draw equal random numbers
 differ by follows from how much one of them differs from itself, once its parameters are moved by a
 few units in their last place.
 
-Invariant: the model, its optimizer and the random states are unchanged afterwards.
+Invariant: the model, its optimizer, the batch and the random states are unchanged afterwards.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class Comparer:
         model: the model.
         signature: of what a run reads, or None.
         written: what of it a run itself writes.
+        fields: those of the padded batch that is running.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Comparer:
     ) -> None:
         self.signature: Signature | None = None
         self.written: set[str] = set()
+        self.fields: dict[str, Tensor] = {}
         self._versions: dict[str, int] = {}
         self.model: torch.nn.Module = subject.model
         self._subject, self._compiled = subject, compiled
@@ -163,26 +165,29 @@ class Comparer:
             attempt(lambda: self._computation.known(batch))
 
     def padded(self, batch: StaticBatch, options: RunOptions) -> Outcome:
-        """Runs over a batch as it is."""
-        if self._compiled:
-            batch = StaticBatch(batch.layout, batch.tensors())
-        if options.jitter is not None:
-            batch = options.jitter.of(batch.replace())
+        """Runs over a copy of a batch."""
         try:
             return self._padded(batch, options, EqualDraws(options.constant))
         except Exception:  # what it calls is compiled at its first call, outside of such a mode
             self._padded(batch, options, None)
             return self._padded(batch, options, EqualDraws(options.constant))
+        finally:
+            self.fields = {}
 
     def _padded(
         self, batch: StaticBatch, options: RunOptions, random: EqualDraws | None
     ) -> Outcome:
-        computation = self._computation
+        computation, batch = self._computation, batch.clone()
+        if self._compiled:
+            batch = StaticBatch(batch.layout, batch.tensors())
+        if options.jitter is not None:
+            batch = options.jitter.of(batch)
+        self.fields = {field.name: batch[field.name] for field in batch.layout.schema}
         with self._run(options), computation.active():
             computation.known(batch)  # now, since it draws random numbers of its own
             with random or nullcontext():
                 if options.second:
-                    computation.run("forward", batch)
+                    computation.run("forward", batch.clone())
                 both = options.gradients and self.trains
                 result = computation.run("both" if both else "forward", batch, keep=True)
                 out, loss = result if both else (result, None)

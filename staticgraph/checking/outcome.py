@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
     """What a run of a model computed, each value by the name that an error calls it.
 
     Attributes:
-        values: outputs, parameters, loss, gradients and buffers.
+        values: outputs, parameters, loss, gradients, buffers and optimizer state.
         scales: for each, the largest value of its kind.
         draws: the operations that drew random numbers.
     """
@@ -73,6 +73,7 @@ class Outcome(NamedTuple):
         loss: Tensor | None,
         context: BatchContext | None,
         draws: Iterable[Draw] = (),
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> Outcome:
         """Returns copies of the real rows of everything; ``context`` is None without padding.
 
@@ -106,6 +107,11 @@ class Outcome(NamedTuple):
                     },
                     None if floating else 1.0,
                 )
+        state = optimizer.state if optimizer is not None else {}
+        for key in dict.fromkeys(key for values in state.values() for key in values):
+            kept = {name: state[p].get(key) for name, p in parameters.items() if p in state}
+            tensors = {n: value for n, value in kept.items() if isinstance(value, Tensor)}
+            outcome._add({f"the optimizer's {key} of {n}": t.clone() for n, t in tensors.items()})
         return outcome._replace(draws=tuple(draws))
 
     def _add(self, values: dict[str, Tensor | None], scale: float | None = None) -> None:

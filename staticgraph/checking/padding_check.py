@@ -230,7 +230,7 @@ class PaddingCheck:
         difference = parity.difference
         if difference is None:
             return None
-        watch = NonFinite({field.name: batch[field.name] for field in batch.layout.schema})
+        watch = NonFinite(lambda: comparer.fields)
         with watch:
             padded = attempt(lambda: comparer.padded(batch, parity.options))
         if watch.found is not None and (padded is None or not padded.finite):

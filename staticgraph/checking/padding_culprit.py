@@ -11,7 +11,7 @@ layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -171,12 +171,12 @@ class NonFinite(TorchFunctionMode):
         field: the field of the batch that the line computes with directly; empty if it is none.
     """
 
-    def __init__(self, fields: Mapping[str, Tensor]) -> None:
+    def __init__(self, fields: Callable[[], Mapping[str, Tensor]]) -> None:
         super().__init__()
         self.found: Culprit | None = None
         self.how: str = ""
         self.field: str = ""
-        self._fields = {value.untyped_storage()._cdata: name for name, value in fields.items()}
+        self._fields = fields
         self._hooked: dict[int, Tensor] = {}  # kept alive, so that no number is reused
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -202,8 +202,13 @@ class NonFinite(TorchFunctionMode):
     def _note(self, place: tuple[str, int, str] | None, how: str, given: list[Tensor]) -> None:
         if place is not None:
             self.found, self.how = _at(None, place), how
-            names = (self._fields.get(value.untyped_storage()._cdata, "") for value in given)
-            self.field = next(filter(None, names), "")
+            ends = [
+                (name, field.data_ptr(), field.data_ptr() + field.nbytes)
+                for name, field in self._fields().items()
+            ]
+            places = [value.data_ptr() for value in given]
+            names = (n for at in places for n, first, end in ends if first <= at < end)
+            self.field = next(names, "")
 
 
 def _floats(value: Any) -> list[Tensor]:

@@ -20,12 +20,19 @@ from staticgraph.checking.equal_draws import EqualDraws
 from staticgraph.checking.outcome import Outcome
 from staticgraph.checking.padding_check import PaddingCheck
 from staticgraph.checking.plain_batch import PlainBatch
+from staticgraph.errors import StaticGraphError
 from staticgraph.lightning.data_module import StaticDataModule
 from staticgraph.lightning.static_call import StaticCalls
 from staticgraph.nn.convert import convert
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
 from staticgraph.steps.computation.model_setup import Subject
+
+_REMEDIES = (
+    "In a LightningModule mode=, recording= and check_padding= are the callback's, "
+    "StaticGraphs(mode='eager'); there is no warmup(), and no option of Subject, such as "
+    "differentiable=: change the module's forward, or the fields of the store"
+)
 
 
 class StaticGraphs(Callback):
@@ -121,7 +128,10 @@ class StaticGraphs(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Restores the original forwards, since Lightning does not tear down then."""
+        """Restores the original forwards, since Lightning does not tear down then; says which
+        remedies a LightningModule has."""
+        if isinstance(exception, StaticGraphError) or hasattr(exception, "__notes__"):
+            exception.add_note(_REMEDIES)
         self.teardown(trainer, pl_module, "")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.real_batch import RealBatch, RealCount, RowsUnknown, origin_of
-from staticgraph.errors import NotStatic, PaddingLeaks
 from staticgraph.internals.dispatch import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from staticgraph.nn.bound import bound
 from staticgraph.plans.plan import BucketPlan
@@ -32,10 +31,6 @@ from staticgraph.steps.rows.provenance import Path, Stems, leaves
 
 # What an argument is: the batch, one of its arrays or counts, or a constant value.
 Named = tuple[str, Any]
-_OF_LIGHTNING = (
-    "In a LightningModule mode= and recording= are the callback's, StaticGraphs(mode='eager'); "
-    "options of Subject do not apply: change the module's forward, or the fields of the store"
-)
 # The most runners per module. Each is specific to the values that it is called with, and a value
 # that changes at every step (a temperature) would create one per step.
 MOST_RUNNERS = 8
@@ -181,12 +176,7 @@ class StaticCall:
             )
         runner = self._runners[key]
         static = batch.whole()
-        try:
-            out = runner(static)
-        except (NotStatic, PaddingLeaks) as error:
-            if _OF_LIGHTNING not in getattr(error, "__notes__", ()):
-                error.add_note(_OF_LIGHTNING)
-            raise
+        out = runner(static)
         levels = runner.steps.computation.levels(out, static)
         levels = {id(value): levels[path] for path, value in leaves(out)}
         return _cut(batch, out, lambda value: levels.get(id(value)))

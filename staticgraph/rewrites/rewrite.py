@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch.fx import GraphModule
@@ -72,22 +73,25 @@ ORDER: Sequence[Rewrite] = (
 
 
 @contextmanager
-def _named(one: Rewrite) -> Iterator[None]:
+def _named(captured: Captured) -> Iterator[None]:
     """Says of what a rewrite raises that it is an error of this library, and in which rewrite.
 
     Raises:
-        NotStatic: the rewrite raised something else.
+        NotStatic: a rewrite raised something else.
     """
     try:
         yield
     except NotStatic:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        passes = [file for file in files if "/rewrites/" in file and file != __file__]
+        applied = ", ".join(sorted({place.rewrite for place in captured.done}))
+        name = Path(passes[0]).stem if passes else f"to one of {applied}"
         raise NotStatic(
-            f"the rewrite {one.__module__.removeprefix('staticgraph.rewrites.')} failed, which is "
-            f"an error of staticgraph and not of the model: {type(error).__name__}: {error} "
-            f"({frame.filename}:{frame.lineno}). Please report it; mode='eager' runs no rewrites"
+            f"the rewrite {name} failed, which is an error of staticgraph and not of the model: "
+            f"{type(error).__name__}: {error} ({files[-1]}). Please report it; mode='eager' runs "
+            "no rewrites"
         ) from error
 
 
@@ -104,24 +108,24 @@ def rewrite(module: GraphModule, target: RewriteTarget, inputs: Sequence[Any] = 
     """
     fakes = [one for one in inputs if isinstance(one, FakeTensor)]
     captured = Captured(module, target, fakes[0].fake_mode if fakes else None)
-    captured.autocast = fence_regions(captured.graph)
-    functionalize(captured)
-    if not captured.refused:
-        canonicalize(captured)
-        drop_unread(captured.graph)
-        drop_twins(captured.graph)
-        edge_graphs.check(captured)
-        for one in ORDER:
-            captured.look_again()
-            with _named(one):
-                one(captured)
+    with _named(captured):
+        captured.autocast = fence_regions(captured.graph)
+        functionalize(captured)
+        if not captured.refused:
+            canonicalize(captured)
             drop_unread(captured.graph)
-        gradient_sums.rewrite(captured)
-    for node in list(captured.graph.nodes):
-        if node.op == "call_function" and node.target is batch_facts:
-            captured.graph.erase_node(node)
-    if not captured.refused:
-        drop_unread(captured.graph)
-    captured.graph.lint()
-    module.recompile()
+            drop_twins(captured.graph)
+            edge_graphs.check(captured)
+            for one in ORDER:
+                captured.look_again()
+                one(captured)
+                drop_unread(captured.graph)
+            gradient_sums.rewrite(captured)
+        for node in list(captured.graph.nodes):
+            if node.op == "call_function" and node.target is batch_facts:
+                captured.graph.erase_node(node)
+        if not captured.refused:
+            drop_unread(captured.graph)
+        captured.graph.lint()
+        module.recompile()
     return captured

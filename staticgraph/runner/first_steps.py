@@ -2,7 +2,8 @@
 
 A compiled, rewritten or recorded step should be what the model says. Where it is not, it still
 gives numbers. So the first one of each bucket that does not run in eager is taken from the same
-state as an eager one, over the same rows, and loss, gradients and buffers are compared.
+state as an eager one, over the same rows, and loss, gradients, buffers and optimizer state are
+compared.
 
 Invariant: everything that a step changes is restored.
 """
@@ -34,6 +35,7 @@ KINDS = {
     "gradients": "the gradient of ",
     "parameters": "the parameter ",
     "buffers": "the buffer ",
+    "optimizer": "the optimizer's ",
 }
 
 
@@ -81,11 +83,11 @@ class FirstSteps:
         subject, train = self._subject, self._steps.train
         plain = batch.replace()
         plain.real = None
-        own = after_step(subject, lambda: train(batch, way))
+        own = after_step(subject, lambda: train(batch.clone(), way))
         if way == FUSED:  # compiled now; it calls its operators one by one, as eager does
-            own = after_step(subject, lambda: train(batch, way), constant=True)
+            own = after_step(subject, lambda: train(batch.clone(), way), constant=True)
         eager, nudged = (
-            after_step(subject, lambda: train(plain, "eager"), nudged, constant=True)
+            after_step(subject, lambda: train(plain.clone(), "eager"), nudged, constant=True)
             for nudged in (False, True)
         )
         if len(own.draws) != len(eager.draws) or not all(draw.hashed for draw in own.draws):
@@ -100,7 +102,8 @@ class FirstSteps:
 def after_step(
     subject: Subject, step: Callable[[], Tensor], nudged: bool = False, constant: bool = False
 ) -> Outcome:
-    """Returns loss, gradients, parameters and buffers after one step from the current state."""
+    """Returns loss, gradients, parameters, buffers and optimizer state after one step from the
+    current state."""
     random = EqualDraws(constant=True) if constant else None
     kept = untouched(subject.model, subject.optimizer, beside=subject.functions)
     with kept, without_callbacks(subject.model, subject.optimizer):
@@ -108,7 +111,8 @@ def after_step(
             nudge(subject.model)
         with random or nullcontext():
             loss = step()
-        return Outcome.of(subject.model, None, loss, None, random.draws if random else ())
+        draws = random.draws if random else ()
+        return Outcome.of(subject.model, None, loss, None, draws, subject.optimizer)
 
 
 def leave_out_rounding(ours: Outcome, theirs: Outcome, nudged: Outcome) -> int:

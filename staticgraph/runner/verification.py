@@ -1,12 +1,12 @@
 """Verification: what a runner replays is what the model computes, and no input is stale.
 
 One batch is stepped twice from the same state, through the runner and in plain eager, and the loss,
-gradients and parameters are compared. Where a gradient is nothing but rounding, as that of a bias
-before a BatchNorm, Adam moves the parameter by a whole learning rate in either direction. A second
-eager step, with parameters moved by a few units in their last place, shows how large rounding is;
-such elements are not compared after the step, and the result says how many they are. Then each
-input field is changed in turn, and the output must change. A recording whose input was never copied
-passes every test of shapes and fails these.
+gradients, parameters and optimizer state are compared. Where a gradient is nothing but rounding, as
+that of a bias before a BatchNorm, Adam moves the parameter by a whole learning rate in either
+direction. A second eager step, with parameters moved by a few units in their last place, shows how
+large rounding is; such elements are not compared after the step, and the result says how many they
+are. Then each input field is changed in turn, and the output must change. A recording whose input
+was never copied passes every test of shapes and fails these.
 
 On a user's own run, :mod:`staticgraph.runner.first_steps` makes the first of these
 comparisons by itself.
@@ -116,9 +116,9 @@ def verify(runner: RunsBothWays, batch: StaticBatch, tolerance: float = TOLERANC
     left_out = 0
     subject = runner.subject
     if subject.trains:
-        ours = after_step(subject, lambda: runner.step(batch))
-        theirs = after_step(subject, lambda: runner.eager_step(plain))
-        nudged = after_step(subject, lambda: runner.eager_step(plain), nudged=True)
+        ours = after_step(subject, lambda: runner.step(batch.clone()))
+        theirs = after_step(subject, lambda: runner.eager_step(plain.clone()))
+        nudged = after_step(subject, lambda: runner.eager_step(plain.clone()), nudged=True)
         left_out = leave_out_rounding(ours, theirs, nudged)
         errors = {word: _worst(theirs, ours, kind) for word, kind in KINDS.items()}
     with untouched(subject.model, subject.optimizer, beside=subject.functions):
@@ -152,6 +152,7 @@ def _rows(runner: RunsBothWays, batch: StaticBatch, eager: bool) -> list[Tensor]
 
     A tensor without rows of the batch, such as a loss among the outputs, is returned whole.
     """
+    batch = batch.clone()
     out = runner.eager_forward(batch) if eager else runner.eval_step(batch).out
     levels = runner.steps.computation.levels(out, batch)
     return [

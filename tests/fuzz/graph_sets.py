@@ -111,7 +111,6 @@ class GraphSet:
             values["triplet_angle"] = torch.from_numpy(rng.normal(size=t))
         if self.rules in ("clusters", "both"):
             k = int(rng.integers(1, nodes + 1)) if nodes else 0
-            k += k == e  # or its indices could as well be those of edges
             values["num_clusters"] = k
             to = rng.integers(0, max(1, k), nodes)
             values["cluster_index"] = torch.from_numpy(np.stack([np.arange(nodes), to]))

@@ -1,7 +1,8 @@
 """Random models on random graphs, in every mode of a runner, compared with unpadded plain PyG.
 
-Losses, parameters and buffers after every step, outputs and predictions must match PyG to 1e-10
-in float64. Both train side by side on the same graphs, so a wrong gradient stays visible.
+Losses, parameters, buffers and the optimizer's state after every step, outputs and predictions must
+match PyG to 1e-10 in float64; flags, hooks and inputs stay what they are, and a recorded step is a
+replay. Both train side by side on the same graphs, so a wrong gradient stays visible.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from support.parity import bystanders, differing, nothing_else_changes
 from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import Tensor, nn
@@ -92,8 +94,9 @@ def _check(case: Case) -> None:
     kernels = _kernels(case)
     if kernels:
         sg.convert(model, kernels=True)
+    optimizer = _sgd(model)
     runner = made_runner(
-        model, plan, loss=_loss(case), optimizer=_sgd(model), clip_norm=case.clip,
+        model, plan, loss=_loss(case), optimizer=optimizer, clip_norm=case.clip,
         check_finite=0, **_mode(case.way),
     ).warmup(store, progress=False)  # fmt: skip
     twin = _sgd(plain)
@@ -120,8 +123,16 @@ def _check(case: Case) -> None:
                 refused = "more than 1 value" in str(ours)
             assert refused, "a norm over one row was taken"
             return
-        close(runner.step(given), expected, "loss", 1.0)
+        replays = sum(runner.report().replays.values())
+        with nothing_else_changes(given, draws=True):
+            close(runner.step(given), expected, "loss", 1.0)
+        replays = sum(runner.report().replays.values()) - replays
+        assert replays == case.way.startswith("recorded")
+        assert not batch.graph_mask.all()
         _same_state(model, plain)
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            average = optimizer.state[ours].get("momentum_buffer", torch.zeros_like(ours))
+            close(average, twin.state[theirs]["momentum_buffer"], "momentum", 1.0)
     _same_outputs(runner, plain, store, graphs, plan, case)
 
 
@@ -188,6 +199,7 @@ def _same_state(model: nn.Module, plain: nn.Module) -> None:
     scale = max(1.0, max(float(v.abs().max()) for v in theirs.values() if v.numel()))
     for name, value in model.state_dict().items():
         close(value, theirs[name], name, scale)
+    assert not differing(bystanders(plain), bystanders(model))
 
 
 def _same_outputs(

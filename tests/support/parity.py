@@ -130,7 +130,7 @@ def nothing_else_changes(batch: Any, draws: bool = False) -> Iterator[None]:
 
     def state() -> dict[str, Any]:
         """Copies of the inputs, and the random state."""
-        copies = {k: v.clone() for k, v in tensors.items() if isinstance(v, Tensor)}
+        copies = {k: v.clone().nan_to_num() for k, v in tensors.items() if isinstance(v, Tensor)}
         return copies | ({} if draws else {"random state": torch.get_rng_state()})
 
     before = state()
@@ -260,7 +260,8 @@ def static_steps(
                 return [], found
             steps = found.result
         else:
-            steps = compute(batch)
+            with nothing_else_changes(batch, draws=True):
+                steps = compute(batch)
         backward(sum(mean for _, mean in steps), models, twice)
     results = [Result(m, out[:real], mean) for m, (out, mean) in zip(models, steps, strict=True)]
     return results, found

@@ -76,7 +76,15 @@ class SequenceOfNorms(Probe):
 SERVED = [with_norm(kind) for kind in (OwnNorm, OptionsOnly, Residual, AnyShape, Twice)]
 
 
-SERVED += [SequenceOfNorms]
+class Moves(Probe):
+    """Changes its input in place."""
+
+    def forward(self, x, edge_index, batch):
+        x += 1.0
+        return super().forward(x, edge_index, batch)
+
+
+SERVED += [SequenceOfNorms, Moves]
 
 
 class WholeForward(nn.BatchNorm1d):

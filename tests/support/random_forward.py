@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch_geometric.utils import add_self_loops, scatter, softmax
 
 WIDTH = 8
@@ -186,7 +186,7 @@ def as_text(steps: list[tuple[str, bool]]) -> str:
 
 class RandomForward(nn.Module):
     """Runs a program, drawn from a seed or given as text, between two encoders and a sum over each
-    graph."""
+    graph; later programs also return rows of nodes and of edges."""
 
     def __init__(self, seed: int | str) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class RandomForward(nn.Module):
         self.norm, self.other = nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH)
         self.register_buffer("eps", torch.tensor(0.25))
         self.steps = as_text(program(seed)) if isinstance(seed, int) else seed
-        self.body = _function(self.steps)
+        self.body = _function(self.steps, isinstance(seed, int) and seed >= LATER)
 
     def forward(self, x: Any, edge_index: Any, edge_attr: Any, batch: Any, batch_size: int):
         h, e = self.first(x.double() / 8), self.bond(edge_attr.double())
@@ -203,13 +203,14 @@ class RandomForward(nn.Module):
         return self.body(self, h, e, x[:, :WIDTH], *ends, batch, batch_size, x.size(0))
 
 
-def _function(steps: str) -> Any:
+def _function(steps: str, several: bool) -> Any:
     names = sorted({word for word in _words(steps) if word[0] in "he" and word[1:].isdigit()})
-    nodes = " + ".join(name for name in names if name[0] == "h") or "h0"
+    nodes, edges = ([name for name in names if name[0] == kind] or [f"{kind}0"] for kind in "he")
     body = [
         "def body(self, h0, e0, kind, src, dst, batch, batch_size, n):",
         *(f"    {line}" for line in steps.split("\n")),
-        f"    return scatter({nodes}, batch, 0, batch_size)",
+        f"    out = scatter({' + '.join(nodes)}, batch, 0, batch_size)",
+        f"    return out, {nodes[-1]}, {edges[-1]}" if several else "    return out",
     ]
     scope = {"torch": torch, "F": F, "scatter": scatter, "softmax": softmax, "WIDTH": WIDTH}
     scope["add_self_loops"] = add_self_loops
@@ -219,17 +220,3 @@ def _function(steps: str) -> Any:
 
 def _words(text: str) -> list[str]:
     return "".join(c if c.isalnum() or c == "_" else " " for c in text).split()
-
-
-def runs(model: nn.Module, out: Tensor) -> bool:
-    """Returns whether plain PyG's result is finite and torch can differentiate it.
-
-    It cannot if an operand that the backward needs was changed in place.
-    """
-    try:
-        out.sin().sum().backward()
-    except RuntimeError:
-        return False
-    finally:
-        model.zero_grad(set_to_none=True)
-    return bool(torch.isfinite(out).all())

@@ -99,13 +99,15 @@ class CountedFields:
                     level = self._axis_for(key, place, steps)
                     self.axes[level] = steps
                 found.append(level)
-            if "node" in found and not ends and np.array_equal(nodes, edges):
-                found = self._told_apart(key, found)
+            alike = np.array_equal(nodes, edges)
+            if not ends and ("edge" in found or ("node" in found and alike)):
+                found = self._told_apart(key, found, alike)
             counts[key] = tuple(found)
         return counts
 
-    def _told_apart(self, key: str, found: list[Level]) -> list[Level]:
-        """Resolves ``node`` levels that could also be ``edge``, with equally many of both."""
+    def _told_apart(self, key: str, found: list[Level], alike: bool) -> list[Level]:
+        """Resolves levels that could also be another; ``alike`` if there are as many edges as nodes
+        in every graph."""
         return found
 
     def _axis_for(self, key: str, place: int, steps: IntArray) -> str:

@@ -178,39 +178,53 @@ class PygReader(CountedFields):
             raise BadGraph(f"graph {number} has no 'y', whose rows are {item.level}; add it")
         return torch.zeros(counts[item.level], *item.shape, dtype=getattr(torch, item.dtype))
 
-    def _told_apart(self, key: str, found: list[Level]) -> list[Level]:
+    def _told_apart(self, key: str, found: list[Level], alike: bool) -> list[Level]:
         """Decides by the rules of a graph's class, called on modified copies."""
         if self.ruled is None or asks_nothing(self.ruled[1], key):
             return found
         number, data = self.ruled
         told = counted_by(data, key, number)
-        decided: list[Level] = [""]
         if told is not None:
             width = max(len(told), len(found))
             pairs = zip(told * (width // len(told)), found * (width // len(found)), strict=True)
-            decided = [
-                guess if guess != "node" else said or self._of_number() for said, guess in pairs
-            ]
-        if "" in decided:
+            found = [self._decided(said, guess, alike) for said, guess in pairs]
+        if (told is None and alike) or "" in found:
             raise BadGraph(
                 f"{key!r} counts nodes or edges (__inc__), since every graph has as many of both, "
                 "and its class does not tell which: let __inc__ return self.num_nodes or "
                 "self.num_edges for it, or add a graph with another number of edges"
             )
-        return decided
+        return found
 
-    def _of_number(self) -> Level:
-        """Returns the level for increments that follow neither nodes nor edges, but equal both.
+    def _decided(self, said: Level, guess: Level, alike: bool) -> Level:
+        """Returns the level of increments that equal those of ``guess``, and grow with ``said``.
 
-        It is the level that the name of an equal per-graph number indicates, or an axis of that
-        name; ``""`` if there is no such number.
+        Those that follow neither nodes nor edges count what a per-graph number of their size does:
+        the level that its name indicates, or an axis of that name. ``""`` if there is no such
+        number.
         """
-        name = self._named_by_number(np.asarray(self.nodes))
-        if said := level_in(name):
+        if guess != ("node" if alike else "edge"):
+            return guess  # no other level of this size is renumbered
+        if said == guess or (said and alike):
             return said
+        steps = np.asarray(self.nodes if guess == "node" else self.edges)
+        name = self._named_by_number(steps)
+        named = level_in(name)
+        if named and (alike or named == guess):
+            return named
+        if not alike and (not name or self._has_rows(steps)):
+            return guess  # such rows are sorted with the edges, and the index with them
         if name:
-            self.axes[name] = np.asarray(self.nodes)
+            self.axes[name] = steps
         return name
+
+    def _has_rows(self, counts: IntArray) -> bool:
+        """Whether a field that neither the user nor its name puts on a level has so many rows."""
+        return any(
+            self.levels.get(key, level_in(key)) is None
+            and np.array_equal(self._lengths(key), counts)
+            for key in self.values
+        )
 
     def _read_two_sides(self) -> None:
         """Makes ``edge_index`` a field if it joins rows of two levels.
