@@ -41,14 +41,15 @@ def declare_operators(namespace: str) -> None:
     It finds that by itself. But torch 2.11 and 2.12, when they meet an operator for the first time,
     write out all that its operands were computed from, in a time that doubles with every layer.
     """
-    from torch._inductor import graph, lowering
+    from torch._inductor import lowering
+    from torch._library.utils import get_layout_constraint_tag
 
     for name in torch._C._dispatch_get_all_op_names():
         if not name.startswith(f"{namespace}::"):
             continue
         operator = getattr(getattr(torch.ops, namespace), name.partition("::")[2]).default
         if operator not in lowering.lowerings:
-            tag = graph.get_layout_constraint_tag(operator, with_default=True)
+            tag = get_layout_constraint_tag(operator, with_default=True)
             constraint = lowering.tag_to_layout_constraint(tag)
             lowering.make_fallback(operator, constraint, warn=False)
 
