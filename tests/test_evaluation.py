@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from support.alike import sgd
 from support.gine_net import CAPACITIES, Net, batches_of, bce
 from torch import nn
@@ -30,6 +31,7 @@ def test_flags_return_after_an_error_and_from_inside_each_other():
             with evaluation():
                 pass
             assert not any(flags(model))
+            assert not torch.is_grad_enabled()
             raise KeyError
 
     with pytest.raises(KeyError):

@@ -312,13 +312,6 @@ def test_a_remedy_is_one_that_lightning_has(esol, tmp_path):
         trainer_of(tmp_path, mode="fused").fit(made(Reads), datamodule=data_of(esol))
 
 
-def test_without_a_plan_it_says_where_to_give_one(tmp_path):
-    with pytest.raises(ValueError, match=r"StaticGraphs\(plan=\.\.\.\)"):
-        trainer_of(tmp_path).fit(made(Whole), train_dataloaders=[1])
-    with pytest.raises(ValueError, match="needs a plan=, or a batch_size="):
-        StaticDataModule(None)
-
-
 def test_a_copied_module_calls_itself(esol, tmp_path):
     """Callbacks that average weights or keep the best model copy it during training."""
     copies = []

@@ -82,12 +82,6 @@ def test_it_has_curves_filling_memory_and_choices(page):
     assert page.open == []
 
 
-def test_it_goes_where_it_is_told(run, tmp_path, capsys):
-    assert status_of(["report", str(run), "--html", str(tmp_path / "p.html")]) == 0
-    assert f"page: {tmp_path}/p.html" in capsys.readouterr().err
-    assert (tmp_path / "p.html").read_text().startswith("<!DOCTYPE html>")
-
-
 @pytest.mark.parametrize("text", ["", "step,epoch\n", "step,epoch,bucket\n0,a,b\n"])
 def test_steps_that_are_none(run, tmp_path, text, capsys):
     folder = tmp_path / "run"

@@ -32,6 +32,17 @@ def summed(rows, edge_index, h):
     return scatter(rows, edge_index[1], 0, h.size(0))
 
 
+class AlphaOfNorm(Base):
+    def nodes(self, h, edge_index):
+        return torch.add(self.norm(self.second(h)), h, alpha=0.5)
+
+
+class AlphaOfEnds(Base):
+    def nodes(self, h, edge_index):
+        m = torch.add(h[edge_index[0]], h[edge_index[1]], alpha=-1).relu()
+        return summed(m, edge_index, h)
+
+
 class Rounded(Base):
     def nodes(self, h, edge_index):
         gathered = h[edge_index[0]] * 10
@@ -126,6 +137,8 @@ class GatherWithoutGradient(Base):
 
 
 FORMS = [
+    AlphaOfNorm,
+    AlphaOfEnds,
     Rounded,
     ColumnsBySource,
     SelectByName,
