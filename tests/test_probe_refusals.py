@@ -86,8 +86,6 @@ def test_choices_are_checked(esol):
         probe(model, esol, reader="gpu")
     with pytest.raises(ValueError, match=r"runs real steps.*cpu.*fake-cuda"):
         probe(model, esol, reader="cuda")
-    with pytest.raises(ValueError, match="path="):
-        probe(model, esol, path="quick")
     with pytest.raises(ValueError, match="form="):
         probe(model, esol, form="cubic")
     with pytest.raises(ValueError, match="accumulate"):
