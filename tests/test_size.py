@@ -55,15 +55,9 @@ SIZES = {
     ),  # batches in parts, added buckets, operators declared to Inductor
     "staticgraph/store": (27, 24975),  # lists of graphs without a store
     "staticgraph/text": (6, 1849),
-<<<<<<< HEAD
     "staticgraph/training": (17, 16903),  # predict, ticks with room
-    "tests": (245, 215319),  # the padder, atoms, dense batches, no PyG, old names
+    "tests": (245, 215304),  # the padder, atoms, dense batches, no PyG, old names
     "tests/support": (81, 39964),  # saved formats; options as cyclopts reads them
-=======
-    "staticgraph/training": (18, 17699),  # predict, ticks with room
-    "tests": (257, 241303),  # the padder, atoms, dense batches, no PyG, old names
-    "tests/support": (83, 40805),  # saved formats; options as cyclopts reads them
->>>>>>> w/small
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 
