@@ -126,11 +126,6 @@ def test_a_layer_is_plain_pygs_over_samples_of_every_kind(case, request):
     } == {}
 
 
-def test_a_node_without_neighbours_has_the_fill_value_of_a_quantile():
-    (case,) = (case for case in CASES if case.name == "SAGEConv median")
-    assert wrong_in(case, SAMPLES["hubs"]) == []
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES, ids=by_name)
 def test_second_derivatives_are_plain_pygs(case):

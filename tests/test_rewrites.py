@@ -12,6 +12,7 @@ from support.rewritten import (
     IDS,
     assert_as_in_plain_pyg,
     assert_drawn_by_seed,
+    captured,
     fired,
     in_plain_pyg,
     seeded,
@@ -104,8 +105,7 @@ def test_gradients_handed_on_edge_by_edge_as_on_cuda(name, esol, monkeypatch):
     runner = assert_as_in_plain_pyg(seeded(MODELS[name]), esol)
     for rewrite, times in FIRES[name].items():
         assert fired(runner)[rewrite] == times
-    (function,) = runner.steps.compiled._functions.values()
-    calls = [node.target for node in function.captured.graph.nodes]
+    calls = [node.target for node in captured(runner).graph.nodes]
     assert calls.count(each_edge) == 1
     assert calls.count(neighbour_sum_handed_on) == 2
 
@@ -121,8 +121,7 @@ def test_tables_of_each_layer_are_read_by_one_code_where_a_sum_takes_it(aggr, co
         return conv
 
     runner = assert_as_in_plain_pyg(seeded(lambda: VirtualNode(largest)), esol)
-    (function,) = runner.steps.compiled._functions.values()
-    calls = [node for node in function.captured.graph.nodes if node.op == "call_function"]
+    calls = [node for node in captured(runner).graph.nodes if node.op == "call_function"]
     codes = [node for node in calls if node.target is fold_codes]
     lookups = [node for node in calls if node.target is table_sum]
     sums = [node for node in calls if node.target is neighbour_sum_handed_on]

@@ -12,6 +12,7 @@ from support.rewritten import (
     IDS,
     assert_as_in_plain_pyg,
     assert_drawn_by_seed,
+    captured,
     fired,
     seeded,
 )
@@ -201,8 +202,7 @@ def test_arguments_by_name_are_read_or_left_alone(esol):
 def test_every_spelling_goes_graph_by_graph_as_plain_pyg_computes(form, esol):
     runner = assert_as_in_plain_pyg(seeded(lambda: Attending(form, layers=1)), esol)
     assert fired(runner)["graph_attention"] == 1
-    (function,) = runner.steps.compiled._functions.values()
-    blocks = [n for n in function.captured.graph.nodes if len(shape(n) or ()) > 3]
+    blocks = [n for n in captured(runner).graph.nodes if len(shape(n) or ()) > 3]
     assert not blocks
 
 

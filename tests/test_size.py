@@ -21,10 +21,7 @@ SIZES = {
     "staticgraph": (5, 3527),  # declared classes, dense batches, old names that still work
     "staticgraph/atoms": (6, 4613),  # neighbours found in a step, ASE's calculator, streams
     "staticgraph/batches": (36, 19649),  # batches of anybody's loader, dense ones, min_fill
-    "staticgraph/checking": (
-        15,
-        13482,
-    ),  # the next look of a padding check, inputs changed in place
+    "staticgraph/checking": (15, 13482),  # copies of inputs, the optimizer's state
     "staticgraph/cli": (18, 11946),  # predict, try --submit
     "staticgraph/datasets": (10, 6988),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
@@ -43,21 +40,15 @@ SIZES = {
     "staticgraph/probing": (10, 5998),
     "staticgraph/recording": (15, 8173),  # annotated attributes, optimizer steps in even pieces
     "staticgraph/rewrites": (46, 34697),  # any message, generated; errors that name the rewrite
-    "staticgraph/runner": (
-        22,
-        16458,
-    ),  # batches of the user's own loader, prepare, the optimizer verified
+    "staticgraph/runner": (22, 16458),  # batches of anyone's loader, prepare
     "staticgraph/serving": (17, 9966),  # connections that end
     "staticgraph/sizes": (6, 2759),  # attention by seed vectors, needed without PyG
-    "staticgraph/steps": (
-        37,
-        17858,
-    ),  # batches in parts, added buckets, operators declared to Inductor
+    "staticgraph/steps": (37, 17858),  # batches in parts, added buckets
     "staticgraph/store": (27, 24975),  # lists of graphs without a store
     "staticgraph/text": (6, 1849),
     "staticgraph/training": (17, 16903),  # predict, ticks with room
-    "tests": (245, 215304),  # the padder, atoms, dense batches, no PyG, old names
-    "tests/support": (81, 39964),  # saved formats; options as cyclopts reads them
+    "tests": (245, 215156),  # the padder, atoms, dense batches, no PyG, old names
+    "tests/support": (81, 39950),  # saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 

@@ -186,7 +186,7 @@ def as_text(steps: list[tuple[str, bool]]) -> str:
 
 class RandomForward(nn.Module):
     """Runs a program, drawn from a seed or given as text, between two encoders and a sum over each
-    graph; later programs also return rows of nodes and of edges."""
+    graph; later programs also return rows of nodes."""
 
     def __init__(self, seed: int | str) -> None:
         super().__init__()
@@ -205,12 +205,12 @@ class RandomForward(nn.Module):
 
 def _function(steps: str, several: bool) -> Any:
     names = sorted({word for word in _words(steps) if word[0] in "he" and word[1:].isdigit()})
-    nodes, edges = ([name for name in names if name[0] == kind] or [f"{kind}0"] for kind in "he")
+    nodes = [name for name in names if name[0] == "h"] or ["h0"]
     body = [
         "def body(self, h0, e0, kind, src, dst, batch, batch_size, n):",
         *(f"    {line}" for line in steps.split("\n")),
         f"    out = scatter({' + '.join(nodes)}, batch, 0, batch_size)",
-        f"    return out, {nodes[-1]}, {edges[-1]}" if several else "    return out",
+        f"    return out, {nodes[-1]}" if several else "    return out",
     ]
     scope = {"torch": torch, "F": F, "scatter": scatter, "softmax": softmax, "WIDTH": WIDTH}
     scope["add_self_loops"] = add_self_loops
