@@ -43,6 +43,11 @@ class AlphaOfEnds(Base):
         return summed(m, edge_index, h)
 
 
+class AlphaOfSum(Base):
+    def nodes(self, h, edge_index):
+        return torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]], alpha=0.5)
+
+
 class Rounded(Base):
     def nodes(self, h, edge_index):
         gathered = h[edge_index[0]] * 10
@@ -139,6 +144,7 @@ class GatherWithoutGradient(Base):
 FORMS = [
     AlphaOfNorm,
     AlphaOfEnds,
+    AlphaOfSum,
     Rounded,
     ColumnsBySource,
     SelectByName,
