@@ -49,12 +49,9 @@ def steps(results: Results) -> str:
         "latency ms",
         "graphs/s",
         "times PyG",
-        "times the floor (modelled)",
         "kernels",
         "efficiency",
         "peak MiB",
-        "held MiB",
-        "compiles",
         "warm-up s",
         "loss after the same steps",
     )
@@ -72,12 +69,9 @@ def steps(results: Results) -> str:
                 number(row.get("latency_ms", {}).get("median")),
                 f"{row['graphs_per_second']:,.0f}",
                 number(row["ratio_to_first"]["median"]),
-                number(row["times_floor"], ".1f"),
                 number(row["kernels"], "d"),
                 number(row["node_efficiency"], ".1%"),
                 f"{row['peak_bytes'] / 2**20:,.0f}",
-                f"{row['held_bytes'] / 2**20:,.0f}",
-                str(row["compiles"]),
                 f"{row['warmup_s']:.1f}",
                 f"{row['loss']:.4f} {agrees}",
             )
@@ -195,7 +189,7 @@ def settled(results: Results) -> str:
 
 
 def look(results: Results) -> str:
-    """Returns the analysis of each recorded step, and its ten longest kernels."""
+    """Returns the analysis of each recorded step, and its six longest kernels."""
     blocks = []
     for found in results.values():
         if not isinstance(found, Mapping) or "rows" not in found.get("kernels", {}):
@@ -211,18 +205,14 @@ def look(results: Results) -> str:
         )
         cells = [
             (
-                row["kernel"].replace("|", "/")[:60],
-                "x".join(map(str, row["grid"])) or "-",
-                number(row["registers"], "d"),
+                row["kernel"].replace("|", "/").replace(" ", "")[:60],
                 str(row["launches"]),
                 f"{row['us']:.1f}",
-                "-" if row["bytes"] is None else f"{row['bytes'] / 2**20:.2f}",
                 number(row["share_of_roofline"], ".0%"),
             )
-            for row in ran["rows"][:10]
+            for row in ran["rows"][:6]
         ]
-        heads = ("kernel", "grid", "registers", "launches", "us", "MiB", "of a copy's speed")
-        blocks.append(markdown(heads, cells))
+        blocks.append(markdown(("kernel", "launches", "us", "of a copy's speed"), cells))
     return "\n\n".join(blocks) or NOT_MEASURED
 
 
