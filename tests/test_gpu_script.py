@@ -85,7 +85,7 @@ out.write_text(json.dumps([started, time.monotonic()]))
 def test_parts_are_timed_in_turn_and_a_call_keeps_its_limits(tmp_path, monkeypatch):
     (tmp_path / "made_up_part.py").write_text(PART)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(gpu, "GRACE_S", 0.5)
+    monkeypatch.setattr(gpu, "GRACE_S", 5)
     how = {
         "one": ("timed", gpu.TIMED),
         "two": ("timed", gpu.TIMED),
@@ -99,7 +99,7 @@ def test_parts_are_timed_in_turn_and_a_call_keeps_its_limits(tmp_path, monkeypat
     ]
     started = time.monotonic()
     ended = dict(line.split(": ") for line in gpu.run(parts, tmp_path, tmp_path, 12))
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60
     assert list(ended) == ["endless", "one", "two", "broken", "last"]
     assert ended["broken"].startswith("3 after")
     assert all(ended[name].startswith("0 after") for name in ("one", "two", "last"))

@@ -690,7 +690,8 @@ def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed(mode):
     recording = sg.Recording(recorder=recorder) if mode == "cuda-graph" else None
     runner = sg.StaticGraphRunner(subject, padder, mode, recording=recording)
     padder.pad(GRAPHS[:2])  # learns the fields
-    runner.warmup(sg.GraphStore.from_pyg(GRAPHS[:6], progress=False), progress=False)
+    store = sg.GraphStore.from_pyg(GRAPHS[:6], progress=False, keep_order=True)
+    runner.warmup(store, progress=False)
     batches = [GRAPHS[:6], GRAPHS[:12], GRAPHS[6:18], GRAPHS[:30], GRAPHS[3:9]]
     assert_follows(runner, net, plain, batches, LR)
     assert (padder.counts.grown, padder.counts.overflowed) == (2, 2)

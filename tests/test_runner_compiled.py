@@ -167,17 +167,6 @@ def test_an_error_in_torchs_words_says_what_to_do(hiv, plan, mode, way, advice):
     assert "make fake tensor call" not in str(caught.value)
 
 
-def test_an_error_of_a_rewrite_is_said_to_be_the_librarys(hiv, plan, monkeypatch):
-    def breaks(captured):
-        raise AssertionError("no such node")
-
-    breaks.__module__ = "staticgraph.rewrites.layers.linear"
-    monkeypatch.setattr(rewrite, "ORDER", [breaks])
-    runner = sg.StaticGraphRunner(Linear(), plan, "fused")
-    with pytest.raises(sg.NotStatic, match=r"the rewrite layers\.linear failed.* of staticgraph"):
-        runner(next(iter(loader_of(hiv, plan))))
-
-
 def test_a_recompilation_begins_with_what_to_do(hiv, plan):
     model, batch = Linear(), next(iter(loader_of(hiv, plan)))
     model.scale = 1.0

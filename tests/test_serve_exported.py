@@ -127,19 +127,19 @@ def test_the_limits_and_the_categories_of_the_tables_hold(loaded, tmp_path):
 def test_what_an_export_does_not_say_is_said(loaded, tmp_path):
     service = service_of_export(tmp_path)
     service.server.close()
-    (line,) = serve._lacking(service)
+    (line,) = serve.unrecorded(service)
     assert line.startswith("outputs only, no probabilities:"), "its data said that it is molecules"
     loaded.schema = replace(loaded.schema, molecules=False)
     service = service_of_export(tmp_path)
     service.server.close()
-    lines = serve._lacking(service)
+    lines = serve.unrecorded(service)
     assert [line.partition(":")[0] for line in lines] == [
         "graphs only, no SMILES", "outputs only, no probabilities"
     ]  # fmt: skip
     loaded.manifest = replace(loaded.manifest, categories={"x": loaded.manifest.categories["x"]})
     service = service_of_export(tmp_path, smiles=True, task="classes")
     service.server.close()
-    (line,) = serve._lacking(service)
+    (line,) = serve.unrecorded(service)
     assert line.startswith("any whole number is let through to edge_attr:")
 
 

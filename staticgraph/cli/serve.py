@@ -148,7 +148,7 @@ def _check_fitting(args: ServeOptions) -> None:
 
 
 def _service(args: ServeOptions) -> Service:
-    """Loads the service of the run or the export, and says what an export does not record."""
+    """Loads the service of the run or the export, and prints what an export does not record."""
     from staticgraph.serving.service import Limits, service_of_export, service_of_run
 
     limits = Limits(args.max_wait_ms, args.max_queue, args.max_graphs, args.max_body)
@@ -160,6 +160,13 @@ def _service(args: ServeOptions) -> Service:
     service = service_of_export(
         args.exported, digest=args.digest, smiles=args.smiles, task=args.task, limits=limits
     )
+    for line in unrecorded(service):
+        print(line, file=sys.stderr)
+    return service
+
+
+def unrecorded(service: Service) -> list[str]:
+    """Says what an export does not record, a line each."""
     lines, known = [], service.reader.categories
     if not service.reader.smiles:
         lines.append("graphs only, no SMILES: with --smiles, where its features are this library's")
@@ -175,9 +182,7 @@ def _service(args: ServeOptions) -> Service:
             "how many categories there are, and one that the model has no row for fails its whole "
             "batch, or ends the server: refuse it before"
         )
-    for line in lines:
-        print(line, file=sys.stderr)
-    return service
+    return lines
 
 
 def listen(host: str, port: int) -> socket.socket:

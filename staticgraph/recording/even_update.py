@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from staticgraph.internals.dispatch import TorchDispatchMode
 
 # Numbers in a piece, a multiple of what torch's kernels load at once.
 PIECE = 8192

@@ -87,7 +87,7 @@ def _named(captured: Captured) -> Iterator[None]:
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         passes = [file for file in files if "/rewrites/" in file and file != __file__]
         applied = ", ".join(sorted({place.rewrite for place in captured.done}))
-        name = Path(passes[0]).stem if passes else f"to one of {applied}"
+        name = Path(passes[0]).stem if passes else f"to one of {applied or 'its operations'}"
         raise NotStatic(
             f"the rewrite {name} failed, which is an error of staticgraph and not of the model: "
             f"{type(error).__name__}: {error} ({files[-1]}). Please report it; mode='eager' runs "
