@@ -25,7 +25,7 @@ def machine(results: Results) -> str:
     found = results.get("machine", {})
     if not found or found.get("gpu", "none") == "none":
         return f"{NOT_MEASURED}: no GPU"
-    return f"{found['gpu']}; {found['versions']}; {found['date']}; `python3 -m bench.gpu`"
+    return f"{found['gpu']}; {found['versions']}; {found['date']}"
 
 
 def step_rows(results: Results) -> list[dict[str, Any]]:
@@ -95,15 +95,17 @@ def summary(results: Results) -> str:
         plain = [r for r in peers if r["mode"] == "pyg"]
         if not (plain and ours):
             continue
-        peer, best = (min(some, key=lambda r: r["step_ms"]) for some in (peers, ours))
+        best = min(ours, key=lambda r: r["step_ms"])
+        others = [r for r in peers if r not in plain]
+        peer = min(others, key=lambda r: r["step_ms"]) if others else None
         cells.append(
             (
                 f"{model}, batch {batch}, {precision}",
                 f"{plain[0]['step_ms']:.2f} ms",
-                f"{peer['step_ms']:.2f} ms ({peer['mode']})",
+                f"{peer['step_ms']:.2f} ms ({peer['mode']})" if peer else NOT_MEASURED,
                 f"{best['step_ms']:.2f} ms ({best['mode']})",
-                f"{plain[0]['step_ms'] / best['step_ms']:.2f}",
-                f"{peer['step_ms'] / best['step_ms']:.2f}",
+                f"{best['ratio_to_first']['median']:.2f}",
+                f"{peer['step_ms'] / best['step_ms']:.2f}" if peer else NOT_MEASURED,
             )
         )
     headers = ("a training step", "PyG eager", "best peer", "here", "times PyG", "times best peer")

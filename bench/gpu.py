@@ -52,7 +52,9 @@ class Part(NamedTuple):
     seconds: int = 40
 
 
-def steps(name: str, model: str, batch: int, precision: str, *modes: str, look: bool = False):
+def steps(
+    name: str, model: str, batch: int, precision: str, *modes: str, look: bool = False
+) -> Part:
     """Returns the part that times one model at one batch size."""
     command = ["bench.bench_runner", "--models", model, "--batch-sizes", str(batch)]
     command += ["--precision", precision, "--modes", *modes, "--gate", "{gate}", "--json", "{json}"]
@@ -88,18 +90,28 @@ CALLS: dict[str, list[Part]] = {
         steps("gine1024", GINE, 1024, "fp32", "pyg", OURS, "cuda-graph"),
         steps("gps8-half", GPS, 8, "bf16", "pyg", OURS),
         steps("wide32", WIDE, 32, "fp32", "pyg", OURS),
+        steps("auto", GINE, 32, "fp32", "pyg", "auto"),
         script("pool", BESIDE, "bench_pool"),
         script("memory-gine", BESIDE, "bench_memory --device cuda --model gine"),
         script("memory-gps", BESIDE, "bench_memory --device cuda --model gps"),
         script("curves", BESIDE, f"bench_curves --models {GINE} --modes eager {OURS} --epochs 3"),
         script("settle", BESIDE, "settle"),
-        tests("test_gpu_attention", "test_gpu_collation", "test_outofcore_encoder"),
+        script("layers", BESIDE, "bench_layers"),
+        tests(
+            "test_gpu_attention",
+            "test_gpu_collation",
+            "test_outofcore_encoder",
+            "test_outofcore_loader",
+            "test_out_of_memory",
+        ),
         script(
             "training",
             ALONE,
             "bench_training --device cuda --hidden 300 --layers 5 --graphs 4096 --rounds 3 "
             "--workers 0 8 --modes cuda-graph --dynamic",
         ),
+        script("loading", ALONE, "bench_loader --rounds 3", 20),
+        script("host", ALONE, "bench_host_time", 15),
     ],
     "ranks": [
         script("ranks", ALONE, "bench_distributed --device cuda --ranks 1 2 4 --steps 200", 150),
@@ -188,6 +200,7 @@ def tiny(part: Part) -> Part:
         words[words.index("gpu")], words[words.index("-n") + 1] = "not slow", "0"
         words += ["-k", "cpu"]
     small = {"bench.bench_pool": "--hidden 8 --layers 1 --graphs 8 16"}
+    small["bench.bench_layers"] = "--count 6"
     small["bench.bench_curves"] = "--epochs 1 --batch-size 32 --graphs 160"
     small["bench.bench_training"] = "--hidden 8 --layers 1 --graphs 128 --rounds 1 --workers 0"
     small["bench.bench_distributed"] = "--hidden 8 --layers 1 --steps 3 --ranks 1 2"

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench import fill_figures
+from bench import figures, fill_figures
 from bench import machine as bench_machine
 
 ROOT = Path(__file__).parents[1]
@@ -36,3 +36,21 @@ def test_a_file_of_results_and_its_table_name_the_machine(tmp_path):
     assert f"{measured['processor']} ({measured['capability']}), " in last
     del folder["loader"]["processor"]
     assert "processor not recorded" in fill_figures.TABLES["loading"](folder).splitlines()[-1]
+
+
+def test_a_step_whose_loss_departs_is_no_figure():
+    def row(mode: str, ms: float, agrees: bool = True) -> dict:
+        head = {"model": "gine", "batch_size": 32, "precision": "fp32", "mode": mode}
+        return {**head, "step_ms": ms, "ratio_to_first": {"median": 8 / ms}, "loss_agrees": agrees}
+
+    wrong, right = row("cuda-graph+kernels", 1.0, agrees=False), row("cuda-graph", 2.0)
+    alone = figures.summary({"part": {"rows": [row("pyg", 8.0), wrong, right]}})
+    assert alone.splitlines()[-1].split("|")[2:-1] == [
+        " 8.00 ms ", f" {figures.NOT_MEASURED} ", " 2.00 ms (cuda-graph) ", " 4.00 ",
+        f" {figures.NOT_MEASURED} ",
+    ]  # fmt: skip
+    beside = [row("pyg", 8.0), wrong, right, row("pad-to-max", 3.0, agrees=False)]
+    last = figures.summary({"part": {"rows": beside}}).splitlines()[-1]
+    assert "| 3.00 ms (pad-to-max) |" in last
+    assert last.endswith("| 1.50 |")
+    assert figures.summary({"part": {"rows": [row("pyg", 8.0), wrong]}}) == figures.NOT_MEASURED

@@ -6,8 +6,13 @@ import copy
 
 import pytest
 import torch
+from support.arena import ArenaRecorder
+from support.gine_net import CAPACITIES, Net, bce
+from support.runners import made_runner
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import staticgraph as sg
+from staticgraph.recording import even_update
 from staticgraph.recording.even_update import PIECE, EvenUpdate
 
 
@@ -48,3 +53,16 @@ def test_an_update_in_pieces_has_the_same_bits(kind, options):
         assert torch.equal(one, other)
         for name, value in updates[0].state[one].items():
             assert torch.equal(value, updates[1].state[other][name]), name
+
+
+def test_a_recorded_step_updates_in_pieces(hiv, monkeypatch):
+    whole, called = even_update.in_pieces, []
+    monkeypatch.setattr(even_update, "in_pieces", lambda c: called.append(len(c[0])) or whole(c))
+    plan = sg.BucketPlan.of(CAPACITIES[:1], batch_size=30)
+    model = Net(0.0)
+    adam = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), fused=True, capturable=True)
+    runner = made_runner(
+        model, plan, "cuda-graph", loss=bce, optimizer=adam, recorder=ArenaRecorder
+    )
+    runner.warmup(hiv, progress=False)
+    assert set(called) == {sum(1 for _ in model.parameters())}

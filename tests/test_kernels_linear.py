@@ -77,7 +77,7 @@ def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
         for way in ("forward", "backward"):
             monkeypatch.setattr(module, way, note(f"{module.__name__.rsplit('.')[-1]} {way}", None))
     weight = torch.empty(8, 4)
-    most = limits.MAX_WORK // weight.numel()
+    most = limits.MAX_ROWS
     for rows, by, launched in ((128, "small", 1), (129, "small", 2), (most + 1, "gpu", 4)):
         x, grad = torch.empty(rows, 4), torch.empty(rows, 8)
         op._backward_on_cuda(grad, x, weight, grad, None)
@@ -89,6 +89,11 @@ def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
         assert called.pop() == "gpu forward"
     op._backward_on_cuda(*(t.double() for t in (grad[:9], x[:9], weight)), None, None)
     assert called == ["gpu backward"], "float64 has no tensor cores of ours"
+    side = 512
+    most = limits.MAX_WORK // side**2
+    assert limits.fits(most, side, side, torch.float32)
+    assert not limits.fits(most + 1, side, side, torch.float32), "more work"
+    assert not limits.fits(1, limits.MAX_WIDTH + 1, 1, torch.float32), "wider"
 
 
 @pytest.mark.sampled(2)

@@ -3,8 +3,8 @@
 The problem: torch's fused optimizers give each 65,536 numbers of a tensor to one thread block, and
 each launch 36 tensors, so the weights of a small model keep a few blocks busy for long: 101 us of a
 GINE step of 5x300 on an H200. Here the same kernels receive each tensor as several views, large
-ones first, and take 43 us. They compute number by number, so results are the same bits; the views
-are made during a capture only.
+ones first, and take 43 us. They compute number by number, so results are the same bits. Views are
+made where a step is recorded and in the runs before it, not in replays.
 """
 
 from __future__ import annotations

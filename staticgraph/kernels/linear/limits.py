@@ -8,15 +8,19 @@ import torch
 # many chunks, whose partial sums one more launch adds.
 ROWS_A_CHUNK = 128
 MAX_CHUNKS = 32
-# The numbers multiplied in one product. At 74 million (823 rows, 300 to 300 columns) backward takes
-# 0.6 of torch's time on an H200, and at 592 million (6,575 rows) 1.1 in float32.
+# Multiplications in one product. At 74 million (823 rows, 300 to 300 columns) backward takes 0.6 of
+# torch's time on an H200, and at 592 million (6,575 rows) 1.1 in float32; between them is a guess.
 MAX_WORK = 1 << 28
+# By count, not measured.
+MAX_ROWS = 16384
+MAX_WIDTH = 1024
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def fits(rows: int, width: int, columns: int, *dtypes: torch.dtype) -> bool:
     """Returns whether ``[rows, width] -> [rows, columns]`` in these dtypes is small enough."""
-    return rows * width * columns <= MAX_WORK and FLOATS.issuperset(dtypes)
+    small = rows <= MAX_ROWS and max(width, columns) <= MAX_WIDTH
+    return small and rows * width * columns <= MAX_WORK and FLOATS.issuperset(dtypes)
 
 
 def chunks_of(rows: int) -> tuple[int, int]:
