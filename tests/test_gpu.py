@@ -53,6 +53,21 @@ def steps_of(place):
     return 20 if place.cuda else 4
 
 
+def test_batches_of_ones_own_loader_replay(place, hiv):
+    """A plan for a list of graphs, a bare warm-up and a padder, as the README has them."""
+    graphs = [hiv[i] for i in range(128)]
+    plan = sg.plan_stream(graphs, batch_size=32, buckets=2)
+    model = model_of(place, hiv, gps=False)
+    runner = runner_of(place, model, plan, "cuda-graph").warmup(progress=False)
+    padder = sg.Padder(plan)
+    for first in range(0, 128, 32):
+        batch = padder(graphs[first : first + 32])
+        eager = runner.eager_forward(batch.to(place.device))
+        assert torch.allclose(runner.eval_step(batch).out, eager, rtol=1e-4, atol=1e-5)
+        runner.step(batch)
+    assert sum(runner.report().replays.values()) == 8
+
+
 @pytest.mark.parametrize("gps", [False, True], ids=["gine", "gps"])
 def test_reduce_overhead_records_and_replays_like_eager(place, hiv, gps):
     """Twenty steps over two buckets in turn; graphs are counted, none is skipped or made later.

@@ -547,6 +547,37 @@ def test_a_runner_pads_the_batches_of_a_users_own_loader():
     assert torch.allclose(result.out[:8], expected[:8], rtol=1e-9)
 
 
+@pytest.mark.parametrize("mode", ["auto", "cuda-graph"])
+def test_a_plan_for_a_list_of_graphs_warms_up_with_them(mode):
+    torch.manual_seed(0)
+    net = Net().double()
+    plain = copy.deepcopy(net)
+    plan = sg.plan_stream(GRAPHS, batch_size=8, buckets=2)
+    recording = sg.Recording(recorder=ArenaRecorder) if mode == "cuda-graph" else None
+    lr = 2**-7  # exact in float32, as which a recording keeps it
+    options = {"loss": squared, "optimizer": sgd(net, lr), "recording": recording}
+    runner = sg.StaticGraphRunner(net, plan, mode, **options).warmup()
+    timed = {(choice.bucket, choice.phase) for choice in runner.report().choices}
+    keys = {(bucket, phase) for bucket in range(len(plan.capacities)) for phase in ("step", "eval")}
+    assert timed == (keys if mode == "auto" else set())
+    padder = sg.Padder(plan)
+    batches = [GRAPHS[8 * k : 8 * k + 8] for k in range(7)]
+    assert_follows(runner, net, plain, batches, lr, given=lambda _, batch: padder(batch))
+    replays = sum(runner.report().replays.values())
+    assert replays == (len(batches) if recording else 0)
+
+
+def test_a_warm_up_without_fields_is_refused():
+    plan = sg.plan_stream([(g.num_nodes, g.num_edges) for g in GRAPHS], batch_size=8)
+    net = Net().double()
+    runner = sg.StaticGraphRunner(net, plan, loss=squared, optimizer=sgd(net, 0.01))
+    with pytest.raises(ValueError, match="does not say what fields a graph has: pass warmup"):
+        runner.warmup()
+    batch = sg.Padder(plan)(GRAPHS[:8])
+    runner.warmup(batch).step(batch)
+    assert [(choice.bucket, choice.phase) for choice in runner.report().choices] == [(1, "step")]
+
+
 @pytest.mark.slow
 def test_worker_processes_make_the_same_batches_and_nothing_compiles_again():
     plan = sg.plan_stream(GRAPHS, batch_size=8, buckets=2)

@@ -59,8 +59,8 @@ class BucketPlan:
         misses: the expected share of such batches that fit no bucket; None for other batches.
         packings: packs that were made once, to which graphs are assigned (``window=None``); see
             :mod:`staticgraph.plans.packings`.
-        source: refers weakly to the store it was made for, so that a runner can warm up with its
-            graphs; in this process only.
+        source: returns the store it was made for, while that exists, or a few of the graphs, so
+            that a runner can warm up with them; in this process only.
 
     Raises:
         ValueError: no capacities, not ascending ones, or none that holds ``batch_size`` graphs.

@@ -15,7 +15,8 @@ Numbers alone: no torch, no device, no random draws.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,6 +82,8 @@ def plan_stream(
     batch_size = whole_option("batch_size", batch_size, 1)
     buckets = whole_option("buckets", buckets, 1)
     miss = real_option("miss", miss, 0, more=True)
+    if isinstance(source, Iterable) and not hasattr(source, "__len__"):
+        source = list(source)
     sizes, chances, names = _drawn(source, weights, components)
     schema = getattr(source, "schema", None) if schema is None else schema
     sums = _Sums(sizes[:, :2], chances, batch_size)
@@ -116,7 +119,23 @@ def plan_stream(
         versions=tuple(versions(ARITHMETIC).items()),
         shares=tuple(map(float, shares)),
         misses=float(missed),
+        source=_examples(source, batch_size),
     )
+
+
+def _lists_graphs(source: Any) -> bool:
+    return len(source) > 0 and hasattr(source[0], "num_nodes")
+
+
+def _examples(source: Any, batch_size: int) -> Callable[[], Any]:
+    """Returns what finds graphs for a warm-up: the store, while it exists, or a batch of graphs."""
+    if hasattr(source, "schema"):
+        return weakref.ref(source)
+    if hasattr(source, "sizes") or not isinstance(source, Iterable) or not _lists_graphs(source):
+        return type(None)
+    graphs: Any = source
+    first = [graphs[n] for n in range(min(batch_size, len(graphs)))]
+    return lambda: first
 
 
 def _drawn(
@@ -127,8 +146,8 @@ def _drawn(
         rows, counts = source.sizes, source.counts.astype(np.float64)
     else:
         if isinstance(source, Iterable) and not hasattr(source, "sizes"):
-            listed: Any = source if hasattr(source, "__len__") else list(source)
-            if len(listed) and hasattr(listed[0], "num_nodes"):
+            listed: Any = source
+            if _lists_graphs(listed):
                 source = np.array([(g.num_nodes, g.num_edges) for g in listed], np.int64)
             else:
                 source = np.asarray(listed)

@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
+from staticgraph.batches.padding.read_batch import graphs_of
 from staticgraph.checking.comparison import Comparer
 from staticgraph.checking.example_batch import example_of
 from staticgraph.checking.padding_check import PaddingCheck, next_look
@@ -214,8 +215,8 @@ class Preparation:
         schema = self.schema if example is None else _schema_of(example)
         if schema is None:
             raise ValueError(
-                "the plan is a plain list of capacities, which does not say what fields a graph "
-                f"has: pass {remedy}, or use plan_buckets(store, ...)"
+                f"the plan does not say what fields a graph has: pass {remedy}, or make the plan "
+                "of graphs, plan_buckets(store, ...) or plan_stream(graphs, ...)"
             )
         return schema
 
@@ -237,13 +238,13 @@ class Preparation:
             self._steps.store, example = source, source.host
         else:
             example = source
+        if example is None:
+            example = graphs_of(self._plan)
         if example is not None:
             self.schema = _schema_of(example)
-        elif isinstance(planned := self._plan.source(), GraphColumns):
-            example = planned
         self._check_padding(example)
         execution = self._execution
-        if not execution.compiles or (self.schema is None and execution.only_fused):
+        if not execution.compiles:
             return
         schema = self.fields_of(None, "warmup(example=store) or a batch")
         if phases is None:

@@ -25,6 +25,7 @@ from staticgraph.batches.padding.batch_rows import (
     owners_of,
 )
 from staticgraph.errors import BadGraph
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import EDGE_INDEX, Schema, read_rows
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns, StoredGraphs
@@ -61,6 +62,15 @@ def learn(batch: Any) -> Schema:
             "sg.Schema.of_batch(example, node=..., edge=..., graph=..., index={...}))"
         )
     return replace(stored(graphs, None).schema, keep_order=True)
+
+
+def graphs_of(plan: BucketPlan) -> GraphColumns | None:
+    """Returns the graphs a plan was made for, or a few of them; None if they are not PyG's or are
+    gone."""
+    source = plan.source()
+    if isinstance(source, list) and is_graph(source[0]):
+        return stored(source, plan.schema)
+    return source if isinstance(source, GraphColumns) else None
 
 
 def stored(graphs: Any, schema: Schema | None) -> GraphColumns:
