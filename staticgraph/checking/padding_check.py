@@ -110,7 +110,8 @@ class PaddingCheck:
         """
         if self._comparer.signature is None:
             return False
-        if begins and (_doubles(self._epochs) or self._is_paid()):
+        # Before the first epoch the warm-up has just checked.
+        if begins and self._epochs > 1 and (_doubles(self._epochs) or self._is_paid()):
             return True
         if taken % STEPS and not _doubles(taken):
             return False
