@@ -134,15 +134,15 @@ def test_what_the_warm_up_checked_is_not_checked_again(mode):
 
 
 def test_the_first_epoch_after_a_warm_up_is_not_checked_and_the_second_is():
-    model = made(Counts)
+    model, calls = made(Probe), []
+    model.register_forward_hook(lambda *_: calls.append(1))
     runner = runner_of(model).warmup(STORE, progress=False)
     loader = sg.StaticLoader(STORE, PLAN)
-    calls = []
-    model.register_forward_hook(lambda *_: calls.append(1))
-    steps = [runner.step(batch) for batch in loader]
-    assert len(calls) == len(steps)
-    steps += [runner.step(batch) for batch in loader]
-    assert len(calls) > len(steps) + 3
+    checked = len(calls)
+    first = [runner.step(batch) for batch in loader]
+    assert len(calls) == checked + len(first)
+    second = [runner.step(batch) for batch in loader]
+    assert len(calls) > checked + len(first) + len(second)
 
 
 def test_an_error_comes_again_and_leaves_the_model_usable():
