@@ -10,6 +10,7 @@ from support.alike import real_ids
 from support.drawn import examples
 
 import staticgraph as sg
+from staticgraph.batches.batch.row_pointers import with_pointers
 from staticgraph.schema import Field
 
 
@@ -52,6 +53,18 @@ def test_nothing_is_carried_unless_asked_for(esol):
     pointers = sg.StaticBatch.of(esol, [0, 1], (60, 130, 4), pointers=True)
     assert plain.layout.nbytes < pointers.layout.nbytes
     assert {"row_ptr", "col_ptr", "transpose"} <= set(pointers.keys())
+
+
+def test_batches_that_get_pointers_later_share_a_layout(esol):
+    """Laying out the arrays costs five times as much as the pointers."""
+    plan = sg.BucketPlan.of([(300, 700, 6)])
+    batches = list(sg.StaticLoader(esol, plan, indices=range(20), exact=False, slots=9))
+    pointed = [with_pointers(batch) for batch in batches]
+    assert len(pointed) > 1
+    assert all(each.layout is pointed[0].layout for each in pointed)
+    again = [each.without_pointers().layout for each in pointed]
+    assert all(layout is again[0] for layout in again)
+    assert again[0] == batches[0].layout
 
 
 def test_a_field_of_that_name_is_refused():

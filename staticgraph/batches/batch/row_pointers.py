@@ -7,8 +7,6 @@ Any other batch has its edges sorted by destination all the same, so the pointer
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
@@ -61,7 +59,7 @@ def with_pointers(batch: StaticBatch) -> StaticBatch:
     """
     if batch.layout.pointers and POINTERS[0] in batch.tensors():
         return batch
-    layout = dataclasses.replace(batch.layout, pointers=True)
+    layout = batch.layout if batch.layout.pointers else batch.layout.counterpart
     made: dict[str, Tensor] = dict(zip(POINTERS, _pointers(batch), strict=True))
     tensors = batch.tensors()
     given = {**tensors, **made}

@@ -7,7 +7,6 @@ makes these batches and the runner consumes them; neither knows of the other.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -296,7 +295,7 @@ class StaticBatch(BucketShape):
         """Returns the same batch without row pointers, for a model that does not read them."""
         if not self.layout.pointers:
             return self
-        layout = dataclasses.replace(self.layout, pointers=False)
+        layout = self.layout.counterpart
         tensors = {entry.name: self._tensors[entry.name] for entry in layout.entries}
         return StaticBatch(layout, tensors, self.real, self._lease, self._objects)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -173,6 +173,11 @@ class SlotLayout:
                 )
             return [arrays[entry.name] for entry in self.entries]
         return list(arrays.values())
+
+    @cached_property
+    def counterpart(self) -> SlotLayout:
+        """The layout with row pointers if this one has none, and without them if it has."""
+        return replace(self, pointers=not self.pointers)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
