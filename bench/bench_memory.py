@@ -12,7 +12,6 @@ the error.
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 
 import staticgraph as sg
 from bench.machine import write
+from bench.options import options_of
 from staticgraph import models
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator, ProfilerAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
@@ -108,13 +108,7 @@ def compare(
 
 def main() -> None:
     """Prints the table, and with ``--json`` writes the rows."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--hidden", type=int, default=32)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options_of(__doc__, model=NAMES, hidden=32, layers=2, device="cpu", json=Path)
     torch.set_num_threads(1)
     store = sg.datasets.open(HIV)
     rows = []

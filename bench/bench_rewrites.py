@@ -32,6 +32,7 @@ import staticgraph as sg
 from bench import tables
 from bench.interleave import interleave
 from bench.machine import machine, write
+from bench.options import options_of
 from staticgraph.dryrun.operations import count_step
 from staticgraph.steps.compilation.captured_step import CapturedStep
 from staticgraph.steps.computation.computation import Computation
@@ -137,16 +138,17 @@ class Contest:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", nargs="+", default=list(SHOWN), choices=list(MODELS))
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[128])
-    parser.add_argument("--hidden", type=int, nargs="+", default=[64])
-    parser.add_argument("--processor-time", action="store_true")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = options_of(
+        __doc__,
+        models=list(SHOWN),
+        batch_size=[128],
+        hidden=[64],
+        processor_time=False,
+        rounds=5,
+        threads=[1, 2],
+        workers=[0, 1],
+        json=Path,
+    )
     rows: list[dict[str, Any]] = []
     found = {
         "options": vars(options) | {"layers": LAYERS, "data": ESOL},

@@ -28,6 +28,7 @@ from torch_geometric.loader import DataLoader
 import staticgraph as sg
 from bench.interleave import Timing, interleave
 from bench.machine import write
+from bench.options import options_of
 from bench.rehearsal import LABEL, recorder
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.models import build
@@ -127,20 +128,21 @@ class Training:
 
 def asked() -> argparse.Namespace:
     """Returns the options of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", default="gine")
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--graphs", type=int, default=8192)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--modes", nargs="+", default=["auto"], help="of the runner")
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="of PyG")
-    parser.add_argument("--dynamic", action="store_true", help="PyG under compile(dynamic=True)")
-    parser.add_argument("--deadline", type=float, default=1e9, help="seconds; no round after it")
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    return options_of(
+        __doc__,
+        model="gine",
+        hidden=64,
+        layers=4,
+        batch_size=128,
+        graphs=8192,
+        rounds=5,
+        device="cpu",
+        modes=["auto"],
+        workers=[0, 1, 2],
+        dynamic=False,
+        deadline=1e9,
+        json=Path,
+    )
 
 
 def contenders_of(
