@@ -10,8 +10,13 @@ from PIL import Image
 from staticgraph.runner.report import Report
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.training import plots
-from staticgraph.training.history import EpochRecord, StepRecord, full_shares, full_steps
-from staticgraph.training.report import TrainReport
+from staticgraph.training.report import (
+    EpochRecord,
+    StepRecord,
+    TrainReport,
+    full_shares,
+    full_steps,
+)
 
 pytestmark = pytest.mark.usefixtures("painted")
 

@@ -17,8 +17,7 @@ from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import as_preformatted, table
 from staticgraph.training import plots
 from staticgraph.training.config import STEPS
-from staticgraph.training.history import read_steps
-from staticgraph.training.report import TrainReport, number_text
+from staticgraph.training.report import TrainReport, number_text, read_steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""All plots: a training run, a comparison, a plan, a model of memory, a dry run, a schedule.
+"""Pictures, and those of a training run, a model of memory, a dry run and a schedule.
 
 A picture is a mosaic of panels, each drawn by a function of its axes. The functions that save one
 return whether they did: without matplotlib they say that the picture is left out.
@@ -16,28 +16,19 @@ import numpy as np
 
 from staticgraph.dryrun.launches import KINDS
 from staticgraph.dryrun.report import PARTS, DryRun
-from staticgraph.epochs.batcher import Batcher
 from staticgraph.files import atomic
 from staticgraph.memory.budget import MemoryBudget, scaled
 from staticgraph.memory.model import MemoryModel
 from staticgraph.outofcore.buffer.buffer import StateTime
-from staticgraph.packing.pack import Packing
-from staticgraph.plans.limits import EfficiencyMap, efficiency_map
-from staticgraph.plans.plan import BucketPlan, sizes_of
-from staticgraph.plans.several import SeveralChoice, knee
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import is_left_out
-from staticgraph.training.history import StepRecord, filled, full_steps
-from staticgraph.training.report import TrainReport
+from staticgraph.training.report import StepRecord, TrainReport, filled, full_steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from staticgraph.training.versus.report import SideReport, VersusReport
 
 # Okabe and Ito's palette, which is distinguishable with any colour vision.
 BLUE, ORANGE, GREEN, RED, PINK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
@@ -46,8 +37,6 @@ COLORS = {"nodes": BLUE, "edges": ORANGE, "graphs": GREEN}
 MEBI = 1 << 20
 # The smoothed loss averages over this share of all steps.
 SMOOTHING = 0.04
-# The map's limits go up to this multiple of the largest graph, with this many steps per axis.
-MAP_REACH, MAP_STEPS = 3.0, 36
 
 Draw = Callable[["Axes"], None]
 
@@ -64,7 +53,7 @@ def _new_figure(size: tuple[float, float], title: str = "") -> Figure:
     return figure
 
 
-def _save(
+def save_mosaic(
     path: Path,
     size: tuple[float, float],
     title: str,
@@ -105,7 +94,7 @@ def svg_of(draw: Draw, size: tuple[float, float]) -> str:
     return text[text.index("<svg") :]
 
 
-def _bars(
+def draw_bars(
     axes: Axes, names: Sequence[str], values: Any, texts: Sequence[str], color: Any, **more: Any
 ) -> None:
     """Draws horizontal bars from top to bottom, each with its name before and a text behind it."""
@@ -116,7 +105,7 @@ def _bars(
     axes.margins(x=0.25)
 
 
-def _draw_shares(axes: Axes, rows: Sequence[tuple[str, str, float | None]]) -> None:
+def draw_shares(axes: Axes, rows: Sequence[tuple[str, str, float | None]]) -> None:
     """Draws bars of real rows on bars of padding.
 
     Args:
@@ -125,7 +114,7 @@ def _draw_shares(axes: Axes, rows: Sequence[tuple[str, str, float | None]]) -> N
     """
     names, colors, shares = zip(*rows, strict=True)
     texts = ["not used" if share is None else f"{share:.1%}" for share in shares]
-    _bars(axes, names, [1.0] * len(rows), texts, PADDING)
+    draw_bars(axes, names, [1.0] * len(rows), texts, PADDING)
     axes.barh(range(len(rows)), [share or 0.0 for share in shares], color=colors)
     axes.set(xlim=(0, 1.18), xlabel="share of the rows that is real (grey: padding)")
     axes.xaxis.set_major_formatter("{x:.0%}")
@@ -155,7 +144,7 @@ def save_picture(
         "F": lambda axes: draw_filling(axes, steps, capacities),
         "S": lambda axes: draw_spread(axes, steps, capacities),
     }
-    return _save(path, (11, 7.5), title, panels, "LL;FS", height_ratios=(3, 2))
+    return save_mosaic(path, (11, 7.5), title, panels, "LL;FS", height_ratios=(3, 2))
 
 
 def pooled_losses(steps: Sequence[StepRecord]) -> np.ndarray:
@@ -218,7 +207,7 @@ def draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[C
     ]
     for name in ("nodes", "edges") if partial else ():
         rows.append((f"partial batches: {name}", COLORS[name], filled(partial, capacities, name)))
-    _draw_shares(axes, rows)
+    draw_shares(axes, rows)
     axes.set_title("filling of full batches")
 
 
@@ -235,188 +224,6 @@ def draw_spread(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Ca
     axes.locator_params(axis="x", nbins=5)
     axes.legend()
     axes.set_title(f"filling of each batch of {how_many(full[0].graphs, 'graph')}")
-
-
-# ---------------------------------------------------------------------- a comparison
-
-
-def save_versus_picture(path: Path, report: VersusReport) -> bool:
-    """Draws throughput and memory above, losses and filling below; at least one side ran."""
-    sides = [side for side in report.sides if side.ran]
-    title = f"{report.model} on {report.data}, batches of {report.batch_size}, {report.device}"
-    rows = [
-        (f"{side.name}: {name}", COLORS[name], side.filling[name])
-        for side in sides
-        if side.filling is not None
-        for name in ("nodes", "edges")
-    ]
-
-    def draw_real(axes: Axes) -> None:
-        """Draws the filling."""
-        _draw_shares(axes, rows)
-        axes.set_title("filling")
-
-    panels: dict[str, Draw] = {
-        "R": lambda axes: _draw_rates(axes, sides, report.winner),
-        "M": lambda axes: _draw_memory(axes, sides),
-        "L": lambda axes: _draw_losses(axes, sides),
-        "F": draw_real,
-    }
-    return _save(path, (11, 3.4 + 0.8 * len(sides)), title, panels, "RM;LF")
-
-
-def _draw_rates(axes: Axes, sides: Sequence[SideReport], winner: str) -> None:
-    """Draws the median of graphs per second, with whiskers from the 10th to the 90th percentile."""
-    rates, low, high = np.array(
-        [(side.graphs_per_s, side.graphs_per_s_low, side.graphs_per_s_high) for side in sides]
-    ).T
-    _bars(
-        axes, [side.name for side in sides], rates, [f"{rate:,.0f}" for rate in rates],
-        [GREEN if side.name == winner else BLUE for side in sides],
-        xerr=np.maximum(0, [rates - low, high - rates]), capsize=3,
-    )  # fmt: skip
-    axes.set_title(f"graphs per second, loading included; recommended: {winner}")
-
-
-def _draw_memory(axes: Axes, sides: Sequence[SideReport]) -> None:
-    """Draws the memory that is held, and on top of it what a step adds."""
-    measured = {side.name: side.memory for side in sides if side.memory is not None}
-    held, added = (
-        [memory[part] / MEBI for memory in measured.values()]
-        for part in ("held_bytes", "step_bytes")
-    )
-    axes.barh(range(len(held)), held, color=PADDING)
-    texts = [human_bytes(sum(memory.values())) for memory in measured.values()]
-    _bars(axes, list(measured), added, texts, PINK, left=held)
-    axes.set_title("memory, MiB: held (grey), and added by a step")
-
-
-def _draw_losses(axes: Axes, sides: Sequence[SideReport]) -> None:
-    """Draws the losses of the first turn, from the same weights over the same batches; each line is
-    thinner than the one below it, so that all show."""
-    for thinner, side in enumerate(reversed(sides)):
-        steps = range(1, len(side.losses) + 1)
-        width, order = 1.0 + 1.5 * thinner, 3 - thinner / len(sides)
-        axes.plot(steps, side.losses, ".-", linewidth=width, zorder=order, label=side.name)
-    axes.set(xlabel="step", ylabel="loss")
-    axes.legend()
-    compared = [side.equal for side in sides if side.equal is not None]
-    verdict = "not compared" if not compared else "equal" if all(compared) else "NOT EQUAL"
-    axes.set_title(f"losses of the first turn: {verdict}")
-
-
-# ---------------------------------------------------------------------- a plan
-
-
-def map_around(histogram: SizeHistogram, max_graphs: int | None = None) -> EfficiencyMap:
-    """Efficiencies over limits from the largest graph upwards (paper, figure 5)."""
-    nodes, edges = histogram.maxima[:2].tolist()
-    grain = max(1, int(np.gcd.reduce(histogram.sizes[:, 1])))
-    steps = np.linspace(1.0, MAP_REACH, MAP_STEPS)
-    return efficiency_map(
-        histogram,
-        np.unique(np.ceil(max(1, nodes) * steps).astype(np.int64)),
-        np.unique(np.ceil(max(1, edges) * steps / grain).astype(np.int64) * grain),
-        max_graphs=max_graphs,
-    )
-
-
-def save_map(path: Path, limits: EfficiencyMap) -> None:
-    """Writes the map as ``max_nodes,max_edges,harmonic_mean``."""
-    lines = ["max_nodes,max_edges,harmonic_mean"]
-    for (a, b), share in np.ndenumerate(limits.harmonic):
-        lines.append(f"{limits.nodes[a]},{limits.edges[b]},{share:.6f}")
-    atomic.write_text(path, "\n".join(lines) + "\n")
-
-
-def save_plan_picture(
-    path: Path,
-    histogram: SizeHistogram,
-    limits: EfficiencyMap,
-    packings: Sequence[Packing],
-    plan: BucketPlan | None = None,
-) -> bool:
-    """Draws sizes and buckets, efficiency over limits, and the filling of packs."""
-    panels: dict[str, Draw] = {
-        "S": lambda axes: _draw_sizes(axes, histogram, plan),
-        "M": lambda axes: _draw_map(axes, limits, packings),
-        "F": lambda axes: _draw_pack_filling(axes, _fills(histogram, packings, plan)),
-    }
-    return _save(path, (16, 4.8), "", panels)
-
-
-def save_cost_picture(path: Path, name: str, choices: list[SeveralChoice]) -> bool:
-    """Draws the cost of an epoch against the number of buckets."""
-
-    def draw(axes: Axes) -> None:
-        """Draws the curve, and a square at its knee."""
-        last, costs = knee(choices), [100 * each.cost / choices[0].cost for each in choices]
-        axes.plot(range(1, len(costs) + 1), costs, "o-", label=name)
-        axes.plot(last + 1, costs[last], "s", color=RED, markersize=11, fillstyle="none")
-        axes.set(xlabel="buckets", ylabel="cost of an epoch, % of that of one bucket")
-        axes.set_ylim(0, None)
-        axes.set_title("What several buckets save (square: the last that saves 5%)")
-        axes.locator_params(axis="x", integer=True)
-        axes.legend()
-
-    return _save(path, (7, 4.5), "", {"C": draw})
-
-
-def _draw_sizes(axes: Axes, histogram: SizeHistogram, plan: BucketPlan | None) -> None:
-    """Draws one dot per size, with a line at the largest graph of each bucket."""
-    order = np.argsort(histogram.counts)  # the frequent sizes on top
-    nodes, edges = histogram.sizes[order, 0], histogram.sizes[order, 1]
-    dots = axes.scatter(nodes, edges, s=9, c=histogram.counts[order], norm="log")
-    axes.figure.colorbar(dots, ax=axes, label="graphs of this size")
-    axes.set(xlabel="nodes of a graph", ylabel="edges of a graph")
-    axes.set_title(f"{how_many(histogram.num_graphs, 'graph')} of {how_many(len(nodes), 'size')}")
-    for number, capacity in enumerate(() if plan is None else plan.capacities):
-        label = f"bucket {number}: {capacity.nodes:,} nodes, {capacity.edges:,} edges, "
-        label += how_many(capacity.graphs, "graph")
-        axes.axvline(capacity.max_graph_nodes, color=f"C{number + 1}", label=label)
-        axes.legend()
-
-
-def _draw_map(axes: Axes, limits: EfficiencyMap, packings: Sequence[Packing]) -> None:
-    """Draws the harmonic mean of the efficiencies over limits, with the best one marked."""
-    mesh = axes.pcolormesh(limits.edges, limits.nodes, 100 * limits.harmonic, shading="nearest")
-    axes.figure.colorbar(mesh, ax=axes, label="harmonic mean of the efficiencies, %")
-    nodes, edges, value = limits.best
-    axes.plot(edges, nodes, "o", color=RED, fillstyle="none", markersize=12)
-    for packing in packings:
-        if packing.limits[0] <= limits.nodes[-1] and packing.limits[1] <= limits.edges[-1]:
-            axes.plot(packing.limits[1], packing.limits[0], "P", color="white", markersize=9)
-    axes.set(xlabel="limit on edges", ylabel="limit on nodes")
-    axes.set_title(f"limits of a pack: best ({nodes}, {edges}) with {value:.2%}")
-
-
-def _draw_pack_filling(axes: Axes, fills: np.ndarray) -> None:
-    """Draws how full the packs are, ``[packs, 2]``, the fullest first."""
-    share = 100 * np.arange(1, len(fills) + 1) / len(fills)
-    for values, name in zip(fills.T, ("nodes", "edges"), strict=True):
-        label = f"{name}: {values.mean():.2%} on average"
-        axes.plot(share, 100 * np.sort(values)[::-1], color=COLORS[name], label=label)
-    axes.set(xlabel="packs, the fullest first, %", ylabel="real over physical rows, %")
-    axes.set_title(f"filling of {how_many(len(fills), 'pack')}")
-    axes.legend(loc="lower left")
-
-
-def _fills(
-    histogram: SizeHistogram, packings: Sequence[Packing], plan: BucketPlan | None
-) -> np.ndarray:
-    """The filling of nodes and edges, ``[packs, 2]``, of packings or of an epoch of a plan."""
-    if plan is None:
-        return np.concatenate(
-            [
-                np.repeat(p.loads[:, :2] / np.maximum(1, p.limits[:2]), p.counts, axis=0)
-                for p in packings
-            ]
-        )
-    sizes = sizes_of(histogram)
-    batches = Batcher(sizes, plan, exact=plan.batch_size is not None, shuffle=True).epoch(0)
-    rooms = np.array([(capacity.nodes, capacity.edges) for capacity in plan.capacities])
-    real = np.array([sizes[batch.ids, :2].sum(axis=0) for batch in batches])
-    return real / np.maximum(1, rooms[[batch.bucket for batch in batches]])
 
 
 # ---------------------------------------------------------------------- a model of memory
@@ -453,12 +260,12 @@ def save_memory_picture(
         """Draws the relative error of the fit."""
         off = [100 * (memory.fit.predict(p.capacity) / p.nbytes - 1) for p in points]
         names = [f"{p.capacity.nodes:,}, {p.capacity.edges:,}" for p in points]
-        _bars(axes, names, off, [f"{error:+.2f}%" for error in off], colors)
+        draw_bars(axes, names, off, [f"{error:+.2f}%" for error in off], colors)
         axes.set(xlabel="fitted less measured, %", ylabel="nodes, edges")
 
     title = f"{title}: {memory.fit.form} form, measured by {memory.reader}"
     panels: dict[str, Draw] = {"C": draw_curve, "E": draw_errors}
-    return _save(path, (11, 5), title, panels, width_ratios=(3, 2))
+    return save_mosaic(path, (11, 5), title, panels, width_ratios=(3, 2))
 
 
 # ---------------------------------------------------------------------- a dry run
@@ -492,7 +299,7 @@ def save_launches_picture(path: Path, report: DryRun) -> bool:
     options += ["with kernels"] if report.kernels else []
     title = f"{report.model} {', '.join(options)}: {report.label}"
     panels: dict[str, Draw] = {part[0]: lambda axes, part=part: draw(axes, part) for part in PARTS}
-    return _save(path, (11, 1.6 + 0.5 * len(runs)), title, panels, sharex=True, sharey=True)
+    return save_mosaic(path, (11, 1.6 + 0.5 * len(runs)), title, panels, sharex=True, sharey=True)
 
 
 # ---------------------------------------------------------------------- a graph larger than memory
@@ -516,4 +323,4 @@ def save_schedule_picture(path: Path, times: Sequence[StateTime], num_partitions
             f"{sum(s.began_s - s.asked_s for s in times):.3f} s"
         )
 
-    return _save(path, (9, 4.5), "", {"S": draw})
+    return save_mosaic(path, (9, 4.5), "", {"S": draw})

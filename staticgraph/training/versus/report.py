@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from staticgraph.checking.outcome import Tolerance
@@ -15,6 +16,21 @@ from staticgraph.runner.way_choice import MARGIN
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import as_preformatted, percent, table
+from staticgraph.training.plots import (
+    BLUE,
+    COLORS,
+    GREEN,
+    MEBI,
+    PADDING,
+    PINK,
+    Draw,
+    draw_bars,
+    draw_shares,
+    save_mosaic,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Losses and outputs may differ by this share of the largest.
 TOLERANCE = Tolerance.of(torch.float32).other_order
@@ -250,3 +266,74 @@ def _columns(side: SideReport, first: str) -> dict[str, str]:
         columns["p10 to p90"] = "-"
     blank = dict.fromkeys(columns, "-")
     return {"contender": side.name, **(columns if side.ran else blank)}
+
+
+# ---------------------------------------------------------------------- the picture
+
+
+def save_versus_picture(path: Path, report: VersusReport) -> bool:
+    """Draws throughput and memory above, losses and filling below; at least one side ran.
+
+    Returns whether matplotlib is there.
+    """
+    sides = [side for side in report.sides if side.ran]
+    title = f"{report.model} on {report.data}, batches of {report.batch_size}, {report.device}"
+    rows = [
+        (f"{side.name}: {name}", COLORS[name], side.filling[name])
+        for side in sides
+        if side.filling is not None
+        for name in ("nodes", "edges")
+    ]
+
+    def draw_real(axes: Axes) -> None:
+        """Draws the filling."""
+        draw_shares(axes, rows)
+        axes.set_title("filling")
+
+    panels: dict[str, Draw] = {
+        "R": lambda axes: _draw_rates(axes, sides, report.winner),
+        "M": lambda axes: _draw_memory(axes, sides),
+        "L": lambda axes: _draw_losses(axes, sides),
+        "F": draw_real,
+    }
+    return save_mosaic(path, (11, 3.4 + 0.8 * len(sides)), title, panels, "RM;LF")
+
+
+def _draw_rates(axes: Axes, sides: Sequence[SideReport], winner: str) -> None:
+    """Draws the median of graphs per second, with whiskers from the 10th to the 90th percentile."""
+    rates, low, high = np.array(
+        [(side.graphs_per_s, side.graphs_per_s_low, side.graphs_per_s_high) for side in sides]
+    ).T
+    draw_bars(
+        axes, [side.name for side in sides], rates, [f"{rate:,.0f}" for rate in rates],
+        [GREEN if side.name == winner else BLUE for side in sides],
+        xerr=np.maximum(0, [rates - low, high - rates]), capsize=3,
+    )  # fmt: skip
+    axes.set_title(f"graphs per second, loading included; recommended: {winner}")
+
+
+def _draw_memory(axes: Axes, sides: Sequence[SideReport]) -> None:
+    """Draws the memory that is held, and on top of it what a step adds."""
+    measured = {side.name: side.memory for side in sides if side.memory is not None}
+    held, added = (
+        [memory[part] / MEBI for memory in measured.values()]
+        for part in ("held_bytes", "step_bytes")
+    )
+    axes.barh(range(len(held)), held, color=PADDING)
+    texts = [human_bytes(sum(memory.values())) for memory in measured.values()]
+    draw_bars(axes, list(measured), added, texts, PINK, left=held)
+    axes.set_title("memory, MiB: held (grey), and added by a step")
+
+
+def _draw_losses(axes: Axes, sides: Sequence[SideReport]) -> None:
+    """Draws the losses of the first turn, from the same weights over the same batches; each line is
+    thinner than the one below it, so that all show."""
+    for thinner, side in enumerate(reversed(sides)):
+        steps = range(1, len(side.losses) + 1)
+        width, order = 1.0 + 1.5 * thinner, 3 - thinner / len(sides)
+        axes.plot(steps, side.losses, ".-", linewidth=width, zorder=order, label=side.name)
+    axes.set(xlabel="step", ylabel="loss")
+    axes.legend()
+    compared = [side.equal for side in sides if side.equal is not None]
+    verdict = "not compared" if not compared else "equal" if all(compared) else "NOT EQUAL"
+    axes.set_title(f"losses of the first turn: {verdict}")

@@ -250,9 +250,9 @@ def seconds_of(action: Callable[[], object]) -> float:
 class PlainSide(Side):
     """Trains by a standard PyG loop, perhaps under ``torch.compile(dynamic=True)``."""
 
-    def __init__(self, setting: VersusSetting, compiled: bool = False) -> None:
+    def __init__(self, setting: VersusSetting, compiled: bool = False, workers: int = 0) -> None:
         super().__init__(setting, "PyG, compiled" if compiled else "PyG")
-        self.workers: int = 0
+        self.workers: int = workers
         self._compiled = compiled
         self._gaps = fields_with_gaps(setting.store.schema)
         self._graphs: Any = {}
@@ -320,7 +320,7 @@ ON_CUDA = (
 
 class StaticSide(Side):
     """Trains in fixed shapes, in a mode of the runner, with the fused kernels where it is named as
-    in ``default+kernels``.
+    in ``default+kernels``, and with further options of the runner.
 
     Raises:
         ValueError: there is no such mode.
@@ -328,8 +328,9 @@ class StaticSide(Side):
 
     runner: StaticGraphRunner | None = None
 
-    def __init__(self, setting: VersusSetting, name: str) -> None:
+    def __init__(self, setting: VersusSetting, name: str, **options: Any) -> None:
         super().__init__(setting, name)
+        self._options = options
         self.mode: str = (mode := name.removesuffix(KERNELS))
         self.kernels = mode != name
         if mode not in MODES or (mode in NO_KERNELS and mode != name):
@@ -347,9 +348,11 @@ class StaticSide(Side):
             PaddingLeaks: padding reaches real rows.
         """
         super().prepare()
-        setting, mode = self.setting, self.mode
+        setting = self.setting
         subject = Subject(self.model, setting.loss, self.optimizer, setting.forward)
-        runner = self.runner = StaticGraphRunner(subject, setting.plan, mode, distributed="off")
+        runner = self.runner = StaticGraphRunner(
+            subject, setting.plan, self.mode, distributed="off", **self._options
+        )
         source = source_of("auto", setting.store, setting.device, subject.pointers)
         self._loader: StaticLoader = runner.loader(
             source, indices=setting.train_ids, exact=True, shuffle=True, seed=setting.seed
