@@ -97,9 +97,3 @@ def test_filling_is_real_over_physical_rows():
     assert written == ["62.0%", "72.4%", "88.9%", "not used", "not used", "not used"]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels[:2] == ["bucket 0: 100 nodes", "bucket 0: 210 edges"]
-
-
-def test_graphs_without_edges_have_a_filling_of_nodes_alone():
-    axes = Figure().add_subplot()
-    plots.draw_spread(axes, [StepRecord(0, 0, 8, 60, 0, 1.0)], [Capacity(100, 0, 9)])
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["nodes"]

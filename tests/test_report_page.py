@@ -73,7 +73,7 @@ def test_it_has_curves_filling_memory_and_choices(page):
     for words in ("Learning", "Filling of the fixed shapes", "Memory", "Choices", "Settings"):
         assert words in text
     assert text.lower().count("learning") == 1, "the heading says it"
-    assert page.tags.count("svg") == 3
+    assert page.tags.count("svg") == 2
     assert "training loss" in text
     assert "share of the rows that is real (grey: padding)" in text
     assert "host memory at its peak, whole process" in text

@@ -28,8 +28,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; marg
        max-width: 68rem; padding: 1.5rem; }
 h1 { font-size: 1.5rem; margin: 0 0 .2rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
 p.sub { color: #555; margin: 0; } pre { overflow-x: auto; font-size: .85rem; }
-svg { max-width: 100%; height: auto; } .pair { display: flex; flex-wrap: wrap; gap: 1rem; }
-.pair > * { flex: 1 1 26rem; min-width: 0; } .warn { color: #a40000; font-weight: 600; }
+svg { max-width: 100%; height: auto; } .warn { color: #a40000; font-weight: 600; }
 """
 # In characters; a table is scrolled, not wrapped.
 WIDTH = 10_000
@@ -60,8 +59,7 @@ def page_of(report: TrainReport, folder: Path) -> str:
     capacities = BucketPlan.load(folder / "plan.json").capacities
     title = escape(f"{report.config['model']} on {report.data['name']}")
     loss = _drawn(lambda axes: plots.draw_loss(axes, report, steps), (10.5, 4.2))
-    filling = _drawn(lambda axes: plots.draw_filling(axes, steps, capacities), (5.8, 3.2))
-    spread = _drawn(lambda axes: plots.draw_spread(axes, steps, capacities), (5.2, 3.2))
+    filling = _drawn(lambda axes: plots.draw_filling(axes, steps, capacities), (10.5, 3.2))
     memory = [
         (what, human_bytes(count))
         for name, what in MEMORY.items()
@@ -71,7 +69,7 @@ def page_of(report: TrainReport, folder: Path) -> str:
     tested = f"test {report.metric} of the final model: {number_text(report.test_metric)}"
     sections = {
         "Learning": (loss, _table(*report.epoch_table()), f"<p>{escape(tested)}</p>"),
-        "Filling of the fixed shapes": (f'<div class="pair">{filling}{spread}</div>',),
+        "Filling of the fixed shapes": (filling,),
         "Memory": (_table(("what", "bytes"), memory),),
         "Choices": (
             f"<p>graphs: {escape(report.data.get('place', '-'))}</p>",

@@ -105,21 +105,6 @@ def draw_bars(
     axes.margins(x=0.25)
 
 
-def draw_shares(axes: Axes, rows: Sequence[tuple[str, str, float | None]]) -> None:
-    """Draws bars of real rows on bars of padding.
-
-    Args:
-        axes: the axes to draw on.
-        rows: label, color, and share from 0 to 1 or None where nothing ran, from top to bottom.
-    """
-    names, colors, shares = zip(*rows, strict=True)
-    texts = ["not used" if share is None else f"{share:.1%}" for share in shares]
-    draw_bars(axes, names, [1.0] * len(rows), texts, PADDING)
-    axes.barh(range(len(rows)), [share or 0.0 for share in shares], color=colors)
-    axes.set(xlim=(0, 1.18), xlabel="share of the rows that is real (grey: padding)")
-    axes.xaxis.set_major_formatter("{x:.0%}")
-
-
 # ---------------------------------------------------------------------- a training run
 
 
@@ -142,9 +127,8 @@ def save_picture(
     panels: dict[str, Draw] = {
         "L": lambda axes: draw_loss(axes, report, steps),
         "F": lambda axes: draw_filling(axes, steps, capacities),
-        "S": lambda axes: draw_spread(axes, steps, capacities),
     }
-    return save_mosaic(path, (11, 7.5), title, panels, "LL;FS", height_ratios=(3, 2))
+    return save_mosaic(path, (11, 7.5), title, panels, "L;F", height_ratios=(3, 2))
 
 
 def pooled_losses(steps: Sequence[StepRecord]) -> np.ndarray:
@@ -193,7 +177,7 @@ def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[StepRecord]) -> N
 
 def draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> None:
     """Draws the share of real nodes, edges and graphs of every bucket's full batches, and apart
-    from them that of the last, partial batches of epochs."""
+    from them that of the last, partial batches of epochs: colored bars on grey ones."""
     full = full_steps(steps)
     partial = [step for step in steps if step.graphs < full[0].graphs]
     rows = [
@@ -207,23 +191,13 @@ def draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[C
     ]
     for name in ("nodes", "edges") if partial else ():
         rows.append((f"partial batches: {name}", COLORS[name], filled(partial, capacities, name)))
-    draw_shares(axes, rows)
+    names, colors, shares = zip(*rows, strict=True)
+    texts = ["not used" if share is None else f"{share:.1%}" for share in shares]
+    draw_bars(axes, names, [1.0] * len(rows), texts, PADDING)
+    axes.barh(range(len(rows)), [share or 0.0 for share in shares], color=colors)
+    axes.set(xlim=(0, 1.18), xlabel="share of the rows that is real (grey: padding)")
+    axes.xaxis.set_major_formatter("{x:.0%}")
     axes.set_title("filling of full batches")
-
-
-def draw_spread(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> None:
-    """Draws how the filling varies over full batches, without the last batch of an epoch."""
-    full = full_steps(steps)
-    for name in ("nodes", "edges"):
-        room = [getattr(capacities[step.bucket], name) for step in full]
-        if all(room):  # graphs may have no edges
-            shares = np.array([getattr(step, name) for step in full]) / room
-            axes.hist(shares, bins=20, color=COLORS[name], alpha=0.65, label=name)
-    axes.set(xlabel="share of a batch's rows that is real", ylabel="batches")
-    axes.xaxis.set_major_formatter("{x:.1%}")
-    axes.locator_params(axis="x", nbins=5)
-    axes.legend()
-    axes.set_title(f"filling of each batch of {how_many(full[0].graphs, 'graph')}")
 
 
 # ---------------------------------------------------------------------- a model of memory
@@ -232,8 +206,8 @@ def draw_spread(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Ca
 def save_memory_picture(
     path: Path, memory: MemoryModel, title: str, budget: MemoryBudget | None = None
 ) -> bool:
-    """Draws bytes over nodes with the fitted curve and the cap of a budget, and the error at each
-    point of a memory model, of which it has at least one."""
+    """Draws bytes over nodes: the fitted curve, the points of a memory model, of which it has at
+    least one, and the cap of a budget."""
     points = [*memory.points, *([memory.checked] if memory.checked else [])]
     colors = [GREEN] * len(memory.points) + [RED] * (memory.checked is not None)
 
@@ -256,16 +230,8 @@ def save_memory_picture(
         axes.set_title("points off the curve have other edges, graphs or M")
         axes.legend()
 
-    def draw_errors(axes: Axes) -> None:
-        """Draws the relative error of the fit."""
-        off = [100 * (memory.fit.predict(p.capacity) / p.nbytes - 1) for p in points]
-        names = [f"{p.capacity.nodes:,}, {p.capacity.edges:,}" for p in points]
-        draw_bars(axes, names, off, [f"{error:+.2f}%" for error in off], colors)
-        axes.set(xlabel="fitted less measured, %", ylabel="nodes, edges")
-
     title = f"{title}: {memory.fit.form} form, measured by {memory.reader}"
-    panels: dict[str, Draw] = {"C": draw_curve, "E": draw_errors}
-    return save_mosaic(path, (11, 5), title, panels, width_ratios=(3, 2))
+    return save_mosaic(path, (8, 5), title, {"C": draw_curve})
 
 
 # ---------------------------------------------------------------------- a dry run

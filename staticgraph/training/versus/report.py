@@ -16,18 +16,7 @@ from staticgraph.runner.way_choice import MARGIN
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import as_preformatted, percent, table
-from staticgraph.training.plots import (
-    BLUE,
-    COLORS,
-    GREEN,
-    MEBI,
-    PADDING,
-    PINK,
-    Draw,
-    draw_bars,
-    draw_shares,
-    save_mosaic,
-)
+from staticgraph.training.plots import BLUE, GREEN, Draw, draw_bars, save_mosaic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -272,31 +261,14 @@ def _columns(side: SideReport, first: str) -> dict[str, str]:
 
 
 def save_versus_picture(path: Path, report: VersusReport) -> bool:
-    """Draws throughput and memory above, losses and filling below; at least one side ran.
-
-    Returns whether matplotlib is there.
-    """
+    """Draws throughput and losses; at least one side ran. Returns whether matplotlib is there."""
     sides = [side for side in report.sides if side.ran]
     title = f"{report.model} on {report.data}, batches of {report.batch_size}, {report.device}"
-    rows = [
-        (f"{side.name}: {name}", COLORS[name], side.filling[name])
-        for side in sides
-        if side.filling is not None
-        for name in ("nodes", "edges")
-    ]
-
-    def draw_real(axes: Axes) -> None:
-        """Draws the filling."""
-        draw_shares(axes, rows)
-        axes.set_title("filling")
-
     panels: dict[str, Draw] = {
         "R": lambda axes: _draw_rates(axes, sides, report.winner),
-        "M": lambda axes: _draw_memory(axes, sides),
         "L": lambda axes: _draw_losses(axes, sides),
-        "F": draw_real,
     }
-    return save_mosaic(path, (11, 3.4 + 0.8 * len(sides)), title, panels, "RM;LF")
+    return save_mosaic(path, (11, 3 + 0.4 * len(sides)), title, panels)
 
 
 def _draw_rates(axes: Axes, sides: Sequence[SideReport], winner: str) -> None:
@@ -310,19 +282,6 @@ def _draw_rates(axes: Axes, sides: Sequence[SideReport], winner: str) -> None:
         xerr=np.maximum(0, [rates - low, high - rates]), capsize=3,
     )  # fmt: skip
     axes.set_title(f"graphs per second, loading included; recommended: {winner}")
-
-
-def _draw_memory(axes: Axes, sides: Sequence[SideReport]) -> None:
-    """Draws the memory that is held, and on top of it what a step adds."""
-    measured = {side.name: side.memory for side in sides if side.memory is not None}
-    held, added = (
-        [memory[part] / MEBI for memory in measured.values()]
-        for part in ("held_bytes", "step_bytes")
-    )
-    axes.barh(range(len(held)), held, color=PADDING)
-    texts = [human_bytes(sum(memory.values())) for memory in measured.values()]
-    draw_bars(axes, list(measured), added, texts, PINK, left=held)
-    axes.set_title("memory, MiB: held (grey), and added by a step")
 
 
 def _draw_losses(axes: Axes, sides: Sequence[SideReport]) -> None:
