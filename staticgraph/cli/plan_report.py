@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from staticgraph.epochs.batcher import Batcher
 from staticgraph.packing.pack import harmonic_mean
 from staticgraph.plans.cost import StepCost
 from staticgraph.plans.plan import BucketPlan, sizes_of
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
-from staticgraph.training.plan_pictures import epochs_of
 
 
 def plan_values(
@@ -32,7 +32,7 @@ def plan_values(
         that the volume of the last bucket allows, and efficiencies are real over physical rows.
     """
     sizes = sizes_of(histogram)
-    batcher = epochs_of(sizes, plan)
+    batcher = Batcher(sizes, plan, exact=plan.batch_size is not None, shuffle=True)
     batches = batcher.epoch(0)
     buckets, real, room = [], np.zeros(2), np.zeros(2)
     for number, capacity in enumerate(plan.capacities):

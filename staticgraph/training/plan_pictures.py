@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 MAP_REACH, MAP_STEPS = 3.0, 36
 
 
-def epochs_of(sizes: np.ndarray, plan: BucketPlan) -> Batcher:
-    """The shuffled epochs of a plan over graphs of these sizes, ``[graphs, components]``."""
-    return Batcher(sizes, plan, exact=plan.batch_size is not None, shuffle=True)
-
-
 def map_around(histogram: SizeHistogram, max_graphs: int | None = None) -> EfficiencyMap:
     """Efficiencies over limits from the largest graph upwards (paper, figure 5)."""
     nodes, edges = histogram.maxima[:2].tolist()
@@ -135,7 +130,7 @@ def _fills(
             ]
         )
     sizes = sizes_of(histogram)
-    batches = epochs_of(sizes, plan).epoch(0)
+    batches = Batcher(sizes, plan, exact=plan.batch_size is not None, shuffle=True).epoch(0)
     rooms = np.array([(capacity.nodes, capacity.edges) for capacity in plan.capacities])
     real = np.array([sizes[batch.ids, :2].sum(axis=0) for batch in batches])
     return real / np.maximum(1, rooms[[batch.bucket for batch in batches]])

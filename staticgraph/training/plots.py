@@ -161,7 +161,7 @@ def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[StepRecord]) -> N
     for end in ends[:-1]:
         axes.axvline(end, color="grey", linewidth=0.8, linestyle=":")
     validated = np.array([(e.val_loss, e.val_metric) for e in report.epochs], float).reshape(-1, 2)
-    some_loss, some_metric = np.isfinite(validated).any(0)
+    some_loss, some_metric = (bool(np.isfinite(column).any()) for column in validated.T)
     if some_loss:
         axes.plot(ends, validated[:, 0], "s", color=BLUE, label="validation loss")
     axes.set(xlabel="step (dotted: the end of an epoch)", ylabel="loss")
@@ -250,11 +250,12 @@ def save_launches_picture(path: Path, report: DryRun) -> bool:
 
     def draw(axes: Axes, part: str) -> None:
         """Draws the launches of a part of the step; the axes' range is shared with the others."""
-        left = np.zeros(len(runs), dtype=int)
+        left, bars = np.zeros(len(runs), dtype=int), None
         for kind in KINDS:
             counts = np.array([run.count(part, kind) for run in runs])
             bars = axes.barh(names, counts, left=left, label=kind)
             left += counts
+        assert bars is not None
         axes.bar_label(bars, [f" {total}" for total in left.tolist()])
         axes.set(title=part, xlabel="launches", ylim=(len(runs) - 0.5, -0.5))
         axes.margins(x=0.15)

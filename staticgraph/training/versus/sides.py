@@ -88,13 +88,15 @@ def plain_mean(loss: Loss, out: Any, data: PlainBatch, gaps: Sequence[str]) -> T
     missing are left out of it and of its gradient."""
     if not gaps:
         return plain_loss(loss, out, data)
-    rows: Any = ReadBatch(PlainBatch(copy.copy(data._data)))
-    for name in gaps:
-        rows[name] = torch.where(torch.isnan(data[name]), 0, data[name])
-    values, weights, added = LossTerms.of(loss(out, rows))
+    labels, rows = {name: data[name] for name in gaps}, ReadBatch(data)
+    for name, label in labels.items():
+        data[name] = torch.where(torch.isnan(label), 0, label)
+    read: Any = rows
+    values, weights, added = LossTerms.of(loss(out, read))
     known = torch.ones_like(values, dtype=torch.bool)
-    for label in (data[name] for name in gaps if name in rows.read()):
-        if label.numel() == known.numel():
+    for name, label in labels.items():
+        data[name] = label
+        if name in rows.read() and label.numel() == known.numel():
             known &= ~torch.isnan(label).view(known.shape)
     shares = known if weights is None else known * weights
     return LossTerms(torch.where(known, values, 0), shares, added).mean()
