@@ -287,10 +287,9 @@ def _draw_rates(axes: Axes, sides: Sequence[SideReport], winner: str) -> None:
 def _draw_losses(axes: Axes, sides: Sequence[SideReport]) -> None:
     """Draws the losses of the first turn, from the same weights over the same batches; each line is
     thinner than the one below it, so that all show."""
-    for thinner, side in enumerate(reversed(sides)):
-        steps = range(1, len(side.losses) + 1)
-        width, order = 1.0 + 1.5 * thinner, 3 - thinner / len(sides)
-        axes.plot(steps, side.losses, ".-", linewidth=width, zorder=order, label=side.name)
+    for place, side in enumerate(sides):
+        steps, width = range(1, len(side.losses) + 1), 1.0 + 1.5 * (len(sides) - 1 - place)
+        axes.plot(steps, side.losses, ".-", linewidth=width, label=side.name)
     axes.set(xlabel="step", ylabel="loss")
     axes.legend()
     compared = [side.equal for side in sides if side.equal is not None]

@@ -117,11 +117,11 @@ class Side:
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    kernels: bool | None = None
 
-    def __init__(self, setting: VersusSetting, name: str) -> None:
+    def __init__(self, setting: VersusSetting, name: str, kernels: bool | None = None) -> None:
         self.setting: VersusSetting = setting
         self.name: str = name
+        self.kernels: bool | None = kernels
         self.report: SideReport = SideReport(name, threads=torch.get_num_threads())
         self.course: list[list[int]] = []
         self.losses: Tensor | None = None
@@ -331,10 +331,9 @@ class StaticSide(Side):
     runner: StaticGraphRunner | None = None
 
     def __init__(self, setting: VersusSetting, name: str, **options: Any) -> None:
-        super().__init__(setting, name)
+        super().__init__(setting, name, name.endswith(KERNELS))
         self._options = options
         self.mode: str = (mode := name.removesuffix(KERNELS))
-        self.kernels = mode != name
         if mode not in MODES or (mode in NO_KERNELS and mode != name):
             with_kernels = [m + KERNELS for m in MODES if m not in NO_KERNELS]
             raise ValueError(
