@@ -69,6 +69,7 @@ def test_what_is_drawn_is_what_was_measured():
     plots.draw_loss(axes, report_of(0.6, 0.8), steps)
     drawn = axes.lines[0].get_ydata()
     assert drawn.tolist() == [step.loss for step in steps]
+    assert axes.lines[0].get_xdata().tolist() == list(range(1, 11))
     (twin,) = (other for other in axes.figure.axes if other is not axes)
     assert twin.lines[0].get_xdata().tolist() == [5, 10]
     assert twin.lines[0].get_ydata().tolist() == [0.6, 0.8]

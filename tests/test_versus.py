@@ -169,6 +169,14 @@ def test_what_computes_something_else_is_said_and_does_not_win(few, monkeypatch)
     assert not report.ok
 
 
+def test_sides_take_turns_and_the_order_alternates():
+    order: list[str] = []
+    sides = {name: lambda name=name: order.append(name) for name in "ab"}
+    times = comparison.take_turns(sides, 0.0, lambda: None)
+    assert "".join(order[:4]) == "abba"
+    assert [len(seconds) for seconds in times.values()] == [comparison.LEAST_ROUNDS] * 2
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_missing_labels_count_as_the_runner_counts_them(weighted):
     nan = float("nan")
