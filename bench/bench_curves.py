@@ -11,7 +11,6 @@ the deadline, and the file holds the finished ones.
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import torch
 
 import staticgraph as sg
 from bench.machine import write
+from bench.options import options_of
 from bench.parts import answer
 from bench.steps import HIV, Shape, bce
 from staticgraph.models import build
@@ -103,17 +103,18 @@ def compare(runs: dict[str, Any], modes: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--models", nargs="+", default=["gine:5x300"])
-    parser.add_argument("--modes", nargs="+", default=["eager", "cuda-graph", "reduce-overhead"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--graphs", type=int, default=10**9, help="molecules of each split")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--deadline", type=float, default=1e9)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = options_of(
+        __doc__,
+        models=["gine:5x300"],
+        modes=["eager", "cuda-graph", "reduce-overhead"],
+        seeds=[0],
+        epochs=5,
+        batch_size=256,
+        graphs=10**9,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        deadline=1e9,
+        json=Path,
+    )
     runs: dict[str, Any] = {}
 
     def part(text: str, mode: str, seed: int):

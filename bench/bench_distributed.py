@@ -28,6 +28,7 @@ import torch.nn.functional as F
 
 import staticgraph as sg
 from bench.machine import write
+from bench.options import options_of
 from staticgraph.distributed.reduction import Reduction
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.text.byte_sizes import human_bytes
@@ -142,15 +143,16 @@ def _settle(on_cuda: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2, 4])
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--deadline", type=float, default=1e9, help="seconds; begin none after it")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options_of(
+        __doc__,
+        ranks=[1, 2, 4],
+        steps=20,
+        hidden=64,
+        layers=4,
+        device="cpu",
+        deadline=1e9,
+        json=Path,
+    )
     until = time.monotonic() + args.deadline
     balance, times = balances(), []
     for world_size in args.ranks:

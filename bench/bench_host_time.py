@@ -26,6 +26,7 @@ import torch.nn.functional as F
 import staticgraph as sg
 from bench.interleave import interleave
 from bench.machine import write
+from bench.options import options_of
 from staticgraph import models
 from staticgraph.recording.recorder import Recorded
 from staticgraph.steps.computation.model_setup import Subject
@@ -133,15 +134,16 @@ def _measured(model: str, layers: int, args: argparse.Namespace) -> dict[str, di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", default="examples/data/esol.npz")
-    parser.add_argument("--model", help="one model instead of both that the bound is given for")
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--layers", type=int, help="of that model")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--json", type=Path, help="also write the figures there")
-    args = parser.parse_args()
+    args = options_of(
+        __doc__,
+        data="examples/data/esol.npz",
+        model=str,
+        hidden=64,
+        layers=int,
+        batch_size=32,
+        rounds=300,
+        json=Path,
+    )
     chosen = MODELS
     if args.model is not None:
         chosen = {args.model: args.layers or MODELS.get(args.model, 5)}

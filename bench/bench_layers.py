@@ -10,7 +10,6 @@ input field must change the output.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -27,6 +26,7 @@ from support.parity import BATCH, CAPACITY, STORE, loss  # noqa: E402
 from support.tape import TapeRecorder  # noqa: E402
 
 import staticgraph as sg  # noqa: E402
+from bench.options import options_of  # noqa: E402
 from bench.parts import answer  # noqa: E402
 from staticgraph.recording.recorder import CudaGraphRecorder  # noqa: E402
 
@@ -70,13 +70,7 @@ def recorded(case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--deadline", type=float, default=1e9)
-    parser.add_argument(
-        "--count", type=int, default=len(CASES), help="of the cases, from the first"
-    )
-    options = parser.parse_args()
+    options = options_of(__doc__, json=Path, deadline=1e9, count=len(CASES))
 
     def every() -> dict[str, Any]:
         until, rows = time.monotonic() + options.deadline, {}

@@ -13,7 +13,6 @@ events per batch.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from torch_geometric.loader import DataLoader
 import staticgraph as sg
 from bench.interleave import interleave
 from bench.machine import write
+from bench.options import options_of
 from staticgraph.batches.collation.collate import fill
 from staticgraph.batches.collation.collate_arguments import collate_arguments
 from staticgraph.batches.slots.slots import Slot
@@ -156,11 +156,9 @@ def test_pyg_loader(benchmark, loading, workers):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = options_of(
+        __doc__, rounds=7, device="cuda" if torch.cuda.is_available() else "cpu", json=Path
+    )
     torch.set_num_threads(1)
     loading = Loading(device=arguments.device)
     contenders = {

@@ -12,7 +12,6 @@ the error.
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,15 @@ import pytest
 import torch
 
 import staticgraph as sg
-from bench.machine import write
+from bench import tables
+from bench.machine import machine, write
+from bench.options import options_of
 from staticgraph import models
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator, ProfilerAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.probe import probe_capacities
 from staticgraph.probing.reading import Probed
 from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.text.byte_sizes import human_bytes
-from staticgraph.text.table import table
 
 HIV = "examples/data/hiv.npz"
 NAMES = ("gine", "gcn", "gat", "gps")
@@ -108,13 +107,7 @@ def compare(
 
 def main() -> None:
     """Prints the table, and with ``--json`` writes the rows."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--hidden", type=int, default=32)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options_of(__doc__, model=NAMES, hidden=32, layers=2, device="cpu", json=Path)
     torch.set_num_threads(1)
     store = sg.datasets.open(HIV)
     rows = []
@@ -125,31 +118,7 @@ def main() -> None:
                 setting = {"hidden": args.hidden, "layers": args.layers}
                 write(args.json, {"setting": setting, "rows": rows})
             print(f"{name} {way}: {100 * rows[-1]['error']:+.3f}%", flush=True)
-    headers = ("model", "training", "form", "predicted", "measured", "error", "update", "s a point")
-    print(
-        table(
-            headers,
-            [
-                (
-                    r["model"],
-                    " ".join(
-                        [
-                            r["optimizer"],
-                            r["autocast"],
-                            f"x{r['accumulate']}" if r["accumulate"] > 1 else "",
-                        ]
-                    ).strip(),
-                    r["form"],
-                    human_bytes(r["predicted_bytes"]),
-                    human_bytes(r["measured_bytes"]),
-                    f"{100 * r['error']:+.3f}%",
-                    f"{100 * r['update_error']:+.3f}%",
-                    f"{r['seconds_a_point']:.2f}",
-                )
-                for r in rows
-            ],
-        )
-    )
+    print(tables.memory({"memory": machine() | {"rows": rows}}))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,6 @@ the number of distinct sizes of ogbg-code2 and ogbg-ppa, whose histograms are no
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -24,6 +23,7 @@ import numpy as np
 from bench import tables
 from bench.interleave import interleave
 from bench.machine import machine, write
+from bench.options import options_of
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.packing import pack_histogram, pack_stream
 from staticgraph.packing.fill import THOROUGH
@@ -214,24 +214,18 @@ def efforts(names: list[str]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--overflow", type=int, metavar="EPOCHS")
-    parser.add_argument("--efforts", action="store_true")
-    parser.add_argument("--only", nargs="*", default=[], help="with --efforts: these sets")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options_of(__doc__, rounds=9, overflow=int, efforts=False, only=[], json=Path)
     found: dict[str, Any]
     if args.efforts:
         found = {"efforts": efforts(args.only)}
-        print(tables.efforts({"packing_efforts": machine() | found}))
+        print(json.dumps(found["efforts"], indent=1))
     elif args.overflow:
         found = {"epochs": args.overflow, "overflow": overflow(args.overflow)}
         print(tables.overflow({"overflow": machine() | found}))
     else:
         found = {"packing": quality_and_speed(args.rounds)}
         found["streams"] = streams(5 * args.rounds)
-        print(tables.packing({"packing": machine() | found}))
+        print(json.dumps(found["packing"], indent=1))
         for row in found["streams"]:
             low, middle, high = (rate / 1e6 for rate in row["graphs_per_s"])
             print(f"{row['what']:18} {middle:5.1f} million graphs a second ({low:.1f}-{high:.1f})")

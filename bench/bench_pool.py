@@ -9,13 +9,13 @@ largest bucket alone; the goal is at most 1.1 times as much.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import staticgraph as sg
+from bench.options import options_of
 from bench.parts import answer
 from bench.steps import HIV, bce
 from staticgraph.models import build
@@ -84,12 +84,9 @@ def pool(hidden: int, layers: int, graphs: tuple[int, ...]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--hidden", type=int, default=300)
-    parser.add_argument("--layers", type=int, default=5)
-    parser.add_argument("--graphs", type=int, nargs="+", default=[32, 64, 128, 256, 512, 1024])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = options_of(
+        __doc__, hidden=300, layers=5, graphs=[32, 64, 128, 256, 512, 1024], json=Path
+    )
     found = answer(
         {"six buckets": lambda: pool(options.hidden, options.layers, tuple(options.graphs))},
         options.json,

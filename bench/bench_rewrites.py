@@ -32,11 +32,14 @@ import staticgraph as sg
 from bench import tables
 from bench.interleave import interleave
 from bench.machine import machine, write
+from bench.options import options_of
 from staticgraph.dryrun.operations import count_step
 from staticgraph.steps.compilation.captured_step import CapturedStep
 from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.computation.model_arguments import forward_of
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.text.how_many import how_many
+from staticgraph.training.versus.sides import PlainSide, VersusSetting
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.written_by_hand import MODELS
@@ -88,26 +91,15 @@ class Contest:
         return epoch
 
     def pyg(self, workers: int):
-        model = copy.deepcopy(self.model)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-        graphs = [self.store[int(i)] for i in self.ids]
-        loader = DataLoader(
-            graphs,
-            batch_sampler=self.order,
-            num_workers=workers,
-            persistent_workers=workers > 0,
+        ids, forward = self.ids, forward_of(self.model)
+        size, device = len(self.order[0]), torch.device("cpu")
+        side = PlainSide(
+            VersusSetting(self.model, self.store, self.plan, squared, forward, ids, size, device),
+            workers=workers,
         )
-        sized = "batch_size" in model.forward.__code__.co_varnames
-
-        def epoch() -> None:
-            for batch in loader:
-                optimizer.zero_grad(set_to_none=True)
-                given = (batch.x, batch.edge_index, batch.edge_attr, batch.batch)
-                out = model(*given, batch.num_graphs) if sized else model(*given)
-                squared(out, batch).mean().backward()
-                optimizer.step()
-
-        return epoch
+        side.prepare()
+        side.begin(self.order)
+        return side.turn
 
     def operations(self) -> tuple[int, int]:
         """Counts the operations of a step: plain PyG's on one of its batches, and rewritten."""
@@ -137,16 +129,17 @@ class Contest:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", nargs="+", default=list(SHOWN), choices=list(MODELS))
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[128])
-    parser.add_argument("--hidden", type=int, nargs="+", default=[64])
-    parser.add_argument("--processor-time", action="store_true")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = options_of(
+        __doc__,
+        models=list(SHOWN),
+        batch_size=[128],
+        hidden=[64],
+        processor_time=False,
+        rounds=5,
+        threads=[1, 2],
+        workers=[0, 1],
+        json=Path,
+    )
     rows: list[dict[str, Any]] = []
     found = {
         "options": vars(options) | {"layers": LAYERS, "data": ESOL},

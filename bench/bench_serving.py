@@ -33,6 +33,7 @@ from safetensors.numpy import save as save_arrays
 
 from bench.load import requests_of, save
 from bench.machine import write
+from bench.options import options_of
 from bench.serving_contenders import ARRAYS, CONTENDERS, FIELDS, HIV
 
 RESULTS = Path(__file__).parent / "results" / "serving.json"
@@ -137,20 +138,21 @@ def turn(process: subprocess.Popen[str], port: int, path: Path, clients: int, s:
 
 def main() -> None:
     """Prints one row per contender and format."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--max-wait-ms", type=float, default=5.0)
-    parser.add_argument("--mode", default="auto")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--only", nargs="*", default=list(CONTENDERS))
-    parser.add_argument("--formats", nargs="*", default=list(FORMATS))
-    parser.add_argument("--save", action="store_true", help="also write to bench/results")
-    parser.add_argument("--serve", choices=CONTENDERS, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = options_of(
+        __doc__,
+        clients=64,
+        seconds=5.0,
+        rounds=3,
+        hidden=64,
+        layers=4,
+        max_wait_ms=5.0,
+        mode="auto",
+        workers=1,
+        only=list(CONTENDERS),
+        formats=list(FORMATS),
+        save=False,
+        serve=str,
+    )
     if args.serve:
         import torch
 

@@ -10,7 +10,6 @@ as fit, in the order of the data, each of which runs until its slowest molecule 
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 import staticgraph as sg
 from bench.machine import write
+from bench.options import options_of
 from staticgraph.steps.computation.model_setup import Subject
 
 CUTOFF, MOST_STEPS = 6.0, 300
@@ -80,11 +80,7 @@ def waiting(graphs: list[Any], rows: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--molecules", type=int, default=200)
-    parser.add_argument("--rows", type=int, default=129)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = options_of(__doc__, molecules=200, rows=129, json=Path)
     graphs = [graph.clone() for graph in systems(options.molecules)]
     sizes = sg.atoms.sizes_within(graphs, CUTOFF)
     # Atoms come closer to each other on the way.

@@ -12,8 +12,6 @@ error.
 
 from __future__ import annotations
 
-import argparse
-import copy
 import sys
 import time
 from collections.abc import Callable
@@ -23,17 +21,19 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
-from bench.interleave import Timing, interleave
+from bench.interleave import interleave
 from bench.machine import write
+from bench.options import options_of
 from bench.rehearsal import LABEL, recorder
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.models import build
 from staticgraph.runner.intake import device_name
+from staticgraph.steps.computation.model_arguments import forward_of
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
+from staticgraph.training.versus.sides import PlainSide, Side, StaticSide, VersusSetting
 
 HIV = "examples/data/hiv.npz"
 # ReLUs flipped by rounding change a loss by about 1e-5 (tests/test_runner.py measures it).
@@ -44,177 +44,76 @@ def bce(out: torch.Tensor, batch) -> torch.Tensor:
     return F.binary_cross_entropy_with_logits(out, batch.y, reduction="none")
 
 
-class Training:
-    """One model, one order of batches, and the ways to train it."""
-
-    def __init__(
-        self, name: str, graphs: int, batch_size: int, hidden: int, layers: int, device: str
-    ) -> None:
-        self.device = device
-        self.store = sg.datasets.open(HIV)
-        self.ids = self.store.splits["train"][:graphs]
-        self.plan = sg.plan_buckets(self.store, batch_size=batch_size)
-        torch.manual_seed(0)
-        self.model = build(name, self.store, hidden=hidden, layers=layers)
-        self.order = [b.ids.tolist() for b in self._loader().batcher.epoch(0)]
-        self.data = {int(i): self.store[int(i)] for i in self.ids}
-        self.losses: dict[str, list[float]] = {}
-
-    def _loader(self, pointers: bool = False) -> sg.StaticLoader:
-        return sg.StaticLoader(
-            self.store,
-            self.plan,
-            indices=self.ids,
-            shuffle=True,
-            pointers=pointers,
-            device=self.device,
-        )
-
-    def static(self, label: str, kernels: bool, **options) -> Callable[[], None]:
-        """Returns a function that trains an epoch with this library."""
-        model = sg.convert(copy.deepcopy(self.model).to(self.device), kernels=kernels)
-        optimizer = self._adam(model)
-        recording = sg.Recording(recorder=recorder(options["mode"]))
-        runner = sg.StaticGraphRunner(
-            model, self.plan, loss=bce, optimizer=optimizer, recording=recording, **options
-        )
-        loader = self._loader(kernels)
-        runner.warmup(self.store, progress=False)
-
-        def epoch() -> None:
-            loader.set_epoch(0)
-            losses = [runner.step(batch) for batch in loader]
-            self.losses.setdefault(label, []).append(float(torch.stack(losses).mean()))
-
-        return epoch
-
-    def _adam(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        on_cuda = self.device == "cuda"
-        return torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=on_cuda)
-
-    def pyg(self, label: str, workers: int, dynamic: bool = False) -> Callable[[], None]:
-        """Returns a function that trains an epoch with PyG at its best.
-
-        Sizes are passed, Adam is fused, and workers are persistent. With ``dynamic``, the model is
-        also compiled for variable shapes.
-        """
-        model = copy.deepcopy(self.model).to(self.device)
-        call = torch.compile(model, dynamic=True) if dynamic else model
-        optimizer = self._adam(model)
-        graphs = [self.data.get(i) for i in range(len(self.store))]
-        loader = DataLoader(
-            graphs,
-            batch_sampler=self.order,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            pin_memory=self.device == "cuda",
-        )
-
-        def epoch() -> None:
-            losses = []
-            for batch in loader:
-                batch = batch.to(self.device, non_blocking=True)
-                optimizer.zero_grad(set_to_none=True)
-                args = (batch.x, batch.edge_index, batch.edge_attr, batch.batch)
-                loss = bce(call(*args, batch.num_graphs), batch).mean()
-                loss.backward()
-                optimizer.step()
-                losses.append(loss.detach())
-            self.losses.setdefault(label, []).append(float(torch.stack(losses).mean()))
-
-        return epoch
+def setting_of(options: Any) -> VersusSetting:
+    """Returns the setting of all contenders."""
+    store = sg.datasets.open(HIV)
+    plan = sg.plan_buckets(store, batch_size=options.batch_size)
+    torch.manual_seed(0)
+    model = build(options.model, store, hidden=options.hidden, layers=options.layers)
+    ids, device = store.splits["train"][: options.graphs], torch.device(options.device)
+    return VersusSetting(
+        model, store, plan, bce, forward_of(model), ids, options.batch_size, device
+    )
 
 
-def asked() -> argparse.Namespace:
-    """Returns the options of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", default="gine")
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--graphs", type=int, default=8192)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--modes", nargs="+", default=["auto"], help="of the runner")
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="of PyG")
-    parser.add_argument("--dynamic", action="store_true", help="PyG under compile(dynamic=True)")
-    parser.add_argument("--deadline", type=float, default=1e9, help="seconds; no round after it")
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+def sides_of(options: Any, setting: VersusSetting, until: float) -> dict[str, Side]:
+    """Returns PyG with each number of workers and this library in each mode, by name; after
+    ``until`` PyG is not compiled."""
+    sides: dict[str, Side] = {}
 
+    def add(name: str, side: Side) -> None:
+        side.prepare()
+        side.begin(setting.course(len(setting.train_ids)))
+        sides[name] = side
 
-def contenders_of(
-    training: Training, options: argparse.Namespace, until: float
-) -> dict[str, Callable[[], object]]:
-    """Returns PyG with each number of workers and this library in each mode, by name."""
-    found = {}
     for workers in options.workers:
-        name = f"PyG, {how_many(workers, 'worker')}"
-        found[name] = training.pyg(name, workers)
+        add(f"PyG, {how_many(workers, 'worker')}", PlainSide(setting, workers=workers))
     for mode in options.modes:
-        suffix = "" if mode == "auto" else f", {mode}"
-        found["static batches" + suffix] = training.static(
-            "static batches" + suffix, options.device == "cuda", mode=mode
-        )
+        side = StaticSide(setting, mode, recording=sg.Recording(recorder=recorder(mode)))
+        side.kernels = options.device == "cuda"
+        add("static batches" + ("" if mode == "auto" else f", {mode}"), side)
     if options.dynamic and time.perf_counter() < until:
         workers = max(options.workers)
-        label = f"PyG, {how_many(workers, 'worker')}, compile(dynamic=True)"
-        found[label] = training.pyg(label, workers, dynamic=True)
-    return found
-
-
-def result_of(training: Training, timing: Timing, best: Timing, name: str) -> dict[str, Any]:
-    """Returns a contender's rate, its speed relative to PyG's best per round, and its last loss."""
-    low, middle, high = np.percentile(best.seconds / timing.seconds, [10, 50, 90])
-    return {
-        "graphs_per_second": float(np.median(len(training.ids) / timing.seconds)),
-        "ratio_to_best_pyg": {"median": middle, "p10": low, "p90": high},
-        "loss": training.losses[name][-1],
-    }
-
-
-def row_of(name: str, result: dict[str, Any]) -> tuple[str, ...]:
-    """Returns a row of the table."""
-    ratio = result["ratio_to_best_pyg"]
-    return (
-        name,
-        f"{result['graphs_per_second']:,.0f}",
-        f"{ratio['median']:.2f} ({ratio['p10']:.2f} to {ratio['p90']:.2f})",
-        f"{result['loss']:.6f}",
-    )
+        name = f"PyG, {how_many(workers, 'worker')}, compile(dynamic=True)"
+        add(name, PlainSide(setting, compiled=True, workers=workers))
+    return sides
 
 
 def main() -> None:
-    options = asked()
+    options = options_of(
+        __doc__, model="gine", hidden=64, layers=4, batch_size=128, graphs=8192, rounds=5,
+        device="cpu", modes=["auto"], workers=[0, 1, 2], dynamic=False, deadline=1e9, json=Path,
+    )  # fmt: skip
     until = time.perf_counter() + options.deadline
-    training = Training(
-        options.model,
-        options.graphs,
-        options.batch_size,
-        options.hidden,
-        options.layers,
-        options.device,
-    )
-    timings = interleave(contenders_of(training, options, until), options.rounds, until=until)
-    best = min(
-        (name for name in timings if name.startswith("PyG")), key=lambda n: timings[n].median
-    )
-    results = {
-        name: result_of(training, timing, timings[best], name) for name, timing in timings.items()
-    }
-    device = device_name(torch.device(options.device))
+    setting = setting_of(options)
+    graphs, last = len(setting.train_ids), {}
+
+    def epoch(name: str, side: Side) -> Callable[[], None]:
+        return lambda: last.update({name: float(side.turn().mean())})
+
+    contenders = {n: epoch(n, side) for n, side in sides_of(options, setting, until).items()}
+    timings = interleave(contenders, options.rounds, until=until)
+    of_pyg = (name for name in timings if name.startswith("PyG"))
+    best = min(of_pyg, key=lambda name: timings[name].median)
+    results, rows = {}, []
+    for name, timing in timings.items():
+        rate = float(np.median(graphs / timing.seconds))
+        low, middle, high = np.percentile(timings[best].seconds / timing.seconds, [10, 50, 90])
+        ratio = {"median": middle, "p10": low, "p90": high}
+        loss = last[name]
+        results[name] = {"graphs_per_second": rate, "ratio_to_best_pyg": ratio, "loss": loss}
+        shown = f"{middle:.2f} ({low:.2f} to {high:.2f})"
+        rows.append((name, f"{rate:,.0f}", shown, f"{loss:.6f}"))
+    device = device_name(setting.device)
     print(
         f"{LABEL}{options.model}, hidden {options.hidden}, {how_many(options.layers, 'layer')}, "
-        f"batch {options.batch_size}, {len(training.ids)} molecules an epoch, {device}, "
-        f"{versions(STEPS)}"
+        f"batch {options.batch_size}, {graphs} molecules an epoch, {device}, {versions(STEPS)}"
     )
-    rows = [row_of(name, result) for name, result in results.items()]
     print(table(("contender", "graphs/s", f"times {best}", "last loss"), rows))
     if options.json:
         write(options.json, {"options": vars(options), "device": device, **results})
-    losses = [result["loss"] for result in results.values()]
-    if max(losses) - min(losses) > LOSS_TOLERANCE:
-        sys.exit(f"the losses differ: {losses}")
+    if max(last.values()) - min(last.values()) > LOSS_TOLERANCE:
+        sys.exit(f"the losses differ: {list(last.values())}")
 
 
 if __name__ == "__main__":

@@ -19,11 +19,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bench import outofcore_tables, serving_tables, tables
 from bench.figures import NOT_MEASURED, RENDERED
 from bench.join_results import rehearsed
+from bench.tables import TABLES
 
-TABLES = {**tables.TABLES, **outofcore_tables.TABLES, **serving_tables.TABLES}
 OF_RESULTS = re.compile(r"(<!-- results:([a-z-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 MARKED = re.compile(r"(<!-- gpu:([a-z]+) -->\n).*?(<!-- /gpu -->)", re.DOTALL)
 

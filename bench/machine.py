@@ -5,7 +5,6 @@ python -m bench.machine [--gpu]        with --gpu, a working CUDA device is requ
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 import staticgraph
+from bench.options import options_of
 from bench.rehearsal import REHEARSAL
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.training import job
@@ -49,9 +49,7 @@ def write(path: Path, results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--gpu", action="store_true")
-    options = parser.parse_args()
+    options = options_of(__doc__, gpu=False)
     print(f"date: {datetime.now(UTC):%Y-%m-%dT%H:%MZ}")
     print(f"gpu: {'none' if REHEARSAL else first_line(GPU)}")
     named = ", ".join(f"{name} {version}" for name, version in versions(PACKAGES).items())

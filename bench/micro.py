@@ -10,7 +10,6 @@ launches back to back.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bench.options import options_of
 from bench.parts import answer
 from bench.settle import only_on_cuda
 from bench.steps import milliseconds
@@ -126,10 +126,7 @@ def timed(cases: Callable[[str], Iterator[Case]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--deadline", type=float, default=math.inf)
-    options = parser.parse_args()
+    options = options_of(__doc__, json=Path, deadline=math.inf)
     kinds = {"linear": linear, "norms": norms, "attention": attention, "adam": adam}
     parts = {name: only_on_cuda(partial(timed, kind)) for name, kind in kinds.items()}
     answer(parts, options.json, options.deadline)

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.outofcore_process import MIB, device_bytes, generated, limit, status
+import numpy as np
+
 from staticgraph.outofcore import (
     Comet,
     InMemory,
@@ -138,3 +141,62 @@ def drop(*paths: Path) -> None:
         os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
+
+
+def sort(args: argparse.Namespace) -> dict[str, Any]:
+    """Partitions generated edges; the peak is of the whole process."""
+    folder = Path(tempfile.mkdtemp(dir=args.scratch))
+    loaded = status("VmSize")
+    # The kernels compile before the limit is set: the compiler is not part of the measurement.
+    partition(lambda: generated(100, 100), 100, 4, folder / "warm", features=None)
+    limit(args.limit_mib)
+    started = time.perf_counter()
+    nodes = args.nodes
+    graph = partition(
+        lambda: generated(nodes, args.edges), nodes, args.partitions, folder / "g", chunk=args.chunk
+    )
+    seconds = time.perf_counter() - started
+    result = {
+        "edges": graph.num_edges,
+        "nodes": graph.num_nodes,
+        "partitions": graph.num_partitions,
+        "seconds": round(seconds, 1),
+        "edges_per_s": round(graph.num_edges / seconds),
+        "peak_resident_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "peak_address_space_mib": status("VmPeak"),
+        "address_space_of_libraries_mib": loaded,
+        "limit_mib": args.limit_mib,
+    }
+    shutil.rmtree(folder)
+    return result
+
+
+MIB = 2**20
+
+
+def generated(num_nodes: int, num_edges: int, piece: int = 1 << 20) -> Iterator[np.ndarray]:
+    """Yields edges with skewed ends: the square of a uniform number favours low node numbers."""
+    for number, low in enumerate(range(0, num_edges, piece)):
+        rng = np.random.default_rng(number)
+        ends = rng.random((2, min(piece, num_edges - low)))
+        yield np.minimum((ends**2 * num_nodes).astype(np.int64), num_nodes - 1)
+
+
+def limit(mib: int | None) -> None:
+    """Sets ``ulimit -v`` for this process; None sets no limit."""
+    if mib:
+        resource.setrlimit(resource.RLIMIT_AS, (mib * MIB, mib * MIB))
+
+
+def status(name: str) -> int:
+    """Returns a line of /proc/self/status in MiB."""
+    text = Path("/proc/self/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith(name)).split()[1]) // 1024
+
+
+def device_bytes(way: str = "read") -> int:
+    """Returns the bytes this process has read from or written to the block device so far."""
+    text = Path("/proc/self/io").read_text()
+    return int(
+        next(line for line in text.splitlines() if line.startswith(f"{way}_bytes")).split()[1]
+    )

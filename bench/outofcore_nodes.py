@@ -11,6 +11,7 @@ neighbourhood is resident in training.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -177,3 +178,25 @@ def our_accuracy(graph: data.NodeData, case: Case, p: int, policy: Any, seed: in
         accuracy = chosen(case.epochs, trainer.train_epoch, score, graph)
         loader.close()
     return accuracy
+
+
+RESULT = Path(__file__).parent / "results" / "outofcore_near.json"
+HALF = PARTITIONS // 2
+WAYS: dict[str, Any] = {
+    "pyg": None,
+    "random": (PARTITIONS, NodeCache(HALF)),
+    "near": (PARTITIONS, NodeCache(HALF, near=HALF)),
+    "dispersed": (PARTITIONS, Dispersed(HALF)),
+}
+
+
+def near(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures ``--seeds`` pairs of every way on each graph.
+
+    With ``--save``, the rows of graphs that were measured before and are not named now are kept.
+    """
+    names = args.graph or list(CASES)
+    before = json.loads(RESULT.read_text())["rows"] if args.save and RESULT.exists() else []
+    rows = [row for row in before if row["graph"] not in names]
+    rows += [row for name in names for row in measured(name, WAYS, args.seeds)]
+    return {"partitions": PARTITIONS, "resident": HALF, "rows": rows}

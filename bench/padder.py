@@ -10,7 +10,6 @@ collation starts from, "a Batch" from what it made, "a GraphStore" from graph nu
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from torch_geometric.data import Batch
 import staticgraph as sg
 from bench.interleave import interleave
 from bench.machine import machine, write
+from bench.options import options_of
 from staticgraph.text.table import table
 
 BATCH_SIZE = 128
@@ -28,10 +28,7 @@ BATCH_SIZE = 128
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = options_of(__doc__, rounds=1000, json=Path)
     torch.set_num_threads(1)
     store = sg.datasets.open("examples/data/hiv.npz")
     train = store.splits["train"]

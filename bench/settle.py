@@ -10,7 +10,6 @@ device, a question that needs one says so.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bench.options import options_of
 from bench.parts import answer
 from bench.rehearsal import REHEARSAL
 from bench.rehearsal import recorder as recorder_of
@@ -223,10 +223,7 @@ def resetting_one() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--deadline", type=float, default=1e9)
-    options = parser.parse_args()
+    options = options_of(__doc__, json=Path, deadline=1e9)
     answer(
         {
             "compiled AdamW records": rehearsed(compiled_adamw_records),

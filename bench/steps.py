@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch_geometric.data import Batch
 
 import staticgraph as sg
-from bench.pad_to_max import largest_batch, padded
 from bench.rehearsal import recorder
 from staticgraph.dryrun.operations import kernels_on_cuda
 from staticgraph.models import build
@@ -129,7 +129,7 @@ class Workload:
 
         The names are ``pyg``, ``pyg-dynamic`` (``torch.compile(dynamic=True)``),
         ``pyg-reduce-overhead`` (over variable shapes), ``pad-to-max`` and ``pad-to-powers`` of two
-        (:mod:`bench.pad_to_max`, reduce-overhead), or a mode of the runner, with ``+kernels`` for a
+        (:func:`padded`, reduce-overhead), or a mode of the runner, with ``+kernels`` for a
         model converted with kernels. ``phases`` are those that a runner is warmed up for.
         """
         on_cuda = self.device == "cuda"
@@ -310,3 +310,28 @@ def compiled_graphs() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
+
+
+def largest_batch(store: sg.GraphStore, batch_size: int, seed: int = 0) -> tuple[int, int]:
+    """Returns the most nodes and the most edges of any batch of an epoch in random order."""
+    ids = np.random.default_rng(seed).permutation(store.splits["train"])
+    whole = store.sizes[ids[: len(ids) // batch_size * batch_size], :2]
+    sums = whole.reshape(-1, batch_size, 2).sum(1)
+    return int(sums[:, 0].max()), int(sums[:, 1].max())
+
+
+def padded(batch: Batch, nodes: int, edges: int) -> dict[str, Tensor]:
+    """Returns a batch's tensors padded to ``nodes + 1`` nodes, ``edges`` edges, one more graph."""
+    more_nodes = nodes + 1 - batch.num_nodes
+    more_edges = edges - batch.num_edges
+
+    def rows(value: Tensor, count: int, fill: int = 0) -> Tensor:
+        return torch.cat([value, value.new_full((count, *value.shape[1:]), fill)])
+
+    return {
+        "x": rows(batch.x, more_nodes),
+        "edge_index": rows(batch.edge_index.t(), more_edges, nodes).t().contiguous(),
+        "edge_attr": rows(batch.edge_attr, more_edges),
+        "batch": rows(batch.batch, more_nodes, batch.num_graphs),
+        "y": batch.y,
+    }

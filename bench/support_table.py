@@ -9,7 +9,6 @@ batch in float64, and whether torch.compile would capture it as one graph of fix
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ from support.layer_cases import CASES, Case  # noqa: E402
 from support.layer_model import call, model_of  # noqa: E402
 from support.parity import BATCH, Result, plain_step, poisoned, static_step, unknown_counts  # noqa: E402
 
+from bench.options import options_of  # noqa: E402
 from staticgraph.nn.refused import REFUSED_FUNCTIONS, REFUSED_LAYERS  # noqa: E402
 
 # Layers of torch_geometric.nn that are not in the table, and why.
@@ -78,9 +78,7 @@ NOT_FOR_BATCHES = {
 
 def main() -> None:
     """Measures all layers and writes the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "reference" / "support.md")
-    out = parser.parse_args().out
+    out = options_of(__doc__, out=ROOT / "docs" / "reference" / "support.md").out
     torch.set_num_threads(1)
     rows = [(case, row(case)) for case in CASES]
     out.write_text("\n".join(page(rows)) + "\n")

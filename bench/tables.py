@@ -9,8 +9,9 @@ missing file gives :data:`bench.figures.NOT_MEASURED`.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from bench.figures import NOT_MEASURED, markdown
@@ -92,41 +93,6 @@ def epochs(found: Mapping[str, Any]) -> str:
     options = found["options"]
     name = str(options["model"]).upper()
     return f"{name} {options['layers']}x{options['hidden']}, batch {options['batch_size']}"
-
-
-def summary(folder: Folder) -> str:
-    """Returns the README's table: training, launches, loading, packing and filling."""
-    rows: list[tuple[str, str, str]] = []
-    for model in TRAINING:
-        found = folder.get(f"training_{model}")
-        if found:
-            ours = found["static batches"]["ratio_to_best_pyg"]
-            base = f"{best_of_pyg(found):,.0f} graphs/s"
-            rows.append((f"training {epochs(found)}", base, f"{ratio(ours)} times"))
-    for name, row in folder.get("launches_steps", {}).get("rows", {}).items():
-        stock, kernels = (row[key]["total"] for key in ("stock, compiled", "kernels, compiled"))
-        what = f"launches of a training step, {name.upper().replace('X', 'x')}, batch 32"
-        rows.append((what, f"{stock:,} (compiled)", f"{kernels:,} (counted, not run)"))
-    if "loader" in folder:
-        found = folder["loader"]
-        plain = max(
-            row["graphs_per_second"] for key, row in found.items() if key.startswith("PyG DataL")
-        )
-        ours = found["StaticLoader"]["graphs_per_second"]
-        rows.append(("loading alone, one core", f"{plain:,.0f} graphs/s", f"{ours:,.0f} graphs/s"))
-    for row in folder.get("packing", {}).get("packing", ()):
-        if row["data"] == "ogbg-molhiv_train":
-            what = f"packs of ogbg-molhiv's training graphs at {tuple(row['limits'])}"
-            best = f"{row['paper_packs']:,} (tuple packing)"
-            ours = f"{row['packs']:,} (at least {row['volume_bound']:,} are needed)"
-            rows.append((what, best, ours))
-    for row in folder.get("overflow", {}).get("overflow", ()):
-        if (row["data"], row["batch_size"]) == ("ogbg-molhiv_train", 128):
-            nodes, edges = map(share, row["filled"])
-            what = "share of a bucket that is real, exact batches of 128 molecules"
-            rows.append((what, "-", f"{nodes} of nodes, {edges} of edges"))
-    below = source("training_gine", folder["training_gine"]) if "training_gine" in folder else ""
-    return f"{markdown(('what', 'plain PyG, or published', 'here'), rows)}\n\n{below}".rstrip()
 
 
 # The names of the models written by hand in the documents.
@@ -296,37 +262,6 @@ def overflow(folder: Folder) -> str:
     return listed(folder, "overflow", "overflow", columns)
 
 
-def efforts(folder: Folder) -> str:
-    def most(row: Mapping[str, Any]) -> str:
-        return "" if row["max_graphs"] is None else f", {row['max_graphs']} graphs"
-
-    columns: Columns = {
-        "histogram": lambda row: data_name(row["data"]),
-        "graphs": lambda row: f"{row['graphs_a_pack']:.1f}",
-        "limits": lambda row: ", ".join(map(str, row["limits"])) + most(row),
-        "listing": lambda row: f"{row['listing']:,}",
-        "fast": lambda row: f"{row['fast']:,}",
-        "best": lambda row: f"{row['best']:,}",
-        "proven bound": lambda row: f"{row['proven']:,}",
-        "fast over it": lambda row: f"{row['fast_over']:.2%}",
-        "best over it": lambda row: f"{row['best_over']:.3%}",
-        "fast, ms": lambda row: f"{1000 * row['fast_cpu_s']:.0f}",
-        "best, s": lambda row: f"{row['best_s']:.1f}",
-    }
-    return listed(folder, "packing_efforts", "efforts", columns)
-
-
-def packing(folder: Folder) -> str:
-    columns: Columns = {
-        "histogram": lambda row: data_name(row["data"]),
-        "packs": lambda row: f"{row['packs']:,}",
-        "bound by volume": lambda row: f"{row['volume_bound']:,}",
-        "published listing": lambda row: f"{row['paper_packs']:,}" if "paper_packs" in row else "-",
-        "ms": lambda row: f"{1e3 * median(row['ours_s']):.1f}",
-    }
-    return listed(folder, "packing", "packing", columns)
-
-
 def memory(folder: Folder) -> str:
     columns: Columns = {
         "model": lambda row: row["model"],
@@ -342,18 +277,91 @@ def memory(folder: Folder) -> str:
     return listed(folder, "memory", "rows", columns)
 
 
+Row = Mapping[str, Any]
+GRAPHS = {"cora": "Cora", "citeseer": "CiteSeer", "cornell5": "Cornell5"}
+
+
+def links(folder: Folder) -> str:
+    found = folder.get("outofcore_fb15k237", {})
+    runs: dict[str, list[Mapping[str, Any]]] = {}
+    for run in found.get("runs", ()):
+        runs.setdefault(run["policy"], []).append(run)
+    rows = [
+        (
+            re.sub(r", (logical=None|assignment='\w+')", "", policy),
+            str(some[0]["partitions"]),
+            " ".join(f"{run['mrr']:.4f}" for run in some),
+            f"{mean(run['mrr'] for run in some):.4f}",
+            str(some[0]["partitions_read"]),
+            f"{mean(run['bias'] for run in some):.2f}",
+        )
+        for policy, some in runs.items()
+    ]
+    headers = ("policy", "partitions", "MRR of each seed", "mean", "partitions read per epoch")
+    return table("outofcore_fb15k237", found, (*headers, "bias"), rows)
+
+
+def policies(folder: Folder) -> str:
+    found = folder.get("outofcore_policies", {})
+    rows = [
+        (
+            row["way"],
+            str(row["partitions"]),
+            str(row["batches"]),
+            str(row["states"]),
+            f"{median(row['cpu_s'][1:]):.1f}",
+            ratio(row["cpu_ratio"]),
+            ratio(row["time_ratio"]),
+            f"{sum(row['waited_s']) / sum(row['epoch_s']):.2%}",
+        )
+        for row in found.get("rows", ())
+    ]
+    headers = ("way", "partitions", "batches", "states", "CPU of an epoch, s", "of in memory")
+    return table("outofcore_policies", found, (*headers, "by the clock", "waited"), rows)
+
+
+def near(folder: Folder) -> str:
+    """Returns one row per graph: PyG's accuracy, and how far each way is from it."""
+    found = folder.get("outofcore_near", {})
+    graphs: dict[str, dict[str, Row]] = {}
+    for row in found.get("rows", ()):
+        graphs.setdefault(row["graph"], {})[row["way"]] = row
+    headers = {"random": "random others", "near": "near", "dispersed": "Dispersed"}
+    rows = [
+        (
+            GRAPHS.get(graph, graph),
+            str(ways["pyg"]["seeds"]),
+            f"{ways['pyg']['mean']:.4f}, {ways['pyg']['deviation']:.4f}",
+            *(f"{ways[way]['difference']:+.4f} ± {ways[way]['error']:.4f}" for way in headers),
+        )
+        for graph, ways in graphs.items()
+    ]
+    columns = ("graph", "pairs", "PyG, deviation", *headers.values())
+    return table("outofcore_near", found, columns, rows)
+
+
+def serving(folder: Folder) -> str:
+    found = folder.get("serving", {})
+    rows = [
+        (
+            *name.rsplit(", ", 1),
+            f"{row['requests_per_s']:,.0f}",
+            f"{row['of_plain']:.1f} times" if "of_plain" in row else "-",
+            f"{row['p50_ms']:.0f} ms",
+            f"{row['p99_ms']:.0f} ms",
+            f"{row['model_us']:,.0f} us",
+            f"{row['readers_us']:,.0f} us" if row["readers_us"] else "-",
+        )
+        for name, row in found.get("results", {}).items()
+    ]
+    headers = ("server", "body", "requests/s", "of plain PyG", "p50", "p99", "own", "readers")
+    return table("serving", found, headers, rows)
+
+
 TABLES: dict[str, Callable[[Folder], str]] = {
-    "summary": summary,
-    "by-hand": by_hand,
-    "training": training,
-    "break-even": break_even,
-    "rewrites": rewrites,
-    "launches": launches,
-    "gpu-rewrites": gpu_rewrites,
-    "loading": loading,
-    "crossing": crossing,
-    "overflow": overflow,
-    "packing": packing,
-    "efforts": efforts,
-    "memory": memory,
+    table_of.__name__.replace("_", "-"): table_of
+    for table_of in (
+        *(by_hand, training, break_even, rewrites, launches, gpu_rewrites, loading, crossing),
+        *(overflow, memory, links, policies, near, serving),
+    )
 }

@@ -10,8 +10,13 @@ from PIL import Image
 from staticgraph.runner.report import Report
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.training import plots
-from staticgraph.training.history import EpochRecord, StepRecord, full_shares, full_steps
-from staticgraph.training.report import TrainReport
+from staticgraph.training.report import (
+    EpochRecord,
+    StepRecord,
+    TrainReport,
+    full_shares,
+    full_steps,
+)
 
 pytestmark = pytest.mark.usefixtures("painted")
 
@@ -64,6 +69,7 @@ def test_what_is_drawn_is_what_was_measured():
     plots.draw_loss(axes, report_of(0.6, 0.8), steps)
     drawn = axes.lines[0].get_ydata()
     assert drawn.tolist() == [step.loss for step in steps]
+    assert axes.lines[0].get_xdata().tolist() == list(range(1, 11))
     (twin,) = (other for other in axes.figure.axes if other is not axes)
     assert twin.lines[0].get_xdata().tolist() == [5, 10]
     assert twin.lines[0].get_ydata().tolist() == [0.6, 0.8]
@@ -92,9 +98,3 @@ def test_filling_is_real_over_physical_rows():
     assert written == ["62.0%", "72.4%", "88.9%", "not used", "not used", "not used"]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels[:2] == ["bucket 0: 100 nodes", "bucket 0: 210 edges"]
-
-
-def test_graphs_without_edges_have_a_filling_of_nodes_alone():
-    axes = Figure().add_subplot()
-    plots.draw_spread(axes, [StepRecord(0, 0, 8, 60, 0, 1.0)], [Capacity(100, 0, 9)])
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["nodes"]

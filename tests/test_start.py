@@ -9,8 +9,7 @@ import pytest
 
 from staticgraph import cli
 from staticgraph.runner.report import Report
-from staticgraph.training.history import EpochRecord
-from staticgraph.training.report import TrainReport
+from staticgraph.training.report import EpochRecord, TrainReport
 
 ESOL = str(Path(__file__).parents[1] / "examples" / "data" / "esol.npz")
 # The commands run in a process of their own in which importing torch ends the command.

@@ -10,7 +10,7 @@ import torch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.training import train
 from staticgraph.training.config import TrainConfig
-from staticgraph.training.history import read_steps
+from staticgraph.training.report import read_steps
 from staticgraph.training.run import TIMED, WARM, timed
 
 CPU = torch.device("cpu")

@@ -22,9 +22,8 @@ from staticgraph.errors import CheckpointCorrupt, Diverged, NonFiniteLoss
 from staticgraph.text.how_many import how_many
 from staticgraph.training import checkpoint, train
 from staticgraph.training.config import TrainConfig
-from staticgraph.training.history import read_steps
 from staticgraph.training.job import Interrupt
-from staticgraph.training.report import TrainReport
+from staticgraph.training.report import TrainReport, read_steps
 
 # Entries that every checkpoint has, whatever the run.
 CHECKPOINTS_OWN = ("format", "version", "random")

@@ -28,9 +28,8 @@ from staticgraph.distributed.ranks import Ranks
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.training import checkpoint, train
 from staticgraph.training.config import TrainConfig
-from staticgraph.training.history import read_steps
 from staticgraph.training.job import Interrupted, device_of
-from staticgraph.training.report import TrainReport
+from staticgraph.training.report import TrainReport, read_steps
 from staticgraph.training.run import Training
 from staticgraph.training.tasks import evaluate, task_of
 

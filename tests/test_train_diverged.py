@@ -13,8 +13,7 @@ from staticgraph.errors import Diverged
 from staticgraph.text.how_many import how_many
 from staticgraph.training import checkpoint
 from staticgraph.training.config import TrainConfig
-from staticgraph.training.history import read_steps
-from staticgraph.training.report import TrainReport
+from staticgraph.training.report import TrainReport, read_steps
 from staticgraph.training.run import Training
 from staticgraph.training.train import train
 
@@ -88,8 +87,8 @@ def test_the_report_is_there_even_if_the_picture_fails(data, tmp_path, monkeypat
 def test_the_picture_draws_what_is_finite(data, tmp_path, finite):
     from matplotlib.figure import Figure
 
-    from staticgraph.training.history import EpochRecord
     from staticgraph.training.plots import draw_loss
+    from staticgraph.training.report import EpochRecord
 
     train(TrainConfig(data, **{**SMALL, "epochs": 1}), tmp_path, progress=False)
     report, steps = TrainReport.load(tmp_path), read_steps(tmp_path / "steps.csv")

@@ -31,7 +31,10 @@ def test_other_tasks(data, model, task, metric, tmp_path, hiv):
         few = sg.GraphStore.from_pyg([hiv[i] for i in ids], name="few")
         spec = str(tmp_path / "few")
         few.with_splits(**sg.datasets.random_split(120, 0)).save(spec)
-    settings = TrainConfig(spec, model=model, hidden=8, layers=1, batch_size=32, epochs=3, lr=3e-3)
+    settings = TrainConfig(
+        spec, model=model, hidden=8, layers=1, batch_size=32, epochs=3, lr=3e-3,
+        compile_mode="eager",
+    )  # fmt: skip
     report = train.train(settings, tmp_path / "run", progress=False)
     assert (report.task, report.metric) == (task, metric)
     assert report.epochs[-1].train_loss < report.epochs[0].train_loss

@@ -17,18 +17,9 @@ from torch_geometric.nn import GINConv, global_add_pool
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.checking.plain_batch import PlainBatch
-from staticgraph.training.versus import comparison
-from staticgraph.training.versus.comparison import (
-    _setting,
-    compare,
-)
-from staticgraph.training.versus.sides import (
-    Filling,
-    PlainSide,
-    StaticSide,
-    fields_with_gaps,
-    plain_mean,
-)
+from staticgraph.training.versus import comparison, sides
+from staticgraph.training.versus.comparison import compare
+from staticgraph.training.versus.sides import PlainSide, StaticSide, fields_with_gaps, plain_mean
 
 
 class Net(nn.Module):
@@ -66,7 +57,7 @@ def few(esol) -> sg.GraphStore:
 
 
 def setting_of(model: nn.Module, store: sg.GraphStore):
-    return _setting(model, store, mse, None, 16, torch.device("cpu"), 1e-3, 0)
+    return comparison.setting_of(model, store, mse, None, 16, torch.device("cpu"), 1e-3, 0)
 
 
 def tried(model: nn.Module, store: sg.GraphStore, *modes: str):
@@ -83,15 +74,15 @@ def test_both_sides_are_measured_and_compute_the_same(report):
     plain, *others = report.sides
     assert [side.name for side in report.sides] == ["PyG", "eager", "fused"]
     assert all(side.ran and side.turns >= 5 and side.graphs_per_s > 0 for side in report.sides)
-    assert plain.filling == Filling(1.0, 1.0, 1.0)
+    assert plain.filling == {"nodes": 1.0, "edges": 1.0, "graphs": 1.0}
     assert plain.losses_apart is None
     for side in others:
-        assert 0.5 < side.filling.nodes <= 1
-        assert 0.5 < side.filling.edges <= 1
+        assert 0.5 < side.filling["nodes"] <= 1
+        assert 0.5 < side.filling["edges"] <= 1
         assert side.losses_apart <= 1e-4
         assert len(side.losses) == len(plain.losses) == report.graphs // 16
-        assert side.memory.held_bytes >= plain.memory.held_bytes > 0
-        assert side.memory.step_bytes > 0
+        assert side.memory["held_bytes"] >= plain.memory["held_bytes"] > 0
+        assert side.memory["step_bytes"] > 0
     assert report.outputs_apart <= 1e-5
     assert report.ok
     assert not report.random
@@ -103,7 +94,7 @@ def test_the_losses_are_those_of_a_loop_by_hand(few, report):
     model = Net()
     optimizer = adam(model, lr=1e-3)
     losses = []
-    for ids in setting_of(model, few).course(len(report.sides[0].losses)).order:
+    for ids in setting_of(model, few).course(len(report.sides[0].losses)):
         data = Batch.from_data_list([few[i] for i in ids])
         loss = F.mse_loss(model(data.x, data.edge_index, data.batch, len(ids)), data.y)
         optimizer.zero_grad()
@@ -178,6 +169,14 @@ def test_what_computes_something_else_is_said_and_does_not_win(few, monkeypatch)
     assert not report.ok
 
 
+def test_sides_take_turns_and_the_order_alternates():
+    order: list[str] = []
+    sides = {name: lambda name=name: order.append(name) for name in "ab"}
+    times = comparison.take_turns(sides, 0.0, lambda: None)
+    assert "".join(order[:4]) == "abba"
+    assert len(times["a"]) == comparison.LEAST_ROUNDS
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_missing_labels_count_as_the_runner_counts_them(weighted):
     nan = float("nan")
@@ -225,9 +224,9 @@ def test_each_contender_runs_on_the_threads_that_suit_it(few, monkeypatch):
     """As on a busy machine, where what takes turns with others on every core crawls."""
     used: dict[str, set[int]] = {}
 
-    def seconds(side):
-        side.turn()
-        return 9.0 if torch.get_num_threads() > 1 and side.name == "PyG" else 0.5
+    def seconds_of(action):
+        action()
+        return 9.0 if torch.get_num_threads() > 1 and action.__self__.name == "PyG" else 0.5
 
     def turns(all_turns, *_, **__):
         for name, turn in all_turns.items():
@@ -235,7 +234,7 @@ def test_each_contender_runs_on_the_threads_that_suit_it(few, monkeypatch):
             used[name] = {torch.get_num_threads()}
         return {name: [100.0] for name in all_turns}
 
-    monkeypatch.setattr(comparison, "_seconds", seconds)
+    monkeypatch.setattr(sides, "seconds_of", seconds_of)
     monkeypatch.setattr(comparison, "take_turns", turns)
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -21,6 +21,7 @@ import shutil
 import sys
 import textwrap
 import tomllib
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,7 +39,7 @@ from cyclopts.config import Dict
 from staticgraph import __version__, errors
 from staticgraph.cli import failures
 from staticgraph.cli.loading import OPTIONS_SET, UsageError
-from staticgraph.text.how_many import how_many
+from staticgraph.text.how_many import how_many, or_nearest
 
 # In the order of docs/cli.md, most useful to a new user first.
 COMMANDS = {
@@ -67,16 +68,7 @@ PIPE_CLOSED = 141
 
 
 # Errors whose message is written for the user; those of the system name the file and the reason.
-KNOWN = (
-    *(
-        kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type)
-        and kind.__module__ == errors.__name__
-        and issubclass(kind, Exception)
-    ),
-    OSError,
-)
+KNOWN = (errors.StaticGraphError, OSError)
 
 
 def make_app(command: str = "") -> App:
@@ -215,8 +207,6 @@ def _run(words: list[str]) -> int:
         sys.exit(0)
     program = f"staticgraph {command}".rstrip()
     if command == "" and not words[0].startswith("-"):
-        from staticgraph.text.how_many import or_nearest
-
         known = f"give one of {', '.join(COMMANDS)}{or_nearest(words[0], COMMANDS)}"
         _refuse(program, f"{words[0]!r}: {known}")
     failures.USER_CODE.clear()
@@ -306,15 +296,11 @@ def _for_the_user(error: Exception) -> str | None:
         return f"out of memory ({first}): ask for smaller sizes or batches"
     if not isinstance(error, ValueError | TypeError):
         return None
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return None
-    room = trace.tb_frame.f_globals.get("__name__", "").split(".")[0]
-    line = linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+    *_, (frame, number) = traceback.walk_tb(error.__traceback__)
+    line = linecache.getline(frame.f_code.co_filename, number)
     stated = isinstance(error, ValueError) or line.lstrip().startswith("raise ")
-    return str(error) if room == "staticgraph" and stated else None
+    ours = frame.f_globals.get("__name__", "").partition(".")[0] == "staticgraph"
+    return str(error) if ours and stated else None
 
 
 def _is_full(error: BaseException | None) -> bool:

@@ -127,17 +127,17 @@ def run(
         report = check(subject, plan, store)
     if dry.gpu:
         return _dry_run(data, dry, model, batch_size, json, report)
-    found, note = Explanation((), ()), f"not looked for, since {report.parity_note}"
+    rewrites, note = Explanation((), ()), f"not looked for, since {report.parity_note}"
     if report.ran:
         with waiting("looking for what is rewritten"):
-            found, note = rewrites_of(module, plan, store)
+            rewrites, note = rewrites_of(module, plan, store)
     if json:
-        missed = [place._asdict() for place in found.missed]
-        done = [{k: v for k, v in p._asdict().items() if k != "reason"} for p in found.done]
-        rewrites = {"done": done, "missed": missed, "note": note}
-        print(to_json({**report.to_dict(), "rewrites": rewrites}))
+        missed = [place._asdict() for place in rewrites.missed]
+        done = [{k: v for k, v in p._asdict().items() if k != "reason"} for p in rewrites.done]
+        listed = {"done": done, "missed": missed, "note": note}
+        print(to_json({**report.to_dict(), "rewrites": listed}))
     else:
-        text = note or f"mode fused\n{found}"
+        text = note or f"mode fused\n{rewrites}"
         print(f"{report}\n\nrewrites: {text}")
     return 0 if report.ok else NOT_STATIC
 

@@ -10,15 +10,14 @@ import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import as_preformatted, table
 from staticgraph.training import plots
 from staticgraph.training.config import STEPS
-from staticgraph.training.history import read_steps
-from staticgraph.training.report import TrainReport, number_text
+from staticgraph.training.report import TrainReport, number_text, read_steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,14 +27,8 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto;
        max-width: 68rem; padding: 1.5rem; }
 h1 { font-size: 1.5rem; margin: 0 0 .2rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-p.sub { color: #555; margin: 0; }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem;
-         margin: 1.25rem 0; }
-.facts div { border: 1px solid #ddd; border-radius: .4rem; padding: .6rem .8rem; }
-.facts b { display: block; font-size: 1.25rem; } .facts span { color: #555; font-size: .85rem; }
-pre { overflow-x: auto; font-size: .85rem; }
-svg { max-width: 100%; height: auto; } .pair { display: flex; flex-wrap: wrap; gap: 1rem; }
-.pair > * { flex: 1 1 26rem; min-width: 0; } .warn { color: #a40000; font-weight: 600; }
+p.sub { color: #555; margin: 0; } pre { overflow-x: auto; font-size: .85rem; }
+svg { max-width: 100%; height: auto; } .warn { color: #a40000; font-weight: 600; }
 """
 # In characters; a table is scrolled, not wrapped.
 WIDTH = 10_000
@@ -64,78 +57,49 @@ def page_of(report: TrainReport, folder: Path) -> str:
     if not steps:
         raise ValueError(f"{folder / STEPS} has no steps: there is nothing to draw")
     capacities = BucketPlan.load(folder / "plan.json").capacities
-    config = report.config
-    title = f"{config['model']} on {report.data['name']}"
+    title = escape(f"{report.config['model']} on {report.data['name']}")
     loss = _drawn(lambda axes: plots.draw_loss(axes, report, steps), (10.5, 4.2))
-    filling = _drawn(lambda axes: plots.draw_filling(axes, steps, capacities), (5.8, 3.2))
-    spread = _drawn(lambda axes: plots.draw_spread(axes, steps, capacities), (5.2, 3.2))
-    settings = [(name, _text(setting)) for name, setting in config.items()]
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title><style>{STYLE}</style></head>
-<body>
-<h1>{escape(title)}</h1>
-<p class="sub">{escape(report.data_text)}</p>
-{_facts(report, len(steps))}
-<h2>Learning</h2>
-{loss}
-{_table(*report.epoch_table())}
-<h2>Filling of the fixed shapes</h2>
-<div class="pair">{filling}{spread}</div>
-<h2>Memory</h2>
-{_memory(report)}
-<h2>Choices</h2>
-<p>graphs: {escape(report.data.get("place", "-"))}</p>
-{as_preformatted(report.runner)}
-<h2>Settings</h2>
-{_table(("setting", "value"), settings)}
-<h2>Versions</h2>
-{_table(("package", "version"), sorted(report.runner.versions.items()))}
-</body></html>
-"""
-
-
-def _facts(report: TrainReport, steps: int) -> str:
-    """The most important numbers, and warnings."""
-    graphs = sum(epoch.graphs for epoch in report.epochs)
-    seconds = sum(epoch.seconds for epoch in report.epochs)
-    last = report.epochs[-1] if report.epochs else None
-    facts = {
-        "training graphs per second": f"{graphs / seconds:,.0f}" if seconds else "-",
-        "steps": f"{steps:,}",
-        "epochs": f"{len(report.epochs)} of {report.config['epochs']}",
-        "last training loss": number_text(last and last.train_loss),
-        f"last validation {report.metric}": number_text(last and last.val_metric),
-        f"test {report.metric}": number_text(report.test_metric),
-    }
-    shown = [f"<div><b>{escape(v)}</b><span>{escape(k)}</span></div>" for k, v in facts.items()]
-    warnings = [f'<p class="warn">{escape(line)}</p>' for line in report.warnings]
-    return "\n".join(['<div class="facts">', *shown, "</div>", *warnings])
-
-
-def _memory(report: TrainReport) -> str:
-    rows = [
+    filling = _drawn(lambda axes: plots.draw_filling(axes, steps, capacities), (10.5, 3.2))
+    memory = [
         (what, human_bytes(count))
         for name, what in MEMORY.items()
         if (count := report.memory.get(name)) is not None
     ]
-    if not rows:
-        return "<p>This run was made by a version that kept no account of it.</p>"
-    return _table(("what", "bytes"), rows)
+    warnings = "".join(f'<p class="warn">{escape(line)}</p>' for line in report.warnings)
+    tested = f"test {report.metric} of the final model: {number_text(report.test_metric)}"
+    sections = {
+        "Learning": (loss, _table(*report.epoch_table()), f"<p>{escape(tested)}</p>"),
+        "Filling of the fixed shapes": (filling,),
+        "Memory": (_table(("what", "bytes"), memory),),
+        "Choices": (
+            f"<p>graphs: {escape(report.data.get('place', '-'))}</p>",
+            as_preformatted(report.runner),
+        ),
+        "Settings": (_table(("setting", "value"), report.config.items()),),
+        "Versions": (_table(("package", "version"), sorted(report.runner.versions.items())),),
+    }
+    body = "\n".join(
+        "\n".join((f"<h2>{heading}</h2>", *parts)) for heading, parts in sections.items()
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>{STYLE}</style></head>
+<body>
+<h1>{title}</h1>
+<p class="sub">{escape(report.data_text)}</p>
+{warnings}
+{body}
+</body></html>
+"""
 
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    return as_preformatted(table(headers, rows, width=WIDTH))
+    cells = [["-" if cell is None else cell for cell in row] for row in rows]
+    return as_preformatted(table(headers, cells, width=WIDTH))
 
 
 def _drawn(draw: Callable[[Axes], None], size: tuple[float, float]) -> str:
     if importlib.util.find_spec("matplotlib") is None:
         return "<p>A plot was left out: matplotlib is not installed.</p>"
     return f"<div>{plots.svg_of(draw, size)}</div>"
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):  # a list of columns
-        return ", ".join(map(str, value))
-    return "-" if value is None else str(value)

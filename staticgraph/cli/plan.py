@@ -127,9 +127,9 @@ def run(*, options: PlanOptions | None = None, json: bool = False) -> int:
     """
     options = options or PlanOptions()
     _check(options)
-    histogram, source, model = _sizes(options)
+    histogram, source, opened = _sizes(options)
     work = _pack if options.limits else _search if options.efficiency else _plan
-    document, text = work(options, histogram, source, model)
+    document, text = work(options, histogram, source, opened)
     print(to_json(document) if json else text)
     return 0
 
@@ -175,8 +175,8 @@ def _check(options: PlanOptions) -> None:
 
 
 def _sizes(options: PlanOptions) -> tuple[SizeHistogram, Any, Any]:
-    """The histogram, the source of the plan (the histogram, or the store with its fields), and the
-    model to probe if it is built without data."""
+    """The histogram, the source of the plan (the histogram, or the store with its fields), and what
+    is opened for a probe, if memory is probed."""
     from staticgraph.sizes.histogram import SizeHistogram
 
     if options.histogram:
@@ -187,11 +187,10 @@ def _sizes(options: PlanOptions) -> tuple[SizeHistogram, Any, Any]:
         store = open_data(options)
         return store.histogram, store, None
     require_names(options, model=options.model, loss=options.loss)
-    from staticgraph.training.parts import build_without_data
+    from staticgraph.training.parts import open_step
 
-    model = build_without_data(options.model)
-    store = open_data(options)
-    return store.histogram, store, model
+    opened = open_step(options)
+    return opened[0].histogram, opened[0], opened
 
 
 def _pack(options: PlanOptions, histogram: SizeHistogram, *_: Any) -> tuple[dict[str, Any], str]:
@@ -259,15 +258,15 @@ def _search(options: PlanOptions, histogram: SizeHistogram, *_: Any) -> tuple[di
         )
     limits = chosen.limits.tolist()
     _draw(options, histogram, [chosen.packing])
-    found = {"limits": limits, "reached": chosen.reached, "reason": chosen.reason}
-    return {**found, **chosen.packing.to_dict()}, (
+    search = {"limits": limits, "reached": chosen.reached, "reason": chosen.reason}
+    return {**search, **chosen.packing.to_dict()}, (
         f"limits {', '.join(map(str, limits))} (capacity {chosen.capacity})\n"
         f"{chosen.packing.harmonic_mean:.2%} filled (harmonic mean): {chosen.reason}"
     )
 
 
 def _plan(
-    options: PlanOptions, histogram: SizeHistogram, source: Any, model: Any
+    options: PlanOptions, histogram: SizeHistogram, source: Any, opened: Any
 ) -> tuple[dict[str, Any], str]:
     """Chooses the capacities."""
     from staticgraph.cli.plan_report import plan_text, plan_values
@@ -278,7 +277,7 @@ def _plan(
     price = StepCost(*options.cost) if options.cost else StepCost()
     best = options.effort == "best"
     begin = time.perf_counter()
-    memory = _memory(options, source, model)
+    memory = _memory(options, opened)
     with nullcontext() if best else waiting("choosing the shapes of batches"):
         plan = plan_buckets(
             source,
@@ -310,7 +309,7 @@ def _draw_knee(
 ) -> list[float]:
     """Draws the cost of an epoch against the number of buckets, and returns the costs."""
     from staticgraph.plans.several import choose_buckets
-    from staticgraph.training.plots import save_cost_picture
+    from staticgraph.training.plan_pictures import save_cost_picture
 
     graphs = options.graphs or GRAPHS
     with waiting("choosing one to six buckets"):
@@ -319,7 +318,7 @@ def _draw_knee(
     return [each.cost for each in choices]
 
 
-def _memory(options: PlanOptions, source: Any, model: Any) -> dict[str, Any]:
+def _memory(options: PlanOptions, opened: Any) -> dict[str, Any]:
     """The arguments of ``plan_buckets`` for --max-memory: the cap, and the memory of a step."""
     if not options.max_memory:
         return {}
@@ -330,7 +329,7 @@ def _memory(options: PlanOptions, source: Any, model: Any) -> dict[str, Any]:
         memory = MemoryModel.load(options.memory)
     else:
         with waiting(f"measuring steps of {options.model}"):
-            memory = make_probe(source, options, ProbeOptions(like="cuda"), model)()
+            memory = make_probe(opened, options, ProbeOptions(like="cuda"))()
     budget = MemoryBudget(options.max_memory)
     return {"memory": memory, "budget": budget, "min_steps_per_epoch": options.min_steps}
 
@@ -344,11 +343,11 @@ def _draw(
     """Writes the files of --plot and --map."""
     if not options.plot and not options.map:
         return
-    from staticgraph.training import plots
+    from staticgraph.training import plan_pictures
 
     with waiting("drawing"):
-        shown = plots.map_around(histogram, options.max_graphs)
+        limits = plan_pictures.map_around(histogram, options.max_graphs)
         if options.map:
-            plots.save_map(options.map, shown)
+            plan_pictures.save_map(options.map, limits)
         if options.plot:
-            plots.save_plan_picture(options.plot, histogram, shown, packings, plan)
+            plan_pictures.save_plan_picture(options.plot, histogram, limits, packings, plan)

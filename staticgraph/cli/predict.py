@@ -6,6 +6,7 @@ import csv
 import io
 import sys
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -138,32 +139,25 @@ def _predict(trained: Trained, store: GraphStore, ids: Any, mode: str) -> dict[s
         real = batch.graph_ids >= 0
         outputs.append(out[real].flatten(1).float().to("cpu", copy=True))
         numbers.append(batch.graph_ids[real].to("cpu", copy=True))
-    order = torch.cat(numbers).argsort()
+    ids = torch.cat(numbers)
+    order = ids.argsort()
     table = torch.cat(outputs)[order]
-    columns = {"graph_ids": torch.cat(numbers)[order].tolist(), "outputs": table.tolist()}
-    if trained.task == "binary":
-        columns["probabilities"] = table.sigmoid().tolist()
-    elif trained.task == "classes":
-        columns["probabilities"] = table.softmax(1).tolist()
+    columns = {"graph_ids": ids[order].tolist(), "outputs": table.tolist()}
+    if trained.task in ("binary", "classes"):
+        shares = table.sigmoid() if trained.task == "binary" else table.softmax(1)
+        columns["probabilities"] = shares.tolist()
     return columns
 
 
 def _csv(columns: dict[str, Any]) -> str:
     """One row per graph: its id, the outputs, and the probabilities if there are any."""
     names = ["graph_id"]
-    for name in ("outputs", "probabilities"):
-        if columns.get(name):
-            single = len(columns[name][0]) == 1
-            label = name.removesuffix("s") if name == "outputs" else "probability"
-            names += [label if single else f"{label}_{k}" for k in range(len(columns[name][0]))]
+    for key, label in (("outputs", "output"), ("probabilities", "probability")):
+        width = len(columns[key][0]) if key in columns else 0
+        names += [label] if width == 1 else [f"{label}_{k}" for k in range(width)]
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(names)
-    rows = zip(
-        columns["graph_ids"],
-        columns["outputs"],
-        columns.get("probabilities") or [()] * len(columns["outputs"]),
-        strict=True,
-    )
-    writer.writerows([number, *outputs, *shares] for number, outputs, shares in rows)
+    for number, *rows in zip(*columns.values(), strict=True):
+        writer.writerow([number, *chain(*rows)])
     return text.getvalue()

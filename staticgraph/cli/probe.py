@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import UsageError, check_sizes, open_data, require_names
+from staticgraph.cli.loading import UsageError, check_sizes, require_names
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import waiting
 from staticgraph.training.options import (
     BYTES,
     MODEL,
-    MODELS,
     OUTPUT_FILE,
     PICTURE_FILE,
     WHOLE,
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
     import torch
 
     from staticgraph.memory.model import MemoryModel
+    from staticgraph.steps.loss.mean_loss import Loss
+    from staticgraph.store.graph_store import GraphStore
 
 HOW = Group.create_ordered("how")
 
@@ -117,7 +118,7 @@ def run(
     import torch
 
     from staticgraph.memory.budget import MemoryBudget
-    from staticgraph.training.parts import build_without_data
+    from staticgraph.training.parts import open_step
     from staticgraph.training.plots import save_memory_picture
 
     if how.device == "cuda" and not torch.cuda.is_available():
@@ -126,16 +127,15 @@ def run(
             "as a GPU's allocator would"
         )
     budget = MemoryBudget(max_memory) if max_memory else None
-    early = build_without_data(step.model)
-    store = open_data(step)
+    opened = open_step(step)
     begin = time.perf_counter()
-    measure = make_probe(store, step, how, early)
+    measure = make_probe(opened, step, how)
     with waiting(f"measuring steps of {step.model}" + (" as compiled" if how.compiled else "")):
         memory = measure()
     seconds = time.perf_counter() - begin
     if out:
         memory.save(out)
-    title = f"{step.model} on {store.name}"
+    title = f"{step.model} on {opened[0].name}"
     drawn = plot is not None and save_memory_picture(plot, memory, title, budget)
     if json:
         print(to_json({**memory.to_dict(), "seconds": seconds}))
@@ -148,39 +148,25 @@ def run(
 
 
 def make_probe(
-    store: Any, step: MeasuredStep, how: ProbeOptions, model: "torch.nn.Module | None" = None
+    opened: "tuple[GraphStore, Loss, torch.nn.Module]", step: MeasuredStep, how: ProbeOptions
 ) -> "Callable[[], MemoryModel]":
-    """The probe that the options name, ready to be called; invalid options are refused here.
+    """The probe that the options name, ready to be called.
 
     Args:
-        store: the data.
+        opened: data, loss and model of the options, from
+            :func:`staticgraph.training.parts.open_step`; the model is converted.
         step: the model and its step.
         how: the measurement.
-        model: the model that the options name, if it is built already.
-
-    Raises:
-        ValueError: a model of the zoo cannot take the graphs, or the model or the loss is invalid.
     """
     import torch
 
     from staticgraph.dryrun.compiled_probe import probe
     from staticgraph.nn import convert
-    from staticgraph.training.parts import build_model
-    from staticgraph.training.tasks import loss_of
 
-    if store.schema.hetero and step.model in MODELS:
-        raise ValueError(
-            f"the models {', '.join(MODELS)} take graphs with one type of nodes, and "
-            f"{store.name} has {len(store.schema.node_axes)} types: give your own model, --model "
-            "MODULE:NAME"
-        )
-    loss, outputs = loss_of(step, store)
-    model = build_model(step, store, outputs, model, seed=0).to(how.device)
-    convert(model, kernels=step.kernels)
+    store, loss, model = opened
+    convert(model.to(how.device), kernels=step.kernels)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     reader: dict[str, Any] = {"like": how.like, "compiled": how.compiled}
-    if how.device == "cuda":
-        reader = {"reader": "cuda"}
     return partial(
         probe,
         model,
@@ -191,5 +177,5 @@ def make_probe(
         autocast=torch.bfloat16 if step.autocast else None,
         accumulate=step.accumulate,
         target=how.gpu,
-        **reader,
+        **({"reader": "cuda"} if how.device == "cuda" else reader),
     )

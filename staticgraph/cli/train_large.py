@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from staticgraph.training.job import Interrupt
 
 # The default partitions and buffer: those of the published comparison.
-SIZES = {
-    "in-memory": (1, 1), "comet": (32, 8), "beta": (16, 4), "node-cache": (16, 8),
-    "dispersed": (16, 8),
-}  # fmt: skip
+SIZES = {"in-memory": (1, 1), "comet": (32, 8), "beta": (16, 4)}
+SIZES |= {"node-cache": (16, 8), "dispersed": (16, 8)}
 # The policies of each task, the default first.
 POLICIES = {
     "link": ("comet", "beta", "in-memory"),
@@ -139,9 +137,9 @@ def run(*, options: LargeOptions, json: bool = False) -> int:
     task = options.task
     if task is None:
         require_graph(options.data)
-        from staticgraph.outofcore.disk.data import has_labels
+        from staticgraph.outofcore.disk import data
 
-        task = "node" if has_labels(options.data) else "link"
+        task = "node" if data.has_labels(options.data) else "link"
     policy = options.policy or POLICIES[task][0]
     if policy not in POLICIES[task]:
         raise UsageError(f"--task {task} takes --policy {', '.join(POLICIES[task])}")
@@ -149,13 +147,18 @@ def run(*, options: LargeOptions, json: bool = False) -> int:
         raise UsageError("--memory chooses for --policy comet")
     require_graph(options.data)
     from staticgraph.files.folder_lock import folder_lock
+    from staticgraph.outofcore.disk import data
     from staticgraph.text.table import table
 
-    train = _train_links if task == "link" else _train_nodes
+    read, train = data.open_nodes, _train_nodes
+    if task == "link":
+        read, train = data.open_links, _train_links
     with folder_lock(options.out):
         if options.overwrite:
             _remove_run(options.out)
-        report, headers, rows, diverged = train(options, policy)
+        with waiting(f"opening {options.data}"):
+            opened = read(options.data)
+        report, headers, rows, diverged = train(options, policy, opened)
         save_json(options.out / REPORT, report)
     if diverged is not None:
         rows.insert(0, ("diverged", f"in epoch {diverged.epoch}"))
@@ -169,27 +172,19 @@ def run(*, options: LargeOptions, json: bool = False) -> int:
 Result = tuple[dict[str, Any], tuple[str, str], list[tuple[str, str]], Diverged | None]
 
 
-def _train_links(options: LargeOptions, name: str) -> Result:
+def _train_links(options: LargeOptions, name: str, triples: Any) -> Result:
     """Trains embeddings, optionally with a graph network on top, and ranks.
 
     A run that diverged has no score; to get the score of the epoch before, use ``--epochs``."""
     from staticgraph.outofcore import LinkConfig, LinkTrainer, evaluate_links, tune
-    from staticgraph.outofcore.disk import data
-    from staticgraph.training.job import Interrupted
+    from staticgraph.training.job import Interrupted, run_epochs
     from staticgraph.training.plots import save_schedule_picture
-    from staticgraph.training.run import run_epochs
 
-    with waiting(f"opening {options.data}"):
-        triples = data.open_links(options.data)
     config = LinkConfig(
-        decoder=options.decoder,
-        dimension=options.dimension,
-        batch_size=options.batch_size or 1000,
+        decoder=options.decoder, dimension=options.dimension, negatives=options.negatives,
+        batch_size=options.batch_size or 1000, rate=options.rate or 0.1, seed=options.seed,
         chunks=options.chunks or (1 if options.encoder else 10),
-        negatives=options.negatives,
-        rate=options.rate or 0.1,
-        seed=options.seed,
-    )
+    )  # fmt: skip
     p, c = options.partitions or SIZES[name][0], options.buffer or SIZES[name][1]
     logical = None
     if options.memory is not None:
@@ -270,22 +265,18 @@ def _encoder(options: LargeOptions) -> dict[str, Any]:
     return {"encoder": encoder, "fanouts": fanouts}
 
 
-def _train_nodes(options: LargeOptions, name: str) -> Result:
+def _train_nodes(options: LargeOptions, name: str, nodes: Any) -> Result:
     """Trains a graph network on sampled neighbourhoods, and tests the weights of the best
     validation accuracy; a run that diverged is not tested."""
     import numpy as np
     import torch
 
     from staticgraph.outofcore import NodeTrainer, SampledGNN, SampledLoader
-    from staticgraph.outofcore.disk import data
+    from staticgraph.training.job import run_epochs
     from staticgraph.training.plots import save_schedule_picture
-    from staticgraph.training.run import run_epochs
 
-    with waiting(f"opening {options.data}"):
-        nodes = data.open_nodes(options.data)
     p, c = options.partitions or SIZES[name][0], options.buffer or SIZES[name][1]
-    fanouts, cache = list(options.fanouts), name == "node-cache"
-    policy = _policy(name, c)
+    fanouts, policy, cache = list(options.fanouts), _policy(name, c), name == "node-cache"
     if (options.out / GRAPH / "manifest.json").exists():
         say(
             f"{options.out} has the partitions of an earlier run, which are used again; its model "
@@ -403,11 +394,8 @@ def _remove_run(folder: Path) -> None:
     from staticgraph.outofcore.disk import manifest
     from staticgraph.outofcore.disk.embeddings import require_only
 
-    foreign = {
-        path.name
-        for path in folder.iterdir()
-        if path.name not in (GRAPH, EMBEDDINGS, REPORT, PICTURE) and path.name[0] != "."
-    }
+    written = (GRAPH, EMBEDDINGS, REPORT, PICTURE)
+    foreign = any(p.name not in written and p.name[0] != "." for p in folder.iterdir())
     ours = manifest.KIND.is_that_of(folder / GRAPH)
     if (foreign and not ours) or ((folder / GRAPH).exists() and not ours):
         raise UsageError(f"{folder} is not a run; choose another --out")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from staticgraph.cli.loading import check_sizes, open_data, require_names
+from staticgraph.cli.loading import check_sizes, require_names
 from staticgraph.files.document import to_json
 from staticgraph.training.options import (
     NAMES,
@@ -66,17 +66,13 @@ def run(
     check_sizes(options.model, options.hidden)
     require_names(options, model=options.model, loss=options.loss)
     from staticgraph.training.job import device_of, machine
-    from staticgraph.training.parts import build_model, build_without_data
-    from staticgraph.training.plots import save_versus_picture
-    from staticgraph.training.tasks import loss_of
+    from staticgraph.training.parts import open_step
     from staticgraph.training.versus.comparison import compare
+    from staticgraph.training.versus.report import save_versus_picture
 
     out.mkdir(parents=True, exist_ok=True)  # fails before a minute of measuring, not after it
     place = device_of(device)
-    early = build_without_data(options.model, seed)
-    store = open_data(options, seed)
-    loss, outputs = loss_of(options, store)
-    model = build_model(options, store, outputs, early, seed)
+    store, loss, model = open_step(options, seed)
     report = compare(
         model,
         store,

@@ -41,14 +41,14 @@ def parse_bytes(text: int | float | str) -> int:
         )
     amount: Any = text
     if isinstance(text, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*", text)
-        if found is None or found[2].upper() not in UNITS:
+        amount_unit = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*", text)
+        if amount_unit is None or amount_unit[2].upper() not in UNITS:
             raise ValueError(
                 f"{text!r} is not an amount of memory: write a number and one of B, KB, MB, GB, "
                 "TB, "
                 "KiB, MiB, GiB, TiB, such as 20GiB; K, M, G and T alone are KiB, MiB, GiB and TiB"
             )
-        amount = float(found[1]) * UNITS[found[2].upper()]
+        amount = float(amount_unit[1]) * UNITS[amount_unit[2].upper()]
     if not math.isfinite(amount):
         raise ValueError(f"{text!r} bytes: give a finite number, or text such as '20GiB'")
     count = int(amount)

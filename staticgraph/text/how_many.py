@@ -17,8 +17,8 @@ ALIKE = 0.6
 def nearest(word: str, words: Iterable[str]) -> str | None:
     """Returns the most similar of ``words``, ignoring case; None if none is similar."""
     known = {each.lower(): each for each in words}
-    found = difflib.get_close_matches(word.lower(), known, n=1, cutoff=ALIKE)
-    return known[found[0]] if found else None
+    matches = difflib.get_close_matches(word.lower(), known, n=1, cutoff=ALIKE)
+    return known[matches[0]] if matches else None
 
 
 def or_nearest(word: str, words: Iterable[str]) -> str:

@@ -87,10 +87,10 @@ def on_terminal() -> bool:
 def _columns() -> int | None:
     """Returns the width for tqdm if it cannot find one: a container's terminal may report 0."""
     try:
-        told = os.get_terminal_size(sys.stderr.fileno()).columns
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
     except (OSError, ValueError):  # not a terminal, or a stream without a file
         return None
-    return None if told else UNTOLD
+    return None if columns else UNTOLD
 
 
 # Collects messages for another process to print.

@@ -13,10 +13,11 @@ another number its steps differ, and the rest of an epoch in progress is skipped
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -26,31 +27,27 @@ from staticgraph.files import atomic
 from staticgraph.text.how_many import how_many
 from staticgraph.training.config import CHECKPOINT as FILE
 from staticgraph.training.config import require_run
-from staticgraph.training.history import History
 from staticgraph.training.parts import RunParts, load_weights
+from staticgraph.training.report import History
 
 FORMAT = "staticgraph.checkpoint"
 # 2: a digest after the contents, which include the digest of the data.
 VERSION = 2
 # The file ends with this and the digest; torch reads the part before it as an ordinary archive.
 TRAILER = b"staticgraph.checkpoint.blake2b:"
-DIGEST_BYTES = 32
+DIGEST = 32
+LAST = len(TRAILER) + DIGEST
 AGAIN = "train again with staticgraph train --overwrite"
 
 
 def save(folder: Path, **state: Any) -> Path:
-    """Writes ``folder/checkpoint.pt`` with ``state`` and the current random states."""
-    path = folder / FILE
+    """Writes ``folder/checkpoint.pt`` with ``state``, by default with the present random states."""
     content = {"format": FORMAT, "version": VERSION, "random": random_state(), **state}
-    with atomic.writing(path) as file:
-        torch.save(content, file)
-        file.flush()
-        end = file.seek(0, 2)
-        file.seek(0)
-        digest = _digest(file, end)
-        file.seek(end)
-        file.write(TRAILER + digest)
-    return path
+    archive = io.BytesIO()
+    torch.save(content, archive)
+    written = archive.getvalue()
+    atomic.write_bytes(folder / FILE, written + TRAILER + _digest(written))
+    return folder / FILE
 
 
 def load(folder: Path) -> dict[str, Any]:
@@ -62,74 +59,64 @@ def load(folder: Path) -> dict[str, Any]:
     """
     require_run(folder)
     path = folder / FILE
-    with path.open("rb") as file:
-        end = path.stat().st_size - len(TRAILER) - DIGEST_BYTES
-        file.seek(max(0, end))
-        sealed = end >= 0 and file.read(len(TRAILER)) == TRAILER
-        written = file.read(DIGEST_BYTES)
-        file.seek(0)
-        if sealed and _digest(file, end) != written:
-            raise CheckpointCorrupt(
-                f"{path} cannot be read (its checksum is not the one written): put back a "
-                f"copy, or {AGAIN}"
-            )
-        file.seek(0)
-        try:
-            content = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch.load raises whatever the bytes happen to lead to
-            reason = type(error).__name__
-            raise CheckpointCorrupt(f"{path} cannot be read ({reason}): {AGAIN}") from error
-    if not isinstance(content, dict):
-        raise CheckpointCorrupt(f"{path} holds a {type(content).__name__}, no run: {AGAIN}")
-    if content.get("format") != FORMAT or content.get("version") != VERSION:
+    written = path.read_bytes()
+    written, trailer, digest = written[:-LAST], written[-LAST:-DIGEST], written[-DIGEST:]
+    if trailer == TRAILER and _digest(written) != digest:
         raise CheckpointCorrupt(
-            f"{path} says {content.get('format')} version {content.get('version')}; this library "
-            f"reads {FORMAT} version {VERSION}: {AGAIN}"
+            f"{path} cannot be read (its checksum is not the one written): put back a copy, or "
+            f"{AGAIN}"
         )
-    if not sealed:
-        raise CheckpointCorrupt(f"{path} cannot be read (its checksum is missing): {AGAIN}")
+    sealed = trailer == TRAILER
+    archive = io.BytesIO(written if sealed else path.read_bytes())
+    try:
+        content: Any = torch.load(archive, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises whatever the bytes happen to lead to
+        reason = type(error).__name__
+        raise CheckpointCorrupt(f"{path} cannot be read ({reason}): {AGAIN}") from error
+    problem = ""
+    if not isinstance(content, dict):
+        problem = f"holds a {type(content).__name__}, no run"
+    elif content.get("format") != FORMAT or content.get("version") != VERSION:
+        problem = (
+            f"says {content.get('format')} version {content.get('version')}; this library reads "
+            f"{FORMAT} version {VERSION}"
+        )
+    elif not sealed:
+        problem = "cannot be read (its checksum is missing)"
+    if problem:
+        raise CheckpointCorrupt(f"{path} {problem}: {AGAIN}")
     return content
 
 
-def _digest(file: BinaryIO, length: int) -> bytes:
-    """BLAKE2b of the next ``length`` bytes."""
-    hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    while length and (block := file.read(min(length, 1 << 20))):
-        hashed.update(block)
-        length -= len(block)
-    return hashed.digest()
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST).digest()
 
 
 def random_state(device: torch.device | None = None) -> dict[str, Any]:
-    """The states of torch's generators, on the CPU and on every CUDA device, or on one."""
-    if device is not None:
-        cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    else:
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    """The states of torch's generators on the CPU and, for a CUDA device, on it."""
+    on_cuda = device is not None and device.type == "cuda"
+    cuda = [torch.cuda.get_rng_state(device)] if on_cuda and device is not None else []
     return {"cpu": torch.get_rng_state(), "cuda": cuda}
 
 
-def set_random_state(state: dict[str, Any], device: torch.device | None = None) -> None:
-    """Restores the output of :func:`random_state`; without a device, those of the GPUs only if
-    their number is the same."""
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Restores the output of :func:`random_state`; earlier versions wrote the states of all GPUs,
+    in their order."""
     torch.set_rng_state(state["cpu"])
-    if device is not None:
-        if device.type == "cuda" and state["cuda"]:
-            torch.cuda.set_rng_state(state["cuda"][0], device)
-    elif torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if device.type == "cuda" and (states := state["cuda"]):
+        torch.cuda.set_rng_state(states[min(device.index or 0, len(states) - 1)], device)
 
 
 def save_run(parts: RunParts, loader: StaticLoader, history: History) -> None:
     """Writes the checkpoint; every rank calls this, and rank 0 writes."""
-    others, ranks = {}, parts.ranks
-    if ranks is not None:
-        others["ranks_random"] = ranks.told(random_state(parts.device))
-        if not ranks.first:
-            return
+    random, ranks = random_state(parts.device), parts.ranks
+    of_ranks = {} if ranks is None else {"ranks_random": ranks.told(random)}
+    if ranks is not None and not ranks.first:
+        return
     save(
         parts.folder,
-        **others,
+        **of_ranks,
+        random=random,
         config=asdict(parts.config),
         data=parts.data,
         plan=parts.plan.to_dict(),
@@ -161,10 +148,9 @@ def restore_run(
     then = saved["of"].get("world_size", 1)
     if now == then:
         loader.load_state_dict(saved)
-        if parts.ranks is None:
-            set_random_state(state["random"])
-        else:
-            set_random_state(state["ranks_random"][parts.ranks.rank], parts.device)
+        ranks = parts.ranks
+        random = state["random"] if ranks is None else state["ranks_random"][ranks.rank]
+        set_random_state(random, parts.device)
         return ""
     # The steps of another number of processes differ, so an epoch in progress is not continued.
     begun = saved["position"] > 0

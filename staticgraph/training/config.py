@@ -57,7 +57,7 @@ def factor(schedule: str, step: int, steps: int, val_losses: Sequence[float | No
         rise = max(1, round(WARMUP * steps))
         return (step + 1) / rise if step < rise else _cosine(step - rise, max(1, steps - rise))
     if schedule == "plateau":
-        return FALL ** _plateaus(val_losses)
+        return FALL ** sum(n > 0 and n % PATIENCE == 0 for n in _without_gain(val_losses))
     return 1.0
 
 
@@ -65,26 +65,19 @@ def _cosine(step: int, steps: int) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / steps)))
 
 
-def _plateaus(val_losses: Sequence[float | None]) -> int:
-    """How often the loss did not fall for :data:`PATIENCE` epochs."""
-    best, since, plateaus = math.inf, 0, 0
+def _without_gain(val_losses: Sequence[float | None]) -> list[int]:
+    """After each epoch, the number of epochs since the loss last fell."""
+    best, since = math.inf, [0]
     for loss in val_losses:
-        if loss is not None and loss < best:
-            best, since = loss, 0
-            continue
-        since += 1
-        if since == PATIENCE:
-            plateaus, since = plateaus + 1, 0
-    return plateaus
+        fell = loss is not None and loss < best
+        best = loss if fell and loss is not None else best
+        since.append(0 if fell else since[-1] + 1)
+    return since[1:]
 
 
 def stands_still(val_losses: Sequence[float | None], epochs: int) -> bool:
     """Whether the validation loss has not fallen for this many epochs."""
-    best, since = math.inf, 0
-    for loss in val_losses:
-        fell = loss is not None and loss < best
-        best, since = (loss, 0) if fell and loss is not None else (best, since + 1)
-    return since >= epochs
+    return _without_gain(val_losses)[-1:] >= [epochs]
 
 
 # Settings that may change when a run is resumed.

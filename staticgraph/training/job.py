@@ -29,6 +29,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from staticgraph.distributed.lost_rank import Watching
 from staticgraph.distributed.ranks import Ranks
+from staticgraph.errors import Diverged
 from staticgraph.files.versions import STEPS, versions
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -63,6 +64,27 @@ class Interrupt:
         self.requested = True
 
 
+def run_epochs(
+    goes_on: Callable[[Interrupt], bool],
+    train_epoch: Callable[[Interrupt], Any],
+    finish_epoch: Callable[[Any], None],
+) -> Diverged | None:
+    """Trains epoch after epoch; returns the divergence that ended the run, if one did.
+
+    Args:
+        goes_on: whether another epoch begins.
+        train_epoch: trains an epoch and returns its record; may raise :class:`Interrupted`.
+        finish_epoch: validates, saves and reports the epoch with this record.
+    """
+    with Interrupt() as interrupt:
+        try:
+            while goes_on(interrupt):
+                finish_epoch(train_epoch(interrupt))
+        except Diverged as error:
+            return error
+    return None
+
+
 Result = TypeVar("Result")
 
 
@@ -73,8 +95,8 @@ def joined() -> Iterator[Ranks | None]:
     Raises:
         RankLost: another process of the job is gone.
     """
-    own = not dist.is_initialized()
-    if own and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    creates = not dist.is_initialized()
+    if creates and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         cuda = torch.cuda.is_available() and dist.is_nccl_available()
         # Keys for this attempt only: after a restart, the store still has addresses of dead
         # processes.
@@ -88,7 +110,7 @@ def joined() -> Iterator[Ranks | None]:
         with Watching(ranks):
             yield ranks
     finally:
-        if own and dist.is_initialized():
+        if creates and dist.is_initialized():
             dist.destroy_process_group()
 
 

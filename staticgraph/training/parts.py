@@ -46,8 +46,8 @@ from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.progress import waiting
 from staticgraph.training.config import SIZES, TrainConfig
 from staticgraph.training.job import device_of, first_alone
-from staticgraph.training.options import ModelOptions
-from staticgraph.training.tasks import Task, TaskLoss, named_loss, task_of
+from staticgraph.training.options import MODELS, ModelOptions
+from staticgraph.training.tasks import Task, TaskLoss, loss_of, named_loss, task_of
 
 
 def digest_of(store: GraphColumns) -> str:
@@ -62,8 +62,8 @@ def digest_of(store: GraphColumns) -> str:
     for name, array in sorted(store.arrays().items()):
         if name.startswith("object"):
             continue
-        said = (name, array.dtype.str, array.shape, crc32_of_array(array))
-        hashed.update(repr(said).encode())
+        entry = (name, array.dtype.str, array.shape, crc32_of_array(array))
+        hashed.update(repr(entry).encode())
     return hashed.hexdigest()[:16]
 
 
@@ -166,6 +166,27 @@ def build_model(
     model = model_of(options, store, num_outputs)
     require_trainable(model, options.model)
     return model
+
+
+def open_step(options: ModelOptions, seed: int = 0) -> tuple[GraphStore, Loss, Module]:
+    """Opens the data that the options name, and builds its loss and its model, in the order in
+    which what is wrong shows soonest.
+
+    Raises:
+        BadGraph: no loss was given, and the data has no target that defines a task.
+        ValueError: a model of the zoo cannot take the graphs, or the model or the loss is invalid.
+    """
+    early = build_without_data(options.model, seed)
+    with waiting(f"opening {options.data}"):
+        store = datasets.open(options.data, target=options.target, task=options.task, seed=seed)
+    if store.schema.hetero and options.model in MODELS:
+        raise ValueError(
+            f"the models {', '.join(MODELS)} take graphs with one type of nodes, and "
+            f"{store.name} has {len(store.schema.node_axes)} types: give your own model, --model "
+            "MODULE:NAME"
+        )
+    loss, outputs = loss_of(options, store)
+    return store, loss, build_model(options, store, outputs, early, seed)
 
 
 def load_weights(model: Module, weights: Mapping[str, Tensor], name: str, folder: Path) -> None:
@@ -305,19 +326,14 @@ class RunParts:
 
     def load(self, split: str, workers: int) -> StaticLoader:
         """A loader of a split; ``train`` is shuffled, with exact batch sizes."""
-        training, ranks = split == "train", self.ranks
-        return StaticLoader(
+        training = split == "train"
+        return self.runner.loader(
             self.source,
-            self.plan,
             indices=self.store.splits[split],
             exact=training,
             shuffle=training,
             seed=self.config.seed,
-            device=self.device,
             num_workers=workers,
-            pointers=self.kernels,
-            rank=0 if ranks is None else ranks.rank,
-            world_size=1 if ranks is None else ranks.world_size,
         )
 
     def _prepared(self, model: Module) -> Module:

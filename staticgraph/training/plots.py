@@ -1,41 +1,34 @@
-"""All plots: a training run, a comparison, a plan, a model of memory, a dry run, a schedule."""
+"""Pictures, and those of a training run, a model of memory, a dry run and a schedule.
+
+A picture is a mosaic of panels, each drawn by a function of its axes. The functions that save one
+return whether they did: without matplotlib they say that the picture is left out.
+"""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from staticgraph.dryrun.launches import KINDS
 from staticgraph.dryrun.report import PARTS, DryRun
-from staticgraph.epochs.batcher import Batcher
 from staticgraph.files import atomic
 from staticgraph.memory.budget import MemoryBudget, scaled
 from staticgraph.memory.model import MemoryModel
 from staticgraph.outofcore.buffer.buffer import StateTime
-from staticgraph.packing.pack import Packing
-from staticgraph.plans.limits import EfficiencyMap, efficiency_map
-from staticgraph.plans.plan import BucketPlan, sizes_of
-from staticgraph.plans.several import SeveralChoice, knee
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import is_left_out
-from staticgraph.training.history import StepRecord, filled, full_steps
-from staticgraph.training.report import TrainReport
+from staticgraph.training.report import StepRecord, TrainReport, filled, full_steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from staticgraph.training.versus.report import SideReport, VersusReport
 
 # Okabe and Ito's palette, which is distinguishable with any colour vision.
 BLUE, ORANGE, GREEN, RED, PINK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
@@ -44,49 +37,51 @@ COLORS = {"nodes": BLUE, "edges": ORANGE, "graphs": GREEN}
 MEBI = 1 << 20
 # The smoothed loss averages over this share of all steps.
 SMOOTHING = 0.04
-# The map's limits go up to this multiple of the largest graph, with this many steps per axis.
-MAP_REACH, MAP_STEPS = 3.0, 36
+
+Draw = Callable[["Axes"], None]
 
 
-def _new_figure(size: tuple[float, float]) -> Figure:
+def _new_figure(size: tuple[float, float], title: str = "") -> Figure:
     """A figure that draws without a display, whatever backend the user chose."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title)
     return figure
 
 
-P = ParamSpec("P")
+def save_mosaic(
+    path: Path,
+    size: tuple[float, float],
+    title: str,
+    panels: Mapping[str, Draw],
+    mosaic: str = "",
+    **more: Any,
+) -> bool:
+    """Draws panels and writes the picture; returns whether matplotlib is there.
 
-
-def _where_matplotlib_is(draw: Callable[Concatenate[Path, P], None]) -> Callable[..., bool]:
-    """A function that draws a picture and returns True; without matplotlib, it says that the
-    picture is left out, and returns False."""
-
-    @wraps(draw)
-    def save(path: Path, *args: P.args, **more: P.kwargs) -> bool:
-        """Draws the picture, if that is possible."""
-        drawn = not is_left_out(path, "matplotlib")
-        if drawn:
-            draw(path, *args, **more)
-        return drawn
-
-    return save
-
-
-@contextmanager
-def _figure(path: Path, size: tuple[float, float], title: str = "") -> Iterator[Figure]:
-    """A figure that is written to a file at the end of the block."""
-    figure = _new_figure(size)
-    if title:
-        figure.suptitle(title)
-    yield figure
+    Args:
+        path: the file.
+        size: width and height in inches.
+        title: above all panels; none if it is empty.
+        panels: one function per letter of the mosaic.
+        mosaic: as for matplotlib's ``subplot_mosaic``; all panels in a row if it is left out.
+        **more: its further arguments.
+    """
+    if is_left_out(path, "matplotlib"):
+        return False
+    figure = _new_figure(size, title)
+    axes: Any = figure.subplot_mosaic(mosaic or "".join(panels), **more)
+    for name, draw in panels.items():
+        draw(axes[name])
     atomic.save_figure(path, figure, dpi=120)
+    return True
 
 
-def svg_of(draw: Callable[[Axes], None], size: tuple[float, float]) -> str:
+def svg_of(draw: Draw, size: tuple[float, float]) -> str:
     """A plot as an ``<svg>`` element, without the XML header before it."""
     import matplotlib as mpl
 
@@ -99,31 +94,23 @@ def svg_of(draw: Callable[[Axes], None], size: tuple[float, float]) -> str:
     return text[text.index("<svg") :]
 
 
-def _draw_shares(axes: Axes, rows: Sequence[tuple[str, str, float | None]]) -> None:
-    """Draws bars of real rows on bars of padding.
-
-    Args:
-        axes: the axes to draw on.
-        rows: label, color, and share from 0 to 1 or None where nothing ran, from top to bottom.
-    """
-    places = range(len(rows))
-    whole = axes.barh(places, 1.0, color=PADDING)
-    axes.barh(places, [share or 0.0 for *_, share in rows], color=[row[1] for row in rows])
-    texts = ["not used" if share is None else f"{share:.1%}" for *_, share in rows]
-    axes.bar_label(whole, texts, padding=3)
-    axes.set_yticks(places, [label for label, *_ in rows])
+def draw_bars(
+    axes: Axes, names: Sequence[str], values: Any, texts: Sequence[str], color: Any, **more: Any
+) -> None:
+    """Draws horizontal bars from top to bottom, each with its name before and a text behind it."""
+    places = range(len(names))
+    axes.bar_label(axes.barh(places, values, color=color, **more), texts, padding=3)
+    axes.set_yticks(places, names)
     axes.invert_yaxis()
-    axes.set(xlim=(0, 1.18), xlabel="share of the rows that is real (grey: padding)")
-    axes.xaxis.set_major_formatter("{x:.0%}")
+    axes.margins(x=0.25)
 
 
 # ---------------------------------------------------------------------- a training run
 
 
-@_where_matplotlib_is
 def save_picture(
     path: Path, report: TrainReport, steps: Sequence[StepRecord], capacities: Sequence[Capacity]
-) -> None:
+) -> bool:
     """Draws loss and validation metric above, the filling of the buckets below.
 
     Args:
@@ -137,11 +124,11 @@ def save_picture(
         f"{config['model']} on {report.data['name']}: {how_many(len(steps), 'step')} of "
         f"{how_many(config['batch_size'], 'graph')}, mode {report.runner.mode}"
     )
-    with _figure(path, (11, 7.5), title) as figure:
-        grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
-        draw_loss(figure.add_subplot(grid[0, :]), report, steps)
-        draw_filling(figure.add_subplot(grid[1, 0]), steps, capacities)
-        draw_spread(figure.add_subplot(grid[1, 1]), steps, capacities)
+    panels: dict[str, Draw] = {
+        "L": lambda axes: draw_loss(axes, report, steps),
+        "F": lambda axes: draw_filling(axes, steps, capacities),
+    }
+    return save_mosaic(path, (11, 7.5), title, panels, "L;F", height_ratios=(3, 2))
 
 
 def pooled_losses(steps: Sequence[StepRecord]) -> np.ndarray:
@@ -163,9 +150,8 @@ def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[StepRecord]) -> N
 
     Only finite values are drawn; for a run that diverged, those before the divergence.
     """
-    pooled = pooled_losses(steps)
     places = np.flatnonzero(np.isfinite([step.loss for step in steps]))
-    losses, numbers = pooled[places], places + 1
+    losses, numbers = pooled_losses(steps)[places], places + 1
     axes.plot(numbers, losses, color=BLUE, alpha=0.4, label="training loss")
     width = min(max(1, round(SMOOTHING * len(steps))), len(losses))
     if width > 1:
@@ -174,24 +160,24 @@ def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[StepRecord]) -> N
     ends = np.cumsum([sum(s.epoch == e.epoch for s in steps) for e in report.epochs])
     for end in ends[:-1]:
         axes.axvline(end, color="grey", linewidth=0.8, linestyle=":")
-    val_losses = [math.nan if e.val_loss is None else e.val_loss for e in report.epochs]
-    if np.isfinite(val_losses).any():
-        axes.plot(ends, val_losses, "s", color=BLUE, label="validation loss")
+    validated = np.array([(e.val_loss, e.val_metric) for e in report.epochs], float).reshape(-1, 2)
+    some_loss, some_metric = (bool(np.isfinite(column).any()) for column in validated.T)
+    if some_loss:
+        axes.plot(ends, validated[:, 0], "s", color=BLUE, label="validation loss")
     axes.set(xlabel="step (dotted: the end of an epoch)", ylabel="loss")
     axes.locator_params(axis="x", integer=True)
     if len(places) < len(steps):
         axes.set_title(f"the losses of {how_many(len(steps) - len(places), 'step')} are not finite")
     axes.legend(loc="upper right")
-    metrics = [math.nan if e.val_metric is None else e.val_metric for e in report.epochs]
-    if np.isfinite(metrics).any():
+    if some_metric:
         right = axes.twinx()
-        right.plot(ends, metrics, "o-", color=RED)
+        right.plot(ends, validated[:, 1], "o-", color=RED)
         right.set_ylabel(f"validation {report.metric}", color=RED)
 
 
 def draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> None:
     """Draws the share of real nodes, edges and graphs of every bucket's full batches, and apart
-    from them that of the last, partial batches of epochs."""
+    from them that of the last, partial batches of epochs: colored bars on grey ones."""
     full = full_steps(steps)
     partial = [step for step in steps if step.graphs < full[0].graphs]
     rows = [
@@ -203,260 +189,55 @@ def draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[C
         for bucket, capacity in enumerate(capacities)
         for name, color in COLORS.items()
     ]
-    if partial:
-        rows += [
-            (f"partial batches: {name}", COLORS[name], filled(partial, capacities, name))
-            for name in ("nodes", "edges")
-        ]
-    _draw_shares(axes, rows)
+    for name in ("nodes", "edges") if partial else ():
+        rows.append((f"partial batches: {name}", COLORS[name], filled(partial, capacities, name)))
+    names, colors, shares = zip(*rows, strict=True)
+    texts = ["not used" if share is None else f"{share:.1%}" for share in shares]
+    draw_bars(axes, names, [1.0] * len(rows), texts, PADDING)
+    axes.barh(range(len(rows)), [share or 0.0 for share in shares], color=colors)
+    axes.set(xlim=(0, 1.18), xlabel="share of the rows that is real (grey: padding)")
+    axes.xaxis.set_major_formatter("{x:.0%}")
     axes.set_title("filling of full batches")
-
-
-def draw_spread(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> None:
-    """Draws how the filling varies over full batches, without the last batch of an epoch."""
-    full = full_steps(steps)
-    shares = {
-        name: [getattr(s, name) / getattr(capacities[s.bucket], name) for s in full]
-        for name in ("nodes", "edges")
-        if all(getattr(capacities[s.bucket], name) for s in full)  # graphs may have no edges
-    }
-    for name, values in shares.items():
-        axes.hist(values, bins=20, color=COLORS[name], alpha=0.65, label=name)
-    axes.set(xlabel="share of a batch's rows that is real", ylabel="batches")
-    axes.xaxis.set_major_formatter("{x:.1%}")
-    axes.locator_params(axis="x", nbins=5)
-    axes.legend()
-    axes.set_title(f"filling of each batch of {how_many(full[0].graphs, 'graph')}")
-
-
-# ---------------------------------------------------------------------- a comparison
-
-
-@_where_matplotlib_is
-def save_versus_picture(path: Path, report: VersusReport) -> None:
-    """Draws throughput and memory above, losses and filling below; at least one side ran."""
-    sides = [side for side in report.sides if side.ran]
-    title = f"{report.model} on {report.data}, batches of {report.batch_size}, {report.device}"
-    with _figure(path, (11, 3.4 + 0.8 * len(sides)), title) as figure:
-        (rates, memory), (losses, filling) = figure.subplots(2, 2)
-        _draw_rates(rates, sides, report)
-        _draw_memory(memory, sides)
-        _draw_losses(losses, sides)
-        rows = [
-            (f"{side.name}: {name}", COLORS[name], getattr(side.filling, name))
-            for side in sides
-            if side.filling is not None
-            for name in ("nodes", "edges")
-        ]
-        _draw_shares(filling, rows)
-        filling.set_title("filling")
-
-
-def _draw_rates(axes: Axes, sides: Sequence[SideReport], report: VersusReport) -> None:
-    """Draws the median of graphs per second, with whiskers from the 10th to the 90th percentile."""
-    rates = np.array([side.graphs_per_s or 0.0 for side in sides])
-    low = np.array([side.graphs_per_s_low or side.graphs_per_s or 0.0 for side in sides])
-    high = np.array([side.graphs_per_s_high or side.graphs_per_s or 0.0 for side in sides])
-    colors = [GREEN if side.name == report.winner else BLUE for side in sides]
-    whiskers = np.maximum(0, [rates - low, high - rates])
-    bars = axes.barh([side.name for side in sides], rates, color=colors, xerr=whiskers, capsize=3)
-    axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates], padding=3)
-    axes.invert_yaxis()
-    axes.margins(x=0.25)
-    axes.set_title(f"graphs per second, loading included; recommended: {report.winner}")
-
-
-def _draw_memory(axes: Axes, sides: Sequence[SideReport]) -> None:
-    """Draws the memory that is held, and on top of it what a step adds."""
-    measured = [(side.name, side.memory) for side in sides if side.memory is not None]
-    names = [name for name, _ in measured]
-    held = [memory.held_bytes / MEBI for _, memory in measured]
-    axes.barh(names, held, color=PADDING)
-    added = [memory.step_bytes / MEBI for _, memory in measured]
-    bars = axes.barh(names, added, left=held, color=PINK)
-    axes.bar_label(bars, [human_bytes(memory.total_bytes) for _, memory in measured], padding=3)
-    axes.invert_yaxis()
-    axes.margins(x=0.25)
-    axes.set_title("memory, MiB: held (grey), and added by a step")
-
-
-def _draw_losses(axes: Axes, sides: Sequence[SideReport]) -> None:
-    """Draws the losses of the first turn, from the same weights over the same batches; each line is
-    thinner than the one below it, so that all show."""
-    for place, side in enumerate(sides):
-        width = 1.0 + 1.5 * (len(sides) - 1 - place)
-        steps = range(1, len(side.losses) + 1)
-        axes.plot(steps, side.losses, marker=".", linewidth=width, label=side.name)
-    axes.set(xlabel="step", ylabel="loss")
-    axes.legend()
-    compared = [side.equal for side in sides if side.equal is not None]
-    verdict = "not compared" if not compared else "equal" if all(compared) else "NOT EQUAL"
-    axes.set_title(f"losses of the first turn: {verdict}")
-
-
-# ---------------------------------------------------------------------- a plan
-
-
-def map_around(histogram: SizeHistogram, max_graphs: int | None = None) -> EfficiencyMap:
-    """Efficiencies over limits from the largest graph upwards (paper, figure 5)."""
-    nodes, edges = histogram.maxima[:2].tolist()
-    grain = max(1, int(np.gcd.reduce(histogram.sizes[:, 1])))
-    steps = np.linspace(1.0, MAP_REACH, MAP_STEPS)
-    return efficiency_map(
-        histogram,
-        np.unique(np.ceil(max(1, nodes) * steps).astype(np.int64)),
-        np.unique(np.ceil(max(1, edges) * steps / grain).astype(np.int64) * grain),
-        max_graphs=max_graphs,
-    )
-
-
-def save_map(path: Path, shown: EfficiencyMap) -> None:
-    """Writes the map as ``max_nodes,max_edges,harmonic_mean``."""
-    lines = ["max_nodes,max_edges,harmonic_mean"]
-    for a, nodes in enumerate(shown.nodes):
-        for b, edges in enumerate(shown.edges):
-            lines.append(f"{nodes},{edges},{shown.harmonic[a, b]:.6f}")
-    atomic.write_text(path, "\n".join(lines) + "\n")
-
-
-@_where_matplotlib_is
-def save_plan_picture(
-    path: Path,
-    histogram: SizeHistogram,
-    shown: EfficiencyMap,
-    packings: Sequence[Packing],
-    plan: BucketPlan | None = None,
-) -> None:
-    """Draws sizes and buckets, efficiency over limits, and the filling of packs."""
-    with _figure(path, (16, 4.8)) as figure:
-        left, middle, right = figure.subplots(1, 3)
-        _draw_sizes(left, histogram, plan)
-        _draw_map(middle, shown, packings)
-        _draw_pack_filling(right, _fills(histogram, packings, plan))
-
-
-@_where_matplotlib_is
-def save_cost_picture(path: Path, name: str, choices: list[SeveralChoice]) -> None:
-    """Draws the cost of an epoch against the number of buckets."""
-    with _figure(path, (7, 4.5)) as figure:
-        axes, last = figure.subplots(), knee(choices)
-        costs = 100 * np.array([choice.cost for choice in choices]) / choices[0].cost
-        axes.plot(range(1, len(costs) + 1), costs, "o-", label=name)
-        axes.plot(last + 1, costs[last], "s", color=RED, markersize=11, fillstyle="none")
-        axes.set(xlabel="buckets", ylabel="cost of an epoch, % of that of one bucket")
-        axes.set_ylim(0, None)
-        axes.set_title("What several buckets save (square: the last that saves 5%)")
-        axes.locator_params(axis="x", integer=True)
-        axes.legend()
-
-
-def _draw_sizes(axes: Axes, histogram: SizeHistogram, plan: BucketPlan | None) -> None:
-    """Draws one dot per size, with a line at the largest graph of each bucket."""
-    order = np.argsort(histogram.counts)  # the frequent sizes on top
-    nodes, edges = histogram.sizes[order, 0], histogram.sizes[order, 1]
-    dots = axes.scatter(nodes, edges, s=9, c=histogram.counts[order], norm="log")
-    axes.figure.colorbar(dots, ax=axes, label="graphs of this size")
-    axes.set(xlabel="nodes of a graph", ylabel="edges of a graph")
-    axes.set_title(f"{how_many(histogram.num_graphs, 'graph')} of {how_many(len(nodes), 'size')}")
-    for number, capacity in enumerate(() if plan is None else plan.capacities):
-        label = f"bucket {number}: {capacity.nodes:,} nodes, {capacity.edges:,} edges, "
-        label += how_many(capacity.graphs, "graph")
-        axes.axvline(capacity.max_graph_nodes, color=f"C{number + 1}", label=label)
-    if plan is not None:
-        axes.legend()
-
-
-def _draw_map(axes: Axes, shown: EfficiencyMap, packings: Sequence[Packing]) -> None:
-    """Draws the harmonic mean of the efficiencies over limits, with the best one marked."""
-    mesh = axes.pcolormesh(shown.edges, shown.nodes, 100 * shown.harmonic, shading="nearest")
-    axes.figure.colorbar(mesh, ax=axes, label="harmonic mean of the efficiencies, %")
-    nodes, edges, value = shown.best
-    axes.plot(edges, nodes, "o", color=RED, fillstyle="none", markersize=12)
-    for packing in packings:
-        if packing.limits[0] <= shown.nodes[-1] and packing.limits[1] <= shown.edges[-1]:
-            axes.plot(packing.limits[1], packing.limits[0], "P", color="white", markersize=9)
-    axes.set(xlabel="limit on edges", ylabel="limit on nodes")
-    axes.set_title(f"limits of a pack: best ({nodes}, {edges}) with {value:.2%}")
-
-
-def _draw_pack_filling(axes: Axes, fills: np.ndarray) -> None:
-    """Draws how full the packs are, ``[packs, 2]``, the fullest first."""
-    for values, name in zip(fills.T, ("nodes", "edges"), strict=True):
-        share = np.arange(1, len(values) + 1) / len(values)
-        label = f"{name}: {values.mean():.2%} on average"
-        axes.plot(100 * share, 100 * np.sort(values)[::-1], color=COLORS[name], label=label)
-    axes.set(xlabel="packs, the fullest first, %", ylabel="real over physical rows, %")
-    axes.set_title(f"filling of {how_many(len(fills), 'pack')}")
-    axes.legend(loc="lower left")
-
-
-def _fills(
-    histogram: SizeHistogram, packings: Sequence[Packing], plan: BucketPlan | None
-) -> np.ndarray:
-    """The filling of nodes and edges, ``[packs, 2]``, of packings or of an epoch of a plan."""
-    if plan is None:
-        filled = [
-            np.repeat(p.loads[:, :2] / np.maximum(1, p.limits[:2]), p.counts, axis=0)
-            for p in packings
-        ]
-        return np.concatenate(filled)
-    sizes = sizes_of(histogram)
-    batches = Batcher(sizes, plan, exact=plan.batch_size is not None, shuffle=True).epoch(0)
-    rows = np.array(
-        [(plan.capacities[b.bucket].nodes, plan.capacities[b.bucket].edges) for b in batches]
-    )
-    real = np.array([sizes[b.ids, :2].sum(axis=0) for b in batches])
-    return real / np.maximum(1, rows)
 
 
 # ---------------------------------------------------------------------- a model of memory
 
 
-@_where_matplotlib_is
 def save_memory_picture(
     path: Path, memory: MemoryModel, title: str, budget: MemoryBudget | None = None
-) -> None:
-    """Draws bytes over nodes with the fitted curve and the cap of a budget, and the error at each
-    point of a memory model, of which it has at least one."""
+) -> bool:
+    """Draws bytes over nodes: the fitted curve, the points of a memory model, of which it has at
+    least one, and the cap of a budget."""
     points = [*memory.points, *([memory.checked] if memory.checked else [])]
-    last = points[-1].capacity
     colors = [GREEN] * len(memory.points) + [RED] * (memory.checked is not None)
-    title = f"{title}: {memory.fit.form} form, measured by {memory.reader}"
-    with _figure(path, (11, 5), title) as figure:
-        curve, errors = figure.subplots(1, 2, width_ratios=(3, 2))
+
+    def draw_curve(axes: Axes) -> None:
+        """Draws what was measured and what was fitted."""
+        last = points[-1].capacity
         line = [scaled(last, share) for share in np.linspace(0.0, 1.05, 200)]
-        curve.plot(
-            [c.nodes for c in line],
-            [memory.predict(c) / MEBI for c in line],
-            label=f"fitted, batches of like graphs, M = {last.max_graph_nodes}",
-        )
-        nodes = [p.capacity.nodes for p in points]
-        held = memory.resident.before_step
+        fitted = [memory.predict(c) / MEBI for c in line]
+        label = f"fitted, batches of like graphs, M = {last.max_graph_nodes}"
+        axes.plot([c.nodes for c in line], fitted, label=label)
+        nodes, held = [p.capacity.nodes for p in points], memory.resident.before_step
         peaks = [(p.nbytes + held + memory.batch.of(p.capacity)) / MEBI for p in points]
-        curve.scatter(nodes, peaks, color=colors, label="measured (red: held out)")
+        axes.scatter(nodes, peaks, color=colors, label="measured (red: held out)")
         fitted = [memory.predict(p.capacity) / MEBI for p in points]
-        curve.scatter(nodes, fitted, color="black", marker="+", label="fitted, at these points")
+        axes.scatter(nodes, fitted, color="black", marker="+", label="fitted, at these points")
         if budget is not None:
             cap = f"cap {human_bytes(budget.max_bytes)}"
-            curve.axhline(budget.max_bytes / MEBI, color=PINK, linestyle="--", label=cap)
-        curve.set(xlabel="nodes of the capacity", ylabel="peak of a step, MiB")
-        curve.set_title("points off the curve have other edges, graphs or M")
-        curve.legend()
-        off = [100 * (memory.fit.predict(p.capacity) / p.nbytes - 1) for p in points]
-        names = [f"{p.capacity.nodes:,}, {p.capacity.edges:,}" for p in points]
-        bars = errors.barh(range(len(points)), off, color=colors)
-        errors.bar_label(bars, [f"{error:+.2f}%" for error in off], padding=3)
-        errors.set_yticks(range(len(points)), names)
-        errors.invert_yaxis()
-        errors.margins(x=0.4)
-        errors.set(xlabel="fitted less measured, %", ylabel="nodes, edges")
+            axes.axhline(budget.max_bytes / MEBI, color=PINK, linestyle="--", label=cap)
+        axes.set(xlabel="nodes of the capacity", ylabel="peak of a step, MiB")
+        axes.set_title("points off the curve have other edges, graphs or M")
+        axes.legend()
+
+    title = f"{title}: {memory.fit.form} form, measured by {memory.reader}"
+    return save_mosaic(path, (8, 5), title, {"C": draw_curve})
 
 
 # ---------------------------------------------------------------------- a dry run
 
 
-@_where_matplotlib_is
-def save_launches_picture(path: Path, report: DryRun) -> None:
+def save_launches_picture(path: Path, report: DryRun) -> bool:
     """Draws the launches of each run by kind, one panel per part of the step.
 
     Raises:
@@ -465,35 +246,38 @@ def save_launches_picture(path: Path, report: DryRun) -> None:
     runs = [run for run in report.runs if run.count()]
     if not runs:
         raise ValueError("no run was counted, so there is nothing to draw")
+    names = [f"{run.mode}, bucket {run.bucket}, {run.phase}" for run in runs]
+
+    def draw(axes: Axes, part: str) -> None:
+        """Draws the launches of a part of the step; the axes' range is shared with the others."""
+        left, bars = np.zeros(len(runs), dtype=int), None
+        for kind in KINDS:
+            counts = np.array([run.count(part, kind) for run in runs])
+            bars = axes.barh(names, counts, left=left, label=kind)
+            left += counts
+        assert bars is not None
+        axes.bar_label(bars, [f" {total}" for total in left.tolist()])
+        axes.set(title=part, xlabel="launches", ylim=(len(runs) - 0.5, -0.5))
+        axes.margins(x=0.15)
+        if part == PARTS[0]:
+            axes.legend()
+
     options = [report.autocast] if report.autocast else []
     options += ["with kernels"] if report.kernels else []
-    names = [f"{run.mode}, bucket {run.bucket}, {run.phase}" for run in runs]
     title = f"{report.model} {', '.join(options)}: {report.label}"
-    with _figure(path, (11, 1.6 + 0.5 * len(runs)), title) as figure:
-        panels = figure.subplots(1, len(PARTS), sharex=True, sharey=True)
-        for panel, part in zip(panels, PARTS, strict=True):
-            left = np.zeros(len(runs), dtype=int)
-            for kind in KINDS:
-                counts = np.array([run.count(part, kind) for run in runs])
-                panel.barh(names, counts, left=left, label=kind)
-                left += counts
-            for place, total in enumerate(left.tolist()):
-                panel.text(total, place, f" {total}", va="center")
-            panel.set(title=part, xlabel="launches")
-            panel.margins(x=0.15)
-        panels[0].invert_yaxis()
-        panels[0].legend()
+    panels: dict[str, Draw] = {part[0]: lambda axes, part=part: draw(axes, part) for part in PARTS}
+    return save_mosaic(path, (11, 1.6 + 0.5 * len(runs)), title, panels, sharex=True, sharey=True)
 
 
 # ---------------------------------------------------------------------- a graph larger than memory
 
 
-@_where_matplotlib_is
-def save_schedule_picture(path: Path, times: Sequence[StateTime], num_partitions: int) -> None:
+def save_schedule_picture(path: Path, times: Sequence[StateTime], num_partitions: int) -> bool:
     """Draws resident partitions, reads and waits over time."""
     reads = [(state.began_s, partition) for state in times for partition in state.entered]
-    with _figure(path, (9, 4.5)) as figure:
-        axes = figure.subplots()
+
+    def draw(axes: Axes) -> None:
+        """Draws a bar per resident partition, a dot per read and a stripe per wait."""
         for state in times:
             lasted_s = state.ended_s - state.began_s
             axes.barh(state.partitions, lasted_s, left=state.began_s, color=BLUE, alpha=0.35)
@@ -505,3 +289,5 @@ def save_schedule_picture(path: Path, times: Sequence[StateTime], num_partitions
             f"{how_many(len(times), 'state')}, {how_many(len(reads), 'partition')} read, waited "
             f"{sum(s.began_s - s.asked_s for s in times):.3f} s"
         )
+
+    return save_mosaic(path, (9, 4.5), "", {"S": draw})

@@ -36,42 +36,22 @@ from staticgraph.training.config import (
     factor,
     stands_still,
 )
-from staticgraph.training.history import (
+from staticgraph.training.job import Interrupt, Interrupted, run_epochs
+from staticgraph.training.parts import RunParts
+from staticgraph.training.report import (
     EpochRecord,
     History,
     StepRecord,
+    TrainReport,
     full_shares,
     summary,
+    task_words,
     write_steps,
 )
-from staticgraph.training.job import Interrupt, Interrupted
-from staticgraph.training.parts import RunParts
-from staticgraph.training.report import TrainReport, task_words
 from staticgraph.training.tasks import evaluate
 
 # Steps that warm caches and allocators, and steps that are timed.
 WARM, TIMED = 4, 16
-
-
-def run_epochs(
-    goes_on: Callable[[Interrupt], bool],
-    train_epoch: Callable[[Interrupt], Any],
-    finish_epoch: Callable[[Any], None],
-) -> Diverged | None:
-    """Trains epoch after epoch; returns the divergence that ended the run, if one did.
-
-    Args:
-        goes_on: whether another epoch begins.
-        train_epoch: trains an epoch and returns its record; may raise :class:`Interrupted`.
-        finish_epoch: validates, saves and reports the epoch with this record.
-    """
-    with Interrupt() as interrupt:
-        try:
-            while goes_on(interrupt):
-                finish_epoch(train_epoch(interrupt))
-        except Diverged as error:
-            return error
-    return None
 
 
 def timed(

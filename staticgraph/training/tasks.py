@@ -60,8 +60,8 @@ def evaluate(
             sums += torch.tensor([[graphs * float("nan" if loss is None else loss), graphs]])
             all_fit = all_fit and fits(out, batch)
         if all_fit:  # copies, since the memory of batch and output is reused
-            kept = (out, batch.y, batch.graph_ids)
-            rows.append(tuple(each[:graphs].to("cpu", copy=True) for each in kept))
+            tensors = (out, batch.y, batch.graph_ids)
+            rows.append(tuple(each[:graphs].to("cpu", copy=True) for each in tensors))
     if ranks is not None and own_loss:
         sums = torch.cat(ranks.gathered(sums)).sum(0, keepdim=True)
         all_fit = ranks.all(all_fit)

@@ -25,7 +25,8 @@ from staticgraph.dryrun.operations import count_step
 from staticgraph.dryrun.report import PARTS
 from staticgraph.memory.model import MemoryModel
 from staticgraph.serving.service import service_of_run
-from staticgraph.training.plots import map_around
+from staticgraph.training.parts import open_step
+from staticgraph.training.plan_pictures import map_around
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
 from staticgraph.training.versus.comparison import compare
@@ -107,13 +108,12 @@ def make_place(folder: Path, graphs: list[Data]) -> None:
 
 def measured_in(place: Path) -> MemoryModel:
     """Returns a memory model as ``probe`` makes it, and trains into the folder ``run``."""
-    store = sg.GraphStore.load(place / "few")
-    step = MeasuredStep("few", model="gin", hidden=4, layers=1)
+    step = MeasuredStep(str(place / "few"), model="gin", hidden=4, layers=1)
     words = [*BASES["train"][:-1], str(place / "run"), "--compile-mode", "eager"]
     words[words.index("few")] = str(place / "few")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         assert status_of(words) == 0
-    return make_probe(store, step, ProbeOptions(like="cuda"))()
+    return make_probe(open_step(step), step, ProbeOptions(like="cuda"))()
 
 
 def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) -> None:
@@ -170,15 +170,15 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) ->
 
     patch.setattr("staticgraph.dryrun.baseline.count_step", once("count", count_step))
     patch.setattr("staticgraph.dryrun.baseline.launched", launched)
-    patch.setattr("staticgraph.training.plots.map_around", once("map", map_around))
+    patch.setattr("staticgraph.training.plan_pictures.map_around", once("map", map_around))
     patch.setattr("staticgraph.checking.check.check", once("check", check))
     patch.setattr("staticgraph.cli.check.rewrites_of", once("rewrites", rewrites_of))
     patch.setattr("staticgraph.training.versus.comparison.compare", once("try", compare))
     for picture in (
-        "training.plots.save_versus_picture",
+        "training.versus.report.save_versus_picture",
         "cli.page.page_of",
-        "training.plots.save_plan_picture",
-        "training.plots.save_cost_picture",
+        "training.plan_pictures.save_plan_picture",
+        "training.plan_pictures.save_cost_picture",
         "training.plots.save_memory_picture",
         "training.plots.save_schedule_picture",
     ):

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from staticgraph.training.config import TrainConfig
-from staticgraph.training.history import read_steps
-from staticgraph.training.report import TrainReport
+from staticgraph.training.report import TrainReport, read_steps
 from staticgraph.training.train import train
 from support.examples import EXAMPLES
 

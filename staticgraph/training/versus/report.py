@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from staticgraph.checking.outcome import Tolerance
@@ -15,15 +16,18 @@ from staticgraph.runner.way_choice import MARGIN
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import as_preformatted, percent, table
-from staticgraph.training.versus.sides import Filling, StepMemory
+from staticgraph.training.plots import BLUE, GREEN, Draw, draw_bars, save_mosaic
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Losses and outputs may differ by this share of the largest.
 TOLERANCE = Tolerance.of(torch.float32).other_order
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SideReport:
-    """The measurements of one side.
+    """The measurements of one side, filled in as they are made.
 
     Rates and ratios are medians over the turns; ``_low`` and ``_high`` are the 10th and 90th
     percentiles. They are None for a side that did not run.
@@ -33,6 +37,8 @@ class SideReport:
         graphs_per_s: real graphs per second, loading included.
         ratio: speed relative to the first side that ran, turn by turn.
         prepare_s: seconds to compile and record.
+        memory: ``held_bytes`` permanently, and ``step_bytes`` that a step adds at its peak.
+        filling: real over physical ``nodes``, ``edges`` and ``graphs``, 0 to 1.
         losses: the losses of the first turn, step by step, from the same weights.
         losses_apart: their difference from those of the first side that ran; None for that side,
             and if random numbers are drawn.
@@ -50,8 +56,8 @@ class SideReport:
     ratio_high: float | None = None
     turns: int = 0
     prepare_s: float = 0.0
-    memory: StepMemory | None = None
-    filling: Filling | None = None
+    memory: Mapping[str, int] | None = None
+    filling: Mapping[str, float] | None = None
     losses: tuple[float, ...] = ()
     losses_apart: float | None = None
     refused: str | None = None
@@ -67,11 +73,6 @@ class SideReport:
     def equal(self) -> bool | None:
         """Whether its losses equal those of the first side; None if they were not compared."""
         return None if self.losses_apart is None else self.losses_apart <= TOLERANCE
-
-    @property
-    def loss(self) -> float:
-        """The mean loss of the first turn."""
-        return sum(self.losses) / max(1, len(self.losses))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,46 +182,41 @@ class VersusReport:
             for side in self.sides
             if side.refused
         ]
-        if self.obstacles:
-            lines.append("what stands in the way:")
+        lines += ["what stands in the way:"] if self.obstacles else []
         for number, obstacle in enumerate(self.obstacles, 1):
             lines += [
                 f"{number}. {obstacle['kind']}: {obstacle['operation']}",
                 f"   {obstacle['where']}: {obstacle['line']}",
                 f"   in {obstacle['module'] or 'the model'}; {obstacle['reason']}",
+                *([f"   instead: {obstacle['remedy']}"] if obstacle["remedy"] else []),
             ]
-            if obstacle["remedy"]:
-                lines.append(f"   instead: {obstacle['remedy']}")
         if self.compared_with == "PyG":
-            lines.append(
-                f"PyG loads with {how_many(self.workers, 'worker')}, its fastest of 0, 1 and 2"
-            )
+            workers = how_many(self.workers, "worker")
+            lines.append(f"PyG loads with {workers}, its fastest of 0, 1 and 2")
         lines += [
             f"WARNING: {side.name} took over ten times as long as before on one thread: the "
             "machine is busy; measure again with nothing else running"
             for side in self.sides
             if side.crawls
         ]
-        lines += [self._equality(), self._won()]
-        return "\n".join(lines)
+        return "\n".join([*lines, self._equality(), self._won()])
 
     def _equality(self) -> str:
-        outputs = "outputs were not compared"
-        if self.outputs_apart is not None:
-            verdict = "equal" if self.outputs_apart <= TOLERANCE else "NOT EQUAL"
-            outputs = f"outputs in evaluation mode are {verdict} ({_apart(self.outputs_apart)})"
-        losses = ""
-        if self.random:
-            losses = "; a training step draws random numbers (dropout?), so losses are not compared"
-        return f"before training, {outputs}{losses}"
+        outputs, apart = "outputs were not compared", self.outputs_apart
+        if apart is not None:
+            verdict = "equal" if apart <= TOLERANCE else "NOT EQUAL"
+            how = f"they differ by {apart:.1e} of the largest" if apart else "to the bit"
+            outputs = f"outputs in evaluation mode are {verdict} ({how})"
+        losses = "; a training step draws random numbers (dropout?), so losses are not compared"
+        return f"before training, {outputs}{losses if self.random else ''}"
 
     def _won(self) -> str:
         if not self.winner:
             return "no side ran, so nothing was measured"
+        first, head, unsteady = self.compared_with, "fastest", ""
         ratios = {s.name: s.ratio or 0.0 for s in self.sides if s.ran and s.equal is not False}
-        ratios[self.winner] = won = ratios.get(self.winner, 0.0)
-        above = max(ratios, key=lambda name: ratios[name])
-        unsteady, head = "", "fastest"
+        won = ratios.setdefault(self.winner, 0.0)
+        above = max(ratios, key=ratios.__getitem__)
         if ratios[above] >= won * (1 + MARGIN):
             head = "recommended"
             unsteady = (
@@ -230,38 +226,72 @@ class VersusReport:
         if self.winner.startswith("PyG"):
             return f"{head}: {self.winner}; no mode of this library is faster here{unsteady}"
         mode, plus, _ = self.winner.partition("+")
-        call = f"StaticGraphRunner({'sg.convert(model, kernels=True)' if plus else 'model'}, plan, "
-        first = self.compared_with
-        repeated = f"as fast as {first}," in self.reason
-        ratio = "" if repeated or not self.reason else f"{won:.2f} times {first}; "
         why = self.reason or f"the simplest mode that ran; no other is {MARGIN:.0%} faster"
-        return f'{head}: {self.winner}, {ratio}{why}\n  {call}mode="{mode}", ...){unsteady}'
-
-
-def _apart(difference: float) -> str:
-    if difference == 0:
-        return "to the bit"
-    return f"they differ by {difference:.1e} of the largest"
+        if self.reason and f"as fast as {first}," not in self.reason:
+            why = f"{won:.2f} times {first}; {why}"
+        model = "sg.convert(model, kernels=True)" if plus else "model"
+        call = f'StaticGraphRunner({model}, plan, mode="{mode}", ...)'
+        return f"{head}: {self.winner}, {why}\n  {call}{unsteady}"
 
 
 def _columns(side: SideReport, first: str) -> dict[str, str]:
     """A side's row of the table; ratios are relative to ``first``, the first side that ran."""
-    filling, memory = side.filling, side.memory
-    verdict = {True: "yes", False: "NO", None: "-"}[side.equal]
-    apart = "" if not side.losses_apart else f" ({side.losses_apart:.0e})"
+    filling, memory = side.filling or {}, side.memory
+    apart = f" ({side.losses_apart:.0e})" if side.losses_apart else ""
+    loss = sum(side.losses) / max(1, len(side.losses))
     columns = {
         "graphs/s": f"{side.graphs_per_s or 0:,.0f}",
         f"times {first or 'PyG'}": f"{side.ratio or 0:.2f}",
-        "p10 to p90": f"{side.ratio_low or 0:.2f} to {side.ratio_high or 0:.2f}"
-        if side.name != first
-        else "-",
-        "memory": "-" if memory is None else human_bytes(memory.total_bytes),
-        "nodes real": percent(filling and filling.nodes),
-        "edges real": percent(filling and filling.edges),
-        "loss": f"{side.loss:.5f}",
-        "losses equal": verdict + apart,
+        "p10 to p90": f"{side.ratio_low or 0:.2f} to {side.ratio_high or 0:.2f}",
+        "memory": "-" if memory is None else human_bytes(sum(memory.values())),
+        "nodes real": percent(filling.get("nodes")),
+        "edges real": percent(filling.get("edges")),
+        "loss": f"{loss:.5f}",
+        "losses equal": {True: "yes", False: "NO", None: "-"}[side.equal] + apart,
         "threads": f"{side.threads}",
         "ready in": f"{side.prepare_s:.1f} s",
     }
+    if side.name == first:
+        columns["p10 to p90"] = "-"
     blank = dict.fromkeys(columns, "-")
     return {"contender": side.name, **(columns if side.ran else blank)}
+
+
+# ---------------------------------------------------------------------- the picture
+
+
+def save_versus_picture(path: Path, report: VersusReport) -> bool:
+    """Draws throughput and losses; at least one side ran. Returns whether matplotlib is there."""
+    sides = [side for side in report.sides if side.ran]
+    title = f"{report.model} on {report.data}, batches of {report.batch_size}, {report.device}"
+    panels: dict[str, Draw] = {
+        "R": lambda axes: _draw_rates(axes, sides, report.winner),
+        "L": lambda axes: _draw_losses(axes, sides),
+    }
+    return save_mosaic(path, (11, 3 + 0.4 * len(sides)), title, panels)
+
+
+def _draw_rates(axes: Axes, sides: Sequence[SideReport], winner: str) -> None:
+    """Draws the median of graphs per second, with whiskers from the 10th to the 90th percentile."""
+    rates, low, high = np.array(
+        [(side.graphs_per_s, side.graphs_per_s_low, side.graphs_per_s_high) for side in sides]
+    ).T
+    draw_bars(
+        axes, [side.name for side in sides], rates, [f"{rate:,.0f}" for rate in rates],
+        [GREEN if side.name == winner else BLUE for side in sides],
+        xerr=np.maximum(0, [rates - low, high - rates]), capsize=3,
+    )  # fmt: skip
+    axes.set_title(f"graphs per second, loading included; recommended: {winner}")
+
+
+def _draw_losses(axes: Axes, sides: Sequence[SideReport]) -> None:
+    """Draws the losses of the first turn, from the same weights over the same batches; each line is
+    thinner than the one below it, so that all show."""
+    for place, side in enumerate(sides):
+        steps, width = range(1, len(side.losses) + 1), 1.0 + 1.5 * (len(sides) - 1 - place)
+        axes.plot(steps, side.losses, ".-", linewidth=width, label=side.name)
+    axes.set(xlabel="step", ylabel="loss")
+    axes.legend()
+    compared = [side.equal for side in sides if side.equal is not None]
+    verdict = "not compared" if not compared else "equal" if all(compared) else "NOT EQUAL"
+    axes.set_title(f"losses of the first turn: {verdict}")

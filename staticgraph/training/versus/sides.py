@@ -3,12 +3,13 @@
 All sides start from the same weights and train on the same graphs in the same batches and order,
 with the same optimizer; only the batching and the execution of the step differ. Plain PyG has its
 DataLoader with the fastest number of workers, fused Adam, sizes passed to a model that takes them,
-and pinned memory on CUDA.
+and pinned memory on CUDA. A side that fails is dropped with the reason, and affects no other.
 """
 
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from staticgraph.steps.loss.mean_loss import Loss, LossTerms
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.training.parts import adam, source_of
+from staticgraph.training.versus.report import SideReport
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,36 +69,13 @@ class VersusSetting:
         """A copy of the model, in training mode on the device."""
         return copy.deepcopy(self.model).to(self.device).train()
 
-    def course(self, batches: int) -> Course:
-        """The first ``batches`` batches of the first epoch of a training."""
+    def course(self, batches: int) -> list[list[int]]:
+        """The ids of the first ``batches`` batches of the first epoch of a training."""
         batcher = Batcher(
             self.store.sizes, self.plan, indices=self.train_ids, exact=True, shuffle=True,
             seed=self.seed,
         )  # fmt: skip
-        order = [batch.ids.tolist() for batch in islice(batcher.epoch(0), batches)]
-        return Course(order, {i: self.store[i] for ids in order for i in ids})
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Course:
-    """The batches of a turn: the ids of each batch, and the graphs as PyG objects."""
-
-    order: list[list[int]]
-    graphs: dict[int, Any]
-
-    @property
-    def num_graphs(self) -> int:
-        """The number of graphs in all batches together."""
-        return sum(map(len, self.order))
-
-
-@dataclass(frozen=True, slots=True)
-class Filling:
-    """Real rows over physical rows, 0 to 1."""
-
-    nodes: float
-    edges: float
-    graphs: float
+        return [batch.ids.tolist() for batch in islice(batcher.epoch(0), batches)]
 
 
 def fields_with_gaps(schema: Schema) -> tuple[str, ...]:
@@ -104,39 +83,23 @@ def fields_with_gaps(schema: Schema) -> tuple[str, ...]:
     return tuple(f.name for f in schema if f.has_nan and f.dtype.startswith("float"))
 
 
-class _Labels(ReadBatch):
-    """A batch with zeros in place of NaN in some fields."""
-
-    def __init__(self, data: PlainBatch, gaps: Sequence[str]) -> None:
-        super().__init__(data)
-        self.__dict__["_gaps"] = gaps
-
-    def __getattr__(self, name: str) -> Any:
-        value = super().__getattr__(name)
-        return torch.where(torch.isnan(value), 0, value) if name in self._gaps else value
-
-    def __getitem__(self, name: Any) -> Any:
-        return getattr(self, name)
-
-
 def plain_mean(loss: Loss, out: Any, data: PlainBatch, gaps: Sequence[str]) -> Tensor:
     """The mean of a loss over an unpadded batch, 0-dim; entries of the fields ``gaps`` that are
     missing are left out of it and of its gradient."""
     if not gaps:
         return plain_loss(loss, out, data)
-    rows: Any = _Labels(data, gaps)
-    terms = LossTerms.of(loss(out, rows))
-    labels = [data[name] for name in gaps if name in rows.read()]
-    if not labels:
-        return terms.mean()
-    known = torch.ones_like(terms.values, dtype=torch.bool)
-    for label in labels:
-        if label.numel() == known.numel():
+    labels, rows = {name: data[name] for name in gaps}, ReadBatch(data)
+    for name, label in labels.items():
+        data[name] = torch.where(torch.isnan(label), 0, label)
+    read: Any = rows
+    values, weights, added = LossTerms.of(loss(out, read))
+    known = torch.ones_like(values, dtype=torch.bool)
+    for name, label in labels.items():
+        data[name] = label
+        if name in rows.read() and label.numel() == known.numel():
             known &= ~torch.isnan(label).view(known.shape)
-    shares = known.to(terms.values.dtype)
-    if terms.weights is not None:
-        shares = shares * terms.weights.to(shares.dtype).expand(shares.shape)
-    return terms.add_to(torch.where(known, terms.values * shares, 0).sum() / shares.sum())
+    shares = known if weights is None else known * weights
+    return LossTerms(torch.where(known, values, 0), shares, added).mean()
 
 
 class Side:
@@ -144,22 +107,35 @@ class Side:
 
     Attributes:
         name: the name in the report.
-        model, optimizer: those of this side alone.
-        course: the batches of the next turns.
+        report: what was measured so far, or why the side was dropped.
+        model, optimizer: those of this side alone, from :meth:`prepare` on.
+        course: the ids of the batches of a turn.
+        losses: those of the first turn, ``[batches]``.
+        kernels: whether the static model has the fused kernels; None for plain PyG.
+        batch_s, one_thread_s: seconds per batch, and on one thread; 0 where not measured.
     """
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
 
     def __init__(self, setting: VersusSetting, name: str, kernels: bool | None = None) -> None:
         self.setting: VersusSetting = setting
         self.name: str = name
-        model = setting.fresh_model()
-        self.model: torch.nn.Module = model if kernels is None else convert(model, kernels=kernels)
-        self.optimizer: torch.optim.Optimizer = adam(self.model, setting.lr, setting.device)
-        self.course: Course = Course([], {})
+        self.kernels: bool | None = kernels
+        self.report: SideReport = SideReport(name, threads=torch.get_num_threads())
+        self.course: list[list[int]] = []
+        self.losses: Tensor | None = None
+        self.batch_s: float = 0.0
+        self.one_thread_s: float = 0.0
 
     def prepare(self) -> None:
-        """Does what is done once, before the first step."""
+        """Makes the model and does what is done once, before the first step."""
+        self.model = self.setting.fresh_model()
+        if self.kernels is not None:
+            convert(self.model, kernels=self.kernels)
+        self.optimizer = adam(self.model, self.setting.lr, self.setting.device)
 
-    def begin(self, course: Course) -> None:
+    def begin(self, course: list[list[int]]) -> None:
         """Sets the course of the following turns."""
         self.course = course
 
@@ -180,44 +156,140 @@ class Side:
 
     @contextmanager
     def one_step(self) -> Iterator[Callable[[], Tensor]]:
-        """Yields a function that runs a training step on the first batch of the course."""
-        with closing(self.batches()) as batches:
+        """Yields a function that runs a training step on the first batch of the course; the
+        training state is restored afterwards."""
+        with untouched(self.model, self.optimizer), closing(self.batches()) as batches:
             batch = next(batches)
             yield lambda: self.step(batch)
 
-    def filling(self) -> Filling:
-        """The filling of the training batches so far; plain PyG has no padding."""
-        return Filling(1.0, 1.0, 1.0)
+    def filling(self) -> dict[str, float]:
+        """Real over physical nodes, edges and graphs of the batches so far; PyG has no padding."""
+        return {"nodes": 1.0, "edges": 1.0, "graphs": 1.0}
 
     def close(self) -> None:
         """Frees processes and recordings."""
+
+    def attempt(self, action: Callable[[], Any]) -> Any:
+        """Calls a function and returns its result; None if it fails, which drops this side, or if
+        the side was dropped before."""
+        if self.report.refused is None:
+            try:
+                return action()
+            except Exception as error:  # whatever a model raises
+                text = str(error).strip() or type(error).__name__
+                if not isinstance(error, ValueError | RuntimeError | ArithmeticError):
+                    text = f"{type(error).__name__}: {text}"
+                self.report.refused = text
+        return None
+
+    def take_turn(self) -> None:
+        """Takes a turn on the threads that suit this side, unless it was dropped."""
+        torch.set_num_threads(self.report.threads)
+        losses = self.attempt(self.turn)
+        self.losses = losses if self.losses is None else self.losses
+
+    def measure(self, trial: list[list[int]], threads: int, compiles: bool) -> None:
+        """Prepares the side, and measures its time per batch and its memory.
+
+        Args:
+            trial: the batches to time.
+            threads: the number of torch's threads.
+            compiles: whether the step is traced, which is for one number of threads.
+        """
+        device = self.setting.device
+        torch.manual_seed(self.setting.seed)
+        torch.set_num_threads(threads)
+        reserved = reserved_on(device)
+        self.report.prepare_s = seconds_of(self.prepare)
+        self.begin(trial)
+        with untouched(self.model, self.optimizer):
+            self.turn()
+            turn_s = {threads: seconds_of(self.turn)}
+            if device.type == "cpu" and not compiles and threads > 1:
+                torch.set_num_threads(1)
+                turn_s[1] = seconds_of(self.turn)
+        self.report.threads = min(turn_s, key=turn_s.__getitem__)
+        self.batch_s = min(turn_s.values()) / len(trial)
+        self.one_thread_s = turn_s.get(1, 0.0) / len(trial)
+        self.report.memory = self._memory(reserved)
+
+    def _memory(self, reserved: int) -> dict[str, int]:
+        """Bytes that are held permanently, and those that a step adds at its peak; ``reserved`` is
+        what :func:`reserved_on` returned before the side was made."""
+        device = self.setting.device
+        on_cuda = device.type == "cuda"
+        allocator: Allocator = CudaAllocator(device) if on_cuda else ProfilerAllocator()
+        with self.one_step() as step:
+            step()
+            held: Any = reserved_on(device) - reserved
+            if not on_cuda:
+                self.optimizer.zero_grad(set_to_none=True)  # or freeing old gradients counts
+                tensors = (*self.model.parameters(), *self.model.buffers())
+                held = distinct_bytes(tensors) + state_bytes(self.optimizer)
+            base = allocator.allocated()
+            allocator.reset_peak()
+            step()
+            added = allocator.peak() - base
+        return {"held_bytes": max(0, held), "step_bytes": max(0, added)}
+
+
+def reserved_on(device: torch.device) -> int:
+    """The bytes that torch reserves on a GPU, after freeing unused blocks; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device)
+
+
+def seconds_of(action: Callable[[], object]) -> float:
+    """The seconds that a call takes."""
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
 
 
 class PlainSide(Side):
     """Trains by a standard PyG loop, perhaps under ``torch.compile(dynamic=True)``."""
 
-    def __init__(self, setting: VersusSetting, compiled: bool = False) -> None:
+    def __init__(self, setting: VersusSetting, compiled: bool = False, workers: int = 0) -> None:
         super().__init__(setting, "PyG, compiled" if compiled else "PyG")
-        self.workers: int = 0
-        self._call: Any = torch.compile(self.model, dynamic=True) if compiled else self.model
+        self.workers: int = workers
+        self._compiled = compiled
         self._gaps = fields_with_gaps(setting.store.schema)
+        self._graphs: Any = {}
         self._loader: Any = None
 
-    def begin(self, course: Course) -> None:
+    def prepare(self) -> None:
+        """Makes the model."""
+        super().prepare()
+        self._call: Any = torch.compile(self.model, dynamic=True) if self._compiled else self.model
+
+    def begin(self, course: list[list[int]]) -> None:
         """Sets the course of the following turns."""
         super().begin(course)
+        self._graphs = {i: self.setting.store[i] for ids in course for i in ids}
         self.take_workers(self.workers)
 
     def take_workers(self, workers: int) -> None:
         """Sets the number of collating processes."""
         self.close()
-        self.workers, graphs = workers, self.course.graphs
-        data: Any = [graphs.get(i) for i in range(max(graphs) + 1)]  # at their ids in the store
-        order: Any = self.course.order
+        order: Any = self.course
+        self.workers = workers
         self._loader = DataLoader(
-            data, batch_sampler=order, num_workers=workers, persistent_workers=workers > 0,
+            self._graphs, batch_sampler=order, num_workers=workers, persistent_workers=workers > 0,
             pin_memory=self.setting.device.type == "cuda",
         )  # fmt: skip
+
+    def choose_workers(self, numbers: Sequence[int]) -> None:
+        """Sets the fastest number of processes; the state of the training is restored."""
+        turn_s: dict[int, float] = {}
+        for workers in numbers:
+            with untouched(self.model, self.optimizer):
+                self.take_workers(workers)
+                self.turn()
+                turn_s[workers] = seconds_of(self.turn)
+        self.take_workers(min(turn_s, key=turn_s.__getitem__))
 
     def batches(self) -> Generator[Any]:
         """The batches of the course, on the device."""
@@ -248,37 +320,26 @@ ON_CUDA = (
 )
 
 
-def mode_and_kernels(name: str) -> tuple[str, bool]:
-    """A mode of the runner, and whether it has the fused kernels, from a name like
-    ``default+kernels``.
+class StaticSide(Side):
+    """Trains in fixed shapes, in a mode of the runner, with the fused kernels where it is named as
+    in ``default+kernels``, and with further options of the runner.
 
     Raises:
         ValueError: there is no such mode.
     """
-    mode = name.removesuffix(KERNELS)
-    if mode not in MODES or (mode in NO_KERNELS and mode != name):
-        with_kernels = [m + KERNELS for m in MODES if m not in NO_KERNELS]
-        raise ValueError(
-            f"there is no mode {name!r} to try; choose one of {', '.join(MODES)}, and "
-            f"{', '.join(with_kernels)}"
-        )
-    return mode, mode != name
 
+    runner: StaticGraphRunner | None = None
 
-class StaticSide(Side):
-    """Trains in fixed shapes, in a mode named as for :func:`mode_and_kernels`."""
-
-    def __init__(self, setting: VersusSetting, name: str) -> None:
-        mode, kernels = mode_and_kernels(name)
-        super().__init__(setting, name, kernels)
-        subject = Subject(self.model, setting.loss, self.optimizer, setting.forward)
-        self.runner: StaticGraphRunner = StaticGraphRunner(
-            subject, setting.plan, mode, distributed="off"
-        )
-        self._source = source_of("auto", setting.store, setting.device, subject.pointers)
-        self._loader: StaticLoader = self.runner.loader(
-            self._source, indices=setting.train_ids, exact=True, shuffle=True, seed=setting.seed
-        )
+    def __init__(self, setting: VersusSetting, name: str, **options: Any) -> None:
+        super().__init__(setting, name, name.endswith(KERNELS))
+        self._options = options
+        self.mode: str = (mode := name.removesuffix(KERNELS))
+        if mode not in MODES or (mode in NO_KERNELS and mode != name):
+            with_kernels = [m + KERNELS for m in MODES if m not in NO_KERNELS]
+            raise ValueError(
+                f"there is no mode {name!r} to try; choose one of {', '.join(MODES)}, and "
+                f"{', '.join(with_kernels)}"
+            )
 
     def prepare(self) -> None:
         """Compiles and records the training step of every bucket.
@@ -287,72 +348,41 @@ class StaticSide(Side):
             NotStatic: the model cannot run with fixed shapes in this mode.
             PaddingLeaks: padding reaches real rows.
         """
-        self.runner.warmup(self._source, phases=("step",), progress=False)
+        super().prepare()
+        setting = self.setting
+        subject = Subject(self.model, setting.loss, self.optimizer, setting.forward)
+        runner = self.runner = StaticGraphRunner(
+            subject, setting.plan, self.mode, distributed="off", **self._options
+        )
+        source = source_of("auto", setting.store, setting.device, subject.pointers)
+        self._loader: StaticLoader = runner.loader(
+            source, indices=setting.train_ids, exact=True, shuffle=True, seed=setting.seed
+        )
+        runner.warmup(source, phases=("step",), progress=False)
 
     def batches(self) -> Generator[Any]:
         """The batches of the course, on the device."""
         self._loader.set_epoch(0)
         with closing(iter(self._loader)) as batches:
-            yield from islice(batches, len(self.course.order))
+            yield from islice(batches, len(self.course))
 
     def step(self, batch: Any) -> Tensor:
         """Trains on a batch, and returns its loss, 0-dim."""
+        assert self.runner is not None
         return self.runner.step(batch)
 
-    def filling(self) -> Filling:
-        """The filling of the training batches so far."""
+    def filling(self) -> dict[str, float]:
+        """Real over physical nodes, edges and graphs of the training batches so far."""
+        assert self.runner is not None
         buckets = [b for b in self.runner.report().buckets if b.batches]
-        shares = []
+        shares = {}
         for rows in ("node", "edge", "graph"):
             physical = [getattr(b, f"{rows}s") * b.batches for b in buckets]
             real = [getattr(b, f"{rows}_efficiency") or 0.0 for b in buckets]
-            shares.append(float(np.dot(physical, real)) / max(1, sum(physical)))
-        return Filling(*shares)
+            shares[f"{rows}s"] = float(np.dot(physical, real)) / max(1, sum(physical))
+        return shares
 
     def close(self) -> None:
         """Frees the recordings."""
-        self.runner.close()
-
-
-@dataclass(frozen=True, slots=True)
-class StepMemory:
-    """The bytes that are held permanently, and those that a step adds at its peak."""
-
-    held_bytes: int
-    step_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """The bytes at the peak of a step."""
-        return self.held_bytes + self.step_bytes
-
-
-def reserved_on(device: torch.device) -> int:
-    """The bytes that torch reserves on a GPU, after freeing unused blocks; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0
-    allocator = CudaAllocator(device)
-    torch.cuda.synchronize(device)
-    allocator.trim()
-    return allocator.reserved()
-
-
-def step_memory(side: Side, device: torch.device, before: int) -> StepMemory:
-    """Measures one training step after a warmup; the side's training state is restored.
-
-    ``before`` is what :func:`reserved_on` returned before the side was made.
-    """
-    allocator: Allocator = CudaAllocator(device) if device.type == "cuda" else ProfilerAllocator()
-    with untouched(side.model, side.optimizer), side.one_step() as step:
-        step()
-        if device.type == "cuda":
-            held: Any = reserved_on(device) - before
-        else:
-            side.optimizer.zero_grad(set_to_none=True)  # or freeing old gradients lowers the result
-            tensors = (*side.model.parameters(), *side.model.buffers())
-            held = distinct_bytes(tensors) + state_bytes(side.optimizer)
-        base = allocator.allocated()
-        allocator.reset_peak()
-        step()
-        added = allocator.peak() - base
-    return StepMemory(max(0, held), max(0, added))
+        if self.runner is not None:
+            self.runner.close()
