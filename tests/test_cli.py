@@ -86,6 +86,11 @@ def test_train_prints_results_on_stdout_and_progress_on_stderr(data, tmp_path, c
     assert "epoch 1/1" in err
     assert "graphs/s" in err
     assert "epoch 1: loss" in err
+    (tmp_path / "r" / "report.png").unlink()  # as where matplotlib is missing
+    assert cli.main(["report", str(tmp_path / "r")]) == 0
+    out = capsys.readouterr().out
+    assert "steps: " in out
+    assert "picture: " not in out
 
 
 def test_report_prints_what_train_printed(finished, capsys):

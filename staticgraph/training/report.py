@@ -346,7 +346,8 @@ class TrainReport:
                 "filled; the table also counts the last, partial batch of an epoch"
             )
         lines += self.warnings
-        lines += ["", *(f"{what}: {self.folder}/{name}" for what, name in self.files.items())]
+        written = {what: Path(self.folder, name) for what, name in self.files.items()}
+        lines += ["", *(f"{what}: {path}" for what, path in written.items() if path.exists())]
         return "\n".join(lines)
 
 

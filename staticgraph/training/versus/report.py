@@ -290,7 +290,9 @@ def _draw_losses(axes: Axes, sides: Sequence[SideReport]) -> None:
     for place, side in enumerate(sides):
         steps, width = range(1, len(side.losses) + 1), 1.0 + 1.5 * (len(sides) - 1 - place)
         axes.plot(steps, side.losses, ".-", linewidth=width, label=side.name)
-    axes.set(xlabel="step", ylabel="loss")
+    low, high = axes.get_ylim()
+    least = 0.01 * max(abs(low), abs(high))  # rounding is no difference to look at
+    axes.set(xlabel="step", ylabel="loss", ylim=(min(low, high - least), max(high, low + least)))
     axes.legend()
     compared = [side.equal for side in sides if side.equal is not None]
     verdict = "not compared" if not compared else "equal" if all(compared) else "NOT EQUAL"
