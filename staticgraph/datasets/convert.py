@@ -33,7 +33,7 @@ from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store import MANIFEST
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.runs import slices
+from staticgraph.store.parts import slices
 from staticgraph.store.writer import PART_GRAPHS, StoreWriter, parts_folder
 from staticgraph.text.progress import bar
 
