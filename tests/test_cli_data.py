@@ -39,7 +39,7 @@ def test_columns_of_a_table_are_chosen(words, monkeypatch, capsys):
     """The opened data has the named columns, and no message says that columns were guessed."""
     opened = []
     import staticgraph.datasets as datasets
-    from staticgraph.datasets.convert import Table
+    from staticgraph.datasets.table import Table
 
     real, of = datasets.open, Table.of
     monkeypatch.setattr(datasets, "open", lambda *a, **k: opened.append(real(*a, **k)) or opened[0])

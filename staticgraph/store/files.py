@@ -28,7 +28,7 @@ from staticgraph.store.checks import Checks, blocks_of, by_block, sums_of
 from staticgraph.store.columns import Array, checked_splits
 from staticgraph.store.graph_columns import GraphColumns, Kept, assembled
 from staticgraph.store.parts import Part, Survey
-from staticgraph.store.structure import STRUCTURE, Damage, check_forms, check_manifest
+from staticgraph.store.structure import Damage, check_forms, check_manifest
 from staticgraph.text.how_many import how_many
 
 FORMAT = "staticgraph.store"
@@ -172,7 +172,6 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
     arrays = {name: _array(root, name, file, whole) for name, file in files.items()}
     blocks, sums = arrays.pop(BLOCKS, None), arrays.pop(SUMS, None)
     schema = Schema.from_dict(manifest["schema"])
-    _check_names(schema, arrays)
     graphs = manifest["graphs"]
     check_forms(schema, arrays, graphs)
     names = tuple(name for name in arrays if by_block(name))
@@ -222,26 +221,6 @@ def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array
             f"{path.name} cannot hold {dtype} of shape {shape} in {how_many(length, 'byte')}"
         )
     return np.memmap(path, dtype, "r", offset=length - size, shape=shape)
-
-
-def _check_names(schema: Schema, arrays: Mapping[str, Array]) -> None:
-    """Rejects arrays that the schema does not have, and objects without their ends.
-
-    :func:`check_manifest` has already made sure that no other array is missing.
-    """
-    allowed = {*STRUCTURE, *(f"column.{field.name}" for field in schema)}
-    allowed |= {f"offsets.{axis.name}" for axis in schema.axes}
-    allowed |= {f"origins.{axis.name}" for axis in schema.edge_axes}
-    for name in arrays:
-        kind, _, key = name.partition(".")
-        if kind != "objects":
-            continue
-        allowed |= {name, ends := f"object_ends.{key}"}
-        if ends not in arrays:
-            raise Damage(f"there is no array {ends}; build the store again")
-    extra = sorted(name for name in arrays if name not in allowed and not name.startswith("split."))
-    if extra:
-        raise Damage(f"the schema knows no array {', '.join(extra)}; build the store again")
 
 
 def read_manifest(root: Path) -> dict[str, Any]:

@@ -145,8 +145,9 @@ def gathered(
 
     Args:
         parts: stores in one folder, or in memory, at least one; and of each the graphs, ``[g]``
-            int64 or a range. The columns of a single range are not copied.
-        dtype_of: returns the dtype of an array of that name; by default those of the first store.
+            int64 or a range.
+        dtype_of: returns the dtype of an array of that name. By default those of the first store;
+            then the columns of a single range are not copied.
         without: what the names of unwanted arrays begin with; splits never are.
     """
     # As plain arrays: indexing those that are memory-mapped takes several times as long.
@@ -164,7 +165,7 @@ def gathered(
             ends_there.append((chosen + 1) * each if offsets is None else offsets[chosen + 1])
         first = np.concatenate(begins)
         here = np.concatenate([[0], np.cumsum(np.concatenate(ends_there) - first)])
-        if len(parts) == 1 and isinstance(parts[0][1], range):
+        if not dtype_of and len(parts) == 1 and isinstance(parts[0][1], range):
             return slice(int(first[0]), int(first[0] + here[-1])), first, here
         return np.arange(here[-1]) + np.repeat(first - here[:-1], np.diff(here)), first, here
 
@@ -179,9 +180,9 @@ def gathered(
         for array, begin, end in zip(arrays, bounds[:-1], bounds[1:], strict=True):
             if len(array):
                 target[begin:end] = array[rows[begin:end]]
-            else:  # edges that were sorted already are in their own order
-                own = np.arange(here[-1]) - np.repeat(here[:-1], np.diff(here))
-                target[begin:end] = own[begin:end]
+            elif begin < end:  # edges that were sorted already are in their own order
+                in_order = np.arange(here[-1]) - np.repeat(here[:-1], np.diff(here))
+                target[begin:end] = in_order[begin:end]
         return target
 
     chosen: dict[str, Array] = {}

@@ -23,7 +23,7 @@ import numpy as np
 
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.files import document
-from staticgraph.files.atomic import sync_file
+from staticgraph.files.atomic import sync
 from staticgraph.files.checksum import crc32_of_array
 from staticgraph.files.document import NOT_THERE
 from staticgraph.files.folder import repair
@@ -165,7 +165,7 @@ class ShardList:
         for name, array in arrays.items():
             path = folder / files.file_of(name)
             np.save(path, array, allow_pickle=False)
-            sync_file(path)
+            sync(path)
             described[name] = {
                 "crc32": crc32_of_array(array),
                 "dtype": array.dtype.str,
