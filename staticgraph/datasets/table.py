@@ -17,9 +17,8 @@ import numpy as np
 
 from staticgraph.datasets import smiles
 from staticgraph.datasets.npz import SPLITS
-from staticgraph.datasets.number_columns import NumberColumns
 from staticgraph.datasets.specs import AUTO
-from staticgraph.datasets.targets import Cells, PredictionTarget, target_of
+from staticgraph.datasets.targets import Cells, NumberColumns, PredictionTarget, target_of
 from staticgraph.errors import BadGraph
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_store import GraphStore
@@ -123,7 +122,7 @@ def open_csv(
     """Reads a table with one header line and a column of SMILES (:func:`columns_of`).
 
     ``y`` is float32 ``[1, T]`` with NaN for missing labels
-    (:data:`staticgraph.datasets.number_columns.MISSING`), or int64 ``[1]`` for classes
+    (:data:`staticgraph.datasets.targets.MISSING`), or int64 ``[1]`` for classes
     (:mod:`staticgraph.datasets.targets`); a column ``split`` with train, val (or valid) and test
     gives the splits.
 

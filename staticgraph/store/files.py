@@ -65,7 +65,7 @@ def save(store: GraphColumns, folder: str | Path, *, overwrite: bool = False) ->
             not part of a store; the message names it, and nothing is changed.
     """
     store.verify()
-    write(store.parts(), folder, name=store.name, splits=store.splits, overwrite=overwrite)
+    write(store._parts(), folder, name=store.name, splits=store.splits, overwrite=overwrite)
 
 
 def write(

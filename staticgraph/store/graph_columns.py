@@ -363,15 +363,15 @@ class GraphColumns:
         """
         return self, ids
 
-    def parts(self) -> list[Callable[[], GraphColumns]]:
+    def _parts(self) -> list[Callable[[], GraphColumns]]:
         """Returns what opens the stores in one folder, or in memory, that this one consists of."""
         return [lambda: self]
 
-    def opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
+    def _opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
         """Yields the parts of graphs ``first`` to ``last - 1``, each with its first index."""
         yield 0, self
 
-    def part_of(self, graph: int) -> tuple[GraphColumns, int]:
+    def _part_of(self, graph: int) -> tuple[GraphColumns, int]:
         """Returns the part that holds a graph, and the graph's index in it."""
         return self, graph
 
@@ -394,7 +394,7 @@ class GraphColumns:
         self.verify(np.array([graph]))
         from staticgraph.store.pyg.assembled import in_first_order
 
-        store, graph = self.part_of(graph)
+        store, graph = self._part_of(graph)
         schema = store.schema
         rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in store.offsets.items()}
         nodes, edges = store.size(graph)
@@ -419,7 +419,7 @@ class GraphColumns:
 
         None if the edges were not moved, or the level is not one of edges.
         """
-        store, graph = self.part_of(graph_number(graph, len(self)))
+        store, graph = self._part_of(graph_number(graph, len(self)))
         origin = store.edge_origin if level == "edge" else store.origins.get(level)
         if origin is None or not len(origin):
             return None

@@ -77,7 +77,7 @@ class ObjectsOf(Mapping[str, list[Any]]):
     def __getitem__(self, name: str) -> list[Any]:
         if name not in self:
             raise KeyError(name)
-        parts = (self._store.part_of(graph) for graph in self._graphs.tolist())
+        parts = (self._store._part_of(graph) for graph in self._graphs.tolist())
         return [part.objects[name].at(place) for part, place in parts]
 
     def __iter__(self) -> Iterator[str]:

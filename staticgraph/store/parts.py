@@ -220,7 +220,7 @@ def slices(
     in shards, no run crosses the end of a shard.
     """
     last = len(store) if last is None else last
-    for begin, part in store.opened(first, last):
+    for begin, part in store._opened(first, last):
         end = min(last - begin, len(part))
         for start in range(max(first - begin, 0), end, graphs):
             run = range(start, min(start + graphs, end))
@@ -235,7 +235,7 @@ def read_ahead(store: GraphColumns, first: int, last: int) -> int:
         The number of bytes requested; 0 for a store in main memory.
     """
     requested = 0
-    for begin, part in store.opened(first, last):
+    for begin, part in store._opened(first, last):
         here, arrays = (max(first - begin, 0), min(last - begin, len(part))), part.arrays()
         requested += sum(
             _advise(array, rows_of(name, part.schema, arrays, *here))

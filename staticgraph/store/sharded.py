@@ -103,22 +103,22 @@ class Sharded(GraphColumns):
 
     @cached_property
     def _survey(self) -> Survey:
-        return Survey(self.parts())
+        return Survey(self._parts())
 
     # ------------------------------------------------------------------ the shards
 
-    def parts(self) -> list[Callable[[], GraphColumns]]:
-        """See :meth:`GraphColumns.parts`."""
+    def _parts(self) -> list[Callable[[], GraphColumns]]:
+        """See :meth:`GraphColumns._parts`."""
         return [partial(self._open, number) for number in range(len(self.shards.shards))]
 
-    def opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
-        """See :meth:`GraphColumns.opened`."""
+    def _opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
+        """See :meth:`GraphColumns._opened`."""
         for number, begin in enumerate(self._starts[:-1].tolist()):
             if begin < last and self._starts[number + 1] > first:
                 yield begin, self._open(number)
 
-    def part_of(self, graph: int) -> tuple[GraphColumns, int]:
-        """See :meth:`GraphColumns.part_of`."""
+    def _part_of(self, graph: int) -> tuple[GraphColumns, int]:
+        """See :meth:`GraphColumns._part_of`."""
         graph = graph_number(graph, len(self))
         number = int(np.searchsorted(self._starts, graph, side="right")) - 1
         return self._open(number), graph - int(self._starts[number])
@@ -179,7 +179,7 @@ class Sharded(GraphColumns):
 
     def column(self, name: str) -> Array:
         """Returns the whole column of a field, after checking it against its checksums."""
-        for number, part in enumerate(self.parts()):
+        for number, part in enumerate(self._parts()):
             shard = part()
             with self.shards.naming(number):
                 shard.column(name)
