@@ -96,7 +96,7 @@ class PygReader(CountedFields):
             if given is not None:
                 self.edges_said[number] = said_by(data, EDGE_INDEX, edge_index, number, store)
             self.nodes_told &= not guessed
-            self.ruled = self.ruled or (number, data)
+            self.ruled: tuple[int, Any] | None = self.ruled or (number, data)
         found: dict[str, Said] = {}
         for key, value in values.items():
             self._read(number, data, key, key, value, store, found)
