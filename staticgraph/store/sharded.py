@@ -137,14 +137,16 @@ class Sharded(GraphColumns):
     def held(self, ids: IntArray, pointers: bool = True) -> tuple[GraphColumns, IntArray]:
         """See :meth:`GraphColumns.held`: copies the graphs into one store, shard by shard."""
         by_shard, places = self._by_shard(ids)
-        without = ("edge_origin", "origins.", "object", *(() if pointers else POINTERS))
         parts = [(self._open(number), local) for number, local in by_shard]
         if not parts:
             parts = [(GraphColumns.zeros(self.schema), ids)]
-        edges = int(self.narrow_sizes[ids, 1].sum(dtype=np.int64))
+        edges = self.narrow_sizes[ids, 1].sum(dtype=np.int64)
         dtypes = {**self.shards.dtypes, "row_ptr": pointer_dtype(edges)}
-        arrays = gathered(parts, dtypes.__getitem__, without)
-        arrays = dict.fromkeys(STRUCTURE, NONE) | arrays
+        arrays = dict.fromkeys(STRUCTURE, NONE) | gathered(
+            parts,
+            dtypes.__getitem__,
+            ("edge_origin", "origins.", "object", *(() if pointers else POINTERS)),
+        )
         positions = np.empty_like(places)
         positions[places] = np.arange(len(places))
         return assembled(GraphColumns, self.schema, arrays), positions
