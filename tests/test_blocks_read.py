@@ -15,7 +15,7 @@ import staticgraph as sg
 from staticgraph.batches.loading import read_ahead as announcing
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.store import checks
-from staticgraph.store.runs import read_ahead
+from staticgraph.store.parts import read_ahead
 
 
 @pytest.mark.parametrize("workers", [0, 2])

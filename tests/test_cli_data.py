@@ -39,13 +39,15 @@ def test_columns_of_a_table_are_chosen(words, monkeypatch, capsys):
     """The opened data has the named columns, and no message says that columns were guessed."""
     opened = []
     import staticgraph.datasets as datasets
-    from staticgraph.datasets.convert import Table
+    from staticgraph.datasets.table import Table
 
     real, of = datasets.open, Table.of
-    monkeypatch.setattr(datasets, "open", lambda *a, **k: opened.append(real(*a, **k)) or opened[0])
-    monkeypatch.setattr(Table, "of", lambda *a, **k: opened.append(of(*a, **k)) or opened[0])
+    monkeypatch.setattr(
+        datasets, "open", lambda *a, **k: opened.append(real(*a, **k)) or opened[-1]
+    )
+    monkeypatch.setattr(Table, "of", lambda *a, **k: opened.append(of(*a, **k)) or opened[-1])
     assert status_of([*words, "--data", "m.csv", "--target", "b", "a"]) in (0, None)
-    (found,) = opened
+    found = opened[-1]
     targets = found.target.columns if isinstance(found, Table) else found.columns["y"][:2].tolist()
     assert targets in (("b", "a"), [[1, 0.5], [0, 1]])
     assert "predicts" not in capsys.readouterr().err

@@ -14,7 +14,8 @@ from support.written_stores import LEVELS, assert_same_files, graphs_of
 import staticgraph as sg
 from staticgraph.cli import main
 from staticgraph.datasets import convert as converting
-from staticgraph.datasets.convert import Table, convert
+from staticgraph.datasets.convert import convert
+from staticgraph.datasets.table import Table
 from staticgraph.errors import BadGraph
 from staticgraph.store.writer import StoreWriter, parts_folder
 
@@ -80,9 +81,6 @@ def test_a_table_in_stretches_is_the_table(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ("a,b\n1,2\n", "one must be called smiles"),
-        ("smiles,a\nC,x\n", "no column of numbers"),
-        ("smiles,a\n", "no rows"),
         ("smiles,a,split\nC,1,now\n", "split is 'now'"),
         ("smiles,a\nC,1\nC-,2\n", "line 3: RDKit cannot read"),
     ],

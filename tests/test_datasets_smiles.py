@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from staticgraph import datasets
-from staticgraph.datasets.convert import Table
 from staticgraph.errors import BadGraph
 
 
@@ -72,20 +71,16 @@ def test_tables_that_cannot_be_read(chem, tmp_path, table, target, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("read", [datasets.open, Table.of], ids=["whole", "in stretches"])
-def test_targets_that_were_chosen_are_named(chem, tmp_path, capsys, read):
+def test_targets_that_were_chosen_are_named(chem, tmp_path, capsys):
     (tmp_path / "m.csv").write_text("id,Canonical_SMILES, logP,name\n1,C,2.5,a\n2,CO,n/a,b\n")
-    found = read(tmp_path / "m.csv", progress=True)
+    found = datasets.open(tmp_path / "m.csv", progress=True)
     assert capsys.readouterr().err == (
         "m.csv: predicts id, logP; not name (line 2: 'a' is not a number); --target names the "
         "right "
         "ones\n"
     )
-    if read is datasets.open:
-        np.testing.assert_array_equal(found.columns["y"], np.array([[1, 2.5], [2, np.nan]]))
-    else:
-        assert found.target.columns == ("id", "logP")
-    read(tmp_path / "m.csv", target="logP", progress=True)
+    np.testing.assert_array_equal(found.columns["y"], np.array([[1, 2.5], [2, np.nan]]))
+    datasets.open(tmp_path / "m.csv", target="logP", progress=True)
     assert capsys.readouterr().err == ""
 
 
@@ -100,7 +95,7 @@ def test_progress_is_shown_for_long_work_only(chem, tmp_path, capsys, monkeypatc
     (tmp_path / "m.csv").write_text("smiles,y\n" + "C,1\n" * 30)
     datasets.open(tmp_path / "m.csv")
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("staticgraph.datasets.smiles.PROGRESS_FROM", 10)
+    monkeypatch.setattr("staticgraph.datasets.table.PROGRESS_FROM", 10)
     datasets.open(tmp_path / "m.csv")
     assert "reading m" in capsys.readouterr().err
     datasets.open(tmp_path / "m.csv", progress=False)

@@ -20,7 +20,7 @@ from torch_geometric.data import Data, HeteroData
 
 import staticgraph as sg
 from staticgraph.errors import BadGraph, StoreCorrupt
-from staticgraph.store.shards import OpenShards
+from staticgraph.store.shards import ShardList
 from staticgraph.store.writer import StoreWriter, parts_folder
 
 
@@ -182,7 +182,7 @@ def test_another_store_in_a_shards_place_is_refused(listed, tmp_path):
 
 def test_opening_reads_no_column(listed, monkeypatch):
     """With a list, not even the shards' manifests are read."""
-    monkeypatch.setattr(OpenShards, "__getitem__", lambda self, number: 1 / 0)
+    monkeypatch.setattr(ShardList, "load", lambda self, number: 1 / 0)
     store = sg.GraphStore.load(listed, verify=False)
     assert len(store) == 30
     assert store.splits["train"].tolist() == list(range(25))
@@ -194,7 +194,7 @@ def test_more_shards_than_files_may_be_open(listed, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 256))
     in_shards(listed.with_name("many"), graphs_of(30), [3] * 10)
     store = sg.GraphStore.load(listed.with_name("many.parts"), verify=False)
-    assert store._open.most == 4
+    assert store._open.cache_info().maxsize == 4
     whole = sg.GraphStore.from_pyg(graphs_of(30), levels=LEVELS, name="many")
     plan = sg.plan_buckets(whole, 4)
     for _ in range(2):
@@ -202,7 +202,7 @@ def test_more_shards_than_files_may_be_open(listed, monkeypatch):
             *(sg.StaticLoader(each, plan, shuffle=True, num_workers=w)
               for each, w in ((whole, 0), (store, 2)))
         )  # fmt: skip
-    assert len(store._open._open) <= 4
+    assert store._open.cache_info().currsize <= 4
 
 
 def test_a_kill_while_the_list_is_written_leaves_parts_or_the_store(tmp_path):

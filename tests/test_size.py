@@ -20,34 +20,34 @@ SIZES = {
     "bench": (38, 27201),  # padder, break-even, the GPU suite in place of two shell scripts
     "staticgraph": (5, 3527),  # declared classes, dense batches, old names that still work
     "staticgraph/atoms": (6, 4613),  # neighbours found in a step, ASE's calculator, streams
-    "staticgraph/batches": (36, 19649),  # batches of anybody's loader, dense ones, min_fill
-    "staticgraph/checking": (15, 13482),  # copies of inputs, the optimizer's state
+    "staticgraph/batches": (36, 19700),  # batches of anybody's loader, dense ones, min_fill
+    "staticgraph/checking": (15, 13487),  # copies of inputs, the optimizer's state
     "staticgraph/cli": (18, 11659),  # predict, try --submit
-    "staticgraph/datasets": (10, 6988),  # a file that is only in a clone is said to be there
+    "staticgraph/datasets": (10, 6647),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
     "staticgraph/dryrun": (19, 12228),  # a line every two seconds
     "staticgraph/epochs": (9, 6136),  # torch's samplers
-    "staticgraph/files": (12, 3051),
+    "staticgraph/files": (12, 3039),
     "staticgraph/internals": (7, 1395),  # whether PyG is there, operators declared to Inductor
     "staticgraph/kernels": (95, 61559),  # tiles of a linear layer's backward, measured on a GPU
     "staticgraph/lightning": (4, 2375),  # own loaders
     "staticgraph/memory": (6, 4370),
     "staticgraph/models": (5, 1389),
     "staticgraph/nn": (45, 20766),  # radius_graph and knn_graph of fixed shape
-    "staticgraph/outofcore": (29, 20949),  # annotated attributes
+    "staticgraph/outofcore": (29, 20547),  # annotated attributes
     "staticgraph/packing": (17, 14384),
-    "staticgraph/plans": (14, 9930),  # plans for batches drawn at random
+    "staticgraph/plans": (14, 10024),  # plans for batches drawn at random
     "staticgraph/probing": (10, 5998),
     "staticgraph/recording": (15, 8173),  # annotated attributes, optimizer steps in even pieces
     "staticgraph/rewrites": (46, 34700),  # any message, generated; errors that name the rewrite
-    "staticgraph/runner": (22, 16458),  # batches of anyone's loader, prepare
-    "staticgraph/serving": (17, 9966),  # connections that end
+    "staticgraph/runner": (22, 16445),  # batches of anyone's loader, prepare
+    "staticgraph/serving": (17, 9912),  # connections that end
     "staticgraph/sizes": (6, 2759),  # attention by seed vectors, needed without PyG
     "staticgraph/steps": (37, 17858),  # batches in parts, added buckets
-    "staticgraph/store": (27, 24975),  # lists of graphs without a store
+    "staticgraph/store": (26, 23830),  # lists of graphs without a store
     "staticgraph/text": (6, 1849),
-    "staticgraph/training": (17, 16121),  # predict, ticks with room
-    "tests": (245, 215444),  # the padder, atoms, dense batches, no PyG, old names
+    "staticgraph/training": (17, 16172),  # predict, ticks with room
+    "tests": (245, 216081),  # the padder, atoms, dense batches, no PyG, old names
     "tests/support": (81, 39947),  # saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module

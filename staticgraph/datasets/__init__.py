@@ -118,7 +118,7 @@ def _open_path(
         from staticgraph.datasets.pyg import open_pt
 
         return open_pt(path, progress)
-    from staticgraph.datasets.smiles import open_csv
+    from staticgraph.datasets.table import open_csv
 
     return open_csv(path, target, progress, task)
 

@@ -11,15 +11,13 @@ Bond ``i`` becomes the edges ``2i`` (a, b) and ``2i + 1`` (b, a), as in OGB.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from staticgraph.errors import BadGraph, UnknownDataset
-from staticgraph.files.numpy_file import why_unreadable
+from staticgraph.files.numpy_file import UNREADABLE, why_unreadable
 from staticgraph.schema import Level
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.store.columns import Array
@@ -46,15 +44,7 @@ def open_npz(path: Path) -> GraphStore:
         BadGraph: if an array does not have one entry per graph, or has a fraction instead of an
             integer.
     """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # not accessible
-            raise
-        raise UnknownDataset(
-            f"{path} is not an .npz of plain arrays: {why_unreadable(path)}"
-        ) from None
+    arrays = read_npz(path)
     if set(MOLECULES) <= set(arrays):
         return _molecules(arrays, path.stem)
     if set(TU) <= set(arrays):
@@ -64,6 +54,24 @@ def open_npz(path: Path) -> GraphStore:
         f"({', '.join(MOLECULES)}) or a TU set ({', '.join(TU)})"
         + ("; one large graph is for staticgraph train-large" if _is_one_graph(arrays) else "")
     )
+
+
+def read_npz(path: Path) -> dict[str, Array]:
+    """Reads all arrays of an ``.npz`` file, by name.
+
+    Raises:
+        OSError: if it is not accessible.
+        UnknownDataset: if the file is not an ``.npz`` file.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (*UNREADABLE, OSError, TypeError, AttributeError) as error:  # the latter two for an .npy
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise UnknownDataset(
+            f"{path} is not an .npz of plain arrays: {why_unreadable(path)}"
+        ) from error
 
 
 def _is_one_graph(arrays: dict[str, Array]) -> bool:

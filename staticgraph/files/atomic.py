@@ -71,7 +71,7 @@ def writing(path: str | Path, mode: int | None = None) -> Iterator[BinaryIO]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    sync_folder(target.parent)
+    sync(target.parent)
 
 
 def write_bytes(path: str | Path, contents: bytes, mode: int | None = None) -> None:
@@ -92,22 +92,13 @@ def save_figure(path: str | Path, figure: Any, dpi: int) -> None:
         figure.savefig(file, dpi=dpi, format=kind)
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes the entries of a folder durable, on file systems that support it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def sync_file(path: Path) -> None:
-    """Makes a file durable that was written by other code."""
+def sync(path: Path) -> None:
+    """Makes a file durable, or the entries of a folder, on file systems that support it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from staticgraph.files import document, scratch
-from staticgraph.files.atomic import sync_file, sync_folder
+from staticgraph.files.atomic import sync
 
 # A process spends microseconds between the two moves; after this long it must be stuck.
 PATIENCE_S = 1.0
@@ -71,8 +71,8 @@ def replacing(folder: str | Path, kind: Kind, overwrite: bool = False) -> Iterat
     try:
         yield new
         for path in new.iterdir():
-            sync_file(path)
-        sync_folder(new)
+            sync(path)
+        sync(new)
         require_replaceable(target, kind, overwrite)
         exchange(new, target)
     except BaseException:
@@ -139,7 +139,7 @@ def repair(folder: str | Path) -> None:
         if target.exists():  # another process was faster
             return
         raise
-    sync_folder(target.parent)
+    sync(target.parent)
     warnings.warn(
         f"{target} was being replaced when its process ended; the previous one was put back",
         stacklevel=3,
@@ -169,7 +169,7 @@ def exchange(new: Path, target: Path) -> None:
             ) from error
         raise
     try:
-        sync_folder(target.parent)
+        sync(target.parent)
     finally:
         if old is not None:
             scratch.remove(old)

@@ -1,12 +1,18 @@
-"""Explains why NumPy cannot read a file; NumPy's own message suggests unsafe unpickling."""
+"""Explains why NumPy cannot read a file; NumPy's own message suggests unsafe unpickling.
+
+The exception that NumPy raises for a bad file depends on the bytes that happen to be in it: an end
+of file, a bad archive, a request to unpickle.
+"""
 
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 
 # The first bytes of .npy and .npz files.
 NPY, NPZ = b"\x93NUMPY", b"PK"
+UNREADABLE = (ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def why_unreadable(path: str | Path) -> str:

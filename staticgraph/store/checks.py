@@ -120,14 +120,19 @@ def rows_of(name: str, schema: Schema, arrays: Mapping[str, Array], first: int, 
     """Returns the rows of an array that belong to graphs ``first`` to ``last - 1``."""
     if not len(arrays[name]):
         return slice(0, 0)
-    level, rows = _level_of(name, schema)
+    level, rows = level_of(name, schema)
     if level == "graph":
         return slice(first * rows, last * rows)
-    offsets = arrays[f"{level}_offsets" if level in ("node", "edge") else f"offsets.{level}"]
+    offsets = arrays[offsets_name(level)]
     return slice(int(offsets[first]), int(offsets[last]) + (name == "row_ptr"))
 
 
-def _level_of(name: str, schema: Schema) -> tuple[str, int]:
+def offsets_name(level: str) -> str:
+    """Returns the name of the array of where the rows of a level other than a graph's begin."""
+    return f"{level}_offsets" if level in ("node", "edge") else f"offsets.{level}"
+
+
+def level_of(name: str, schema: Schema) -> tuple[str, int]:
     """Returns the level of an array's rows, and for level ``"graph"`` how many rows a graph has."""
     kind, _, key = name.partition(".")
     if kind == "column":
@@ -142,12 +147,11 @@ def blocks_of(schema: Schema, arrays: Mapping[str, Array]) -> IntArray:
     for name, array in arrays.items():
         if not by_block(name) or not len(array):
             continue
-        row_bytes, (level, rows) = array.nbytes / len(array), _level_of(name, schema)
+        row_bytes, (level, rows) = array.nbytes / len(array), level_of(name, schema)
         if level == "graph":
             ends += row_bytes * rows * np.arange(graphs + 1)
             continue
-        offsets = arrays[f"{level}_offsets" if level in ("node", "edge") else f"offsets.{level}"]
-        ends += row_bytes * np.asarray(offsets)
+        ends += row_bytes * np.asarray(arrays[offsets_name(level)])
     marks = np.arange(0, max(ends[-1], 1), BLOCK_BYTES)
     first = np.searchsorted(ends[:-1], marks, side="left")
     return np.unique(np.append(np.minimum(first, graphs - 1), graphs)).astype(np.int64)

@@ -272,52 +272,56 @@ def checked_splits(splits: Mapping[str, ArrayLike], n: int, name: str) -> dict[s
 
 
 @loop
-def _counting_sort(
-    keys: IntArray, node_offsets: IntArray, edge_offsets: IntArray, order: IntArray, ptr: IntArray
-) -> bool:
-    """Sorts each graph's edges stably by ``keys`` (local nodes); fills ``order`` and ``ptr``.
+def _counting_sort(keys: IntArray, ptr: IntArray, order: IntArray) -> None:
+    for e in range(len(keys)):
+        ptr[keys[e] + 1] += 1
+    for key in range(len(ptr) - 1):
+        ptr[key + 1] += ptr[key]
+    at = ptr[:-1].copy()
+    for e in range(len(keys)):
+        order[at[keys[e]]] = e
+        at[keys[e]] += 1
 
-    Returns whether the edges were in that order already. Linear in nodes and edges.
+
+def sort_by_key(keys: Array, num_keys: int) -> tuple[IntArray, IntArray]:
+    """Returns the permutation that sorts keys stably, and ``[num_keys + 1]`` where each begins.
+
+    Linear time.
+
+    Args:
+        keys: ``[n]`` whole numbers from 0 and below ``num_keys``.
+        num_keys: the number of possible keys.
     """
-    was_sorted = True
-    for graph in range(len(node_offsets) - 1):
-        first_node, first_edge = node_offsets[graph], edge_offsets[graph]
-        nodes, edges = node_offsets[graph + 1] - first_node, edge_offsets[graph + 1] - first_edge
-        counts = np.zeros(nodes + 1, dtype=np.int64)
-        for e in range(edges):
-            counts[keys[first_edge + e] + 1] += 1
-            if e and keys[first_edge + e] < keys[first_edge + e - 1]:
-                was_sorted = False
-        for v in range(nodes):
-            counts[v + 1] += counts[v]
-            ptr[first_node + v] = first_edge + counts[v]
-        for e in range(edges):
-            key = keys[first_edge + e]
-            order[first_edge + counts[key]] = first_edge + e
-            counts[key] += 1
-    ptr[-1] = edge_offsets[-1]
-    return was_sorted
+    order, ptr = np.empty(len(keys), np.int64), np.zeros(num_keys + 1, np.int64)
+    _counting_sort(np.ascontiguousarray(keys, np.int64), ptr, order)
+    return order, ptr
+
+
+def sort_by_node(
+    ends: Array, node_offsets: IntArray, edge_offsets: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Returns the permutation that sorts the edges of all graphs by an end, and ``[sum n + 1]``.
+
+    The latter says where the edges of each node begin.
+    """
+    first = np.repeat(np.asarray(node_offsets[:-1], np.int64), np.diff(edge_offsets))
+    return sort_by_key(ends + first, int(node_offsets[-1]))
 
 
 def sort_by_destination(
     dst: Array, node_offsets: IntArray, edge_offsets: IntArray
 ) -> IntArray | None:
     """Returns the permutation that sorts edges by destination; None if already sorted."""
-    order = np.empty(len(dst), dtype=np.int64)
-    ptr = np.empty(node_offsets[-1] + 1, dtype=np.int64)
-    keys = np.ascontiguousarray(dst, dtype=np.int64)
-    return None if _counting_sort(keys, node_offsets, edge_offsets, order, ptr) else order
+    order, _ = sort_by_node(dst, node_offsets, edge_offsets)
+    return order if (np.diff(order) < 0).any() else None
 
 
 def row_pointers(
     src: Array, dst: Array, node_offsets: IntArray, edge_offsets: IntArray
 ) -> tuple[IntArray, IntArray]:
     """Returns row pointers by destination, and each graph's permutation of edges by source."""
-    order = np.empty(len(dst), dtype=np.int64)
-    row_ptr = np.empty(node_offsets[-1] + 1, dtype=np.int64)
-    _counting_sort(np.ascontiguousarray(dst, np.int64), node_offsets, edge_offsets, order, row_ptr)
-    ignored = np.empty_like(row_ptr)
-    _counting_sort(np.ascontiguousarray(src, np.int64), node_offsets, edge_offsets, order, ignored)
+    _, row_ptr = sort_by_node(dst, node_offsets, edge_offsets)
+    order, _ = sort_by_node(src, node_offsets, edge_offsets)
     return row_ptr, local_positions(order, edge_offsets)
 
 

@@ -10,7 +10,7 @@ half of one, and after a kill the previous store is still there (:mod:`staticgra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,11 +22,13 @@ from staticgraph.files import document
 from staticgraph.files.checksum import crc32_of_file
 from staticgraph.files.folder import Kind, repair, replacing
 from staticgraph.schema import Schema
+from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.store import MANIFEST as MANIFEST
 from staticgraph.store.checks import Checks, blocks_of, by_block, sums_of
-from staticgraph.store.columns import Array
+from staticgraph.store.columns import Array, checked_splits
 from staticgraph.store.graph_columns import GraphColumns, Kept, assembled
-from staticgraph.store.structure import STRUCTURE, Damage, check_forms, check_manifest
+from staticgraph.store.parts import Part, Survey
+from staticgraph.store.structure import Damage, check_forms, check_manifest
 from staticgraph.text.how_many import how_many
 
 FORMAT = "staticgraph.store"
@@ -51,7 +53,7 @@ KIND = Kind("store", FORMAT, MANIFEST, _files)
 
 
 def save(store: GraphColumns, folder: str | Path, *, overwrite: bool = False) -> None:
-    """Writes a store to ``folder``.
+    """Writes a store to ``folder``, of one in shards with the memory needed for one shard.
 
     Args:
         store: the graphs.
@@ -63,47 +65,72 @@ def save(store: GraphColumns, folder: str | Path, *, overwrite: bool = False) ->
             not part of a store; the message names it, and nothing is changed.
     """
     store.verify()
-    with replacing(folder, KIND, overwrite) as scratch:
-        arrays = store.arrays()
-        for name, array in arrays.items():
-            np.save(scratch / file_of(name), np.ascontiguousarray(array), allow_pickle=False)
-        seal(scratch, store.schema, store.name, store.histogram.digest, arrays)
+    write(store._parts(), folder, name=store.name, splits=store.splits, overwrite=overwrite)
 
 
-def seal(
-    scratch: Path, schema: Schema, name: str, histogram: str, arrays: dict[str, Array]
+def write(
+    parts: Sequence[Part],
+    folder: str | Path,
+    *,
+    name: str,
+    splits: Mapping[str, Array],
+    overwrite: bool = False,
 ) -> None:
-    """Adds the checksums by block and the manifest to a folder with the files of all arrays.
+    """Writes the concatenation of all parts to ``folder``, each array from front to back.
 
     Args:
-        scratch: the folder.
-        schema, name: those of the store.
-        histogram: the digest of its size histogram.
-        arrays: the same arrays, mapped or in memory.
+        parts: the parts in order; at least one. The caller has checked them against their
+            checksums.
+        folder: the target folder; created if missing.
+        name: the store's name in messages.
+        splits: named lists of graph indices over all parts; the parts' own splits are dropped.
+        overwrite: replace an existing store.
+
+    Raises:
+        BadGraph: if a part's fields differ from those of the first.
+        FileExistsError: as :func:`save`.
     """
-    blocks = blocks_of(schema, arrays)
-    for key, array in ((BLOCKS, blocks), (SUMS, sums_of(schema, arrays, blocks))):
-        np.save(scratch / file_of(key), array, allow_pickle=False)
-        arrays = {**arrays, key: array}
-    files = {}
-    for key, array in arrays.items():
-        path = scratch / file_of(key)
-        files[key] = {
-            "bytes": path.stat().st_size,
-            "crc32": crc32_of_file(path),
-            "dtype": array.dtype.str,
-            "shape": list(array.shape),
+    survey = Survey(parts)
+    graphs = len(survey.sizes)
+    checked = checked_splits(splits, graphs, name)
+    with replacing(folder, KIND, overwrite) as scratch:
+
+        def written(key: str, dtype: np.dtype, shape: Any, pieces: Iterable[Array]) -> Array:
+            """Writes one array as a file, records it, and returns it, mapped."""
+            path = scratch / file_of(key)
+            with path.open("wb") as file:
+                header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+                for piece in pieces:
+                    file.write(np.ascontiguousarray(piece, dtype).data)
+            files[key] = {
+                "bytes": path.stat().st_size,
+                "crc32": crc32_of_file(path),
+                "dtype": dtype.str,
+                "shape": list(shape),
+            }
+            return np.load(path, mmap_mode="r")
+
+        files: dict[str, dict[str, Any]] = {}
+        arrays = {
+            key: written(key, survey.dtype(key), survey.shape(key), survey.pieces(key))
+            for key in survey.names
         }
-    manifest = {
-        "format": FORMAT,
-        "version": VERSION,
-        "name": name,
-        "graphs": len(arrays["node_offsets"]) - 1,
-        "histogram": histogram,
-        "schema": schema.to_dict(),
-        "files": files,
-    }
-    document.save(scratch / MANIFEST, manifest)
+        blocks = blocks_of(survey.schema, arrays)
+        more = {f"split.{key}": split for key, split in checked.items()}
+        more |= {BLOCKS: blocks, SUMS: sums_of(survey.schema, arrays, blocks)}
+        for key, array in more.items():
+            written(key, array.dtype, array.shape, [array])
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": name,
+            "graphs": graphs,
+            "histogram": SizeHistogram.from_sizes(survey.sizes, survey.schema.components).digest,
+            "schema": survey.schema.to_dict(),
+            "files": files,
+        }
+        document.save(scratch / MANIFEST, manifest)
 
 
 def load(kind: type[Kept], folder: str | Path, *, verify: bool | None = None) -> Kept:
@@ -145,7 +172,6 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
     arrays = {name: _array(root, name, file, whole) for name, file in files.items()}
     blocks, sums = arrays.pop(BLOCKS, None), arrays.pop(SUMS, None)
     schema = Schema.from_dict(manifest["schema"])
-    _check_names(schema, arrays)
     graphs = manifest["graphs"]
     check_forms(schema, arrays, graphs)
     names = tuple(name for name in arrays if by_block(name))
@@ -195,26 +221,6 @@ def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array
             f"{path.name} cannot hold {dtype} of shape {shape} in {how_many(length, 'byte')}"
         )
     return np.memmap(path, dtype, "r", offset=length - size, shape=shape)
-
-
-def _check_names(schema: Schema, arrays: Mapping[str, Array]) -> None:
-    """Rejects arrays that the schema does not have, and objects without their ends.
-
-    :func:`check_manifest` has already made sure that no other array is missing.
-    """
-    allowed = {*STRUCTURE, *(f"column.{field.name}" for field in schema)}
-    allowed |= {f"offsets.{axis.name}" for axis in schema.axes}
-    allowed |= {f"origins.{axis.name}" for axis in schema.edge_axes}
-    for name in arrays:
-        kind, _, key = name.partition(".")
-        if kind != "objects":
-            continue
-        allowed |= {name, ends := f"object_ends.{key}"}
-        if ends not in arrays:
-            raise Damage(f"there is no array {ends}; build the store again")
-    extra = sorted(name for name in arrays if name not in allowed and not name.startswith("split."))
-    if extra:
-        raise Damage(f"the schema knows no array {', '.join(extra)}; build the store again")
 
 
 def read_manifest(root: Path) -> dict[str, Any]:

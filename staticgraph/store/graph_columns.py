@@ -16,7 +16,8 @@ of ``.npy`` files, memory-mapped when loaded, with a manifest that holds the ver
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self, SupportsIndex, TypeVar
@@ -292,7 +293,7 @@ class GraphColumns:
 
     def objects_of(self, graphs: IntArray) -> ObjectsOf:
         """Returns what the host alone knows of some graphs, read lazily."""
-        return ObjectsOf(self.objects, graphs, self.places_of)
+        return ObjectsOf(self, graphs)
 
     def places_of(self, graphs: IntArray, level: Level) -> IntArray | None:
         """Returns which row each edge of some graphs was before sorting.
@@ -316,7 +317,9 @@ class GraphColumns:
         Each split is a list of graph indices, such as ``range(900)``, or a boolean mask with one
         entry per graph.
         """
-        return replace(self, splits=checked_splits(splits, len(self), self.name))
+        other = copy(self)
+        vars(other)["splits"] = Splits(checked_splits(splits, len(self), self.name))
+        return other
 
     def in_first_order(self) -> Self:
         """Returns the same graphs with the edges of each in the order in which they came.
@@ -360,6 +363,18 @@ class GraphColumns:
         """
         return self, ids
 
+    def _parts(self) -> list[Callable[[], GraphColumns]]:
+        """Returns what opens the stores in one folder, or in memory, that this one consists of."""
+        return [lambda: self]
+
+    def _opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
+        """Yields the parts of graphs ``first`` to ``last - 1``, each with its first index."""
+        yield 0, self
+
+    def _part_of(self, graph: int) -> tuple[GraphColumns, int]:
+        """Returns the part that holds a graph, and the graph's index in it."""
+        return self, graph
+
     def __getitem__(self, which: SupportsIndex | slice | ArrayLike) -> Any:
         """Returns a graph as it went in, a ``Data`` or ``HeteroData``, or a list of graphs.
 
@@ -379,22 +394,23 @@ class GraphColumns:
         self.verify(np.array([graph]))
         from staticgraph.store.pyg.assembled import in_first_order
 
-        schema = self.schema
-        rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in self.offsets.items()}
-        nodes, edges = self.size(graph)
+        store, graph = self._part_of(graph)
+        schema = store.schema
+        rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in store.offsets.items()}
+        nodes, edges = store.size(graph)
         pair = None
         if schema.one_kind:
-            here = slice(self.edge_offsets[graph], self.edge_offsets[graph + 1])
-            pair = np.stack([self.edge_src[here], self.edge_dst[here]]).astype(np.int64)
+            here = slice(store.edge_offsets[graph], store.edge_offsets[graph + 1])
+            pair = np.stack([store.edge_src[here], store.edge_dst[here]]).astype(np.int64)
         levels = ("edge", *(axis.name for axis in schema.edge_axes))
         data = in_first_order(
             schema,
-            {item.name: self.columns[item.name][self.rows_of(item, graph)] for item in schema},
+            {item.name: store.columns[item.name][store.rows_of(item, graph)] for item in schema},
             {"node": nodes, "edge": edges, **rows},
             pair,
-            {level: self.origin_of(graph, level) for level in levels},
+            {level: store.origin_of(graph, level) for level in levels},
         )
-        for name, column in self.objects.items():
+        for name, column in store.objects.items():
             setattr(data, name, column.at(graph))
         return data
 
@@ -403,11 +419,11 @@ class GraphColumns:
 
         None if the edges were not moved, or the level is not one of edges.
         """
-        graph = graph_number(graph, len(self))
-        origin = self.edge_origin if level == "edge" else self.origins.get(level)
+        store, graph = self._part_of(graph_number(graph, len(self)))
+        origin = store.edge_origin if level == "edge" else store.origins.get(level)
         if origin is None or not len(origin):
             return None
-        offsets = self.offsets_of(level)
+        offsets = store.offsets_of(level)
         return origin[offsets[graph] : offsets[graph + 1]]
 
     def __getitems__(self, graphs: Iterable[int]) -> StoredGraphs:

@@ -10,7 +10,7 @@ lists. No step computes with objects, so they are not part of a schema, a plan o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,39 +61,33 @@ class ObjectsOf(Mapping[str, list[Any]]):
     graphs' order, and where their edges were before sorting.
 
     Args:
-        columns: the object columns of a store.
+        store: a :class:`staticgraph.store.graph_columns.GraphColumns`.
         graphs: indices of graphs in it.
-        places: of graphs and an edge level, as :meth:`GraphColumns.places_of`.
     """
 
-    __slots__ = ("_columns", "_graphs", "_places")
+    __slots__ = ("_graphs", "_store")
 
-    def __init__(
-        self,
-        columns: Mapping[str, ObjectColumn],
-        graphs: IntArray,
-        places: Callable[[IntArray, str], IntArray | None],
-    ) -> None:
-        self._columns = columns
-        self._graphs = graphs
-        self._places = places
+    def __init__(self, store: Any, graphs: IntArray) -> None:
+        self._store, self._graphs = store, graphs
 
     def places(self, level: str) -> IntArray | None:
         """Returns the place that each edge of a level had before sorting; None if none moved."""
-        return self._places(self._graphs, level)
+        return self._store.places_of(self._graphs, level)
 
     def __getitem__(self, name: str) -> list[Any]:
-        column = self._columns[name]
-        return [column.at(int(graph)) for graph in self._graphs]
+        if name not in self:
+            raise KeyError(name)
+        parts = (self._store._part_of(graph) for graph in self._graphs.tolist())
+        return [part.objects[name].at(place) for part, place in parts]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
+        return iter(self._store.objects)
 
     def __len__(self) -> int:
-        return len(self._columns)
+        return len(self._store.objects)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._columns
+        return name in self._store.objects
 
 
 def _without_tuples(value: Any) -> Any:

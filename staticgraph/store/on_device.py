@@ -25,12 +25,11 @@ import torch
 from torch import Tensor
 
 from staticgraph.errors import BudgetExceeded
-from staticgraph.jit import loop
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.schema import POINTERS, Field, Schema
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
-from staticgraph.store.columns import Array
+from staticgraph.store.columns import Array, sort_by_node
 from staticgraph.store.device_there import require_there
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.byte_sizes import human_bytes
@@ -181,7 +180,8 @@ def encoded(store: GraphColumns, pointers: bool) -> tuple[dict[str, Array], dict
     if pointers:
         first = np.repeat(store.edge_offsets[:-1], np.diff(store.node_offsets))
         structure["row_ptr"] = _narrow(store.row_ptr[:-1] - first)
-        structure["col_ptr"] = _narrow(_first_by_source(store))
+        _, by_source = sort_by_node(store.edge_src, store.node_offsets, store.edge_offsets)
+        structure["col_ptr"] = _narrow(by_source[:-1] - first)
         structure["transpose"] = _narrow(store.transpose)
     columns = {field.name: _column(field, store.columns[field.name]) for field in store.schema}
     return structure, columns
@@ -249,29 +249,6 @@ def _at_least_one(array: Array) -> Array:
         array = np.zeros((1, *array.shape[1:]), array.dtype)
     # torch warns about read-only arrays (mapped files), so these are copied.
     return np.ascontiguousarray(array) if array.flags.writeable else np.array(array, order="C")
-
-
-def _first_by_source(store: GraphColumns) -> IntArray:
-    """Returns ``[sum n]``: where each node's edges begin in its graph, sorted by source."""
-    found = np.empty(int(store.node_offsets[-1]), dtype=np.int64)
-    _count_sources(store.edge_src, store.node_offsets, store.edge_offsets, found)
-    return found
-
-
-@loop
-def _count_sources(
-    edge_src: Array, node_offsets: IntArray, edge_offsets: IntArray, found: IntArray
-) -> None:
-    for graph in range(len(node_offsets) - 1):
-        own = found[node_offsets[graph] : node_offsets[graph + 1]]
-        own[:] = 0
-        for edge in range(edge_offsets[graph], edge_offsets[graph + 1]):
-            own[edge_src[edge]] += 1
-        before = 0
-        for v in range(len(own)):
-            count = own[v]
-            own[v] = before
-            before += count
 
 
 # ---------------------------------------------------------------------- the budget

@@ -1,4 +1,4 @@
-"""The folders (shards) that make up one store: their list, and opening them when they are read.
+"""The folders (shards) that make up one store: their list, and opening them.
 
 A shard is a complete store, with its own manifest and checksums. The list comes from a sequence of
 folders, from the parts of an unfinished writer, or from a folder with a list of its own
@@ -12,9 +12,8 @@ from __future__ import annotations
 import os
 import re
 import resource
-import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.files import document
-from staticgraph.files.atomic import sync_file
+from staticgraph.files.atomic import sync
 from staticgraph.files.checksum import crc32_of_array
 from staticgraph.files.document import NOT_THERE
 from staticgraph.files.folder import repair
@@ -33,7 +32,7 @@ from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store import files
 from staticgraph.store.columns import Array, checked_splits
 from staticgraph.store.graph_columns import GraphColumns
-from staticgraph.store.merge import Survey
+from staticgraph.store.parts import Survey
 from staticgraph.text.how_many import how_many
 
 FORMAT = "staticgraph.shards"
@@ -89,6 +88,70 @@ class ShardList:
         """Bytes of all shards on disk, without their manifests."""
         return sum(shard.nbytes for shard in self.shards)
 
+    @property
+    def most_open(self) -> int:
+        """How many shards may be open at once, each array of which holds a file descriptor."""
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return max(4, (descriptors - SPARE_DESCRIPTORS) // max(1, len(self.dtypes)))
+
+    def load(self, number: int, verify: bool = False) -> GraphColumns:
+        """Opens a shard, its columns mapped; if ``verify``, checks every byte of it now.
+
+        Raises:
+            StoreCorrupt: if it is not what was listed, or not on this machine.
+        """
+        shard = self.shards[number]
+        with self.naming(number):
+            try:
+                if document.digest(files.read_manifest(shard.folder)) != shard.digest:
+                    raise StoreCorrupt(f"{shard.folder} is not the store that was listed")
+                store = files.load(GraphColumns, shard.folder, verify=verify)
+            except FileNotFoundError:
+                raise StoreCorrupt(f"{shard.folder} is not here") from None
+            if (len(store), _layout(store.schema)) != (shard.graphs, _layout(self.schema)):
+                raise StoreCorrupt(f"{shard.folder} has other graphs or fields than were listed")
+        return store
+
+    @contextmanager
+    def naming(self, number: int) -> Iterator[None]:
+        """Raises a StoreCorrupt of the block again, with the number of the shard."""
+        try:
+            yield
+        except StoreCorrupt as error:
+            raise StoreCorrupt(
+                f"shard {number} of the {len(self.shards)} of {self.name}: {error}. The others are "
+                f"as they were: {REMEDY}"
+            ) from None
+
+    def check_lengths(self, absent: bool) -> None:
+        """Compares the bytes of each shard with the list, to find truncation at once.
+
+        Args:
+            absent: whether shards may be missing on this machine.
+
+        Raises:
+            StoreCorrupt: if they differ, or a shard is missing; the message names the shard, and
+                the file if known.
+        """
+        for number, shard in enumerate(self.shards):
+            repair(shard.folder)
+            if shard.folder.is_dir():
+                with os.scandir(shard.folder) as entries:
+                    nbytes = sum(e.stat().st_size for e in entries if e.name != files.MANIFEST)
+                if nbytes == shard.nbytes:
+                    continue
+                self.load(number)  # raises with the file's name, if one of the store's is wrong
+                damage = f"has {how_many(nbytes, 'byte')}, listed are {shard.nbytes}"
+            elif absent:
+                continue
+            else:
+                damage = (
+                    "is not here (where each host has only its ranks' shards, load with "
+                    "shards='by-rank')"
+                )
+            with self.naming(number):
+                raise StoreCorrupt(f"{shard.folder} {damage}")
+
     def save(self, folder: Path, splits: Mapping[str, Array]) -> None:
         """Adds the list to the folder that holds the shards: sizes, splits and, last, a manifest.
 
@@ -102,7 +165,7 @@ class ShardList:
         for name, array in arrays.items():
             path = folder / files.file_of(name)
             np.save(path, array, allow_pickle=False)
-            sync_file(path)
+            sync(path)
             described[name] = {
                 "crc32": crc32_of_array(array),
                 "dtype": array.dtype.str,
@@ -158,40 +221,26 @@ def survey_shards(folders: list[Path], name: str) -> ShardList:
     """
     if not folders:
         raise BadGraph("no shard was given; a store needs at least one")
-    sizes: dict[Path, Array] = {}
-    splits: dict[Path, Mapping[str, Array]] = {}
 
     def open_shard(folder: Path) -> GraphColumns:
-        """Opens the store in a folder, unverified, and records its sizes and splits."""
+        """Opens the store in a folder, unverified."""
         repair(folder)
-        store = files.load(GraphColumns, folder, verify=False)
-        sizes[folder], splits[folder] = store.narrow_sizes, store.splits
-        return store
+        return files.load(GraphColumns, folder, verify=False)
 
     survey = Survey([partial(open_shard, folder) for folder in folders])
     shards = []
     for folder in folders:
         manifest = files.read_manifest(folder)
         nbytes = sum(file["bytes"] for file in manifest["files"].values())
-        shards.append(Shard(folder, len(sizes[folder]), nbytes, document.digest(manifest)))
-    firsts = np.cumsum([0, *(shard.graphs for shard in shards[:-1])])
+        shards.append(Shard(folder, manifest["graphs"], nbytes, document.digest(manifest)))
     return ShardList(
         shards=tuple(shards),
         schema=survey.schema,
         name=name,
-        sizes=np.concatenate([sizes[folder] for folder in folders]),
+        sizes=survey.sizes,
         dtypes={array: survey.widest(array) for array in survey.names},
         objects=tuple(n.partition(".")[2] for n in survey.names if n.startswith("objects.")),
-        splits={
-            split: np.concatenate(
-                [
-                    np.asarray(splits[folder][split], np.int64) + first
-                    for folder, first in zip(folders, firsts, strict=True)
-                ]
-            )
-            for split in splits[folders[0]]
-            if all(split in splits[folder] for folder in folders)
-        },
+        splits=survey.splits,
     )
 
 
@@ -299,97 +348,6 @@ def check_shards(folder: Path, paths: Sequence[Path], count: int | None = None) 
             f"Write it with StoreWriter(..., shard={differing[0]}); or read what is there, as a "
             "list of folders: GraphStore.load(sorted(parts.glob('*-*')))"
         )
-
-
-# ---------------------------------------------------------------------- opening
-
-
-class OpenShards:
-    """The shards by number, opened on access; the most recently used ones stay open.
-
-    Args:
-        shards: the list of shards.
-    """
-
-    def __init__(self, shards: ShardList) -> None:
-        self._list = shards
-        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        arrays = max(1, len(shards.dtypes))
-        self.most: int = max(4, (descriptors - SPARE_DESCRIPTORS) // arrays)
-        self._open: OrderedDict[int, GraphColumns] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._list.shards)
-
-    def __getitem__(self, number: int) -> GraphColumns:
-        """Returns one shard, with its columns mapped.
-
-        Raises:
-            StoreCorrupt: if it is not what was listed, or not on this machine.
-        """
-        with self._lock:
-            if (store := self._open.get(number)) is None:
-                store = self._open[number] = self.load(number, verify=False)
-            self._open.move_to_end(number)
-            if len(self._open) > self.most:
-                self._open.popitem(last=False)
-        return store
-
-    def load(self, number: int, verify: bool) -> GraphColumns:
-        """Opens a shard; if ``verify``, checks every byte of it now.
-
-        Raises:
-            StoreCorrupt: if it is not what was listed, or not on this machine.
-        """
-        shard, schema = self._list.shards[number], self._list.schema
-        try:
-            if document.digest(files.read_manifest(shard.folder)) != shard.digest:
-                raise StoreCorrupt(f"{shard.folder} is not the store that was listed")
-            store = files.load(GraphColumns, shard.folder, verify=verify)
-            if (len(store), _layout(store.schema)) != (shard.graphs, _layout(schema)):
-                raise StoreCorrupt(f"{shard.folder} has other graphs or fields than were listed")
-        except FileNotFoundError:
-            raise self.named(number, f"{shard.folder} is not here") from None
-        except StoreCorrupt as error:
-            raise self.named(number, error) from None
-        return store
-
-    def named(self, number: int, error: object) -> StoreCorrupt:
-        """Returns the error as a StoreCorrupt that names the shard."""
-        return StoreCorrupt(
-            f"shard {number} of the {len(self)} of {self._list.name}: {error}. The others are "
-            f"as they were: {REMEDY}"
-        )
-
-    def check_lengths(self, absent: bool) -> None:
-        """Compares the bytes of each shard with the list, to find truncation at once.
-
-        Args:
-            absent: whether shards may be missing on this machine.
-
-        Raises:
-            StoreCorrupt: if they differ, or a shard is missing; the message names the shard, and
-                the file if known.
-        """
-        for number, shard in enumerate(self._list.shards):
-            repair(shard.folder)
-            if not shard.folder.is_dir():
-                if absent:
-                    continue
-                raise self.named(
-                    number,
-                    f"{shard.folder} is not here (where each host has only its ranks' shards, "
-                    "load with shards='by-rank')",
-                )
-            with os.scandir(shard.folder) as entries:
-                nbytes = sum(e.stat().st_size for e in entries if e.name != files.MANIFEST)
-            if nbytes != shard.nbytes:
-                self[number]  # raises with the file's name, if one of the store's own is wrong
-                raise self.named(
-                    number,
-                    f"{shard.folder} has {how_many(nbytes, 'byte')}, listed are {shard.nbytes}",
-                )
 
 
 def _layout(schema: Schema) -> tuple[object, object]:

@@ -28,7 +28,6 @@ EDGES = ("edge_src", "edge_dst", "transpose", "edge_origin")
 STRUCTURE = (
     "node_offsets", "edge_offsets", "edge_src", "edge_dst", "row_ptr", "transpose", "edge_origin"
 )  # fmt: skip
-KINDS = ("column", "split", "offsets", "origins", "checks", "objects", "object_ends")
 REMEDY = "the store was changed; build it again"
 
 
@@ -51,14 +50,18 @@ def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
             for key in ("bytes", "crc32"):
                 if not isinstance(file[key], int):
                     raise TypeError(f"{key} of {name!r} is {file[key]!r}")
-            kind, dot, _ = name.partition(".")
-            if kind not in (KINDS if dot else STRUCTURE):
-                raise TypeError(f"a file {name!r}, which no store has")
         wanted = [*STRUCTURE, *(f"column.{field.name}" for field in schema)]
         wanted += [f"offsets.{axis.name}" for axis in schema.axes]
+        objects = [name.partition(".")[2] for name in files if name.startswith("objects.")]
+        wanted += [f"object_ends.{key}" for key in objects]
         absent = [name for name in wanted if name not in files]
         if absent:
             raise KeyError(", ".join(absent))
+        known = {*wanted, *(f"origins.{axis.name}" for axis in schema.edge_axes)}
+        known |= {f"objects.{key}" for key in objects}
+        extra = {name for name in files if not name.startswith(("split.", "checks."))} - known
+        if extra:
+            raise TypeError(f"the schema knows no array {', '.join(sorted(extra))}")
     except NOT_THERE as failure:
         raise StoreCorrupt(
             f"{path} is not a complete manifest: {missing(failure)}; build the store again"

@@ -26,11 +26,10 @@ from staticgraph.files import scratch
 from staticgraph.files.folder import exchange, repair, require_replaceable
 from staticgraph.schema import Level, Schema
 from staticgraph.store.columns import Array, names_of_fields
-from staticgraph.store.files import KIND, MANIFEST, save
+from staticgraph.store.files import KIND, MANIFEST, save, write
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.merge import merge
-from staticgraph.store.runs import slices
+from staticgraph.store.parts import slices
 from staticgraph.store.shards import check_shards, numbers_of, parts_in, survey_shards
 from staticgraph.text.numeric_options import whole_option
 
@@ -244,11 +243,11 @@ class StoreWriter:
             GraphStore.load(path, verify=True)  # every byte, the headers of files included
         if not merged:
             return self._finish_in_shards(splits or {})
-        merge(
+        write(
             [lambda path=path: GraphStore.load(path, verify=False) for path in paths],
             self.folder,
             name=self._name,
-            splits=splits,
+            splits=splits or {},
             overwrite=self._overwrite,
         )
         store = GraphStore.load(self.folder)  # before its parts are removed

@@ -9,7 +9,7 @@ import numpy as np
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.epochs.epoch import BatchIds
 from staticgraph.store.graph_columns import GraphColumns
-from staticgraph.store.runs import read_ahead
+from staticgraph.store.parts import read_ahead
 
 # A block is fetched whole only if a window has at least one in PART of its graphs. Of other blocks
 # only the few graphs that were exchanged to balance batches are fetched; fetching these blocks

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from staticgraph.jit import loop
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
 from staticgraph.outofcore.policies.schedule import NodeState, State
+from staticgraph.store.columns import sort_by_key
 
 IntArray = NDArray[np.int64]
 
@@ -50,11 +50,9 @@ class Neighbours:
             raise ValueError(f"direction={direction!r}; choose one of {', '.join(ways)}")
         pointers, indices = [], []
         for keys, values in ways[direction]:
-            pointer = np.zeros(rows + 1, np.int64)
-            ordered = np.empty(len(keys), np.int32)
-            _group(np.ascontiguousarray(keys), np.ascontiguousarray(values), pointer, ordered)
+            order, pointer = sort_by_key(keys, rows)
             pointers.append(pointer)
-            indices.append(ordered)
+            indices.append(np.asarray(values, np.int32)[order])
         return cls(tuple(pointers), tuple(indices))
 
     @property
@@ -68,7 +66,8 @@ class Neighbours:
         for pointer, neighbours in zip(self.pointers, self.indices, strict=True):
             total += np.diff(pointer)
             if not loops:
-                _without_loops(pointer, neighbours, total)
+                row_of = np.repeat(np.arange(self.rows), np.diff(pointer))
+                total -= np.bincount(row_of[row_of == neighbours], minlength=self.rows)
         return total
 
 
@@ -151,33 +150,6 @@ class ResidentGraph:
         return slots * self.graph.partition_size + drawn - self._firsts[which]
 
     def _in_rows(self, edges: NDArray[Any]) -> NDArray[Any]:
-        _renumber(edges, self.slot_of, self.graph.partition_size)
+        for end in (0, -1):
+            edges[:, end] = self.rows(edges[:, end])
         return edges
-
-
-@loop
-def _group(keys, values, pointers, ordered):
-    for e in range(len(keys)):
-        pointers[keys[e] + 1] += 1
-    for v in range(len(pointers) - 1):
-        pointers[v + 1] += pointers[v]
-    at = pointers[:-1].copy()
-    for e in range(len(keys)):
-        ordered[at[keys[e]]] = values[e]
-        at[keys[e]] += 1
-
-
-@loop
-def _without_loops(pointers, indices, total):
-    for v in range(len(total)):
-        for e in range(pointers[v], pointers[v + 1]):
-            total[v] -= indices[e] == v
-
-
-@loop
-def _renumber(edges, slot_of, size):
-    last = edges.shape[1] - 1
-    for e in range(edges.shape[0]):
-        for end in (0, last):
-            node = edges[e, end]
-            edges[e, end] = slot_of[node // size] * size + node % size

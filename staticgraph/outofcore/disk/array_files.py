@@ -1,15 +1,11 @@
 """Arrays as callers give them: files, features of nodes, numbers of nodes, classes.
 
-The exception that NumPy raises for a bad file depends on the bytes that happen to be in it: an end
-of file, a bad archive, a request to unpickle. For the user who named the wrong file, they all mean
-the same. A mask of nodes must be recognised before it is converted to integers, when it would
+A mask of nodes must be recognised before it is converted to integers, when it would
 select nodes 0 and 1.
 """
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from staticgraph.errors import BadGraph, UnknownDataset
-from staticgraph.files.numpy_file import why_unreadable
+from staticgraph.errors import BadGraph
+from staticgraph.files.numpy_file import UNREADABLE, why_unreadable
 from staticgraph.text.how_many import how_many
-
-UNREADABLE = (ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def open_array(path: str | Path) -> NDArray[Any]:
@@ -41,21 +35,6 @@ def open_array(path: str | Path) -> NDArray[Any]:
         array.close()
         raise BadGraph(f"{path} is an archive of arrays; give an .npy, which holds one")
     return array
-
-
-def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Reads all arrays of an ``.npz`` file, by name.
-
-    Raises:
-        UnknownDataset: if the file is not an ``.npz`` file.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (*UNREADABLE, TypeError, AttributeError) as error:  # the latter two for an .npy
-        raise UnknownDataset(
-            f"{path} is not an .npz file of plain arrays: {why_unreadable(path)}"
-        ) from error
 
 
 def array_of(values: ArrayLike | str | Path, name: str) -> NDArray[Any]:

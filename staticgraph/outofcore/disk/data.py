@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from staticgraph.datasets.npz import read_npz
 from staticgraph.errors import UnknownDataset
-from staticgraph.outofcore.disk.array_files import read_arrays
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.manifest import KIND
 from staticgraph.text.how_many import how_many
@@ -98,7 +98,7 @@ def has_labels(spec: str) -> bool:
         UnknownDataset: if there is no such data.
     """
     path = find(spec)
-    return path.is_file() and "label" in read_arrays(path)
+    return path.is_file() and "label" in read_npz(path)
 
 
 def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
@@ -112,7 +112,7 @@ def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
     path = find(spec)
     if path.is_dir():
         return _opened_partitions(path, held_out, seed)
-    file = read_arrays(path)
+    file = read_npz(path)
     if "num_entities" in file:
         _require(path, file, "train", "valid", "test")
         n = _count(path, file, "num_entities")
@@ -158,7 +158,7 @@ def open_nodes(spec: str, *, classes: int = 5, width: int = 16, seed: int = 0) -
             f"{path} holds edges and no labels: give the .npz of the graph, which train-large "
             "partitions itself, or --task link"
         )
-    file = read_arrays(path)
+    file = read_npz(path)
     _require(path, file, "edges", "num_nodes")
     n = _count(path, file, "num_nodes")
     once = _each_once(path, _ends(path, file, "edges", n, 2), n)

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
-from staticgraph.jit import loop
 from staticgraph.outofcore.disk.array_files import array_of
 from staticgraph.outofcore.disk.reading import write_all
+from staticgraph.store.columns import sort_by_key
 from staticgraph.text.how_many import how_many
 
 Progress = Callable[[str, int], None]
@@ -174,10 +174,11 @@ def _spill(
         if columns == 3:
             written[:, 1] = rows[2]
             relations = max(relations, int(rows[2].max(initial=-1)) + 1)
-        starts = np.zeros(p + 1, dtype=np.int64)
-        ordered = np.empty_like(written)
-        _partition_rows(written, 0, size, starts, ordered)
-        _count_cells(written, size, counts)
+        partitions = written[:, 0] // size
+        cells = partitions.astype(np.int64) * p + written[:, -1] // size
+        counts += np.bincount(cells, minlength=p * p).reshape(p, p)
+        order, starts = sort_by_key(partitions, p)
+        ordered = written[order]
         for partition in np.flatnonzero(np.diff(starts)).tolist():
             with (folder / f"spill-{partition}").open("ab") as file:
                 # Not tofile, whose error for a full disk only gives the number of items written.
@@ -212,9 +213,8 @@ def _place(
                     if not flat.size:
                         break
                     rows = flat.reshape(-1, columns)
-                    starts = np.zeros(p + 1, dtype=np.int64)
-                    ordered = np.empty_like(rows)
-                    _partition_rows(rows, columns - 1, size, starts, ordered)
+                    order, starts = sort_by_key(rows[:, -1] // size, p)
+                    ordered = rows[order]
                     for cell in np.flatnonzero(np.diff(starts)).tolist():
                         run = ordered[starts[cell] : starts[cell + 1]]
                         write_all(file, run, int(at[cell]) * row_bytes)
@@ -225,25 +225,3 @@ def _place(
         os.fsync(file)
     finally:
         os.close(file)
-
-
-@loop
-def _partition_rows(rows, column, size, starts, ordered):
-    """Sorts rows by the partition of one column, with a stable counting sort."""
-    for e in range(rows.shape[0]):
-        starts[rows[e, column] // size + 1] += 1
-    for k in range(1, len(starts)):
-        starts[k] += starts[k - 1]
-    at = starts[:-1].copy()
-    for e in range(rows.shape[0]):
-        k = rows[e, column] // size
-        for c in range(rows.shape[1]):
-            ordered[at[k], c] = rows[e, c]
-        at[k] += 1
-
-
-@loop
-def _count_cells(rows, size, counts):
-    last = rows.shape[1] - 1
-    for e in range(rows.shape[0]):
-        counts[rows[e, 0] // size, rows[e, last] // size] += 1

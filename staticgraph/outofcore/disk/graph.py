@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files.checksum import crc32_of_array
-from staticgraph.jit import loop
 from staticgraph.outofcore.disk.manifest import EDGES, FEATURES, NODE_IDS, OFFSETS, SUMS, Manifest
 from staticgraph.outofcore.disk.reading import BlockFile
 from staticgraph.outofcore.policies.schedule import Cell
@@ -212,7 +211,7 @@ class PartitionedGraph:
                 if not loops:
                     rows = rows[rows[:, 0] != rows[:, -1]]
                 for end in ends:
-                    _count(rows[:, end], total)
+                    np.add.at(total, rows[:, end], 1)
             self._degrees[direction, loops] = total
         return self._degrees[direction, loops]
 
@@ -241,9 +240,3 @@ class PartitionedGraph:
             f"PartitionedGraph({str(self.folder)!r}, nodes={self.num_nodes}, "
             f"edges={self.num_edges}, partitions={self.num_partitions})"
         )
-
-
-@loop
-def _count(nodes, total):
-    for e in range(len(nodes)):
-        total[nodes[e]] += 1

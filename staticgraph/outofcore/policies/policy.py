@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -57,8 +57,45 @@ class _Buffered:
         return min(self.buffer, num_partitions)
 
 
+class _OfEdges(_Buffered):
+    """What policies for training on edges share."""
+
+    __slots__ = ()
+
+    # Whether partitions are put in random order before they are grouped.
+    _mixed: ClassVar[bool] = True
+    assignment: Assignment
+
+    def __post_init__(self) -> None:
+        _check_buffer(self.buffer)
+        if self.assignment not in ("greedy", "random"):
+            raise ValueError(f"assignment={self.assignment!r}; choose 'greedy' or 'random'")
+
+    def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
+        """Returns the states of one epoch, in a new random order.
+
+        Raises:
+            ValueError: as :meth:`group`.
+        """
+        if self.buffer >= num_partitions:
+            return InMemory().epoch(num_partitions, rng)
+        size = self.group(num_partitions)
+        members = rng.permutation(num_partitions) if self._mixed else np.arange(num_partitions)
+        groups = members.reshape(-1, size)
+        states = [
+            tuple(sorted(groups[list(state)].ravel().tolist()))
+            for state in beta_states(len(groups), self.buffer // size, rng)
+        ]
+        assigned = _assign(states, num_partitions, self.assignment, rng)
+        return Schedule(num_partitions, assigned, group=size)
+
+    def group(self, num_partitions: int) -> int:
+        """Returns the number of partitions swapped together."""
+        return 1
+
+
 @dataclass(frozen=True, slots=True)
-class Beta(_Buffered):
+class Beta(_OfEdges):
     """BETA: one partition moves at a time. Source: Marius, OSDI 2021, section 4.
 
     Args:
@@ -73,27 +110,11 @@ class Beta(_Buffered):
 
     buffer: int
     assignment: Assignment = "greedy"
-
-    def __post_init__(self) -> None:
-        _check_buffer(self.buffer)
-        _check_assignment(self.assignment)
-
-    def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
-        """Returns the states of one epoch, for a new random order of the partitions."""
-        if self.buffer >= num_partitions:
-            return InMemory().epoch(num_partitions, rng)
-        states = beta_states(num_partitions, self.buffer, rng)
-        return Schedule(
-            num_partitions, _assign(states, num_partitions, self.assignment, rng), group=1
-        )
-
-    def group(self, num_partitions: int) -> int:
-        """Returns the number of partitions swapped together."""
-        return 1
+    _mixed: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
-class Comet(_Buffered):
+class Comet(_OfEdges):
     """COMET: BETA over random groups of partitions. Source: MariusGNN, EuroSys 2023, section 5.
 
     Args:
@@ -110,10 +131,6 @@ class Comet(_Buffered):
     buffer: int
     logical: int | None = None
     assignment: Assignment = "random"
-
-    def __post_init__(self) -> None:
-        _check_buffer(self.buffer)
-        _check_assignment(self.assignment)
 
     def group(self, num_partitions: int) -> int:
         """Returns the number of physical partitions per logical one.
@@ -146,17 +163,6 @@ class Comet(_Buffered):
                 "hold a whole number, at least 2: raise logical= or the buffer"
             )
         return size
-
-    def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
-        """Returns the states of one epoch, with new random groups, order and assignment."""
-        if self.buffer >= num_partitions:
-            return InMemory().epoch(num_partitions, rng)
-        size = self.group(num_partitions)
-        members = rng.permutation(num_partitions).reshape(-1, size)
-        logical = beta_states(len(members), self.buffer // size, rng)
-        states = [tuple(sorted(members[list(state)].ravel().tolist())) for state in logical]
-        assigned = _assign(states, num_partitions, self.assignment, rng)
-        return Schedule(num_partitions, assigned, group=size)
 
 
 EdgePolicy = InMemory | Beta | Comet
@@ -297,11 +303,6 @@ def _check_buffer(buffer: int) -> None:
         raise ValueError(
             f"buffer={buffer}: edges cross partitions, and both must be resident; give at least 2"
         )
-
-
-def _check_assignment(assignment: str) -> None:
-    if assignment not in ("greedy", "random"):
-        raise ValueError(f"assignment={assignment!r}; choose 'greedy' or 'random'")
 
 
 def _divisors(number: int) -> list[int]:

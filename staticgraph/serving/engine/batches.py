@@ -16,11 +16,9 @@ from staticgraph.runner.prediction import Predictor
 from staticgraph.schema import Schema
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs, Span, store_of
 from staticgraph.serving.engine.request import Output, Piece, Request, cut, output_of
-from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns, assembled
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.merge import pieces
-from staticgraph.store.runs import arrays_between
+from staticgraph.store.parts import gathered
 
 
 class ServedBatches:
@@ -113,16 +111,10 @@ def concatenated(spans: Sequence[Span]) -> GraphStore:
         spans: at least one, of stores that have the same fields.
     """
     stores = [span.graphs for span in spans if isinstance(span.graphs, GraphColumns)]
-    parts: list[dict[str, Array]] = []
-    for store, (_, first, last) in zip(stores, spans, strict=True):
-        store.verify(np.arange(first, last))
-        parts.append(arrays_between(store, first, last))
+    parts = [(store, range(*span[1:])) for store, span in zip(stores, spans, strict=True)]
+    for store, graphs in parts:
+        store.verify(np.asarray(graphs))
     schema = stores[0].schema
     seen = {f"column.{field.name}": field.dtype for field in schema}
-    arrays = {}
-    for name in dict.fromkeys(name for part in parts for name in part):
-        if not name.startswith("object"):
-            moved = any(len(part.get(name, ())) for part in parts)
-            joined = np.concatenate(list(pieces(name, parts, moved)))
-            arrays[name] = joined.astype(seen.get(name, "int64"), copy=False)
+    arrays = gathered(parts, lambda name: seen.get(name, "int64"), without=("object",))
     return assembled(GraphStore, schema, arrays, name="requests")

@@ -16,10 +16,11 @@ import numpy as np
 from torch import Tensor
 
 from staticgraph.errors import BadGraph
-from staticgraph.schema import EDGE_INDEX, LEVELS, Level, Schema
+from staticgraph.schema import EDGE_INDEX, LEVELS, Axis, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.objects import ObjectColumn
-from staticgraph.store.pyg.rules import Increments, counted_level
+from staticgraph.store.pyg.levels import level_in
+from staticgraph.store.pyg.rules import Increments, asks_nothing, counted_by, counted_level
 from staticgraph.text.how_many import how_many
 
 
@@ -30,8 +31,11 @@ class CountedFields:
         self.name = name
         self.schema = schema
         self.levels = levels
+        # The types of nodes and edges, and the rows of each graph on every level known so far.
+        self.types: tuple[Axis, ...] = ()
         self.nodes: list[int] = []
         self.edges: list[int] = []
+        self.rows: dict[Level, list[int]] = {"node": self.nodes, "edge": self.edges}
         self.values: dict[str, list[Tensor]] = {}
         self.cat_dims: dict[str, int | None] = {}
         self.increments: dict[str, list[tuple[int, ...]]] = {}
@@ -43,6 +47,8 @@ class CountedFields:
         # False if PyG can only guess the number of nodes from the values of edge_index, which is
         # meaningless if its two rows refer to different levels.
         self.nodes_told = True
+        # A graph whose class has rules of its own, so that they can be called again.
+        self.ruled: tuple[int, Any] | None = None
 
     def set_aside(self, number: int, key: str, value: Any) -> None:
         """Records a value that is not a tensor: a string, None, a list."""
@@ -88,27 +94,99 @@ class CountedFields:
         if self.schema is not None:
             return self._expected_counts(self.schema)
         counts: dict[str, tuple[Level, ...]] = {}
-        nodes, edges = np.asarray(self.nodes), np.asarray(self.edges)
+        alike = np.array_equal(self.nodes, self.edges)
         for key, said in self.increments.items():
-            found = []
-            ends = key == EDGE_INDEX  # the endpoints of edges, which are never edges
-            told = nodes if self.nodes_told or not ends else None
-            for place, steps in enumerate(Increments(key, said).columns()):
-                level = counted_level(steps, told, None if ends else edges, self.axes)
+            columns = Increments(key, said).columns()
+            if ends := self._ends_of(key):
+                self._check_ends(key, columns, ends)
+                counts[key] = ends
+                continue
+            joins = key == EDGE_INDEX  # the endpoints of edges, which are never edges
+            others = ("edge",) if self.nodes_told else LEVELS
+            levels: list[Level] = []
+            for place, steps in enumerate(columns):
+                known = self._known()
+                known = {k: v for k, v in known.items() if not joins or k not in others}
+                level = counted_level(steps, known)
                 if level is None:
                     level = self._axis_for(key, place, steps)
                     self.axes[level] = steps
-                found.append(level)
-            alike = np.array_equal(nodes, edges)
-            if not ends and ("edge" in found or ("node" in found and alike)):
-                found = self._told_apart(key, found, alike)
-            counts[key] = tuple(found)
+                levels.append(level)
+            if not joins and ("edge" in levels or ("node" in levels and alike)):
+                levels = self._told_apart(key, levels, alike)
+            counts[key] = tuple(levels)
         return counts
 
+    def _known(self) -> dict[Level, IntArray]:
+        """Returns each graph's number of rows on every level but that of graphs."""
+        return {level: np.asarray(rows) for level, rows in self.rows.items()} | self.axes
+
+    def _ends_of(self, key: str) -> tuple[Level, ...]:
+        """Returns the node types that an index of a type of edges joins; () for other fields."""
+        edges = [a for a in self.types if a.kind == "edge" and key.startswith(f"{a.name}.")]
+        owner = max(edges, key=lambda axis: len(axis.name), default=None)
+        return owner.type[::2] if owner is not None and key.endswith("index") else ()
+
+    def _check_ends(self, key: str, columns: list[IntArray], ends: tuple[Level, ...]) -> None:
+        for place, end in enumerate(ends):
+            rows = np.asarray(self.rows[end])
+            steps = columns[min(place, len(columns) - 1)] if columns else 0 * rows
+            wrong = steps != rows
+            if wrong.any():
+                odd = int(wrong.argmax())
+                raise BadGraph(
+                    f"graph {odd} adds {steps[odd]} to row {place} of {key!r} (__inc__), but has "
+                    f"{how_many(rows[odd], 'node')} of type {end!r}: let __inc__ say so, "
+                    "or give the field a name that does not end in 'index'"
+                )
+
     def _told_apart(self, key: str, found: list[Level], alike: bool) -> list[Level]:
-        """Resolves levels that could also be another; ``alike`` if there are as many edges as nodes
-        in every graph."""
+        """Decides by the rules of a graph's class, called on modified copies."""
+        if self.ruled is None or asks_nothing(self.ruled[1], key):
+            return found
+        number, data = self.ruled
+        told = counted_by(data, key, number)
+        if told is not None:
+            width = max(len(told), len(found))
+            pairs = zip(told * (width // len(told)), found * (width // len(found)), strict=True)
+            found = [self._decided(said, guess, alike) for said, guess in pairs]
+        if (told is None and alike) or "" in found:
+            raise BadGraph(
+                f"{key!r} counts nodes or edges (__inc__), since every graph has as many of both, "
+                "and its class does not tell which: let __inc__ return self.num_nodes or "
+                "self.num_edges for it, or add a graph with another number of edges"
+            )
         return found
+
+    def _decided(self, said: Level, guess: Level, alike: bool) -> Level:
+        """Returns the level of increments that equal those of ``guess``, and grow with ``said``.
+
+        Those that follow neither nodes nor edges count what a per-graph number of their size does:
+        the level that its name indicates, or an axis of that name. ``""`` if there is no such
+        number.
+        """
+        if guess != ("node" if alike else "edge"):
+            return guess  # no other level of this size is renumbered
+        if said == guess or (said and alike):
+            return said
+        steps = np.asarray(self.nodes if guess == "node" else self.edges)
+        name = self._named_by_number(steps)
+        named = level_in(name)
+        if named and (alike or named == guess):
+            return named
+        if not alike and (not name or self._has_rows(steps)):
+            return guess  # such rows are sorted with the edges, and the index with them
+        if name:
+            self.axes[name] = steps
+        return name
+
+    def _has_rows(self, counts: IntArray) -> bool:
+        """Whether a field that neither the user nor its name puts on a level has so many rows."""
+        return any(
+            self.levels.get(key, level_in(key)) is None
+            and np.array_equal(self._lengths(key), counts)
+            for key in self.values
+        )
 
     def _axis_for(self, key: str, place: int, steps: IntArray) -> str:
         """Names the axis that a field's increments refer to.
@@ -137,12 +215,10 @@ class CountedFields:
     def _expected_counts(self, schema: Schema) -> dict[str, tuple[Level, ...]]:
         """Returns the schema's counts and sets the axes' rows; rejects graphs that differ."""
         counts = {key: schema[key].counts for key in self.values}
-        known = {"node": np.asarray(self.nodes), "edge": np.asarray(self.edges)}
-        known["graph"] = np.ones_like(known["node"])
+        known = {"graph": np.ones(len(self.nodes), np.int64), **self._known()}
         said = {key: Increments(key, self.increments[key]).columns() for key in self.values}
         for axis in schema.axes:
-            if axis.name in self.axes:
-                known[axis.name] = self.axes[axis.name]
+            if axis.name in known:
                 continue
             rows = [self._lengths(key) for key in self.values if schema[key].level == axis.name]
             rows += [
@@ -175,7 +251,9 @@ class CountedFields:
 
     def _on_axis(self, key: str, axis: str, lengths: IntArray) -> str:
         """Puts a field on an axis, which is created if there is none of that name."""
-        rows = self.axes.setdefault(axis, lengths)
+        rows = self._known().get(axis)
+        if rows is None:
+            rows = self.axes[axis] = lengths
         if not np.array_equal(rows, lengths):
             odd = int((rows != lengths).argmax())
             raise BadGraph(

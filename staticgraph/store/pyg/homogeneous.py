@@ -30,11 +30,10 @@ from staticgraph.store.pyg.levels import (
     as_array,
     as_tensor,
     level_by_name,
-    level_in,
     odd_rows,
     whole_count,
 )
-from staticgraph.store.pyg.rules import Said, asks_nothing, counted_by, has_stock_rules, said_by
+from staticgraph.store.pyg.rules import Said, asks_nothing, has_stock_rules, said_by
 from staticgraph.text.how_many import how_many
 
 
@@ -56,8 +55,6 @@ class PygReader(CountedFields):
         self._without_edges: bool | None = None
         # The results of custom rules for ``edge_index``, by graph.
         self.edges_said: dict[int, Said] = {}
-        # A graph whose class has rules of its own, so that they can be called again.
-        self.ruled: tuple[int, Any] | None = None
 
     def add(self, number: int, data: Any) -> None:
         """Reads one graph.
@@ -99,19 +96,32 @@ class PygReader(CountedFields):
             if given is not None:
                 self.edges_said[number] = said_by(data, EDGE_INDEX, edge_index, number, store)
             self.nodes_told &= not guessed
-            self.ruled = self.ruled or (number, data)
-        found = {}
+            self.ruled: tuple[int, Any] | None = self.ruled or (number, data)
+        found: dict[str, Said] = {}
         for key, value in values.items():
-            if key in self.excluded:
-                continue
-            tensor = as_tensor(value, key)
-            if tensor is None:
-                self.set_aside(number, key, value)
-            else:
-                plain = asks_nothing(data, key)
-                found[key] = Said(tensor) if plain else said_by(data, key, tensor, number, store)
+            self._read(number, data, key, key, value, store, found)
         self._check_edges_given(number, given is None)
         self._collect(number, found)
+
+    def _read(
+        self,
+        number: int,
+        data: Any,
+        name: str,
+        key: str,
+        value: Any,
+        store: Any,
+        found: dict[str, Said],
+    ) -> None:
+        """Reads a value, which the graph's storage has under a key, as the field of a name."""
+        if key in self.excluded or name in self.excluded:
+            return
+        tensor = as_tensor(value, name)
+        if tensor is None:
+            self.set_aside(number, name, value)
+        else:
+            plain = asks_nothing(data, key)
+            found[name] = Said(tensor) if plain else said_by(data, key, tensor, number, store)
 
     def _expected(self, hetero: bool) -> str:
         """Returns the expected class of a graph, with the reason."""
@@ -173,58 +183,10 @@ class PygReader(CountedFields):
     def _no_label(self, number: int, key: str) -> Tensor:
         assert self.schema is not None
         item = self.schema[key]
-        counts = {"node": self.nodes[number], "edge": self.edges[number], "graph": item.rows}
+        counts = {"graph": item.rows, **{level: rows[-1] for level, rows in self.rows.items()}}
         if item.level not in counts:
             raise BadGraph(f"graph {number} has no 'y', whose rows are {item.level}; add it")
         return torch.zeros(counts[item.level], *item.shape, dtype=getattr(torch, item.dtype))
-
-    def _told_apart(self, key: str, found: list[Level], alike: bool) -> list[Level]:
-        """Decides by the rules of a graph's class, called on modified copies."""
-        if self.ruled is None or asks_nothing(self.ruled[1], key):
-            return found
-        number, data = self.ruled
-        told = counted_by(data, key, number)
-        if told is not None:
-            width = max(len(told), len(found))
-            pairs = zip(told * (width // len(told)), found * (width // len(found)), strict=True)
-            found = [self._decided(said, guess, alike) for said, guess in pairs]
-        if (told is None and alike) or "" in found:
-            raise BadGraph(
-                f"{key!r} counts nodes or edges (__inc__), since every graph has as many of both, "
-                "and its class does not tell which: let __inc__ return self.num_nodes or "
-                "self.num_edges for it, or add a graph with another number of edges"
-            )
-        return found
-
-    def _decided(self, said: Level, guess: Level, alike: bool) -> Level:
-        """Returns the level of increments that equal those of ``guess``, and grow with ``said``.
-
-        Those that follow neither nodes nor edges count what a per-graph number of their size does:
-        the level that its name indicates, or an axis of that name. ``""`` if there is no such
-        number.
-        """
-        if guess != ("node" if alike else "edge"):
-            return guess  # no other level of this size is renumbered
-        if said == guess or (said and alike):
-            return said
-        steps = np.asarray(self.nodes if guess == "node" else self.edges)
-        name = self._named_by_number(steps)
-        named = level_in(name)
-        if named and (alike or named == guess):
-            return named
-        if not alike and (not name or self._has_rows(steps)):
-            return guess  # such rows are sorted with the edges, and the index with them
-        if name:
-            self.axes[name] = steps
-        return name
-
-    def _has_rows(self, counts: IntArray) -> bool:
-        """Whether a field that neither the user nor its name puts on a level has so many rows."""
-        return any(
-            self.levels.get(key, level_in(key)) is None
-            and np.array_equal(self._lengths(key), counts)
-            for key in self.values
-        )
 
     def _read_two_sides(self) -> None:
         """Makes ``edge_index`` a field if it joins rows of two levels.
@@ -295,28 +257,15 @@ class PygReader(CountedFields):
         rows: dict[str, int] = {}
         for key in self._in_order(counts):
             tensors = self.values[key]
-            level, count = self._level(key, tensors, bool(counts[key]))
+            level, count = self._level(key, bool(counts[key]))
             self._check_rows(key, tensors)
             if level == "graph":
                 rows[key] = count
             fields[key] = (level, as_array(key, torch.cat(tensors)))
         fields = {key: fields[key] for key in self.values}
-        store = self._built(kind, fields, rows, counts, check_finite)
-        store = replace(store, objects=self.objects(store.schema))
-        if self.schema is not None:
-            self._check_schema(store)
-        return store
-
-    def _built(
-        self,
-        kind: type[Kept],
-        fields: Mapping[str, tuple[Level, Array]],
-        rows: Mapping[str, int],
-        counts: Mapping[str, tuple[Level, ...]],
-        check_finite: bool | tuple[str, ...],
-    ) -> Kept:
         edge_index = as_array("edge_index", torch.cat(self.edge_index, dim=1))
-        return kind.from_arrays(
+        axes = {axis: np.asarray(self.rows[axis.name]) for axis in self.types}
+        store = kind.from_arrays(
             np.asarray(self.nodes, dtype=np.int64),
             np.asarray(self.edges, dtype=np.int64),
             edge_index[0],
@@ -325,65 +274,67 @@ class PygReader(CountedFields):
             rows=rows,
             name=self.name,
             check_finite=check_finite,
-            axes={Axis(name): found for name, found in self.axes.items()},
+            axes=axes | {Axis(name): lengths for name, lengths in self.axes.items()},
             rules={key: IndexRule(self.cat_dims[key], counts[key]) for key in self.values},
         )
+        store = replace(store, objects=self.objects(store.schema))
+        if self.schema is not None:
+            self._check_schema(store)
+        return store
 
-    def _level(
-        self, key: str, tensors: Sequence[Tensor], is_index: bool = False
-    ) -> tuple[Level, int]:
+    def _candidates(self, key: str) -> dict[Level, IntArray]:
+        """Returns the levels that the rows of a field may be of: its type, or nodes and edges."""
+        owners = [axis.name for axis in self.types if key.startswith(f"{axis.name}.")]
+        levels = [max(owners, key=len)] if owners else () if self.types else self.rows
+        return {level: np.asarray(self.rows[level]) for level in levels}
+
+    def _level(self, key: str, is_index: bool = False) -> tuple[Level, int]:
         """Returns the level of an attribute over the whole data set, and its rows per graph."""
-        lengths = np.fromiter((len(tensor) for tensor in tensors), np.int64, len(tensors))
+        lengths = self._lengths(key)
         if self.schema is not None:
             self._check_lengths(key, lengths)
             return self.schema[key].level, self.schema[key].rows
-        is_node = np.array_equal(lengths, self.nodes)
-        is_edge = np.array_equal(lengths, self.edges)
-        constant = bool((lengths == lengths[0]).all())
-        asked = self.levels.get(key)
         if key == EDGE_INDEX:
             return "edge", 1
         if self.cat_dims[key] is None:
             return "graph", 1
-        if asked is not None and asked not in LEVELS:
-            return self._on_axis(key, asked, lengths), 1
-        if asked == "graph" and constant:
+        candidates = self._candidates(key)
+        fits = [level for level, rows in candidates.items() if np.array_equal(lengths, rows)]
+        constant = bool((lengths == lengths[0]).all())
+        wanted = self.levels.get(key)
+        if wanted is not None and wanted not in LEVELS:
+            return self._on_axis(key, wanted, lengths), 1
+        if wanted == "graph" and constant:
             return "graph", int(lengths[0])
-        if (asked == "node" and is_node) or (asked == "edge" and is_edge):
-            return asked, 1
-        if asked is not None:
+        if wanted in fits:
+            return wanted, 1
+        if wanted is not None:
             raise BadGraph(
-                f"levels={{{key!r}: {asked!r}}}, but {key!r} has not one row per {asked} in every "
-                f"graph ({how_many(lengths[0], 'row')} in graph 0, which has "
+                f"levels={{{key!r}: {wanted!r}}}, but {key!r} has not one row per {wanted} in "
+                f"every graph ({how_many(lengths[0], 'row')} in graph 0, which has "
                 f"{how_many(self.nodes[0], 'node')} and {how_many(self.edges[0], 'edge')})"
             )
         if key in self.axes and np.array_equal(lengths, self.axes[key]):
             return key, 1  # another field's values refer to these rows
         if key == "y" and constant and lengths[0] == 1:
             return "graph", 1  # even where every graph has one node, or one edge
-        if is_edge and is_node:
-            return level_by_name(key, int(sum(self.nodes))), 1
-        if is_edge:
-            return "edge", 1
-        if is_node:
-            return "node", 1
+        if fits:
+            return fits[0] if len(fits) == 1 else level_by_name(key, int(sum(self.nodes))), 1
         if constant and lengths[0] > 0:
             return "graph", int(lengths[0])
-        shared = [name for name, rows in self.axes.items() if np.array_equal(rows, lengths)]
+        shared = [name for name, rows in self._known().items() if np.array_equal(rows, lengths)]
         if shared or is_index or self.cat_dims[key]:
-            return self._on_axis(key, shared[0] if shared else key, lengths), 1
-        levels = {"node": np.asarray(self.nodes), "edge": np.asarray(self.edges)}
-        raise BadGraph(odd_rows(key, lengths, levels))
+            axis = shared[-1 if self.types else 0] if shared else key
+            return self._on_axis(key, axis, lengths), 1
+        raise BadGraph(odd_rows(key, lengths, candidates))
 
     def _check_lengths(self, key: str, lengths: IntArray) -> None:
         """Rejects graphs whose number of rows differs from that of the schema's level."""
         assert self.schema is not None
         item = self.schema[key]
         counts: dict[str, Any] = {
-            "node": self.nodes,
-            "edge": self.edges,
             "graph": [item.rows] * len(lengths),
-            **self.axes,
+            **self._known(),
         }
         expected = np.asarray(counts[item.level], dtype=np.int64)
         if (lengths != expected).any():

@@ -153,20 +153,12 @@ class Increments:
         return columns[:1] if same else columns
 
 
-def counted_level(
-    steps: IntArray,
-    nodes: IntArray | None,
-    edges: IntArray | None,
-    axes: Mapping[str, IntArray],
-) -> Level | None:
+def counted_level(steps: IntArray, levels: Mapping[Level, IntArray]) -> Level | None:
     """Returns the level that these increments count; ``""`` if all are 0, None if no level fits."""
     if not steps.any():
         return ""
-    known = {"node": nodes, "edge": edges, **axes, "graph": np.ones_like(steps)}
-    fits = (
-        level for level, rows in known.items() if rows is not None and np.array_equal(rows, steps)
-    )
-    return next(fits, None)
+    known = {**levels, "graph": np.ones_like(steps)}
+    return next((level for level, rows in known.items() if np.array_equal(rows, steps)), None)
 
 
 # The tensor fields from which PyG derives ``num_edges`` and ``num_nodes``

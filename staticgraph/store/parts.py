@@ -1,0 +1,327 @@
+"""Graphs of several stores as one: their schema and dtypes, and the pieces of each array.
+
+Features, edges and permutations are concatenated; offsets and row pointers continue from part to
+part. Each part keeps an array in the narrowest dtype for its own values; it is widened to the dtype
+that all parts need. A part may be a whole store (:class:`Survey`) or some of its graphs
+(:func:`gathered`). Invariant: the concatenation is what ``GraphStore.from_pyg`` of all graphs would
+have kept, array by array.
+
+A batch from a mapped store reads scattered pages and waits for each that is not in memory. If the
+next rows are known, the system is advised to fetch them together in the background
+(:func:`read_ahead`): it affects speed, never results.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from staticgraph.errors import BadGraph
+from staticgraph.schema import Field, Schema
+from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
+from staticgraph.store.checks import by_block, level_of, offsets_name, rows_of
+from staticgraph.store.columns import Array
+from staticgraph.store.graph_columns import GraphColumns, assembled
+
+# Opens one part; called again in each pass, so that only one part is open at a time.
+Part = Callable[[], GraphColumns]
+NONE: Array = np.empty(0, np.uint8)
+# Arrays with one more entry than rows, whose values continue from part to part.
+CONTINUED = ("node_offsets", "edge_offsets", "row_ptr", "offsets.", "object_ends.")
+
+
+class Survey:
+    """The schema, lengths and dtypes of the concatenation of several parts.
+
+    Args:
+        parts: the parts in order; at least one.
+
+    Attributes:
+        schema: the schema of all parts.
+        names: the names of all arrays except splits.
+        sizes: ``[n, C]`` in a narrow dtype: nodes, edges and the rows of each axis.
+        splits: the splits that all parts have, as positions in the whole.
+
+    Raises:
+        BadGraph: if a part's fields or host objects differ from those of the first.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        arrays: dict[str, list[tuple[np.dtype, tuple[int, ...]]]] = {}
+        sizes: list[Array] = []
+        splits: list[dict[str, IntArray]] = []
+        graphs, objects = 0, list[str]()
+        for number, part in enumerate(parts):
+            store = part()
+            if not number:
+                self.schema: Schema = store.schema
+                objects = sorted(store.objects)
+            self.schema = _join_schemas(self.schema, store.schema, number)
+            if objects != sorted(store.objects):
+                raise BadGraph(
+                    f"part {number} of the store has the objects {sorted(store.objects)} on the "
+                    f"host, part 0 has {objects}: give every graph the same fields, or leave "
+                    "one out with exclude=[...]"
+                )
+            for name, array in _arrays_of(store).items():
+                arrays.setdefault(name, []).append((array.dtype, array.shape))
+            sizes.append(store.narrow_sizes)
+            splits.append({k: np.asarray(v, np.int64) + graphs for k, v in store.splits.items()})
+            graphs += len(store)
+        self.sizes: Array = np.concatenate(sizes)
+        self.splits: dict[str, IntArray] = {
+            name: np.concatenate([each[name] for each in splits])
+            for name in splits[0]
+            if all(name in each for each in splits)
+        }
+        totals = self.sizes.sum(axis=0, dtype=np.int64).tolist()
+        levels = ("node", "edge", *(axis.name for axis in self.schema.axes))
+        rows_on = dict(zip(levels, totals, strict=True))
+        self._dtypes: dict[str, set[np.dtype]] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for name, forms in arrays.items():
+            rows = sum(shape[0] for _, shape in forms)
+            self._dtypes[name] = {dtype for dtype, shape in forms if shape[0] or not rows}
+            if rows and name.startswith(CONTINUED):
+                rows -= len(parts) - 1
+            elif rows and (level := _level_of_origin(name)) is not None:
+                rows = rows_on[level]
+            if rows or not name.startswith("origins."):  # empty: all edges were sorted
+                self._shapes[name] = (rows, *forms[-1][1][1:])
+        if self._shapes["row_ptr"][0]:
+            self._dtypes["row_ptr"] = {np.dtype(pointer_dtype(rows_on["edge"]))}
+        self.names: list[str] = list(self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of an array over all parts."""
+        return self._shapes[name]
+
+    def widest(self, name: str) -> np.dtype:
+        """Returns a dtype that holds every part's dtype, without reading values."""
+        return _common(self._dtypes[name])
+
+    def dtype(self, name: str) -> np.dtype:
+        """Returns the smallest dtype that holds every part's values."""
+        dtypes = self._dtypes[name]
+        int16 = np.dtype(np.int16)
+        if {int16, np.dtype(np.uint16)} <= dtypes:
+            arrays = (_arrays_of(part())[name] for part in self._parts)
+            if not any(a.dtype == int16 and len(a) and a.min() < 0 for a in arrays):
+                dtypes = dtypes - {int16}
+        return _common(dtypes)
+
+    def pieces(self, name: str) -> Iterator[Array]:
+        """Yields what each part adds to an array."""
+        base, begun = 0, False
+        level = _level_of_origin(name) if self._shapes[name][0] else None
+        for part in self._parts:
+            arrays = _arrays_of(part())
+            piece = arrays[name]
+            if name.startswith(CONTINUED) and len(piece):
+                piece = piece[int(begun) :].astype(np.int64) + base
+                base, begun = int(piece[-1]) if len(piece) else base, True
+            elif level is not None and not len(piece):  # edges that were sorted already
+                offsets = arrays[offsets_name(level)]
+                piece = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], np.diff(offsets))
+            yield piece
+
+    def read(self, name: str) -> Array:
+        """Returns an array over all parts, in main memory."""
+        return np.concatenate(list(self.pieces(name)), dtype=self.dtype(name), casting="unsafe")
+
+
+def gathered(
+    parts: Sequence[tuple[GraphColumns, range | IntArray]],
+    dtype_of: Callable[[str], Any] | None = None,
+    without: tuple[str, ...] = (),
+) -> dict[str, Array]:
+    """Returns the arrays of some graphs by name, as a store of them alone would have them.
+
+    Args:
+        parts: stores in one folder, or in memory, at least one; and of each the graphs, ``[g]``
+            int64 or a range.
+        dtype_of: returns the dtype of an array of that name. By default those of the first store;
+            then the columns of a single range are not copied.
+        without: what the names of unwanted arrays begin with; splits never are.
+    """
+    # As plain arrays: indexing those that are memory-mapped takes several times as long.
+    sources = [{k: np.asarray(v) for k, v in store.arrays().items()} for store, _ in parts]
+    ids = [np.asarray(graphs, np.int64) for _, graphs in parts]
+    ends = np.cumsum([0, *map(len, ids)])
+
+    @cache
+    def places(offsets_name: str, each: int = 1) -> tuple[Any, IntArray, IntArray]:
+        """Returns the rows of a level, and where each graph's begin in its store and here."""
+        begins, ends_there = [ids[0][:0]], [ids[0][:0]]
+        for source, chosen in zip(sources, ids, strict=True):
+            offsets = source[offsets_name] if offsets_name else None
+            begins.append(chosen * each if offsets is None else offsets[chosen])
+            ends_there.append((chosen + 1) * each if offsets is None else offsets[chosen + 1])
+        first = np.concatenate(begins)
+        here = np.concatenate([[0], np.cumsum(np.concatenate(ends_there) - first)])
+        if not dtype_of and len(parts) == 1 and isinstance(parts[0][1], range):
+            return slice(int(first[0]), int(first[0] + here[-1])), first, here
+        return np.arange(here[-1]) + np.repeat(first - here[:-1], np.diff(here)), first, here
+
+    def rows_of_all(name: str, dtype: Any, offsets_name: str, each: int = 1) -> Array:
+        """Returns the rows of these graphs of an array."""
+        rows, _, here = places(offsets_name, each)
+        if len(parts) == 1:
+            return sources[0][name][rows]
+        arrays = [source.get(name, NONE) for source in sources]
+        shape = next(array.shape[1:] for array in arrays if len(array))
+        target, bounds = np.empty((len(rows), *shape), dtype), here[ends].tolist()
+        for array, begin, end in zip(arrays, bounds[:-1], bounds[1:], strict=True):
+            if len(array):
+                target[begin:end] = array[rows[begin:end]]
+            elif begin < end:  # edges that were sorted already are in their own order
+                in_order = np.arange(here[-1]) - np.repeat(here[:-1], np.diff(here))
+                target[begin:end] = in_order[begin:end]
+        return target
+
+    chosen: dict[str, Array] = {}
+    for name in dict.fromkeys(name for source in sources for name in source):
+        kind, _, key = name.partition(".")
+        if name.startswith(("split.", *without)):
+            continue
+        first = next((source[name] for source in sources if len(source.get(name, ()))), None)
+        dtype = dtype_of(name) if dtype_of else None if first is None else first.dtype
+        if first is None:
+            values = sources[0].get(name, NONE)
+        elif name == "row_ptr":
+            nodes, (_, begins, edges) = places("node_offsets")[2], places("edge_offsets")
+            values = rows_of_all(name, np.int64, "node_offsets")
+            values = np.append(values - np.repeat(begins - edges[:-1], np.diff(nodes)), edges[-1])
+            dtype = dtype if dtype_of else pointer_dtype(int(edges[-1]))
+        elif name.startswith(CONTINUED):
+            values = places(name)[2]
+        elif kind == "objects":
+            values = rows_of_all(name, dtype, f"object_ends.{key}")
+        else:
+            level, each = level_of(name, parts[0][0].schema)
+            begins_in = "" if level == "graph" else offsets_name(level)
+            values = rows_of_all(name, dtype, begins_in, each)
+        chosen[name] = values if dtype is None else values.astype(dtype, copy=False)
+    return chosen
+
+
+def slices(
+    store: GraphColumns, graphs: int, first: int = 0, last: int | None = None
+) -> Iterator[GraphColumns]:
+    """Yields graphs ``first`` to ``last - 1`` in runs of at most ``graphs``.
+
+    Each run is checked against its checksums first, and is neither copied nor widened. For a store
+    in shards, no run crosses the end of a shard.
+    """
+    last = len(store) if last is None else last
+    for begin, part in store._opened(first, last):
+        end = min(last - begin, len(part))
+        for start in range(max(first - begin, 0), end, graphs):
+            run = range(start, min(start + graphs, end))
+            part.verify(np.asarray(run))
+            yield assembled(GraphColumns, part.schema, gathered([(part, run)]), name=part.name)
+
+
+def read_ahead(store: GraphColumns, first: int, last: int) -> int:
+    """Requests the rows of graphs ``first`` to ``last - 1``.
+
+    Returns:
+        The number of bytes requested; 0 for a store in main memory.
+    """
+    requested = 0
+    for begin, part in store._opened(first, last):
+        here, arrays = (max(first - begin, 0), min(last - begin, len(part))), part.arrays()
+        requested += sum(
+            _advise(array, rows_of(name, part.schema, arrays, *here))
+            for name, array in arrays.items()
+            if by_block(name)
+        )
+    return requested
+
+
+def _advise(array: Array, rows: slice) -> int:
+    if not isinstance(array, np.memmap) or not len(array) or not hasattr(mmap, "MADV_WILLNEED"):
+        return 0
+    mapping = array._mmap  # type: ignore[attr-defined]  # NumPy's mapping has no public name
+    row_bytes = array.nbytes // len(array)
+    begin = array.offset % mmap.ALLOCATIONGRANULARITY + rows.start * row_bytes
+    length = (rows.stop - rows.start) * row_bytes
+    if length <= 0:
+        return 0
+    page = begin // mmap.PAGESIZE * mmap.PAGESIZE
+    mapping.madvise(mmap.MADV_WILLNEED, page, begin + length - page)
+    return length
+
+
+def _arrays_of(store: GraphColumns) -> dict[str, Array]:
+    """Returns the arrays that are concatenated; origins of sorted edges are empty."""
+    arrays = {k: v for k, v in store.arrays().items() if not k.startswith("split.")}
+    for axis in store.schema.edge_axes:
+        arrays.setdefault(f"origins.{axis.name}", NONE)
+    return arrays
+
+
+def _level_of_origin(name: str) -> str | None:
+    """Returns the level of edges whose original positions an array holds, else None."""
+    kind, _, axis = name.partition(".")
+    return "edge" if name == "edge_origin" else axis if kind == "origins" else None
+
+
+def _common(dtypes: set[np.dtype]) -> np.dtype:
+    """Returns a dtype that holds them all.
+
+    If one part needs uint64, the narrower signed columns of other parts belong to the same uint64
+    field; NumPy's promotion to float64 would round them.
+    """
+    return np.dtype(np.uint64) if np.dtype(np.uint64) in dtypes else np.result_type(*dtypes)
+
+
+def _join_schemas(first: Schema, other: Schema, number: int) -> Schema:
+    """Joins two schemas, which must have the same fields.
+
+    Raises:
+        BadGraph: if they do not.
+    """
+    ours, theirs = ({field.name: field for field in each} for each in (first, other))
+    axes = [tuple(axis.name for axis in each.axes) for each in (first, other)]
+    if first.keep_order is not other.keep_order:
+        ordered, lost = (0, number) if first.keep_order else (number, 0)
+        raise BadGraph(
+            f"part {ordered} of the store keeps the order of edges, and part {lost} has them "
+            "sorted: build both with keep_order=True, or neither"
+        )
+    differing = sorted(
+        name
+        for name in {*ours, *theirs}
+        if name not in ours or name not in theirs or _meaning(ours[name]) != _meaning(theirs[name])
+    )
+    if differing or axes[0] != axes[1]:
+        fields = [_describe_pair(name, ours.get(name), theirs.get(name)) for name in differing]
+        raise BadGraph(
+            f"part {number} of the store has other fields than part 0: "
+            f"{'; '.join(fields) or 'other axes'}; give every graph the same fields, or leave one "
+            "out with exclude=[...]"
+        )
+    return replace(
+        first,
+        fields=tuple(
+            replace(field, has_nan=field.has_nan or theirs[field.name].has_nan) for field in first
+        ),
+        molecules=first.molecules and other.molecules,
+    )
+
+
+def _meaning(field: Field) -> tuple[object, ...]:
+    """Returns the properties of a field that all parts must share."""
+    return *field.layout, field.classes
+
+
+def _describe_pair(name: str, ours: Field | None, theirs: Field | None) -> str:
+    forms = ["nothing" if field is None else field.describe() for field in (theirs, ours)]
+    return f"{name!r} is {forms[0]}, was {forms[1]}"
