@@ -32,7 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.jit import loop, part
 from staticgraph.packing.coarse import coarsened
-from staticgraph.packing.pack import Packing, checked_limits, volume_bound, volumes
+from staticgraph.packing.pack import Packing, checked_limits, volume_bound, volumes, with_graphs
 from staticgraph.packing.swap import fewer_by_swaps
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
@@ -144,18 +144,8 @@ def fill_by_worth(
     )
 
 
-def with_graphs(
-    histogram: SizeHistogram, limits: IntArray, max_graphs: int | None
-) -> tuple[IntArray, IntArray]:
-    """Sizes and limits, with the graph count as one more component where it is limited."""
-    if max_graphs is None:
-        return histogram.sizes, limits
-    ones = np.ones(len(histogram.sizes), dtype=np.int64)
-    return np.column_stack([histogram.sizes, ones]), np.append(limits, max_graphs)
-
-
 def component_weights(
-    histogram: SizeHistogram, limits: ArrayLike, max_graphs: int | None, sharpness: float
+    histogram: SizeHistogram, limits: IntArray, max_graphs: int | None, sharpness: float
 ) -> NDArray[np.float64]:
     """``[C]`` (``[C + 1]`` with a limit on graphs) the cost of unused room in each component."""
     needed = volumes(histogram, limits, max_graphs)

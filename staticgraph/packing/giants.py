@@ -25,8 +25,7 @@ from __future__ import annotations
 import numpy as np
 
 from staticgraph.jit import loop, part
-from staticgraph.packing.fill import with_graphs
-from staticgraph.packing.pack import Packing, volumes
+from staticgraph.packing.pack import Packing, volumes, with_graphs
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 

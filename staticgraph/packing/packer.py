@@ -34,11 +34,16 @@ from staticgraph.packing.fill import (
     component_weights,
     fill_by_worth,
     fill_histogram,
+)
+from staticgraph.packing.pack import (
+    Packing,
+    checked_limits,
+    part_of,
+    volume_bound,
     with_graphs,
 )
-from staticgraph.packing.pack import Packing, checked_limits, volume_bound
 from staticgraph.packing.repair import fewer_by_repair
-from staticgraph.packing.swap import REPAIRED_GRAPHS, join
+from staticgraph.packing.swap import REPAIRED_GRAPHS
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 
@@ -166,7 +171,9 @@ def fewer_by_sample(best: Packing) -> Packing:
     counts = best.counts // times
     if not counts.any():
         return best
-    sample, rows = _apart(best, counts)
+    part = best.with_counts(counts)
+    histogram, rows = part_of(best.histogram, part.placed)
+    sample = replace(part, histogram=histogram, types=np.searchsorted(rows, part.types))
     most = max(1, int(AT_ONCE * sample.num_packs))
     fewer = fewer_by_repair(
         sample, sample.volume_bound, pairs=SAMPLE_PAIRS, at_once=most, each=EACH * SAMPLE_PAIRS
@@ -174,28 +181,4 @@ def fewer_by_sample(best: Packing) -> Packing:
     if fewer.num_packs == sample.num_packs:
         return best
     fewer = replace(fewer, counts=fewer.counts * times)
-    return join(_used(best, best.counts - counts * times), fewer, rows)
-
-
-def _used(packing: Packing, counts: IntArray) -> Packing:
-    """The packing restricted to patterns that are used, ``counts`` ``[P]`` times each."""
-    used = counts > 0
-    entries = used[packing.pattern_of_entry]
-    starts = np.concatenate([[0], np.cumsum(np.diff(packing.starts)[used])]).astype(np.int64)
-    return replace(
-        packing,
-        starts=starts,
-        types=packing.types[entries],
-        copies=packing.copies[entries],
-        counts=counts[used],
-    )
-
-
-def _apart(packing: Packing, counts: IntArray) -> tuple[Packing, IntArray]:
-    """Some of the packs as a packing of their own graphs, and those graphs' histogram rows."""
-    part, histogram = _used(packing, counts), packing.histogram
-    held = np.zeros(len(histogram.counts), dtype=np.int64)
-    np.add.at(held, part.types, part.copies * part.counts[part.pattern_of_entry])
-    rows = np.flatnonzero(held)
-    part_histogram = SizeHistogram(histogram.sizes[rows], held[rows], histogram.components)
-    return replace(part, histogram=part_histogram, types=np.searchsorted(rows, part.types)), rows
+    return best.with_counts(best.counts - counts * times).join(fewer, rows)

@@ -22,8 +22,7 @@ from collections.abc import Callable
 import numpy as np
 
 from staticgraph.jit import inlined, loop, part
-from staticgraph.packing.fill import with_graphs
-from staticgraph.packing.pack import Packing
+from staticgraph.packing.pack import Packing, with_graphs
 from staticgraph.packing.random import STEP, below, mix, stream_of
 from staticgraph.packing.swap import as_packing
 from staticgraph.sizes.whole_numbers import IntArray
