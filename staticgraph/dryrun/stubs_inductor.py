@@ -42,19 +42,15 @@ def install(guard: ctypes.CDLL, target: TargetDevice, leave_out: str | None = No
         DryRunBroken: torch no longer has a symbol; the message names it.
     """
     points = PatchPoints(leave_out)
-    with points.of("guard"):
-        points.put(
-            "torch._C:_ensureCUDADeviceGuardSet", lambda: None, "would put torch's own guard back"
-        )
-        guard.install_fake_cuda_guard()
+    points.group = "guard"
+    points.put(
+        "torch._C:_ensureCUDADeviceGuardSet", lambda: None, "would put torch's own guard back"
+    )
+    guard.install_fake_cuda_guard()
     patch_device(points, target)
-    with points.of("inductor"):
-        _options(points)
-        _allocations(points)
-        _folding(points)
-        _kernels(points)
-        _graphs(points)
-        _recordings(points)
+    points.group = "inductor"
+    for patch in (_options, _allocations, _folding, _kernels, _graphs, _recordings):
+        patch(points)
     return points
 
 

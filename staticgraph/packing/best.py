@@ -24,10 +24,9 @@ import numpy as np
 from staticgraph.packing.coarse import place_members
 from staticgraph.packing.columns import ColumnGeneration, Columns, columns_of, scipy_optimize, whole
 from staticgraph.packing.giants import giants_bound, packed_giants
-from staticgraph.packing.pack import Packing, part_of, volume_bound, with_graphs
+from staticgraph.packing.pack import Packing, part_of, with_graphs
 from staticgraph.packing.pricing import Grid, grid_of
-from staticgraph.packing.repair import MOST_GRAPHS, fewer_by_repair
-from staticgraph.packing.swap import MIN_GRAPHS, pack_by_swaps
+from staticgraph.packing.repair import fewer_by_repair
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
@@ -45,8 +44,6 @@ ROUNDS_A_STEP = 4
 SHARE = 0.08
 # More sizes than this make linear programs of several seconds.
 MOST_SIZES = 2000
-# Even deals tried for each number of packs, where there are too many graphs to repair packs.
-DEALS = 12
 # The share of the time limit after which no new work starts: a linear program takes half a second.
 BEGUN = 0.93
 # From this many graphs per pack on, exchanges come first, for this share of the time.
@@ -69,9 +66,8 @@ def improve(
         ImportError: SciPy is not installed.
     """
     until = time.perf_counter() + BEGUN * time_limit
-    histogram, limits, max_graphs = start.histogram, start.limits, start.max_graphs
-    bound = volume_bound(histogram, limits, max_graphs)
-    best = start
+    histogram, limits = start.histogram, start.limits
+    best, bound = start, start.volume_bound
     if best.num_packs <= bound:
         return replace(best, proven=bound)
     scipy_optimize()  # raises now rather than after seconds of exchanges
@@ -79,8 +75,7 @@ def improve(
         bound = max(bound, giants_bound(histogram, limits))
         if best.num_packs > bound:
             best = min(best, _giants_first(best, quick), key=lambda packing: packing.num_packs)
-        few, many = MANY_GRAPHS * best.num_packs, MOST_GRAPHS
-        if best.num_packs > bound and few <= histogram.num_graphs <= many:
+        if best.num_packs > bound and histogram.num_graphs >= MANY_GRAPHS * best.num_packs:
             best = _repaired(best, bound, until - (1 - EXCHANGES) * time_limit, shown)
         if best.num_packs <= bound:
             return replace(best, proven=bound)
@@ -112,10 +107,7 @@ def _with_rest(made: Packing, left: IntArray, quick: QuickPacker) -> Packing:
 
 
 def _repaired(best: Packing, bound: int, until: float, shown: Bar) -> Packing:
-    """Reduces the number of packs by exchanges, or by even deals where there are very many
-    graphs."""
-    if best.histogram.num_graphs > MOST_GRAPHS:
-        return _deal_again(best, bound, until)
+    """Reduces the number of packs by exchanges, unless there are very many graphs."""
 
     def show_packs(packs: int) -> None:
         """Shows the current number of packs and the bound."""
@@ -192,10 +184,7 @@ class _Search:
             near = generation.relaxed - generation.proven <= self.near * generation.relaxed
             same = whole(generation.proven) >= whole(generation.relaxed)
             late = time.perf_counter() > until
-            if near or same or late or generation.solved == rounds:
-                return True
-            generation.prune()
-            if not generation.grow():
+            if near or same or late or generation.solved == rounds or not generation.grow():
                 return True
         return generation.solved > 1
 
@@ -231,26 +220,3 @@ def _whole_part(generation: ColumnGeneration) -> IntArray:
         nearest = np.argsort(-fraction, kind="stable")[: wanted - int(times.sum())]
         times[nearest[fraction[nearest] > 1e-6]] += 1
     return times
-
-
-def _deal_again(best: Packing, bound: int, until: float) -> Packing:
-    """Searches for fewer packs by even deals from several seeds, by bisection down to the bound."""
-    histogram = best.histogram
-    if histogram.num_graphs < MIN_GRAPHS * best.num_packs:
-        return best
-    low = bound
-    while low < best.num_packs and time.perf_counter() < until:
-        middle = (low + best.num_packs) // 2
-        for seed in range(1, DEALS + 1):
-            found = pack_by_swaps(
-                histogram, best.limits, middle, max_graphs=best.max_graphs, seed=seed
-            )
-            if found is not None or time.perf_counter() > until:
-                break
-        else:
-            found = None
-        if found is None:
-            low = middle + 1
-        else:
-            best = found
-    return best

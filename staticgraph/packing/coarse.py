@@ -96,12 +96,12 @@ def coarsened(histogram: SizeHistogram, most: int | None = None) -> Coarse:
     low, high = 0, len(STEPS) - 1
     while low < high:
         middle = (low + high) // 2
-        if len(np.unique(_keys(_boxes(places, float(STEPS[middle]))))) <= most:
+        if len(np.unique(_keys(places, float(STEPS[middle])))) <= most:
             high = middle
         else:
             low = middle + 1
     step = float(STEPS[low])
-    _, member = np.unique(_keys(_boxes(places, step)), return_inverse=True)
+    _, member = np.unique(_keys(places, step), return_inverse=True)
     largest = np.zeros((int(member.max()) + 1, sizes.shape[1]), np.int64)
     graphs = np.zeros(len(largest), np.int64)
     _gather(member, sizes, counts, largest, graphs)
@@ -112,17 +112,13 @@ def coarsened(histogram: SizeHistogram, most: int | None = None) -> Coarse:
     return Coarse(histogram, rounded, place[member], step)
 
 
-def _boxes(places: NDArray[np.float64], step: float) -> IntArray:
-    """``[T, C]`` the box of each size along each component."""
-    return np.floor(places / step).astype(np.int64)
-
-
-def _keys(rows: IntArray) -> IntArray:
-    """``[T]`` one number per row, equal where the rows are equal."""
-    spans = rows.max(axis=0) + 1
+def _keys(places: NDArray[np.float64], step: float) -> IntArray:
+    """``[T]`` one number per size, equal where the boxes along all components are."""
+    boxes = np.floor(places / step).astype(np.int64)
+    spans = boxes.max(axis=0) + 1
     if np.prod(spans.astype(np.float64)) >= MOST_ROWS:
-        return distinct_rows(rows)[1]
-    return np.asarray(np.ravel_multi_index(tuple(rows.T), tuple(spans.tolist())), np.int64)
+        return distinct_rows(boxes)[1]
+    return np.asarray(np.ravel_multi_index(tuple(boxes.T), tuple(spans.tolist())), np.int64)
 
 
 @loop

@@ -35,13 +35,7 @@ from staticgraph.packing.fill import (
     fill_by_worth,
     fill_histogram,
 )
-from staticgraph.packing.pack import (
-    Packing,
-    checked_limits,
-    part_of,
-    volume_bound,
-    with_graphs,
-)
+from staticgraph.packing.pack import Packing, checked_limits, part_of, with_graphs
 from staticgraph.packing.repair import fewer_by_repair
 from staticgraph.packing.swap import REPAIRED_GRAPHS
 from staticgraph.sizes.histogram import SizeHistogram
@@ -125,8 +119,7 @@ def pack_histogram(
 def _fast(histogram: SizeHistogram, limits: IntArray, max_graphs: int | None) -> Packing:
     """Filling and swaps, improved by corrections and exchanges."""
     best = fewer_by_correction(fill_histogram(histogram, limits, max_graphs=max_graphs))
-    least = volume_bound(histogram, limits, max_graphs)
-    graphs = histogram.num_graphs
+    least, graphs = best.volume_bound, histogram.num_graphs
     if best.num_packs <= least or graphs > MANY_GRAPHS * best.num_packs:
         return best
     if graphs < FEW_GRAPHS * best.num_packs:
@@ -140,14 +133,13 @@ def fewer_by_correction(best: Packing) -> Packing:
     sizes = len(histogram.counts)
     if not sizes or histogram.num_graphs > MOST_CORRECTED * best.num_packs:
         return best
-    least = volume_bound(histogram, limits, max_graphs)
     weights = component_weights(histogram, limits, max_graphs, SHARPNESS)
     rows, bounds = with_graphs(histogram, limits, max_graphs)
     share = (rows / np.maximum(1, bounds)) @ weights / max(weights.sum(), 1e-12)
     value = share**LARGE_FIRST
     runs = RUNS if histogram.num_graphs < MORE_GRAPHS * best.num_packs else FEWER_RUNS
     for _ in range(min(runs, WORK // sizes**2)):
-        if best.num_packs <= least:
+        if best.num_packs <= best.volume_bound:
             break
         packing = fill_by_worth(histogram, limits, max_graphs, value)
         if packing.num_packs < best.num_packs:

@@ -41,7 +41,6 @@ def pack_by_swaps(
     packs: int,
     *,
     max_graphs: int | None = None,
-    seed: int = 0,
 ) -> Packing | None:
     """A packing into at most ``packs`` packs, or None where the swaps did not succeed.
 
@@ -56,9 +55,9 @@ def pack_by_swaps(
         return None
     times = total // AT_ONCE
     if times > 1 and (histogram.counts >= times).any():
-        return _repeated(histogram, limits, packs, times, max_graphs, seed)
+        return _repeated(histogram, limits, packs, times, max_graphs)
     order = np.repeat(np.arange(len(histogram.counts), dtype=np.int64), histogram.counts)
-    key = stream_of(seed, packs)
+    key = stream_of(0, packs)
     shuffle(order, key)
     bounds = even_bounds(total, packs)
     left = repair(order, histogram.sizes, bounds, limits.tolist(), key)[2]
@@ -71,14 +70,13 @@ def _repeated(
     packs: int,
     times: int,
     max_graphs: int | None,
-    seed: int,
 ) -> Packing | None:
     """Packs one part of the graphs once, uses it ``times`` times, and packs the remainder."""
     counts = histogram.counts // times
     split, rows = part_of(histogram, counts)
     share = float((times * split.totals / np.maximum(1, histogram.totals)).max())
     part = max(int(packs * share) // times, volume_bound(split, limits, max_graphs))
-    first = pack_by_swaps(split, limits, part, max_graphs=max_graphs, seed=seed)
+    first = pack_by_swaps(split, limits, part, max_graphs=max_graphs)
     if first is None:
         return None
     repeated = replace(
@@ -87,9 +85,7 @@ def _repeated(
     remainder, rows = part_of(histogram, histogram.counts - times * counts)
     if not len(rows):
         return repeated if repeated.num_packs <= packs else None
-    rest = pack_by_swaps(
-        remainder, limits, packs - times * part, max_graphs=max_graphs, seed=seed + 1
-    )
+    rest = pack_by_swaps(remainder, limits, packs - times * part, max_graphs=max_graphs)
     return None if rest is None else repeated.join(rest, rows)
 
 
