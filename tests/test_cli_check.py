@@ -68,11 +68,10 @@ def test_the_command_says_what_it_cannot_build(capsys, model, says, by_itself):
         candidate_of({"model": model, "data": ESOL})
 
 
-def test_a_dry_run_of_a_plan_alone_has_no_data_to_build_from(tmp_path):
+def test_a_dry_run_of_a_plan_alone_has_no_data_to_build_from():
     plan = sg.plan_buckets(sg.datasets.open(ESOL), batch_size=8)
-    plan.save(tmp_path / "plan.json")
     with pytest.raises(ValueError, match="it is built from the data, and only a plan"):
-        candidate_of({"model": "gine", "plan": str(tmp_path / "plan.json")})
+        candidate_of({"model": "gine", "plan": plan})
 
 
 class Divides(Summed):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import io
 import subprocess
 import sys
-from types import SimpleNamespace
+from multiprocessing import Pipe
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 import staticgraph as sg
 from staticgraph import cli
 from staticgraph.dryrun import ask, child, dry_run, guard
-from staticgraph.dryrun.report import BucketRun, Cause, DryRun, KernelUse
+from staticgraph.dryrun.report import BucketRun, Cause, DryRun
 from staticgraph.dryrun.stubs import PatchPoints
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
 from staticgraph.text.progress import say
@@ -36,16 +36,6 @@ def report(**options) -> DryRun:
     return DryRun("h100", "NVIDIA H100", "2.13.0", "Net", True, "bfloat16", **values | options)
 
 
-def test_a_report_survives_json():
-    cause = Cause("cpu ops", "aten.sin.default", "model.py:7: x.sin()")
-    use = KernelUse("linear_masked_sums", "staticgraph", 64, 0, 1024, 4, 8, 0)
-    cut = BucketRun(
-        "reduce-overhead", 0, "(nodes=9)", "eval", 2, 1, causes=(cause,), partitions=(2,)
-    )
-    made = report(runs=(report().runs[0], cut), uses=(use,))
-    assert DryRun.from_dict(json.loads(made.to_json())) == made
-
-
 def test_a_report_says_what_it_is_and_what_stands_in_the_way():
     cause = Cause("cpu ops", "aten.sin.default", "model.py:7: x.sin()")
     cut = BucketRun("reduce-overhead", 0, "(nodes=9)", "eval", 3, 1, causes=(cause,))
@@ -56,7 +46,7 @@ def test_a_report_says_what_it_is_and_what_stands_in_the_way():
     assert not report(runs=(cut,)).ok
 
 
-def test_what_the_child_says_is_said_here(monkeypatch, capsys):
+def test_what_the_child_says_is_said_here(capsys):
     """Such as how the labels of a table were guessed: nobody sees the child's own stderr."""
 
     def measured(fails):
@@ -65,17 +55,16 @@ def test_what_the_child_says_is_said_here(monkeypatch, capsys):
             raise ValueError("no such mode")
         return report()
 
-    asked = object.__new__(ask.Child)
+    parent = object.__new__(ask.Child)
+    parent._connection, theirs = Pipe()
     for fails in (False, True):
-        line = json.dumps(child.reported(measured, fails)) + "\n"
-        stdout = SimpleNamespace(readline=lambda line=line: line)
-        monkeypatch.setattr(asked, "_process", SimpleNamespace(stdout=stdout), raising=False)
+        theirs.send_bytes(child.answered(measured, fails))
         assert capsys.readouterr().err == ""
         if fails:
             with pytest.raises(ValueError, match="no such mode"):
-                asked._answer()
+                parent._answer()
         else:
-            assert DryRun.from_dict(asked._answer()["report"]) == report()
+            assert parent._answer() == report()
         assert capsys.readouterr().err == "m.csv: grade is taken as 3 classes\n"
 
 
@@ -132,20 +121,18 @@ def test_a_symbol_that_torch_lost_is_named():
         points.real("torch._inductor.gone:Kind.run", "why")
 
 
-def test_what_another_process_cannot_find_is_refused_by_name(esol, tmp_path):
+def test_what_another_process_cannot_find_is_refused_by_name(esol):
     class Local(nn.Linear):
         pass
 
-    path = str(tmp_path / "given.pt")
     with pytest.raises(TypeError, match=r"the model, the loss cannot be handed.*mymodule:name"):
-        ask.hand_over({"model": gine(esol), "loss": lambda out, batch: out}, path)
+        ask.packed({"model": gine(esol), "loss": lambda out, batch: out})
     with pytest.raises(TypeError, match="pass 'mymodule:name' instead"):
-        ask.hand_over({"model": Local(2, 2)}, path)
+        ask.packed({"model": Local(2, 2)})
     Local.__module__ = "__main__"
     with pytest.raises(TypeError, match=r"is defined in the main program.*model='mymodule:name'"):
-        ask.hand_over({"model": Local(2, 2)}, path)
-    ask.hand_over({"model": gine(esol)}, path)
-    again = torch.load(path, weights_only=False)["model"]
+        ask.packed({"model": Local(2, 2)})
+    again = torch.load(io.BytesIO(ask.packed({"model": gine(esol)})), weights_only=False)["model"]
     assert again.head[0].weight.shape == (HIDDEN, HIDDEN)
 
 

@@ -27,7 +27,7 @@ def sizes():
 
 @pytest.fixture(scope="module")
 def plan(sizes):
-    return plan_buckets(sizes, graphs=3, num_buckets=2, effort="best", time_limit=100.0)
+    return plan_buckets(sizes, graphs=5, num_buckets=2, effort="best", time_limit=100.0)
 
 
 def ids_of(batcher: Batcher, epoch: int) -> list[list[int]]:

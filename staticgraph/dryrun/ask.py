@@ -5,20 +5,21 @@ Nothing is patched in this process, so its CUDA, if it has one, keeps working.
 
 from __future__ import annotations
 
-import json
+import io
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from multiprocessing import Pipe
 from typing import Any
 
 from staticgraph.dryrun import guard
 from staticgraph.dryrun.guard import why_not
 from staticgraph.dryrun.report import DryRun
 from staticgraph.dryrun.targets import target_of
-from staticgraph.errors import DryRunBroken, DryRunUnavailable
+from staticgraph.errors import DryRunUnavailable
 from staticgraph.text.numeric_options import whole_option
 from staticgraph.text.progress import say
 
@@ -46,66 +47,63 @@ class Child:
         if reason := why_not():
             raise DryRunUnavailable(reason)
         guard.built()
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the child
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the child
+        self._connection, theirs = Pipe()
         paths = dict.fromkeys(path or os.getcwd() for path in sys.path)
+        place, more = str(theirs.fileno()), filter(None, [leave_out])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "staticgraph.dryrun.child", target, *filter(None, [leave_out])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            text=True,
+            [sys.executable, "-m", "staticgraph.dryrun.child", place, target, *more],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            pass_fds=[theirs.fileno()],
             env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(paths)},
         )
+        theirs.close()
         self._answer()
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Sends one request and returns the answer.
+    def stages(self) -> list[dict[str, Any]]:
+        """The stages of the self-test; see :func:`staticgraph.dryrun.stages.tried`."""
+        return self._ask(None)
+
+    def dry_run(self, request: dict[str, Any]) -> DryRun:
+        """Sends one request and returns the report.
+
+        Args:
+            request: see :func:`staticgraph.dryrun.measure.measure`.
 
         Raises:
+            TypeError: an object cannot be passed to another process.
             ValueError: the request is invalid; the message is the child's.
             RuntimeError: the child failed in another way, or died.
         """
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+        return self._ask(request)
+
+    def _ask(self, request: dict[str, Any] | None) -> Any:
+        self._connection.send_bytes(packed(request))
         return self._answer()
 
-    def dry_run(self, request: dict[str, Any]) -> DryRun:
-        """Sends one request and returns the report; see :mod:`staticgraph.dryrun.subject`."""
-        return DryRun.from_dict(self.ask(request)["report"])
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
+    def _answer(self) -> Any:
+        try:
+            messages, answer = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
             code = self._process.wait()
-            self._said.seek(0)
-            said = self._said.read()[-TAIL_CHARACTERS:]
-            raise RuntimeError(f"the dry run's process died with status {code}:\n{said}")
-        answer = json.loads(line)
-        for said in answer.get("said", ()):
-            say(said)
-        if "error" not in answer:
-            return answer
-        kinds = {
-            "ValueError": ValueError,
-            "DryRunBroken": DryRunBroken,
-            "DryRunUnavailable": DryRunUnavailable,
-        }
-        if kind := kinds.get(answer["kind"]):
-            raise kind(answer["error"])
-        raise RuntimeError(
-            f"the dry run failed: {answer['kind']}: {answer['error']}\n{answer['trace']}"
-        )
+            self._output.seek(0)
+            output = self._output.read()[-TAIL_CHARACTERS:]
+            raise RuntimeError(
+                f"the dry run's process died with status {code}:\n{output}"
+            ) from None
+        for message in messages:
+            say(message)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def close(self) -> None:
         """Ends the process."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
+        self._connection.close()
         self._process.wait()
-        self._said.close()
+        self._output.close()
 
     def __enter__(self) -> Child:
         return self
@@ -170,39 +168,30 @@ def dry_run(
         ValueError: an unknown target, mode, or module.
     """
     request: dict[str, Any] = {
+        "model": model,
+        "plan": plan,
+        "loss": loss,
+        "optimizer": optimizer,
+        "forward": forward,
         "data": data,
         "data_task": data_task,
-        "data_target": data_target if isinstance(data_target, str) else list(data_target or ()),
-        "modes": list(modes),
-        "phases": list(phases),
+        "data_target": data_target,
+        "modes": modes,
+        "phases": phases,
         "kernels": kernels,
-        "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
+        "autocast": autocast,
         "clip_norm": clip_norm,
-        "differentiable": list(differentiable),
+        "differentiable": tuple(differentiable),
         "compile_kernels": compile_kernels,
     }
     if batch_size is not None:
         request["batch_size"] = whole_option("batch_size", batch_size, 1)
-    objects = {}
-    given = {"model": model, "loss": loss, "optimizer": optimizer, "forward": forward}
-    for name, value in given.items():
-        if isinstance(value, str):
-            request[name] = value
-        elif value is not None:
-            objects[name] = value
-    with tempfile.TemporaryDirectory(prefix="staticgraph-dryrun-") as folder:
-        if plan is not None:
-            request["plan"] = str(Path(folder) / "plan.json")
-            plan.save(request["plan"])
-        if objects:
-            request["pickled"] = str(Path(folder) / "given.pt")
-            hand_over(objects, request["pickled"])
-        with Child(target) as child:
-            return child.dry_run(request)
+    with Child(target) as child:
+        return child.dry_run(request)
 
 
-def hand_over(objects: dict[str, Any], path: str) -> None:
-    """Writes objects to a file for another process.
+def packed(request: dict[str, Any] | None) -> bytes:
+    """A request as another process can unpickle it.
 
     Raises:
         TypeError: an object cannot be written, or cannot be found in the other process: anything
@@ -210,6 +199,11 @@ def hand_over(objects: dict[str, Any], path: str) -> None:
     """
     import torch
 
+    objects = {
+        name: value
+        for name in ("model", "loss", "optimizer", "forward")
+        if (value := (request or {}).get(name)) is not None and not isinstance(value, str)
+    }
     for name, value in objects.items():
         kind = value if callable(value) and not isinstance(value, torch.nn.Module) else type(value)
         home = getattr(kind, "__module__", None)
@@ -219,10 +213,12 @@ def hand_over(objects: dict[str, Any], path: str) -> None:
                 "program, which the dry run's process does not run: move it to a module of its "
                 f"own, or pass {name}='mymodule:name'"
             )
+    file = io.BytesIO()
     try:
-        torch.save(objects, path)
+        torch.save(request, file)
     except Exception as error:  # pickle raises whatever an object's own methods do
         raise TypeError(
             f"the {', the '.join(objects)} cannot be handed to the dry run's process "
             f"({type(error).__name__}: {error}): pass 'mymodule:name' instead, which it imports"
         ) from error
+    return file.getvalue()

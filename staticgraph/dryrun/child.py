@@ -1,20 +1,25 @@
-"""The process with an emulated device: answers requests, one line of JSON each.
+"""The process with an emulated device: answers requests of the process that started it.
 
-It is started by :mod:`.ask` as ``python -m staticgraph.dryrun.child TARGET``. Requests come on
-standard input, answers go to standard output; all other output goes to standard error. The guard is
-loaded before torch, so no module that imports torch may be imported above :func:`main`.
+It is started by :mod:`.ask` as ``python -m staticgraph.dryrun.child CONNECTION TARGET``; each side
+unpickles what the other sends. The guard is loaded before torch, so no module that imports torch
+may be imported above :func:`main`.
 """
 
 from __future__ import annotations
 
 import gc
-import json
+import io
 import os
+import pickle
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
+
+from staticgraph.errors import DryRunBroken, DryRunUnavailable
+from staticgraph.text.progress import heard
 
 # Tracing creates millions of small objects that stay alive: collecting garbage every 700 objects
 # takes a seventh of the start and a twentieth of a request (torch 2.13, 2 cores).
@@ -22,65 +27,62 @@ COLLECTED_EVERY = (50_000, 20, 20)
 
 
 def main(argv: list[str]) -> int:
-    """Patches this process for a target and answers until the input ends."""
+    """Patches this process for a target and answers until the connection ends."""
     gc.disable()  # during the imports
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
     from staticgraph.dryrun import guard
     from staticgraph.dryrun.targets import target_of
 
-    def answer(value: dict[str, Any]) -> None:
-        """Writes one line of JSON and flushes it."""
-        answers.write(json.dumps(value) + "\n")
-        answers.flush()
-
-    target = target_of(argv[0])
+    connection, target = Connection(int(argv[0])), target_of(argv[1])
     warnings.filterwarnings("ignore")
     try:
         loaded = guard.load()  # before the next lines, which import torch
         from staticgraph.dryrun.stubs_inductor import install
 
-        points = install(loaded, target, argv[1] if len(argv) > 1 else None)
+        points = install(loaded, target, *argv[2:])
+        import torch
+
         from staticgraph.dryrun import measure, stages
     except Exception as error:
-        answer(_failure(error))
+        connection.send_bytes(pickle.dumps(([], _failure(error))))
         return 1
     gc.freeze()
     gc.set_threshold(*COLLECTED_EVERY)
     gc.enable()
-    answer({"ready": len(points.points)})
-    for line in sys.stdin:
-        request = json.loads(line)
+    connection.send_bytes(pickle.dumps(([], len(points.points))))
+
+    def answer(body: bytes) -> Any:
+        """The report that a request asks for, or the stages of the self-test."""
+        request = torch.load(io.BytesIO(body), weights_only=False, map_location="cpu")
+        return stages.tried(points) if request is None else measure.measure(request, target)
+
+    while True:
         try:
-            if request.get("selftest"):
-                answer({"stages": stages.tried(points)})
-            else:
-                answer(reported(measure.measure, request, target))
-        except Exception as error:
-            answer(_failure(error))
-    return 0
+            body = connection.recv_bytes()
+        except EOFError:
+            return 0
+        connection.send_bytes(answered(answer, body))
 
 
-def reported(measure: Callable[..., Any], *args: Any) -> dict[str, Any]:
-    """A report, or the error, together with the messages printed meanwhile.
+def answered(work: Callable[..., Any], *args: Any) -> bytes:
+    """What the work returned, or the error, pickled together with the messages printed meanwhile.
 
     The parent process shows the messages, such as how labels were guessed.
     """
-    from staticgraph.text.progress import heard
-
-    with heard() as said:
+    with heard() as messages:
         try:
-            return {"report": measure(*args).to_dict(), "said": said}
+            answer = work(*args)
         except Exception as error:
-            return _failure(error) | {"said": said}
+            answer = _failure(error)
+    return pickle.dumps((messages, answer))
 
 
-def _failure(error: Exception) -> dict[str, Any]:
-    return {
-        "error": str(error) or type(error).__name__,
-        "kind": type(error).__name__,
-        "trace": traceback.format_exc(),
-    }
+def _failure(error: Exception) -> Exception:
+    """The error that the parent raises; one of another kind may be known to this process alone."""
+    words, kind = str(error) or type(error).__name__, type(error)
+    if kind in (ValueError, DryRunBroken, DryRunUnavailable):
+        return kind(words)
+    trace = traceback.format_exc()
+    return RuntimeError(f"the dry run failed: {kind.__name__}: {words}\n{trace}")
 
 
 if __name__ == "__main__":

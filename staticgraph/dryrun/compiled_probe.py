@@ -16,17 +16,15 @@ also read that way next to the child, in a fraction of a second.
 
 from __future__ import annotations
 
-import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from staticgraph.dryrun.ask import Child, hand_over
+from staticgraph.dryrun.ask import Child, packed
 from staticgraph.dryrun.report import BucketRun
 from staticgraph.dryrun.targets import target_of
 from staticgraph.memory.model import MemoryModel
@@ -67,36 +65,30 @@ class CompiledReader:
                 f"accumulate={probed.accumulate} has no compiled reading: a compiled step is one "
                 "backward; leave compiled=True out"
             )
-        given = {
-            name: value
-            for name in ("model", "loss", "optimizer", "forward")
-            if (value := getattr(subject, name)) is not None
+        request: dict[str, Any] = {
+            "model": subject.model,
+            "loss": subject.loss,
+            "optimizer": subject.optimizer,
+            "forward": subject.forward,
+            "modes": [MODE],
+            "phases": ["eval" if subject.loss is None else "step"],
+            "autocast": subject.autocast,
+            "compile_kernels": False,
+            "moments": True,
         }
-        with tempfile.TemporaryDirectory(prefix="staticgraph-probe-") as folder:
-            request: dict[str, Any] = {
-                "pickled": str(Path(folder) / "given.pt"),
-                "plan": str(Path(folder) / "plan.json"),
-                "modes": [MODE],
-                "phases": ["eval" if subject.loss is None else "step"],
-                "autocast": subject.autocast and str(subject.autocast).removeprefix("torch."),
-                "compile_kernels": False,
-                "moments": True,
-            }
-            hand_over(given, request["pickled"])
-            with FakeTensorReader("cuda").open(probed) as asked, Child(self._target) as child:
+        packed(request)  # raises before a process is started
+        with FakeTensorReader("cuda").open(probed) as uncompiled, Child(self._target) as child:
 
-                def read(capacity: Capacity) -> Reading:
-                    """Reads the compiled step's bytes, and the layers' widths from fake tensors."""
-                    plan = replace(BucketPlan.of([capacity]), schema=probed.schema)
-                    plan.save(request["plan"])
-                    (run,) = child.dry_run(request).runs
-                    if run.error is not None:
-                        raise RuntimeError(f"the step does not compile: {run.error}")
-                    found = reading_of(run, subject.optimizer is not None)
-                    layers = asked(capacity)
-                    return found._replace(widths=layers.widths)
+            def read(capacity: Capacity) -> Reading:
+                """Reads the compiled step's bytes, and the layers' widths from fake tensors."""
+                plan = replace(BucketPlan.of([capacity]), schema=probed.schema)
+                (run,) = child.dry_run(request | {"plan": plan}).runs
+                if run.error is not None:
+                    raise RuntimeError(f"the step does not compile: {run.error}")
+                reading = reading_of(run, subject.optimizer is not None)
+                return reading._replace(widths=uncompiled(capacity).widths)
 
-                yield read
+            yield read
 
 
 def reading_of(run: BucketRun, updates: bool) -> Reading:

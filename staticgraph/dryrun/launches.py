@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from staticgraph.dryrun.report import Cause
 from staticgraph.internals.dispatch import tree_leaves
 
 KINDS = ("staticgraph", "inductor", "library", "copy", "host")
@@ -67,7 +67,7 @@ class CompiledGraph:
     static: frozenset[int]
     mutated: frozenset[int]
     partitions: int
-    causes: list[tuple[str, str, str]]
+    causes: list[Cause]
     recorded: int = 0
     calls: int = 0
 
@@ -94,8 +94,8 @@ class LaunchWatch:
         live: counts storages, where given; ``moments`` then has the live bytes, by part and name,
             at each launch or allocation.
         graphs: every compiled graph since it was emptied.
-        causes: why the graph that is being compiled cannot be recorded whole: (reason, operation,
-            place); moved to the graph when it is done.
+        causes: why the graph that is being compiled cannot be recorded whole; moved to the graph
+            when it is done.
         skips: why torch recorded nothing of a graph, since it was emptied.
         sources: Inductor's kernels, from source to name; two graphs may use one name for two
             kernels.
@@ -112,7 +112,7 @@ class LaunchWatch:
     live: Any = None
     moments: list[tuple[str, str, int]] = field(default_factory=list)
     graphs: list[CompiledGraph] = field(default_factory=list)
-    causes: list[tuple[str, str, str]] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
     skips: list[str] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
     kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -205,8 +205,3 @@ def flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
         return int(formula(*args, **{k: v for k, v in kwargs.items() if k != "out"}, out_val=out))
     except (TypeError, ValueError, AssertionError):  # a call that torch's formula does not support
         return 0
-
-
-def peak_flops(dtype: torch.dtype | None, plain: float, tensor_cores: float) -> float:
-    """The rate of products: tensor cores in half precision, else plain float32 (TF32 is off)."""
-    return tensor_cores if dtype in (torch.bfloat16, torch.float16) else plain

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,12 +18,12 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.dryrun import ptx
 from staticgraph.dryrun.guard import caveat
-from staticgraph.dryrun.launches import WATCH, CompiledGraph, peak_flops
+from staticgraph.dryrun.launches import WATCH, CompiledGraph
 from staticgraph.dryrun.recorder import CountedStep, RefusingRecorder, counted
 from staticgraph.dryrun.report import PARTS, BucketRun, Cause, DryRun
 from staticgraph.dryrun.stubs import ATTENTION_EMULATED
 from staticgraph.dryrun.stubs_inductor import INDUCTOR_EMULATED, TREES
-from staticgraph.dryrun.subject import Candidate, candidate_of, twin
+from staticgraph.dryrun.subject import Candidate, candidate_of, device_twin
 from staticgraph.dryrun.targets import TargetDevice
 from staticgraph.dryrun.watcher import Refused, Watcher
 from staticgraph.errors import NotStatic
@@ -90,6 +90,26 @@ def _computed(candidate: Candidate) -> Computation:
     return computation
 
 
+class _Noted(NamedTuple):
+    """What was compiled for a bucket and phase, why torch recorded nothing, and seconds."""
+
+    graphs: list[CompiledGraph]
+    skips: list[str]
+    seconds: float = 0.0
+
+    @property
+    def recorded(self) -> int:
+        """The number of recordings that torch made."""
+        return sum(graph.recorded for graph in self.graphs)
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """Why it is not recorded whole, each cause once."""
+        causes = [cause for graph in self.graphs for cause in graph.causes]
+        reasons = [*(graph.disabled for graph in self.graphs if graph.disabled), *self.skips]
+        return tuple(dict.fromkeys([*causes, *map(Cause, reasons)]))
+
+
 class _Mode:
     """One mode of one candidate."""
 
@@ -104,9 +124,7 @@ class _Mode:
         self._candidate, self._plan = candidate, candidate.plan
         self._computed = computed
         self._mode, self._target, self._moments = mode, target, moments
-        self._graphs: dict[tuple[int, str], list[CompiledGraph]] = {}
-        self._skips: dict[tuple[int, str], list[str]] = {}
-        self._seconds: dict[tuple[int, str], float] = {}
+        self._noted: dict[tuple[int, str], _Noted] = {}
         self._key: tuple[int, str] | None = None
 
     def runs(self, phases: tuple[str, ...]) -> list[BucketRun]:
@@ -123,10 +141,10 @@ class _Mode:
     def _warmed(self, phases: tuple[str, ...]) -> list[BucketRun]:
         forget_compiled()
         TREES.roots.clear()
-        with Watcher():
+        with Watcher() as watcher:
             recorder = RefusingRecorder(lambda: _resident(runner))
             runner = StaticGraphRunner(
-                twin(self._candidate),
+                device_twin(self._candidate, watcher),
                 self._plan,
                 self._mode,
                 recording=Recording(recorder=recorder),
@@ -138,9 +156,9 @@ class _Mode:
             steps = recorder.runs
             if self._mode != "cuda-graph":
                 steps = [self._counted(runner, *key) for key in keys]
-            found = [self._run(runner, key, step) for key, step in zip(keys, steps, strict=True)]
+            runs = [self._run(runner, *key, step) for key, step in zip(keys, steps, strict=True)]
             runner.close()
-        return found
+        return runs
 
     @contextmanager
     def _noting(self, bucket: int, phase: str) -> Iterator[None]:
@@ -151,8 +169,7 @@ class _Mode:
         try:
             yield
         finally:
-            self._graphs[key], self._skips[key] = WATCH.graphs, WATCH.skips
-            self._seconds[key] = time.perf_counter() - started
+            self._noted[key] = _Noted(WATCH.graphs, WATCH.skips, time.perf_counter() - started)
 
     def _counted(self, runner: StaticGraphRunner, bucket: int, phase: str) -> CountedStep:
         """Counts a step after the warm-up."""
@@ -171,33 +188,26 @@ class _Mode:
         body()  # the optimizer creates its state
         return counted(body, [*_resident(runner), *batch.tensors().values()])[1]
 
-    def _run(self, runner: StaticGraphRunner, key: tuple[int, str], step: CountedStep) -> BucketRun:
-        bucket, phase = key
-        graphs, skips = self._graphs[key], self._skips[key]
-        pieces = expected = None
-        if self._mode == "cuda-graph":
-            pieces = expected = OWN_RECORDS
-        elif self._mode == "reduce-overhead":
-            pieces, expected = sum(g.recorded for g in graphs), WHOLE[phase]
+    def _run(
+        self, runner: StaticGraphRunner, bucket: int, phase: str, step: CountedStep
+    ) -> BucketRun:
+        noted, launches = self._noted[bucket, phase], step.launches
         counts = [
             count
             for compiled, count in runner.steps.compiled.counts
             if compiled.bucket == bucket and compiled.grad == (phase == "step")
         ]
-        moved, rate = self._target.bandwidth_bytes_s, self._rate()
-        return BucketRun(
-            mode=self._mode,
-            bucket=bucket,
-            capacity=str(self._plan.capacities[bucket]),
-            phase=phase,
-            pieces=pieces,
-            expected=expected,
-            causes=_causes(graphs, skips),
+        bandwidth, rate = self._target.bandwidth_bytes_s, self._target.float32_flops
+        if self._candidate.subject.autocast in (torch.bfloat16, torch.float16):
+            rate = self._target.tensor_flops  # in float32 TF32 is off
+        whole = OWN_RECORDS if self._mode == "cuda-graph" else noted.recorded
+        return replace(
+            self._outline(bucket, phase, whole, noted.causes),
             graphs=sum(count.compiles for count in counts),
             graph_breaks=sum(count.graph_breaks for count in counts),
-            partitions=tuple(g.partitions for g in graphs),
-            devices=tuple(sorted({device for g in graphs for device in g.devices})),
-            mutated_not_static=sum(g.mutated_not_static for g in graphs),
+            partitions=tuple(g.partitions for g in noted.graphs),
+            devices=tuple(sorted({device for g in noted.graphs for device in g.devices})),
+            mutated_not_static=sum(g.mutated_not_static for g in noted.graphs),
             launches=_nested(step),
             operators={
                 part: {name: n for (p, name), n in step.operators.items() if p == part}
@@ -207,44 +217,34 @@ class _Mode:
             peak_bytes=step.peak_bytes,
             reserved_bytes=step.reserved_bytes,
             moments=tuple(step.moments) if self._moments else (),
-            moved_bytes=sum(launch.nbytes for launch in step.launches),
-            flops=sum(launch.flops for launch in step.launches),
-            at_least_s=sum(max(x.nbytes / moved, x.flops / rate) for x in step.launches),
-            compile_s=round(self._seconds[key], 2),
-        )
-
-    def _rate(self) -> float:
-        return peak_flops(
-            self._candidate.subject.autocast, self._target.float32_flops, self._target.tensor_flops
+            moved_bytes=sum(launch.nbytes for launch in launches),
+            flops=sum(launch.flops for launch in launches),
+            at_least_s=sum(max(x.nbytes / bandwidth, x.flops / rate) for x in launches),
+            compile_s=round(noted.seconds, 2),
         )
 
     def _failed(self, error: Exception, phase: str) -> list[BucketRun]:
         """The runs that report a stopped phase, one per bucket."""
+        noted = _Noted([], []) if self._key is None else self._noted.get(self._key, _Noted([], []))
         refused = _refusal(error)
-        graphs, skips = [], []
-        if self._key is not None:
-            graphs, skips = self._graphs.get(self._key, []), self._skips.get(self._key, [])
-        causes = _causes(graphs, skips)
-        if refused is not None:
-            causes = (Cause(refused.kind, refused.operation, refused.where),)
+        causes = noted.causes if refused is None else (refused.cause,)
         text = str(error)
         if not isinstance(error, NotStatic):
             frame = traceback.extract_tb(error.__traceback__)[-1]
             text = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
-        expected = {"cuda-graph": OWN_RECORDS, "reduce-overhead": WHOLE[phase]}
         return [
-            BucketRun(
-                self._mode,
-                bucket,
-                str(capacity),
-                phase,
-                pieces=sum(g.recorded for g in graphs) if self._mode in expected else None,
-                expected=expected.get(self._mode),
-                causes=causes,
-                error=text,
-            )
-            for bucket, capacity in enumerate(self._plan.capacities)
+            replace(self._outline(bucket, phase, noted.recorded, causes), error=text)
+            for bucket in range(len(self._plan.capacities))
         ]
+
+    def _outline(
+        self, bucket: int, phase: str, recorded: int, causes: tuple[Cause, ...]
+    ) -> BucketRun:
+        """What is reported of every run, whether it failed or not."""
+        expected = {"cuda-graph": OWN_RECORDS, "reduce-overhead": WHOLE[phase]}.get(self._mode)
+        pieces = None if expected is None else recorded
+        capacity = str(self._plan.capacities[bucket])
+        return BucketRun(self._mode, bucket, capacity, phase, pieces, expected, causes)
 
 
 def _resident(runner: StaticGraphRunner) -> Iterable[Tensor]:
@@ -264,13 +264,6 @@ def _refusal(error: BaseException | None) -> Refused | None:
     while error is not None and not isinstance(error, Refused):
         error = error.__cause__ or error.__context__
     return error
-
-
-def _causes(graphs: list[CompiledGraph], skips: list[str]) -> tuple[Cause, ...]:
-    found = [Cause(*cause) for graph in graphs for cause in graph.causes]
-    found += [Cause(graph.disabled) for graph in graphs if graph.disabled]
-    found += [Cause(skip) for skip in skips]
-    return tuple(dict.fromkeys(found))
 
 
 def _nested(step: CountedStep) -> dict[str, dict[str, dict[str, int]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -196,16 +195,6 @@ class DryRun:
         """The report as plain values, for JSON."""
         return asdict(self) | {"ok": self.ok, "label": self.label}
 
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> DryRun:
-        """The inverse of :meth:`to_dict`."""
-        values = {name: value for name, value in found.items() if name not in ("ok", "label")}
-        values["runs"] = tuple(_run_of(run) for run in values["runs"])
-        values["uses"] = tuple(KernelUse(**use) for use in values["uses"])
-        values["emulated"] = tuple(values["emulated"])
-        values["notes"] = tuple(values["notes"])
-        return cls(**values)
-
     def to_json(self) -> str:
         """The report as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
@@ -238,15 +227,6 @@ class DryRun:
         lines += ["", *(f"emulated: {text}" for text in self.emulated)]
         lines += [f"note: {text}" for text in self.notes]
         return "\n".join(lines)
-
-
-def _run_of(values: Mapping[str, Any]) -> BucketRun:
-    fields = dict(values)
-    fields["causes"] = tuple(Cause(**cause) for cause in fields["causes"])
-    for name in ("partitions", "devices"):
-        fields[name] = tuple(fields[name])
-    fields["moments"] = tuple(map(tuple, fields["moments"]))
-    return BucketRun(**fields)
 
 
 def _runs_table(runs: tuple[BucketRun, ...]) -> str:

@@ -26,7 +26,7 @@ def selftest(target: str = "h100", leave_out: str | None = None) -> list[dict[st
         DryRunUnavailable: a dry run cannot work on this platform.
     """
     with Child(target, leave_out) as child:
-        return child.ask({"selftest": True})["stages"]
+        return child.stages()
 
 
 def main(argv: list[str]) -> int:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,8 +23,6 @@ from staticgraph.dryrun import launches
 from staticgraph.dryrun.guard import torch_version
 from staticgraph.dryrun.targets import KIB, TargetDevice
 from staticgraph.errors import DryRunBroken
-
-MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +39,18 @@ class PatchPoints:
 
     Args:
         leave_out: a symbol that is not patched.
+
+    Attributes:
+        points: what was patched.
+        group: of the next patches; the self-test tries each group as one.
     """
+
+    group: str
 
     def __init__(self, leave_out: str | None = None) -> None:
         self.points: list[PatchPoint] = []
+        self.group = ""
         self._leave_out = leave_out
-        self._group = ""
-
-    @contextmanager
-    def of(self, group: str) -> Iterator[None]:
-        """Assigns the patches made inside to a group, which the self-test tries as one."""
-        self._group = group
-        try:
-            yield
-        finally:
-            self._group = ""
 
     def put(self, symbol: str, value: Any, why: str, new: bool = False) -> None:
         """Replaces a symbol by a value.
@@ -70,32 +64,29 @@ class PatchPoints:
         Raises:
             DryRunBroken: there is no such symbol.
         """
+        if not new:
+            self.real(symbol, why)
         owner, name = _owner(symbol, why)
-        if getattr(owner, name, MISSING) is MISSING and not new:
-            raise _missing(symbol, why)
-        self.points.append(PatchPoint(symbol, self._group, why))
+        self.points.append(PatchPoint(symbol, self.group, why))
         if symbol != self._leave_out:
             setattr(owner, name, value)
 
     def real(self, symbol: str, why: str) -> Any:
         """Returns the current value of a symbol, for its replacement to call."""
         owner, name = _owner(symbol, why)
-        found = getattr(owner, name, MISSING)
-        if found is MISSING:
+        if not hasattr(owner, name):
             raise _missing(symbol, why)
-        return found
+        return getattr(owner, name)
 
 
 def _owner(symbol: str, why: str) -> tuple[Any, str]:
     module, _, path = symbol.partition(":")
-    *parts, name = path.split(".")
+    parents, _, name = path.rpartition(".")
     try:
         owner: Any = importlib.import_module(module)
-        for part in parts:
-            owner = getattr(owner, part)
+        return (attrgetter(parents)(owner) if parents else owner), name
     except (ImportError, AttributeError):
         raise _missing(symbol, why) from None
-    return owner, name
 
 
 def _missing(symbol: str, why: str) -> DryRunBroken:
@@ -392,24 +383,24 @@ FAKE_TENSORS = "torch._subclasses.fake_tensor"
 
 def patch_device(points: PatchPoints, target: TargetDevice) -> None:
     """Patches everything but Inductor: each group is a stage of the self-test or part of one."""
-    with points.of("cuda"):
-        _patch_cuda(points, target)
-    with points.of("fakes"):
-        points.put(f"{FAKE_TENSORS}:init_gpu_context", lambda *_: None, "would make a real tensor")
-        points.put(
-            f"{FAKE_TENSORS}:FakeTensorMode.avoid_device_init",
-            property(lambda self: True),
-            "torch.tensor(..., device='cuda') would be made on the device and faked then",
-        )
-    with points.of("dynamo"):
-        _patch_dynamo(points)
-    with points.of("triton"):
-        _patch_triton(points, target)
-    with points.of("attention"):
-        _patch_attention(points)
-    with points.of("library"):
-        points.put(
-            "staticgraph.batches.batch.static_batch:StaticBatch.blank",
-            staticmethod(blank),
-            "fills through NumPy, which cannot use fake memory",
-        )
+    points.group = "cuda"
+    _patch_cuda(points, target)
+    points.group = "fakes"
+    points.put(f"{FAKE_TENSORS}:init_gpu_context", lambda *_: None, "would make a real tensor")
+    points.put(
+        f"{FAKE_TENSORS}:FakeTensorMode.avoid_device_init",
+        property(lambda self: True),
+        "torch.tensor(..., device='cuda') would be made on the device and faked then",
+    )
+    points.group = "dynamo"
+    _patch_dynamo(points)
+    points.group = "triton"
+    _patch_triton(points, target)
+    points.group = "attention"
+    _patch_attention(points)
+    points.group = "library"
+    points.put(
+        "staticgraph.batches.batch.static_batch:StaticBatch.blank",
+        staticmethod(blank),
+        "fills through NumPy, which cannot use fake memory",
+    )

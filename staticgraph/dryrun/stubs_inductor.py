@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, tensors
+from staticgraph.dryrun.report import Cause
 from staticgraph.dryrun.stubs import PatchPoints, patch_device
 from staticgraph.dryrun.targets import TargetDevice
 from staticgraph.dryrun.watcher import host_part, of_trace
@@ -41,19 +42,15 @@ def install(guard: ctypes.CDLL, target: TargetDevice, leave_out: str | None = No
         DryRunBroken: torch no longer has a symbol; the message names it.
     """
     points = PatchPoints(leave_out)
-    with points.of("guard"):
-        points.put(
-            "torch._C:_ensureCUDADeviceGuardSet", lambda: None, "would put torch's own guard back"
-        )
-        guard.install_fake_cuda_guard()
+    points.group = "guard"
+    points.put(
+        "torch._C:_ensureCUDADeviceGuardSet", lambda: None, "would put torch's own guard back"
+    )
+    guard.install_fake_cuda_guard()
     patch_device(points, target)
-    with points.of("inductor"):
-        _options(points)
-        _allocations(points)
-        _folding(points)
-        _kernels(points)
-        _graphs(points)
-        _recordings(points)
+    points.group = "inductor"
+    for patch in (_options, _allocations, _folding, _kernels, _graphs, _recordings):
+        patch(points)
     return points
 
 
@@ -228,9 +225,9 @@ def _graphs(points: PatchPoints) -> None:
     points.put(f"{scheduler}.codegen", codegen_noted, why)
 
 
-def _causes(scheduler: Any) -> list[tuple[str, str, str]]:
-    """(reason, operation, place) of every operation at which torch would split a recording."""
-    found = {}
+def _causes(scheduler: Any) -> list[Cause]:
+    """Every operation at which torch would split a recording, each once."""
+    causes = []
     with config.patch({"triton.cudagraphs": True}):
         for fused in scheduler.nodes:
             for node in fused.get_nodes():
@@ -241,10 +238,10 @@ def _causes(scheduler: Any) -> list[tuple[str, str, str]]:
                 for origin in origins:
                     operation = str(getattr(origin, "target", origin))
                     where = of_trace(origin.meta.get("stack_trace"))
-                    found[reason, operation, where] = None
+                    causes.append(Cause(reason, operation, where))
                 if not origins:
-                    found[reason, node.get_name(), ""] = None
-    return list(found)
+                    causes.append(Cause(reason, node.get_name()))
+    return list(dict.fromkeys(causes))
 
 
 class Trees:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from staticgraph.dryrun.launches import NOTHING, WATCH, tensors
+from staticgraph.dryrun.report import Cause
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.internals.tracing import TracingContext
 from staticgraph.kernels.register import CUDA, NAMESPACE
@@ -87,22 +88,20 @@ SILENT = frozenset({"aten::_fused_adam_.tensor_lr", "aten::_fused_adamw_.tensor_
 
 
 class Refused(RuntimeError):
-    """A recording cannot hold this operation; like torch's capture error, with name and line.
+    """A recording cannot hold an operation; like torch's capture error, with name and line.
 
-    Attributes:
-        kind: ``host read``, ``device-to-host copy``, ``host-to-device copy`` or ``operation on
+    Args:
+        reason: ``host read``, ``device-to-host copy``, ``host-to-device copy`` or ``operation on
             another device``.
         operation: the operator.
         where: ``file:line: source``.
     """
 
-    kind: str
-    operation: str
-    where: str
+    cause: Cause
 
-    def __init__(self, kind: str, operation: str, where: str) -> None:
-        super().__init__(f"{kind}: {operation}" + (f" at {where}" if where else ""))
-        self.kind, self.operation, self.where = kind, operation, where
+    def __init__(self, reason: str, operation: str, where: str) -> None:
+        self.cause = Cause(reason, operation, where)
+        super().__init__(str(self.cause))
 
 
 class Watcher(FakeTensorMode):
@@ -211,5 +210,6 @@ def host_part() -> None:
 def _where() -> str:
     """The source line of the operation; in a compiled graph, what Inductor knows about it."""
     if WATCH.graph is not None and WATCH.graph.causes:
-        return "; ".join(dict.fromkeys(f"{op} at {at}" for _, op, at in WATCH.graph.causes))
+        causes = WATCH.graph.causes
+        return "; ".join(dict.fromkeys(f"{cause.operation} at {cause.where}" for cause in causes))
     return of_stack()

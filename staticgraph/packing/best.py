@@ -21,13 +21,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from staticgraph.jit import loop
+from staticgraph.packing.coarse import place_members
 from staticgraph.packing.columns import ColumnGeneration, Columns, columns_of, scipy_optimize, whole
 from staticgraph.packing.giants import giants_bound, packed_giants
-from staticgraph.packing.pack import Packing, volume_bound
+from staticgraph.packing.pack import Packing, part_of, with_graphs
 from staticgraph.packing.pricing import Grid, grid_of
-from staticgraph.packing.repair import MOST_GRAPHS, fewer_by_repair
-from staticgraph.packing.swap import MIN_GRAPHS, join, pack_by_swaps
+from staticgraph.packing.repair import fewer_by_repair
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
@@ -45,8 +44,6 @@ ROUNDS_A_STEP = 4
 SHARE = 0.08
 # More sizes than this make linear programs of several seconds.
 MOST_SIZES = 2000
-# Even deals tried for each number of packs, where there are too many graphs to repair packs.
-DEALS = 12
 # The share of the time limit after which no new work starts: a linear program takes half a second.
 BEGUN = 0.93
 # From this many graphs per pack on, exchanges come first, for this share of the time.
@@ -69,9 +66,8 @@ def improve(
         ImportError: SciPy is not installed.
     """
     until = time.perf_counter() + BEGUN * time_limit
-    histogram, limits, max_graphs = start.histogram, start.limits, start.max_graphs
-    bound = volume_bound(histogram, limits, max_graphs)
-    best = start
+    histogram, limits = start.histogram, start.limits
+    best, bound = start, start.volume_bound
     if best.num_packs <= bound:
         return replace(best, proven=bound)
     scipy_optimize()  # raises now rather than after seconds of exchanges
@@ -79,8 +75,7 @@ def improve(
         bound = max(bound, giants_bound(histogram, limits))
         if best.num_packs > bound:
             best = min(best, _giants_first(best, quick), key=lambda packing: packing.num_packs)
-        few, many = MANY_GRAPHS * best.num_packs, MOST_GRAPHS
-        if best.num_packs > bound and few <= histogram.num_graphs <= many:
+        if best.num_packs > bound and histogram.num_graphs >= MANY_GRAPHS * best.num_packs:
             best = _repaired(best, bound, until - (1 - EXCHANGES) * time_limit, shown)
         if best.num_packs <= bound:
             return replace(best, proven=bound)
@@ -107,19 +102,12 @@ def _giants_first(start: Packing, quick: QuickPacker) -> Packing:
 
 def _with_rest(made: Packing, left: IntArray, quick: QuickPacker) -> Packing:
     """These packs plus the quick packer's packs of the ``left`` ``[T]`` graphs of each size."""
-    rows = np.flatnonzero(left)
-    if not len(rows):
-        return made
-    histogram = made.histogram
-    rest = SizeHistogram(histogram.sizes[rows], left[rows], histogram.components)
-    return join(made, quick(rest, made.limits, made.max_graphs), rows)
+    rest, rows = part_of(made.histogram, left)
+    return made.join(quick(rest, made.limits, made.max_graphs), rows) if len(rows) else made
 
 
 def _repaired(best: Packing, bound: int, until: float, shown: Bar) -> Packing:
-    """Reduces the number of packs by exchanges, or by even deals where there are very many
-    graphs."""
-    if best.histogram.num_graphs > MOST_GRAPHS:
-        return _deal_again(best, bound, until)
+    """Reduces the number of packs by exchanges, unless there are very many graphs."""
 
     def show_packs(packs: int) -> None:
         """Shows the current number of packs and the bound."""
@@ -143,11 +131,8 @@ class _Search:
         self.grid, self.start, self.quick = grid, start, quick
         self.until, self.shown, self.near = until, shown, near
         self.demand = start.histogram.counts[grid.keep]
-        sizes, limits = start.histogram.sizes[grid.keep], start.limits
-        if start.max_graphs is not None:
-            sizes = np.column_stack([sizes, np.ones(len(sizes), dtype=np.int64)])
-            limits = np.append(limits, start.max_graphs)
-        self.sizes, self.limits = np.ascontiguousarray(sizes), limits
+        sizes, self.limits = with_graphs(start.histogram, start.limits, start.max_graphs)
+        self.sizes = np.ascontiguousarray(sizes[grid.keep])
         columns = Columns()
         columns.add(columns_of(start, grid.keep))
         self.generation = ColumnGeneration(grid, self.demand, (self.sizes, self.limits), columns)
@@ -199,10 +184,7 @@ class _Search:
             near = generation.relaxed - generation.proven <= self.near * generation.relaxed
             same = whole(generation.proven) >= whole(generation.relaxed)
             late = time.perf_counter() > until
-            if near or same or late or generation.solved == rounds:
-                return True
-            generation.prune()
-            if not generation.grow():
+            if near or same or late or generation.solved == rounds or not generation.grow():
                 return True
         return generation.solved > 1
 
@@ -211,11 +193,14 @@ class _Search:
         histogram = self.start.histogram
         starts = np.cumsum([0, *(len(rows) for rows, _, _ in fixed)])
         left = histogram.counts.copy()
-        packs = _without_surplus(
+        none, each = np.empty(0, np.int64), np.arange(len(left) + 1)
+        packs = place_members(
             starts,
-            np.concatenate([np.empty(0, np.int64), *(self.grid.keep[r] for r, _, _ in fixed)]),
-            np.concatenate([np.empty(0, np.int64), *(copies for _, copies, _ in fixed)]),
+            np.concatenate([none, *(self.grid.keep[rows] for rows, _, _ in fixed)]),
+            np.concatenate([none, *(copies for _, copies, _ in fixed)]),
             np.array([times for _, _, times in fixed], dtype=np.int64),
+            each[:-1],
+            each,
             left,
         )
         method = "column generation"
@@ -235,57 +220,3 @@ def _whole_part(generation: ColumnGeneration) -> IntArray:
         nearest = np.argsort(-fraction, kind="stable")[: wanted - int(times.sum())]
         times[nearest[fraction[nearest] > 1e-6]] += 1
     return times
-
-
-@loop
-def _without_surplus(
-    starts: IntArray, types: IntArray, copies: IntArray, counts: IntArray, left: IntArray
-) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Drops graphs beyond the available counts; ``left`` becomes the graphs that no pack holds."""
-    new_starts = [0]
-    new_types = [0 for _ in range(0)]
-    new_copies = [0 for _ in range(0)]
-    repeats = [0 for _ in range(0)]
-    for p in range(len(counts)):
-        remaining = counts[p]
-        while remaining > 0:
-            # As many as can be filled alike; else a single one with the graphs that are left.
-            alike = remaining
-            for s in range(starts[p], starts[p + 1]):
-                alike = min(alike, left[types[s]] // copies[s])
-            times = max(1, alike)
-            for s in range(starts[p], starts[p + 1]):
-                taken = min(copies[s], left[types[s]])
-                if taken > 0:
-                    new_types.append(types[s])
-                    new_copies.append(taken)
-                    left[types[s]] -= taken * times
-            if len(new_types) == new_starts[-1]:
-                break
-            new_starts.append(len(new_types))
-            repeats.append(times)
-            remaining -= times
-    return np.array(new_starts), np.array(new_types), np.array(new_copies), np.array(repeats)
-
-
-def _deal_again(best: Packing, bound: int, until: float) -> Packing:
-    """Searches for fewer packs by even deals from several seeds, by bisection down to the bound."""
-    histogram = best.histogram
-    if histogram.num_graphs < MIN_GRAPHS * best.num_packs:
-        return best
-    low = bound
-    while low < best.num_packs and time.perf_counter() < until:
-        middle = (low + best.num_packs) // 2
-        for seed in range(1, DEALS + 1):
-            found = pack_by_swaps(
-                histogram, best.limits, middle, max_graphs=best.max_graphs, seed=seed
-            )
-            if found is not None or time.perf_counter() > until:
-                break
-        else:
-            found = None
-        if found is None:
-            low = middle + 1
-        else:
-            best = found
-    return best

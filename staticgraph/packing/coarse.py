@@ -71,25 +71,17 @@ class Coarse:
             return packing
         by_box = np.argsort(self.box, kind="stable")
         bounds = np.searchsorted(self.box[by_box], np.arange(len(self.histogram.counts) + 1))
-        starts, types, copies, counts = _expand(
+        patterns = place_members(
             packing.starts,
             packing.types,
             packing.copies,
             packing.counts,
             by_box,
             bounds.astype(np.int64),
-            self.fine.counts,
+            self.fine.counts[by_box],
         )
-        return Packing(
-            self.fine,
-            packing.limits,
-            packing.max_graphs,
-            starts,
-            types,
-            copies,
-            counts,
-            f"{packing.method}, sizes rounded up by {self.loss:.2%}",
-        )
+        method = f"{packing.method}, sizes rounded up by {self.loss:.2%}"
+        return Packing(self.fine, packing.limits, packing.max_graphs, *patterns, method)
 
 
 def coarsened(histogram: SizeHistogram, most: int | None = None) -> Coarse:
@@ -104,12 +96,12 @@ def coarsened(histogram: SizeHistogram, most: int | None = None) -> Coarse:
     low, high = 0, len(STEPS) - 1
     while low < high:
         middle = (low + high) // 2
-        if len(np.unique(_keys(_boxes(places, float(STEPS[middle]))))) <= most:
+        if len(np.unique(_keys(places, float(STEPS[middle])))) <= most:
             high = middle
         else:
             low = middle + 1
     step = float(STEPS[low])
-    _, member = np.unique(_keys(_boxes(places, step)), return_inverse=True)
+    _, member = np.unique(_keys(places, step), return_inverse=True)
     largest = np.zeros((int(member.max()) + 1, sizes.shape[1]), np.int64)
     graphs = np.zeros(len(largest), np.int64)
     _gather(member, sizes, counts, largest, graphs)
@@ -120,17 +112,13 @@ def coarsened(histogram: SizeHistogram, most: int | None = None) -> Coarse:
     return Coarse(histogram, rounded, place[member], step)
 
 
-def _boxes(places: NDArray[np.float64], step: float) -> IntArray:
-    """``[T, C]`` the box of each size along each component."""
-    return np.floor(places / step).astype(np.int64)
-
-
-def _keys(rows: IntArray) -> IntArray:
-    """``[T]`` one number per row, equal where the rows are equal."""
-    spans = rows.max(axis=0) + 1
+def _keys(places: NDArray[np.float64], step: float) -> IntArray:
+    """``[T]`` one number per size, equal where the boxes along all components are."""
+    boxes = np.floor(places / step).astype(np.int64)
+    spans = boxes.max(axis=0) + 1
     if np.prod(spans.astype(np.float64)) >= MOST_ROWS:
-        return distinct_rows(rows)[1]
-    return np.asarray(np.ravel_multi_index(tuple(rows.T), tuple(spans.tolist())), np.int64)
+        return distinct_rows(boxes)[1]
+    return np.asarray(np.ravel_multi_index(tuple(boxes.T), tuple(spans.tolist())), np.int64)
 
 
 @loop
@@ -146,25 +134,26 @@ def _gather(
 
 
 @loop
-def _expand(
+def place_members(
     starts: IntArray,
     types: IntArray,
     copies: IntArray,
     counts: IntArray,
     by_box: IntArray,
     bounds: IntArray,
-    graphs: IntArray,
+    left: IntArray,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Fills each place of a box with its next member; identical packs stay one pattern.
+
+    Places of a box without members stay empty, and a pack without graphs is left out.
 
     Args:
         starts, types, copies, counts: a packing of boxes.
         by_box: ``[T]`` members, box by box.
         bounds: ``[boxes + 1]`` where each box's members begin in ``by_box``.
-        graphs: ``[T]`` how many graphs each member has.
+        left: ``[T]`` how many graphs each of ``by_box`` has; afterwards, those in no pack.
     """
     at = bounds[:-1].copy()
-    left = graphs[by_box]
     new_starts = [0]
     new_types = [0 for _ in range(0)]
     new_copies = [0 for _ in range(0)]
@@ -182,12 +171,16 @@ def _expand(
                 while wanted > 0:
                     k = at[box]
                     taken = min(wanted, left[k])
+                    if taken == 0:
+                        break
                     new_types.append(int(by_box[k]))
                     new_copies.append(taken // times)
                     left[k] -= taken
                     wanted -= taken
                     if left[k] == 0 and k + 1 < bounds[box + 1]:
                         at[box] += 1
+            if len(new_types) == new_starts[-1]:
+                break
             repeats.append(times)
             new_starts.append(len(new_types))
             remaining -= times

@@ -39,9 +39,6 @@ PATTERNS_A_ROUND = 250
 # The prices tried are mixed with the best so far (Wentges 1997, "Weighted Dantzig-Wolfe
 # decomposition"): 89 rounds instead of 122 on ogbg-molhiv, half the time.
 TRUST = 0.8
-# Columns kept per size, and how far below a pack's worth a kept column may be.
-KEPT = 6
-NEAR_WORTH = 0.02
 
 
 class ColumnGeneration:
@@ -54,12 +51,10 @@ class ColumnGeneration:
         proven: no packing has fewer packs than this.
         trusted: ``[K]`` the prices that prove it.
         amounts: ``[columns]`` how often each pattern is used in the last solution.
-        complete: whether no further pattern would lower ``relaxed``.
     """
 
     solved: int
     relaxed: float
-    complete: bool
     proven: float
 
     def __init__(
@@ -74,7 +69,7 @@ class ColumnGeneration:
         self._optimize = scipy_optimize()
         self._grid, self._demand, self._limits = grid, demand, limits
         self.columns = columns
-        self.solved, self.relaxed, self.complete = 0, math.inf, False
+        self.solved, self.relaxed = 0, math.inf
         self.amounts: NDArray[np.float64] = np.zeros(columns.count)
         self.prices: Prices = np.zeros(len(demand))
         by_volume, self.proven = _volume_prices(grid, demand)
@@ -108,16 +103,7 @@ class ColumnGeneration:
             added = self.columns.add(exact, self.prices)
             if added:
                 return added
-        self.complete = True
         return 0
-
-    def prune(self) -> None:
-        """Drops patterns that are neither used nor worth nearly a pack, where there are many."""
-        if self.columns.count > KEPT * len(self._demand) + 1000:
-            used = self.amounts > 0
-            keep = used | (self.columns.values(self.prices) > 1.0 - NEAR_WORTH)
-            self.columns.keep(np.flatnonzero(keep))
-            self.amounts = self.amounts[keep]
 
 
 class Columns:
@@ -154,17 +140,6 @@ class Columns:
                 self._rows.append(rows)
                 self._copies.append(copies)
         return self.count - before
-
-    def keep(self, chosen: IntArray) -> None:
-        """Keeps only the chosen patterns."""
-        self._rows = [self._rows[k] for k in chosen]
-        self._copies = [self._copies[k] for k in chosen]
-        pairs = zip(self._rows, self._copies, strict=True)
-        self._seen = {rows.tobytes() + copies.tobytes() for rows, copies in pairs}
-
-    def values(self, prices: Prices) -> NDArray[np.float64]:
-        """``[columns]`` the value of each pattern at these prices."""
-        return self.matrix(len(prices)).T @ prices
 
     def matrix(self, num_types: int) -> Any:
         """The patterns as a SciPy compressed sparse column matrix, ``[num_types, columns]``."""

@@ -48,7 +48,7 @@ def _over(load: float, limit: float) -> float:
 
 
 @part
-def _excess(load: np.ndarray, batch: int, limits: Limits) -> float:
+def excess_of(load: np.ndarray, batch: int, limits: Limits) -> float:
     """The excess of a batch over its limits, summed over the components."""
     excess = 0.0
     for c in range(len(limits)):
@@ -107,7 +107,7 @@ def _repair(
             break
         for b in range(batches):
             for _ in range(min(TRIES, tries_left[b])):
-                if _excess(load, b, limits) == 0:
+                if excess_of(load, b, limits) == 0:
                     break
                 tries_left[b] -= 1
                 counter += STEP
@@ -125,7 +125,7 @@ def _count_over(load: np.ndarray, limits: Limits) -> int:
     """The number of batches that are over a limit."""
     over = 0
     for b in range(len(load)):
-        over += _excess(load, b, limits) > 0
+        over += excess_of(load, b, limits) > 0
     return over
 
 
@@ -162,7 +162,7 @@ def _swap(
     """Makes the best swap of any graph of ``batch`` with a few of ``partner``; 1 if one helped."""
     start, stop = bounds[batch], bounds[batch + 1]
     first, last = bounds[partner], bounds[partner + 1]
-    best = _excess(load, batch, limits) + _excess(load, partner, limits)
+    best = excess_of(load, batch, limits) + excess_of(load, partner, limits)
     gives, takes = -1, -1
     for _ in range(WIDTH):
         counter += STEP

@@ -32,7 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.jit import loop, part
 from staticgraph.packing.coarse import coarsened
-from staticgraph.packing.pack import Packing, checked_limits, volume_bound, volumes
+from staticgraph.packing.pack import Packing, checked_limits, volume_bound, volumes, with_graphs
 from staticgraph.packing.swap import fewer_by_swaps
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
@@ -42,25 +42,23 @@ class Effort(NamedTuple):
     """One setting of the filler.
 
     Attributes:
-        places: how many graphs the search adds at once, 2 or 3.
         early: the search begins when at most this many graphs fit by largest-first.
         tries: sizes considered for the first place.
         second_tries: sizes considered for the second of three places.
-        sharpness: the power in the weights of the components.
     """
 
-    places: int
     early: int
     tries: int
     second_tries: int
-    sharpness: float
 
 
 # Measured on the histograms in tests/data/histograms (bench/bench_packing.py): the first setting
 # reaches the bound on ogbg-molhiv, the second on ogbg-molpcba; the third gains 1 to 3 packs where
 # few graphs have the same size and swaps do not help.
-QUICK = (Effort(3, 2, 16, 16, 4.0),)
-THOROUGH = (*QUICK, Effort(3, 3, 16, 16, 4.0), Effort(2, 1, 512, 1, 4.0))
+QUICK = (Effort(2, 16, 16),)
+THOROUGH = (*QUICK, Effort(3, 16, 16), Effort(1, 512, 1))
+# The power in the weights of the components.
+SHARPNESS = 4.0
 # The settings differ in the last places of a pack, which hardly matter above this many graphs.
 MANY_GRAPHS = 30
 GONE = np.iinfo(np.int64).max
@@ -113,7 +111,7 @@ def _pack_once(
 ) -> Packing:
     """One run of the filler."""
     sizes, bounds = with_graphs(histogram, limits, max_graphs)
-    weights = component_weights(histogram, limits, max_graphs, effort.sharpness)
+    weights = component_weights(histogram, limits, max_graphs, SHARPNESS)
     worth = (sizes / np.maximum(1, bounds)) @ weights
     return fill_by_worth(histogram, limits, max_graphs, worth, effort)
 
@@ -133,10 +131,7 @@ def fill_by_worth(
         histogram.counts[order],
         worth[order],
         bounds,
-        effort.places,
-        effort.early,
-        effort.tries,
-        effort.second_tries,
+        *effort,
         max_graphs is not None,
     )
     return Packing(
@@ -144,18 +139,8 @@ def fill_by_worth(
     )
 
 
-def with_graphs(
-    histogram: SizeHistogram, limits: IntArray, max_graphs: int | None
-) -> tuple[IntArray, IntArray]:
-    """Sizes and limits, with the graph count as one more component where it is limited."""
-    if max_graphs is None:
-        return histogram.sizes, limits
-    ones = np.ones(len(histogram.sizes), dtype=np.int64)
-    return np.column_stack([histogram.sizes, ones]), np.append(limits, max_graphs)
-
-
 def component_weights(
-    histogram: SizeHistogram, limits: ArrayLike, max_graphs: int | None, sharpness: float
+    histogram: SizeHistogram, limits: IntArray, max_graphs: int | None, sharpness: float
 ) -> NDArray[np.float64]:
     """``[C]`` (``[C + 1]`` with a limit on graphs) the cost of unused room in each component."""
     needed = volumes(histogram, limits, max_graphs)
@@ -168,7 +153,6 @@ def _fill(
     counts: IntArray,
     worth: NDArray[np.float64],
     limits: IntArray,
-    places: int,
     early: int,
     tries: int,
     second_tries: int,
@@ -213,7 +197,6 @@ def _fill(
                 used,
                 room,
                 chosen,
-                places,
                 early,
                 tries,
                 second_tries,
@@ -272,7 +255,6 @@ def _next(
     used: IntArray,
     room: IntArray,
     chosen: IntArray,
-    places: int,
     early: int,
     tries: int,
     second_tries: int,
@@ -314,7 +296,6 @@ def _next(
         largest,
         greedy,
         value,
-        places,
         tries,
         second_tries,
     )
@@ -344,42 +325,36 @@ def _search(
     largest: int,
     found: int,
     best: float,
-    places: int,
     tries: int,
     second_tries: int,
 ) -> int:
     """Finds the two or three types with the most combined worth; on entry ``chosen`` holds
     ``found`` types of total worth ``best``.
 
-    The types are sorted by worth, so a first type can only win while ``places`` times its worth
-    exceeds the best so far.
+    The types are sorted by worth, so a first type can only win while three times its worth exceeds
+    the best so far.
     """
     gain = 1e-12
     room_a, room_b = np.empty_like(room), np.empty_like(room)
     a = largest
     for _ in range(tries):
-        if a < 0 or places * worth[a] <= best + gain:
+        if a < 0 or 3 * worth[a] <= best + gain:
             break
         for c in range(len(room)):
             room_a[c] = room[c] - sizes[a, c]
         b = first(open_sizes, room_a, a if used[a] + 1 < counts[a] else a + 1)
-        if places == 2:
-            if b >= 0 and worth[a] + worth[b] > best + gain:
-                best, found = worth[a] + worth[b], 2
-                chosen[0], chosen[1] = a, b
-        else:
-            for _ in range(second_tries):
-                if b < 0 or worth[a] + 2 * worth[b] <= best + gain:
-                    break
-                for c in range(len(room)):
-                    room_b[c] = room_a[c] - sizes[b, c]
-                taken = used[b] + (2 if a == b else 1)
-                third = first(open_sizes, room_b, b if taken < counts[b] else b + 1)
-                value = worth[a] + worth[b] + (worth[third] if third >= 0 else 0.0)
-                if value > best + gain:
-                    best, found = value, 3 if third >= 0 else 2
-                    chosen[0], chosen[1], chosen[2] = a, b, third
-                b = first(open_sizes, room_a, b + 1)
+        for _ in range(second_tries):
+            if b < 0 or worth[a] + 2 * worth[b] <= best + gain:
+                break
+            for c in range(len(room)):
+                room_b[c] = room_a[c] - sizes[b, c]
+            taken = used[b] + (2 if a == b else 1)
+            third = first(open_sizes, room_b, b if taken < counts[b] else b + 1)
+            value = worth[a] + worth[b] + (worth[third] if third >= 0 else 0.0)
+            if value > best + gain:
+                best, found = value, 3 if third >= 0 else 2
+                chosen[0], chosen[1], chosen[2] = a, b, third
+            b = first(open_sizes, room_a, b + 1)
         a = first(open_sizes, room, a + 1)
     return found
 

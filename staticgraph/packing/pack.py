@@ -13,7 +13,7 @@ graphs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,13 @@ class Packing:
         return graphs
 
     @property
+    def placed(self) -> IntArray:
+        """``[T]`` int64: how many graphs of each size the packs hold."""
+        placed = np.zeros(len(self.histogram.counts), dtype=np.int64)
+        np.add.at(placed, self.types, self.copies * self.counts[self.pattern_of_entry])
+        return placed
+
+    @property
     def efficiency(self) -> NDArray[np.float64]:
         """``[C]`` the filled share of each component, over all packs; 1 where the limit is 0."""
         room = self.limits.astype(np.float64) * self.num_packs  # may exceed 64 bits
@@ -100,11 +107,32 @@ class Packing:
         Raises:
             AssertionError: the packing is wrong, which is a bug in this library.
         """
-        placed = np.zeros(len(self.histogram.counts), dtype=np.int64)
-        np.add.at(placed, self.types, self.copies * self.counts[self.pattern_of_entry])
-        assert np.array_equal(placed, self.histogram.counts), "graphs are missing or packed twice"
+        whole = np.array_equal(self.placed, self.histogram.counts)
+        assert whole, "graphs are missing or packed twice"
         assert (self.loads <= self.limits).all(), "a pack exceeds a limit"
         assert self.max_graphs is None or (self.graphs <= self.max_graphs).all(), "too many graphs"
+
+    def with_counts(self, counts: IntArray) -> Packing:
+        """The patterns that are used, ``counts`` ``[P]`` times each."""
+        used = counts > 0
+        entries = used[self.pattern_of_entry]
+        return replace(
+            self,
+            starts=np.append(0, np.cumsum(np.diff(self.starts)[used])),
+            types=self.types[entries],
+            copies=self.copies[entries],
+            counts=counts[used],
+        )
+
+    def join(self, more: Packing, rows: IntArray) -> Packing:
+        """These packs and others; ``rows`` are the rows of the other histogram's sizes in ours."""
+        return replace(
+            self,
+            starts=np.concatenate([self.starts, self.starts[-1] + more.starts[1:]]),
+            types=np.concatenate([self.types, rows[more.types]]),
+            copies=np.concatenate([self.copies, more.copies]),
+            counts=np.concatenate([self.counts, more.counts]),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """A summary in plain numbers, for JSON, without the patterns."""
@@ -129,24 +157,35 @@ def harmonic_mean(efficiency: ArrayLike) -> float:
     return float(len(values) / (1.0 / values).sum()) if (values > 0).all() else 0.0
 
 
+def with_graphs(
+    histogram: SizeHistogram, limits: IntArray, max_graphs: int | None
+) -> tuple[IntArray, IntArray]:
+    """Sizes and limits, with the graph count as one more component where it is limited."""
+    if max_graphs is None:
+        return histogram.sizes, limits
+    ones = np.ones(len(histogram.sizes), dtype=np.int64)
+    return np.column_stack([histogram.sizes, ones]), np.append(limits, max_graphs)
+
+
+def part_of(histogram: SizeHistogram, counts: IntArray) -> tuple[SizeHistogram, IntArray]:
+    """``counts`` ``[T]`` graphs of each size, without sizes of none, and their rows ``[T']``."""
+    rows = np.flatnonzero(counts)
+    return SizeHistogram(histogram.sizes[rows], counts[rows], histogram.components), rows
+
+
 def volumes(
-    histogram: SizeHistogram, limits: ArrayLike, max_graphs: int | None = None
+    histogram: SizeHistogram, limits: IntArray, max_graphs: int | None = None
 ) -> NDArray[np.float64]:
     """``[C]`` (``[C + 1]`` with a limit on graphs) packs that each component alone would fill."""
-    totals, bounds = histogram.totals, np.asarray(limits, dtype=np.int64)
-    if max_graphs is not None:
-        totals = np.append(totals, histogram.num_graphs)
-        bounds = np.append(bounds, max_graphs)
-    return totals / np.maximum(1, bounds)
+    sizes, bounds = with_graphs(histogram, limits, max_graphs)
+    return histogram.counts @ sizes / np.maximum(1, bounds)
 
 
 def volume_bound(histogram: SizeHistogram, limits: ArrayLike, max_graphs: int | None = None) -> int:
     """The least number of packs by volume: the fullest component, rounded up."""
-    totals, bounds = histogram.totals.tolist(), np.asarray(limits).tolist()
-    if max_graphs is not None:
-        totals, bounds = [*totals, histogram.num_graphs], [*bounds, max_graphs]
-    least = [-(-total // max(1, int(bound))) for total, bound in zip(totals, bounds, strict=True)]
-    return max(*least, min(1, histogram.num_graphs))
+    sizes, bounds = with_graphs(histogram, np.asarray(limits, dtype=np.int64), max_graphs)
+    least = -(-(histogram.counts @ sizes) // np.maximum(1, bounds))
+    return max(int(least.max()), min(1, histogram.num_graphs))
 
 
 def checked_limits(histogram: SizeHistogram, limits: ArrayLike, max_graphs: int | None) -> IntArray:

@@ -34,11 +34,10 @@ from staticgraph.packing.fill import (
     component_weights,
     fill_by_worth,
     fill_histogram,
-    with_graphs,
 )
-from staticgraph.packing.pack import Packing, checked_limits, volume_bound
+from staticgraph.packing.pack import Packing, checked_limits, part_of, with_graphs
 from staticgraph.packing.repair import fewer_by_repair
-from staticgraph.packing.swap import REPAIRED_GRAPHS, join
+from staticgraph.packing.swap import REPAIRED_GRAPHS
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 
@@ -120,8 +119,7 @@ def pack_histogram(
 def _fast(histogram: SizeHistogram, limits: IntArray, max_graphs: int | None) -> Packing:
     """Filling and swaps, improved by corrections and exchanges."""
     best = fewer_by_correction(fill_histogram(histogram, limits, max_graphs=max_graphs))
-    least = volume_bound(histogram, limits, max_graphs)
-    graphs = histogram.num_graphs
+    least, graphs = best.volume_bound, histogram.num_graphs
     if best.num_packs <= least or graphs > MANY_GRAPHS * best.num_packs:
         return best
     if graphs < FEW_GRAPHS * best.num_packs:
@@ -135,14 +133,13 @@ def fewer_by_correction(best: Packing) -> Packing:
     sizes = len(histogram.counts)
     if not sizes or histogram.num_graphs > MOST_CORRECTED * best.num_packs:
         return best
-    least = volume_bound(histogram, limits, max_graphs)
     weights = component_weights(histogram, limits, max_graphs, SHARPNESS)
     rows, bounds = with_graphs(histogram, limits, max_graphs)
     share = (rows / np.maximum(1, bounds)) @ weights / max(weights.sum(), 1e-12)
     value = share**LARGE_FIRST
     runs = RUNS if histogram.num_graphs < MORE_GRAPHS * best.num_packs else FEWER_RUNS
     for _ in range(min(runs, WORK // sizes**2)):
-        if best.num_packs <= least:
+        if best.num_packs <= best.volume_bound:
             break
         packing = fill_by_worth(histogram, limits, max_graphs, value)
         if packing.num_packs < best.num_packs:
@@ -166,7 +163,9 @@ def fewer_by_sample(best: Packing) -> Packing:
     counts = best.counts // times
     if not counts.any():
         return best
-    sample, rows = _apart(best, counts)
+    part = best.with_counts(counts)
+    histogram, rows = part_of(best.histogram, part.placed)
+    sample = replace(part, histogram=histogram, types=np.searchsorted(rows, part.types))
     most = max(1, int(AT_ONCE * sample.num_packs))
     fewer = fewer_by_repair(
         sample, sample.volume_bound, pairs=SAMPLE_PAIRS, at_once=most, each=EACH * SAMPLE_PAIRS
@@ -174,28 +173,4 @@ def fewer_by_sample(best: Packing) -> Packing:
     if fewer.num_packs == sample.num_packs:
         return best
     fewer = replace(fewer, counts=fewer.counts * times)
-    return join(_used(best, best.counts - counts * times), fewer, rows)
-
-
-def _used(packing: Packing, counts: IntArray) -> Packing:
-    """The packing restricted to patterns that are used, ``counts`` ``[P]`` times each."""
-    used = counts > 0
-    entries = used[packing.pattern_of_entry]
-    starts = np.concatenate([[0], np.cumsum(np.diff(packing.starts)[used])]).astype(np.int64)
-    return replace(
-        packing,
-        starts=starts,
-        types=packing.types[entries],
-        copies=packing.copies[entries],
-        counts=counts[used],
-    )
-
-
-def _apart(packing: Packing, counts: IntArray) -> tuple[Packing, IntArray]:
-    """Some of the packs as a packing of their own graphs, and those graphs' histogram rows."""
-    part, histogram = _used(packing, counts), packing.histogram
-    held = np.zeros(len(histogram.counts), dtype=np.int64)
-    np.add.at(held, part.types, part.copies * part.counts[part.pattern_of_entry])
-    rows = np.flatnonzero(held)
-    part_histogram = SizeHistogram(histogram.sizes[rows], held[rows], histogram.components)
-    return replace(part, histogram=part_histogram, types=np.searchsorted(rows, part.types)), rows
+    return best.with_counts(best.counts - counts * times).join(fewer, rows)

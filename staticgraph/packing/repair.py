@@ -22,8 +22,8 @@ from collections.abc import Callable
 import numpy as np
 
 from staticgraph.jit import inlined, loop, part
-from staticgraph.packing.fill import with_graphs
-from staticgraph.packing.pack import Packing
+from staticgraph.packing.exact import excess_of
+from staticgraph.packing.pack import Packing, with_graphs
 from staticgraph.packing.random import STEP, below, mix, stream_of
 from staticgraph.packing.swap import as_packing
 from staticgraph.sizes.whole_numbers import IntArray
@@ -142,16 +142,6 @@ def _places(packing: Packing) -> tuple[IntArray, IntArray]:
     return patterns[number], graphs[number].astype(np.int64)
 
 
-@inlined
-def _excess(load, row, limits, weights):
-    """The weighted excess of a pack over its limits."""
-    excess = 0.0
-    for c in range(len(limits)):
-        if load[row, c] > limits[c]:
-            excess += (load[row, c] - limits[c]) * weights[c]
-    return excess
-
-
 @loop
 def _settle(homeless, members, held, load, sizes, limits, weights):
     """Places each homeless graph where it adds the least excess, among ties in the fullest pack."""
@@ -183,7 +173,7 @@ def _exchange(members, held, load, sizes, limits, weights, heat, steps, counter)
     place = np.full(packs, -1, np.int64)
     count = 0
     for b in range(packs):
-        excess[b] = _excess(load, b, limits, weights)
+        excess[b] = excess_of(load, b, limits)
         if excess[b] > 0:
             over[count], place[b] = b, count
             count += 1
@@ -233,7 +223,7 @@ def _exchange(members, held, load, sizes, limits, weights, heat, steps, counter)
             for k in range(held[pack]):
                 for c in range(components):
                     load[pack, c] += sizes[members[pack, k], c]
-            excess[pack] = _excess(load, pack, limits, weights)
+            excess[pack] = excess_of(load, pack, limits)
             if excess[pack] > 0 and place[pack] < 0:
                 over[count], place[pack] = pack, count
                 count += 1

@@ -10,11 +10,12 @@ bound, in both components at once, and all packs hold about the same number of g
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
-from numpy.typing import NDArray
 
 from staticgraph.packing.exact import even_bounds, repair
-from staticgraph.packing.pack import Packing, volume_bound
+from staticgraph.packing.pack import Packing, part_of, volume_bound
 from staticgraph.packing.random import shuffle, stream_of
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
@@ -40,7 +41,6 @@ def pack_by_swaps(
     packs: int,
     *,
     max_graphs: int | None = None,
-    seed: int = 0,
 ) -> Packing | None:
     """A packing into at most ``packs`` packs, or None where the swaps did not succeed.
 
@@ -55,9 +55,9 @@ def pack_by_swaps(
         return None
     times = total // AT_ONCE
     if times > 1 and (histogram.counts >= times).any():
-        return _repeated(histogram, limits, packs, times, max_graphs, seed)
+        return _repeated(histogram, limits, packs, times, max_graphs)
     order = np.repeat(np.arange(len(histogram.counts), dtype=np.int64), histogram.counts)
-    key = stream_of(seed, packs)
+    key = stream_of(0, packs)
     shuffle(order, key)
     bounds = even_bounds(total, packs)
     left = repair(order, histogram.sizes, bounds, limits.tolist(), key)[2]
@@ -70,66 +70,23 @@ def _repeated(
     packs: int,
     times: int,
     max_graphs: int | None,
-    seed: int,
 ) -> Packing | None:
     """Packs one part of the graphs once, uses it ``times`` times, and packs the remainder."""
-    split, remainder = split_counts(histogram, times)
+    counts = histogram.counts // times
+    split, rows = part_of(histogram, counts)
     share = float((times * split.totals / np.maximum(1, histogram.totals)).max())
     part = max(int(packs * share) // times, volume_bound(split, limits, max_graphs))
-    first = pack_by_swaps(split, limits, part, max_graphs=max_graphs, seed=seed)
+    first = pack_by_swaps(split, limits, part, max_graphs=max_graphs)
     if first is None:
         return None
-    repeated = Packing(
-        histogram,
-        limits,
-        max_graphs,
-        first.starts,
-        _rows_in(histogram, split)[first.types],
-        first.copies,
-        first.counts * times,
-        method="swap",
+    repeated = replace(
+        first, histogram=histogram, types=rows[first.types], counts=first.counts * times
     )
-    if not remainder.num_graphs:
+    remainder, rows = part_of(histogram, histogram.counts - times * counts)
+    if not len(rows):
         return repeated if repeated.num_packs <= packs else None
-    rest = pack_by_swaps(
-        remainder, limits, packs - times * part, max_graphs=max_graphs, seed=seed + 1
-    )
-    if rest is None:
-        return None
-    return join(repeated, rest, _rows_in(histogram, remainder))
-
-
-def split_counts(histogram: SizeHistogram, times: int) -> tuple[SizeHistogram, SizeHistogram]:
-    """Splits a histogram so that ``times`` times the first part plus the second is the whole."""
-    part = histogram.counts // times
-    rest = histogram.counts - times * part
-
-    def with_counts(counts: IntArray) -> SizeHistogram:
-        """The histogram with other counts, without sizes whose count is 0."""
-        keep = counts > 0
-        return SizeHistogram(histogram.sizes[keep], counts[keep], histogram.components)
-
-    return with_counts(part), with_counts(rest)
-
-
-def _rows_in(histogram: SizeHistogram, part: SizeHistogram) -> IntArray:
-    """``[T']`` the row of the histogram for each row of a part of it; both are sorted."""
-    known = {tuple(row): t for t, row in enumerate(histogram.sizes.tolist())}
-    return np.array([known[tuple(row)] for row in part.sizes.tolist()], dtype=np.int64)
-
-
-def join(packing: Packing, more: Packing, rows: IntArray) -> Packing:
-    """Joins two packings in the first one's histogram; ``rows`` maps the second's types to it."""
-    return Packing(
-        packing.histogram,
-        packing.limits,
-        packing.max_graphs,
-        np.concatenate([packing.starts, packing.starts[-1] + more.starts[1:]]),
-        np.concatenate([packing.types, rows[more.types]]),
-        np.concatenate([packing.copies, more.copies]),
-        np.concatenate([packing.counts, more.counts]),
-        packing.method,
-    )
+    rest = pack_by_swaps(remainder, limits, packs - times * part, max_graphs=max_graphs)
+    return None if rest is None else repeated.join(rest, rows)
 
 
 def fewer_by_swaps(best: Packing) -> Packing:
@@ -143,8 +100,9 @@ def fewer_by_swaps(best: Packing) -> Packing:
         return best
     opened_by = histogram.sizes[best.types[best.starts[:-1]]]
     giant = np.asarray((opened_by > GIANT * limits).any(axis=1))
-    kept, rest, rows = _divide(best, giant)
-    if not rest.num_graphs:
+    kept = replace(best.with_counts(best.counts * giant), method="fill and swap")
+    rest, rows = part_of(histogram, histogram.counts - kept.placed)
+    if not len(rows):
         return best
     least = volume_bound(rest, limits, best.max_graphs)
     most = best.num_packs - kept.num_packs
@@ -152,33 +110,12 @@ def fewer_by_swaps(best: Packing) -> Packing:
         middle = most - max(1, int(STRIDE * (most - least)))
         found = pack_by_swaps(rest, limits, middle, max_graphs=best.max_graphs)
         if found is not None:
-            best, most = join(kept, found, rows), middle
+            best, most = kept.join(found, rows), middle
         elif histogram.num_graphs <= REPAIRED_GRAPHS:
             break
         else:
             least = middle + 1
     return best
-
-
-def _divide(packing: Packing, keep: NDArray[np.bool_]) -> tuple[Packing, SizeHistogram, IntArray]:
-    """The marked patterns, the graphs of the others, and those graphs' rows in the histogram."""
-    histogram = packing.histogram
-    of_kept = keep[packing.pattern_of_entry]
-    lengths = np.diff(packing.starts)[keep]
-    kept = Packing(
-        histogram,
-        packing.limits,
-        packing.max_graphs,
-        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        packing.types[of_kept],
-        packing.copies[of_kept],
-        packing.counts[keep],
-        method="fill and swap",
-    )
-    left = histogram.counts.copy()
-    np.subtract.at(left, kept.types, kept.copies * kept.counts[kept.pattern_of_entry])
-    rows = np.flatnonzero(left)
-    return kept, SizeHistogram(histogram.sizes[rows], left[rows], histogram.components), rows
 
 
 def as_packing(

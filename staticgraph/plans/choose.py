@@ -124,8 +124,20 @@ def plan_buckets(
         schema = getattr(source, "schema", None)
         capacities = _with_reserves(chosen, data, schema)
         _check_fits(capacities, fits)
-        plan = _plan_of(chosen, capacities, histogram, schema, strategy)
-        return plan if schema is None else replace(plan, source=weakref.ref(source))
+        return BucketPlan(
+            capacities=capacities,
+            batch_size=chosen.batch_size,
+            schema=schema,
+            digest=histogram.digest,
+            strategy=strategy,
+            num_graphs=histogram.num_graphs,
+            maxima=tuple(histogram.maxima.tolist()),
+            margin=chosen.margin,
+            efficiency=chosen.efficiency,
+            note=chosen.note,
+            versions=tuple(versions(ARITHMETIC).items()),
+            source=type(None) if schema is None else weakref.ref(source),
+        )
 
     def exact(size: int, tried: float | None) -> BucketPlan:
         """The plan for batches of exactly ``size`` graphs, at a given margin or one found here."""
@@ -165,28 +177,6 @@ def _with_reserves(chosen: Chosen, data: Sizes, schema: Schema | None) -> tuple[
     if data.all[:, 0].min() == data.maxima[0] > 1 and not capacities[0].extra:
         capacities = tuple(of_equal_graphs(each, int(data.maxima[0])) for each in capacities)
     return capacities
-
-
-def _plan_of(
-    chosen: Chosen,
-    capacities: tuple[Capacity, ...],
-    histogram: SizeHistogram,
-    schema: Schema | None,
-    strategy: str,
-) -> BucketPlan:
-    return BucketPlan(
-        capacities=capacities,
-        batch_size=chosen.batch_size,
-        schema=schema,
-        digest=histogram.digest,
-        strategy=strategy,
-        num_graphs=histogram.num_graphs,
-        maxima=tuple(histogram.maxima.tolist()),
-        margin=chosen.margin,
-        efficiency=chosen.efficiency,
-        note=chosen.note,
-        versions=tuple(versions(ARITHMETIC).items()),
-    )
 
 
 def _trained(sizes: IntArray, indices: ArrayLike | None) -> IntArray:

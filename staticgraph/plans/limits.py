@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.packing.coarse import coarsened
-from staticgraph.packing.fill import QUICK, THOROUGH, Effort, fill_histogram
+from staticgraph.packing.fill import QUICK, Effort, fill_histogram
 from staticgraph.packing.pack import Packing, harmonic_mean
 from staticgraph.packing.swap import MIN_GRAPHS, pack_by_swaps
 from staticgraph.sizes.capacity import Capacity
@@ -31,13 +31,13 @@ from staticgraph.text.how_many import how_many
 
 # The excess of the limits over totals / packs, tried in ascending order.
 EXCESS = (0.0, 0.001, 0.002, 0.004, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.12)
-# The share of graphs by which the number of packs may differ from the requested one.
-NEAR = 0.1
+# The harmonic mean of the efficiencies that limits for a number of graphs are to reach.
+FILLED = 0.99
 # Packs hold at most this many times the requested graphs; otherwise a pack of only the smallest
 # graphs would decide how many graph slots every batch carries.
 GRAPHS_OVER_MEAN = 2.0
 # For filling a map, where the location of the ridge matters and not the last pack.
-SKETCH = (Effort(2, 1, 32, 1, 4.0),)
+SKETCH = (Effort(1, 32, 1),)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +95,6 @@ def efficiency_map(
     edges: Iterable[int],
     *,
     max_graphs: int | None = None,
-    efforts: tuple[Effort, ...] = SKETCH,
 ) -> EfficiencyMap:
     """Packs at every pair of limits."""
     rows, columns = np.array(list(nodes), np.int64), np.array(list(edges), np.int64)
@@ -104,66 +103,42 @@ def efficiency_map(
     for a, node_limit in enumerate(rows):
         for b, edge_limit in enumerate(columns):
             if node_limit >= least[0] and edge_limit >= least[1]:
+                limits = [node_limit, edge_limit]
                 packing = fill_histogram(
-                    coarse.histogram,
-                    [node_limit, edge_limit],
-                    max_graphs=max_graphs,
-                    efforts=efforts,
+                    coarse.histogram, limits, max_graphs=max_graphs, efforts=SKETCH
                 )
                 harmonic[a, b] = coarse.filled(packing)
     return EfficiencyMap(rows, columns, harmonic)
 
 
-def limits_for_graphs(
-    histogram: SizeHistogram,
-    graphs: int,
-    *,
-    efficiency: float = 0.99,
-    max_graphs: int | None = None,
-    efforts: tuple[Effort, ...] = THOROUGH,
-) -> LimitsChoice:
-    """Finds the smallest limits for packs of about ``graphs`` graphs.
+def limits_for_graphs(histogram: SizeHistogram, graphs: int) -> LimitsChoice:
+    """Finds the smallest limits for packs of about ``graphs`` graphs that are :data:`FILLED`.
 
     Args:
-        histogram: the sizes.
-        graphs: how many graphs a pack should hold on average, within :data:`NEAR`.
-        efficiency: the harmonic mean to reach.
-        max_graphs: the most graphs per pack; :data:`GRAPHS_OVER_MEAN` times the mean if None.
-        efforts: settings of the packer.
-
-    Raises:
-        ValueError: no graphs, or ``graphs`` below 1.
+        histogram: the sizes, of at least one graph.
+        graphs: how many graphs a pack should hold on average, at least 1.
     """
-    if graphs < 1 or not histogram.num_graphs:
-        raise ValueError(
-            f"graphs={graphs} of {histogram.num_graphs}: at least one of each is needed"
-        )
-    most = max_graphs or int(np.ceil(GRAPHS_OVER_MEAN * graphs))
+    most = int(np.ceil(GRAPHS_OVER_MEAN * graphs))
     wanted = max(1, round(histogram.num_graphs / graphs))
     coarse = coarsened(histogram)
-    rounded = coarse.histogram
-    totals, maxima = rounded.totals, histogram.maxima
-    best: Packing | None = None
-    filled = 0.0
+    rounded, maxima = coarse.histogram, histogram.maxima
+    best, filled = fill_histogram(rounded, np.maximum(rounded.totals, maxima)), -1.0
     swaps = partial(pack_by_swaps, rounded, packs=wanted, max_graphs=most)
-    fills = partial(fill_histogram, rounded, max_graphs=most, efforts=efforts)
+    fills = partial(fill_histogram, rounded, max_graphs=most)
     for method in (swaps, fills) if graphs >= MIN_GRAPHS else (fills,):
         for excess in EXCESS:
-            limits = np.maximum(np.ceil(totals / wanted * (1.0 + excess)).astype(np.int64), maxima)
-            found = method(limits=limits)
-            if found is None:
+            mean = np.ceil(rounded.totals / wanted * (1.0 + excess)).astype(np.int64)
+            packing = method(limits=np.maximum(mean, maxima))
+            if packing is None:
                 continue
-            if best is None or coarse.filled(found) > filled:
-                best, filled = found, coarse.filled(found)
-            if filled >= efficiency:
-                how = f"limits {excess:.1%} over the mean of {how_many(wanted, 'pack')}"
-                return LimitsChoice(coarse.expanded(best), True, how)
-            if method is swaps:
+            if coarse.filled(packing) > filled:
+                best, filled = packing, coarse.filled(packing)
+            if filled >= FILLED or method is swaps:
                 break
-    if best is None:
-        raise AssertionError("the packer always finds a packing")
-    best = coarse.expanded(best)
-    return LimitsChoice(best, False, _why_not(histogram, best, wanted, efficiency))
+        if filled >= FILLED:
+            break
+    how = f"limits over the mean of {how_many(wanted, 'pack')}"
+    return LimitsChoice(coarse.expanded(best), filled >= FILLED, how)
 
 
 def limits_for_efficiency(
@@ -171,7 +146,6 @@ def limits_for_efficiency(
     efficiency: float = 0.99,
     *,
     max_graphs: int | None = None,
-    efforts: tuple[Effort, ...] = QUICK,
     steps: int = 400,
 ) -> LimitsChoice:
     """Finds the smallest limits that reach an efficiency, however few graphs a pack then holds.
@@ -187,6 +161,7 @@ def limits_for_efficiency(
     coarse = coarsened(histogram)
     ratio = histogram.totals[1] / max(1, histogram.totals[0])
     grain = max(1, int(np.gcd.reduce(histogram.sizes[:, 1])))
+    pack = partial(fill_histogram, max_graphs=max_graphs, efforts=QUICK)
     best: Packing | None = None
     node_limit = int(max(1, histogram.maxima[0]))
     for _ in range(steps):
@@ -195,20 +170,17 @@ def limits_for_efficiency(
             limits = np.array([node_limit, max(edges, histogram.maxima[1])])
             if harmonic_mean(_at_best(histogram, limits)) < efficiency:
                 continue
-            found = fill_histogram(coarse.histogram, limits, max_graphs=max_graphs, efforts=efforts)
-            if best is None or coarse.filled(found) > coarse.filled(best):
-                best = found
-            if coarse.filled(found) >= efficiency:
-                found = coarse.expanded(found)
-                return LimitsChoice(found, True, "the smallest node limit that reaches it")
+            packing = pack(coarse.histogram, limits)
+            if best is None or coarse.filled(packing) > coarse.filled(best):
+                best = packing
+            if coarse.filled(packing) >= efficiency:
+                why = "the smallest node limit that reaches it"
+                return LimitsChoice(coarse.expanded(packing), True, why)
         if node_limit > histogram.totals[0]:
             break
         node_limit = max(node_limit + 1, int(node_limit * 1.02))
-    if best is None:
-        best = fill_histogram(histogram, histogram.maxima, max_graphs=max_graphs, efforts=efforts)
-    else:
-        best = coarse.expanded(best)
-    return LimitsChoice(best, False, _why_not(histogram, best, best.num_packs, efficiency))
+    best = pack(histogram, histogram.maxima) if best is None else coarse.expanded(best)
+    return LimitsChoice(best, False, _why_not(best, efficiency))
 
 
 def _at_best(histogram: SizeHistogram, limits: IntArray) -> NDArray[np.float64]:
@@ -218,22 +190,18 @@ def _at_best(histogram: SizeHistogram, limits: IntArray) -> NDArray[np.float64]:
     return totals / np.maximum(1, packs * limits.astype(np.float64))
 
 
-def _why_not(histogram: SizeHistogram, best: Packing, wanted: int, efficiency: float) -> str:
+def _why_not(best: Packing, efficiency: float) -> str:
     """What keeps the efficiency down, in words."""
-    names = histogram.components
-    mean = histogram.totals / max(1, wanted)
-    forced = [c for c in range(len(names)) if histogram.maxima[c] > 1.02 * mean[c]]
+    histogram, packs = best.histogram, how_many(best.num_packs, "pack")
+    mean = histogram.totals / max(1, best.num_packs)
     reached = f"{best.harmonic_mean:.2%} reached of {efficiency:.2%}"
-    if forced:
-        c = forced[0]
-        return (
-            f"{reached}: the largest graph alone has {histogram.maxima[c]} {names[c]}, the mean "
-            f"pack {mean[c]:.0f}, so every pack is as large as that graph: ask for more graphs a "
-            "pack, or for several buckets"
-        )
-    if wanted < 4:
-        return (
-            f"{reached}: only {how_many(wanted, 'pack')}, so one graph more or less is much: "
-            f"{best.method}"
-        )
-    return f"{reached}: the sizes do not add up better at {how_many(best.num_packs, 'pack')}"
+    for name, most, average in zip(histogram.components, histogram.maxima, mean, strict=True):
+        if most > 1.02 * average:
+            return (
+                f"{reached}: the largest graph alone has {most} {name}, the mean pack "
+                f"{average:.0f}, so every pack is as large as that graph: ask for more graphs a "
+                "pack, or for several buckets"
+            )
+    if best.num_packs < 4:
+        return f"{reached}: only {packs}, so one graph more or less is much: {best.method}"
+    return f"{reached}: the sizes do not add up better at {packs}"

@@ -156,7 +156,6 @@ def rare_cut(
 
     Returns:
         The capacity to put before ``whole``, or None where no cut saves :data:`WORTH_A_BUCKET`.
-        the capacity to put before ``whole``, or None where no cut saves :data:`WORTH_A_BUCKET`.
     """
     nodes = np.sort(sizes[:, 0])
     best, least = None, (1.0 - WORTH_A_BUCKET) * cost.of(whole)

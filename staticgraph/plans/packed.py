@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from staticgraph.packing.place import homes
 from staticgraph.plans.chosen import Chosen, Sizes, capacity_of
 from staticgraph.plans.cost import StepCost
 from staticgraph.plans.margin import WORTH_A_BUCKET, graph_slots, stream_limits
 from staticgraph.plans.several import choose_buckets, knee
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
-from staticgraph.sizes.whole_numbers import IntArray
 
 # Rows of a further component over the average for a bucket's nodes, in packs of a varying number of
 # graphs. A choice: the scarcest component limits a stream, and this one should not become it.
@@ -84,24 +84,14 @@ def _with_components(
 ) -> tuple[Capacity, ...]:
     """Adds rows for the further components to the capacities of several classes: the average number
     for the class's nodes times :data:`MORE_ROWS`, and enough for each graph by itself."""
-    dressed, sizes, trained = [], data.all, data.trained
-    for capacity in sorted(capacities, key=lambda c: c.max_graph_nodes):
-        mine, trained = _parted(trained, capacity)
-        here, sizes = _parted(sizes, capacity)
-        high = capacity.max_graph_nodes
-        totals = (mine if len(mine) else here).sum(axis=0)
+    dressed, ordered = [], sorted(capacities, key=lambda c: c.max_graph_nodes)
+    of_all, of_trained = homes(data.all, ordered), homes(data.trained, ordered)
+    for number, capacity in enumerate(ordered):
+        here, trained = data.all[of_all == number], data.trained[of_trained == number]
+        totals = (trained if len(trained) else here).sum(axis=0)
         wanted = totals[2:] * (MORE_ROWS * capacity.node_limit / max(1, totals[0]))
         limits = np.maximum(np.ceil(wanted), here[:, 2:].max(axis=0, initial=0)).astype(np.int64)
-        least = np.array([capacity.node_limit, capacity.edge_limit])
-        dressed.append(
-            capacity_of(np.concatenate([least, limits]), data.components, capacity.graphs, high)
-        )
+        limits = np.concatenate([[capacity.node_limit, capacity.edge_limit], limits])
+        largest = capacity.max_graph_nodes
+        dressed.append(capacity_of(limits, data.components, capacity.graphs, largest))
     return tuple(dressed)
-
-
-def _parted(sizes: IntArray, capacity: Capacity) -> tuple[IntArray, IntArray]:
-    """The graphs whose nodes and edges fit a capacity, and those left for the next one."""
-    nodes, edges = sizes[:, 0], sizes[:, 1]
-    most = min(capacity.max_graph_nodes, capacity.node_limit)
-    fits = (nodes <= most) & (edges <= capacity.edge_limit)
-    return sizes[fits], sizes[~fits]

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from staticgraph.packing.coarse import coarsened
 from staticgraph.packing.pack import Packing
-from staticgraph.plans.cost import StepCost
+from staticgraph.plans.cost import StepCost, cheapest_classes
 from staticgraph.plans.limits import limits_for_graphs
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
@@ -128,7 +129,7 @@ def choose_buckets(
             "bucket: give more memory, or leave it out with oversize='skip'"
         )
     choices: list[SeveralChoice] = []
-    for path in _paths(costs, most):
+    for path in cheapest_classes(costs, most):
         buckets = [
             _bucket(_between(histogram, cuts[i], cuts[j]), graphs * shares[i, j], price)
             for i, j in path
@@ -177,11 +178,12 @@ def _segment_costs(
     """``[C + 1, C + 1]`` estimated cost of each class, and its share of graphs per pack."""
     size = len(cuts)
     costs, shares = np.full((size, size), np.inf), np.ones((size, size))
-    bands = [_band(histogram, cuts[j - 1], cuts[j]) for j in range(1, size)]
+    bands = [_between(histogram, *pair) for pair in pairwise(cuts.tolist())]
+    numbers = np.array([band.num_graphs for band in bands])
+    totals, maxima = (np.array([getattr(b, name) for b in bands]) for name in ("totals", "maxima"))
     for i in range(size):
-        part = _Part(0, np.zeros_like(histogram.totals), np.zeros_like(histogram.maxima))
         for j in range(i + 1, size):
-            part = part.with_band(bands[j - 1])
+            part = _Part(int(numbers[i:j].sum()), totals[i:j].sum(axis=0), maxima[i:j].max(axis=0))
             if not part.num_graphs:
                 continue
             for share in SHARES:
@@ -201,19 +203,6 @@ class _Part(NamedTuple):
     totals: IntArray
     maxima: IntArray
 
-    def with_band(self, band: _Part) -> _Part:
-        """This class together with the next larger graphs."""
-        return _Part(
-            self.num_graphs + band.num_graphs,
-            self.totals + band.totals,
-            np.maximum(self.maxima, band.maxima),
-        )
-
-
-def _band(histogram: SizeHistogram, low: int, high: int) -> _Part:
-    part = _between(histogram, int(low), int(high))
-    return _Part(part.num_graphs, part.totals, part.maxima)
-
 
 def _estimate(part: _Part, graphs: float) -> tuple[Capacity, int]:
     """The approximate capacity and number of packs of a class at ``graphs`` graphs per pack."""
@@ -225,28 +214,6 @@ def _estimate(part: _Part, graphs: float) -> tuple[Capacity, int]:
     largest = max(1, int(part.maxima[0]))
     nodes, edges = max(int(limits[0]), largest), int(limits[1])
     return Capacity.distinct(nodes + 1, edges, slots + 1, largest), packs
-
-
-def _paths(costs: np.ndarray, most: int) -> list[list[tuple[int, int]]]:
-    """For each K, the classes ``(i, j)`` of least total cost that cover all graphs."""
-    size = len(costs)
-    best = np.full((most + 1, size), np.inf)
-    came = np.zeros((most + 1, size), dtype=np.int64)
-    best[0, 0] = 0.0
-    for k in range(1, most + 1):
-        through = best[k - 1][:, None] + costs
-        came[k] = np.argmin(through, axis=0)
-        best[k] = through[came[k], np.arange(size)]
-    paths = []
-    for k in range(1, most + 1):
-        if not np.isfinite(best[k, -1]):
-            continue
-        path, j = [], size - 1
-        for step in range(k, 0, -1):
-            path.append((int(came[step, j]), j))
-            j = int(came[step, j])
-        paths.append(path[::-1])
-    return paths
 
 
 def _bucket(part: SizeHistogram, graphs: float, price: StepCost) -> BucketChoice:

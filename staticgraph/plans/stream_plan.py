@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.files.versions import ARITHMETIC, versions
-from staticgraph.plans.cost import StepCost
+from staticgraph.plans.cost import StepCost, cheapest_classes
 from staticgraph.plans.plan import BucketPlan, components_of, sizes_of
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity
@@ -283,24 +283,12 @@ def _cheapest(held: Sequence[float], costs: Sequence[float], buckets: int) -> li
         costs: the cost of a step at each.
         buckets: how many at most.
     """
-    share, price = np.array([0.0, *held]), np.array(costs)
-    # best[k]: the cost of all batches up to level k, with levels counted from 1
-    best = np.full(len(share), np.inf)
-    best[0] = 0.0
-    chosen: list[IntArray] = []
-    total, last = [], len(price)
-    for _ in range(min(buckets, last)):
-        options = best[:, None] + np.maximum(0, share[None, 1:] - share[:, None]) * price[None]
-        options[np.tril_indices(len(share), -1, last)] = np.inf  # only from a lower level
-        before = options.argmin(axis=0)
-        best = np.array([np.inf, *options[before, np.arange(last)]])
-        chosen.append(before)
-        total.append(best[last])
-    level, levels = last, []
-    for before in chosen[int(np.argmin(total)) :: -1]:
-        levels.append(level - 1)
-        level = int(before[level - 1])
-    return levels[::-1]
+    share, price = np.array([0.0, *held]), np.array([0.0, *costs])
+    classes = np.maximum(0, share - share[:, None]) * price
+    classes[np.tril_indices(len(share))] = np.inf  # only from a lower level
+    paths = cheapest_classes(classes, min(buckets, len(held)))
+    best = min(paths, key=lambda path: sum(classes[pair] for pair in path))
+    return [level - 1 for _, level in best]
 
 
 def _capacity(

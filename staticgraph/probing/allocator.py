@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import TorchDispatchMode
@@ -24,6 +23,8 @@ from staticgraph.internals.memory import ALLOCATION
 from staticgraph.probing.reading import WARM_STEPS, Probed, ProbeStep, Read, Reading
 from staticgraph.probing.resident import distinct_bytes, state_bytes
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.state.training_state import untouched
 
 
 class ProfilerAllocator:
@@ -171,7 +172,7 @@ class AllocatorReader:
         self.allocator.trim()
         try:
             subject = probed.subject
-            with unchanged(subject.model, subject.optimizer):
+            with unchanged(subject):
                 base = self.allocator.allocated() - state_bytes(subject.optimizer)
                 yield lambda capacity: self._read(probed, capacity, base)
         finally:
@@ -255,58 +256,18 @@ class Peaks(TorchDispatchMode):
 
 
 @contextmanager
-def unchanged(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """Restores a model and its optimizer exactly.
-
-    Afterwards there are the same tensors with the same values, the same classes of layers, and no
-    state where there was none. Values are saved on the host, so that saving them does not affect
-    the measurement.
-    """
-    modules = [(m, type(m), m.training, set(vars(m))) for m in model.modules()]
-    values = [(t, _on_host(t)) for t in (*model.parameters(), *model.buffers())]
-    gradients = [(p, p.grad) for p in model.parameters()]
-    groups, state = [], {}
-    if optimizer is not None:
-        groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-        state = {
-            p: {k: (v, _on_host(v)) for k, v in found.items()}
-            for p, found in optimizer.state.items()
-        }
-    devices = list({p.device.index for p in model.parameters() if p.is_cuda})
-    for parameter, _ in gradients:
-        parameter.grad = None
-    with torch.random.fork_rng(devices=devices):
+def unchanged(subject: Subject) -> Iterator[None]:
+    """Restores a subject exactly: also the classes of its layers, and no state where there was
+    none. Values are saved on the host, so that saving them does not affect the measurement."""
+    model, optimizer = subject.model, subject.optimizer
+    kinds = [(module, type(module)) for module in model.modules()]
+    stepped = optimizer is not None and bool(optimizer.state)
+    beside = (subject.loss, subject.forward)
+    with untouched(model, optimizer, beside=beside, attributes=True):
         try:
             yield
         finally:
-            with torch.no_grad():
-                for tensor, value in values:
-                    tensor.copy_(value)
-                _restore_optimizer(optimizer, groups, state)
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
-            for module, kind, training, names in modules:
-                module.__class__, module.training = kind, training
-                for added in set(vars(module)) - names:
-                    del vars(module)[added]
-
-
-def _on_host(value: Any) -> Any:
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
-
-
-def _restore_optimizer(
-    optimizer: torch.optim.Optimizer | None,
-    groups: list[dict[str, Any]],
-    state: dict[Tensor, dict[str, tuple[Any, Any]]],
-) -> None:
-    if optimizer is None:
-        return
-    for group, values in zip(optimizer.param_groups, groups, strict=True):
-        group.update(values)
-    optimizer.state.clear()
-    for parameter, values in state.items():
-        for name, (value, kept) in values.items():
-            if isinstance(value, Tensor):
-                value.copy_(kept)
-            optimizer.state[parameter][name] = value
+            for module, kind in kinds:
+                module.__class__ = kind
+            if optimizer is not None and not stepped:
+                optimizer.state.clear()

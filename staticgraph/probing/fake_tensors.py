@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.probing.fake_twin import fake_mode, fake_model, fake_optimizer
+from staticgraph.probing.fake_twin import fake_mode, fake_twin
 from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
 from staticgraph.probing.reading import WARM_STEPS, Probed, ProbeStep, Read, Reading
 from staticgraph.sizes.capacity import Capacity
@@ -84,10 +84,9 @@ class _Steps:
         """Prepares a twin and its batch, counted, and a function that reads one step of them."""
         probed, subject = self._probed, self._probed.subject
         live = LiveStorages(CUDA_BLOCK if self._on_cuda else 1, casts=not self._on_cuda)
-        model, twins = fake_model(subject.model, self._mode)
-        optimizer = None
-        if updates and subject.optimizer is not None:
-            optimizer = fake_optimizer(subject.optimizer, twins, self._mode)
+        stepped = subject.optimizer if updates else None
+        model, optimizer = fake_twin(subject.model, stepped, self._mode)
+        if optimizer is not None:
             _step_over_all_at_once(optimizer, self._on_cuda)
             optimizer.register_step_pre_hook(lambda *_: _allow(live, True))
             optimizer.register_step_post_hook(lambda *_: _allow(live, False))

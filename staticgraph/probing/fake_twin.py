@@ -1,8 +1,8 @@
 """A model and its optimizer over fake tensors: every shape, no bytes, no arithmetic.
 
-A probe's step runs on the twin, so that the real model is neither touched nor doubled. Fake tensors
-claim to be on the CPU even where the model is on CUDA: fake CUDA tensors that require grad abort
-the process in a build of torch without CUDA.
+A probe's step runs on the twin, so that the real model is neither touched nor doubled. Its fake
+tensors claim to be on the CPU even where the model is on CUDA: fake CUDA tensors that require grad
+abort the process in a build of torch without CUDA, unless it is the process of a dry run.
 """
 
 from __future__ import annotations
@@ -27,52 +27,45 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def fake_model(
-    model: torch.nn.Module, mode: FakeTensorMode
-) -> tuple[torch.nn.Module, dict[Tensor, Tensor]]:
-    """A copy of a model over fake tensors, and the map from the model's parameters to its own.
-
-    Raises:
-        ValueError: a lazy module's parameters have no shape yet.
-    """
-    memo: dict[int, Any] = {}
-    twins: dict[Tensor, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise ValueError(
-                f"parameter {name} has no shape yet: run the lazy module once on a batch first"
-            )
-        twin = torch.nn.Parameter(_like(parameter, mode), requires_grad=parameter.requires_grad)
-        memo[id(parameter)] = twins[parameter] = twin
-    for buffer in model.buffers():
-        memo[id(buffer)] = _like(buffer, mode)
-    return copy.deepcopy(model, memo), twins
-
-
-def fake_optimizer(
-    optimizer: torch.optim.Optimizer, twins: dict[Tensor, Tensor], mode: FakeTensorMode
-) -> torch.optim.Optimizer:
-    """A copy of an optimizer over the twins, with fake state of the same shapes.
+def fake_twin(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    mode: FakeTensorMode,
+    device: str = "cpu",
+) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
+    """Copies of a model and its optimizer over fake tensors of a device.
 
     An optimizer is copied as pickle would, so neither hooks nor a scheduler's wrapper of ``step``,
     which would step the real one, are copied with it.
 
     Raises:
-        ValueError: the optimizer has parameters that are not the model's.
+        ValueError: a lazy module's parameters have no shape yet, or the optimizer has parameters
+            that are not the model's.
     """
-    memo: dict[int, Any] = {id(parameter): twin for parameter, twin in twins.items()}
-    for group in optimizer.param_groups:
-        if strangers := [p for p in group["params"] if p not in twins]:
+    memo: dict[int, Any] = {}
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
             raise ValueError(
-                f"the optimizer has a parameter of shape {list(strangers[0].shape)} that the model "
-                "has not: give the optimizer that was made with model.parameters()"
+                f"parameter {name} has no shape yet: run the lazy module once on a batch first"
             )
-    for values in optimizer.state.values():
-        memo |= {id(v): _like(v, mode) for v in values.values() if isinstance(v, Tensor)}
-    twin = copy.deepcopy(optimizer, memo)
-    for group in twin.param_groups:
-        group.update(_on_the_host(group))
-    return twin
+        like = _like(parameter, mode, device)
+        memo[id(parameter)] = torch.nn.Parameter(like, requires_grad=parameter.requires_grad)
+    tensors = [*model.buffers()]
+    if optimizer is not None:
+        for group in optimizer.param_groups:
+            if strangers := [p for p in group["params"] if id(p) not in memo]:
+                raise ValueError(
+                    f"the optimizer has a parameter of shape {list(strangers[0].shape)} that the "
+                    "model has not: give the optimizer that was made with model.parameters()"
+                )
+        states = (value for state in optimizer.state.values() for value in state.values())
+        tensors += [value for value in states if isinstance(value, Tensor)]
+    memo |= {id(tensor): _like(tensor, mode, device) for tensor in tensors}
+    twin, stepper = copy.deepcopy((model, optimizer), memo)
+    if stepper is not None and device == "cpu":
+        for group in stepper.param_groups:
+            group.update(_on_the_host(group))
+    return twin, stepper
 
 
 def _on_the_host(group: dict[str, Any]) -> dict[str, Any]:
@@ -84,6 +77,6 @@ def _on_the_host(group: dict[str, Any]) -> dict[str, Any]:
     return {**options, **{k: False for k in ("fused", "capturable") if k in options}}
 
 
-def _like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+def _like(tensor: Tensor, mode: FakeTensorMode, device: str) -> Tensor:
     with mode:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)

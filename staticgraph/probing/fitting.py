@@ -9,9 +9,10 @@ data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -63,7 +64,7 @@ class Fitting:
             for above, upto in zip(bounds, [*floors, None], strict=True):
                 self._grow(_between(base, above, upto))
             try:
-                return self._pieces(list(map(CapacitySide, bounds, [*floors, None])))
+                return self._pieces(bounds)
             except FitRefused:
                 if not self.note:
                     raise
@@ -79,23 +80,23 @@ class Fitting:
         self.readings = [*self.readings, *further]
         return bool(further)
 
-    def _pieces(self, sides: Sequence[CapacitySide]) -> Fit:
-        """One fit for the capacities of each side."""
-        fits: list[Fit] = []
-        for side in sides:
-            readings = [(c, reading) for c, reading in self.readings if side.holds(c)]
-            held = (
-                self.checked if self.checked is not None and side.holds(self.checked[0]) else None
-            )
+    def _pieces(self, bounds: Sequence[int]) -> Fit:
+        """One fit for the capacities above each bound, up to the next."""
+        pieces: list[FitPiece] = []
+        for above, upto in zip(bounds, [*bounds[1:], math.inf], strict=True):
+
+            def between(measured: Measured, above: int = above, upto: float = upto) -> bool:
+                """Whether the largest graph of the capacity is on this side."""
+                return above < measured[0].max_graph_nodes <= upto
+
+            held = self.checked if self.checked is not None and between(self.checked) else None
             try:
-                fitted = self._fit(readings, held)
+                fitted = self._fit(list(filter(between, self.readings)), held)
             except FitRefused as refusal:
-                if len(sides) == 1:
-                    raise
-                raise FitRefused(f"{side}: {refusal}") from None
-            fits.append(fitted)
-        pieces = zip(sides[1:], fits[1:], strict=True)
-        return fits[0]._replace(pieces=tuple(FitPiece(side.above, fit) for side, fit in pieces))
+                where = f"with more than {how_many(above, 'node')} in the largest graph"
+                raise FitRefused(f"{where}: {refusal}") from None
+            pieces.append(FitPiece(above, fitted))
+        return pieces[0].fit._replace(pieces=tuple(pieces[1:]))
 
     def _fit(self, readings: Sequence[Measured], checked: Measured | None) -> Fit:
         moments = match_moments([reading for _, reading in readings])
@@ -105,21 +106,6 @@ class Fitting:
         ]
         held = None if checked is None else FitPoint(checked[0], checked[1].step)
         return fit(points, self.form, held, typed=self.typed)
-
-
-class CapacitySide(NamedTuple):
-    """Capacities whose largest graph has more than ``above`` and at most ``upto`` nodes."""
-
-    above: int = 0
-    upto: int | None = None
-
-    def holds(self, capacity: Capacity) -> bool:
-        """Whether a capacity is on this side."""
-        width = capacity.max_graph_nodes
-        return width > self.above and (self.upto is None or width <= self.upto)
-
-    def __str__(self) -> str:
-        return f"with more than {how_many(self.above, 'node')} in the largest graph"
 
 
 def ascending(capacities: Iterable[Capacity]) -> list[Capacity]:
@@ -187,18 +173,12 @@ def _with_width(capacity: Capacity, width: int) -> Capacity:
     """A capacity with another largest graph; with fewer graphs where it is wider, so that blocks
     take about as much."""
     share = min(1.0, capacity.max_graph_nodes / width)
-    return _times(capacity, 1, 1, share, width / capacity.max_graph_nodes)
-
-
-def _times(capacity: Capacity, n: float, e: float, g: float, m: float) -> Capacity:
-    """A capacity with multiples of the nodes, edges, graphs and largest graph."""
-    largest = max(1, round(capacity.max_graph_nodes * m))
     return Capacity.distinct(
-        max(round(capacity.nodes * n), largest + capacity.node_reserve),
-        round(capacity.edges * e),
-        max(2, round(capacity.graphs * g)),
-        largest,
-        [(name, max(2, round(rows * max(n, e)))) for name, rows in capacity.extra],
+        max(capacity.nodes, width + capacity.node_reserve),
+        capacity.edges,
+        max(2, round(capacity.graphs * share)),
+        width,
+        capacity.extra,
         capacity.edge_reserve,
         capacity.node_reserve,
     )

@@ -71,35 +71,29 @@ class ProbeStep:
         for parameter in self._model.parameters():
             parameter.grad = None
 
-    def _loss(self, batch: StaticBatch) -> torch.Tensor:
+    def _forward(self, work: str, batch: StaticBatch) -> torch.Tensor:
         with self._computation.active():
-            return self._run_forward("step", batch)
-
-    def _run_forward(self, work: str, batch: StaticBatch) -> torch.Tensor:
-        result = self._computation.run(work, batch, keep=True)
-        binding = present()
-        assert binding is not None
-        self.widths = tuple(sorted({width for _, width in binding.blocks}))
+            result = self._computation.run(work, batch, keep=True)
+            binding = present()
+            assert binding is not None
+            self.widths = tuple(sorted({width for _, width in binding.blocks}))
         return result
 
     def __call__(self, batch: StaticBatch, between: Callable[[], Any] | None = None) -> Any:
         """Runs the step; calls ``between`` after the backward and returns its result."""
         with choosing(self._device):
-            return self._run(batch, between)
-
-    def _run(self, batch: StaticBatch, between: Callable[[], Any] | None) -> Any:
-        if not self._trains:
-            with evaluating(self._model), self._computation.active():
-                self._run_forward("forward", batch)
-            return None
-        self._model.train()
-        self.free_gradients()
-        for _ in range(self._accumulate):
-            self._loss(batch).backward()  # not bound to a name, so it is freed before the update
-        marked = between() if between is not None else None
-        if self._optimizer is not None:
-            self._optimizer.step()
-        return marked
+            if not self._trains:
+                with evaluating(self._model):
+                    self._forward("forward", batch)
+                return None
+            self._model.train()
+            self.free_gradients()
+            for _ in range(self._accumulate):
+                self._forward("step", batch).backward()  # unnamed: freed before the update
+            marked = between() if between is not None else None
+            if self._optimizer is not None:
+                self._optimizer.step()
+            return marked
 
 
 class Reading(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.memory.model import ResidentBytes
-from staticgraph.probing.fake_twin import fake_mode, fake_model, fake_optimizer
+from staticgraph.probing.fake_twin import fake_mode, fake_twin
 from staticgraph.probing.live_storages import LiveStorages
 from staticgraph.steps.computation.model_setup import Subject
 
@@ -20,8 +20,8 @@ def resident_bytes(subject: Subject) -> ResidentBytes:
     optimizer = 0
     if subject.optimizer is not None:
         mode = fake_mode()
-        _, twins = fake_model(subject.model, mode)
-        twin = fake_optimizer(subject.optimizer, twins, mode)
+        _, twin = fake_twin(subject.model, subject.optimizer, mode)
+        assert twin is not None
         live = LiveStorages()
         with mode, live:
             for group in twin.param_groups:

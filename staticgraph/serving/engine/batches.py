@@ -7,6 +7,7 @@ store keeps smaller ones, so the loops that fill it are compiled once, before th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.runner.prediction import Predictor
 from staticgraph.schema import Schema
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs, Span, store_of
-from staticgraph.serving.engine.request import Output, Piece, Request, cut, output_of
+from staticgraph.serving.engine.request import Piece, Request, cut, output_of
 from staticgraph.store.graph_columns import GraphColumns, assembled
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.parts import gathered
@@ -62,7 +63,7 @@ class ServedBatches:
         real = batch.real_counts
         count((real.nodes, real.edges, real.graphs))
         batch = batch.to(self._runner.device)
-        out: Output = output_of(store, batch, self._runner.predict_batch(batch))
+        out = output_of(store, batch, self._runner.predict_batch(batch))
         return hand_out(pieces, out)
 
     def _store(self, spans: list[Span]) -> GraphStore:
@@ -91,7 +92,7 @@ def spans_of(pieces: list[Piece]) -> list[Span]:
     return spans
 
 
-def hand_out(pieces: list[Piece], out: Output) -> list[Request]:
+def hand_out(pieces: list[Piece], out: Any) -> list[Request]:
     """Gives each request its part of a batch's output; returns the requests that are complete."""
     complete, place = [], 0
     while place < len(pieces):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.containers import parts_of, with_parts
+from staticgraph.batches.batch.containers import leaves_of, parts_of, with_leaves, with_parts
 from staticgraph.batches.batch.predictions import Predictions
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import BatchFailed
@@ -21,39 +21,28 @@ from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.how_many import how_many
 
 
-class OutputRows(NamedTuple):
-    """One output of some graphs: ``[n, ...]`` if each has one row, else a list with one tensor per
-    graph."""
+class OutputRows:
+    """One output of some graphs; a leaf in the containers that the model returns.
 
-    rows: Tensor | list[Tensor]
+    Args:
+        rows: ``[n, ...]`` if each graph has one row, else a list with one tensor per graph.
+    """
 
-
-class PlainOutput(NamedTuple):
-    """A value without rows of graphs: None, a number, a string."""
-
-    value: Any
+    def __init__(self, rows: Tensor | list[Tensor]) -> None:
+        self.rows = rows
 
 
-class NestedOutputs(NamedTuple):
-    """Outputs by key or position, and the container that the model returns them in."""
-
-    parts: dict[Any, Any]
-    container: Any
-
-
-Output = OutputRows | PlainOutput | NestedOutputs
-
-
-def output_of(store: GraphColumns, batch: StaticBatch, out: Any, name: str = "") -> Output:
-    """The output of a batch of all graphs of a store, in their order, on the CPU.
+def output_of(store: GraphColumns, batch: StaticBatch, out: Any, name: str = "") -> Any:
+    """The output of a batch of all graphs of a store, in their order, on the CPU, with
+    :class:`OutputRows` in place of tensors.
 
     Raises:
         ValueError: an output is a scalar tensor, a single number for the graphs of all callers.
         TypeError: an output is of a type that a model may not return.
     """
     if (items := parts_of(out)) is not None:
-        parts = {key: output_of(store, batch, value, f"{name}[{key!r}]") for key, value in items}
-        return NestedOutputs(parts, with_parts(out, [None] * len(items)))
+        parts = [output_of(store, batch, value, f"{name}[{key!r}]") for key, value in items]
+        return with_parts(out, parts)
     if isinstance(out, Tensor) and not out.dim():
         raise ValueError(
             f"the model's output{name} is one number for all graphs of a batch, which are of "
@@ -64,39 +53,30 @@ def output_of(store: GraphColumns, batch: StaticBatch, out: Any, name: str = "")
     predictions = Predictions(store)
     predictions.add(batch, out)
     values = predictions.in_order()
-    return OutputRows(values) if isinstance(out, Tensor) else PlainOutput(values)
+    return OutputRows(values) if isinstance(out, Tensor) else values
 
 
-def cut(output: Output, first: int, last: int) -> Output:
+def cut(output: Any, first: int, last: int) -> Any:
     """The output of graphs ``first`` to ``last - 1``."""
-    match output:
-        case OutputRows(rows):
-            return OutputRows(rows[first:last])
-        case PlainOutput():
-            return output
-        case NestedOutputs(parts, container):
-            return NestedOutputs(
-                {key: cut(part, first, last) for key, part in parts.items()}, container
-            )
+    leaves = (
+        OutputRows(leaf.rows[first:last]) if isinstance(leaf, OutputRows) else leaf
+        for leaf in leaves_of(output)
+    )
+    return with_leaves(output, leaves)
 
 
-def answer(pieces: Sequence[Output]) -> Any:
+def answer(pieces: Sequence[Any]) -> Any:
     """A caller's answer: the pieces concatenated in order, in the structure that the model
     returns."""
-    match pieces[0]:
-        case PlainOutput(value):
-            return value
-        case NestedOutputs(parts, container):
-            values = [
-                answer([piece.parts[key] for piece in pieces])  # type: ignore[union-attr]
-                for key in parts
-            ]
-            return with_parts(container, values)
-        case OutputRows(rows):
-            all_rows = [piece.rows for piece in pieces if isinstance(piece, OutputRows)]
-            if isinstance(rows, Tensor):
-                return rows if len(pieces) == 1 else torch.cat(all_rows)  # type: ignore[arg-type]
-            return [row for each in all_rows for row in each]
+    if (items := parts_of(pieces[0])) is not None:
+        columns = [dict(parts_of(piece) or ()) for piece in pieces]
+        return with_parts(pieces[0], [answer([part[key] for part in columns]) for key, _ in items])
+    if not isinstance(pieces[0], OutputRows):
+        return pieces[0]
+    parts = [piece.rows for piece in pieces]
+    if isinstance(parts[0], Tensor):
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return [row for part in parts for row in part]
 
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
@@ -134,7 +114,7 @@ class Request:
         self.over: bool = False
         self._lock = threading.Lock()
         self._begun = False
-        self._outputs: list[tuple[int, Output]] = []
+        self._outputs: list[tuple[int, Any]] = []
         self._missing = len(self)
 
     def __len__(self) -> int:
@@ -160,7 +140,7 @@ class Request:
             first, self.over = not self.over, True
         return first
 
-    def take(self, graph: int, count: int, output: Output) -> bool:
+    def take(self, graph: int, count: int, output: Any) -> bool:
         """Takes the output of ``count`` consecutive graphs, of which ``graph`` is the first; True
         once all graphs have theirs."""
         self._outputs.append((graph, output))

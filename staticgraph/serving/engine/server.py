@@ -151,26 +151,22 @@ class Server:
             return future
         with self._changed:
             self._check_room(len(graphs))  # first, since reading the graphs takes longer
-        if isinstance(graphs, FlatGraphs):
-            return self.submit_split(graphs, [len(graphs)])[0]
         try:
-            columns = self._columns(graphs)
-            if len(unfit := self._waiting.unfit(columns.sizes)):
-                raise self._too_large(int(unfit[0]), columns.sizes[unfit[0]])
+            columns = graphs if isinstance(graphs, FlatGraphs) else self._columns(graphs)
         except (BadGraph, GraphTooLarge) as error:
             with self._changed:
                 self._counts.failed += 1
             future.set_exception(error)
             return future
-        request = Request(columns, self._clock.now())
-        request.future.add_done_callback(self._note_cancelled)
-        with self._changed:
-            self._check_room(len(graphs))
-            self._waiting.add(request)
-            self._changed.notify_all()
-        return request.future
+        (future,) = self.submit_split(columns, [len(graphs)])
+        refusal = future.exception() if future.done() else None
+        if isinstance(refusal, ServerBusy | ServerClosed):  # while the graphs were read
+            raise refusal
+        return future
 
-    def submit_split(self, graphs: FlatGraphs, counts: Sequence[int]) -> list[Future[Any]]:
+    def submit_split(
+        self, graphs: GraphColumns | FlatGraphs, counts: Sequence[int]
+    ) -> list[Future[Any]]:
         """Submits many requests at once, whose graphs are consecutive in the same arrays.
 
         Args:

@@ -54,7 +54,6 @@ class Waiting:
         self._max_wait_s = max_wait_s
         self._largest = _largest_of_lines(self._limits)
         self._pieces: list[Piece] = []
-        self._arrived: list[float] = []
         self._sizes = np.empty((0, components), np.int64)
 
     def __len__(self) -> int:
@@ -70,14 +69,12 @@ class Waiting:
     def add(self, *requests: Request) -> None:
         """Adds the graphs of requests; each graph must fit a bucket."""
         sizes = np.concatenate([self._sizes, *(r.graphs.sizes[r.first : r.last] for r in requests)])
-        self._sizes = sizes  # nothing below fails, so the three stay consistent
-        for request in requests:
-            self._pieces += [Piece(request, graph) for graph in range(len(request))]
-            self._arrived += [request.arrived] * len(request)
+        self._sizes = sizes  # nothing below fails, so both stay consistent
+        self._pieces += [Piece(each, graph) for each in requests for graph in range(len(each))]
 
     def due(self) -> float | None:
         """The time when the oldest graph has waited long enough; None if none waits."""
-        return self._arrived[0] + self._max_wait_s if self._arrived else None
+        return self._pieces[0].request.arrived + self._max_wait_s if self._pieces else None
 
     def take(self, now: float, everything: bool = False) -> TakenBatch | None:
         """Removes and returns the graphs of the next batch; None if none need to run yet.
@@ -122,7 +119,6 @@ class Waiting:
 
     def _keep(self, places: IntArray) -> None:
         self._pieces = [self._pieces[place] for place in places]
-        self._arrived = [self._arrived[place] for place in places]
         self._sizes = self._sizes[places]
 
     def _chosen(self, due: bool) -> tuple[int, IntArray] | None:

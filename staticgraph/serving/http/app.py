@@ -17,10 +17,10 @@ import gc
 import hashlib
 import sys
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvicorn
@@ -105,26 +105,6 @@ LAST_S = 20
 SWITCH_S = 1e-4
 
 
-class Backend(Protocol):
-    """Replies to graphs: a server in this process, or in another one (:mod:`.remote`)."""
-
-    async def open(self) -> None:
-        """Called before the first request, in the event loop that serves the requests."""
-        ...
-
-    def predict(self, graphs: FlatGraphs) -> Awaitable[Reply]:
-        """The reply for graphs."""
-        ...
-
-    def get(self, path: str) -> Awaitable[Reply]:
-        """The reply for ``health`` or ``metrics``."""
-        ...
-
-    async def close(self) -> None:
-        """Called after the last request."""
-        ...
-
-
 class LocalServer:
     """A server in this process, which is closed with the application.
 
@@ -154,7 +134,7 @@ class LocalServer:
         await asyncio.to_thread(self._server.close)
 
 
-def make_app(backend: Backend, reader: Reader, title: str) -> FastAPI:
+def make_app(backend: LocalServer | RemoteServer, reader: Reader, title: str) -> FastAPI:
     """Makes the application; when it stops it closes the backend, which answers waiting requests.
 
     Args:
