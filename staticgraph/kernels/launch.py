@@ -37,6 +37,18 @@ def product(a, b):
     return tl.dot(a, b, input_precision="tf32x3")
 
 
+@triton.jit
+def read(at, mask, WIDE: tl.constexpr):
+    """Loads numbers as another dtype; zeros outside of the mask."""
+    return tl.load(at, mask=mask, other=0).to(WIDE)
+
+
+@triton.jit
+def write(at, value, mask):
+    """Stores numbers inside the mask, rounded to the dtype of the memory."""
+    tl.store(at, value.to(at.dtype.element_ty), mask=mask)
+
+
 def block(width: int) -> int:
     """Returns the block size for a row: a power of two, at least 16 (the smallest side of a matrix
     instruction).

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, warps, wide, wide_like
+from staticgraph.kernels.launch import block, read, warps, wide, wide_like, write
 from staticgraph.kernels.table_sum.op import table_gradient
 
 
@@ -56,30 +56,30 @@ def dot_attention_forward(
     spot = h[:, None] * columns + d[None, :]
     first = tl.load(row_ptr + i).to(tl.int64)
     last = tl.load(row_ptr + i + 1).to(tl.int64)
-    mine = tl.load(query + i * heads * width + place, mask=inside, other=0).to(WIDE)
+    mine = read(query + i * heads * width + place, inside, WIDE)
     largest = tl.zeros([HEADS], WIDE) - float("inf")
     total = tl.zeros([HEADS], WIDE)
     result = tl.zeros([HEADS, COLUMNS], WIDE)
     for e in range(first, last):
         j = tl.load(src + e)
-        row = tl.load(key + j * heads * width + place, mask=inside, other=0).to(WIDE)
+        row = read(key + j * heads * width + place, inside, WIDE)
         if KEYED:
-            row += tl.load(edge + e * heads * width + place, mask=inside, other=0).to(WIDE)
+            row += read(edge + e * heads * width + place, inside, WIDE)
         score = tl.sum(mine * row, 1) * scale
         tl.store(share + e * heads + h, score, mask=known)
         more = tl.where(largest > score, largest, score)  # NaN propagates
         # If equal to the maximum the factor is one, also where both are minus infinity.
         before = tl.where(largest == more, 1, tl.exp(largest - more))
         part = tl.where(score == more, 1, tl.exp(score - more))
-        row = tl.load(value + j * heads * columns + spot, mask=within, other=0).to(WIDE)
+        row = read(value + j * heads * columns + spot, within, WIDE)
         if VALUED:
-            row += tl.load(edge + e * heads * columns + spot, mask=within, other=0).to(WIDE)
+            row += read(edge + e * heads * columns + spot, within, WIDE)
         result = result * before[:, None] + part[:, None] * row
         total = total * before + part
         largest = more
     total = tl.where(total == 0, 1, total)  # a node without edges
     result = result / total[:, None]
-    tl.store(out + i * heads * columns + spot, result.to(out.dtype.element_ty), mask=within)
+    write(out + i * heads * columns + spot, result, within)
     tl.debug_barrier()  # other threads' stores are read below
     for e in range(first, last):
         score = tl.load(share + e * heads + h, mask=known, other=0)
@@ -125,20 +125,20 @@ def dot_attention_sources(
     within = known[:, None] & (d < columns)[None, :]
     place = h[:, None] * width + c[None, :]
     spot = h[:, None] * columns + d[None, :]
-    row = tl.load(value + j * heads * columns + spot, mask=within, other=0).to(WIDE)
+    row = read(value + j * heads * columns + spot, within, WIDE)
     to_key = tl.zeros([HEADS, BLOCK], WIDE)
     to_value = tl.zeros([HEADS, COLUMNS], WIDE)
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
-        g = tl.load(grad + i * heads * columns + spot, mask=within, other=0).to(WIDE)
-        apart = row - tl.load(out + i * heads * columns + spot, mask=within, other=0).to(WIDE)
+        g = read(grad + i * heads * columns + spot, within, WIDE)
+        apart = row - read(out + i * heads * columns + spot, within, WIDE)
         if VALUED:
-            apart += tl.load(edge + e * heads * columns + spot, mask=within, other=0).to(WIDE)
+            apart += read(edge + e * heads * columns + spot, within, WIDE)
         part = tl.load(share + e * heads + h, mask=known, other=0)
         slope = scale * part * tl.sum(g * apart, 1)
         tl.store(dscore + e * heads + h, slope, mask=known)
-        theirs = tl.load(query + i * heads * width + place, mask=inside, other=0).to(WIDE)
+        theirs = read(query + i * heads * width + place, inside, WIDE)
         by_key = slope[:, None] * theirs
         by_value = part[:, None] * g
         to_key += by_key
@@ -148,13 +148,13 @@ def dot_attention_sources(
             if VALUED:
                 both += by_value  # keys and values read the same edge columns
             to = dedge + e * heads * width + place
-            tl.store(to, both.to(dedge.dtype.element_ty), mask=inside)
+            write(to, both, inside)
         elif VALUED:
             to = dedge + e * heads * columns + spot
-            tl.store(to, by_value.to(dedge.dtype.element_ty), mask=within)
-    tl.store(dkey + j * heads * width + place, to_key.to(dkey.dtype.element_ty), mask=inside)
+            write(to, by_value, within)
+    write(dkey + j * heads * width + place, to_key, inside)
     to = dvalue + j * heads * columns + spot
-    tl.store(to, to_value.to(dvalue.dtype.element_ty), mask=within)
+    write(to, to_value, within)
 
 
 @triton.jit
@@ -183,12 +183,12 @@ def dot_attention_targets(
     total = tl.zeros([HEADS, BLOCK], WIDE)
     for e in range(tl.load(row_ptr + i).to(tl.int64), tl.load(row_ptr + i + 1).to(tl.int64)):
         j = tl.load(src + e)
-        row = tl.load(key + j * heads * width + place, mask=inside, other=0).to(WIDE)
+        row = read(key + j * heads * width + place, inside, WIDE)
         if KEYED:
-            row += tl.load(edge + e * heads * width + place, mask=inside, other=0).to(WIDE)
+            row += read(edge + e * heads * width + place, inside, WIDE)
         slope = tl.load(dscore + e * heads + h, mask=known, other=0)
         total += slope[:, None] * row
-    tl.store(dquery + i * heads * width + place, total.to(dquery.dtype.element_ty), mask=inside)
+    write(dquery + i * heads * width + place, total, inside)
 
 
 def forward(

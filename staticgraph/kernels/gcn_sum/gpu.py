@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, warps, wide
+from staticgraph.kernels.launch import block, read, warps, wide, write
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def gcn_sum_forward(
     inside = f < width
     mine = tl.load(root + i).to(WIDE)
     share = tl.load(own + i).to(WIDE) * mine * mine
-    total = share * tl.load(x + i * width + f, mask=inside, other=0).to(WIDE)
+    total = share * read(x + i * width + f, inside, WIDE)
     for e in range(tl.load(row_ptr + i), tl.load(row_ptr + i + 1)):
         j = tl.load(src + e)
         share = mine * tl.load(root + j).to(WIDE)
@@ -76,10 +76,10 @@ def gcn_sum_forward(
             share = share * tl.load(weight + e).to(WIDE)
         if LOOPS:
             share = tl.where(j == i, 0, share)
-        total += share * tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+        total += share * read(x + j * width + f, inside, WIDE)
     if BIASED:
-        total += tl.load(bias + f, mask=inside, other=0).to(WIDE)
-    tl.store(out + i * width + f, total.to(out.dtype.element_ty), mask=inside)
+        total += read(bias + f, inside, WIDE)
+    write(out + i * width + f, total, inside)
 
 
 @triton.jit
@@ -104,7 +104,7 @@ def gcn_sum_backward(
     inside = f < width
     mine = tl.load(root + j).to(WIDE)
     share = tl.load(own + j).to(WIDE) * mine * mine
-    total = share * tl.load(grad + j * width + f, mask=inside, other=0).to(WIDE)
+    total = share * read(grad + j * width + f, inside, WIDE)
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
@@ -113,8 +113,8 @@ def gcn_sum_backward(
             share = share * tl.load(weight + e).to(WIDE)
         if LOOPS:
             share = tl.where(i == j, 0, share)
-        total += share * tl.load(grad + i * width + f, mask=inside, other=0).to(WIDE)
-    tl.store(dx + j * width + f, total.to(dx.dtype.element_ty), mask=inside)
+        total += share * read(grad + i * width + f, inside, WIDE)
+    write(dx + j * width + f, total, inside)
 
 
 @triton.jit
@@ -144,15 +144,15 @@ def gcn_sum_weights(
     f = tl.arange(0, BLOCK)
     inside = f < width
     mine = tl.load(root + i).to(WIDE)
-    given = tl.load(grad + i * width + f, mask=inside, other=0).to(WIDE)
-    row = tl.load(x + i * width + f, mask=inside, other=0).to(WIDE)
+    given = read(grad + i * width + f, inside, WIDE)
+    row = read(x + i * width + f, inside, WIDE)
     product = tl.sum(given * row, 0)
     tl.store(down + i, mine * mine * product)
     total = 2 * tl.load(own + i).to(WIDE) * mine * product
     for e in range(tl.load(row_ptr + i), tl.load(row_ptr + i + 1)):
         j = tl.load(src + e)
         other = tl.load(root + j).to(WIDE)
-        theirs = tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+        theirs = read(x + j * width + f, inside, WIDE)
         product = tl.sum(given * theirs, 0)
         if LOOPS:
             product = tl.where(j == i, 0, product)
@@ -163,7 +163,7 @@ def gcn_sum_weights(
     for k in range(tl.load(col_ptr + i), tl.load(col_ptr + i + 1)):
         out = tl.load(transpose + k).to(tl.int64)
         j = tl.load(dst + out)
-        theirs = tl.load(grad + j * width + f, mask=inside, other=0).to(WIDE)
+        theirs = read(grad + j * width + f, inside, WIDE)
         product = tl.sum(theirs * row, 0)
         if LOOPS:
             product = tl.where(j == i, 0, product)

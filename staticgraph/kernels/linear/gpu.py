@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from staticgraph.internals.dispatch import addmm_activation
-from staticgraph.kernels.launch import wide, wide_like
+from staticgraph.kernels.launch import read, wide, wide_like, write
 from staticgraph.kernels.table_sum.gpu import join
 
 ROWS = 16
@@ -50,9 +50,9 @@ def linear_masked_sums(
         r = start + tl.arange(0, ROWS)
         here = (r < last)[:, None] & (f < width)[None, :]
         at = r[:, None] * width + f[None, :]
-        part = tl.load(grad + at, mask=here, other=0).to(WIDE)
-        part = tl.where(tl.load(out + at, mask=here, other=0).to(WIDE) <= 0, 0, part)
-        tl.store(masked + at, part.to(masked.dtype.element_ty), mask=here)
+        part = read(grad + at, here, WIDE)
+        part = tl.where(read(out + at, here, WIDE) <= 0, 0, part)
+        write(masked + at, part, here)
         sums += tl.sum(part, 0)
     tl.store(partial + chunk * width + f, sums, mask=f < width)
 

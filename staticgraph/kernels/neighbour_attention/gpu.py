@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, warps, wide, wide_like
+from staticgraph.kernels.launch import block, read, warps, wide, wide_like, write
 
 
 @triton.jit
@@ -39,10 +39,10 @@ def score_of(
     known = h < heads
     if PAIRED:
         at = pair + h.to(tl.int64) * 2 * nodes
-        value += tl.load(at + 2 * j, mask=known, other=0).to(zero.dtype)
-        value += tl.load(at + 2 * i + 1, mask=known, other=0).to(zero.dtype)
+        value += read(at + 2 * j, known, zero.dtype)
+        value += read(at + 2 * i + 1, known, zero.dtype)
     if EDGED:
-        value += tl.load(edge + r * heads + h, mask=known, other=0).to(zero.dtype)
+        value += read(edge + r * heads + h, known, zero.dtype)
     return value
 
 
@@ -102,7 +102,7 @@ def neighbour_attention_forward(
     if LOOPS:
         part = tl.exp(mine - largest) / total
         tl.store(own_share + i * heads + h, part, mask=known)
-        row = tl.load(x + i * heads * width + place, mask=inside, other=0).to(WIDE)
+        row = read(x + i * heads * width + place, inside, WIDE)
         result = part[:, None] * row
     for e in range(first, last):
         j = tl.load(src + e)
@@ -112,9 +112,9 @@ def neighbour_attention_forward(
         if LOOPS:
             part = tl.where(j == i, 0, part)
         tl.store(share + e * heads + h, part, mask=known)
-        row = tl.load(x + j * heads * width + place, mask=inside, other=0).to(WIDE)
+        row = read(x + j * heads * width + place, inside, WIDE)
         result += part[:, None] * row
-    tl.store(out + i * heads * width + place, result.to(out.dtype.element_ty), mask=inside)
+    write(out + i * heads * width + place, result, inside)
 
 
 @triton.jit
@@ -155,35 +155,35 @@ def neighbour_attention_sources(
     inside = known[:, None] & (c < width)[None, :]
     place = h[:, None] * width + c[None, :]
     zero = tl.zeros([HEADS], WIDE)
-    row = tl.load(x + j * heads * width + place, mask=inside, other=0).to(WIDE)
+    row = read(x + j * heads * width + place, inside, WIDE)
     result = tl.zeros([HEADS, BLOCK], WIDE)
     as_source = zero
     if LOOPS:
-        g = tl.load(grad + j * heads * width + place, mask=inside, other=0).to(WIDE)
-        o = tl.load(out + j * heads * width + place, mask=inside, other=0).to(WIDE)
+        g = read(grad + j * heads * width + place, inside, WIDE)
+        o = read(out + j * heads * width + place, inside, WIDE)
         part = tl.load(own_share + j * heads + h, mask=known, other=0)
         result += part[:, None] * g
         value = part * tl.sum(g * (row - o), 1)
         score = score_of(pair, own, j, j, j, nodes, heads, h, PAIRED, OWNED, zero)
         value = tl.where(score > 0, value, slope * value)
         as_source += value
-        tl.store(down + j * heads + h, value.to(down.dtype.element_ty), mask=known)
+        write(down + j * heads + h, value, known)
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
-        g = tl.load(grad + i * heads * width + place, mask=inside, other=0).to(WIDE)
-        o = tl.load(out + i * heads * width + place, mask=inside, other=0).to(WIDE)
+        g = read(grad + i * heads * width + place, inside, WIDE)
+        o = read(out + i * heads * width + place, inside, WIDE)
         part = tl.load(share + e * heads + h, mask=known, other=0)
         result += part[:, None] * g
         value = part * tl.sum(g * (row - o), 1)
         score = score_of(pair, edge, e, j, i, nodes, heads, h, PAIRED, EDGED, zero)
         value = tl.where(score > 0, value, slope * value)
         as_source += value
-        tl.store(dedge + e * heads + h, value.to(dedge.dtype.element_ty), mask=known)
-    tl.store(dx + j * heads * width + place, result.to(dx.dtype.element_ty), mask=inside)
+        write(dedge + e * heads + h, value, known)
+    write(dx + j * heads * width + place, result, inside)
     if PAIRED:
         at = dpair + h.to(tl.int64) * 2 * nodes + 2 * j
-        tl.store(at, as_source.to(dpair.dtype.element_ty), mask=known)
+        write(at, as_source, known)
 
 
 @triton.jit
@@ -205,11 +205,11 @@ def neighbour_attention_targets(
     known = h < heads
     total = tl.zeros([HEADS], WIDE)
     if LOOPS:
-        total += tl.load(down + i * heads + h, mask=known, other=0).to(WIDE)
+        total += read(down + i * heads + h, known, WIDE)
     for e in range(tl.load(row_ptr + i).to(tl.int64), tl.load(row_ptr + i + 1).to(tl.int64)):
-        total += tl.load(dedge + e * heads + h, mask=known, other=0).to(WIDE)
+        total += read(dedge + e * heads + h, known, WIDE)
     at = dpair + h.to(tl.int64) * 2 * nodes + 2 * i + 1
-    tl.store(at, total.to(dpair.dtype.element_ty), mask=known)
+    write(at, total, known)
 
 
 def forward(

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, warps, wide, wide_like
+from staticgraph.kernels.launch import block, read, warps, wide, wide_like, write
 
 
 @triton.jit
@@ -39,13 +39,13 @@ def neighbour_max_forward(
     best = tl.zeros([BLOCK], WIDE) - float("inf")
     for e in range(first, last):
         j = tl.load(src + e)
-        value = tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+        value = read(x + j * width + f, inside, WIDE)
         if EDGED:
-            value += tl.load(edge + e * width + f, mask=inside, other=0).to(WIDE)
+            value += read(edge + e * width + f, inside, WIDE)
             value = tl.where(value <= 0, 0, value)
         best = tl.where((value > best) | (value != value), value, best)
     best = tl.where(last > first, best, 0)
-    tl.store(out + i * width + f, best.to(out.dtype.element_ty), mask=inside)
+    write(out + i * width + f, best, inside)
 
 
 @triton.jit
@@ -75,20 +75,20 @@ def neighbour_max_shares(
     if EDGED:  # the result was rounded to its dtype, so the maximum is recomputed from the sums
         best = tl.zeros([BLOCK], WIDE)
         for e in range(first, last):
-            value = tl.load(x + tl.load(src + e) * width + f, mask=inside, other=0).to(WIDE)
-            value += tl.load(edge + e * width + f, mask=inside, other=0).to(WIDE)
+            value = read(x + tl.load(src + e) * width + f, inside, WIDE)
+            value += read(edge + e * width + f, inside, WIDE)
             best = tl.where((value > best) | (value != value), value, best)
         tl.store(largest + i * width + f, best, mask=inside)
     else:
-        best = tl.load(out + i * width + f, mask=inside, other=0).to(WIDE)
+        best = read(out + i * width + f, inside, WIDE)
     count = tl.where(best == 0, 1, 0).to(WIDE)
     for e in range(first, last):
-        value = tl.load(x + tl.load(src + e) * width + f, mask=inside, other=0).to(WIDE)
+        value = read(x + tl.load(src + e) * width + f, inside, WIDE)
         if EDGED:
-            value += tl.load(edge + e * width + f, mask=inside, other=0).to(WIDE)
+            value += read(edge + e * width + f, inside, WIDE)
             value = tl.where(value <= 0, 0, value)
         count += tl.where(value == best, 1, 0)
-    part = tl.load(grad + i * width + f, mask=inside, other=0).to(WIDE) / count
+    part = read(grad + i * width + f, inside, WIDE) / count
     tl.store(share + i * width + f, part, mask=inside)
 
 
@@ -113,22 +113,22 @@ def neighbour_max_backward(
     j = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     inside = f < width
-    own = tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+    own = read(x + j * width + f, inside, WIDE)
     total = tl.zeros([BLOCK], WIDE)
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
-        best = tl.load(largest + i * width + f, mask=inside, other=0).to(WIDE)
-        part = tl.load(share + i * width + f, mask=inside, other=0).to(WIDE)
+        best = read(largest + i * width + f, inside, WIDE)
+        part = read(share + i * width + f, inside, WIDE)
         if EDGED:
-            value = own + tl.load(edge + e * width + f, mask=inside, other=0).to(WIDE)
+            value = own + read(edge + e * width + f, inside, WIDE)
             part = part * ((value == best) & (value > 0)).to(WIDE)
             at = dedge + e * width + f
-            tl.store(at, part.to(dedge.dtype.element_ty), mask=inside)
+            write(at, part, inside)
         else:
             part = part * (own == best).to(WIDE)
         total += part
-    tl.store(dx + j * width + f, total.to(dx.dtype.element_ty), mask=inside)
+    write(dx + j * width + f, total, inside)
 
 
 def forward(x: Tensor, edge: Tensor | None, src: Tensor, row_ptr: Tensor) -> Tensor:

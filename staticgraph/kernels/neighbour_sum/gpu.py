@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, warps, wide
+from staticgraph.kernels.launch import block, read, warps, wide, write
 from staticgraph.kernels.neighbour_sum.reference import TRANSFORMS
 from staticgraph.kernels.table_sum import gpu as tables
 
@@ -54,13 +54,13 @@ def neighbour_sum_forward(
     total = tl.zeros([BLOCK], WIDE)
     for e in range(first, last):
         j = tl.load(src + e)
-        value = tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+        value = read(x + j * width + f, inside, WIDE)
         if TRANSFORM != COPY:
             r = tl.load(code + e) if CODED else e + i * 0  # int64 from i
             if SCALAR:
                 value = value * tl.load(edge + r).to(WIDE)
             else:
-                term = tl.load(edge + r * width + f, mask=inside, other=0).to(WIDE)
+                term = read(edge + r * width + f, inside, WIDE)
                 if TRANSFORM == RELU_ADD:
                     value = value + term
                     value = tl.where(value <= 0, 0, value)
@@ -72,9 +72,9 @@ def neighbour_sum_forward(
     if MEAN:
         total = total / tl.maximum(last - first, 1).to(WIDE)
     if SCALED:
-        own = tl.load(x + i * width + f, mask=inside, other=0).to(WIDE)
+        own = read(x + i * width + f, inside, WIDE)
         total += (1 + tl.load(self_eps).to(WIDE)) * own
-    tl.store(out + i * width + f, total.to(out.dtype.element_ty), mask=inside)
+    write(out + i * width + f, total, inside)
 
 
 @triton.jit
@@ -109,17 +109,17 @@ def neighbour_sum_backward(
     j = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     inside = f < width
-    own = tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+    own = read(x + j * width + f, inside, WIDE)
     total = tl.zeros([BLOCK], WIDE)
     if INTO_X:
-        total += tl.load(into_x + j * width + f, mask=inside, other=0).to(WIDE)
+        total += read(into_x + j * width + f, inside, WIDE)
     if SCALED:
-        mine = tl.load(grad + j * width + f, mask=inside, other=0).to(WIDE)
+        mine = read(grad + j * width + f, inside, WIDE)
         total += (1 + tl.load(self_eps).to(WIDE)) * mine
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
-        part = tl.load(grad + i * width + f, mask=inside, other=0).to(WIDE)
+        part = read(grad + i * width + f, inside, WIDE)
         if MEAN:
             part = part / (tl.load(row_ptr + i + 1) - tl.load(row_ptr + i)).to(WIDE)
         if WEIGHTED:
@@ -135,7 +135,7 @@ def neighbour_sum_backward(
                 tl.store(dedge + e, to_edge.to(dedge.dtype.element_ty))
                 total += part * tl.load(edge + r).to(WIDE)
             else:
-                term = tl.load(edge + r * width + f, mask=inside, other=0).to(WIDE)
+                term = read(edge + r * width + f, inside, WIDE)
                 if TRANSFORM == RELU_ADD:
                     part = tl.where(own + term <= 0, 0, part)
                     to_edge = part
@@ -147,8 +147,8 @@ def neighbour_sum_backward(
                     before = tl.load(into_edge + e * width + f, mask=inside, other=0)
                     to_edge += before.to(WIDE)
                 at = dedge + e * width + f
-                tl.store(at, to_edge.to(dedge.dtype.element_ty), mask=inside)
-    tl.store(dx + j * width + f, total.to(dx.dtype.element_ty), mask=inside)
+                write(at, to_edge, inside)
+    write(dx + j * width + f, total, inside)
 
 
 def forward(

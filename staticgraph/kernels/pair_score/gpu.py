@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, warps, wide, wide_like
+from staticgraph.kernels.launch import block, read, warps, wide, wide_like, write
 
 
 @triton.jit
@@ -46,20 +46,20 @@ def pair_score_forward(
     inside = known[:, None] & (c < width)[None, :]
     place = h[:, None] * width + c[None, :]
     row = heads * width
-    by = tl.load(weight + place, mask=inside, other=0).to(WIDE)
-    mine = tl.load(right + i * row + place, mask=inside, other=0).to(WIDE)
-    value = mine + tl.load(left + i * row + place, mask=inside, other=0).to(WIDE)
+    by = read(weight + place, inside, WIDE)
+    mine = read(right + i * row + place, inside, WIDE)
+    value = mine + read(left + i * row + place, inside, WIDE)
     if OWNED:
-        value += tl.load(own + i * row + place, mask=inside, other=0).to(WIDE)
+        value += read(own + i * row + place, inside, WIDE)
     value = tl.sum(by * tl.where(value > 0, value, slope * value), 1)
-    tl.store(loop + i * heads + h, value.to(loop.dtype.element_ty), mask=known)
+    write(loop + i * heads + h, value, known)
     for e in range(tl.load(row_ptr + i).to(tl.int64), tl.load(row_ptr + i + 1).to(tl.int64)):
         j = tl.load(src + e)
-        value = mine + tl.load(left + j * row + place, mask=inside, other=0).to(WIDE)
+        value = mine + read(left + j * row + place, inside, WIDE)
         if EDGED:
-            value += tl.load(edge + e * row + place, mask=inside, other=0).to(WIDE)
+            value += read(edge + e * row + place, inside, WIDE)
         value = tl.sum(by * tl.where(value > 0, value, slope * value), 1)
-        tl.store(score + e * heads + h, value.to(score.dtype.element_ty), mask=known)
+        write(score + e * heads + h, value, known)
 
 
 @triton.jit
@@ -94,25 +94,25 @@ def pair_score_targets(
     inside = known[:, None] & (c < width)[None, :]
     place = h[:, None] * width + c[None, :]
     row = heads * width
-    by = tl.load(weight + place, mask=inside, other=0).to(WIDE)
-    mine = tl.load(right + i * row + place, mask=inside, other=0).to(WIDE)
-    value = mine + tl.load(left + i * row + place, mask=inside, other=0).to(WIDE)
+    by = read(weight + place, inside, WIDE)
+    mine = read(right + i * row + place, inside, WIDE)
+    value = mine + read(left + i * row + place, inside, WIDE)
     if OWNED:
-        value += tl.load(own + i * row + place, mask=inside, other=0).to(WIDE)
-    g = tl.load(grad_loop + i * heads + h, mask=known, other=0).to(WIDE)[:, None]
+        value += read(own + i * row + place, inside, WIDE)
+    g = read(grad_loop + i * heads + h, known, WIDE)[:, None]
     to_weight = g * tl.where(value > 0, value, slope * value)
     total = g * tl.where(value > 0, by, slope * by)
     if OWNED:
-        tl.store(down + i * row + place, total.to(down.dtype.element_ty), mask=inside)
+        write(down + i * row + place, total, inside)
     for e in range(tl.load(row_ptr + i).to(tl.int64), tl.load(row_ptr + i + 1).to(tl.int64)):
         j = tl.load(src + e)
-        value = mine + tl.load(left + j * row + place, mask=inside, other=0).to(WIDE)
+        value = mine + read(left + j * row + place, inside, WIDE)
         if EDGED:
-            value += tl.load(edge + e * row + place, mask=inside, other=0).to(WIDE)
-        g = tl.load(grad + e * heads + h, mask=known, other=0).to(WIDE)[:, None]
+            value += read(edge + e * row + place, inside, WIDE)
+        g = read(grad + e * heads + h, known, WIDE)[:, None]
         to_weight += g * tl.where(value > 0, value, slope * value)
         total += g * tl.where(value > 0, by, slope * by)
-    tl.store(dright + i * row + place, total.to(dright.dtype.element_ty), mask=inside)
+    write(dright + i * row + place, total, inside)
     tl.store(dweight + i * row + place, to_weight, mask=inside)
 
 
@@ -147,25 +147,25 @@ def pair_score_sources(
     inside = known[:, None] & (c < width)[None, :]
     place = h[:, None] * width + c[None, :]
     row = heads * width
-    by = tl.load(weight + place, mask=inside, other=0).to(WIDE)
-    mine = tl.load(left + j * row + place, mask=inside, other=0).to(WIDE)
-    value = mine + tl.load(right + j * row + place, mask=inside, other=0).to(WIDE)
+    by = read(weight + place, inside, WIDE)
+    mine = read(left + j * row + place, inside, WIDE)
+    value = mine + read(right + j * row + place, inside, WIDE)
     if OWNED:
-        value += tl.load(own + j * row + place, mask=inside, other=0).to(WIDE)
-    g = tl.load(grad_loop + j * heads + h, mask=known, other=0).to(WIDE)[:, None]
+        value += read(own + j * row + place, inside, WIDE)
+    g = read(grad_loop + j * heads + h, known, WIDE)[:, None]
     total = g * tl.where(value > 0, by, slope * by)
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
-        value = mine + tl.load(right + i * row + place, mask=inside, other=0).to(WIDE)
+        value = mine + read(right + i * row + place, inside, WIDE)
         if EDGED:
-            value += tl.load(edge + e * row + place, mask=inside, other=0).to(WIDE)
-        g = tl.load(grad + e * heads + h, mask=known, other=0).to(WIDE)[:, None]
+            value += read(edge + e * row + place, inside, WIDE)
+        g = read(grad + e * heads + h, known, WIDE)[:, None]
         part = g * tl.where(value > 0, by, slope * by)
         total += part
         if EDGED:
-            tl.store(dedge + e * row + place, part.to(dedge.dtype.element_ty), mask=inside)
-    tl.store(dleft + j * row + place, total.to(dleft.dtype.element_ty), mask=inside)
+            write(dedge + e * row + place, part, inside)
+    write(dleft + j * row + place, total, inside)
 
 
 def forward(

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, warps, wide
+from staticgraph.kernels.launch import block, read, warps, wide, write
 
 ROWS = 16
 
@@ -39,7 +39,7 @@ def segment_sum_forward(
         total += tl.sum(rows.to(WIDE), 0)
     if MEAN:
         total = total / tl.maximum(last - first, 1).to(WIDE)
-    tl.store(out + s * width + f, total.to(out.dtype.element_ty), mask=f < width)
+    write(out + s * width + f, total, f < width)
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def segment_sum_backward(
     f = tl.arange(0, BLOCK)
     first = tl.load(ptr + s).to(tl.int64)
     last = tl.load(ptr + s + 1).to(tl.int64)
-    row = tl.load(grad + s * width + f, mask=f < width, other=0).to(WIDE)
+    row = read(grad + s * width + f, f < width, WIDE)
     if MEAN:
         row = row / tl.maximum(last - first, 1).to(WIDE)
     rows = tl.zeros([ROWS, BLOCK], WIDE) + row[None, :]
@@ -66,7 +66,7 @@ def segment_sum_backward(
         r = start + tl.arange(0, ROWS)
         here = (r < last)[:, None] & (f < width)[None, :]
         at = dvalues + r[:, None] * width + f[None, :]
-        tl.store(at, rows.to(dvalues.dtype.element_ty), mask=here)
+        write(at, rows, here)
 
 
 def sum_forward(values: Tensor, ptr: Tensor, mean: bool) -> Tensor:
@@ -114,7 +114,7 @@ def segment_max_forward(
         best = tl.maximum(best, tl.max(rows, 0))
     best = tl.where(strange > 0, float("nan"), best)
     best = tl.where(last > first, best, 0)
-    tl.store(out + s * width + f, best.to(out.dtype.element_ty), mask=f < width)
+    write(out + s * width + f, best, f < width)
 
 
 @triton.jit
@@ -134,21 +134,21 @@ def segment_max_backward(
     f = tl.arange(0, BLOCK)
     first = tl.load(ptr + s).to(tl.int64)
     last = tl.load(ptr + s + 1).to(tl.int64)
-    best = tl.load(out + s * width + f, mask=f < width, other=0).to(WIDE)
+    best = read(out + s * width + f, f < width, WIDE)
     count = tl.where(best == 0, 1, 0).to(WIDE)
     for start in range(first, last, ROWS):
         r = start + tl.arange(0, ROWS)
         here = (r < last)[:, None] & (f < width)[None, :]
-        rows = tl.load(values + r[:, None] * width + f[None, :], mask=here, other=0).to(WIDE)
+        rows = read(values + r[:, None] * width + f[None, :], here, WIDE)
         count += tl.sum((here & (rows == best[None, :])).to(WIDE), 0)
-    share = tl.load(grad + s * width + f, mask=f < width, other=0).to(WIDE) / count
+    share = read(grad + s * width + f, f < width, WIDE) / count
     for start in range(first, last, ROWS):
         r = start + tl.arange(0, ROWS)
         here = (r < last)[:, None] & (f < width)[None, :]
         at = r[:, None] * width + f[None, :]
-        rows = tl.load(values + at, mask=here, other=0).to(WIDE)
+        rows = read(values + at, here, WIDE)
         part = share[None, :] * (rows == best[None, :]).to(WIDE)
-        tl.store(dvalues + at, part.to(dvalues.dtype.element_ty), mask=here)
+        write(dvalues + at, part, here)
 
 
 def max_forward(values: Tensor, ptr: Tensor) -> Tensor:
@@ -192,15 +192,15 @@ def segment_softmax_forward(
     for start in range(first, last, ROWS):
         r = start + tl.arange(0, ROWS)
         here = (r < last)[:, None] & (f < width)[None, :]
-        rows = tl.load(values + r[:, None] * width + f[None, :], mask=here, other=0).to(WIDE)
+        rows = read(values + r[:, None] * width + f[None, :], here, WIDE)
         total += tl.sum(tl.where(here, tl.exp(rows - best[None, :]), 0), 0)
     for start in range(first, last, ROWS):
         r = start + tl.arange(0, ROWS)
         here = (r < last)[:, None] & (f < width)[None, :]
         at = r[:, None] * width + f[None, :]
-        rows = tl.load(values + at, mask=here, other=0).to(WIDE)
+        rows = read(values + at, here, WIDE)
         rows = tl.exp(rows - best[None, :]) / total[None, :]
-        tl.store(out + at, rows.to(out.dtype.element_ty), mask=here)
+        write(out + at, rows, here)
 
 
 @triton.jit
@@ -224,15 +224,15 @@ def segment_softmax_backward(
         r = start + tl.arange(0, ROWS)
         here = (r < last)[:, None] & (f < width)[None, :]
         at = r[:, None] * width + f[None, :]
-        g = tl.load(grad + at, mask=here, other=0).to(WIDE)
-        mean += tl.sum(g * tl.load(out + at, mask=here, other=0).to(WIDE), 0)
+        g = read(grad + at, here, WIDE)
+        mean += tl.sum(g * read(out + at, here, WIDE), 0)
     for start in range(first, last, ROWS):
         r = start + tl.arange(0, ROWS)
         here = (r < last)[:, None] & (f < width)[None, :]
         at = r[:, None] * width + f[None, :]
-        g = tl.load(grad + at, mask=here, other=0).to(WIDE)
-        rows = tl.load(out + at, mask=here, other=0).to(WIDE) * (g - mean[None, :])
-        tl.store(dvalues + at, rows.to(dvalues.dtype.element_ty), mask=here)
+        g = read(grad + at, here, WIDE)
+        rows = read(out + at, here, WIDE) * (g - mean[None, :])
+        write(dvalues + at, rows, here)
 
 
 def softmax_forward(values: Tensor, ptr: Tensor) -> Tensor:

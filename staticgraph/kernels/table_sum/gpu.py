@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, product, warps, wide, wide_like
+from staticgraph.kernels.launch import block, product, read, warps, wide, wide_like, write
 
 ROWS = 32
 ENTRIES = 64
@@ -55,7 +55,7 @@ def table_sum_forward(
         valid = inside & (value + 0 * f >= 0) & (entry + 0 * f < end)
         row = tl.load(weight + entry * width + f, mask=valid, other=float("nan"))
         total += row.to(WIDE)
-    tl.store(out + r * width + f, total.to(out.dtype.element_ty), mask=inside)
+    write(out + r * width + f, total, inside)
 
 
 @triton.jit
@@ -121,8 +121,8 @@ def table_sum_join(
     for chunk in range(1, chunks):
         total += tl.load(partial + chunk * size + at, mask=at < size, other=0)
     if INTO:
-        total += tl.load(into + at, mask=at < size, other=0).to(total.dtype)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=at < size)
+        total += read(into + at, at < size, total.dtype)
+    write(out + at, total, at < size)
 
 
 @triton.jit
