@@ -21,7 +21,7 @@ from torch import Tensor
 
 from staticgraph.kernels.batch_norm.partials import MAX_PARTIALS, rows_a_partial
 from staticgraph.kernels.batch_norm.results import gradients, results
-from staticgraph.kernels.launch import read, wide, wide_like, write
+from staticgraph.kernels.launch import read, tile, wide, wide_like, write
 
 ROWS = 32
 COLUMNS = 64
@@ -59,9 +59,7 @@ def batch_norm_statistics(
     mean = tl.zeros([COLUMNS], WIDE)
     square = tl.zeros([COLUMNS], WIDE)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & (f < width)[None, :]
-        at = r[:, None] * width + f[None, :]
+        _, at, here = tile(start, last, f, width, ROWS)
         rows = read(x + at, here, WIDE)
         if ADDED:
             rows += read(addend + at, here, WIDE)
@@ -153,9 +151,7 @@ def batch_norm_apply(
     first = chunk * rows_a_chunk
     last = tl.minimum(first + rows_a_chunk, rows)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & inside[None, :]
-        at = r[:, None] * width + f[None, :]
+        r, at, here = tile(start, last, f, width, ROWS)
         value = read(x + at, here, WIDE) * scale[None, :] + shift[None, :]
         if RELU:
             value = tl.where(value <= 0, 0, value)
@@ -197,9 +193,7 @@ def batch_norm_gradient_sums(
     sums = tl.zeros([COLUMNS], WIDE)
     products = tl.zeros([COLUMNS], WIDE)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & inside[None, :]
-        at = r[:, None] * width + f[None, :]
+        _, at, here = tile(start, last, f, width, ROWS)
         value = read(x + at, here, WIDE)
         part = read(grad + at, here, WIDE)
         if RELU:
@@ -265,9 +259,7 @@ def batch_norm_apply_gradient(
     first = chunk * rows_a_chunk
     last = tl.minimum(first + rows_a_chunk, rows)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & inside[None, :]
-        at = r[:, None] * width + f[None, :]
+        r, at, here = tile(start, last, f, width, ROWS)
         value = read(x + at, here, WIDE)
         part = read(grad + at, here, WIDE)
         if RELU:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, read, warps, wide, write
+from staticgraph.kernels.launch import by_row, own_row, read, wide, write
 
 
 @triton.jit
@@ -63,9 +64,7 @@ def gcn_sum_forward(
 ):
     """One program: the row of node ``i``, the normalised sum over its self-loop and the edges into
     it."""
-    i = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, BLOCK)
-    inside = f < width
+    i, f, inside = own_row(width, BLOCK)
     mine = tl.load(root + i).to(WIDE)
     share = tl.load(own + i).to(WIDE) * mine * mine
     total = share * read(x + i * width + f, inside, WIDE)
@@ -99,9 +98,7 @@ def gcn_sum_backward(
     BLOCK: tl.constexpr,
 ):
     """One program: the gradient of node ``j``'s row, over its self-loop and the edges out of it."""
-    j = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, BLOCK)
-    inside = f < width
+    j, f, inside = own_row(width, BLOCK)
     mine = tl.load(root + j).to(WIDE)
     share = tl.load(own + j).to(WIDE) * mine * mine
     total = share * read(grad + j * width + f, inside, WIDE)
@@ -140,9 +137,7 @@ def gcn_sum_weights(
 ):
     """One program: the gradients of node ``i``'s root and self-loop, over the edges at either end,
     and of the weights of the edges into it."""
-    i = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, BLOCK)
-    inside = f < width
+    i, f, inside = own_row(width, BLOCK)
     mine = tl.load(root + i).to(WIDE)
     given = read(grad + i * width + f, inside, WIDE)
     row = read(x + i * width + f, inside, WIDE)
@@ -197,9 +192,10 @@ def gcn_sum_degrees_backward(
 
 
 def degrees(
-    src: Tensor, row_ptr: Tensor, weight: Tensor | None, fill: float, loops: bool, like: Tensor
+    edges: Sequence[Tensor], weight: Tensor | None, fill: float, loops: bool, like: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Runs the operator in one launch."""
+    src, _, row_ptr, _, _ = edges
     dtype = torch.promote_types(like.dtype, torch.float32)
     root = torch.empty(len(row_ptr) - 1, dtype=dtype, device=src.device)
     own = torch.empty_like(root)
@@ -224,25 +220,25 @@ def forward(
     root: Tensor,
     own: Tensor,
     weight: Tensor | None,
-    src: Tensor,
-    row_ptr: Tensor,
+    edges: Sequence[Tensor],
     loops: bool,
     dtype: torch.dtype,
 ) -> Tensor:
     """Runs forward in one launch."""
-    out = torch.empty_like(x, dtype=dtype)
+    out, (src, _, row_ptr, _, _) = torch.empty_like(x, dtype=dtype), edges
+    weights, options = _given(x, root, weight, loops)
     gcn_sum_forward[(len(x),)](
         x,
         x if bias is None else bias,
         root,
         own,
-        root if weight is None else weight,
+        weights,
         src,
         row_ptr,
         out,
         x.size(1),
         BIASED=bias is not None,
-        **_options(x, weight, loops),
+        **options,
     )
     return out
 
@@ -252,26 +248,15 @@ def backward(
     root: Tensor,
     own: Tensor,
     weight: Tensor | None,
-    dst: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
+    edges: Sequence[Tensor],
     loops: bool,
     dtype: torch.dtype,
 ) -> Tensor:
     """Runs backward in one launch."""
-    dx = torch.empty_like(grad, dtype=dtype)
-    gcn_sum_backward[(len(grad),)](
-        grad,
-        root,
-        own,
-        root if weight is None else weight,
-        dst,
-        col_ptr,
-        transpose,
-        dx,
-        grad.size(1),
-        **_options(grad, weight, loops),
-    )
+    dx, (_, dst, _, col_ptr, transpose) = torch.empty_like(grad, dtype=dtype), edges
+    weights, options = _given(grad, root, weight, loops)
+    given = grad, root, own, weights, dst, col_ptr, transpose, dx, grad.size(1)
+    gcn_sum_backward[(len(grad),)](*given, **options)
     return dx
 
 
@@ -281,40 +266,23 @@ def weights_backward(
     root: Tensor,
     own: Tensor,
     weight: Tensor | None,
-    src: Tensor,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
+    edges: Sequence[Tensor],
     loops: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs the operator in one launch."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    droot, down, dweight = (x.new_empty(n, dtype=dtype) for n in (len(x), len(x), len(src)))
-    gcn_sum_weights[(len(x),)](
-        grad.contiguous(),
-        x.contiguous(),
-        root,
-        own,
-        root if weight is None else weight,
-        src,
-        dst,
-        row_ptr,
-        col_ptr,
-        transpose,
-        droot,
-        down,
-        dweight,
-        x.size(1),
-        **_options(x, weight, loops),
-    )
-    return droot, down, dweight
+    found = tuple(x.new_empty(n, dtype=dtype) for n in (len(x), len(x), len(edges[0])))
+    weights, options = _given(x, root, weight, loops)
+    given = grad.contiguous(), x.contiguous(), root, own, weights, *edges
+    gcn_sum_weights[(len(x),)](*given, *found, x.size(1), **options)
+    return found
 
 
 def degrees_backward(
-    droot: Tensor, down: Tensor, root: Tensor, src: Tensor, row_ptr: Tensor, loops: bool
+    droot: Tensor, down: Tensor, root: Tensor, edges: Sequence[Tensor], loops: bool
 ) -> Tensor:
     """Runs the operator in one launch."""
+    src, _, row_ptr, _, _ = edges
     dweight = root.new_empty(len(src))
     gcn_sum_degrees_backward[(len(root),)](
         droot,
@@ -330,13 +298,9 @@ def degrees_backward(
     return dweight
 
 
-def _options(rows: Tensor, weight: Tensor | None, loops: bool) -> dict[str, Any]:
-    """Returns the launch options, with one program per row."""
-    columns = block(rows.size(1))
-    return {
-        "WEIGHTED": weight is not None,
-        "LOOPS": loops,
-        "WIDE": wide(rows.dtype),
-        "BLOCK": columns,
-        "num_warps": warps(columns),
-    }
+def _given(
+    rows: Tensor, root: Tensor, weight: Tensor | None, loops: bool
+) -> tuple[Tensor, dict[str, Any]]:
+    """Returns the weights, and the launch options with one program per row."""
+    options = {"WEIGHTED": weight is not None, "LOOPS": loops}
+    return root if weight is None else weight, options | by_row(rows.dtype, rows.size(1))

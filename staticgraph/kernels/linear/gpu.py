@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from staticgraph.internals.dispatch import addmm_activation
-from staticgraph.kernels.launch import read, wide, wide_like, write
+from staticgraph.kernels.launch import read, tile, wide, wide_like, write
 from staticgraph.kernels.table_sum.gpu import join
 
 ROWS = 16
@@ -47,9 +47,7 @@ def linear_masked_sums(
     last = tl.minimum(first + rows_a_chunk, rows)
     sums = tl.zeros([COLUMNS], WIDE)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & (f < width)[None, :]
-        at = r[:, None] * width + f[None, :]
+        _, at, here = tile(start, last, f, width, ROWS)
         part = read(grad + at, here, WIDE)
         part = tl.where(read(out + at, here, WIDE) <= 0, 0, part)
         write(masked + at, part, here)

@@ -12,12 +12,16 @@ only ``grad . (x_j - out_i)``, since the mean of ``grad . x`` under the weights 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, read, warps, wide, wide_like, write
+from staticgraph.kernels.launch import by_row, cells, read, span, wide_like, write
+from staticgraph.kernels.shapes import empty_like
 
 
 @triton.jit
@@ -73,13 +77,10 @@ def neighbour_attention_forward(
     it."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
-    c = tl.arange(0, BLOCK)
     known = h < heads
-    inside = known[:, None] & (c < width)[None, :]
-    place = h[:, None] * width + c[None, :]
+    place, inside = cells(h, heads, width, BLOCK)
     zero = tl.zeros([HEADS], WIDE)
-    first = tl.load(row_ptr + i).to(tl.int64)
-    last = tl.load(row_ptr + i + 1).to(tl.int64)
+    first, last = span(row_ptr, i)
     largest = zero - float("inf")
     total = zero
     if LOOPS:
@@ -150,10 +151,8 @@ def neighbour_attention_sources(
     of the scores of the edges out of it."""
     j = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
-    c = tl.arange(0, BLOCK)
     known = h < heads
-    inside = known[:, None] & (c < width)[None, :]
-    place = h[:, None] * width + c[None, :]
+    place, inside = cells(h, heads, width, BLOCK)
     zero = tl.zeros([HEADS], WIDE)
     row = read(x + j * heads * width + place, inside, WIDE)
     result = tl.zeros([HEADS, BLOCK], WIDE)
@@ -217,32 +216,19 @@ def forward(
     pair: Tensor | None,
     edge: Tensor | None,
     own: Tensor | None,
-    src: Tensor,
-    row_ptr: Tensor,
+    edges: Sequence[Tensor],
     heads: int,
     slope: float,
     loops: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs forward in one launch."""
-    out = torch.empty_like(x, dtype=dtype)
+    out, (src, _, row_ptr, _, _) = torch.empty_like(x, dtype=dtype), edges
     share = wide_like(x, len(src), heads)
     own_share = wide_like(x, len(x) if loops else 0, heads)
+    terms, sizes, options = _given(x, pair, edge, own, heads, slope, loops)
     neighbour_attention_forward[(len(x),)](
-        x,
-        x if pair is None else pair,
-        x if edge is None else edge,
-        x if own is None else own,
-        src,
-        row_ptr,
-        out,
-        share,
-        own_share,
-        slope,
-        len(x),
-        heads,
-        x.size(1) // heads,
-        **_options(x, pair, edge, own, heads, loops),
+        x, *terms, src, row_ptr, out, share, own_share, *sizes, **options
     )
     return out, share, own_share
 
@@ -256,42 +242,19 @@ def backward(
     pair: Tensor | None,
     edge: Tensor | None,
     own: Tensor | None,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
+    edges: Sequence[Tensor],
     heads: int,
     slope: float,
     loops: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Runs backward in two launches, or one without a pair."""
-    dx = torch.empty_like(x)
-    dpair = x.new_empty(0) if pair is None else torch.empty_like(pair)
+    _, dst, row_ptr, col_ptr, transpose = edges
+    dx, dpair = torch.empty_like(x), empty_like(pair, x)
     dedge = share.new_empty(len(dst), heads)  # in the accumulation dtype, since it is summed again
     down = share.new_empty(len(x) if loops else 0, heads)
-    options = _options(x, pair, edge, own, heads, loops)
-    neighbour_attention_sources[(len(x),)](
-        grad,
-        x,
-        out,
-        share,
-        own_share,
-        x if pair is None else pair,
-        x if edge is None else edge,
-        x if own is None else own,
-        dst,
-        col_ptr,
-        transpose,
-        dx,
-        dpair,
-        dedge,
-        down,
-        slope,
-        len(x),
-        heads,
-        x.size(1) // heads,
-        **options,
-    )
+    terms, sizes, options = _given(x, pair, edge, own, heads, slope, loops)
+    given = grad, x, out, share, own_share, *terms, dst, col_ptr, transpose
+    neighbour_attention_sources[(len(x),)](*given, dx, dpair, dedge, down, *sizes, **options)
     if pair is not None:
         neighbour_attention_targets[(len(x),)](
             dedge,
@@ -308,22 +271,19 @@ def backward(
     return dx, dpair, dedge, down
 
 
-def _options(
+def _given(
     x: Tensor,
     pair: Tensor | None,
     edge: Tensor | None,
     own: Tensor | None,
     heads: int,
+    slope: float,
     loops: bool,
-) -> dict[str, object]:
-    rows, columns = triton.next_power_of_2(heads), block(x.size(1) // heads)
-    return {
-        "PAIRED": pair is not None,
-        "EDGED": edge is not None,
-        "OWNED": own is not None,
-        "LOOPS": loops,
-        "WIDE": wide(x.dtype),
-        "HEADS": rows,
-        "BLOCK": columns,
-        "num_warps": warps(rows * columns),
-    }
+) -> tuple[tuple[Tensor, ...], tuple[Any, ...], dict[str, Any]]:
+    """Returns the terms of scores, the sizes and the options that both large kernels share."""
+    width, rows = x.size(1) // heads, triton.next_power_of_2(heads)
+    options = {"LOOPS": loops, "HEADS": rows, **by_row(x.dtype, width, rows)}
+    for name, term in (("PAIRED", pair), ("EDGED", edge), ("OWNED", own)):
+        options[name] = term is not None
+    terms = tuple(x if term is None else term for term in (pair, edge, own))
+    return terms, (slope, len(x), heads, width), options

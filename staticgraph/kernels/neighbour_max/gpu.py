@@ -9,12 +9,15 @@ and by source through the transpose, which messages those were.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, read, warps, wide, wide_like, write
+from staticgraph.kernels.launch import by_row, own_row, read, span, wide_like, write
+from staticgraph.kernels.shapes import empty_like
 
 
 @triton.jit
@@ -31,11 +34,8 @@ def neighbour_max_forward(
 ):
     """One program: the row of node ``i``, column by column the largest message over the edges into
     it."""
-    i = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, BLOCK)
-    inside = f < width
-    first = tl.load(row_ptr + i).to(tl.int64)
-    last = tl.load(row_ptr + i + 1).to(tl.int64)
+    i, f, inside = own_row(width, BLOCK)
+    first, last = span(row_ptr, i)
     best = tl.zeros([BLOCK], WIDE) - float("inf")
     for e in range(first, last):
         j = tl.load(src + e)
@@ -67,11 +67,8 @@ def neighbour_max_shares(
 
     If messages are sums, it also stores the maximum before it was rounded.
     """
-    i = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, BLOCK)
-    inside = f < width
-    first = tl.load(row_ptr + i).to(tl.int64)
-    last = tl.load(row_ptr + i + 1).to(tl.int64)
+    i, f, inside = own_row(width, BLOCK)
+    first, last = span(row_ptr, i)
     if EDGED:  # the result was rounded to its dtype, so the maximum is recomputed from the sums
         best = tl.zeros([BLOCK], WIDE)
         for e in range(first, last):
@@ -110,9 +107,7 @@ def neighbour_max_backward(
 ):
     """One program: the gradient of node ``j``'s row, and of the edges out of it, where they were
     largest."""
-    j = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, BLOCK)
-    inside = f < width
+    j, f, inside = own_row(width, BLOCK)
     own = read(x + j * width + f, inside, WIDE)
     total = tl.zeros([BLOCK], WIDE)
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
@@ -131,28 +126,21 @@ def neighbour_max_backward(
     write(dx + j * width + f, total, inside)
 
 
-def forward(x: Tensor, edge: Tensor | None, src: Tensor, row_ptr: Tensor) -> Tensor:
+def forward(x: Tensor, edge: Tensor | None, edges: Sequence[Tensor]) -> Tensor:
     """Runs forward in one launch."""
-    out = torch.empty_like(x)
+    out, (src, _, row_ptr, _, _) = torch.empty_like(x), edges
     given = x if edge is None else edge
     neighbour_max_forward[(len(x),)](x, given, src, row_ptr, out, x.size(1), **_options(x, edge))
     return out
 
 
 def backward(
-    grad: Tensor,
-    x: Tensor,
-    edge: Tensor | None,
-    out: Tensor,
-    src: Tensor,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
+    grad: Tensor, x: Tensor, edge: Tensor | None, out: Tensor, edges: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Runs backward in two launches."""
+    src, dst, row_ptr, col_ptr, transpose = edges
     dx, share = torch.empty_like(x), wide_like(x, *x.shape)
-    dedge = x.new_empty(0) if edge is None else torch.empty_like(edge)
+    dedge = empty_like(edge, x)
     largest = out if edge is None else torch.empty_like(share)
     given, options = x if edge is None else edge, _options(x, edge)
     neighbour_max_shares[(len(x),)](
@@ -165,10 +153,4 @@ def backward(
 
 
 def _options(x: Tensor, edge: Tensor | None) -> dict[str, object]:
-    columns = block(x.size(1))
-    return {
-        "EDGED": edge is not None,
-        "WIDE": wide(x.dtype),
-        "BLOCK": columns,
-        "num_warps": warps(columns),
-    }
+    return {"EDGED": edge is not None, **by_row(x.dtype, x.size(1))}

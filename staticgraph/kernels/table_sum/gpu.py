@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, product, read, warps, wide, wide_like, write
+from staticgraph.kernels.launch import block, own_row, product, read, warps, wide, wide_like, write
 
 ROWS = 32
 ENTRIES = 64
@@ -44,9 +44,7 @@ def table_sum_forward(
 ):
     """One program: row ``r``, the sum of one table entry per column of the index; NaN for an index
     outside its table."""
-    r = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, BLOCK)
-    inside = f < width
+    r, f, inside = own_row(width, BLOCK)
     total = tl.zeros([BLOCK], WIDE)
     for c in range(columns):
         value = tl.load(index + r * columns + c)
