@@ -198,20 +198,6 @@ def _update(
 
 
 @CpuLoop
-def update_running(
-    mean: Vector,
-    var: Vector,
-    count: Indices,
-    running_mean: Vector,
-    running_var: Vector,
-    tracked: Indices,
-    momentum: float,
-) -> None:
-    """Updates running statistics with those of a batch."""
-    _update(mean, var, count[0], running_mean, running_var, tracked, momentum)
-
-
-@CpuLoop
 def forward(
     x: Matrix,
     addend: Matrix,

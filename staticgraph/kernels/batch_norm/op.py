@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.batch_norm import cpu
-from staticgraph.kernels.batch_norm.partials import joined
-from staticgraph.kernels.batch_norm.reference import normalised
 from staticgraph.kernels.batch_norm.results import gradients, results
 from staticgraph.kernels.cpu_loop import cast, in_loops, plain
 from staticgraph.kernels.register import differentiable_once, operator
@@ -68,15 +66,9 @@ def _on_cpu(
     )
     running = running_mean, running_var, tracked
     moved = [plain(running_mean, dtype), plain(running_var, dtype), plain(tracked, torch.int64)]
-    if partial is not None:
-        mean, var = joined(partial, count, len(x))
-        out = normalised(x, mean, var, residual, weight, bias, count, eps, relu)
-        if running_mean is not None:
-            cpu.update_running([mean, var, count, *moved], dtype, [share])
-    else:
-        read = [plain(value, dtype) for value in (addend, residual, weight, bias)]
-        given = values, *read, count, *moved, out, mean, var, sums
-        cpu.forward(given, dtype, (share, eps, relu))
+    read = [plain(value, dtype) for value in (addend, residual, weight, bias)]
+    given = values, *read, count, *moved, out, mean, var, sums
+    cpu.forward(given, dtype, (share, eps, relu))
     for statistic, value in zip(running, moved, strict=True):
         if statistic is not None and value is not statistic:
             statistic.copy_(value)
@@ -217,7 +209,8 @@ def batch_norm(
         residual: ``[R, F]``, added to the result; None adds nothing.
         running: running statistics to update in the same operator; None updates nothing.
         partial: ``[tiles, 2, F]``, the statistics of ``x`` per tile of rows, from the kernel that
-            wrote ``x`` (:func:`staticgraph.kernels.linear_statistics`); None computes them here.
+            wrote ``x`` (:func:`staticgraph.kernels.linear_statistics`); None computes them here, as
+            a CPU always does.
             Cannot be combined with an addend.
 
     Returns:
