@@ -107,8 +107,7 @@ class Operator:
     The arguments of the derivative are named after what they get: ``grad_NAME`` the gradient of a
     result, ``grad`` that of the first; ``into_NAME`` the gradient that comes back through an
     argument that was handed on, or None; ``needs_NAME`` whether an argument's gradient is needed;
-    ``rows_NAME`` and ``dtype_NAME`` the size and the dtype of an argument; any other name is that
-    of an argument or result. Its results are called ``dNAME``. Results whose gradient it does not
+    ``rows_NAME`` the number of its rows; any other name is that of an argument or result. Its results are called ``dNAME``. Results whose gradient it does not
     take have none.
 
     Attributes:
@@ -126,6 +125,7 @@ class Operator:
             "Tensor" in str(value.type) for value in (*schema.arguments, *schema.returns)
         ]
         if backward is not None:
+            self._slopes: Callable[..., Any] = backward.overload
             self.derivative: Callable[..., Any] = once(overload._opname, self._derivative)
             self._plan(backward)
 
@@ -174,7 +174,7 @@ class Operator:
                 arguments.append(needs[at])
             else:
                 arguments.append(ctx.values[kind, at])
-        found = self.backward.overload(*arguments)
+        found = self._slopes(*arguments)
         found = found if isinstance(found, tuple) else (found,)
         gradients: list[Tensor | None] = [None] * len(needs)
         for at, gradient in zip(self._targets, found, strict=True):
@@ -190,7 +190,7 @@ class Derived(torch.autograd.Function):
     def forward(ctx: Any, operator: Operator, handed: list[int], *arguments: Any) -> Any:
         """Returns the operator's results, and the arguments that are handed on."""
         found = operator.overload(*arguments)
-        results = found if isinstance(found, tuple) else (found,)
+        results: tuple[Any, ...] = found if isinstance(found, tuple) else (found,)
         ctx.operator, ctx.handed = operator, handed
         ctx.lengths, ctx.values, saved = {}, {}, []
         values = *arguments, *results
@@ -205,8 +205,6 @@ class Derived(torch.autograd.Function):
                 ctx.values[kind, at] = value
             elif kind == "rows":
                 ctx.values[kind, at] = value.size(0)
-            elif kind == "dtype":
-                ctx.values[kind, at] = value.dtype
         ctx.dtypes = {at: values[at].dtype for at in operator._targets if values[at] is not None}
         ctx.save_for_backward(*saved)
         plain = [one for at, one in enumerate(results) if at not in operator._graded]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -26,6 +28,6 @@ def common_dtype(*values: Tensor | None) -> torch.dtype:
     return dtype
 
 
-def contiguous(*values: Tensor | None) -> list[Tensor | None]:
+def contiguous(*values: Tensor | None) -> list[Any]:
     """Returns operands without gaps."""
     return [None if value is None else value.contiguous() for value in values]

@@ -26,4 +26,5 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Allocates the gradients of rows, weight and bias, and the row gradient plus ``into``, which
     is empty without ``into``."""
-    return *map(torch.empty_like, (x, weight, bias)), empty_like(into, x)
+    dx, dweight, dbias = map(torch.empty_like, (x, weight, bias))
+    return dx, dweight, dbias, empty_like(into, x)

@@ -271,11 +271,11 @@ def weights_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs the operator in one launch."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    found = tuple(x.new_empty(n, dtype=dtype) for n in (len(x), len(x), len(edges[0])))
+    droot, down, dweight = (x.new_empty(n, dtype=dtype) for n in (len(x), len(x), len(edges[0])))
     weights, options = _given(x, root, weight, loops)
     given = grad.contiguous(), x.contiguous(), root, own, weights, *edges
-    gcn_sum_weights[(len(x),)](*given, *found, x.size(1), **options)
-    return found
+    gcn_sum_weights[(len(x),)](*given, droot, down, dweight, x.size(1), **options)
+    return droot, down, dweight
 
 
 def degrees_backward(

@@ -222,7 +222,8 @@ def _checked(
             f"weight: transform={transform!r} and requires_grad={weight.requires_grad}; weights of "
             "messages are for 'relu_add' and have no gradient: with 'multiply' give them as edge"
         )
-    return tuple(contiguous(x, edge, weight))
+    x, edge, weight = contiguous(x, edge, weight)
+    return x, edge, weight
 
 
 def each_like(edge: Tensor, src: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.register import operator
+from staticgraph.kernels.register import Operator, operator
 from staticgraph.kernels.table_sum import cpu
 from staticgraph.text.how_many import how_many
 
@@ -33,7 +33,7 @@ def _check(place: int, index: Tensor, offsets: Tensor, *_: Tensor) -> None:
 
 
 # The gradient of the stacked tables; without offsets there is one table.
-table_gradient = operator(
+table_gradient: Operator = operator(
     "table_sum_backward(Tensor grad, Tensor index, Tensor? offsets, SymInt rows_weight) "
     "-> (Tensor dweight)",
     cpu=cpu.backward,
