@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from staticgraph.kernels import edge_rows, neighbour_reduce
+from staticgraph.kernels.edges import Edges
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -17,8 +18,8 @@ def test_mean_and_spread_of_what_is_far_from_zero(dtype):
     row_ptr = torch.arange(0, 41, 10).int()
     transpose = torch.argsort(src, stable=True).int()
     rows = (1000 + torch.randn(40, 5)).to(dtype)
-    given = src, dst, row_ptr, row_ptr, transpose
-    out = neighbour_reduce(None, None, rows, *given, reductions=["mean", "std"])[0]
+    edges = Edges(src, dst, row_ptr, row_ptr, transpose)
+    out = neighbour_reduce(None, None, rows, edges, reductions=["mean", "std"])[0]
     wide = rows.double().view(4, 10, 5)
     eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     rounding = torch.finfo(dtype).eps
@@ -29,15 +30,15 @@ def test_mean_and_spread_of_what_is_far_from_zero(dtype):
 
 def test_what_cannot_be_reduced_is_named():
     index = torch.zeros(1, dtype=torch.int64)
-    where = index, index, *(torch.tensor([0, 1]).int(),) * 2, index.int()
+    where = Edges(index, index, *(torch.tensor([0, 1]).int(),) * 2, index.int())
     x = torch.ones(1, 3)
     with pytest.raises(ValueError, match="message of nothing"):
-        neighbour_reduce(None, None, None, *where, reductions=["sum"])
+        neighbour_reduce(None, None, None, where, reductions=["sum"])
     with pytest.raises(ValueError, match="median"):
-        neighbour_reduce(x, None, None, *where, reductions=["median"])
+        neighbour_reduce(x, None, None, where, reductions=["median"])
     with pytest.raises(ValueError, match="tanh"):
-        neighbour_reduce(x, None, None, *where, reductions=["sum"], activation="tanh")
+        neighbour_reduce(x, None, None, where, reductions=["sum"], activation="tanh")
     with pytest.raises(ValueError, match="2 towers"):
-        neighbour_reduce(x, None, None, *where, reductions=["sum"], towers=2)
+        neighbour_reduce(x, None, None, where, reductions=["sum"], towers=2)
     with pytest.raises(ValueError, match="rows of nothing"):
-        edge_rows(None, None, None, *where)
+        edge_rows(None, None, None, where)

@@ -11,49 +11,51 @@ from staticgraph.kernels import (
     neighbour_sum,
     vector_sum,
 )
+from staticgraph.kernels.edges import Edges
 
 
 def test_dot_products_are_so_far_apart_that_an_exponential_would_overflow():
     one = torch.tensor([0, 0])
-    where = (torch.tensor([0, 1]), one, *(torch.tensor(v).int() for v in ([0, 2, 2], [0, 1, 2])))
+    ptrs = (torch.tensor(v).int() for v in ([0, 2, 2], [0, 1, 2]))
+    where = Edges(torch.tensor([0, 1]), one, *ptrs, one.int())
     query, key = torch.full((2, 1), 100.0), torch.tensor([[90.0], [-90.0]])
-    out = dot_attention(query, key, torch.tensor([[3.0], [5.0]]), *where, one.int(), heads=1)
+    out = dot_attention(query, key, torch.tensor([[3.0], [5.0]]), where, heads=1)
     assert out.tolist() == [[3.0], [0.0]]  # a node without edges gets zero
 
 
 def test_attention_refuses_what_has_no_meaning():
     one = torch.tensor([0])
-    where = (one, one, *(torch.tensor(v).int() for v in ([0, 1], [0, 1], [0])))
+    where = Edges(one, one, *(torch.tensor(v).int() for v in ([0, 1], [0, 1], [0])))
     with pytest.raises(ValueError, match="3 columns cannot be cut into 2 heads"):
-        neighbour_attention(torch.ones(1, 3), *where, heads=2)
+        neighbour_attention(torch.ones(1, 3), where, heads=2)
     with pytest.raises(ValueError, match="pass loops=True"):
-        neighbour_attention(torch.ones(1, 2), *where, heads=1, own=torch.ones(1, 1), loops=False)
+        neighbour_attention(torch.ones(1, 2), where, heads=1, own=torch.ones(1, 1), loops=False)
     two, three = torch.ones(1, 2), torch.ones(1, 3)
     with pytest.raises(ValueError, match="3 columns cannot be cut into 2 heads"):
-        dot_attention(two, two, three, *where, heads=2)
+        dot_attention(two, two, three, where, heads=2)
     with pytest.raises(ValueError, match="queries of 2 columns and keys of 3"):
-        dot_attention(two, three, two, *where, heads=1)
+        dot_attention(two, three, two, where, heads=1)
     with pytest.raises(ValueError, match="added nowhere"):
-        dot_attention(two, two, two, *where, heads=1, edge=two, to_key=False, to_value=False)
+        dot_attention(two, two, two, where, heads=1, edge=two, to_key=False, to_value=False)
     with pytest.raises(ValueError, match="edge has 3 columns, what it is added to has 2"):
-        dot_attention(two, two, three, *where, heads=1, edge=three)
+        dot_attention(two, two, three, where, heads=1, edge=three)
 
 
 def test_neighbour_sum_keeps_a_nan_and_refuses_a_wrong_operand():
     one = torch.tensor([0])
-    pointers = (torch.tensor([0, 1]).int(), torch.tensor([0, 1]).int(), one.int())
+    edges = Edges(one, one, *(torch.tensor(v).int() for v in ([0, 1], [0, 1], [0])))
     x = torch.full((1, 2), float("nan"))
-    out = neighbour_sum(x, torch.zeros(1, 2), one, one, *pointers, transform="relu_add")
+    out = neighbour_sum(x, torch.zeros(1, 2), edges, transform="relu_add")
     assert out.isnan().all()
     with pytest.raises(ValueError, match="'relu_add' needs an edge operand"):
-        neighbour_sum(x, None, one, one, *pointers, transform="relu_add")
+        neighbour_sum(x, None, edges, transform="relu_add")
     with pytest.raises(ValueError, match="weights of messages are for 'relu_add'"):
-        neighbour_sum(x, None, one, one, *pointers, weight=x[:, 0])
+        neighbour_sum(x, None, edges, weight=x[:, 0])
     trained = torch.ones(1, requires_grad=True)
     with pytest.raises(ValueError, match="requires_grad=True; weights"):
-        neighbour_sum(x, x, one, one, *pointers, weight=trained, transform="relu_add")
+        neighbour_sum(x, x, edges, weight=trained, transform="relu_add")
     with pytest.raises(ValueError, match="choose one of copy, multiply, relu_add"):
-        neighbour_sum(x, None, one, one, *pointers, transform="max")
+        neighbour_sum(x, None, edges, transform="max")
 
 
 def arguments():
@@ -61,14 +63,14 @@ def arguments():
     row_ptr, col_ptr = torch.tensor([0, 1, 3]).int(), torch.tensor([0, 1, 3]).int()
     sizes = (2, 3, 4), (3, 12), (3, 3), (2, 12)
     given = [torch.randn(size, requires_grad=True) for size in sizes]
-    return *given, src, dst, row_ptr, col_ptr, torch.tensor([1, 0, 2]).int(), [4, 8, 0]
+    return *given[:3], Edges(src, dst, row_ptr, col_ptr, torch.tensor([1, 0, 2]).int())
 
 
 def test_parts_that_overlap_are_refused():
-    vectors, edge, unit, _, *pointers, _ = arguments()
+    vectors, edge, unit, edges = arguments()
     with pytest.raises(ValueError, match=r"gate=0, along=2.*4 columns of its own"):
-        vector_sum(vectors, edge, unit, *pointers, along=2)
+        vector_sum(vectors, edge, unit, edges, along=2)
     with pytest.raises(ValueError, match=r"gate=9.*of the 12 of edge"):
-        vector_sum(vectors, edge, None, *pointers, gate=9)
+        vector_sum(vectors, edge, None, edges, gate=9)
     with pytest.raises(ValueError, match="give both"):
-        vector_sum(vectors, edge, unit, *pointers)
+        vector_sum(vectors, edge, unit, edges)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from staticgraph.kernels import table_sum
+from staticgraph.kernels.cpu_loop import CpuLoop, Vector
 
 threads = importlib.import_module("staticgraph.kernels.threads")
 pytestmark = pytest.mark.skipif(not threads.AVAILABLE, reason="torch has no libgomp of its own")
@@ -32,8 +33,13 @@ def test_the_first_index_outside_its_table_is_named_whoever_finds_it():
             table_sum(index, offsets, torch.randn(8, 24))
 
 
+@CpuLoop
+def threads_of(x: Vector, threads: int) -> int:
+    return threads + 0 * len(x)
+
+
 def test_a_small_pass_stays_on_its_thread(monkeypatch):
     monkeypatch.setattr(threads, "SMALL", 100)
     torch.set_num_threads(2)
-    assert threads.threads_for(99) == 1
-    assert threads.threads_for(100) == 2
+    assert threads_of([torch.zeros(99)], torch.float32, []) == 1
+    assert threads_of([torch.zeros(100)], torch.float32, []) == 2

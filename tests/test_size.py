@@ -29,43 +29,26 @@ SIZES = {
     "staticgraph/epochs": (9, 6136),  # torch's samplers
     "staticgraph/files": (12, 3039),
     "staticgraph/internals": (7, 1395),  # whether PyG is there, operators declared to Inductor
-    "staticgraph/kernels": (95, 61559),  # tiles of a linear layer's backward, measured on a GPU
+    "staticgraph/kernels": (95, 51663),  # tiles of a linear layer's backward, measured on a GPU
     "staticgraph/lightning": (4, 2375),  # own loaders
     "staticgraph/memory": (6, 4370),
     "staticgraph/models": (5, 1389),
     "staticgraph/nn": (45, 20766),  # radius_graph and knn_graph of fixed shape
-<<<<<<< HEAD
     "staticgraph/outofcore": (29, 20547),  # annotated attributes
-    "staticgraph/packing": (17, 14384),
-    "staticgraph/plans": (14, 10024),  # plans for batches drawn at random
-    "staticgraph/probing": (10, 5998),
-    "staticgraph/recording": (15, 8173),  # annotated attributes, optimizer steps in even pieces
-    "staticgraph/rewrites": (46, 34700),  # any message, generated; errors that name the rewrite
-    "staticgraph/runner": (22, 16445),  # batches of anyone's loader, prepare
-    "staticgraph/serving": (17, 9912),  # connections that end
-=======
-    "staticgraph/outofcore": (29, 20949),  # annotated attributes
     "staticgraph/packing": (17, 12974),
-    "staticgraph/plans": (14, 9590),  # plans for batches drawn at random
+    "staticgraph/plans": (14, 9684),  # plans for batches drawn at random
     "staticgraph/probing": (10, 5563),
     "staticgraph/recording": (15, 8173),  # annotated attributes, optimizer steps in even pieces
-    "staticgraph/rewrites": (46, 34700),  # any message, generated; errors that name the rewrite
-    "staticgraph/runner": (22, 16458),  # batches of anyone's loader, prepare
-    "staticgraph/serving": (17, 9837),  # connections that end
->>>>>>> w/rooms
+    "staticgraph/rewrites": (46, 33565),  # any message, generated; errors that name the rewrite
+    "staticgraph/runner": (22, 16445),  # batches of anyone's loader, prepare
+    "staticgraph/serving": (17, 9783),  # connections that end
     "staticgraph/sizes": (6, 2759),  # attention by seed vectors, needed without PyG
     "staticgraph/steps": (37, 17858),  # batches in parts, added buckets
     "staticgraph/store": (26, 23830),  # lists of graphs without a store
     "staticgraph/text": (6, 1849),
-<<<<<<< HEAD
     "staticgraph/training": (17, 16172),  # predict, ticks with room
-    "tests": (245, 216081),  # the padder, atoms, dense batches, no PyG, old names
-    "tests/support": (81, 39947),  # saved formats; options as cyclopts reads them
-=======
-    "staticgraph/training": (17, 16903),  # predict, ticks with room
-    "tests": (245, 215304),  # the padder, atoms, dense batches, no PyG, old names
-    "tests/support": (81, 39950),  # saved formats; options as cyclopts reads them
->>>>>>> w/rooms
+    "tests": (245, 215943),  # the padder, atoms, dense batches, no PyG, old names
+    "tests/support": (81, 39902),  # saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 

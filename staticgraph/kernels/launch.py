@@ -37,6 +37,46 @@ def product(a, b):
     return tl.dot(a, b, input_precision="tf32x3")
 
 
+@triton.jit
+def own_row(width, BLOCK: tl.constexpr):
+    """Returns the number of the program, and the columns of a row and which of them exist."""
+    f = tl.arange(0, BLOCK)
+    return tl.program_id(0).to(tl.int64), f, f < width
+
+
+@triton.jit
+def span(ptr, i):
+    """Returns the first row of segment ``i``, and the first one after it."""
+    return tl.load(ptr + i).to(tl.int64), tl.load(ptr + i + 1).to(tl.int64)
+
+
+@triton.jit
+def tile(start, last, f, width, ROWS: tl.constexpr):
+    """Returns rows from ``start`` on, their places at columns ``f``, and which of these exist."""
+    r = start + tl.arange(0, ROWS)
+    return r, r[:, None] * width + f[None, :], (r < last)[:, None] & (f < width)[None, :]
+
+
+@triton.jit
+def cells(h, heads, width, BLOCK: tl.constexpr):
+    """Returns the places of heads ``h`` in a row of all heads, and which of these exist."""
+    c = tl.arange(0, BLOCK)
+    inside = (h < heads)[:, None] & (c < width)[None, :]
+    return h[:, None] * width + c[None, :], inside
+
+
+@triton.jit
+def read(at, mask, WIDE: tl.constexpr):
+    """Loads numbers as another dtype; zeros outside of the mask."""
+    return tl.load(at, mask=mask, other=0).to(WIDE)
+
+
+@triton.jit
+def write(at, value, mask):
+    """Stores numbers inside the mask, rounded to the dtype of the memory."""
+    tl.store(at, value.to(at.dtype.element_ty), mask=mask)
+
+
 def block(width: int) -> int:
     """Returns the block size for a row: a power of two, at least 16 (the smallest side of a matrix
     instruction).
@@ -59,6 +99,12 @@ def warps(columns: int) -> int:
 def wide(dtype: torch.dtype) -> Any:
     """Returns the Triton dtype for accumulation: float32, or float64 for float64."""
     return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def by_row(dtype: torch.dtype, width: int, rows: int = 1) -> dict[str, Any]:
+    """Returns the options of kernels whose programs take ``rows`` rows of ``width`` columns."""
+    columns = block(width)
+    return {"WIDE": wide(dtype), "BLOCK": columns, "num_warps": warps(rows * columns)}
 
 
 def wide_like(value: Tensor, *shape: int) -> Tensor:

@@ -7,9 +7,6 @@ Each of the three may be missing, and many edges may read one row of a small tab
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,8 +43,3 @@ def some_of(source: Tensor | None, target: Tensor | None, edge: Tensor | None) -
     some = source if source is not None else target if target is not None else edge
     assert some is not None
     return some
-
-
-def codes_of(code: Tensor | None) -> Any:
-    """Returns the codes ``[E]`` as a NumPy array; empty if edge ``e`` reads row ``e``."""
-    return np.empty(0, np.int64) if code is None else code.numpy()

@@ -1,23 +1,26 @@
-"""Registers this library's operators with torch: a CPU kernel, a CUDA kernel, shapes.
+"""Registers this library's operators with torch: CPU loop, CUDA kernel, shapes and derivative.
 
 ``torch.library.custom_op`` does the same with several layers of Python around each call, a
 significant share of a step with hundreds of small calls. Every operator is registered here, so that
-a dry run knows the CUDA side of each. Its derivative is registered with it, or, if an operator
-needs several variants, is a :class:`torch.autograd.Function` around it, which torch.compile and
-this library's tracers follow as they follow the operators. Neither kind has a second derivative;
-asking for one raises an error.
+a dry run knows the CUDA side of each. What an operator and its derivative exchange follows from the
+names in their schemas (:class:`Operator`); an operator whose derivative is more than one call has a
+:class:`torch.autograd.Function` of its own. torch.compile and this library's tracers follow both.
+Neither kind has a second derivative; asking for one raises an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import cache, wraps
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from staticgraph.internals.dispatch import delayed_error
+from staticgraph.internals.dispatch import OpOverload, delayed_error
+from staticgraph.kernels.cpu_loop import CpuLoop, cast, over_tensors
+from staticgraph.kernels.edges import Edges
 
 NAMESPACE = "staticgraph"
 # Kept for the life of the process: its operators are unregistered when it is deleted.
@@ -29,35 +32,51 @@ CUDA: dict[str, Callable[..., Any]] = {}
 def operator(
     schema: str,
     *,
-    cpu: Callable[..., Any],
-    cuda: Callable[..., Any] | None,
+    cpu: CpuLoop | Callable[..., Any],
+    cuda: str | Callable[..., Any] | None,
     fake: Callable[..., Any],
-    derivative: Callable[..., Any] | None = None,
-    setup: Callable[..., Any] | None = None,
-) -> Callable[..., Any]:
+    backward: Operator | None = None,
+    check: Callable[..., None] | None = None,
+) -> Operator:
     """Registers an operator and returns it.
 
     Args:
         schema: name, arguments and results, in torch's notation; arguments that are written to as
             ``Tensor(a!)``. No defaults: torch drops arguments that equal them.
-        cpu, cuda: implementations for each device, on plain tensors without autograd. ``cuda`` is
-            None if torch's own operations are as good there and the operator is not called.
-        fake: the same computation on shapes and dtypes alone.
-        derivative, setup: as in ``torch.library.register_autograd``: ``derivative(ctx, *grads)``,
-            and ``setup(ctx, inputs, output)``, which saves what the derivative needs.
+        cpu: a loop that takes arguments and results of the schema by their names, or a function of
+            plain tensors without autograd.
+        cuda: such a function for CUDA, or where it is, as ``folder.file:function``: Triton is
+            imported by the first call. None if torch's own operations are as good there and the
+            operator is not called.
+        fake: the same computation on shapes and dtypes alone; it also allocates a loop's results.
+        backward: computes the derivative.
+        check: gets what a loop returns and the arguments; raises what is wrong with them.
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    found = Operator(getattr(getattr(torch.ops, NAMESPACE), name).default, backward)
+    if isinstance(cpu, CpuLoop):
+        names = []
+        for argument in (*found.arguments, *found.results):
+            names += Edges._fields if argument == "edges" else [argument]
+        cpu = over_tensors(cpu, names, fake, check)
     LIBRARY.impl(name, cpu, "CPU")
     if cuda is not None:
-        LIBRARY.impl(name, beside_its_tensors(cuda), "CUDA")
-        CUDA[name] = cuda
+        CUDA[name] = _imported(cuda) if isinstance(cuda, str) else cuda
+        LIBRARY.impl(name, beside_its_tensors(CUDA[name]), "CUDA")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
-    if derivative is not None:
-        torch.library.register_autograd(
-            f"{NAMESPACE}::{name}", once(name, derivative), setup_context=setup, lib=LIBRARY
-        )
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
+    return found
+
+
+def _imported(address: str) -> Callable[..., Any]:
+    file, _, name = address.partition(":")
+
+    @cache
+    def function() -> Callable[..., Any]:
+        """Imports the function, once."""
+        return getattr(import_module(f"staticgraph.kernels.{file}"), name)
+
+    return lambda *arguments: function()(*arguments)
 
 
 def beside_its_tensors(cuda: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,6 +99,125 @@ def beside_its_tensors(cuda: Callable[..., Any]) -> Callable[..., Any]:
         return cuda(*args)
 
     return launched
+
+
+class Operator:
+    """A registered operator, and its derivative by another one.
+
+    The arguments of the derivative are named after what they get: ``grad_NAME`` the gradient of a
+    result, ``grad`` that of the first; ``into_NAME`` the gradient that comes back through an
+    argument that was handed on, or None; ``needs_NAME`` whether an argument's gradient is needed;
+    ``rows_NAME`` the number of its rows; any other name is that of an argument or result. Its results are called ``dNAME``. Results whose gradient it does not
+    take have none.
+
+    Attributes:
+        overload: as torch knows it.
+        arguments, results: their names.
+    """
+
+    def __init__(self, overload: OpOverload[..., Any], backward: Operator | None = None) -> None:
+        schema = overload._schema
+        self.overload: OpOverload[..., Any] = overload
+        self.arguments: list[str] = [argument.name for argument in schema.arguments]
+        self.results: list[str] = [result.name or "out" for result in schema.returns]
+        self.backward: Operator | None = backward
+        self._tensors: list[bool] = [
+            "Tensor" in str(value.type) for value in (*schema.arguments, *schema.returns)
+        ]
+        if backward is not None:
+            self._slopes: Callable[..., Any] = backward.overload
+            self.derivative: Callable[..., Any] = once(overload._opname, self._derivative)
+            self._plan(backward)
+
+    def _plan(self, backward: Operator) -> None:
+        """Finds where each argument of the derivative comes from, and where its results go."""
+        place = {name: at for at, name in enumerate((*self.arguments, *self.results))}
+        grads = {f"grad_{name}": at for at, name in enumerate(self.results)} | {"grad": 0}
+        self._sources: list[tuple[str, int]] = []
+        for name in backward.arguments:
+            kind, _, rest = name.partition("_")
+            if name in place:
+                kind, rest = "saved" if self._tensors[place[name]] else "value", name
+            self._sources.append((kind, grads[name] if kind == "grad" else place[rest]))
+        self._graded: set[int] = {at for kind, at in self._sources if kind == "grad"}
+        self._targets: list[int] = [self.arguments.index(name[1:]) for name in backward.results]
+
+    def __call__(self, *arguments: Any, handed: Sequence[str] = ()) -> Any:
+        """Calls the operator; returns its results, and the arguments that are handed on."""
+        places = [self.arguments.index(name) for name in handed]
+        if self.backward is not None and torch.is_grad_enabled():
+            return Derived.apply(self, places, *arguments)
+        found = self.overload(*arguments)
+        if not places:
+            return found
+        results = found if isinstance(found, tuple) else (found,)
+        return *results, *(arguments[at] for at in places)
+
+    def _derivative(self, ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """Returns a gradient or None for each argument."""
+        needs = ctx.needs_input_grad[2:]
+        into = dict(zip(ctx.handed, grads[len(self.results) :], strict=True))
+        if all(grads[at] is None for at in self._graded):
+            return tuple(into.get(at) for at in range(len(needs)))
+        saved, arguments = iter(ctx.saved_tensors), []
+        for kind, at in self._sources:
+            if kind == "grad":
+                arguments.append(grads[at].contiguous())
+            elif kind == "saved":
+                many = ctx.lengths.get(at)
+                arguments.append(
+                    next(saved) if many is None else [next(saved) for _ in range(many)]
+                )
+            elif kind == "into":
+                arguments.append(into.get(at))
+            elif kind == "needs":
+                arguments.append(needs[at])
+            else:
+                arguments.append(ctx.values[kind, at])
+        found = self._slopes(*arguments)
+        found = found if isinstance(found, tuple) else (found,)
+        gradients: list[Tensor | None] = [None] * len(needs)
+        for at, gradient in zip(self._targets, found, strict=True):
+            if needs[at]:
+                gradients[at] = cast(gradient, ctx.dtypes[at])
+        return tuple(gradients)
+
+
+class Derived(torch.autograd.Function):
+    """Autograd function of all operators with a derivative by another one."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Operator, handed: list[int], *arguments: Any) -> Any:
+        """Returns the operator's results, and the arguments that are handed on."""
+        found = operator.overload(*arguments)
+        results: tuple[Any, ...] = found if isinstance(found, tuple) else (found,)
+        ctx.operator, ctx.handed = operator, handed
+        ctx.lengths, ctx.values, saved = {}, {}, []
+        values = *arguments, *results
+        for kind, at in operator._sources:
+            value = values[at]
+            if kind == "saved" and isinstance(value, (list, tuple)):
+                ctx.lengths[at] = len(value)
+                saved += value
+            elif kind == "saved":
+                saved.append(value)
+            elif kind == "value":
+                ctx.values[kind, at] = value
+            elif kind == "rows":
+                ctx.values[kind, at] = value.size(0)
+        ctx.dtypes = {at: values[at].dtype for at in operator._targets if values[at] is not None}
+        ctx.save_for_backward(*saved)
+        plain = [one for at, one in enumerate(results) if at not in operator._graded]
+        if plain:
+            ctx.mark_non_differentiable(*plain)
+        ctx.set_materialize_grads(len(operator._graded) > 1)
+        outs = *results, *(arguments[at].view_as(arguments[at]) for at in handed)
+        return outs if len(outs) > 1 else outs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Returns the gradients of the operator's arguments."""
+        return None, None, *ctx.operator.derivative(ctx, *grads)
 
 
 INSTEAD = (
@@ -106,20 +244,13 @@ def once(name: str, derivative: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
             return derivative(ctx, *grads)
         with torch.no_grad():
-            found = derivative(ctx, *grads)
-        results = found if isinstance(found, tuple) else (found,)
+            results = derivative(ctx, *grads)
         message = f"{NAMESPACE}::{name} has no second derivative: {INSTEAD}"
-        taped = [r if r is None else r.detach().requires_grad_() for r in results]
-        given = delayed_error(message, taped)
-        return given if isinstance(found, tuple) else given[0]
+        return delayed_error(
+            message, [r if r is None else r.detach().requires_grad_() for r in results]
+        )
 
     return first
-
-
-def asked_of(ctx: Any, found: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Returns the gradients of the first inputs that are needed, None in place of the others."""
-    wants = ctx.needs_input_grad[: len(found)]
-    return [one if want else None for one, want in zip(found, wants, strict=True)]
 
 
 def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -63,12 +63,6 @@ for _symbol in _SYMBOLS:
     binding.add_symbol(f"staticgraph_{_symbol}", _address)
 
 
-def threads_for(numbers: int) -> int:
-    """Returns the number of threads worth using for a pass over ``numbers`` numbers: torch's, or
-    one."""
-    return torch.get_num_threads() if AVAILABLE and numbers >= SMALL else 1
-
-
 @kernel_part
 def portion(number: int, whole: int, thread: int, threads: int) -> tuple[int, int]:
     """Returns where a thread's part of ``number`` rows begins and ends, both multiples of ``whole``

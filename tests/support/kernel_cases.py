@@ -43,6 +43,7 @@ from staticgraph.kernels.dropout_sum import dropout_sum_reference
 from staticgraph.kernels.dropout_sum import kept as values_kept
 from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum_handed_on
 from staticgraph.kernels.edge_rows import source_sum
+from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.graph_attention import graph_attention_reference
 from staticgraph.kernels.graph_attention import kept as weights_kept
 from staticgraph.kernels.linear import linear, linear_handed_on
@@ -68,7 +69,7 @@ class Sizes(NamedTuple):
 class Where(NamedTuple):
     """The structure that every batch has of its graphs, on a device."""
 
-    edges: tuple[Tensor, ...]  # src, dst, row_ptr, col_ptr, transpose
+    edges: Edges
     ptr: Tensor
     longest: int
     real: Tensor  # number of nodes that are not padding
@@ -97,7 +98,7 @@ def where(sizes: Sizes, device: str) -> Where:
         [torch.randint(size, (sizes.nodes,), generator=generator) for size in TABLES], 1
     )
     return Where(
-        tuple(value.to(device) for value in (src, dst, *pointers)),
+        Edges(*(value.to(device) for value in (src, dst, *pointers))),
         ptr.to(device),
         int(ptr.diff().max()),
         torch.tensor(sizes.nodes - sizes.nodes // 10, device=device),
@@ -148,13 +149,13 @@ def _offsets(w: Where) -> Tensor:
 
 
 def _degrees(v: Values, w: Where, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    return gcn_degrees(w.edges[0], w.edges[2], weight, 1.0, True, v["x"].detach())
+    return gcn_degrees(w.edges, weight, 1.0, True, v["x"].detach())
 
 
 def _weighted_gcn(v: Values, w: Where) -> list[Tensor]:
     weight = v["each"].abs() + 1
     root, own = _degrees(v, w, weight)
-    return [root, own, gcn_sum(v["x"], root, own, *w.edges, weight=weight)]
+    return [root, own, gcn_sum(v["x"], root, own, w.edges, weight=weight)]
 
 
 def _norm(v: Values, w: Where, **options: Any) -> list[Tensor]:
@@ -208,7 +209,7 @@ def _measured_and_moved(v: Values, w: Where) -> list[Tensor]:
 
 def _summed_and_read(v: Values, w: Where) -> list[Tensor]:
     summed = neighbour_sum_handed_on(
-        v["x"], v["rows"], *w.edges, edge_too=True, transform="relu_add"
+        v["x"], v["rows"], w.edges, edge_too=True, transform="relu_add"
     )
     return [summed[0], summed[1] * 2, summed[2] * 2]
 
@@ -238,26 +239,26 @@ CASES: dict[str, Run] = {
     "batch_norm of few rows": _few_rows_norm,
     "collate": _collated,
     "dot_attention": lambda v, w: dot_attention(
-        v["x"], v["right"], v["own_rows"], *w.edges, heads=HEADS, scale=0.25, edge=v["rows"]
+        v["x"], v["right"], v["own_rows"], w.edges, heads=HEADS, scale=0.25, edge=v["rows"]
     ),
     "dot_attention coded": lambda v, w: dot_attention(
         v["x"],
         v["right"],
         v["own_rows"],
-        *w.edges,
+        w.edges,
         heads=HEADS,
         scale=0.125,
         edge=v["table"],
-        code=w.index[w.edges[0], 0],
+        code=w.index[w.edges.src, 0],
         to_value=False,
     ),
     "dropout_sum of nothing": lambda v, w: dropout_sum(v["rows"], v["rows"], w.seed, 4, p=0.0),
-    "edge_rows": lambda v, w: edge_rows(v["x"], v["right"], v["rows"], *w.edges),
+    "edge_rows": lambda v, w: edge_rows(v["x"], v["right"], v["rows"], w.edges),
     "edge_rows coded": lambda v, w: edge_rows(
-        v["x"], None, v["table"], *w.edges, code=w.index[w.edges[0], 0]
+        v["x"], None, v["table"], w.edges, code=w.index[w.edges.src, 0]
     ),
     "fold_codes": lambda v, w: fold_codes(w.index, _offsets(w)),
-    "gcn_sum": lambda v, w: gcn_sum(v["x"], *_degrees(v, w), *w.edges, bias=v["bias"]),
+    "gcn_sum": lambda v, w: gcn_sum(v["x"], *_degrees(v, w), w.edges, bias=v["bias"]),
     "gcn_sum weighted": _weighted_gcn,
     "graph_attention": _attention,
     "linear": lambda v, w: _linear(v, bias=v["bias"], relu=True),
@@ -266,34 +267,34 @@ CASES: dict[str, Run] = {
     "linear_statistics": _measured,
     "linear_statistics running": _measured_and_moved,
     "neighbour_attention": lambda v, w: neighbour_attention(
-        v["x"], *w.edges, heads=HEADS, slope=0.2, pair=v["pair"], edge=v["edge"], own=v["own"]
+        v["x"], w.edges, heads=HEADS, slope=0.2, pair=v["pair"], edge=v["edge"], own=v["own"]
     ),
-    "neighbour_max": lambda v, w: neighbour_max(v["x"], v["rows"], *w.edges),
-    "neighbour_max of rows": lambda v, w: neighbour_max(v["x"], None, *w.edges),
+    "neighbour_max": lambda v, w: neighbour_max(v["x"], v["rows"], w.edges),
+    "neighbour_max of rows": lambda v, w: neighbour_max(v["x"], None, w.edges),
     "neighbour_sum": lambda v, w: neighbour_sum(
         v["x"],
         v["rows"],
-        *w.edges,
+        w.edges,
         transform="relu_add",
         self_eps=torch.tensor([0.5], device=w.device),
     ),
     "neighbour_sum coded": lambda v, w: neighbour_sum(
-        v["x"], v["table"], *w.edges, transform="relu_add", code=w.index[w.edges[0], 0]
+        v["x"], v["table"], w.edges, transform="relu_add", code=w.index[w.edges.src, 0]
     ),
-    "neighbour_sum copied mean": lambda v, w: neighbour_sum(v["x"], None, *w.edges, mean=True),
+    "neighbour_sum copied mean": lambda v, w: neighbour_sum(v["x"], None, w.edges, mean=True),
     "neighbour_sum read twice": _summed_and_read,
     "neighbour_sum weighed": lambda v, w: neighbour_sum(
-        v["x"], v["rows"], *w.edges, transform="relu_add", weight=v["each"].detach()
+        v["x"], v["rows"], w.edges, transform="relu_add", weight=v["each"].detach()
     ),
     "neighbour_sum weighted": lambda v, w: neighbour_sum(
-        v["x"], v["each"], *w.edges, transform="multiply"
+        v["x"], v["each"], w.edges, transform="multiply"
     ),
     "pair_score": lambda v, w: list(
         pair_score(
             v["x"],
             v["right"],
             v["scores"],
-            *w.edges,
+            w.edges,
             edge=v["rows"],
             own=v["own_rows"],
             slope=0.2,
@@ -311,9 +312,9 @@ def _summed_in_layers(v: Values, w: Where, **options: Any) -> list[Tensor]:
     """Two layers, each of which hands its operands on to the next and to a residual."""
     edge = v["rows"] if "transform" in options else None
     more = {"edge_too": edge is not None, **options}
-    out, x, edge = neighbour_sum_handed_on(v["x"], edge, *w.edges, **more)
+    out, x, edge = neighbour_sum_handed_on(v["x"], edge, w.edges, **more)
     h = out / 8 + x
-    out, x, _ = neighbour_sum_handed_on(h, edge, *w.edges, **options)
+    out, x, _ = neighbour_sum_handed_on(h, edge, w.edges, **options)
     return [out, x]
 
 
@@ -326,7 +327,7 @@ def _vectors(v: Values, w: Where, parts: dict[str, int], factors: int, unit: boo
         vectors,
         edge,
         v["edge"] if unit else None,
-        *w.edges,
+        w.edges,
         x=x if factors == 2 else None,
         **places,
     )
@@ -334,13 +335,13 @@ def _vectors(v: Values, w: Where, parts: dict[str, int], factors: int, unit: boo
 
 
 def _matrices(v: Values, w: Where, mean: bool) -> Tensor:
-    return edge_matrix_sum(v["x"][:, :HEADS], v["rows"].view(-1, HEADS, WIDTH), *w.edges, mean=mean)
+    return edge_matrix_sum(v["x"][:, :HEADS], v["rows"].view(-1, HEADS, WIDTH), w.edges, mean=mean)
 
 
 def _matrices_in_layers(v: Values, w: Where) -> list[Tensor]:
     matrices = v["rows"].view(-1, HEADS, WIDTH)
-    out, matrices = edge_matrix_sum_handed_on(v["x"][:, :HEADS], matrices, *w.edges)
-    again = edge_matrix_sum(v["right"][:, :HEADS], matrices, *w.edges, mean=True)
+    out, matrices = edge_matrix_sum_handed_on(v["x"][:, :HEADS], matrices, w.edges)
+    again = edge_matrix_sum(v["right"][:, :HEADS], matrices, w.edges, mean=True)
     return [out, again, matrices * 2]
 
 
@@ -353,28 +354,28 @@ def _norms_in_layers(v: Values, w: Where) -> list[Tensor]:
 def _columns_apart(v: Values, w: Where) -> Tensor:
     """Values of other columns than queries and keys have."""
     value = v["own_rows"][:, :HEADS]
-    return dot_attention(v["x"], v["right"], value, *w.edges, heads=HEADS, scale=0.25)
+    return dot_attention(v["x"], v["right"], value, w.edges, heads=HEADS, scale=0.25)
 
 
 def _code(w: Where) -> Tensor:
-    return w.index[w.edges[0], 0]
+    return w.index[w.edges.src, 0]
 
 
 # Options of the same operators, and operators, that only the CPU needs to show.
 MORE: dict[str, Run] = {
     "neighbour_sum multiplied": lambda v, w: neighbour_sum(
-        v["x"], v["rows"], *w.edges, transform="multiply", mean=True, self_eps=torch.tensor([-1.0])
+        v["x"], v["rows"], w.edges, transform="multiply", mean=True, self_eps=torch.tensor([-1.0])
     ),
     "neighbour_sum fixed": lambda v, w: neighbour_sum(
-        v["x"], v["each"].detach(), *w.edges, transform="multiply"
+        v["x"], v["each"].detach(), w.edges, transform="multiply"
     ),
     "neighbour_sum coded multiplied": lambda v, w: neighbour_sum(
-        v["x"], v["table"], *w.edges, transform="multiply", code=_code(w)
+        v["x"], v["table"], w.edges, transform="multiply", code=_code(w)
     ),
     "neighbour_sum coded weighed": lambda v, w: neighbour_sum(
         v["x"],
         v["table"],
-        *w.edges,
+        w.edges,
         transform="relu_add",
         code=_code(w),
         weight=v["each"].detach(),
@@ -383,7 +384,7 @@ MORE: dict[str, Run] = {
         f"neighbour_sum of eps, {transform}": lambda v, w, transform=transform: neighbour_sum(
             v["x"],
             None if transform == "copy" else v["rows"],
-            *w.edges,
+            w.edges,
             transform=transform,
             self_eps=v["bias"][:1],
         )
@@ -393,15 +394,15 @@ MORE: dict[str, Run] = {
     "neighbour_sum in layers, of relu": lambda v, w: _summed_in_layers(
         v, w, transform="relu_add", mean=True
     ),
-    "source_sum": lambda v, w: source_sum(v["rows"], *w.edges),
-    "edge_rows of targets": lambda v, w: edge_rows(None, v["right"], None, *w.edges),
+    "source_sum": lambda v, w: source_sum(v["rows"], w.edges),
+    "edge_rows of targets": lambda v, w: edge_rows(None, v["right"], None, w.edges),
     "edge_rows of all, coded": lambda v, w: edge_rows(
-        v["x"], v["right"], v["table"], *w.edges, code=_code(w)
+        v["x"], v["right"], v["table"], w.edges, code=_code(w)
     ),
     "gcn_sum without loops": lambda v, w: gcn_sum(
         v["x"],
         *_degrees(v, w, v["each"].detach().abs()),
-        *w.edges,
+        w.edges,
         weight=v["each"].detach().abs(),
         bias=v["bias"],
         loops=False,
@@ -409,7 +410,7 @@ MORE: dict[str, Run] = {
     **{
         f"neighbour_attention by {names}": lambda v, w, names=names: neighbour_attention(
             v["x"],
-            *w.edges,
+            w.edges,
             heads=HEADS,
             **{name: v[name] for name in names.split()},
             loops="own" in names,
@@ -419,7 +420,7 @@ MORE: dict[str, Run] = {
     **{
         f"pair_score of {names or 'nodes'}": lambda v, w, names=names: list(
             pair_score(
-                *(v["x"], v["right"], v["scores"], *w.edges),
+                *(v["x"], v["right"], v["scores"], w.edges),
                 **{name[:-5]: v[name.removeprefix("edge_")] for name in names.split()},
                 slope=0.2,
             )
@@ -431,7 +432,7 @@ MORE: dict[str, Run] = {
             v["x"],
             v["right"],
             v["own_rows"],
-            *w.edges,
+            w.edges,
             heads=HEADS,
             edge=v["table"],
             code=_code(w),
@@ -446,7 +447,7 @@ MORE: dict[str, Run] = {
             v["x"],
             v["right"],
             v["table"],
-            *w.edges,
+            w.edges,
             code=_code(w),
             activation=activation,
             slope=0.25,
@@ -456,10 +457,10 @@ MORE: dict[str, Run] = {
         for activation in ACTIVATIONS
     },
     "neighbour_reduce of rows": lambda v, w: neighbour_reduce(
-        None, None, v["rows"], *w.edges, reductions=["max", "std"], towers=2
+        None, None, v["rows"], w.edges, reductions=["max", "std"], towers=2
     ),
     "neighbour_reduce of nodes": lambda v, w: neighbour_reduce(
-        v["x"], v["right"], None, *w.edges, reductions=["min"]
+        v["x"], v["right"], None, w.edges, reductions=["min"]
     ),
     **{
         f"vector_sum {number}": lambda v, w, given=given: _vectors(v, w, *given)

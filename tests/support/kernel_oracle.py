@@ -50,62 +50,64 @@ ROUNDED = ("dot_attention", "neighbour_attention", "graph_attention dropout")
 
 
 def _neighbour_sum(
-    x, edge, src, dst, *_, transform="copy", mean=False, code=None, self_eps=None, weight=None
+    x, edge, edges, *, transform="copy", mean=False, code=None, self_eps=None, weight=None
 ):
-    return neighbour_sum_reference(x, edge, code, src, dst, self_eps, transform, mean, weight)
+    return neighbour_sum_reference(
+        x, edge, code, edges.src, edges.dst, self_eps, transform, mean, weight
+    )
 
 
-def _sum_handed_on(x, edge, *where, edge_too=False, **options):
-    return _neighbour_sum(x, edge, *where, **options), x, edge
+def _sum_handed_on(x, edge, edges, *, edge_too=False, **options):
+    return _neighbour_sum(x, edge, edges, **options), x, edge
 
 
-def _source_sum(rows, src, dst, row_ptr, *_):
+def _source_sum(rows, edges):
     wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    out = wide.new_zeros(len(row_ptr) - 1, rows.size(1))
-    return out.index_add(0, src, wide).to(rows.dtype)
+    out = wide.new_zeros(len(edges.row_ptr) - 1, rows.size(1))
+    return out.index_add(0, edges.src, wide).to(rows.dtype)
 
 
-def _edge_rows(source, target, edge, src, dst, *_, code=None):
-    return edge_rows_reference(source, target, edge, code, src, dst)
+def _edge_rows(source, target, edge, edges, *, code=None):
+    return edge_rows_reference(source, target, edge, code, edges.src, edges.dst)
 
 
-def _gcn_degrees(src, row_ptr, weight, fill, loops, like):
-    nodes = len(row_ptr) - 1
-    dst = torch.repeat_interleave(torch.arange(nodes), row_ptr.diff())
-    found = gcn_degrees_reference(src, dst, nodes, weight, fill, loops)
+def _gcn_degrees(edges, weight, fill, loops, like):
+    nodes = len(edges.row_ptr) - 1
+    found = gcn_degrees_reference(edges.src, edges.dst, nodes, weight, fill, loops)
     wide = torch.promote_types(like.dtype, torch.float32)
     return tuple(one.to(wide) for one in found)
 
 
-def _gcn_sum(x, root, own, src, dst, *_, weight=None, bias=None, loops=True):
-    return gcn_sum_reference(x, bias, root, own, weight, src, dst, loops)
+def _gcn_sum(x, root, own, edges, *, weight=None, bias=None, loops=True):
+    return gcn_sum_reference(x, bias, root, own, weight, edges.src, edges.dst, loops)
 
 
-def _neighbour_attention(
-    x, src, dst, *_, heads, pair=None, edge=None, own=None, slope=1.0, loops=True
-):
-    return neighbour_attention_reference(x, pair, edge, own, src, dst, heads, slope, loops)
+def _neighbour_attention(x, edges, *, heads, pair=None, edge=None, own=None, slope=1.0, loops=True):
+    given = x, pair, edge, own, edges.src, edges.dst, heads, slope, loops
+    return neighbour_attention_reference(*given)
 
 
-def _pair_score(left, right, weight, src, dst, *_, edge=None, own=None, slope):
-    return pair_score_reference(left, right, weight, edge, own, src, dst, slope)
+def _pair_score(left, right, weight, edges, *, edge=None, own=None, slope):
+    return pair_score_reference(left, right, weight, edge, own, edges.src, edges.dst, slope)
 
 
-def _dot_attention(query, key, value, src, dst, *_, heads, scale=1.0, edge=None, code=None, **into):
+def _dot_attention(query, key, value, edges, *, heads, scale=1.0, edge=None, code=None, **into):
     to = into.get("to_key", True), into.get("to_value", True)
-    return dot_attention_reference(query, key, value, edge, code, src, dst, heads, scale, *to)
+    ends = edges.src, edges.dst
+    return dot_attention_reference(query, key, value, edge, code, *ends, heads, scale, *to)
 
 
-def _neighbour_reduce(source, target, edge, src, dst, row_ptr, *_, reductions, **options):
+def _neighbour_reduce(source, target, edge, edges, *, reductions, **options):
     names = {"code": None, "activation": "none", "slope": 0.01, "towers": 1} | options
     code, activation, slope, towers = names.values()
-    where = code, src, dst, len(row_ptr) - 1, activation, slope, reductions, towers
-    return neighbour_reduce_reference(source, target, edge, *where)
+    where = code, edges.src, edges.dst, len(edges.row_ptr) - 1
+    given = *where, activation, slope, reductions, towers
+    return neighbour_reduce_reference(source, target, edge, *given)
 
 
-def _vector_sum(vectors, edge, unit, src, dst, *_, x=None, gate=0, along=None, scalar=None):
+def _vector_sum(vectors, edge, unit, edges, *, x=None, gate=0, along=None, scalar=None):
     places = (gate, *(-1 if one is None else one for one in (along, scalar)))
-    return vector_sum_reference(vectors, edge, unit, x, src, dst, places)
+    return vector_sum_reference(vectors, edge, unit, x, edges.src, edges.dst, places)
 
 
 def _batch_norm(
@@ -147,11 +149,11 @@ REFERENCES: dict[str, Any] = {
     "batch_norm_handed_on": _norm_handed_on,
     "dot_attention": _dot_attention,
     "dropout_sum": lambda x, residual, *_, p: x if residual is None else x + residual,
-    "edge_matrix_sum": lambda x, matrices, src, dst, *_, mean=False: edge_matrix_sum_reference(
-        x, matrices, src, dst, mean
+    "edge_matrix_sum": lambda x, matrices, edges, *, mean=False: edge_matrix_sum_reference(
+        x, matrices, *edges[:2], mean
     ),
-    "edge_matrix_sum_handed_on": lambda x, matrices, src, dst, *_: (
-        edge_matrix_sum_reference(x, matrices, src, dst, False),
+    "edge_matrix_sum_handed_on": lambda x, matrices, edges: (
+        edge_matrix_sum_reference(x, matrices, *edges[:2], False),
         matrices,
     ),
     "edge_rows": _edge_rows,
@@ -166,7 +168,7 @@ REFERENCES: dict[str, Any] = {
     "linear_statistics": _linear_statistics,
     "linear_statistics_handed_on": lambda x, *rest: (*_linear_statistics(x, *rest), x),
     "neighbour_attention": _neighbour_attention,
-    "neighbour_max": lambda x, edge, src, dst, *_: neighbour_max_reference(x, edge, src, dst),
+    "neighbour_max": lambda x, edge, edges: neighbour_max_reference(x, edge, *edges[:2]),
     "neighbour_reduce": _neighbour_reduce,
     "neighbour_sum": _neighbour_sum,
     "neighbour_sum_handed_on": _sum_handed_on,

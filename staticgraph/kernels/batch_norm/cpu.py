@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from staticgraph.jit import kernel, kernel_part
-from staticgraph.kernels.addresses import carray, pointer
+from staticgraph.jit import kernel_part
+from staticgraph.kernels.cpu_loop import CpuLoop, Indices, Matrix, Vector
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
@@ -172,8 +172,8 @@ def _affine(
         shift[f] = bias[f] - mean[f] * wide
 
 
-@kernel
-def update_running(
+@kernel_part
+def _update(
     mean: Array,
     var: Array,
     count: int,
@@ -197,41 +197,35 @@ def update_running(
         running_var[f] += share * (var[f] * unbias - running_var[f])
 
 
-@kernel
+@CpuLoop
 def forward(
-    like: float,
-    at: tuple[int, ...],
-    rows: int,
-    width: int,
-    count: int,
+    x: Matrix,
+    addend: Matrix,
+    residual: Matrix,
+    weight: Vector,
+    bias: Vector,
+    count: Indices,
+    running_mean: Vector,
+    running_var: Vector,
+    tracked: Indices,
+    momentum: float,
     eps: float,
     relu: bool,
-    added: bool,
-    resting: bool,
-    moved: bool,
-    momentum: float,
+    out: Matrix,
+    mean: Vector,
+    var: Vector,
+    total: Matrix,
     threads: int,
 ) -> None:
-    """Runs forward on the addresses of ``x, addend, residual, weight, bias, out, mean, var, total,
-    running_mean, running_var, tracked``.
-
-    The addend is read, and every element of the total written, if ``added``; the residual is read
-    if ``resting``; running statistics are updated if ``moved``. Every element of ``out, mean, var``
-    is written.
-    """
-    x, out = (
-        carray(pointer(at[0], like), (rows, width)),
-        carray(pointer(at[5], like), (rows, width)),
-    )
-    addend = carray(pointer(at[1], like), (rows if added else 0, width))
-    total = carray(pointer(at[8], like), (rows if added else 0, width))
-    mean, var = carray(pointer(at[6], like), width), carray(pointer(at[7], like), width)
+    """Runs forward; the total is written if there is an addend, and running statistics are updated
+    if there are any."""
+    (rows, width), real, added = x.shape, count[0], len(addend) > 0
     parts = np.empty(((rows + BLOCK - 1) // BLOCK, 2, width), x.dtype)
-    _statistics_on_threads(threads, (x, addend, total, count, parts))
+    _statistics_on_threads(threads, (x, addend, total, real, parts))
     centre, square = np.zeros(width), np.zeros(width)
-    for block in range((count + BLOCK - 1) // BLOCK):
+    for block in range((real + BLOCK - 1) // BLOCK):
         first = block * BLOCK
-        found = min(BLOCK, count - first)
+        found = min(BLOCK, real - first)
         share = found / (first + found)
         for f in range(width):
             step = parts[block, 0, f] - centre[f]
@@ -239,54 +233,45 @@ def forward(
             square[f] += parts[block, 1, f] + step * step * first * share
     for f in range(width):
         mean[f] = centre[f]
-        var[f] = square[f] / max(count, 1)
+        var[f] = square[f] / max(real, 1)
     scale, shift = np.empty(width, x.dtype), np.empty(width, x.dtype)
-    weight, bias = carray(pointer(at[3], like), width), carray(pointer(at[4], like), width)
     _affine(weight, bias, mean, var, eps, scale, shift)
-    residual = carray(pointer(at[2], like), (rows if resting else 0, width))
     values = total if added else x
-    _apply_on_threads(threads, (values, residual, scale, shift, count, relu, out))
-    if moved:
-        running_mean = carray(pointer(at[9], like), width)
-        running_var = carray(pointer(at[10], like), width)
-        tracked = carray(pointer(at[11], np.int64(0)), 1)
-        update_running(mean, var, count, running_mean, running_var, tracked, momentum)
+    _apply_on_threads(threads, (values, residual, scale, shift, real, relu, out))
+    if len(tracked) > 0:
+        _update(mean, var, real, running_mean, running_var, tracked, momentum)
 
 
-@kernel
+@CpuLoop
 def backward(
-    like: float,
-    at: tuple[int, ...],
-    rows: int,
-    width: int,
-    count: int,
+    grad: Matrix,
+    x: Matrix,
+    weight: Vector,
+    bias: Vector,
+    mean: Vector,
+    var: Vector,
+    count: Indices,
     eps: float,
     relu: bool,
+    dx: Matrix,
+    dweight: Vector,
+    dbias: Vector,
     threads: int,
 ) -> None:
-    """Runs backward on the addresses of ``grad, x, weight, bias, mean, var, dx, dweight, dbias``.
-
-    Every element of the last three is written.
-    """
-    grad, x = (
-        carray(pointer(at[0], like), (rows, width)),
-        carray(pointer(at[1], like), (rows, width)),
-    )
-    weight, bias = carray(pointer(at[2], like), width), carray(pointer(at[3], like), width)
-    mean, var = carray(pointer(at[4], like), width), carray(pointer(at[5], like), width)
-    dweight, dbias = carray(pointer(at[7], like), width), carray(pointer(at[8], like), width)
+    """Runs backward."""
+    width, real = x.shape[1], count[0]
     scale, shift = np.empty(width, x.dtype), np.empty(width, x.dtype)
     _affine(weight, bias, mean, var, eps, scale, shift)
-    blocks = (count + BLOCK - 1) // BLOCK
+    blocks = (real + BLOCK - 1) // BLOCK
     parts = np.empty((blocks, 2, width), x.dtype)
-    _gradient_sums_on_threads(threads, (grad, x, scale, shift, mean, count, relu, parts))
+    _gradient_sums_on_threads(threads, (grad, x, scale, shift, mean, real, relu, parts))
     sums, products = np.zeros(width), np.zeros(width)
     for block in range(blocks):
         for f in range(width):
             sums[f] += parts[block, 0, f]
             products[f] += parts[block, 1, f]
     constant, slope = np.empty(width, x.dtype), np.empty(width, x.dtype)
-    n = max(count, 1)
+    n = max(real, 1)
     for f in range(width):
         inverse = 1 / np.sqrt(np.float64(var[f]) + eps)
         dbias[f] = sums[f]
@@ -294,6 +279,5 @@ def backward(
         steep = scale[f] * products[f] * inverse * inverse / n
         slope[f] = steep
         constant[f] = scale[f] * sums[f] / n - steep * mean[f]
-    dx = carray(pointer(at[6], like), (rows, width))
-    given = grad, x, scale, shift, constant, slope, count, relu, dx
+    given = grad, x, scale, shift, constant, slope, real, relu, dx
     _apply_gradient_on_threads(threads, given)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from staticgraph.kernels.batch_norm.partials import MAX_PARTIALS, rows_a_partial
 from staticgraph.kernels.batch_norm.results import gradients, results
-from staticgraph.kernels.launch import wide, wide_like
+from staticgraph.kernels.launch import read, tile, wide, wide_like, write
 
 ROWS = 32
 COLUMNS = 64
@@ -59,12 +59,10 @@ def batch_norm_statistics(
     mean = tl.zeros([COLUMNS], WIDE)
     square = tl.zeros([COLUMNS], WIDE)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & (f < width)[None, :]
-        at = r[:, None] * width + f[None, :]
-        rows = tl.load(x + at, mask=here, other=0).to(WIDE)
+        _, at, here = tile(start, last, f, width, ROWS)
+        rows = read(x + at, here, WIDE)
         if ADDED:
-            rows += tl.load(addend + at, mask=here, other=0).to(WIDE)
+            rows += read(addend + at, here, WIDE)
             rounded = rows.to(total.dtype.element_ty)
             tl.store(total + at, rounded, mask=here)
             rows = rounded.to(WIDE)
@@ -144,25 +142,23 @@ def batch_norm_apply(
                 unbias = real.to(WIDE) / tl.maximum(real - 1, 1).to(WIDE)
                 old = tl.load(running_mean + f, mask=inside).to(WIDE)
                 new = old + share * (mean - old)
-                tl.store(running_mean + f, new.to(running_mean.dtype.element_ty), mask=inside)
+                write(running_mean + f, new, inside)
                 old = tl.load(running_var + f, mask=inside).to(WIDE)
                 new = old + share * (var * unbias - old)
-                tl.store(running_var + f, new.to(running_var.dtype.element_ty), mask=inside)
-    scale = tl.load(weight + f, mask=inside, other=0).to(WIDE) / tl.sqrt(var + eps)
-    shift = tl.load(bias + f, mask=inside, other=0).to(WIDE) - mean * scale
+                write(running_var + f, new, inside)
+    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
+    shift = read(bias + f, inside, WIDE) - mean * scale
     first = chunk * rows_a_chunk
     last = tl.minimum(first + rows_a_chunk, rows)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & inside[None, :]
-        at = r[:, None] * width + f[None, :]
-        value = tl.load(x + at, mask=here, other=0).to(WIDE) * scale[None, :] + shift[None, :]
+        r, at, here = tile(start, last, f, width, ROWS)
+        value = read(x + at, here, WIDE) * scale[None, :] + shift[None, :]
         if RELU:
             value = tl.where(value <= 0, 0, value)
         value = tl.where((r < real)[:, None], value, 0)
         if JOINED:
-            value += tl.load(residual + at, mask=here, other=0).to(WIDE)
-        tl.store(out + at, value.to(out.dtype.element_ty), mask=here)
+            value += read(residual + at, here, WIDE)
+        write(out + at, value, here)
 
 
 @triton.jit
@@ -190,18 +186,16 @@ def batch_norm_gradient_sums(
     inside = f < width
     mean = tl.load(mean_in + f, mask=inside, other=0)
     var = tl.load(var_in + f, mask=inside, other=0)
-    scale = tl.load(weight + f, mask=inside, other=0).to(WIDE) / tl.sqrt(var + eps)
-    shift = tl.load(bias + f, mask=inside, other=0).to(WIDE) - mean * scale
+    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
+    shift = read(bias + f, inside, WIDE) - mean * scale
     first = chunk * rows_a_chunk
     last = tl.minimum(first + rows_a_chunk, tl.load(count))
     sums = tl.zeros([COLUMNS], WIDE)
     products = tl.zeros([COLUMNS], WIDE)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & inside[None, :]
-        at = r[:, None] * width + f[None, :]
-        value = tl.load(x + at, mask=here, other=0).to(WIDE)
-        part = tl.load(grad + at, mask=here, other=0).to(WIDE)
+        _, at, here = tile(start, last, f, width, ROWS)
+        value = read(x + at, here, WIDE)
+        part = read(grad + at, here, WIDE)
         if RELU:
             part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
         sums += tl.sum(part, 0)
@@ -248,16 +242,16 @@ def batch_norm_apply_gradient(
     mean = tl.load(mean_in + f, mask=inside, other=0)
     var = tl.load(var_in + f, mask=inside, other=0)
     inverse = 1 / tl.sqrt(var + eps)
-    scale = tl.load(weight + f, mask=inside, other=0).to(WIDE) / tl.sqrt(var + eps)
-    shift = tl.load(bias + f, mask=inside, other=0).to(WIDE) - mean * scale
+    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
+    shift = read(bias + f, inside, WIDE) - mean * scale
     k = tl.arange(0, CHUNKS)
     joined = partial + (2 * k)[:, None] * width + f[None, :]
     given = (k < chunks)[:, None] & inside[None, :]
     sums = tl.sum(tl.load(joined, mask=given, other=0), 0)
     products = tl.sum(tl.load(joined + width, mask=given, other=0), 0)
     if chunk == 0:
-        tl.store(dbias + f, sums.to(dbias.dtype.element_ty), mask=inside)
-        tl.store(dweight + f, (products * inverse).to(dweight.dtype.element_ty), mask=inside)
+        write(dbias + f, sums, inside)
+        write(dweight + f, (products * inverse), inside)
     real = tl.load(count)
     n = tl.maximum(real, 1).to(WIDE)
     share = sums / n
@@ -265,20 +259,18 @@ def batch_norm_apply_gradient(
     first = chunk * rows_a_chunk
     last = tl.minimum(first + rows_a_chunk, rows)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & inside[None, :]
-        at = r[:, None] * width + f[None, :]
-        value = tl.load(x + at, mask=here, other=0).to(WIDE)
-        part = tl.load(grad + at, mask=here, other=0).to(WIDE)
+        r, at, here = tile(start, last, f, width, ROWS)
+        value = read(x + at, here, WIDE)
+        part = read(grad + at, here, WIDE)
         if RELU:
             part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
         away = value - mean[None, :]
         part = scale[None, :] * (part - share[None, :] - slope[None, :] * away)
         part = tl.where((r < real)[:, None], part, 0)
-        tl.store(dx + at, part.to(dx.dtype.element_ty), mask=here)
+        write(dx + at, part, here)
         if INTO:
-            part += tl.load(into + at, mask=here, other=0).to(WIDE)
-            tl.store(both + at, part.to(both.dtype.element_ty), mask=here)
+            part += read(into + at, here, WIDE)
+            write(both + at, part, here)
 
 
 def forward(

@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.addresses import LIKE, addresses, cast, in_kernels, plain
 from staticgraph.kernels.batch_norm import cpu
-from staticgraph.kernels.batch_norm.partials import joined
-from staticgraph.kernels.batch_norm.reference import normalised
-from staticgraph.kernels.batch_norm.results import dtype_of, gradients, results
+from staticgraph.kernels.batch_norm.results import gradients, results
+from staticgraph.kernels.cpu_loop import cast, in_loops, plain
 from staticgraph.kernels.register import differentiable_once, operator
-from staticgraph.kernels.threads import threads_for
+from staticgraph.kernels.shapes import common_dtype, contiguous
 
 # Up to this many rows one program holds all rows of a few columns, and a norm is one launch in each
 # direction.
@@ -53,52 +51,28 @@ def _on_cpu(
     relu: bool,
     partial: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x = x.contiguous()
+    x, dtype = x.contiguous(), in_loops(x.dtype)
     total = x.new_empty(0) if addend is None else torch.empty_like(x)
-    if addend is not None and x.dtype not in LIKE:
+    if addend is not None and x.dtype is not dtype:
         torch.add(x, addend, out=total)  # rounded to its dtype before it is normalised
-        values, addend, sums = total.float(), None, None
+        values, addend, sums = total.to(dtype), None, None
     else:
-        values, sums = cast(x, in_kernels(x.dtype)), total
-    dtype, rows = values.dtype, int(count)
-    out, mean = torch.empty_like(values), values.new_empty(x.size(1))
-    var = torch.empty_like(mean)
+        values, sums = cast(x, dtype), total
+    mean = values.new_empty(x.size(1))
+    out, var, share = (
+        torch.empty_like(values),
+        torch.empty_like(mean),
+        -1.0 if momentum is None else momentum,
+    )
     running = running_mean, running_var, tracked
-    types = dtype, dtype, torch.int64
-    kept = [plain(value, kind) for value, kind in zip(running, types, strict=True)]
-    if partial is not None:
-        mean, var = joined(partial, count, len(x))
-        out = normalised(x, mean, var, residual, weight, bias, count, eps, relu)
-        if running_mean is not None:
-            cpu.update_running(
-                mean.numpy(),
-                var.numpy(),
-                rows,
-                kept[0].numpy(),
-                kept[1].numpy(),
-                kept[2].view(1).numpy(),
-                -1.0 if momentum is None else momentum,
-            )
-    else:
-        read = [plain(value, dtype) for value in (addend, residual, weight, bias)]
-        cpu.forward(
-            LIKE[dtype],
-            addresses(values, *read, out, mean, var, sums, *kept),
-            len(x),
-            x.size(1),
-            rows,
-            eps,
-            relu,
-            addend is not None,
-            residual is not None,
-            running_mean is not None,
-            -1.0 if momentum is None else momentum,
-            threads_for(values.numel()),
-        )
-    for statistic, value in zip(running, kept, strict=True):
+    moved = [plain(running_mean, dtype), plain(running_var, dtype), plain(tracked, torch.int64)]
+    read = [plain(value, dtype) for value in (addend, residual, weight, bias)]
+    given = values, *read, count, *moved, out, mean, var, sums
+    cpu.forward(given, dtype, (share, eps, relu))
+    for statistic, value in zip(running, moved, strict=True):
         if statistic is not None and value is not statistic:
             statistic.copy_(value)
-    return cast(out, dtype_of(x, residual)), mean, var, total
+    return cast(out, common_dtype(x, residual)), mean, var, total
 
 
 def _backward_on_cpu(
@@ -113,20 +87,10 @@ def _backward_on_cpu(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dtype = in_kernels(x.dtype)
-    wide = plain(x, dtype)
-    dx, dweight, dbias = torch.empty_like(wide), torch.empty_like(mean), torch.empty_like(mean)
-    read = [plain(value, dtype) for value in (grad, wide, weight, bias, mean, var)]
-    cpu.backward(
-        LIKE[dtype],
-        addresses(*read, dx, dweight, dbias),
-        x.size(0),
-        x.size(1),
-        int(count),
-        eps,
-        relu,
-        threads_for(x.numel()),
-    )
+    dtype = in_loops(x.dtype)
+    read = [plain(value, dtype) for value in (grad, x, weight, bias, mean, var)]
+    dx, dweight, dbias = torch.empty_like(read[1]), torch.empty_like(mean), torch.empty_like(mean)
+    cpu.backward((*read, count, dx, dweight, dbias), dtype, (eps, relu))
     dx = cast(dx, x.dtype)
     both = x.new_empty(0) if into is None else cast(dx + into, into.dtype)
     return dx, cast(dweight, weight.dtype), cast(dbias, bias.dtype), both
@@ -168,7 +132,7 @@ _forward = operator(
     cpu=_on_cpu,
     cuda=_on_cuda,
     fake=lambda x, addend, residual, *_: results(x, addend, residual),
-)
+).overload
 _backward = operator(
     "batch_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean, "
     "Tensor var, Tensor count, Tensor? into, float eps, bool relu) "
@@ -176,7 +140,7 @@ _backward = operator(
     cpu=_backward_on_cpu,
     cuda=_backward_on_cuda,
     fake=lambda grad, x, weight, bias, mean, var, count, into, *_: gradients(x, weight, bias, into),
-)
+).overload
 
 
 class BatchNorm(torch.autograd.Function):
@@ -245,7 +209,8 @@ def batch_norm(
         residual: ``[R, F]``, added to the result; None adds nothing.
         running: running statistics to update in the same operator; None updates nothing.
         partial: ``[tiles, 2, F]``, the statistics of ``x`` per tile of rows, from the kernel that
-            wrote ``x`` (:func:`staticgraph.kernels.linear_statistics`); None computes them here.
+            wrote ``x`` (:func:`staticgraph.kernels.linear_statistics`); None computes them here, as
+            a CPU always does.
             Cannot be combined with an addend.
 
     Returns:
@@ -259,7 +224,7 @@ def batch_norm(
     if partial is not None and addend is not None:
         raise ValueError("partial statistics are those of x, not of x + addend: give one of both")
     moved: Any = (None,) * 4 if running is None else running
-    x, addend, residual = _contiguous(x, addend, residual)
+    x, addend, residual = contiguous(x, addend, residual)
     given = (x, addend, residual, weight, bias, count, *moved, eps, relu, partial)
     return BatchNorm.apply(*given, False)
 
@@ -282,11 +247,7 @@ def batch_norm_handed_on(
     adds the gradient that arrives through it, which autograd would do in a separate operation.
     """
     moved: Any = (None,) * 4 if running is None else running
-    x, addend, residual = _contiguous(x, addend, residual)
+    x, addend, residual = contiguous(x, addend, residual)
     given = (x, addend, residual, weight, bias, count, *moved, eps, relu, None)
     out, _, _, addend = BatchNorm.apply(*given, True)
     return out, addend
-
-
-def _contiguous(*values: Tensor | None) -> Any:
-    return [None if value is None else value.contiguous() for value in values]

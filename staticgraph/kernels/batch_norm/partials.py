@@ -46,15 +46,3 @@ def partials_reference(values: Tensor, count: Tensor) -> Tensor:
     mean = torch.where(real, cut, 0).sum(1) / real.sum(1).clamp(min=1)
     away = torch.where(real, cut - mean.unsqueeze(1), 0)
     return torch.stack([mean, away.square().sum(1)], 1)
-
-
-def joined(partial: Tensor, count: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Merges tiles into mean and biased variance ``[F]`` of the first ``count`` of ``rows``
-    rows."""
-    tile = rows_a_partial(rows)
-    first = torch.arange(len(partial), device=partial.device) * tile
-    found = (count - first).clamp(0, tile).to(partial.dtype).unsqueeze(1)
-    total = count.clamp(min=1).to(partial.dtype)
-    mean = (found * partial[:, 0]).sum(0) / total
-    step = torch.where(found > 0, partial[:, 0] - mean, 0)
-    return mean, (partial[:, 1] + found * step.square()).sum(0) / total

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from staticgraph.kernels.batch_norm.results import gradients, results
-from staticgraph.kernels.launch import wide
+from staticgraph.kernels.launch import read, wide, write
 
 # The least that a load from memory transfers, per row.
 SECTOR_BYTES = 32
@@ -61,9 +61,9 @@ def batch_norm_few_rows_forward(
     here = (r < rows)[:, None] & inside[None, :]
     given = (r < real)[:, None] & inside[None, :]
     at = r[:, None] * width + f[None, :]
-    value = tl.load(x + at, mask=given, other=0).to(WIDE)
+    value = read(x + at, given, WIDE)
     if ADDED:
-        value += tl.load(addend + at, mask=given, other=0).to(WIDE)
+        value += read(addend + at, given, WIDE)
         rounded = value.to(total.dtype.element_ty)
         tl.store(total + at, rounded, mask=given)
         value = rounded.to(WIDE)
@@ -79,20 +79,20 @@ def batch_norm_few_rows_forward(
                 tl.store(tracked, tl.load(tracked) + 1)
             old = tl.load(running_mean + f, mask=inside).to(WIDE)
             new = old + momentum * (mean - old)
-            tl.store(running_mean + f, new.to(running_mean.dtype.element_ty), mask=inside)
+            write(running_mean + f, new, inside)
             old = tl.load(running_var + f, mask=inside).to(WIDE)
             unbias = n / tl.maximum(real - 1, 1).to(WIDE)
             new = old + momentum * (var * unbias - old)
-            tl.store(running_var + f, new.to(running_var.dtype.element_ty), mask=inside)
-    scale = tl.load(weight + f, mask=inside, other=0).to(WIDE) / tl.sqrt(var + eps)
-    shift = tl.load(bias + f, mask=inside, other=0).to(WIDE) - mean * scale
+            write(running_var + f, new, inside)
+    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
+    shift = read(bias + f, inside, WIDE) - mean * scale
     value = value * scale[None, :] + shift[None, :]
     if RELU:
         value = tl.where(value <= 0, 0, value)
     value = tl.where(given, value, 0)
     if JOINED:
-        value += tl.load(residual + at, mask=here, other=0).to(WIDE)
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=here)
+        value += read(residual + at, here, WIDE)
+    write(out + at, value, here)
 
 
 @triton.jit
@@ -126,30 +126,30 @@ def batch_norm_few_rows_backward(
     real = tl.load(count)
     given = (r < real)[:, None] & inside[None, :]
     at = r[:, None] * width + f[None, :]
-    value = tl.load(x + at, mask=given, other=0).to(WIDE)
-    part = tl.load(grad + at, mask=given, other=0).to(WIDE)
+    value = read(x + at, given, WIDE)
+    part = read(grad + at, given, WIDE)
     mean = tl.load(mean_in + f, mask=inside, other=0)
     var = tl.load(var_in + f, mask=inside, other=0)
     inverse = 1 / tl.sqrt(var + eps)
-    scale = tl.load(weight + f, mask=inside, other=0).to(WIDE) / tl.sqrt(var + eps)
+    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
     if RELU:
-        shift = tl.load(bias + f, mask=inside, other=0).to(WIDE) - mean * scale
+        shift = read(bias + f, inside, WIDE) - mean * scale
         part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
     away = tl.where(given, value - mean[None, :], 0)
     sums = tl.sum(part, 0)
     products = tl.sum(part * away, 0)
-    tl.store(dbias + f, sums.to(dbias.dtype.element_ty), mask=inside)
-    tl.store(dweight + f, (products * inverse).to(dweight.dtype.element_ty), mask=inside)
+    write(dbias + f, sums, inside)
+    write(dweight + f, (products * inverse), inside)
     n = tl.maximum(real, 1).to(WIDE)
     share = sums / n
     slope = products * inverse * inverse / n
     part = scale[None, :] * (part - share[None, :] - slope[None, :] * away)
     part = tl.where(given, part, 0)
     here = (r < rows)[:, None] & inside[None, :]
-    tl.store(dx + at, part.to(dx.dtype.element_ty), mask=here)
+    write(dx + at, part, here)
     if INTO:
-        part += tl.load(into + at, mask=here, other=0).to(WIDE)
-        tl.store(both + at, part.to(both.dtype.element_ty), mask=here)
+        part += read(into + at, here, WIDE)
+        write(both + at, part, here)
 
 
 def forward(

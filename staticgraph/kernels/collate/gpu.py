@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from staticgraph.kernels.collate.rows import copy_fields, owner_of
+from staticgraph.kernels.launch import read
 
 ROWS = 64
 # Columns that a program copies at once; wider rows take several iterations.
@@ -49,10 +50,10 @@ def collate_starts(
         at = start + tl.arange(0, BLOCK)
         i = tl.load(ids + at, mask=at < all_graphs, other=-1).to(tl.int64)
         here = i >= 0
-        n = tl.load(node_offsets + i + 1, mask=here, other=0).to(tl.int64)
-        n -= tl.load(node_offsets + i, mask=here, other=0).to(tl.int64)
-        e = tl.load(edge_offsets + i + 1, mask=here, other=0).to(tl.int64)
-        e -= tl.load(edge_offsets + i, mask=here, other=0).to(tl.int64)
+        n = read(node_offsets + i + 1, here, tl.int64)
+        n -= read(node_offsets + i, here, tl.int64)
+        e = read(edge_offsets + i + 1, here, tl.int64)
+        e -= read(edge_offsets + i, here, tl.int64)
         tl.store(ptr + at, nodes + tl.cumsum(n, 0) - n, mask=here)
         tl.store(edge_starts + at, edges + tl.cumsum(e, 0) - e, mask=here)
         tl.store(graph_ids + at, i, mask=at < all_graphs)
@@ -135,7 +136,7 @@ def node_rows(
     here = v < nodes
     owner = owner_of(v, ptr, all_graphs, STEPS)
     i = tl.load(ids + owner, mask=here, other=0)
-    first = tl.load(structure[0] + i, mask=here, other=0).to(tl.int64)
+    first = read(structure[0] + i, here, tl.int64)
     row = first + v - tl.load(ptr + owner, mask=here, other=0)
     tl.store(out[1] + v, owner, mask=inside)
     tl.store(out[5] + v, here.to(tl.uint8), mask=inside)
@@ -184,7 +185,7 @@ def edge_rows(
     owner = owner_of(copied, edge_starts, all_graphs, STEPS)
     i = tl.load(ids + owner, mask=there, other=0)
     start = tl.load(edge_starts + owner, mask=there, other=0)
-    row = tl.load(structure[1] + i, mask=there, other=0).to(tl.int64) + copied - start
+    row = read(structure[1] + i, there, tl.int64) + copied - start
     node = tl.load(ptr + owner, mask=here, other=0)
     src = node + tl.load(structure[2] + row, mask=here, other=0)
     dst = node + tl.load(structure[3] + row, mask=here, other=0)

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from staticgraph.kernels.collate.arguments import Arguments
 from staticgraph.kernels.collate.reference import collate_reference
 from staticgraph.kernels.register import operator
 
-
-def _on_cuda(*arguments: Any) -> None:
-    from staticgraph.kernels.collate import gpu
-
-    gpu.collate(*arguments)
-
-
 _collate = operator(
     "collate(Tensor ids, Tensor[] structure, Tensor[] columns, SymInt[] levels, SymInt[] widths, "
     "SymInt[] kinds, SymInt[] paddings, bool apart, bool paired, Tensor(a!)[] out) -> ()",
     cpu=collate_reference,
-    cuda=_on_cuda,
+    cuda="collate.gpu:collate",
     fake=lambda *_: None,
-)
+).overload
 
 
 def collate(ids: Tensor, arguments: Arguments) -> None:

@@ -1,8 +1,7 @@
 """``dot_attention`` on one core: loops over destinations both ways, nothing of size
 ``[E, H * C]``.
 
-``key_edge`` and ``value_edge`` are the edge terms added to keys and to values; without one, it is a
-single row of zeros that every edge reads. Forward computes all scores first, then all exponentials
+Forward computes all scores first, then all exponentials
 in one vectorised loop, then the sums. The attention weights are kept for backward, which scatters
 as it goes: on one core the order of additions is fixed.
 
@@ -17,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from staticgraph.jit import inlined, kernel
+from staticgraph.jit import inlined, kernel_part
+from staticgraph.kernels.cpu_loop import CpuLoop, Indices, Matrix, Pointers
 from staticgraph.kernels.exponential import exp
 from staticgraph.kernels.lanes import total
 from staticgraph.store.columns import Array
@@ -47,22 +47,30 @@ def _spread(numbers: Array, place: int, found: Array) -> None:
             found[h, c] = number
 
 
-@kernel
+@kernel_part
+def _edge_terms(edge: Array, added: bool, rows: Array) -> Array:
+    """Returns what edges add to such rows: a row of zeros for all edges if nothing."""
+    return edge if added and len(edge) > 0 else np.zeros((1, rows.shape[1]), rows.dtype)
+
+
+@CpuLoop
 def forward(
-    query: Array,
-    key: Array,
-    value: Array,
-    key_edge: Array,
-    value_edge: Array,
-    code: Array,
-    src: Array,
-    row_ptr: Array,
+    query: Matrix,
+    key: Matrix,
+    value: Matrix,
+    edge: Matrix,
+    code: Indices,
+    src: Indices,
+    row_ptr: Pointers,
     heads: int,
     scale: float,
-    out: Array,
-    share: Array,
+    to_key: bool,
+    to_value: bool,
+    out: Matrix,
+    share: Matrix,
 ) -> None:
-    """Runs forward; writes every element of ``out [N, H * D]`` and ``share [E, H]``."""
+    """Runs forward."""
+    key_edge, value_edge = _edge_terms(edge, to_key, key), _edge_terms(edge, to_value, value)
     nodes, columns = out.shape
     kind = out.dtype.type
     zero, one, factor, lowest = kind(0), kind(1), kind(scale), kind(-np.inf)
@@ -111,32 +119,29 @@ def forward(
                 out[i, f] += by[f] * (value[j, f] + value_edge[r, f])
 
 
-@kernel
+@CpuLoop
 def backward(
-    grad: Array,
-    out: Array,
-    share: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    key_edge: Array,
-    value_edge: Array,
-    code: Array,
-    src: Array,
-    row_ptr: Array,
+    grad: Matrix,
+    out: Matrix,
+    share: Matrix,
+    query: Matrix,
+    key: Matrix,
+    value: Matrix,
+    edge: Matrix,
+    code: Indices,
+    src: Indices,
+    row_ptr: Pointers,
     scale: float,
     to_key: bool,
     to_value: bool,
-    dquery: Array,
-    dkey: Array,
-    dvalue: Array,
-    dedge: Array,
+    dquery: Matrix,
+    dkey: Matrix,
+    dvalue: Matrix,
+    dedge: Matrix,
 ) -> None:
-    """Runs backward.
-
-    ``dkey``, ``dvalue`` and ``dedge`` must be zeroed, and ``dedge`` has no rows if it is not
-    wanted; every element of ``dquery`` is written.
-    """
+    """Runs backward."""
+    dkey[:], dvalue[:], dedge[:] = 0, 0, 0
+    key_edge, value_edge = _edge_terms(edge, to_key, key), _edge_terms(edge, to_value, value)
     nodes, columns = out.shape
     heads, width = share.shape[1], query.shape[1]
     kind = out.dtype.type

@@ -13,13 +13,15 @@ only ``grad . (v_j - out_i)``, since the mean of ``grad . v`` under the weights 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, warps, wide, wide_like
-from staticgraph.kernels.table_sum.op import table_gradient
+from staticgraph.kernels.launch import block, cells, read, span, warps, wide, wide_like, write
+from staticgraph.kernels.table_sum import gpu as tables
 
 
 @triton.jit
@@ -47,39 +49,34 @@ def dot_attention_forward(
     it."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
-    c = tl.arange(0, BLOCK)
-    d = tl.arange(0, COLUMNS)
     known = h < heads
-    inside = known[:, None] & (c < width)[None, :]
-    within = known[:, None] & (d < columns)[None, :]
-    place = h[:, None] * width + c[None, :]
-    spot = h[:, None] * columns + d[None, :]
-    first = tl.load(row_ptr + i).to(tl.int64)
-    last = tl.load(row_ptr + i + 1).to(tl.int64)
-    mine = tl.load(query + i * heads * width + place, mask=inside, other=0).to(WIDE)
+    place, inside = cells(h, heads, width, BLOCK)
+    spot, within = cells(h, heads, columns, COLUMNS)
+    first, last = span(row_ptr, i)
+    mine = read(query + i * heads * width + place, inside, WIDE)
     largest = tl.zeros([HEADS], WIDE) - float("inf")
     total = tl.zeros([HEADS], WIDE)
     result = tl.zeros([HEADS, COLUMNS], WIDE)
     for e in range(first, last):
         j = tl.load(src + e)
-        row = tl.load(key + j * heads * width + place, mask=inside, other=0).to(WIDE)
+        row = read(key + j * heads * width + place, inside, WIDE)
         if KEYED:
-            row += tl.load(edge + e * heads * width + place, mask=inside, other=0).to(WIDE)
+            row += read(edge + e * heads * width + place, inside, WIDE)
         score = tl.sum(mine * row, 1) * scale
         tl.store(share + e * heads + h, score, mask=known)
         more = tl.where(largest > score, largest, score)  # NaN propagates
         # If equal to the maximum the factor is one, also where both are minus infinity.
         before = tl.where(largest == more, 1, tl.exp(largest - more))
         part = tl.where(score == more, 1, tl.exp(score - more))
-        row = tl.load(value + j * heads * columns + spot, mask=within, other=0).to(WIDE)
+        row = read(value + j * heads * columns + spot, within, WIDE)
         if VALUED:
-            row += tl.load(edge + e * heads * columns + spot, mask=within, other=0).to(WIDE)
+            row += read(edge + e * heads * columns + spot, within, WIDE)
         result = result * before[:, None] + part[:, None] * row
         total = total * before + part
         largest = more
     total = tl.where(total == 0, 1, total)  # a node without edges
     result = result / total[:, None]
-    tl.store(out + i * heads * columns + spot, result.to(out.dtype.element_ty), mask=within)
+    write(out + i * heads * columns + spot, result, within)
     tl.debug_barrier()  # other threads' stores are read below
     for e in range(first, last):
         score = tl.load(share + e * heads + h, mask=known, other=0)
@@ -118,27 +115,23 @@ def dot_attention_sources(
     scores of the edges out of it."""
     j = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
-    c = tl.arange(0, BLOCK)
-    d = tl.arange(0, COLUMNS)
     known = h < heads
-    inside = known[:, None] & (c < width)[None, :]
-    within = known[:, None] & (d < columns)[None, :]
-    place = h[:, None] * width + c[None, :]
-    spot = h[:, None] * columns + d[None, :]
-    row = tl.load(value + j * heads * columns + spot, mask=within, other=0).to(WIDE)
+    place, inside = cells(h, heads, width, BLOCK)
+    spot, within = cells(h, heads, columns, COLUMNS)
+    row = read(value + j * heads * columns + spot, within, WIDE)
     to_key = tl.zeros([HEADS, BLOCK], WIDE)
     to_value = tl.zeros([HEADS, COLUMNS], WIDE)
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
-        g = tl.load(grad + i * heads * columns + spot, mask=within, other=0).to(WIDE)
-        apart = row - tl.load(out + i * heads * columns + spot, mask=within, other=0).to(WIDE)
+        g = read(grad + i * heads * columns + spot, within, WIDE)
+        apart = row - read(out + i * heads * columns + spot, within, WIDE)
         if VALUED:
-            apart += tl.load(edge + e * heads * columns + spot, mask=within, other=0).to(WIDE)
+            apart += read(edge + e * heads * columns + spot, within, WIDE)
         part = tl.load(share + e * heads + h, mask=known, other=0)
         slope = scale * part * tl.sum(g * apart, 1)
         tl.store(dscore + e * heads + h, slope, mask=known)
-        theirs = tl.load(query + i * heads * width + place, mask=inside, other=0).to(WIDE)
+        theirs = read(query + i * heads * width + place, inside, WIDE)
         by_key = slope[:, None] * theirs
         by_value = part[:, None] * g
         to_key += by_key
@@ -148,13 +141,13 @@ def dot_attention_sources(
             if VALUED:
                 both += by_value  # keys and values read the same edge columns
             to = dedge + e * heads * width + place
-            tl.store(to, both.to(dedge.dtype.element_ty), mask=inside)
+            write(to, both, inside)
         elif VALUED:
             to = dedge + e * heads * columns + spot
-            tl.store(to, by_value.to(dedge.dtype.element_ty), mask=within)
-    tl.store(dkey + j * heads * width + place, to_key.to(dkey.dtype.element_ty), mask=inside)
+            write(to, by_value, within)
+    write(dkey + j * heads * width + place, to_key, inside)
     to = dvalue + j * heads * columns + spot
-    tl.store(to, to_value.to(dvalue.dtype.element_ty), mask=within)
+    write(to, to_value, within)
 
 
 @triton.jit
@@ -176,19 +169,17 @@ def dot_attention_targets(
     it."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
-    c = tl.arange(0, BLOCK)
     known = h < heads
-    inside = known[:, None] & (c < width)[None, :]
-    place = h[:, None] * width + c[None, :]
+    place, inside = cells(h, heads, width, BLOCK)
     total = tl.zeros([HEADS, BLOCK], WIDE)
     for e in range(tl.load(row_ptr + i).to(tl.int64), tl.load(row_ptr + i + 1).to(tl.int64)):
         j = tl.load(src + e)
-        row = tl.load(key + j * heads * width + place, mask=inside, other=0).to(WIDE)
+        row = read(key + j * heads * width + place, inside, WIDE)
         if KEYED:
-            row += tl.load(edge + e * heads * width + place, mask=inside, other=0).to(WIDE)
+            row += read(edge + e * heads * width + place, inside, WIDE)
         slope = tl.load(dscore + e * heads + h, mask=known, other=0)
         total += slope[:, None] * row
-    tl.store(dquery + i * heads * width + place, total.to(dquery.dtype.element_ty), mask=inside)
+    write(dquery + i * heads * width + place, total, inside)
 
 
 def forward(
@@ -197,8 +188,7 @@ def forward(
     value: Tensor,
     edge: Tensor | None,
     code: Tensor | None,
-    src: Tensor,
-    row_ptr: Tensor,
+    edges: Sequence[Tensor],
     heads: int,
     scale: float,
     to_key: bool,
@@ -206,7 +196,9 @@ def forward(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Runs forward in one launch, plus a gather if edges read a table."""
+    src, _, row_ptr, _, _ = edges
     out, share = torch.empty_like(value, dtype=dtype), wide_like(query, len(src), heads)
+    sizes, options = _sizes(query, value, heads)
     dot_attention_forward[(len(query),)](
         query,
         key,
@@ -217,12 +209,11 @@ def forward(
         out,
         share,
         scale,
-        heads,
-        query.size(1) // heads,
-        value.size(1) // heads,
+        *sizes,
+        KEYED=to_key,
         VALUED=to_value,
-        COLUMNS=block(value.size(1) // heads),
-        **_options(query, value, heads, to_key),
+        COLUMNS=block(sizes[2]),
+        **options,
     )
     return out, share
 
@@ -236,21 +227,18 @@ def backward(
     value: Tensor,
     edge: Tensor | None,
     code: Tensor | None,
-    src: Tensor,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
+    edges: Sequence[Tensor],
     heads: int,
     scale: float,
     to_key: bool,
     to_value: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Runs backward in two launches, plus a gather and the table's sum if edges read a table."""
+    src, dst, row_ptr, col_ptr, transpose = edges
     dquery, dkey, dvalue = (torch.empty_like(one) for one in (query, key, value))
     each, dscore = _each(query, edge, code), torch.empty_like(share)
     dedge = query.new_empty(0, 0) if edge is None else torch.empty_like(each)
-    options = _options(query, value, heads, to_key)
+    sizes, options = _sizes(query, value, heads)
     dot_attention_sources[(len(query),)](
         grad,
         query,
@@ -267,18 +255,17 @@ def backward(
         dedge,
         dscore,
         scale,
-        heads,
-        query.size(1) // heads,
-        value.size(1) // heads,
+        *sizes,
+        KEYED=to_key,
         VALUED=to_value,
-        COLUMNS=block(value.size(1) // heads),
+        COLUMNS=block(sizes[2]),
         **options,
     )
     dot_attention_targets[(len(query),)](
-        dscore, key, each, src, row_ptr, dquery, heads, query.size(1) // heads, **options
+        dscore, key, each, src, row_ptr, dquery, *sizes[:2], KEYED=to_key, **options
     )
     if edge is not None and code is not None:
-        dedge = table_gradient(dedge, code.view(-1, 1), None, len(edge))
+        dedge = tables.backward(dedge, code.view(-1, 1), None, len(edge))
     return dquery, dkey, dvalue, dedge
 
 
@@ -289,12 +276,12 @@ def _each(query: Tensor, edge: Tensor | None, code: Tensor | None) -> Tensor:
     return edge if code is None else edge.index_select(0, code)
 
 
-def _options(query: Tensor, value: Tensor, heads: int, to_key: bool) -> dict[str, object]:
-    rows, columns = triton.next_power_of_2(heads), block(query.size(1) // heads)
-    return {
-        "KEYED": to_key,
-        "WIDE": wide(query.dtype),
-        "HEADS": rows,
-        "BLOCK": columns,
-        "num_warps": warps(rows * max(columns, block(value.size(1) // heads))),
-    }
+def _sizes(
+    query: Tensor, value: Tensor, heads: int
+) -> tuple[tuple[int, int, int], dict[str, object]]:
+    """Returns heads and the columns of each, and the options that all kernels share."""
+    width, columns = query.size(1) // heads, value.size(1) // heads
+    rows = triton.next_power_of_2(heads)
+    options = {"WIDE": wide(query.dtype), "HEADS": rows, "BLOCK": block(width)}
+    options["num_warps"] = warps(rows * max(block(width), block(columns)))
+    return (heads, width, columns), options

@@ -8,24 +8,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from staticgraph.jit import kernel
+from staticgraph.kernels.cpu_loop import CpuLoop, Indices, Matrix
 from staticgraph.packing.random import STEP, mix
-from staticgraph.store.columns import Array
 
 _TOP = np.uint64(40)
 # 24 bits of the hash decide, as many as a float32 between 0 and 1 has.
 _STEPS = 1 << 24
 
 
-@kernel
+@CpuLoop
 def fill(
-    x: Array,
-    gate: Array,
-    residual: Array,
-    seed: int,
-    site: int,
-    p: float,
-    out: Array,
+    x: Matrix, gate: Matrix, residual: Matrix, seed: Indices, site: int, p: float, out: Matrix
 ) -> None:
     """Writes ``residual + x / (1 - p)`` where a value is kept, the residual elsewhere.
 
@@ -34,7 +27,7 @@ def fill(
     """
     width, zero = x.shape[1], x.dtype.type(0)
     scale, least = x.dtype.type(1 / (1 - p)), np.uint64(p * _STEPS)
-    key = mix(np.uint64(seed) + mix(np.uint64(site) * STEP))
+    key = mix(np.uint64(seed[0]) + mix(np.uint64(site) * STEP))
     gated, added = len(gate) > 0, len(residual) > 0
     for r in range(len(x)):
         for f in range(width):

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import wide
+from staticgraph.kernels.launch import read, wide, write
 
 BLOCK = 1024
 
@@ -46,12 +46,12 @@ def dropout_sum_fill(
     drawn, _, _, _ = tl.philox(tl.load(seed), place, none + site, none, none)
     stays = tl.uint_to_uniform_float(drawn) >= p
     if GATED:
-        stays = stays & (tl.load(gate + at, mask=here, other=0).to(WIDE) > 0)
-    value = tl.load(x + at, mask=here, other=0).to(WIDE) / (1 - p)
+        stays = stays & (read(gate + at, here, WIDE) > 0)
+    value = read(x + at, here, WIDE) / (1 - p)
     value = tl.where(stays, value, 0)
     if ADDED:
-        value += tl.load(residual + at, mask=here, other=0).to(WIDE)
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=here)
+        value += read(residual + at, here, WIDE)
+    write(out + at, value, here)
 
 
 def fill(

@@ -33,40 +33,13 @@ def dropout_sum_reference(
 _SEEDS = 2**31 - 1
 
 
-def _on_cpu(
-    x: Tensor, gate: Tensor | None, residual: Tensor | None, seed: Tensor, site: int, p: float
-) -> Tensor:
-    wide = x if x.dtype == torch.float64 else x.float()
-    out = torch.empty_like(wide)
-    cpu.fill(
-        wide.numpy(),
-        _optional(gate, wide).numpy(),
-        _optional(residual, wide).numpy(),
-        int(seed),
-        site,
-        p,
-        out.numpy(),
-    )
-    return out.to(x.dtype)
-
-
-def _on_cuda(*arguments):
-    from staticgraph.kernels.dropout_sum import gpu
-
-    return gpu.fill(*arguments)
-
-
-def _optional(value: Tensor | None, like: Tensor) -> Tensor:
-    return like.new_empty(0, 0) if value is None else value.to(like.dtype)
-
-
 _fill = operator(
     "dropout_sum(Tensor x, Tensor? gate, Tensor? residual, Tensor seed, int site, float p) "
     "-> Tensor",
-    cpu=_on_cpu,
-    cuda=_on_cuda,
+    cpu=cpu.fill,
+    cuda="dropout_sum.gpu:fill",
     fake=lambda x, *_: torch.empty_like(x),
-)
+).overload
 
 
 class DropoutSum(torch.autograd.Function):

@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from staticgraph.jit import kernel, kernel_part
-from staticgraph.kernels.addresses import carray, pointer
+from staticgraph.jit import kernel_part
+from staticgraph.kernels.cpu_loop import Block, CpuLoop, Indices, Matrix, Pointers
 from staticgraph.kernels.lanes import dot
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
 
-@kernel_part
-def _forward(
+@CpuLoop
+def forward(
     thread: int,
     threads: int,
-    x: Array,
-    matrices: Array,
-    src: Array,
-    row_ptr: Array,
+    x: Matrix,
+    matrices: Block,
+    src: Indices,
+    row_ptr: Pointers,
     mean: bool,
-    out: Array,
+    out: Matrix,
 ) -> None:
+    """Runs forward."""
     nodes, columns = out.shape
     zero, one = out.dtype.type(0), out.dtype.type(1)
     begin, end = portion(nodes, 1, thread, threads)
@@ -42,26 +43,6 @@ def _forward(
                 value = share * x[j, k]
                 for o in range(columns):
                     out[i, o] += value * matrices[e, k, o]
-
-
-_forwards = on_threads(_forward)
-
-
-@kernel
-def forward(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...], mean: bool, threads: int
-) -> None:
-    """Runs forward on the addresses of ``x, matrices, src, row_ptr, out``.
-
-    ``sizes`` are ``N, E, I, O``. Every element of ``out`` is written.
-    """
-    nodes, edges, inputs, outputs = sizes
-    x = carray(pointer(at[0], like), (nodes, inputs))
-    matrices = carray(pointer(at[1], like), (edges, inputs, outputs))
-    src = carray(pointer(at[2], np.int64(0)), edges)
-    row_ptr = carray(pointer(at[3], np.int32(0)), nodes + 1)
-    out = carray(pointer(at[4], like), (nodes, outputs))
-    _forwards(threads, (x, matrices, src, row_ptr, mean, out))
 
 
 @kernel_part
@@ -121,34 +102,23 @@ def _of_sources(
 _edges_on_threads, _sources_on_threads = on_threads(_of_edges), on_threads(_of_sources)
 
 
-@kernel
+@CpuLoop
 def backward(
-    like: float,
-    at: tuple[int, ...],
-    sizes: tuple[int, ...],
-    handed: bool,
+    grad: Matrix,
+    x: Matrix,
+    matrices: Block,
+    src: Indices,
+    row_ptr: Pointers,
+    col_ptr: Pointers,
+    transpose: Pointers,
+    into_matrices: Block,
     mean: bool,
+    dx: Matrix,
+    dmatrices: Block,
     threads: int,
 ) -> None:
-    """Runs backward on the addresses of ``grad, x, matrices, src, row_ptr, col_ptr, transpose,
-    into, dx, dmatrices``.
-
-    ``into`` is read if ``handed``. Every element of the last two is written.
-    """
-    nodes, edges, inputs, outputs = sizes
-    number, small = np.int64(0), np.int32(0)
-    shape = edges, inputs, outputs
-    grad = carray(pointer(at[0], like), (nodes, outputs))
-    x = carray(pointer(at[1], like), (nodes, inputs))
-    matrices = carray(pointer(at[2], like), shape)
-    src = carray(pointer(at[3], number), edges)
-    row_ptr = carray(pointer(at[4], small), nodes + 1)
-    col_ptr = carray(pointer(at[5], small), nodes + 1)
-    transpose = carray(pointer(at[6], small), edges)
-    into = carray(pointer(at[7], like), (edges if handed else 0, inputs, outputs))
-    dx = carray(pointer(at[8], like), (nodes, inputs))
-    dmatrices = carray(pointer(at[9], like), shape)
-    rows = np.empty((edges, inputs), grad.dtype)
-    given = grad, x, matrices, src, row_ptr, into, mean
+    """Runs backward."""
+    rows = np.empty((len(src), x.shape[1]), grad.dtype)
+    given = grad, x, matrices, src, row_ptr, into_matrices, mean
     _edges_on_threads(threads, (*given, rows, dmatrices))
     _sources_on_threads(threads, (rows, col_ptr, transpose, dx))

@@ -1,4 +1,4 @@
-"""``edge_matrix_sum`` as a torch operator: CPU kernel, shapes, derivative.
+"""``edge_matrix_sum`` as a torch operator: reference, registration, shapes.
 
 A message-passing network with one matrix per edge multiplies each neighbour's row by its edge's
 matrix: one small product per edge, and each further call of the same layer allocates another
@@ -11,15 +11,13 @@ Source: Gilmer et al. 2017, arXiv 1704.01212.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.addresses import LIKE, addresses, cast, in_kernels, plain
 from staticgraph.kernels.edge_matrix_sum import cpu
-from staticgraph.kernels.register import asked_of, differentiable_once, operator
-from staticgraph.kernels.threads import threads_for
+from staticgraph.kernels.edges import Edges
+from staticgraph.kernels.register import operator
+from staticgraph.kernels.shapes import contiguous
 
 
 def edge_matrix_sum_reference(
@@ -39,109 +37,25 @@ def edge_matrix_sum_reference(
     return out.to(x.dtype)
 
 
-def _on_cpu(
-    x: Tensor,
-    matrices: Tensor,
-    src: Tensor,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
-    mean: bool,
-) -> Tensor:
-    wide = in_kernels(x.dtype)
-    read = plain(x, wide), plain(matrices, wide), plain(src, torch.int64)
-    row_ptr = plain(row_ptr, torch.int32)
-    out = torch.empty(len(x), matrices.size(2), dtype=wide)
-    cpu.forward(
-        LIKE[wide],
-        addresses(*read, row_ptr, out),
-        (len(x), *matrices.shape),
-        mean,
-        threads_for(matrices.numel()),
-    )
-    return cast(out, x.dtype)
-
-
-def _backward_on_cpu(
-    grad: Tensor,
-    x: Tensor,
-    matrices: Tensor,
-    src: Tensor,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
-    into: Tensor | None,
-    mean: bool,
-) -> tuple[Tensor, Tensor]:
-    wide = in_kernels(x.dtype)
-    read = plain(grad, wide), plain(x, wide), plain(matrices, wide), plain(src, torch.int64)
-    pointers = [plain(one, torch.int32) for one in (row_ptr, col_ptr, transpose)]
-    into = plain(into, wide)
-    dx, dmatrices = torch.empty(x.shape, dtype=wide), torch.empty(matrices.shape, dtype=wide)
-    cpu.backward(
-        LIKE[wide],
-        addresses(*read, *pointers, into, dx, dmatrices),
-        (len(x), *matrices.shape),
-        into is not None,
-        mean,
-        threads_for(matrices.numel()),
-    )
-    return cast(dx, x.dtype), cast(dmatrices, matrices.dtype)
-
-
-_OPERANDS = (
-    "Tensor x, Tensor matrices, Tensor src, Tensor dst, Tensor row_ptr, Tensor col_ptr, "
-    "Tensor transpose"
-)
-_forward = operator(
-    f"edge_matrix_sum({_OPERANDS}, bool mean) -> Tensor",
-    cpu=_on_cpu,
+_edge_matrix_sum = operator(
+    "edge_matrix_sum(Tensor x, Tensor matrices, Tensor[] edges, bool mean) -> Tensor",
+    cpu=cpu.forward,
     cuda=None,
     fake=lambda x, matrices, *_: x.new_empty(x.size(0), matrices.size(2)),
+    backward=operator(
+        "edge_matrix_sum_backward(Tensor grad, Tensor x, Tensor matrices, Tensor[] edges, "
+        "Tensor? into_matrices, bool mean) -> (Tensor dx, Tensor dmatrices)",
+        cpu=cpu.backward,
+        cuda=None,
+        fake=lambda grad, x, matrices, *_: (torch.empty_like(x), torch.empty_like(matrices)),
+    ),
 )
-_backward = operator(
-    f"edge_matrix_sum_backward(Tensor grad, {_OPERANDS}, Tensor? into, bool mean) "
-    "-> (Tensor, Tensor)",
-    cpu=_backward_on_cpu,
-    cuda=None,
-    fake=lambda grad, x, matrices, *_: (torch.empty_like(x), torch.empty_like(matrices)),
-)
-
-
-class EdgeMatrixSum(torch.autograd.Function):
-    """Autograd function of ``edge_matrix_sum``; ``handed`` tells whether the matrices are handed
-    on."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        """Returns the operator's ``[N, O]``, and the matrices if they are handed on."""
-        *tensors, mean, handed = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.mean = mean
-        out = _forward(*tensors, mean)
-        return (out, tensors[1].view_as(tensors[1])) if handed else out
-
-    @staticmethod
-    @differentiable_once("edge_matrix_sum")
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """Returns the gradients of ``x`` and of the matrices, the latter including the gradient of
-        the matrices handed on."""
-        grad, *handed = grads
-        into = handed[0] if handed else None
-        found = _backward(grad, *ctx.saved_tensors, into, ctx.mean)
-        return *asked_of(ctx, found), *(None,) * 7
 
 
 def edge_matrix_sum(
     x: Tensor,
     matrices: Tensor,
-    src: Tensor,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
+    edges: Edges,
     *,
     mean: bool = False,
 ) -> Tensor:
@@ -150,24 +64,19 @@ def edge_matrix_sum(
     Args:
         x: ``[N, I]``; half precisions are accumulated in float32.
         matrices: ``[E, I, O]`` in the dtype of ``x``.
-        src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
+        edges: their ends and pointers.
         mean: divide the sum by the number of edges into ``i``, at least 1.
 
     Returns:
         ``[N, O]``, differentiable once in ``x`` and ``matrices``. Bitwise deterministic.
     """
-    given = x.contiguous(), matrices.contiguous(), src, dst, row_ptr, col_ptr, transpose
-    return EdgeMatrixSum.apply(*given, mean, False)
+    return _edge_matrix_sum(*contiguous(x, matrices), edges, mean)
 
 
 def edge_matrix_sum_handed_on(
     x: Tensor,
     matrices: Tensor,
-    src: Tensor,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
+    edges: Edges,
     *,
     mean: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -175,5 +84,4 @@ def edge_matrix_sum_handed_on(
 
     Later code should read the returned matrices instead of those passed in.
     """
-    given = x.contiguous(), matrices.contiguous(), src, dst, row_ptr, col_ptr, transpose
-    return EdgeMatrixSum.apply(*given, mean, True)
+    return _edge_matrix_sum(*contiguous(x, matrices), edges, mean, handed=("matrices",))

@@ -5,51 +5,50 @@ Backward scatters by source as it goes: on one core the order of additions is fi
 
 from __future__ import annotations
 
-from staticgraph.jit import kernel
-from staticgraph.store.columns import Array
+from staticgraph.kernels.cpu_loop import CpuLoop, Indices, Matrix, Pointers
 
 
-@kernel
+@CpuLoop
 def forward(
-    source: Array, target: Array, edge: Array, code: Array, src: Array, dst: Array, out: Array
+    source: Matrix,
+    target: Matrix,
+    edge: Matrix,
+    code: Indices,
+    src: Indices,
+    dst: Indices,
+    out: Matrix,
 ) -> None:
-    """Runs forward; writes every element of ``out [E, F]``. Empty operands add nothing."""
+    """Runs forward. Empty operands add nothing."""
     width, coded = out.shape[1], len(code) > 0
     sourced, targeted, edged = len(source) > 0, len(target) > 0, len(edge) > 0
     for e in range(len(out)):
         row, r = out[e], code[e] if coded else e
         if sourced:
-            mine = source[src[e]]
             for f in range(width):
-                row[f] = mine[f]
+                row[f] = source[src[e], f]
         else:
             for f in range(width):
                 row[f] = 0
         if targeted:
-            mine = target[dst[e]]
             for f in range(width):
-                row[f] += mine[f]
+                row[f] += target[dst[e], f]
         if edged:
-            mine = edge[r]
             for f in range(width):
-                row[f] += mine[f]
+                row[f] += edge[r, f]
 
 
-@kernel
+@CpuLoop
 def backward(
-    grad: Array,
-    code: Array,
-    src: Array,
-    row_ptr: Array,
-    dsource: Array,
-    dtarget: Array,
-    dedge: Array,
+    grad: Matrix,
+    code: Indices,
+    src: Indices,
+    row_ptr: Pointers,
+    dsource: Matrix,
+    dtarget: Matrix,
+    dedge: Matrix,
 ) -> None:
-    """Runs backward.
-
-    ``dsource`` and ``dedge`` must be zeroed; every element of ``dtarget`` is written. Empty
-    gradients are not touched.
-    """
+    """Runs backward. Empty gradients are not touched."""
+    dsource[:], dedge[:] = 0, 0
     width = grad.shape[1]
     sourced, targeted, edged = len(dsource) > 0, len(dtarget) > 0, len(dedge) > 0
     for i in range(len(row_ptr) - 1):

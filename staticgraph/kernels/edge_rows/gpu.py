@@ -6,38 +6,44 @@ Backward uses the kernels of :mod:`staticgraph.kernels.segments` and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from staticgraph.kernels.edge_rows.reference import edge_rows_reference
 from staticgraph.kernels.segments import gpu as segments
-from staticgraph.kernels.table_sum.op import table_gradient
-
-Found = tuple[Tensor, Tensor, Tensor]
+from staticgraph.kernels.table_sum import gpu as tables
 
 
-def forward(*operands: Tensor) -> Tensor:
+def forward(
+    source: Tensor | None,
+    target: Tensor | None,
+    edge: Tensor | None,
+    code: Tensor | None,
+    edges: Sequence[Tensor],
+) -> Tensor:
     """Runs forward."""
-    return edge_rows_reference(*operands)
+    return edge_rows_reference(source, target, edge, code, *edges[:2])
 
 
 def backward(
     grad: Tensor,
     code: Tensor | None,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
+    edges: Sequence[Tensor],
     entries: int,
-    wants: tuple[bool, bool, bool],
-) -> Found:
+    source: bool,
+    target: bool,
+    edge: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Runs backward in one launch per operand, plus one that reorders the edges."""
-    nothing = grad.new_empty(0, grad.size(1))
-    by_source, by_target, by_edge = nothing, nothing, nothing
-    if wants[0]:
+    _, _, row_ptr, col_ptr, transpose = edges
+    by_source, by_target, by_edge = (grad.new_empty(0, grad.size(1)) for _ in range(3))
+    if source:
         ordered = grad.index_select(0, transpose.to(torch.int64))
         by_source = segments.sum_forward(ordered, col_ptr, False)
-    if wants[1]:
+    if target:
         by_target = segments.sum_forward(grad, row_ptr, False)
-    if wants[2] and code is not None:
-        by_edge = table_gradient(grad, code.view(-1, 1), None, entries)
+    if edge and code is not None:
+        by_edge = tables.backward(grad, code.view(-1, 1), None, entries)
     return by_source, by_target, by_edge

@@ -7,10 +7,8 @@ on one core in a fixed order. ``weight`` is empty if every edge has weight one.
 
 from __future__ import annotations
 
-import numpy as np
-
-from staticgraph.jit import kernel, kernel_part
-from staticgraph.kernels.addresses import carray, pointer
+from staticgraph.jit import kernel_part
+from staticgraph.kernels.cpu_loop import CpuLoop, Indices, Matrix, Pointers, Vector
 from staticgraph.kernels.lanes import dot
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
@@ -41,31 +39,24 @@ def _products(
 _products_on_threads = on_threads(_products)
 
 
-@kernel
+@CpuLoop
 def sum_backward(
-    like: float,
-    at: tuple[int, ...],
-    nodes: int,
-    width: int,
-    edges: int,
-    weighted: bool,
+    grad: Matrix,
+    x: Matrix,
+    root: Vector,
+    own: Vector,
+    weight: Vector,
+    src: Indices,
+    row_ptr: Pointers,
     loops: bool,
+    droot: Vector,
+    down: Vector,
+    dweight: Vector,
     threads: int,
 ) -> None:
-    """Runs backward through ``gcn_sum`` on the addresses of ``grad, x, root, own, weight, src,
-    row_ptr, droot, down, dweight``.
-
-    Weight is read if ``weighted``. Every element of the last three is written.
-    """
-    grads = carray(pointer(at[0], like), nodes * width)
-    rows = carray(pointer(at[1], like), nodes * width)
-    root, own = carray(pointer(at[2], like), nodes), carray(pointer(at[3], like), nodes)
-    weight = carray(pointer(at[4], like), edges if weighted else 0)
-    src = carray(pointer(at[5], np.int64(0)), edges)
-    row_ptr = carray(pointer(at[6], np.int32(0)), nodes + 1)
-    droot, down = carray(pointer(at[7], like), nodes), carray(pointer(at[8], like), nodes)
-    dweight = carray(pointer(at[9], like), edges)
-    _products_on_threads(threads, (grads, rows, src, row_ptr, down, dweight))
+    """Runs backward through ``gcn_sum``, for all but the rows."""
+    nodes, weighted = len(x), len(weight) > 0
+    _products_on_threads(threads, (grad.reshape(-1), x.reshape(-1), src, row_ptr, down, dweight))
     two, zero = root.dtype.type(2), root.dtype.type(0)
     for i in range(nodes):
         droot[i] = two * own[i] * root[i] * down[i]
@@ -84,20 +75,20 @@ def sum_backward(
             droot[j] += part * root[i]
 
 
-@kernel
+@CpuLoop
 def degrees_backward(
-    droot: Array,
-    down: Array,
-    root: Array,
-    src: Array,
-    row_ptr: Array,
+    grad_root: Vector,
+    grad_own: Vector,
+    root: Vector,
+    src: Indices,
+    row_ptr: Pointers,
     loops: bool,
-    dweight: Array,
+    dweight: Vector,
 ) -> None:
-    """Runs backward through ``gcn_degrees``; writes every element of ``dweight``."""
+    """Runs backward through ``gcn_degrees``."""
     half, zero = root.dtype.type(-0.5), root.dtype.type(0)
     for i in range(len(root)):
-        slope = half * root[i] * root[i] * root[i] * droot[i]
+        slope = half * root[i] * root[i] * root[i] * grad_root[i]
         last = -1
         for e in range(row_ptr[i], row_ptr[i + 1]):
             if loops and src[e] == i:
@@ -106,4 +97,4 @@ def degrees_backward(
             else:
                 dweight[e] = slope
         if last >= 0:
-            dweight[last] = slope + down[i]
+            dweight[last] = slope + grad_own[i]

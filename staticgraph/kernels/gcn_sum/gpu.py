@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, warps, wide
+from staticgraph.kernels.launch import by_row, own_row, read, wide, write
 
 
 @triton.jit
@@ -63,12 +64,10 @@ def gcn_sum_forward(
 ):
     """One program: the row of node ``i``, the normalised sum over its self-loop and the edges into
     it."""
-    i = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, BLOCK)
-    inside = f < width
+    i, f, inside = own_row(width, BLOCK)
     mine = tl.load(root + i).to(WIDE)
     share = tl.load(own + i).to(WIDE) * mine * mine
-    total = share * tl.load(x + i * width + f, mask=inside, other=0).to(WIDE)
+    total = share * read(x + i * width + f, inside, WIDE)
     for e in range(tl.load(row_ptr + i), tl.load(row_ptr + i + 1)):
         j = tl.load(src + e)
         share = mine * tl.load(root + j).to(WIDE)
@@ -76,10 +75,10 @@ def gcn_sum_forward(
             share = share * tl.load(weight + e).to(WIDE)
         if LOOPS:
             share = tl.where(j == i, 0, share)
-        total += share * tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+        total += share * read(x + j * width + f, inside, WIDE)
     if BIASED:
-        total += tl.load(bias + f, mask=inside, other=0).to(WIDE)
-    tl.store(out + i * width + f, total.to(out.dtype.element_ty), mask=inside)
+        total += read(bias + f, inside, WIDE)
+    write(out + i * width + f, total, inside)
 
 
 @triton.jit
@@ -99,12 +98,10 @@ def gcn_sum_backward(
     BLOCK: tl.constexpr,
 ):
     """One program: the gradient of node ``j``'s row, over its self-loop and the edges out of it."""
-    j = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, BLOCK)
-    inside = f < width
+    j, f, inside = own_row(width, BLOCK)
     mine = tl.load(root + j).to(WIDE)
     share = tl.load(own + j).to(WIDE) * mine * mine
-    total = share * tl.load(grad + j * width + f, mask=inside, other=0).to(WIDE)
+    total = share * read(grad + j * width + f, inside, WIDE)
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
@@ -113,8 +110,8 @@ def gcn_sum_backward(
             share = share * tl.load(weight + e).to(WIDE)
         if LOOPS:
             share = tl.where(i == j, 0, share)
-        total += share * tl.load(grad + i * width + f, mask=inside, other=0).to(WIDE)
-    tl.store(dx + j * width + f, total.to(dx.dtype.element_ty), mask=inside)
+        total += share * read(grad + i * width + f, inside, WIDE)
+    write(dx + j * width + f, total, inside)
 
 
 @triton.jit
@@ -140,19 +137,17 @@ def gcn_sum_weights(
 ):
     """One program: the gradients of node ``i``'s root and self-loop, over the edges at either end,
     and of the weights of the edges into it."""
-    i = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, BLOCK)
-    inside = f < width
+    i, f, inside = own_row(width, BLOCK)
     mine = tl.load(root + i).to(WIDE)
-    given = tl.load(grad + i * width + f, mask=inside, other=0).to(WIDE)
-    row = tl.load(x + i * width + f, mask=inside, other=0).to(WIDE)
+    given = read(grad + i * width + f, inside, WIDE)
+    row = read(x + i * width + f, inside, WIDE)
     product = tl.sum(given * row, 0)
     tl.store(down + i, mine * mine * product)
     total = 2 * tl.load(own + i).to(WIDE) * mine * product
     for e in range(tl.load(row_ptr + i), tl.load(row_ptr + i + 1)):
         j = tl.load(src + e)
         other = tl.load(root + j).to(WIDE)
-        theirs = tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+        theirs = read(x + j * width + f, inside, WIDE)
         product = tl.sum(given * theirs, 0)
         if LOOPS:
             product = tl.where(j == i, 0, product)
@@ -163,7 +158,7 @@ def gcn_sum_weights(
     for k in range(tl.load(col_ptr + i), tl.load(col_ptr + i + 1)):
         out = tl.load(transpose + k).to(tl.int64)
         j = tl.load(dst + out)
-        theirs = tl.load(grad + j * width + f, mask=inside, other=0).to(WIDE)
+        theirs = read(grad + j * width + f, inside, WIDE)
         product = tl.sum(theirs * row, 0)
         if LOOPS:
             product = tl.where(j == i, 0, product)
@@ -197,9 +192,10 @@ def gcn_sum_degrees_backward(
 
 
 def degrees(
-    src: Tensor, row_ptr: Tensor, weight: Tensor | None, fill: float, loops: bool, like: Tensor
+    edges: Sequence[Tensor], weight: Tensor | None, fill: float, loops: bool, like: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Runs the operator in one launch."""
+    src, _, row_ptr, _, _ = edges
     dtype = torch.promote_types(like.dtype, torch.float32)
     root = torch.empty(len(row_ptr) - 1, dtype=dtype, device=src.device)
     own = torch.empty_like(root)
@@ -224,25 +220,25 @@ def forward(
     root: Tensor,
     own: Tensor,
     weight: Tensor | None,
-    src: Tensor,
-    row_ptr: Tensor,
+    edges: Sequence[Tensor],
     loops: bool,
     dtype: torch.dtype,
 ) -> Tensor:
     """Runs forward in one launch."""
-    out = torch.empty_like(x, dtype=dtype)
+    out, (src, _, row_ptr, _, _) = torch.empty_like(x, dtype=dtype), edges
+    weights, options = _given(x, root, weight, loops)
     gcn_sum_forward[(len(x),)](
         x,
         x if bias is None else bias,
         root,
         own,
-        root if weight is None else weight,
+        weights,
         src,
         row_ptr,
         out,
         x.size(1),
         BIASED=bias is not None,
-        **_options(x, weight, loops),
+        **options,
     )
     return out
 
@@ -252,26 +248,15 @@ def backward(
     root: Tensor,
     own: Tensor,
     weight: Tensor | None,
-    dst: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
+    edges: Sequence[Tensor],
     loops: bool,
     dtype: torch.dtype,
 ) -> Tensor:
     """Runs backward in one launch."""
-    dx = torch.empty_like(grad, dtype=dtype)
-    gcn_sum_backward[(len(grad),)](
-        grad,
-        root,
-        own,
-        root if weight is None else weight,
-        dst,
-        col_ptr,
-        transpose,
-        dx,
-        grad.size(1),
-        **_options(grad, weight, loops),
-    )
+    dx, (_, dst, _, col_ptr, transpose) = torch.empty_like(grad, dtype=dtype), edges
+    weights, options = _given(grad, root, weight, loops)
+    given = grad, root, own, weights, dst, col_ptr, transpose, dx, grad.size(1)
+    gcn_sum_backward[(len(grad),)](*given, **options)
     return dx
 
 
@@ -281,40 +266,23 @@ def weights_backward(
     root: Tensor,
     own: Tensor,
     weight: Tensor | None,
-    src: Tensor,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
+    edges: Sequence[Tensor],
     loops: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs the operator in one launch."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    droot, down, dweight = (x.new_empty(n, dtype=dtype) for n in (len(x), len(x), len(src)))
-    gcn_sum_weights[(len(x),)](
-        grad.contiguous(),
-        x.contiguous(),
-        root,
-        own,
-        root if weight is None else weight,
-        src,
-        dst,
-        row_ptr,
-        col_ptr,
-        transpose,
-        droot,
-        down,
-        dweight,
-        x.size(1),
-        **_options(x, weight, loops),
-    )
+    droot, down, dweight = (x.new_empty(n, dtype=dtype) for n in (len(x), len(x), len(edges[0])))
+    weights, options = _given(x, root, weight, loops)
+    given = grad.contiguous(), x.contiguous(), root, own, weights, *edges
+    gcn_sum_weights[(len(x),)](*given, droot, down, dweight, x.size(1), **options)
     return droot, down, dweight
 
 
 def degrees_backward(
-    droot: Tensor, down: Tensor, root: Tensor, src: Tensor, row_ptr: Tensor, loops: bool
+    droot: Tensor, down: Tensor, root: Tensor, edges: Sequence[Tensor], loops: bool
 ) -> Tensor:
     """Runs the operator in one launch."""
+    src, _, row_ptr, _, _ = edges
     dweight = root.new_empty(len(src))
     gcn_sum_degrees_backward[(len(root),)](
         droot,
@@ -330,13 +298,9 @@ def degrees_backward(
     return dweight
 
 
-def _options(rows: Tensor, weight: Tensor | None, loops: bool) -> dict[str, Any]:
-    """Returns the launch options, with one program per row."""
-    columns = block(rows.size(1))
-    return {
-        "WEIGHTED": weight is not None,
-        "LOOPS": loops,
-        "WIDE": wide(rows.dtype),
-        "BLOCK": columns,
-        "num_warps": warps(columns),
-    }
+def _given(
+    rows: Tensor, root: Tensor, weight: Tensor | None, loops: bool
+) -> tuple[Tensor, dict[str, Any]]:
+    """Returns the weights, and the launch options with one program per row."""
+    options = {"WEIGHTED": weight is not None, "LOOPS": loops}
+    return root if weight is None else weight, options | by_row(rows.dtype, rows.size(1))

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from staticgraph.jit import kernel, kernel_part
+from staticgraph.jit import kernel_part
+from staticgraph.kernels.cpu_loop import CpuLoop, Indices, Matrix, Pointers
 from staticgraph.kernels.exponential import exp
 from staticgraph.kernels.graph_attention.cpu_layout import (
     columns_of,
@@ -22,7 +23,7 @@ from staticgraph.kernels.graph_attention.cpu_layout import (
     rows_of,
 )
 from staticgraph.kernels.lanes import combine, total
-from staticgraph.kernels.threads import on_threads, portion
+from staticgraph.kernels.threads import portion
 from staticgraph.store.columns import Array
 
 # Queries per block, whose weights and score gradients are held at once.
@@ -82,21 +83,26 @@ def _slopes(
                 weight[j] *= keep[j]
 
 
-@kernel_part
-def _backward(
+@CpuLoop
+def backward(
     thread: int,
     threads: int,
-    grad: Array,
-    rows: Array,
-    lse: Array,
-    starts: Array,
-    seed: int,
+    grad: Matrix,
+    rows: Matrix,
+    lse: Matrix,
+    starts: Pointers,
+    seed: Indices,
+    heads: int,
     site: int,
     p: float,
-    found: Array,
+    drows: Matrix,
 ) -> None:
-    """Handles one thread's share of the graphs."""
-    _, _, heads, size = grad.shape
+    """Handles one thread's share of the graphs, and of the padding rows."""
+    nodes, size = len(rows), rows.shape[1] // (3 * heads)
+    low, high = portion(nodes - starts[-1], 1, thread, threads)
+    drows[starts[-1] + low : starts[-1] + high] = 0
+    grad, rows = grad.reshape(nodes, 1, heads, size), rows.reshape(nodes, 3, heads, size)
+    found = drows.reshape(nodes, 3, heads, size)
     kind = grad.dtype.type
     one, scale = kind(1), kind(size**-0.5)
     start, least = drawn_from(seed, site, p)
@@ -154,26 +160,3 @@ def _backward(
                     found[begin + j, 1, h, d] = of_keys[j * wide + d]
                 for d in range(size):
                     found[begin + j, 2, h, d] = of_values[j * wide + d]
-
-
-_backwards = on_threads(_backward)
-
-
-@kernel
-def backward(
-    grad: Array,
-    rows: Array,
-    lse: Array,
-    starts: Array,
-    seed: int,
-    site: int,
-    p: float,
-    found: Array,
-    threads: int,
-) -> None:
-    """Runs backward on all threads.
-
-    ``grad`` is ``[N, 1, H, D]``; ``found``, shaped as ``rows``, must be zeroed, and only rows that
-    belong to a graph are written.
-    """
-    _backwards(threads, (grad, rows, lse, starts, seed, site, p, found))

@@ -24,10 +24,11 @@ _STEPS = 1 << 24
 
 
 @kernel_part
-def drawn_from(seed: int, site: int, p: float) -> tuple[Any, Any]:
+def drawn_from(seed: Array, site: int, p: float) -> tuple[Any, Any]:
     """Returns the initial value of a call's hashes, and the threshold from which a weight is
     kept."""
-    return mix(np.uint64(seed) + mix(np.uint64(site) * STEP)), np.uint64(p * _STEPS)
+    first = seed[0] if len(seed) > 0 else 0
+    return mix(np.uint64(first) + mix(np.uint64(site) * STEP)), np.uint64(p * _STEPS)
 
 
 @kernel_part

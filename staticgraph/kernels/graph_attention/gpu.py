@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, product
+from staticgraph.kernels.launch import block, product, write
 from staticgraph.sizes.attention import kernel_tile
 
 # Bytes of a head's row above which backward tiles fill the registers of four warps.
@@ -47,7 +47,7 @@ def put_tile(
     c = tl.arange(0, BLOCK)
     here = (r < n)[:, None] & (c < SIZE)[None, :]
     at = values + (begin + r)[:, None] * STRIDE + c[None, :]
-    tl.store(at, tile.to(values.dtype.element_ty), mask=here)
+    write(at, tile, here)
 
 
 @triton.jit

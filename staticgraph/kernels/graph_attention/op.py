@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.graph_attention import cpu
+from staticgraph.kernels.graph_attention import cpu, cpu_backward
 from staticgraph.kernels.register import differentiable_once, operator
+from staticgraph.kernels.shapes import wide_dtype
 from staticgraph.text.how_many import how_many
 
 
@@ -48,46 +49,25 @@ def graph_attention_reference(
     return out.transpose(0, 1).reshape(nodes, -1)
 
 
-def _on_cpu(rows, starts, seed, heads, longest, site, p):
-    return cpu.forward(rows, starts, seed, heads, site, p)
-
-
-def _backward_on_cpu(grad, rows, out, lse, starts, seed, heads, longest, site, p):
-    return cpu.backward(grad, rows, out, lse, starts, seed, heads, site, p)
-
-
-def _on_cuda(*arguments):
-    from staticgraph.kernels.graph_attention import gpu
-
-    return gpu.forward(*arguments)
-
-
-def _backward_on_cuda(*arguments):
-    from staticgraph.kernels.graph_attention import gpu
-
-    return gpu.backward(*arguments)
-
-
 def _fake(rows, starts, seed, heads, *_):
-    wide = torch.promote_types(rows.dtype, torch.float32)
     out = rows.new_empty(rows.size(0), rows.size(1) // 3)
-    return out, rows.new_empty(heads, rows.size(0), dtype=wide)
+    return out, rows.new_empty(heads, rows.size(0), dtype=wide_dtype(rows))
 
 
 _forward = operator(
     "graph_attention(Tensor rows, Tensor starts, Tensor? seed, SymInt heads, SymInt longest, "
-    "int site, float p) -> (Tensor, Tensor)",
-    cpu=_on_cpu,
-    cuda=_on_cuda,
+    "int site, float p) -> (Tensor out, Tensor lse)",
+    cpu=cpu.forward,
+    cuda="graph_attention.gpu:forward",
     fake=_fake,
-)
+).overload
 _backward = operator(
     "graph_attention_backward(Tensor grad, Tensor rows, Tensor out, Tensor lse, Tensor starts, "
-    "Tensor? seed, SymInt heads, SymInt longest, int site, float p) -> Tensor",
-    cpu=_backward_on_cpu,
-    cuda=_backward_on_cuda,
+    "Tensor? seed, SymInt heads, SymInt longest, int site, float p) -> (Tensor drows)",
+    cpu=cpu_backward.backward,
+    cuda="graph_attention.gpu:backward",
     fake=lambda grad, rows, *_: torch.empty_like(rows),
-)
+).overload
 
 
 class GraphAttention(torch.autograd.Function):

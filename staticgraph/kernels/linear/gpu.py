@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from staticgraph.internals.dispatch import addmm_activation
-from staticgraph.kernels.launch import wide, wide_like
+from staticgraph.kernels.launch import read, tile, wide, wide_like, write
 from staticgraph.kernels.table_sum.gpu import join
 
 ROWS = 16
@@ -47,12 +47,10 @@ def linear_masked_sums(
     last = tl.minimum(first + rows_a_chunk, rows)
     sums = tl.zeros([COLUMNS], WIDE)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & (f < width)[None, :]
-        at = r[:, None] * width + f[None, :]
-        part = tl.load(grad + at, mask=here, other=0).to(WIDE)
-        part = tl.where(tl.load(out + at, mask=here, other=0).to(WIDE) <= 0, 0, part)
-        tl.store(masked + at, part.to(masked.dtype.element_ty), mask=here)
+        _, at, here = tile(start, last, f, width, ROWS)
+        part = read(grad + at, here, WIDE)
+        part = tl.where(read(out + at, here, WIDE) <= 0, 0, part)
+        write(masked + at, part, here)
         sums += tl.sum(part, 0)
     tl.store(partial + chunk * width + f, sums, mask=f < width)
 

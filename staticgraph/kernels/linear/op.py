@@ -16,12 +16,6 @@ from staticgraph.kernels.linear.reference import linear_reference
 from staticgraph.kernels.register import differentiable_once, operator
 
 
-def _on_cpu(
-    x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, dtype: torch.dtype
-) -> Tensor:
-    return linear_reference(x, weight, bias, relu, dtype)
-
-
 def _backward_on_cpu(
     grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, into: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,10 +74,10 @@ def _backward_on_cuda(grad, x, weight, out, into):
 
 _forward = operator(
     "linear(Tensor x, Tensor weight, Tensor? bias, bool relu, ScalarType dtype) -> Tensor",
-    cpu=_on_cpu,
+    cpu=linear_reference,
     cuda=_on_cuda,
     fake=lambda x, weight, bias, relu, dtype: x.new_empty(x.size(0), weight.size(0), dtype=dtype),
-)
+).overload
 _backward = operator(
     "linear_backward(Tensor grad, Tensor x, Tensor weight, Tensor? out, Tensor? into) "
     "-> (Tensor, Tensor, Tensor)",
@@ -94,7 +88,7 @@ _backward = operator(
         torch.empty_like(weight),
         weight.new_empty(weight.size(0)),
     ),
-)
+).overload
 
 
 class Linear(torch.autograd.Function):

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import product, wide_like
+from staticgraph.kernels.launch import product, read, wide_like, write
 from staticgraph.kernels.linear.limits import chunks_of
 
 # Sides of a tile of forward's results, and the depth that a program multiplies per step.
@@ -56,7 +56,7 @@ def forward_tile(
         by = tl.load(weight + o[:, None] * WIDTH + i[None, :], mask=here, other=0)
         total += product(value.to(narrow), tl.trans(by.to(narrow)))
     if BIASED:
-        total += tl.load(bias + o, mask=o < OUT, other=0).to(narrow).to(tl.float32)[None, :]
+        total += read(bias + o, o < OUT, narrow).to(tl.float32)[None, :]
     if RELU:
         total = tl.where(total <= 0, 0, total)
     here = (r < rows)[:, None] & (o < OUT)[None, :]
@@ -128,8 +128,8 @@ def input_tile(
     here = (r < rows)[:, None] & (i < WIDTH)[None, :]
     at = r[:, None] * WIDTH + i[None, :]
     if INTO:
-        total += tl.load(into + at, mask=here, other=0).to(tl.float32)
-    tl.store(dx + at, total.to(dx.dtype.element_ty), mask=here)
+        total += read(into + at, here, tl.float32)
+    write(dx + at, total, here)
 
 
 @triton.jit
@@ -167,10 +167,10 @@ def weight_tile(
         sums += tl.sum(part.to(tl.float32), 0)
     at = chunk * OUT * WIDTH + o[:, None] * WIDTH + i[None, :]
     here = (o < OUT)[:, None] & (i < WIDTH)[None, :]
-    tl.store(dweight + at, total.to(dweight.dtype.element_ty), mask=here)
+    write(dweight + at, total, here)
     if tile % across == 0:
         column = dbias + chunk * OUT + o
-        tl.store(column, sums.to(dbias.dtype.element_ty), mask=o < OUT)
+        write(column, sums, o < OUT)
 
 
 @triton.jit
@@ -228,14 +228,14 @@ def linear_small_join(
         for _ in range(1, chunks):
             weights += SIZE
             total += tl.load(weights + at, mask=at < SIZE, other=0)
-        tl.store(dweight + at, total.to(dweight.dtype.element_ty), mask=at < SIZE)
+        write(dweight + at, total, at < SIZE)
     else:
         o = at - tl.cdiv(SIZE, BLOCK) * BLOCK
         total = tl.load(biases + o, mask=o < OUT, other=0)
         for _ in range(1, chunks):
             biases += OUT
             total += tl.load(biases + o, mask=o < OUT, other=0)
-        tl.store(dbias + o, total.to(dbias.dtype.element_ty), mask=o < OUT)
+        write(dbias + o, total, o < OUT)
 
 
 def forward(

@@ -17,12 +17,6 @@ from staticgraph.kernels.linear_statistics.reference import linear_statistics_re
 from staticgraph.kernels.register import operator
 
 
-def _on_cuda(x, weight, bias, count, relu, dtype):
-    from staticgraph.kernels.linear_statistics import gpu
-
-    return gpu.forward(x, weight, bias, count, relu, dtype)
-
-
 def _fake(x, weight, bias, count, relu, dtype):
     wide = torch.promote_types(dtype, torch.float32)
     columns = weight.size(0)
@@ -34,9 +28,9 @@ _forward = operator(
     "linear_statistics(Tensor x, Tensor weight, Tensor? bias, Tensor count, bool relu, "
     "ScalarType dtype) -> (Tensor, Tensor)",
     cpu=linear_statistics_reference,
-    cuda=_on_cuda,
+    cuda="linear_statistics.gpu:forward",
     fake=_fake,
-)
+).overload
 
 
 class LinearStatistics(torch.autograd.Function):

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from staticgraph.jit import kernel, kernel_part
+from staticgraph.jit import kernel_part
+from staticgraph.kernels.cpu_loop import Block, CpuLoop, Indices, Matrix, Pointers
 from staticgraph.kernels.exponential import exp
 from staticgraph.kernels.lanes import dot
 from staticgraph.store.columns import Array
@@ -39,23 +40,24 @@ def _exponentials(values: Array) -> None:
         flat[k] = exp(flat[k])
 
 
-@kernel
+@CpuLoop
 def forward(
-    x: Array,
-    pair: Array,
-    edge: Array,
-    own: Array,
-    src: Array,
-    row_ptr: Array,
+    x: Matrix,
+    pair: Block,
+    edge: Matrix,
+    own: Matrix,
+    src: Indices,
+    row_ptr: Pointers,
+    heads: int,
     slope: float,
     loops: bool,
-    out: Array,
-    share: Array,
-    own_share: Array,
+    out: Matrix,
+    share: Matrix,
+    own_share: Matrix,
 ) -> None:
-    """Runs forward; writes every element of ``out [N, H, C]``, ``share [E, H]`` and
-    ``own_share [N, H]``."""
-    nodes, heads, width = x.shape
+    """Runs forward."""
+    nodes, width = len(x), x.shape[1] // heads
+    x, out = x.reshape(nodes, heads, width), out.reshape(nodes, heads, width)
     kind = x.dtype.type
     zero, one, tilt, lowest = kind(0), kind(1), kind(slope), kind(-np.inf)
     left, right = np.empty((nodes, heads), x.dtype), np.empty((nodes, heads), x.dtype)
@@ -122,30 +124,30 @@ def forward(
                     out[i, h, c] += part * x[j, h, c]
 
 
-@kernel
+@CpuLoop
 def backward(
-    grad: Array,
-    x: Array,
-    out: Array,
-    share: Array,
-    own_share: Array,
-    pair: Array,
-    edge: Array,
-    own: Array,
-    src: Array,
-    row_ptr: Array,
+    grad: Matrix,
+    x: Matrix,
+    out: Matrix,
+    share: Matrix,
+    own_share: Matrix,
+    pair: Block,
+    edge: Matrix,
+    own: Matrix,
+    src: Indices,
+    row_ptr: Pointers,
+    heads: int,
     slope: float,
     loops: bool,
-    dx: Array,
-    dpair: Array,
-    dedge: Array,
-    down: Array,
+    dx: Matrix,
+    dpair: Block,
+    dedge: Matrix,
+    down: Matrix,
 ) -> None:
-    """Runs backward.
-
-    ``dx`` must be zeroed; every element of ``dpair``, ``dedge`` and ``down`` is written.
-    """
-    nodes, heads, width = x.shape
+    """Runs backward."""
+    nodes, width = len(x), x.shape[1] // heads
+    grad, dx = grad.reshape(nodes, heads, width), dx.reshape(nodes, heads, width)
+    dx[:] = 0
     kind = x.dtype.type
     zero, one, tilt = kind(0), kind(1), kind(slope)
     paired, edged, looped = pair.shape[0] > 0, edge.shape[0] > 0, own.shape[0] > 0

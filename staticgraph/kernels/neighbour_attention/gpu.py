@@ -12,12 +12,16 @@ only ``grad . (x_j - out_i)``, since the mean of ``grad . x`` under the weights 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, warps, wide, wide_like
+from staticgraph.kernels.launch import by_row, cells, read, span, wide_like, write
+from staticgraph.kernels.shapes import empty_like
 
 
 @triton.jit
@@ -39,10 +43,10 @@ def score_of(
     known = h < heads
     if PAIRED:
         at = pair + h.to(tl.int64) * 2 * nodes
-        value += tl.load(at + 2 * j, mask=known, other=0).to(zero.dtype)
-        value += tl.load(at + 2 * i + 1, mask=known, other=0).to(zero.dtype)
+        value += read(at + 2 * j, known, zero.dtype)
+        value += read(at + 2 * i + 1, known, zero.dtype)
     if EDGED:
-        value += tl.load(edge + r * heads + h, mask=known, other=0).to(zero.dtype)
+        value += read(edge + r * heads + h, known, zero.dtype)
     return value
 
 
@@ -73,13 +77,10 @@ def neighbour_attention_forward(
     it."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
-    c = tl.arange(0, BLOCK)
     known = h < heads
-    inside = known[:, None] & (c < width)[None, :]
-    place = h[:, None] * width + c[None, :]
+    place, inside = cells(h, heads, width, BLOCK)
     zero = tl.zeros([HEADS], WIDE)
-    first = tl.load(row_ptr + i).to(tl.int64)
-    last = tl.load(row_ptr + i + 1).to(tl.int64)
+    first, last = span(row_ptr, i)
     largest = zero - float("inf")
     total = zero
     if LOOPS:
@@ -102,7 +103,7 @@ def neighbour_attention_forward(
     if LOOPS:
         part = tl.exp(mine - largest) / total
         tl.store(own_share + i * heads + h, part, mask=known)
-        row = tl.load(x + i * heads * width + place, mask=inside, other=0).to(WIDE)
+        row = read(x + i * heads * width + place, inside, WIDE)
         result = part[:, None] * row
     for e in range(first, last):
         j = tl.load(src + e)
@@ -112,9 +113,9 @@ def neighbour_attention_forward(
         if LOOPS:
             part = tl.where(j == i, 0, part)
         tl.store(share + e * heads + h, part, mask=known)
-        row = tl.load(x + j * heads * width + place, mask=inside, other=0).to(WIDE)
+        row = read(x + j * heads * width + place, inside, WIDE)
         result += part[:, None] * row
-    tl.store(out + i * heads * width + place, result.to(out.dtype.element_ty), mask=inside)
+    write(out + i * heads * width + place, result, inside)
 
 
 @triton.jit
@@ -150,40 +151,38 @@ def neighbour_attention_sources(
     of the scores of the edges out of it."""
     j = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
-    c = tl.arange(0, BLOCK)
     known = h < heads
-    inside = known[:, None] & (c < width)[None, :]
-    place = h[:, None] * width + c[None, :]
+    place, inside = cells(h, heads, width, BLOCK)
     zero = tl.zeros([HEADS], WIDE)
-    row = tl.load(x + j * heads * width + place, mask=inside, other=0).to(WIDE)
+    row = read(x + j * heads * width + place, inside, WIDE)
     result = tl.zeros([HEADS, BLOCK], WIDE)
     as_source = zero
     if LOOPS:
-        g = tl.load(grad + j * heads * width + place, mask=inside, other=0).to(WIDE)
-        o = tl.load(out + j * heads * width + place, mask=inside, other=0).to(WIDE)
+        g = read(grad + j * heads * width + place, inside, WIDE)
+        o = read(out + j * heads * width + place, inside, WIDE)
         part = tl.load(own_share + j * heads + h, mask=known, other=0)
         result += part[:, None] * g
         value = part * tl.sum(g * (row - o), 1)
         score = score_of(pair, own, j, j, j, nodes, heads, h, PAIRED, OWNED, zero)
         value = tl.where(score > 0, value, slope * value)
         as_source += value
-        tl.store(down + j * heads + h, value.to(down.dtype.element_ty), mask=known)
+        write(down + j * heads + h, value, known)
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
-        g = tl.load(grad + i * heads * width + place, mask=inside, other=0).to(WIDE)
-        o = tl.load(out + i * heads * width + place, mask=inside, other=0).to(WIDE)
+        g = read(grad + i * heads * width + place, inside, WIDE)
+        o = read(out + i * heads * width + place, inside, WIDE)
         part = tl.load(share + e * heads + h, mask=known, other=0)
         result += part[:, None] * g
         value = part * tl.sum(g * (row - o), 1)
         score = score_of(pair, edge, e, j, i, nodes, heads, h, PAIRED, EDGED, zero)
         value = tl.where(score > 0, value, slope * value)
         as_source += value
-        tl.store(dedge + e * heads + h, value.to(dedge.dtype.element_ty), mask=known)
-    tl.store(dx + j * heads * width + place, result.to(dx.dtype.element_ty), mask=inside)
+        write(dedge + e * heads + h, value, known)
+    write(dx + j * heads * width + place, result, inside)
     if PAIRED:
         at = dpair + h.to(tl.int64) * 2 * nodes + 2 * j
-        tl.store(at, as_source.to(dpair.dtype.element_ty), mask=known)
+        write(at, as_source, known)
 
 
 @triton.jit
@@ -205,11 +204,11 @@ def neighbour_attention_targets(
     known = h < heads
     total = tl.zeros([HEADS], WIDE)
     if LOOPS:
-        total += tl.load(down + i * heads + h, mask=known, other=0).to(WIDE)
+        total += read(down + i * heads + h, known, WIDE)
     for e in range(tl.load(row_ptr + i).to(tl.int64), tl.load(row_ptr + i + 1).to(tl.int64)):
-        total += tl.load(dedge + e * heads + h, mask=known, other=0).to(WIDE)
+        total += read(dedge + e * heads + h, known, WIDE)
     at = dpair + h.to(tl.int64) * 2 * nodes + 2 * i + 1
-    tl.store(at, total.to(dpair.dtype.element_ty), mask=known)
+    write(at, total, known)
 
 
 def forward(
@@ -217,32 +216,19 @@ def forward(
     pair: Tensor | None,
     edge: Tensor | None,
     own: Tensor | None,
-    src: Tensor,
-    row_ptr: Tensor,
+    edges: Sequence[Tensor],
     heads: int,
     slope: float,
     loops: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs forward in one launch."""
-    out = torch.empty_like(x, dtype=dtype)
+    out, (src, _, row_ptr, _, _) = torch.empty_like(x, dtype=dtype), edges
     share = wide_like(x, len(src), heads)
     own_share = wide_like(x, len(x) if loops else 0, heads)
+    terms, sizes, options = _given(x, pair, edge, own, heads, slope, loops)
     neighbour_attention_forward[(len(x),)](
-        x,
-        x if pair is None else pair,
-        x if edge is None else edge,
-        x if own is None else own,
-        src,
-        row_ptr,
-        out,
-        share,
-        own_share,
-        slope,
-        len(x),
-        heads,
-        x.size(1) // heads,
-        **_options(x, pair, edge, own, heads, loops),
+        x, *terms, src, row_ptr, out, share, own_share, *sizes, **options
     )
     return out, share, own_share
 
@@ -256,42 +242,19 @@ def backward(
     pair: Tensor | None,
     edge: Tensor | None,
     own: Tensor | None,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
+    edges: Sequence[Tensor],
     heads: int,
     slope: float,
     loops: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Runs backward in two launches, or one without a pair."""
-    dx = torch.empty_like(x)
-    dpair = x.new_empty(0) if pair is None else torch.empty_like(pair)
+    _, dst, row_ptr, col_ptr, transpose = edges
+    dx, dpair = torch.empty_like(x), empty_like(pair, x)
     dedge = share.new_empty(len(dst), heads)  # in the accumulation dtype, since it is summed again
     down = share.new_empty(len(x) if loops else 0, heads)
-    options = _options(x, pair, edge, own, heads, loops)
-    neighbour_attention_sources[(len(x),)](
-        grad,
-        x,
-        out,
-        share,
-        own_share,
-        x if pair is None else pair,
-        x if edge is None else edge,
-        x if own is None else own,
-        dst,
-        col_ptr,
-        transpose,
-        dx,
-        dpair,
-        dedge,
-        down,
-        slope,
-        len(x),
-        heads,
-        x.size(1) // heads,
-        **options,
-    )
+    terms, sizes, options = _given(x, pair, edge, own, heads, slope, loops)
+    given = grad, x, out, share, own_share, *terms, dst, col_ptr, transpose
+    neighbour_attention_sources[(len(x),)](*given, dx, dpair, dedge, down, *sizes, **options)
     if pair is not None:
         neighbour_attention_targets[(len(x),)](
             dedge,
@@ -308,22 +271,19 @@ def backward(
     return dx, dpair, dedge, down
 
 
-def _options(
+def _given(
     x: Tensor,
     pair: Tensor | None,
     edge: Tensor | None,
     own: Tensor | None,
     heads: int,
+    slope: float,
     loops: bool,
-) -> dict[str, object]:
-    rows, columns = triton.next_power_of_2(heads), block(x.size(1) // heads)
-    return {
-        "PAIRED": pair is not None,
-        "EDGED": edge is not None,
-        "OWNED": own is not None,
-        "LOOPS": loops,
-        "WIDE": wide(x.dtype),
-        "HEADS": rows,
-        "BLOCK": columns,
-        "num_warps": warps(rows * columns),
-    }
+) -> tuple[tuple[Tensor, ...], tuple[Any, ...], dict[str, Any]]:
+    """Returns the terms of scores, the sizes and the options that both large kernels share."""
+    width, rows = x.size(1) // heads, triton.next_power_of_2(heads)
+    options = {"LOOPS": loops, "HEADS": rows, **by_row(x.dtype, width, rows)}
+    for name, term in (("PAIRED", pair), ("EDGED", edge), ("OWNED", own)):
+        options[name] = term is not None
+    terms = tuple(x if term is None else term for term in (pair, edge, own))
+    return terms, (slope, len(x), heads, width), options

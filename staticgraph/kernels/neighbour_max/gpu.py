@@ -9,12 +9,15 @@ and by source through the transpose, which messages those were.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, warps, wide, wide_like
+from staticgraph.kernels.launch import by_row, own_row, read, span, wide_like, write
+from staticgraph.kernels.shapes import empty_like
 
 
 @triton.jit
@@ -31,21 +34,18 @@ def neighbour_max_forward(
 ):
     """One program: the row of node ``i``, column by column the largest message over the edges into
     it."""
-    i = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, BLOCK)
-    inside = f < width
-    first = tl.load(row_ptr + i).to(tl.int64)
-    last = tl.load(row_ptr + i + 1).to(tl.int64)
+    i, f, inside = own_row(width, BLOCK)
+    first, last = span(row_ptr, i)
     best = tl.zeros([BLOCK], WIDE) - float("inf")
     for e in range(first, last):
         j = tl.load(src + e)
-        value = tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+        value = read(x + j * width + f, inside, WIDE)
         if EDGED:
-            value += tl.load(edge + e * width + f, mask=inside, other=0).to(WIDE)
+            value += read(edge + e * width + f, inside, WIDE)
             value = tl.where(value <= 0, 0, value)
         best = tl.where((value > best) | (value != value), value, best)
     best = tl.where(last > first, best, 0)
-    tl.store(out + i * width + f, best.to(out.dtype.element_ty), mask=inside)
+    write(out + i * width + f, best, inside)
 
 
 @triton.jit
@@ -67,28 +67,25 @@ def neighbour_max_shares(
 
     If messages are sums, it also stores the maximum before it was rounded.
     """
-    i = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, BLOCK)
-    inside = f < width
-    first = tl.load(row_ptr + i).to(tl.int64)
-    last = tl.load(row_ptr + i + 1).to(tl.int64)
+    i, f, inside = own_row(width, BLOCK)
+    first, last = span(row_ptr, i)
     if EDGED:  # the result was rounded to its dtype, so the maximum is recomputed from the sums
         best = tl.zeros([BLOCK], WIDE)
         for e in range(first, last):
-            value = tl.load(x + tl.load(src + e) * width + f, mask=inside, other=0).to(WIDE)
-            value += tl.load(edge + e * width + f, mask=inside, other=0).to(WIDE)
+            value = read(x + tl.load(src + e) * width + f, inside, WIDE)
+            value += read(edge + e * width + f, inside, WIDE)
             best = tl.where((value > best) | (value != value), value, best)
         tl.store(largest + i * width + f, best, mask=inside)
     else:
-        best = tl.load(out + i * width + f, mask=inside, other=0).to(WIDE)
+        best = read(out + i * width + f, inside, WIDE)
     count = tl.where(best == 0, 1, 0).to(WIDE)
     for e in range(first, last):
-        value = tl.load(x + tl.load(src + e) * width + f, mask=inside, other=0).to(WIDE)
+        value = read(x + tl.load(src + e) * width + f, inside, WIDE)
         if EDGED:
-            value += tl.load(edge + e * width + f, mask=inside, other=0).to(WIDE)
+            value += read(edge + e * width + f, inside, WIDE)
             value = tl.where(value <= 0, 0, value)
         count += tl.where(value == best, 1, 0)
-    part = tl.load(grad + i * width + f, mask=inside, other=0).to(WIDE) / count
+    part = read(grad + i * width + f, inside, WIDE) / count
     tl.store(share + i * width + f, part, mask=inside)
 
 
@@ -110,49 +107,40 @@ def neighbour_max_backward(
 ):
     """One program: the gradient of node ``j``'s row, and of the edges out of it, where they were
     largest."""
-    j = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, BLOCK)
-    inside = f < width
-    own = tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+    j, f, inside = own_row(width, BLOCK)
+    own = read(x + j * width + f, inside, WIDE)
     total = tl.zeros([BLOCK], WIDE)
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
-        best = tl.load(largest + i * width + f, mask=inside, other=0).to(WIDE)
-        part = tl.load(share + i * width + f, mask=inside, other=0).to(WIDE)
+        best = read(largest + i * width + f, inside, WIDE)
+        part = read(share + i * width + f, inside, WIDE)
         if EDGED:
-            value = own + tl.load(edge + e * width + f, mask=inside, other=0).to(WIDE)
+            value = own + read(edge + e * width + f, inside, WIDE)
             part = part * ((value == best) & (value > 0)).to(WIDE)
             at = dedge + e * width + f
-            tl.store(at, part.to(dedge.dtype.element_ty), mask=inside)
+            write(at, part, inside)
         else:
             part = part * (own == best).to(WIDE)
         total += part
-    tl.store(dx + j * width + f, total.to(dx.dtype.element_ty), mask=inside)
+    write(dx + j * width + f, total, inside)
 
 
-def forward(x: Tensor, edge: Tensor | None, src: Tensor, row_ptr: Tensor) -> Tensor:
+def forward(x: Tensor, edge: Tensor | None, edges: Sequence[Tensor]) -> Tensor:
     """Runs forward in one launch."""
-    out = torch.empty_like(x)
+    out, (src, _, row_ptr, _, _) = torch.empty_like(x), edges
     given = x if edge is None else edge
     neighbour_max_forward[(len(x),)](x, given, src, row_ptr, out, x.size(1), **_options(x, edge))
     return out
 
 
 def backward(
-    grad: Tensor,
-    x: Tensor,
-    edge: Tensor | None,
-    out: Tensor,
-    src: Tensor,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
+    grad: Tensor, x: Tensor, edge: Tensor | None, out: Tensor, edges: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Runs backward in two launches."""
+    src, dst, row_ptr, col_ptr, transpose = edges
     dx, share = torch.empty_like(x), wide_like(x, *x.shape)
-    dedge = x.new_empty(0) if edge is None else torch.empty_like(edge)
+    dedge = empty_like(edge, x)
     largest = out if edge is None else torch.empty_like(share)
     given, options = x if edge is None else edge, _options(x, edge)
     neighbour_max_shares[(len(x),)](
@@ -165,10 +153,4 @@ def backward(
 
 
 def _options(x: Tensor, edge: Tensor | None) -> dict[str, object]:
-    columns = block(x.size(1))
-    return {
-        "EDGED": edge is not None,
-        "WIDE": wide(x.dtype),
-        "BLOCK": columns,
-        "num_warps": warps(columns),
-    }
+    return {"EDGED": edge is not None, **by_row(x.dtype, x.size(1))}

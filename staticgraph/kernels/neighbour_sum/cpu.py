@@ -1,168 +1,187 @@
 """``neighbour_sum`` on the CPU: two loops over the edges, nothing of size ``[E, F]`` in between.
 
 Forward goes destination by destination, backward source by source through the transpose, so every
-row of the result is written by one thread. Each transform has its own loop, with few enough arrays
-for LLVM to prove that they do not overlap and vectorise it. Measured (one of 2 shared CPU cores,
-2026-11-20, 3,295 nodes, 7,093 edges, 64 columns, GINE's transform over a table of 60 rows): 0.07 ms
-forward and 0.12 ms backward, against 0.25 and 0.44 ms for gather, add, relu and scatter in torch.
+row of the result is written by one thread. What an edge adds is chosen per edge, outside of the
+loops over columns, which have few enough arrays for LLVM to prove that they do not overlap and
+vectorise them. If edges read a shared table, its gradient is accumulated per piece of the sources
+(:mod:`staticgraph.kernels.table_sum.pieces`). Measured (one of 2 shared CPU cores, 2026-11-20,
+3,295 nodes, 7,093 edges, 64 columns, GINE's transform over a table of 60 rows): 0.07 ms forward and
+0.12 ms backward, against 0.25 and 0.44 ms for gather, add, relu and scatter in torch.
 
-In all loops, ``edge`` is ``[V, F]``, or ``[V, 1]`` with one number per edge; ``code`` is empty if
-edge ``e`` reads row ``e``, and ``weight`` is empty if every message has weight one. ``into_x`` and
+In both, ``edge`` is ``[V, F]``, or ``[V, 1]`` with one number per edge; ``code`` is empty if edge
+``e`` reads row ``e``, and ``weight`` is empty if every message has weight one. ``into_x`` and
 ``into_edge`` are the initial values of the gradients; empty for zero.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
-from staticgraph.jit import kernel, kernel_part
-from staticgraph.kernels.addresses import carray, pointer
-from staticgraph.kernels.neighbour_sum.cpu_backward import (
-    copy_backward,
-    multiply_backward,
-    relu_add_backward,
-    weighed_backward,
-)
-from staticgraph.kernels.neighbour_sum.own_term import own_term
+from staticgraph.jit import inlined, kernel_part
+from staticgraph.kernels.cpu_loop import CpuLoop, Indices, Matrix, Pointers, Vector
+from staticgraph.kernels.lanes import dot
+from staticgraph.kernels.neighbour_sum.reference import COPY, MULTIPLY, WEIGHED
+from staticgraph.kernels.table_sum.pieces import join, of_pieces
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
 
-@kernel_part
-def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Array, ...]:
-    """Returns ``x, edge, code, weight, src, row_ptr, out`` as arrays at their addresses.
-
-    ``sizes`` are ``N, F``, and the sizes of ``edge``, ``code``, ``weight`` and ``src``.
-    """
-    nodes, width, entries, columns, codes, weights, edges = sizes
-    number, small = np.int64(0), np.int32(0)
-    return (
-        carray(pointer(at[0], like), (nodes, width)),
-        carray(pointer(at[1], like), (entries, columns)),
-        carray(pointer(at[2], number), codes),
-        carray(pointer(at[3], like), weights),
-        carray(pointer(at[4], number), edges),
-        carray(pointer(at[5], small), nodes + 1),
-        carray(pointer(at[6], like), (nodes, width)),
-    )
+@inlined
+def _start(rows: Array, i: int, self_eps: Array, out: Array) -> None:
+    """Sets ``out[i] = (1 + self_eps) rows[i]``; zero if that factor is zero or missing, even where
+    the row is not finite."""
+    zero, factor = rows.dtype.type(0), rows.dtype.type(0)
+    if len(self_eps) > 0:
+        factor = rows.dtype.type(1) + self_eps[0]
+    if factor == zero:
+        for f in range(rows.shape[1]):
+            out[i, f] = zero
+    else:
+        for f in range(rows.shape[1]):
+            out[i, f] = factor * rows[i, f]
 
 
-@kernel_part
-def _copy(
+@CpuLoop
+def forward(
     thread: int,
     threads: int,
-    x: Array,
-    src: Array,
-    row_ptr: Array,
-    out: Array,
-    scale: float,
+    x: Matrix,
+    edge: Matrix,
+    code: Indices,
+    weight: Vector,
+    src: Indices,
+    row_ptr: Pointers,
+    self_eps: Vector,
+    transform: int,
     mean: bool,
+    out: Matrix,
 ) -> None:
-    width = x.shape[1]
+    """Runs forward."""
+    width, zero, one = x.shape[1], x.dtype.type(0), x.dtype.type(1)
+    coded, weighted, scalar = len(code) > 0, len(weight) > 0, edge.shape[1] == 1
     begin, end = portion(len(x), 1, thread, threads)
     for i in range(begin, end):
         first, last = row_ptr[i], row_ptr[i + 1]
-        share = x.dtype.type(1) / x.dtype.type(max(last - first, 1) if mean else 1)
-        own_term(x, i, scale, out)
-        for e in range(first, last):
-            j = src[e]
-            for f in range(width):
-                out[i, f] += share * x[j, f]
-
-
-@kernel_part
-def _multiply(
-    thread: int,
-    threads: int,
-    x: Array,
-    edge: Array,
-    code: Array,
-    src: Array,
-    row_ptr: Array,
-    out: Array,
-    scale: float,
-    mean: bool,
-) -> None:
-    width = x.shape[1]
-    coded, scalar = len(code) > 0, edge.shape[1] == 1
-    begin, end = portion(len(x), 1, thread, threads)
-    for i in range(begin, end):
-        first, last = row_ptr[i], row_ptr[i + 1]
-        share = x.dtype.type(1) / x.dtype.type(max(last - first, 1) if mean else 1)
-        own_term(x, i, scale, out)
+        share = one / x.dtype.type(max(last - first, 1) if mean else 1)
+        _start(x, i, self_eps, out)
         for e in range(first, last):
             j, r = src[e], code[e] if coded else e
-            if scalar:
-                weight = share * edge[r, 0]
+            if transform == COPY:
                 for f in range(width):
-                    out[i, f] += x[j, f] * weight
-            else:
+                    out[i, f] += share * x[j, f]
+            elif transform == MULTIPLY and scalar:
+                part = share * edge[r, 0]
+                for f in range(width):
+                    out[i, f] += x[j, f] * part
+            elif transform == MULTIPLY:
                 for f in range(width):
                     out[i, f] += share * x[j, f] * edge[r, f]
+            else:
+                part = share * weight[e] if weighted else share
+                for f in range(width):
+                    value = x[j, f] + edge[r, f]
+                    out[i, f] += zero if value <= zero else part * value
 
 
 @kernel_part
-def _relu_add(
+def _backward(
     thread: int,
     threads: int,
+    pieces: int,
+    grad: Array,
     x: Array,
     edge: Array,
     code: Array,
+    edges: tuple[Array, Array, Array, Array],
     weight: Array,
-    src: Array,
-    row_ptr: Array,
-    out: Array,
-    scale: float,
+    self_eps: Array,
+    into_x: Array,
+    transform: int,
     mean: bool,
+    shared: bool,
+    dx: Array,
+    dedge: Array,
+    tables: Array,
 ) -> None:
-    width, zero = x.shape[1], x.dtype.type(0)
-    coded, weighted = len(code) > 0, len(weight) > 0
-    begin, end = portion(len(x), 1, thread, threads)
-    for i in range(begin, end):
-        first, last = row_ptr[i], row_ptr[i + 1]
-        share = x.dtype.type(1) / x.dtype.type(max(last - first, 1) if mean else 1)
-        own_term(x, i, scale, out)
-        for e in range(first, last):
-            j, r = src[e], code[e] if coded else e
-            part = share * weight[e] if weighted else share
-            for f in range(width):
-                value = x[j, f] + edge[r, f]
-                out[i, f] += zero if value <= zero else part * value
+    width, zero, one = grad.shape[1], grad.dtype.type(0), grad.dtype.type(1)
+    dst, row_ptr, col_ptr, transpose = edges
+    coded, weighted, scalar = len(code) > 0, len(weight) > 0, edge.shape[1] == 1
+    grads, rows = grad.reshape(-1), x.reshape(-1)
+    begin, end = portion(pieces, 1, thread, threads)
+    for piece in range(begin, end):
+        first, last = portion(len(grad), 1, piece, pieces)
+        table = tables[piece] if shared else dedge
+        if shared:
+            table[:] = 0
+        for j in range(first, last):
+            _start(grad, j, self_eps, dx)
+            if len(into_x) > 0:
+                for f in range(width):
+                    dx[j, f] += into_x[j, f]
+            for k in range(col_ptr[j], col_ptr[j + 1]):
+                e = transpose[k]
+                i = dst[e]
+                part = one / grad.dtype.type(row_ptr[i + 1] - row_ptr[i] if mean else 1)
+                if weighted:
+                    part *= weight[e]
+                r = code[e] if coded else e
+                to = r if shared else e
+                if transform == COPY or scalar:
+                    factor = part if transform == COPY else part * edge[r, 0]
+                    for f in range(width):
+                        dx[j, f] += factor * grad[i, f]
+                    if transform == MULTIPLY:
+                        total = part * dot(grads, i * width, rows, j * width, width)
+                        table[to, 0] = total + (table[to, 0] if shared else zero)
+                elif transform == MULTIPLY:
+                    for f in range(width):
+                        slope = part * grad[i, f]
+                        dx[j, f] += slope * edge[r, f]
+                        if shared:
+                            table[to, f] += slope * x[j, f]
+                        else:
+                            table[to, f] = slope * x[j, f]
+                else:
+                    for f in range(width):
+                        slope = zero if x[j, f] + edge[r, f] <= zero else part * grad[i, f]
+                        dx[j, f] += slope
+                        if shared:
+                            table[to, f] += slope
+                        else:
+                            table[to, f] = slope
 
 
-_copies, _multiplies, _relu_adds = on_threads(_copy), on_threads(_multiply), on_threads(_relu_add)
+_backwards = on_threads(_backward)
 
 
-@kernel
-def copy(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
+@CpuLoop
+def backward(
+    grad: Matrix,
+    x: Matrix,
+    edge: Matrix,
+    code: Indices,
+    dst: Indices,
+    row_ptr: Pointers,
+    col_ptr: Pointers,
+    transpose: Pointers,
+    weight: Vector,
+    self_eps: Vector,
+    into_x: Matrix,
+    into_edge: Matrix,
+    transform: int,
+    mean: bool,
+    each: bool,
+    dx: Matrix,
+    dedge: Matrix,
+    threads: int,
 ) -> None:
-    """Sums ``x[src]`` over the edges into each node."""
-    x, _, _, _, src, row_ptr, out = _operands(like, at, sizes)
-    _copies(threads, (x, src, row_ptr, out, scale, mean))
-
-
-@kernel
-def multiply(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
-) -> None:
-    """Sums ``x[src] * edge`` over the edges into each node."""
-    x, edge, code, _, src, row_ptr, out = _operands(like, at, sizes)
-    _multiplies(threads, (x, edge, code, src, row_ptr, out, scale, mean))
-
-
-@kernel
-def relu_add(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
-) -> None:
-    """Sums ``weight * ReLU(x[src] + edge)`` over the edges into each node; NaN propagates."""
-    _relu_adds(threads, (*_operands(like, at, sizes), scale, mean))
-
-
-FORWARD = {"copy": copy, "multiply": multiply, "relu_add": relu_add}
-BACKWARD = {
-    "copy": copy_backward,
-    "multiply": multiply_backward,
-    "weighed": weighed_backward,
-    "relu_add": relu_add_backward,
-}
+    """Runs backward; ``dedge`` is not touched by ``copy`` and ``weighed``."""
+    shared = len(code) > 0 and not each and transform != WEIGHED
+    tables = of_pieces(len(code), edge if shared else edge[:0])
+    pieces, edges = len(tables) if shared else threads, (dst, row_ptr, col_ptr, transpose)
+    given = edge, code, edges, weight, self_eps, into_x, transform, mean, shared
+    _backwards(min(threads, pieces), (pieces, grad, x, *given, dx, dedge, tables))
+    if shared:
+        join(tables, dedge)
+    elif len(code) == 0 and not each and transform != COPY and len(dst) == 0:
+        dedge[:] = 0  # a table that no edge reads
+    if len(into_edge) > 0:
+        dedge += into_edge

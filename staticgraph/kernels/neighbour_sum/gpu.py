@@ -12,13 +12,16 @@ edges' gradients by the matrix product of :mod:`staticgraph.kernels.table_sum`. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, warps, wide
-from staticgraph.kernels.neighbour_sum.reference import TRANSFORMS
+from staticgraph.kernels.launch import by_row, own_row, read, write
+from staticgraph.kernels.neighbour_sum.reference import MULTIPLY, WEIGHED
+from staticgraph.kernels.shapes import common_dtype, contiguous
 from staticgraph.kernels.table_sum import gpu as tables
 
 COPY = tl.constexpr(0)
@@ -46,21 +49,19 @@ def neighbour_sum_forward(
     BLOCK: tl.constexpr,
 ):
     """One program: the row of node ``i``, sum or mean of the messages over the edges into it."""
-    i = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, BLOCK)
-    inside = f < width
+    i, f, inside = own_row(width, BLOCK)
     first = tl.load(row_ptr + i)
     last = tl.load(row_ptr + i + 1)
     total = tl.zeros([BLOCK], WIDE)
     for e in range(first, last):
         j = tl.load(src + e)
-        value = tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+        value = read(x + j * width + f, inside, WIDE)
         if TRANSFORM != COPY:
             r = tl.load(code + e) if CODED else e + i * 0  # int64 from i
             if SCALAR:
                 value = value * tl.load(edge + r).to(WIDE)
             else:
-                term = tl.load(edge + r * width + f, mask=inside, other=0).to(WIDE)
+                term = read(edge + r * width + f, inside, WIDE)
                 if TRANSFORM == RELU_ADD:
                     value = value + term
                     value = tl.where(value <= 0, 0, value)
@@ -72,9 +73,9 @@ def neighbour_sum_forward(
     if MEAN:
         total = total / tl.maximum(last - first, 1).to(WIDE)
     if SCALED:
-        own = tl.load(x + i * width + f, mask=inside, other=0).to(WIDE)
+        own = read(x + i * width + f, inside, WIDE)
         total += (1 + tl.load(self_eps).to(WIDE)) * own
-    tl.store(out + i * width + f, total.to(out.dtype.element_ty), mask=inside)
+    write(out + i * width + f, total, inside)
 
 
 @triton.jit
@@ -106,20 +107,18 @@ def neighbour_sum_backward(
     BLOCK: tl.constexpr,
 ):
     """One program: the gradient of node ``j``'s row, and of the edges out of it."""
-    j = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, BLOCK)
-    inside = f < width
-    own = tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+    j, f, inside = own_row(width, BLOCK)
+    own = read(x + j * width + f, inside, WIDE)
     total = tl.zeros([BLOCK], WIDE)
     if INTO_X:
-        total += tl.load(into_x + j * width + f, mask=inside, other=0).to(WIDE)
+        total += read(into_x + j * width + f, inside, WIDE)
     if SCALED:
-        mine = tl.load(grad + j * width + f, mask=inside, other=0).to(WIDE)
+        mine = read(grad + j * width + f, inside, WIDE)
         total += (1 + tl.load(self_eps).to(WIDE)) * mine
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
-        part = tl.load(grad + i * width + f, mask=inside, other=0).to(WIDE)
+        part = read(grad + i * width + f, inside, WIDE)
         if MEAN:
             part = part / (tl.load(row_ptr + i + 1) - tl.load(row_ptr + i)).to(WIDE)
         if WEIGHTED:
@@ -135,7 +134,7 @@ def neighbour_sum_backward(
                 tl.store(dedge + e, to_edge.to(dedge.dtype.element_ty))
                 total += part * tl.load(edge + r).to(WIDE)
             else:
-                term = tl.load(edge + r * width + f, mask=inside, other=0).to(WIDE)
+                term = read(edge + r * width + f, inside, WIDE)
                 if TRANSFORM == RELU_ADD:
                     part = tl.where(own + term <= 0, 0, part)
                     to_edge = part
@@ -147,24 +146,22 @@ def neighbour_sum_backward(
                     before = tl.load(into_edge + e * width + f, mask=inside, other=0)
                     to_edge += before.to(WIDE)
                 at = dedge + e * width + f
-                tl.store(at, to_edge.to(dedge.dtype.element_ty), mask=inside)
-    tl.store(dx + j * width + f, total.to(dx.dtype.element_ty), mask=inside)
+                write(at, to_edge, inside)
+    write(dx + j * width + f, total, inside)
 
 
 def forward(
     x: Tensor,
     edge: Tensor | None,
     code: Tensor | None,
-    src: Tensor,
-    row_ptr: Tensor,
+    edges: Sequence[Tensor],
     self_eps: Tensor | None,
     weight: Tensor | None,
-    transform: str,
+    transform: int,
     mean: bool,
 ) -> Tensor:
     """Runs forward in one launch."""
-    dtype = x.dtype if edge is None else torch.promote_types(x.dtype, edge.dtype)
-    out, columns = torch.empty_like(x, dtype=dtype), block(x.size(1))
+    out, (src, _, row_ptr, _, _) = torch.empty_like(x, dtype=common_dtype(x, edge)), edges
     neighbour_sum_forward[(len(x),)](
         x,
         x if edge is None else edge,
@@ -176,8 +173,6 @@ def forward(
         out,
         x.size(1),
         **_options(x, edge, code, self_eps, weight, transform, mean),
-        BLOCK=columns,
-        num_warps=warps(columns),
     )
     return out
 
@@ -187,22 +182,18 @@ def backward(
     x: Tensor,
     edge: Tensor | None,
     code: Tensor | None,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
+    edges: Sequence[Tensor],
     self_eps: Tensor | None,
     weight: Tensor | None,
     into_x: Tensor | None,
     into_edge: Tensor | None,
-    transform: str,
+    transform: int,
     mean: bool,
     each: bool,
 ) -> tuple[Tensor, Tensor]:
     """Runs backward in one launch, or three if edges share a table and ``each`` is false."""
-    dx, columns = torch.empty_like(x), block(x.size(1))
-    into_x = None if into_x is None else into_x.contiguous()
-    into_edge = None if into_edge is None else into_edge.contiguous()
+    _, dst, row_ptr, col_ptr, transpose = edges
+    dx, (into_x, into_edge) = torch.empty_like(x), contiguous(into_x, into_edge)
     if edge is None:
         dedge = x.new_empty(0)
     else:
@@ -211,7 +202,7 @@ def backward(
         dedge = edge.new_empty(len(dst), *edge.shape[1:], dtype=dtype)
     into_each = into_edge if code is None or each else None
     neighbour_sum_backward[(len(x),)](
-        grad.contiguous(),
+        grad,
         x,
         x if edge is None else edge,
         dst if code is None else code,
@@ -229,8 +220,6 @@ def backward(
         INTO_X=into_x is not None,
         INTO_EDGE=into_each is not None,
         **_options(x, edge, code, self_eps, weight, transform, mean),
-        BLOCK=columns,
-        num_warps=warps(columns),
     )
     if edge is not None and code is not None and not each:
         rows = dedge.unsqueeze(1) if dedge.dim() == 1 else dedge
@@ -245,15 +234,15 @@ def _options(
     code: Tensor | None,
     self_eps: Tensor | None,
     weight: Tensor | None,
-    transform: str,
+    transform: int,
     mean: bool,
 ) -> dict[str, object]:
     return {
-        "TRANSFORM": TRANSFORMS.index(transform),
+        "TRANSFORM": MULTIPLY if transform == WEIGHED else transform,
         "CODED": code is not None,
         "SCALAR": edge is not None and edge.dim() == 1,
         "SCALED": self_eps is not None,
         "WEIGHTED": weight is not None,
         "MEAN": mean,
-        "WIDE": wide(x.dtype if edge is None else torch.promote_types(x.dtype, edge.dtype)),
+        **by_row(common_dtype(x, edge), x.size(1)),
     }

@@ -7,6 +7,8 @@ from torch import Tensor
 
 Transform = str
 TRANSFORMS = ("copy", "multiply", "relu_add")
+# As numbers; the last is "multiply" by one number per edge whose gradient is not needed.
+COPY, MULTIPLY, RELU_ADD, WEIGHED = range(4)
 
 
 def neighbour_sum_reference(

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from staticgraph.jit import inlined, kernel
+from staticgraph.jit import inlined
+from staticgraph.kernels.cpu_loop import CpuLoop, Indices, Matrix, Pointers
 from staticgraph.kernels.lanes import total
 from staticgraph.store.columns import Array
 
@@ -46,83 +47,125 @@ def _summed(value: Array, sums: Array, row: int) -> None:
         sums[row, h] = total(value, h * width, width)
 
 
-@kernel
+@CpuLoop
 def forward(
-    left: Array,
-    right: Array,
-    weight: Array,
-    edge: Array,
-    own: Array,
-    src: Array,
-    row_ptr: Array,
+    left: Matrix,
+    right: Matrix,
+    weight: Matrix,
+    edge: Matrix,
+    own: Matrix,
+    src: Indices,
+    row_ptr: Pointers,
     slope: float,
-    score: Array,
-    loop: Array,
+    score: Matrix,
+    loop: Matrix,
 ) -> None:
-    """Runs forward; writes every element of ``score [E, H]`` and ``loop [N, H]``."""
-    nodes, heads, width = left.shape
+    """Runs forward."""
+    nodes, columns = left.shape
     zero, tilt = left.dtype.type(0), left.dtype.type(slope)
-    edged, owned, columns = len(edge) > 0, len(own) > 0, heads * width
-    lefts, rights = left.reshape(nodes, columns), right.reshape(nodes, columns)
     weights, value = weight.reshape(columns), np.empty(columns, left.dtype)
     nothing = np.zeros((1, columns), left.dtype)
-    edges = edge.reshape(len(edge), columns) if edged else nothing
-    owns = own.reshape(len(own), columns) if owned else nothing
+    edged, owned = len(edge) > 0, len(own) > 0
+    edges, owns = edge if edged else nothing, own if owned else nothing
     for i in range(nodes):
         r = i if owned else 0
-        _weighed(lefts, i, rights, i, owns, r, weights, tilt, zero, value)
+        _weighed(left, i, right, i, owns, r, weights, tilt, zero, value)
         _summed(value, loop, i)
         for e in range(row_ptr[i], row_ptr[i + 1]):
             r = e if edged else 0
-            _weighed(lefts, src[e], rights, i, edges, r, weights, tilt, zero, value)
+            _weighed(left, src[e], right, i, edges, r, weights, tilt, zero, value)
             _summed(value, score, e)
 
 
-@kernel
-def backward(
-    grad: Array,
-    grad_loop: Array,
+@inlined
+def _slopes(
     left: Array,
+    j: int,
     right: Array,
+    i: int,
+    more: Array,
+    r: int,
+    given: bool,
     weight: Array,
-    edge: Array,
-    own: Array,
-    src: Array,
-    row_ptr: Array,
-    slope: float,
+    grad: Array,
+    row: int,
+    tilt: Any,
     dleft: Array,
     dright: Array,
     dweight: Array,
-    dedge: Array,
-    down: Array,
+    dmore: Array,
 ) -> None:
-    """Runs backward.
+    """Propagates the gradient ``grad[row]`` of one score to what it was computed from."""
+    heads, width = dweight.shape
+    zero = left.dtype.type(0)
+    for h in range(heads):
+        g = grad[row, h]
+        for c in range(width):
+            f = h * width + c
+            value = left[j, f] + right[i, f] + (more[r, f] if given else zero)
+            dweight[h, c] += g * (value if value > 0 else tilt * value)
+            part = g * weight[h, c] if value > 0 else tilt * g * weight[h, c]
+            dleft[j, f] += part
+            dright[i, f] += part
+            if given:
+                dmore[r, f] = part
 
-    ``dleft``, ``dright`` and ``dweight`` must be zeroed; every element of the others is written.
-    """
-    nodes, heads, width = left.shape
-    zero, tilt = left.dtype.type(0), left.dtype.type(slope)
-    edged, owned = edge.shape[0] > 0, own.shape[0] > 0
-    for i in range(nodes):
-        for h in range(heads):
-            g = grad_loop[i, h]
-            for c in range(width):
-                value = left[i, h, c] + right[i, h, c] + (own[i, h, c] if owned else zero)
-                dweight[h, c] += g * (value if value > 0 else tilt * value)
-                part = g * weight[h, c] if value > 0 else tilt * g * weight[h, c]
-                dleft[i, h, c] += part
-                dright[i, h, c] += part
-                if owned:
-                    down[i, h, c] = part
+
+@CpuLoop
+def backward(
+    grad_score: Matrix,
+    grad_loop: Matrix,
+    left: Matrix,
+    right: Matrix,
+    weight: Matrix,
+    edge: Matrix,
+    own: Matrix,
+    src: Indices,
+    row_ptr: Pointers,
+    slope: float,
+    dleft: Matrix,
+    dright: Matrix,
+    dweight: Matrix,
+    dedge: Matrix,
+    down: Matrix,
+) -> None:
+    """Runs backward."""
+    tilt = left.dtype.type(slope)
+    edged, owned = len(edge) > 0, len(own) > 0
+    dleft[:], dright[:], dweight[:] = 0, 0, 0
+    for i in range(len(left)):
+        _slopes(
+            left,
+            i,
+            right,
+            i,
+            own,
+            i,
+            owned,
+            weight,
+            grad_loop,
+            i,
+            tilt,
+            dleft,
+            dright,
+            dweight,
+            down,
+        )
         for e in range(row_ptr[i], row_ptr[i + 1]):
-            j = src[e]
-            for h in range(heads):
-                g = grad[e, h]
-                for c in range(width):
-                    value = left[j, h, c] + right[i, h, c] + (edge[e, h, c] if edged else zero)
-                    dweight[h, c] += g * (value if value > 0 else tilt * value)
-                    part = g * weight[h, c] if value > 0 else tilt * g * weight[h, c]
-                    dleft[j, h, c] += part
-                    dright[i, h, c] += part
-                    if edged:
-                        dedge[e, h, c] = part
+            _slopes(
+                left,
+                src[e],
+                right,
+                i,
+                edge,
+                e,
+                edged,
+                weight,
+                grad_score,
+                e,
+                tilt,
+                dleft,
+                dright,
+                dweight,
+                dedge,
+            )

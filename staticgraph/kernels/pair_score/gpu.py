@@ -10,12 +10,15 @@ and ``own``, and each node's part of the weight gradient, which torch then sums)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, warps, wide, wide_like
+from staticgraph.kernels.launch import by_row, cells, read, wide_like, write
+from staticgraph.kernels.shapes import empty_like
 
 
 @triton.jit
@@ -41,25 +44,23 @@ def pair_score_forward(
     """One program: the scores, all heads, of node ``i``'s self-loop and of the edges into it."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
-    c = tl.arange(0, BLOCK)
     known = h < heads
-    inside = known[:, None] & (c < width)[None, :]
-    place = h[:, None] * width + c[None, :]
+    place, inside = cells(h, heads, width, BLOCK)
     row = heads * width
-    by = tl.load(weight + place, mask=inside, other=0).to(WIDE)
-    mine = tl.load(right + i * row + place, mask=inside, other=0).to(WIDE)
-    value = mine + tl.load(left + i * row + place, mask=inside, other=0).to(WIDE)
+    by = read(weight + place, inside, WIDE)
+    mine = read(right + i * row + place, inside, WIDE)
+    value = mine + read(left + i * row + place, inside, WIDE)
     if OWNED:
-        value += tl.load(own + i * row + place, mask=inside, other=0).to(WIDE)
+        value += read(own + i * row + place, inside, WIDE)
     value = tl.sum(by * tl.where(value > 0, value, slope * value), 1)
-    tl.store(loop + i * heads + h, value.to(loop.dtype.element_ty), mask=known)
+    write(loop + i * heads + h, value, known)
     for e in range(tl.load(row_ptr + i).to(tl.int64), tl.load(row_ptr + i + 1).to(tl.int64)):
         j = tl.load(src + e)
-        value = mine + tl.load(left + j * row + place, mask=inside, other=0).to(WIDE)
+        value = mine + read(left + j * row + place, inside, WIDE)
         if EDGED:
-            value += tl.load(edge + e * row + place, mask=inside, other=0).to(WIDE)
+            value += read(edge + e * row + place, inside, WIDE)
         value = tl.sum(by * tl.where(value > 0, value, slope * value), 1)
-        tl.store(score + e * heads + h, value.to(score.dtype.element_ty), mask=known)
+        write(score + e * heads + h, value, known)
 
 
 @triton.jit
@@ -89,30 +90,28 @@ def pair_score_targets(
     its part of the weight gradient."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
-    c = tl.arange(0, BLOCK)
     known = h < heads
-    inside = known[:, None] & (c < width)[None, :]
-    place = h[:, None] * width + c[None, :]
+    place, inside = cells(h, heads, width, BLOCK)
     row = heads * width
-    by = tl.load(weight + place, mask=inside, other=0).to(WIDE)
-    mine = tl.load(right + i * row + place, mask=inside, other=0).to(WIDE)
-    value = mine + tl.load(left + i * row + place, mask=inside, other=0).to(WIDE)
+    by = read(weight + place, inside, WIDE)
+    mine = read(right + i * row + place, inside, WIDE)
+    value = mine + read(left + i * row + place, inside, WIDE)
     if OWNED:
-        value += tl.load(own + i * row + place, mask=inside, other=0).to(WIDE)
-    g = tl.load(grad_loop + i * heads + h, mask=known, other=0).to(WIDE)[:, None]
+        value += read(own + i * row + place, inside, WIDE)
+    g = read(grad_loop + i * heads + h, known, WIDE)[:, None]
     to_weight = g * tl.where(value > 0, value, slope * value)
     total = g * tl.where(value > 0, by, slope * by)
     if OWNED:
-        tl.store(down + i * row + place, total.to(down.dtype.element_ty), mask=inside)
+        write(down + i * row + place, total, inside)
     for e in range(tl.load(row_ptr + i).to(tl.int64), tl.load(row_ptr + i + 1).to(tl.int64)):
         j = tl.load(src + e)
-        value = mine + tl.load(left + j * row + place, mask=inside, other=0).to(WIDE)
+        value = mine + read(left + j * row + place, inside, WIDE)
         if EDGED:
-            value += tl.load(edge + e * row + place, mask=inside, other=0).to(WIDE)
-        g = tl.load(grad + e * heads + h, mask=known, other=0).to(WIDE)[:, None]
+            value += read(edge + e * row + place, inside, WIDE)
+        g = read(grad + e * heads + h, known, WIDE)[:, None]
         to_weight += g * tl.where(value > 0, value, slope * value)
         total += g * tl.where(value > 0, by, slope * by)
-    tl.store(dright + i * row + place, total.to(dright.dtype.element_ty), mask=inside)
+    write(dright + i * row + place, total, inside)
     tl.store(dweight + i * row + place, to_weight, mask=inside)
 
 
@@ -142,30 +141,28 @@ def pair_score_sources(
     """One program: the gradient of node ``j``'s row as a source, and of the edges out of it."""
     j = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
-    c = tl.arange(0, BLOCK)
     known = h < heads
-    inside = known[:, None] & (c < width)[None, :]
-    place = h[:, None] * width + c[None, :]
+    place, inside = cells(h, heads, width, BLOCK)
     row = heads * width
-    by = tl.load(weight + place, mask=inside, other=0).to(WIDE)
-    mine = tl.load(left + j * row + place, mask=inside, other=0).to(WIDE)
-    value = mine + tl.load(right + j * row + place, mask=inside, other=0).to(WIDE)
+    by = read(weight + place, inside, WIDE)
+    mine = read(left + j * row + place, inside, WIDE)
+    value = mine + read(right + j * row + place, inside, WIDE)
     if OWNED:
-        value += tl.load(own + j * row + place, mask=inside, other=0).to(WIDE)
-    g = tl.load(grad_loop + j * heads + h, mask=known, other=0).to(WIDE)[:, None]
+        value += read(own + j * row + place, inside, WIDE)
+    g = read(grad_loop + j * heads + h, known, WIDE)[:, None]
     total = g * tl.where(value > 0, by, slope * by)
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
-        value = mine + tl.load(right + i * row + place, mask=inside, other=0).to(WIDE)
+        value = mine + read(right + i * row + place, inside, WIDE)
         if EDGED:
-            value += tl.load(edge + e * row + place, mask=inside, other=0).to(WIDE)
-        g = tl.load(grad + e * heads + h, mask=known, other=0).to(WIDE)[:, None]
+            value += read(edge + e * row + place, inside, WIDE)
+        g = read(grad + e * heads + h, known, WIDE)[:, None]
         part = g * tl.where(value > 0, by, slope * by)
         total += part
         if EDGED:
-            tl.store(dedge + e * row + place, part.to(dedge.dtype.element_ty), mask=inside)
-    tl.store(dleft + j * row + place, total.to(dleft.dtype.element_ty), mask=inside)
+            write(dedge + e * row + place, part, inside)
+    write(dleft + j * row + place, total, inside)
 
 
 def forward(
@@ -174,27 +171,16 @@ def forward(
     weight: Tensor,
     edge: Tensor | None,
     own: Tensor | None,
-    src: Tensor,
-    row_ptr: Tensor,
+    edges: Sequence[Tensor],
     slope: float,
 ) -> tuple[Tensor, Tensor]:
     """Runs forward in one launch."""
     heads, width = weight.shape
+    src, _, row_ptr, _, _ = edges
     score, loop = left.new_empty(len(src), heads), left.new_empty(len(left), heads)
+    given, options = _given(left, right, weight, edge, own)
     pair_score_forward[(len(left),)](
-        left,
-        right,
-        weight,
-        left if edge is None else edge,
-        left if own is None else own,
-        src,
-        row_ptr,
-        score,
-        loop,
-        slope,
-        heads,
-        width,
-        **_options(left, weight, edge, own),
+        *given, src, row_ptr, score, loop, slope, heads, width, **options
     )
     return score, loop
 
@@ -207,62 +193,32 @@ def backward(
     weight: Tensor,
     edge: Tensor | None,
     own: Tensor | None,
-    src: Tensor,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
+    edges: Sequence[Tensor],
     slope: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Runs backward in two launches plus torch's sum over the nodes."""
     heads, width = weight.shape
+    src, dst, row_ptr, col_ptr, transpose = edges
     dleft, dright = torch.empty_like(left), torch.empty_like(right)
     dweight = wide_like(left, len(left), heads, width)
-    dedge = left.new_empty(0) if edge is None else torch.empty_like(edge)
-    down = left.new_empty(0) if own is None else torch.empty_like(own)
-    options = _options(left, weight, edge, own)
-    given = [left, right, weight, left if edge is None else edge, left if own is None else own]
-    pair_score_targets[(len(left),)](
-        grad,
-        grad_loop,
-        *given,
-        src,
-        row_ptr,
-        dright,
-        dweight,
-        down,
-        slope,
-        heads,
-        width,
-        **options,
-    )
-    pair_score_sources[(len(left),)](
-        grad,
-        grad_loop,
-        *given,
-        dst,
-        col_ptr,
-        transpose,
-        dleft,
-        dedge,
-        slope,
-        heads,
-        width,
-        **options,
-    )
+    dedge, down = empty_like(edge, left), empty_like(own, left)
+    given, options = _given(left, right, weight, edge, own)
+    by_target = (src, row_ptr, dright, dweight, down)
+    by_source = (dst, col_ptr, transpose, dleft, dedge)
+    for kernel, rest in ((pair_score_targets, by_target), (pair_score_sources, by_source)):
+        kernel[(len(left),)](grad, grad_loop, *given, *rest, slope, heads, width, **options)
     return dleft, dright, dweight.sum(0).to(weight.dtype), dedge, down
 
 
-def _options(
-    left: Tensor, weight: Tensor, edge: Tensor | None, own: Tensor | None
-) -> dict[str, object]:
+def _given(
+    left: Tensor, right: Tensor, weight: Tensor, edge: Tensor | None, own: Tensor | None
+) -> tuple[tuple[Tensor, ...], dict[str, object]]:
+    """Returns the operands and options that all kernels share."""
     heads, width = weight.shape
-    rows, columns = triton.next_power_of_2(heads), block(width)
-    return {
+    given = left, right, weight, left if edge is None else edge, left if own is None else own
+    options = {
         "EDGED": edge is not None,
         "OWNED": own is not None,
-        "WIDE": wide(left.dtype),
-        "HEADS": rows,
-        "BLOCK": columns,
-        "num_warps": warps(rows * columns),
+        "HEADS": triton.next_power_of_2(heads),
     }
+    return given, options | by_row(left.dtype, width, options["HEADS"])

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from staticgraph.jit import kernel
-from staticgraph.store.columns import Array
+from staticgraph.kernels.cpu_loop import CpuLoop, Indices, Matrix
 
 
-@kernel
-def sum_forward(values: Array, ptr: Array, mean: bool, out: Array) -> None:
+@CpuLoop
+def sum_forward(values: Matrix, ptr: Indices, mean: bool, out: Matrix) -> None:
     """Computes the sum or mean of each segment; writes every element of ``out``."""
     width = values.shape[1]
     one = values.dtype.type(1)
@@ -28,8 +27,8 @@ def sum_forward(values: Array, ptr: Array, mean: bool, out: Array) -> None:
                 to[f] *= share
 
 
-@kernel
-def sum_backward(grad: Array, ptr: Array, mean: bool, dvalues: Array) -> None:
+@CpuLoop
+def sum_backward(grad: Matrix, ptr: Indices, mean: bool, dvalues: Matrix) -> None:
     """Runs backward through the sum; writes every element of ``dvalues``, since segments cover all
     rows."""
     width = grad.shape[1]
@@ -44,8 +43,8 @@ def sum_backward(grad: Array, ptr: Array, mean: bool, dvalues: Array) -> None:
                 to[f] = share * row[f]
 
 
-@kernel
-def max_forward(values: Array, ptr: Array, out: Array) -> None:
+@CpuLoop
+def max_forward(values: Matrix, ptr: Indices, out: Matrix) -> None:
     """Computes the maximum of each segment; writes every element of ``out``."""
     width = values.shape[1]
     for s in range(len(out)):
@@ -58,8 +57,8 @@ def max_forward(values: Array, ptr: Array, out: Array) -> None:
                 out[s, f] = value if value > best or value != value else best
 
 
-@kernel
-def max_backward(grad: Array, values: Array, out: Array, ptr: Array, dvalues: Array) -> None:
+@CpuLoop
+def max_backward(grad: Matrix, values: Matrix, out: Matrix, ptr: Indices, dvalues: Matrix) -> None:
     """Runs backward through the maximum; writes every element of ``dvalues``, since segments cover
     all rows."""
     width, zero, one = values.shape[1], values.dtype.type(0), values.dtype.type(1)
@@ -77,8 +76,8 @@ def max_backward(grad: Array, values: Array, out: Array, ptr: Array, dvalues: Ar
                 dvalues[r, f] = share[f] * (one if values[r, f] == out[s, f] else zero)
 
 
-@kernel
-def softmax_forward(values: Array, ptr: Array, out: Array) -> None:
+@CpuLoop
+def softmax_forward(values: Matrix, ptr: Indices, out: Matrix) -> None:
     """Computes the softmax over each segment; writes every element of ``out``, since segments cover
     all rows."""
     width, zero, one = values.shape[1], values.dtype.type(0), values.dtype.type(1)
@@ -102,8 +101,8 @@ def softmax_forward(values: Array, ptr: Array, out: Array) -> None:
                 out[r, f] *= total[f]
 
 
-@kernel
-def softmax_backward(grad: Array, out: Array, ptr: Array, dvalues: Array) -> None:
+@CpuLoop
+def softmax_backward(grad: Matrix, out: Matrix, ptr: Indices, dvalues: Matrix) -> None:
     """Runs backward through the softmax; writes every element of ``dvalues``."""
     width, zero = grad.shape[1], grad.dtype.type(0)
     mean = np.empty(width, grad.dtype)

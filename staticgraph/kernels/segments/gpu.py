@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, warps, wide
+from staticgraph.kernels.launch import by_row, read, span, tile, write
 
 ROWS = 16
 
@@ -29,17 +29,14 @@ def segment_sum_forward(
     """One program: the sum or mean of segment ``s``."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
-    first = tl.load(ptr + s).to(tl.int64)
-    last = tl.load(ptr + s + 1).to(tl.int64)
+    first, last = span(ptr, s)
     total = tl.zeros([BLOCK], WIDE)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & (f < width)[None, :]
-        rows = tl.load(values + r[:, None] * width + f[None, :], mask=here, other=0)
-        total += tl.sum(rows.to(WIDE), 0)
+        _, at, here = tile(start, last, f, width, ROWS)
+        total += tl.sum(read(values + at, here, WIDE), 0)
     if MEAN:
         total = total / tl.maximum(last - first, 1).to(WIDE)
-    tl.store(out + s * width + f, total.to(out.dtype.element_ty), mask=f < width)
+    write(out + s * width + f, total, f < width)
 
 
 @triton.jit
@@ -56,17 +53,14 @@ def segment_sum_backward(
     """One program: the gradients of segment ``s``'s rows, which are all equal."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
-    first = tl.load(ptr + s).to(tl.int64)
-    last = tl.load(ptr + s + 1).to(tl.int64)
-    row = tl.load(grad + s * width + f, mask=f < width, other=0).to(WIDE)
+    first, last = span(ptr, s)
+    row = read(grad + s * width + f, f < width, WIDE)
     if MEAN:
         row = row / tl.maximum(last - first, 1).to(WIDE)
     rows = tl.zeros([ROWS, BLOCK], WIDE) + row[None, :]
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & (f < width)[None, :]
-        at = dvalues + r[:, None] * width + f[None, :]
-        tl.store(at, rows.to(dvalues.dtype.element_ty), mask=here)
+        _, at, here = tile(start, last, f, width, ROWS)
+        write(dvalues + at, rows, here)
 
 
 def sum_forward(values: Tensor, ptr: Tensor, mean: bool) -> Tensor:
@@ -82,7 +76,7 @@ def sum_backward(grad: Tensor, ptr: Tensor, rows: int, mean: bool) -> Tensor:
     """Runs the operator in one launch."""
     dvalues = grad.new_empty(rows, grad.size(1))
     segment_sum_backward[(len(grad),)](
-        grad.contiguous(), ptr, dvalues, grad.size(1), MEAN=mean, **_options(grad)
+        grad, ptr, dvalues, grad.size(1), MEAN=mean, **_options(grad)
     )
     return dvalues
 
@@ -101,20 +95,18 @@ def segment_max_forward(
     segment."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
-    first = tl.load(ptr + s).to(tl.int64)
-    last = tl.load(ptr + s + 1).to(tl.int64)
+    first, last = span(ptr, s)
     best = tl.zeros([BLOCK], WIDE) - float("inf")
     strange = tl.zeros([BLOCK], tl.int32)  # columns with a NaN, which tl.max drops
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & (f < width)[None, :]
-        rows = tl.load(values + r[:, None] * width + f[None, :], mask=here, other=-float("inf"))
+        _, at, here = tile(start, last, f, width, ROWS)
+        rows = tl.load(values + at, mask=here, other=-float("inf"))
         rows = rows.to(WIDE)
         strange = tl.maximum(strange, tl.max((rows != rows).to(tl.int32), 0))
         best = tl.maximum(best, tl.max(rows, 0))
     best = tl.where(strange > 0, float("nan"), best)
     best = tl.where(last > first, best, 0)
-    tl.store(out + s * width + f, best.to(out.dtype.element_ty), mask=f < width)
+    write(out + s * width + f, best, f < width)
 
 
 @triton.jit
@@ -132,23 +124,19 @@ def segment_max_backward(
     """One program: the gradients of segment ``s``'s rows, divided evenly among tied maxima."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
-    first = tl.load(ptr + s).to(tl.int64)
-    last = tl.load(ptr + s + 1).to(tl.int64)
-    best = tl.load(out + s * width + f, mask=f < width, other=0).to(WIDE)
+    first, last = span(ptr, s)
+    best = read(out + s * width + f, f < width, WIDE)
     count = tl.where(best == 0, 1, 0).to(WIDE)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & (f < width)[None, :]
-        rows = tl.load(values + r[:, None] * width + f[None, :], mask=here, other=0).to(WIDE)
+        _, at, here = tile(start, last, f, width, ROWS)
+        rows = read(values + at, here, WIDE)
         count += tl.sum((here & (rows == best[None, :])).to(WIDE), 0)
-    share = tl.load(grad + s * width + f, mask=f < width, other=0).to(WIDE) / count
+    share = read(grad + s * width + f, f < width, WIDE) / count
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & (f < width)[None, :]
-        at = r[:, None] * width + f[None, :]
-        rows = tl.load(values + at, mask=here, other=0).to(WIDE)
+        _, at, here = tile(start, last, f, width, ROWS)
+        rows = read(values + at, here, WIDE)
         part = share[None, :] * (rows == best[None, :]).to(WIDE)
-        tl.store(dvalues + at, part.to(dvalues.dtype.element_ty), mask=here)
+        write(dvalues + at, part, here)
 
 
 def max_forward(values: Tensor, ptr: Tensor) -> Tensor:
@@ -180,27 +168,22 @@ def segment_softmax_forward(
     """One program: the softmax over the rows of segment ``s``, column by column."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
-    first = tl.load(ptr + s).to(tl.int64)
-    last = tl.load(ptr + s + 1).to(tl.int64)
+    first, last = span(ptr, s)
     best = tl.zeros([BLOCK], WIDE) - float("inf")
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & (f < width)[None, :]
-        rows = tl.load(values + r[:, None] * width + f[None, :], mask=here, other=-float("inf"))
+        _, at, here = tile(start, last, f, width, ROWS)
+        rows = tl.load(values + at, mask=here, other=-float("inf"))
         best = tl.maximum(best, tl.max(rows.to(WIDE), 0))
     total = tl.zeros([BLOCK], WIDE)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & (f < width)[None, :]
-        rows = tl.load(values + r[:, None] * width + f[None, :], mask=here, other=0).to(WIDE)
+        _, at, here = tile(start, last, f, width, ROWS)
+        rows = read(values + at, here, WIDE)
         total += tl.sum(tl.where(here, tl.exp(rows - best[None, :]), 0), 0)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & (f < width)[None, :]
-        at = r[:, None] * width + f[None, :]
-        rows = tl.load(values + at, mask=here, other=0).to(WIDE)
+        _, at, here = tile(start, last, f, width, ROWS)
+        rows = read(values + at, here, WIDE)
         rows = tl.exp(rows - best[None, :]) / total[None, :]
-        tl.store(out + at, rows.to(out.dtype.element_ty), mask=here)
+        write(out + at, rows, here)
 
 
 @triton.jit
@@ -217,22 +200,17 @@ def segment_softmax_backward(
     """One program: the gradients of segment ``s``'s rows."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
-    first = tl.load(ptr + s).to(tl.int64)
-    last = tl.load(ptr + s + 1).to(tl.int64)
+    first, last = span(ptr, s)
     mean = tl.zeros([BLOCK], WIDE)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & (f < width)[None, :]
-        at = r[:, None] * width + f[None, :]
-        g = tl.load(grad + at, mask=here, other=0).to(WIDE)
-        mean += tl.sum(g * tl.load(out + at, mask=here, other=0).to(WIDE), 0)
+        _, at, here = tile(start, last, f, width, ROWS)
+        g = read(grad + at, here, WIDE)
+        mean += tl.sum(g * read(out + at, here, WIDE), 0)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        here = (r < last)[:, None] & (f < width)[None, :]
-        at = r[:, None] * width + f[None, :]
-        g = tl.load(grad + at, mask=here, other=0).to(WIDE)
-        rows = tl.load(out + at, mask=here, other=0).to(WIDE) * (g - mean[None, :])
-        tl.store(dvalues + at, rows.to(dvalues.dtype.element_ty), mask=here)
+        _, at, here = tile(start, last, f, width, ROWS)
+        g = read(grad + at, here, WIDE)
+        rows = read(out + at, here, WIDE) * (g - mean[None, :])
+        write(dvalues + at, rows, here)
 
 
 def softmax_forward(values: Tensor, ptr: Tensor) -> Tensor:
@@ -250,10 +228,4 @@ def softmax_backward(grad: Tensor, out: Tensor, ptr: Tensor) -> Tensor:
 
 
 def _options(value: Tensor) -> dict[str, object]:
-    columns = block(value.size(1))
-    return {
-        "WIDE": wide(value.dtype),
-        "ROWS": ROWS,
-        "BLOCK": columns,
-        "num_warps": warps(ROWS * columns),
-    }
+    return {"ROWS": ROWS, **by_row(value.dtype, value.size(1), ROWS)}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from staticgraph.jit import kernel, kernel_part
+from staticgraph.jit import kernel_part
+from staticgraph.kernels.cpu_loop import CpuLoop, IndexRows, Indices, Matrix
 from staticgraph.kernels.table_sum.pieces import join, of_pieces
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
@@ -47,8 +48,8 @@ def _forward(
 _forwards = on_threads(_forward)
 
 
-@kernel
-def forward(index: Array, offsets: Array, weight: Array, out: Array, threads: int) -> int:
+@CpuLoop
+def forward(index: IndexRows, offsets: Indices, weight: Matrix, out: Matrix, threads: int) -> int:
     """Runs forward; returns -1, or the first position in ``index`` whose value is outside its
     table."""
     wrong = np.full(threads, -1)
@@ -82,16 +83,21 @@ def _backward(
 _backwards = on_threads(_backward)
 
 
-@kernel
-def backward(grad: Array, index: Array, offsets: Array, dweight: Array, threads: int) -> None:
-    """Runs backward; overwrites ``dweight``. The indices were checked by the forward pass."""
+@CpuLoop
+def backward(
+    grad: Matrix, index: IndexRows, offsets: Indices, dweight: Matrix, threads: int
+) -> None:
+    """Runs backward. The indices were checked by the forward pass; without offsets there is one
+    table."""
+    if len(offsets) == 0:
+        offsets = np.array([0, len(dweight)])
     tables = of_pieces(index.size, dweight)
     _backwards(min(threads, len(tables)), (grad, index, offsets, tables))
     join(tables, dweight)
 
 
-@kernel
-def codes(index: Array, offsets: Array, out: Array) -> int:
+@CpuLoop
+def codes(index: IndexRows, offsets: Indices, out: Indices) -> int:
     """Computes mixed-radix numbers, last column fastest; returns the same as :func:`forward`."""
     rows, columns = index.shape
     for r in range(rows):

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, product, warps, wide, wide_like
+from staticgraph.kernels.launch import block, own_row, product, read, warps, wide, wide_like, write
 
 ROWS = 32
 ENTRIES = 64
@@ -44,9 +44,7 @@ def table_sum_forward(
 ):
     """One program: row ``r``, the sum of one table entry per column of the index; NaN for an index
     outside its table."""
-    r = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, BLOCK)
-    inside = f < width
+    r, f, inside = own_row(width, BLOCK)
     total = tl.zeros([BLOCK], WIDE)
     for c in range(columns):
         value = tl.load(index + r * columns + c)
@@ -55,7 +53,7 @@ def table_sum_forward(
         valid = inside & (value + 0 * f >= 0) & (entry + 0 * f < end)
         row = tl.load(weight + entry * width + f, mask=valid, other=float("nan"))
         total += row.to(WIDE)
-    tl.store(out + r * width + f, total.to(out.dtype.element_ty), mask=inside)
+    write(out + r * width + f, total, inside)
 
 
 @triton.jit
@@ -121,8 +119,8 @@ def table_sum_join(
     for chunk in range(1, chunks):
         total += tl.load(partial + chunk * size + at, mask=at < size, other=0)
     if INTO:
-        total += tl.load(into + at, mask=at < size, other=0).to(total.dtype)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=at < size)
+        total += read(into + at, at < size, total.dtype)
+    write(out + at, total, at < size)
 
 
 @triton.jit

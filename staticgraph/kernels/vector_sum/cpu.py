@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from staticgraph.jit import inlined, kernel, kernel_part
-from staticgraph.kernels.addresses import carray, pointer
+from staticgraph.jit import inlined
+from staticgraph.kernels.cpu_loop import Block, CpuLoop, Indices, Matrix, Pointers
 from staticgraph.kernels.lanes import dot
-from staticgraph.kernels.threads import on_threads, portion
+from staticgraph.kernels.threads import portion
 from staticgraph.store.columns import Array
 
 
@@ -40,22 +40,23 @@ def _give_back(
         dx[j, at + f] += slope[f] * edge[e, at + f]
 
 
-@kernel_part
-def _forward(
+@CpuLoop
+def forward(
     thread: int,
     threads: int,
-    x: Array,
-    edge: Array,
-    vectors: Array,
-    unit: Array,
-    src: Array,
-    row_ptr: Array,
+    vectors: Block,
+    x: Matrix,
+    edge: Matrix,
+    unit: Matrix,
+    src: Indices,
+    row_ptr: Pointers,
     gate: int,
     along: int,
     scalar: int,
-    out: Array,
-    total: Array,
+    out: Block,
+    total: Matrix,
 ) -> None:
+    """Runs forward."""
     nodes, dims, width = out.shape
     given, zero = x.shape[1] > 0, out.dtype.type(0)
     part = np.empty(width, out.dtype)
@@ -85,60 +86,32 @@ def _forward(
                     total[i, f] += part[f]
 
 
-_forwards = on_threads(_forward)
-
-
-@kernel
-def forward(
-    like: float,
-    at: tuple[int, ...],
-    sizes: tuple[int, ...],
-    places: tuple[int, ...],
-    threads: int,
-) -> None:
-    """Runs forward on the addresses of ``x, edge, vectors, unit, src, row_ptr, out, total``.
-
-    ``sizes`` are ``N, E, D, F``, and the columns of ``edge`` and of ``x``. Every element of ``out``
-    is written, and of ``total`` if there is a scalar part.
-    """
-    nodes, edges, dims, width, columns, given = sizes
-    gate, along, scalar = places
-    x = carray(pointer(at[0], like), (nodes, given))
-    edge = carray(pointer(at[1], like), (edges, columns))
-    vectors = carray(pointer(at[2], like), (nodes, dims, width))
-    unit = carray(pointer(at[3], like), (edges, dims))
-    src = carray(pointer(at[4], np.int64(0)), edges)
-    row_ptr = carray(pointer(at[5], np.int32(0)), nodes + 1)
-    out = carray(pointer(at[6], like), (nodes, dims, width))
-    total = carray(pointer(at[7], like), (nodes, width))
-    operands = x, edge, vectors, unit, src, row_ptr
-    _forwards(threads, (*operands, gate, along, scalar, out, total))
-
-
-@kernel_part
-def _backward(
+@CpuLoop
+def backward(
     thread: int,
     threads: int,
-    grad: Array,
-    on_total: Array,
-    x: Array,
-    edge: Array,
-    vectors: Array,
-    unit: Array,
-    dst: Array,
-    col_ptr: Array,
-    transpose: Array,
+    grad: Block,
+    grad_total: Matrix,
+    x: Matrix,
+    edge: Matrix,
+    vectors: Block,
+    unit: Matrix,
+    dst: Indices,
+    col_ptr: Pointers,
+    transpose: Pointers,
     gate: int,
     along: int,
     scalar: int,
-    dvectors: Array,
-    dedge: Array,
-    dunit: Array,
-    dx: Array,
+    dvectors: Block,
+    dedge: Matrix,
+    dunit: Matrix,
+    dx: Matrix,
 ) -> None:
+    """Runs backward."""
     nodes, dims, width = grad.shape
     given, zero = x.shape[1] > 0, grad.dtype.type(0)
     turned, moved = len(dunit) > 0, len(dvectors) > 0
+    whole = (1 + (along >= 0) + (scalar >= 0)) * width == edge.shape[1]
     grads = grad.reshape(-1)
     part, slope = np.empty(width, grad.dtype), np.empty(width, grad.dtype)
     begin, end = portion(nodes, 1, thread, threads)
@@ -152,6 +125,9 @@ def _backward(
         for k in range(col_ptr[j], col_ptr[j + 1]):
             e = transpose[k]
             i = dst[e]
+            if not whole:  # a column that no part reads gets zero
+                for f in range(edge.shape[1]):
+                    dedge[e, f] = zero
             for f in range(width):
                 slope[f] = zero
             for d in range(dims):
@@ -185,49 +161,9 @@ def _backward(
                         dedge[e, along + f] = slope[f]
             if scalar >= 0:
                 for f in range(width):
-                    slope[f] = on_total[i, f]
+                    slope[f] = grad_total[i, f]
                 if given:
                     _give_back(slope, x, j, edge, e, scalar, dx, dedge)
                 else:
                     for f in range(width):
                         dedge[e, scalar + f] = slope[f]
-
-
-_backwards = on_threads(_backward)
-
-
-@kernel
-def backward(
-    like: float,
-    at: tuple[int, ...],
-    sizes: tuple[int, ...],
-    places: tuple[int, ...],
-    moved: bool,
-    turned: bool,
-    threads: int,
-) -> None:
-    """Runs backward on the addresses of ``grad, on_total, x, edge, vectors, unit, dst, col_ptr,
-    transpose, dvectors, dedge, dunit, dx``.
-
-    ``sizes`` are as in forward. Of ``dedge`` the columns of the parts are written, of ``dx`` every
-    element, and of ``dvectors`` and ``dunit`` every element if ``moved`` and ``turned``.
-    """
-    nodes, edges, dims, width, columns, given = sizes
-    gate, along, scalar = places
-    shape = nodes, dims, width
-    number, small = np.int64(0), np.int32(0)
-    grad = carray(pointer(at[0], like), shape)
-    on_total = carray(pointer(at[1], like), (nodes, width))
-    x = carray(pointer(at[2], like), (nodes, given))
-    edge = carray(pointer(at[3], like), (edges, columns))
-    vectors = carray(pointer(at[4], like), shape)
-    unit = carray(pointer(at[5], like), (edges, dims))
-    dst = carray(pointer(at[6], number), edges)
-    col_ptr = carray(pointer(at[7], small), nodes + 1)
-    transpose = carray(pointer(at[8], small), edges)
-    dvectors = carray(pointer(at[9], like), (nodes if moved else 0, dims, width))
-    dedge = carray(pointer(at[10], like), (edges, columns))
-    dunit = carray(pointer(at[11], like), (edges if turned else 0, dims))
-    dx = carray(pointer(at[12], like), (nodes, given))
-    operands = grad, on_total, x, edge, vectors, unit, dst, col_ptr, transpose
-    _backwards(threads, (*operands, gate, along, scalar, dvectors, dedge, dunit, dx))

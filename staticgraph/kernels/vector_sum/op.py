@@ -1,4 +1,4 @@
-"""``vector_sum`` as a torch operator: CPU kernel, shapes, derivative.
+"""``vector_sum`` as a torch operator: reference, registration, shapes.
 
 An equivariant layer sends vectors along edges: each neighbour's vectors, gated column by column,
 and the edge's own direction, scaled per column, next to a scalar message. All factors come from one
@@ -10,14 +10,14 @@ Source: Schuett, Unke and Gastegger 2021, arXiv 2102.03150, equations 7 and 8.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.addresses import LIKE, addresses, cast, in_kernels, plain
-from staticgraph.kernels.register import asked_of, differentiable_once, operator
-from staticgraph.kernels.threads import threads_for
+from staticgraph.kernels.edges import Edges
+from staticgraph.kernels.register import operator
+from staticgraph.kernels.shapes import contiguous, empty_like
 from staticgraph.kernels.vector_sum import cpu
 from staticgraph.text.how_many import how_many
 
@@ -62,140 +62,44 @@ class VectorSums(NamedTuple):
     scalars: Tensor | None
 
 
-def _on_cpu(
-    vectors: Tensor,
-    edge: Tensor,
-    unit: Tensor | None,
-    x: Tensor | None,
-    src: Tensor,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
-    places: list[int],
-) -> tuple[Tensor, Tensor]:
-    wide = in_kernels(vectors.dtype)
-    read = [plain(value, wide) for value in (x, edge, vectors, unit)]
-    src, row_ptr = plain(src, torch.int64), plain(row_ptr, torch.int32)
-    out = torch.empty(vectors.shape, dtype=wide)
-    total = torch.empty(len(vectors) if places[2] >= 0 else 0, vectors.size(2), dtype=wide)
-    cpu.forward(
-        LIKE[wide],
-        addresses(*read, src, row_ptr, out, total),
-        _sizes(vectors, edge, x),
-        tuple(places),
-        _threads(vectors, edge),
-    )
-    return cast(out, vectors.dtype), cast(total, vectors.dtype)
-
-
-def _backward_on_cpu(
-    grad: Tensor,
-    on_total: Tensor,
-    vectors: Tensor,
-    edge: Tensor,
-    unit: Tensor | None,
-    x: Tensor | None,
-    src: Tensor,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
-    places: list[int],
-    moved: bool,
-    turned: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dtype, wide = vectors.dtype, in_kernels(vectors.dtype)
-    read = [plain(value, wide) for value in (grad, on_total, x, edge, vectors, unit)]
-    dst, col_ptr = plain(dst, torch.int64), plain(col_ptr, torch.int32)
-    transpose = plain(transpose, torch.int32)
-    parts = sum(place >= 0 for place in places)
-    whole = parts * vectors.size(2) == edge.size(1)  # a column that no part reads gets zero
-    dvectors = torch.empty(vectors.shape if moved else (0,), dtype=wide)
-    dedge = (torch.empty if whole else torch.zeros)(edge.shape, dtype=wide)
-    dunit = torch.empty((len(edge), vectors.size(1)) if turned else (0,), dtype=wide)
-    dx = torch.empty((0,) if x is None else x.shape, dtype=wide)
-    cpu.backward(
-        LIKE[wide],
-        addresses(*read, dst, col_ptr, transpose, dvectors, dedge, dunit, dx),
-        _sizes(vectors, edge, x),
-        tuple(places),
-        moved,
-        turned,
-        _threads(vectors, edge),
-    )
-    return cast(dvectors, dtype), cast(dedge, dtype), cast(dunit, dtype), cast(dx, dtype)
-
-
-def _sizes(vectors: Tensor, edge: Tensor, x: Tensor | None) -> tuple[int, ...]:
-    return len(vectors), len(edge), *vectors.shape[1:], edge.size(1), 0 if x is None else x.size(1)
-
-
-def _threads(vectors: Tensor, edge: Tensor) -> int:
-    return threads_for((len(vectors) + len(edge)) * vectors.size(1) * vectors.size(2))
-
-
-def _fake(vectors, edge, unit, x, src, dst, row_ptr, col_ptr, transpose, places):
-    scalars = vectors.size(0) if places[2] >= 0 else 0
-    return torch.empty_like(vectors), vectors.new_empty(scalars, vectors.size(2))
-
-
-def _fake_backward(grad, on_total, vectors, edge, unit, x, *rest):
+def _fake_backward(grad, grad_total, vectors, edge, unit, x, *rest):
     moved, turned = rest[-2:]
     nothing = vectors.new_empty(0)
     return (
-        torch.empty_like(vectors) if moved else nothing,
+        torch.empty_like(vectors if moved else nothing),
         torch.empty_like(edge),
         vectors.new_empty(edge.size(0), vectors.size(1)) if turned else torch.empty_like(nothing),
-        torch.empty_like(nothing) if x is None else torch.empty_like(x),
+        empty_like(x, vectors),
     )
 
 
 _OPERANDS = (
-    "Tensor vectors, Tensor edge, Tensor? unit, Tensor? x, Tensor src, Tensor dst, "
-    "Tensor row_ptr, Tensor col_ptr, Tensor transpose, int[] places"
+    "Tensor vectors, Tensor edge, Tensor? unit, Tensor? x, Tensor[] edges, int gate, int along, "
+    "int scalar"
 )
-_forward = operator(
-    f"vector_sum({_OPERANDS}) -> (Tensor, Tensor)", cpu=_on_cpu, cuda=None, fake=_fake
-)
-_backward = operator(
-    f"vector_sum_backward(Tensor grad, Tensor on_total, {_OPERANDS}, bool moved, bool turned) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
-    cpu=_backward_on_cpu,
+_vector_sum = operator(
+    f"vector_sum({_OPERANDS}) -> (Tensor out, Tensor total)",
+    cpu=cpu.forward,
     cuda=None,
-    fake=_fake_backward,
+    fake=lambda vectors, *rest: (
+        torch.empty_like(vectors),
+        vectors.new_empty(vectors.size(0) if rest[-1] >= 0 else 0, vectors.size(2)),
+    ),
+    backward=operator(
+        f"vector_sum_backward(Tensor grad, Tensor grad_total, {_OPERANDS}, bool needs_vectors, "
+        "bool needs_unit) -> (Tensor dvectors, Tensor dedge, Tensor dunit, Tensor dx)",
+        cpu=cpu.backward,
+        cuda=None,
+        fake=_fake_backward,
+    ),
 )
-
-
-class VectorSum(torch.autograd.Function):
-    """Autograd function of ``vector_sum``; backward goes source by source."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        """Returns the operator's ``[N, D, F]`` and ``[N, F]``."""
-        *tensors, places = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.places = places
-        return _forward(*tensors, places)
-
-    @staticmethod
-    @differentiable_once("vector_sum")
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """Returns the gradients of vectors, edges, directions and node rows."""
-        moved, turned = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
-        found = _backward(*grads, *ctx.saved_tensors, ctx.places, moved, turned)
-        return *asked_of(ctx, found), *(None,) * 6
 
 
 def vector_sum(
     vectors: Tensor,
     edge: Tensor,
     unit: Tensor | None,
-    src: Tensor,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
+    edges: Edges,
     *,
     x: Tensor | None = None,
     gate: int = 0,
@@ -213,7 +117,7 @@ def vector_sum(
         vectors: ``[N, D, F]``, such as three spatial dimensions by ``F`` features.
         edge: ``[E, K]``, of which parts of ``F`` columns are read.
         unit: ``[E, D]``, the directions of edges; None without ``along``.
-        src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
+        edges: their ends and pointers.
         x: ``[N, K]``, rows of the sources, multiplied with those of the edges; None for nothing.
         gate, along, scalar: the column of ``edge`` at which each part begins; None for no part
             along, or no scalar part. Parts must not overlap.
@@ -236,6 +140,5 @@ def vector_sum(
         )
     if (along is None) != (unit is None):
         raise ValueError("along and unit: give both, or neither where edges have no direction")
-    given = (None if one is None else one.contiguous() for one in (vectors, edge, unit, x))
-    out, total = VectorSum.apply(*given, src, dst, row_ptr, col_ptr, transpose, places)
+    out, total = _vector_sum(*contiguous(vectors, edge, unit, x), edges, *places)
     return VectorSums(out, None if scalar is None else total)

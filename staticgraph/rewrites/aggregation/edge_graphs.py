@@ -54,10 +54,9 @@ def check(captured: Captured) -> None:
 
 def rewrite(captured: Captured) -> None:
     """Rewrites every sum, mean, max and softmax over the edges of each graph."""
-    for node in list(captured.graph.nodes):
-        if not is_call(node, SCATTER, softmaxed) or not _is_of_edges(captured, node.args[1]):
-            continue
-        if node.users and is_float(node) and node not in captured.differentiated:
+    for node in captured.calls(SCATTER, softmaxed):
+        ours = _is_of_edges(captured, node.args[1]) and is_float(node)
+        if ours and node not in captured.differentiated:
             _at(captured, node)
 
 

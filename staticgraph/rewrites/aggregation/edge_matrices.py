@@ -19,7 +19,6 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     SCATTER,
     Call,
     is_call,
-    is_float,
     is_method,
     shape,
     under_shape,
@@ -34,13 +33,9 @@ def rewrite(captured: Captured) -> None:
     """Rewrites every sum and mean of such products by the batch's own destinations."""
     if not captured.facts or captured.target.device != "cpu":
         return
-    for node in list(captured.graph.nodes):
-        if not is_call(node, SCATTER) or not node.users or node in captured.differentiated:
-            continue
-        rows, index, dim, groups, reduce = node.args
-        ours = captured.index(index) == "dst" and dim == 0 and groups == captured.nodes
-        if ours and reduce in ("sum", "add", "mean") and is_float(node):
-            _at(captured, node, rows)
+    for node in captured.calls(SCATTER):
+        if captured.by_destination(node, "sum", "add", "mean"):
+            _at(captured, node, node.args[0])
 
 
 def _at(captured: Captured, node: Call, rows: Any) -> None:
@@ -59,5 +54,5 @@ def _at(captured: Captured, node: Call, rows: Any) -> None:
     if not same_dtype(x, matrices, node) or not (used_once(below) and used_once(rows)):
         return
     mean = node.args[4] == "mean"
-    made = captured.before(node, edge_matrix_sum, x, matrices, *captured.pointers, mean=mean)
+    made = captured.before(node, edge_matrix_sum, x, matrices, captured.batch_edges, mean=mean)
     captured.replace(node, made, NAME)

@@ -15,18 +15,18 @@ from torch import Tensor
 from torch.fx import Node
 
 from staticgraph.kernels.gcn_sum import gcn_sum
+from staticgraph.rewrites.aggregation.gcn_sum import with_bias
 from staticgraph.rewrites.captured_graph.canonical_ops import (
-    ADD,
     GATHER,
     MUL,
     SCATTER,
     Call,
+    added_to,
     is_call,
     is_float,
     shape,
     tensor,
     under_shape,
-    used_once,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
 
@@ -46,12 +46,10 @@ def rewrite(captured: Captured) -> None:
     """Rewrites every sum by destination of rows that one vector scales at both ends."""
     if not captured.facts:
         return
-    for node in list(captured.graph.nodes):
-        if is_call(node, SCATTER) and node.users and node not in captured.differentiated:
-            _, index, dim, groups, reduce = node.args
-            ours = captured.index(index) == "dst" and dim == 0 and groups == captured.nodes
-            if ours and reduce in ("sum", "add") and (found := _weighed(captured, node.args[0])):
-                _put(captured, node, found)
+    for node in captured.calls(SCATTER):
+        found = _weighed(captured, node.args[0])
+        if found is not None and captured.by_destination(node, "sum", "add"):
+            _put(captured, node, found)
 
 
 def factors(node: Any) -> list[Any]:
@@ -96,28 +94,22 @@ def _weighed(captured: Captured, rows: Any) -> Weighed | None:
 def _put(captured: Captured, node: Call, found: Weighed) -> None:
     x = tensor(found.x)
     assert x is not None
-    root = _vector(captured, node, found.root, captured.nodes)
+    root = captured.reshaped(node, found.root, captured.nodes)
     weight = None
     for one in found.weights:
-        flat = _vector(captured, node, one, captured.edges)
+        flat = captured.reshaped(node, one, captured.edges)
         weight = flat if weight is None else captured.before(node, MUL, weight, flat, like=flat)
     last, own = _own_term(node, found)
     numbers = torch.ones if own else torch.zeros
     loops = captured.once((numbers, x.dtype), numbers, captured.nodes, **_kind(x))
-    bias = None
-    if used_once(last):
-        total = next(iter(last.users))
-        if is_call(total, ADD) and shape(total) == shape(last):
-            other = total.args[1] if total.args[0] is last else total.args[0]
-            if isinstance(other, Node) and shape(other) == (x.size(1),):
-                last, bias = total, other
+    last, bias = with_bias(last)
     made = captured.before(
         last,
         gcn_sum,
         found.x,
         root,
         loops,
-        *captured.pointers,
+        captured.batch_edges,
         weight=weight,
         bias=bias,
         loops=False,
@@ -127,24 +119,10 @@ def _put(captured: Captured, node: Call, found: Weighed) -> None:
 
 def _own_term(node: Call, found: Weighed) -> tuple[Call, bool]:
     """The sum with ``root * root * x``, if that is the only user of the node; else the node."""
-    if not used_once(node):
-        return node, False
-    total = next(iter(node.users))
-    if not is_call(total, ADD) or shape(total) != shape(node):
-        return node, False
-    own = total.args[1] if total.args[0] is node else total.args[0]
+    total, own = added_to(node)
     left = factors(own) if is_call(own, MUL) else []
     same = sorted(map(str, left)) == sorted(map(str, (found.x, found.root, found.root)))
     return (total, True) if same else (node, False)
-
-
-def _vector(captured: Captured, anchor: Call, node: Call, rows: int) -> Call:
-    """A node's numbers as one dimension."""
-    found = tensor(node)
-    assert found is not None
-    if found.dim() == 1:
-        return node
-    return captured.before(anchor, torch.reshape, node, (rows,), like=node)
 
 
 def _kind(x: Tensor) -> dict[str, Any]:

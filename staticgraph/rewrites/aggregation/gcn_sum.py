@@ -9,17 +9,16 @@ import operator
 from typing import Any
 
 import torch
-from torch.fx import Node
 
 from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
 from staticgraph.nn.utils.self_loops import gcn_normed
 from staticgraph.rewrites.captured_graph.canonical_ops import (
-    ADD,
     GATHER,
     MUL,
     SCATTER,
     SELECT,
     Call,
+    added_to,
     dtype,
     is_call,
     shape,
@@ -28,18 +27,17 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     under_shape,
     used_once,
 )
-from staticgraph.rewrites.captured_graph.captured import Captured
+from staticgraph.rewrites.captured_graph.captured import TWICE, Captured
 
 NAME = "gcn_sum"
 
 
 def rewrite(captured: Captured) -> None:
     """Rewrites every sum of rows weighted by ``gcn_norm``."""
-    for node in list(captured.graph.nodes):
-        if is_call(node, SCATTER) and node.users:
-            norm = _norm_of(node.args[1])
-            if norm is not None:
-                _at(captured, node, norm)
+    for node in captured.calls(SCATTER):
+        norm = _norm_of(node.args[1])
+        if norm is not None:
+            _at(captured, node, norm)
 
 
 def _norm_of(index: Any) -> Call | None:
@@ -71,7 +69,7 @@ def _at(captured: Captured, node: Call, norm: Call) -> None:
     elif node.args[2:] != (0, captured.nodes, "sum") or flow != "source_to_target":
         reason = "an aggregation other than a sum by destination"
     elif node in captured.differentiated:
-        reason = "its derivative is taken in the forward, and has one of its own"
+        reason = TWICE
     if reason is not None:
         captured.miss(NAME, node, reason)
         return
@@ -82,18 +80,18 @@ def _at(captured: Captured, node: Call, norm: Call) -> None:
     assert found is not None
     like = captured.constant(f"like_{str(found.dtype)[6:]}", torch.empty(0, dtype=found.dtype))
     key = ("gcn", weight, fill, loops, found.dtype)
-    src, dst, row_ptr, col_ptr, transpose = captured.pointers
-    operands = (src, row_ptr, weight, fill, loops, like)
+    edges = captured.batch_edges
+    operands = (edges, weight, fill, loops, like)
     degrees = captured.shared(key, lambda: captured.before(norm, gcn_degrees, *operands))
     root, own = (captured.item(norm, degrees, place, node) for place in (0, 1))
-    last, bias = _bias(node)
+    last, bias = with_bias(node)
     total = captured.before(
         last,
         gcn_sum,
         x,
         root,
         own,
-        *(src, dst, row_ptr, col_ptr, transpose),
+        edges,
         weight=weight,
         bias=bias,
         loops=loops,
@@ -116,12 +114,7 @@ def _weighed_rows(rows: Any, norm: Call) -> Call | None:
     return None
 
 
-def _bias(node: Call) -> tuple[Call, Call | None]:
-    """The sum with a bias ``[F]``, and the bias; the node and None if there is none."""
-    if used_once(node):
-        total = next(iter(node.users))
-        if is_call(total, ADD) and shape(total) == shape(node):
-            other = total.args[1] if total.args[0] is node else total.args[0]
-            if isinstance(other, Node) and shape(other) == (shape(node) or ())[1:]:
-                return total, other
-    return node, None
+def with_bias(node: Call) -> tuple[Call, Call | None]:
+    """Returns the sum with a bias ``[F]``, and the bias; the node and None if there is none."""
+    total, other = added_to(node)
+    return (total, other) if shape(other) == (shape(node) or ())[1:] else (node, None)

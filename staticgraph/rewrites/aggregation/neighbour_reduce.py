@@ -33,7 +33,6 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     SUB,
     Call,
     is_call,
-    is_float,
     is_method,
     shape,
     under_shape,
@@ -134,17 +133,9 @@ def rewrite(captured: Captured) -> None:
     if not captured.facts or captured.target.device != "cpu":
         return
     means(captured)
-    for node in list(captured.graph.nodes):
-        if _by_destination(captured, node):
+    for node in captured.calls(SCATTER):
+        if captured.by_destination(node, *_REDUCTIONS):
             _at(captured, node.args[0])
-
-
-def _by_destination(captured: Captured, node: Any) -> bool:
-    if not is_call(node, SCATTER) or not node.users or not is_float(node):
-        return False
-    _, index, dim, groups, reduce = node.args
-    ours = captured.index(index) == "dst" and dim == 0 and groups == captured.nodes
-    return ours and reduce in _REDUCTIONS and node not in captured.differentiated
 
 
 def _at(captured: Captured, rows: Any) -> None:
@@ -154,7 +145,7 @@ def _at(captured: Captured, rows: Any) -> None:
     reduced = _reductions(captured, rows)
     if reduced is None:
         for user in rows.users:
-            if _by_destination(captured, user) and user.args[4] == "min":
+            if captured.by_destination(user, *_REDUCTIONS) and user.args[4] == "min":
                 captured.miss(NAME, user, "the message is read by more than reductions", rows)
         return
     single = len(reduced) == 1 and reduced[0].name != "min"
@@ -197,7 +188,7 @@ def _reductions(captured: Captured, rows: Call) -> list[Reduced] | None:
     found: dict[str, Call] = {}
     squares: list[Call] = []
     for user in rows.users:
-        if _by_destination(captured, user) and user.args[0] is rows:
+        if captured.by_destination(user, *_REDUCTIONS) and user.args[0] is rows:
             name = _REDUCTIONS[user.args[4]]
             if name in found:
                 return None
@@ -225,7 +216,7 @@ def _squares(user: Call) -> bool:
 def _spread(captured: Captured, square: Call, mean: Call | None) -> Reduced | None:
     """``mean(x * x) - mean(x) ** 2`` and, if it follows, its root in PyG's form; else None."""
     second = next(iter(square.users))
-    if mean is None or not _by_destination(captured, second) or second.args[4] != "mean":
+    if mean is None or not captured.by_destination(second, "mean"):
         return None
     if not used_once(second):
         return None
@@ -273,7 +264,7 @@ def _put(
     towers = found[1] if len(found) == 3 else 1
     width = found[-1]
     names = [one.name for one in reduced]
-    operator_given = (given.source, given.target, given.edge, *captured.pointers)
+    operator_given = (given.source, given.target, given.edge, captured.batch_edges)
     options: dict[str, Any] = {"reductions": names, "towers": towers}
     if activation[0] != "none":
         options |= {"activation": activation[0], "slope": activation[1]}

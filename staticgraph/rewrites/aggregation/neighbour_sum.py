@@ -28,6 +28,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     RELU,
     SCATTER,
     Call,
+    added_to,
     dtype,
     is_call,
     is_float,
@@ -55,9 +56,8 @@ class Message(NamedTuple):
 
 def rewrite(captured: Captured) -> None:
     """Rewrites every sum, mean and max by the batch's own destinations."""
-    for node in list(captured.graph.nodes):
-        if is_call(node, SCATTER) and node.users:
-            _at(captured, node)
+    for node in captured.calls(SCATTER):
+        _at(captured, node)
 
 
 def _at(captured: Captured, node: Call) -> None:
@@ -73,8 +73,7 @@ def _at(captured: Captured, node: Call) -> None:
         if which == "src" and groups == captured.nodes:
             _by_source(captured, node)
         return
-    if node in captured.differentiated:
-        captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
+    if captured.differentiates(NAME, node):
         return
     found = message(captured, rows)
     reason = found if isinstance(found, str) else "the largest of weighted messages"
@@ -161,22 +160,20 @@ def _weight(captured: Captured, node: Any, rows: Call) -> Call | None:
     if found != (captured.edges, *(1,) * (wide - 1)) or not is_float(node):
         return None
     below = under_shape(node)
-    if shape(below) == (captured.edges,):
-        return below
-    return captured.before(rows, torch.reshape, node, (captured.edges,), like=node)
+    return captured.reshaped(rows, node if shape(below) != (captured.edges,) else below, -1)
 
 
 def _fused(captured: Captured, node: Call, found: Message, reduce: str) -> bool:
     edge: Any = found.edge
     code = None
-    where = captured.pointers
+    edges = captured.batch_edges
     if len(shape(node) or ()) != 2:
         return _flattened(captured, node, found, reduce)
     if reduce == "max":
         if found.transform == "relu_add":
-            made = captured.before(node, neighbour_max, found.x, edge, *where)
+            made = captured.before(node, neighbour_max, found.x, edge, edges)
         else:
-            made = captured.before(node, neighbour_max, found.x, None, *where)
+            made = captured.before(node, neighbour_max, found.x, None, edges)
         return captured.replace(node, made, "neighbour_max")
     if is_call(edge, GATHER) and edge in captured.folded:
         edge, code = edge.args[0], edge.args[2]
@@ -188,40 +185,37 @@ def _fused(captured: Captured, node: Call, found: Message, reduce: str) -> bool:
     last, eps = _own_term(captured, node, found.x)
     if eps is not None:
         options["self_eps"] = eps
-    made = captured.before(last, neighbour_sum, found.x, edge, *where, **options)
+    made = captured.before(last, neighbour_sum, found.x, edge, edges, **options)
     return captured.replace(node, made, NAME, last=last)
 
 
 def _flattened(captured: Captured, node: Call, found: Message, reduce: str) -> bool:
     """:func:`_fused` for rows ``[N, ..., F]``, laid out as ``[N, K]``."""
-    x, edge = (_flat(captured, node, one) for one in (found.x, found.edge))
+    x, edge = _flat(captured, node, found.x), found.edge
+    if len(shape(edge) or ()) > 1:  # not one number per edge
+        edge = _flat(captured, node, edge)
     if reduce == "max":
-        made = captured.before(node, neighbour_max, x, edge, *captured.pointers)
+        made = captured.before(node, neighbour_max, x, edge, captured.batch_edges)
     else:
         options: dict[str, Any] = {"transform": found.transform, "mean": reduce == "mean"}
         if found.weight is not None:
             options["weight"] = found.weight
-        made = captured.before(node, neighbour_sum, x, edge, *captured.pointers, **options)
+        made = captured.before(node, neighbour_sum, x, edge, captured.batch_edges, **options)
     made = captured.before(node, torch.reshape, made, shape(node))
     return captured.replace(node, made, "neighbour_max" if reduce == "max" else NAME)
 
 
 def _flat(captured: Captured, node: Call, rows: Any) -> Any:
-    """``[R, ..., F]`` -> ``[R, K]``; one number per row stays as it is."""
-    found = tensor(rows)
-    if found is None or found.dim() < 3:
-        return rows
-    return captured.before(node, torch.reshape, rows, (found.size(0), -1), like=rows)
+    """``[R, ..., F]`` -> ``[R, K]``."""
+    sizes = shape(rows)
+    return rows if sizes is None else captured.reshaped(node, rows, sizes[0], -1)
 
 
 def _own_term(captured: Captured, node: Call, x: Call) -> tuple[Call, Call | None]:
     """The sum of a node with ``(1 + eps) x``, and eps; the node itself and None without one."""
-    if not used_once(node):
+    total, own = added_to(node)
+    if total is None or dtype(total) != dtype(node):
         return node, None
-    total = next(iter(node.users))
-    if not is_call(total, ADD) or shape(total) != shape(node) or dtype(total) != dtype(node):
-        return node, None
-    own = total.args[1] if total.args[0] is node else total.args[0]
     if own is x:
         found = tensor(x)
         assert found is not None
@@ -245,15 +239,12 @@ def _by_pointers(captured: Captured, node: Call, reason: str) -> None:
         return
     captured.miss(NAME, node, reason, rows if isinstance(rows, Node) else None)
     row_ptr = captured.facts["row_ptr"]
-    flat = rows
-    if found.dim() != 2:
-        flat = captured.before(node, torch.reshape, rows, (found.size(0), -1), like=rows)
+    flat = _flat(captured, node, rows)
     if reduce == "max":
         made = captured.before(node, segment_max, flat, row_ptr)
     else:
         made = captured.before(node, segment_sum, flat, row_ptr, mean=reduce == "mean")
-    if found.dim() != 2:
-        made = captured.before(node, torch.reshape, made, shape(node))
+    made = captured.reshaped(node, made, *(shape(node) or ()))
     captured.replace(node, made, "segments")
 
 
@@ -266,19 +257,15 @@ def _by_source(captured: Captured, node: Call) -> None:
     if reduce == "max":
         captured.miss(NAME, node, "the largest by source, and edges are sorted by destination")
         return
-    if node in captured.differentiated:
-        captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
+    if captured.differentiates(NAME, node):
         return
-    flat = rows
-    if found.dim() != 2:
-        flat = captured.before(node, torch.reshape, rows, (found.size(0), -1), like=rows)
-    made = captured.before(node, source_sum, flat, *captured.pointers)
+    flat = _flat(captured, node, rows)
+    made = captured.before(node, source_sum, flat, captured.batch_edges)
     if reduce == "mean":
         ptr = captured.facts["col_ptr"]
         count = captured.once(("out degrees", found.dtype), _out_degrees, ptr, found.dtype)
         made = captured.before(node, DIV, made, count)
-    if found.dim() != 2:
-        made = captured.before(node, torch.reshape, made, shape(node))
+    made = captured.reshaped(node, made, *(shape(node) or ()))
     captured.replace(node, made, "source_sum")
 
 

@@ -33,14 +33,11 @@ def counts(ptr: Tensor, dtype: torch.dtype) -> Tensor:
 
 def rewrite(captured: Captured) -> None:
     """Rewrites counts, reductions by the batch vector, and softmax by batch or destination."""
-    for node in list(captured.graph.nodes):
-        if not node.users:
-            continue
-        if is_call(node, SCATTER):
-            if not _count(captured, node):
-                _pool(captured, node)
-        elif is_call(node, softmaxed):
+    for node in captured.calls(SCATTER, softmaxed):
+        if is_call(node, softmaxed):
             _softmax(captured, node)
+        elif not _count(captured, node):
+            _pool(captured, node)
 
 
 def _groups(captured: Captured, which: str | None) -> int | None:
@@ -78,8 +75,7 @@ def _pool(captured: Captured, node: Call) -> None:
         return
     if not is_float(rows) or reduce not in ("sum", "add", "mean", "max"):
         return
-    if node in captured.differentiated:
-        captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
+    if captured.differentiates(NAME, node):
         return
     made = reduced(captured, node, rows, captured.facts["ptr"], reduce)
     captured.replace(node, made, NAME)
@@ -95,17 +91,12 @@ def reduced(captured: Captured, node: Call, rows: Call, ptr: Call, reduce: str) 
         ptr: ``[S + 1]``, the first row of each segment.
         reduce: ``sum``, ``add``, ``mean`` or ``max``.
     """
-    found = shape(rows)
-    assert found is not None
-    if len(found) != 2:
-        rows = captured.before(node, torch.reshape, rows, (found[0], -1), like=rows)
+    rows = captured.reshaped(node, rows, (shape(rows) or (0,))[0], -1)
     if reduce == "max":
         made = captured.before(node, segment_max, rows, ptr)
     else:
         made = captured.before(node, segment_sum, rows, ptr, mean=reduce == "mean")
-    if len(found) != 2:
-        made = captured.before(node, torch.reshape, made, shape(node))
-    return made
+    return captured.reshaped(node, made, *(shape(node) or ()))
 
 
 def _softmax(captured: Captured, node: Call) -> None:

@@ -23,8 +23,8 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     MUL,
     SCATTER,
     Call,
+    argument,
     is_call,
-    is_float,
     is_method,
     shape,
     sides,
@@ -65,20 +65,11 @@ def rewrite(captured: Captured) -> None:
     """Rewrites every sum of such vectors by the batch's own destinations."""
     if not captured.facts or captured.target.device != "cpu":
         return
-    for node in list(captured.graph.nodes):
-        sizes = shape(node)
-        if _by_destination(captured, node) and sizes is not None and len(sizes) == 3:
+    for node in captured.calls(SCATTER):
+        if captured.by_destination(node, "sum", "add") and len(shape(node) or ()) == 3:
             found = _message(captured, node.args[0])
             if found is not None:
                 _put(captured, node, found)
-
-
-def _by_destination(captured: Captured, node: Any) -> bool:
-    if not is_call(node, SCATTER) or not node.users or not is_float(node):
-        return False
-    _, index, dim, groups, reduce = node.args
-    ours = captured.index(index) == "dst" and dim == 0 and groups == captured.nodes
-    return ours and reduce in ("sum", "add") and node not in captured.differentiated
 
 
 def _message(captured: Captured, rows: Any) -> VectorMessage | None:
@@ -148,7 +139,7 @@ def _cut(node: Any) -> bool:
     cuts = is_call(node, torch.split, torch.chunk) or is_method(node, "split", "chunk")
     if not cuts or tensor(node.args[0]) is None:
         return False
-    dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
+    dim = argument(node, 2, "dim", 0)
     return dim in (-1, len(shape(node.args[0]) or ()) - 1)
 
 
@@ -169,15 +160,15 @@ def _put(captured: Captured, node: Call, found: VectorMessage) -> None:
         parts = [one for one in (gate, along, scalar and scalar[2]) if one is not None]
         x, edge = _factors(captured, gate.whole) if _alone(gate, parts) else (None, gate.whole)
         width = (shape(gate.whole) or (0,))[-1]
-        rows = _flat(captured, anchor, edge, (captured.edges, width))
+        rows = captured.reshaped(anchor, edge, captured.edges, width)
         if x is not None:
-            options["x"] = _flat(captured, anchor, x, (captured.nodes, width))
-    given = found.vectors, rows, found.unit, *captured.pointers
+            options["x"] = captured.reshaped(anchor, x, captured.nodes, width)
+    given = found.vectors, rows, found.unit, captured.batch_edges
     made = captured.before(anchor, vector_sum, *given, **options)
     sums = [(node, captured.item(anchor, made, 0, node))]
     if scalar is not None:
         second = captured.item(anchor, made, 1, scalar[0])
-        sums.append((scalar[0], _flat(captured, anchor, second, shape(scalar[0]) or ())))
+        sums.append((scalar[0], captured.reshaped(anchor, second, *(shape(scalar[0]) or ()))))
     for old, new in sums:
         captured.replace(old, new, NAME)
 
@@ -191,9 +182,7 @@ def _alone(gate: EdgeColumns, parts: list[EdgeColumns]) -> bool:
 
 def _side_by_side(captured: Captured, anchor: Call, *parts: Call) -> Call:
     """Concatenates columns of edges, ``[E, F]`` each, to ``[E, 2 F]``."""
-    flat = [
-        _flat(captured, anchor, one, (captured.edges, (shape(one) or (0,))[-1])) for one in parts
-    ]
+    flat = [captured.reshaped(anchor, one, captured.edges, -1) for one in parts]
     return captured.before(anchor, torch.cat, flat, 1, like=flat[0])
 
 
@@ -212,7 +201,7 @@ def _scalar(
         if part is None or part.place in taken or (shape(item) or (0,))[-1] != width:
             continue
         for user in item.users:
-            if not _by_destination(captured, user) or user.args[0] is not item:
+            if not captured.by_destination(user, "sum", "add") or user.args[0] is not item:
                 continue
             if all(order[one] < order[user] for one in needed):
                 return user, min(node, user, key=order.__getitem__), part
@@ -227,11 +216,3 @@ def _factors(captured: Captured, whole: Call) -> tuple[Call | None, Call]:
             if x is not None and shape(first) == shape(second) == shape(whole):
                 return (x, second) if same_dtype(x, second) else (None, whole)
     return None, whole
-
-
-def _flat(captured: Captured, anchor: Call, node: Any, sizes: tuple[int, ...]) -> Call:
-    """The same numbers in other sizes."""
-    found = tensor(node)
-    if found is None or tuple(found.shape) == sizes:
-        return node
-    return captured.before(anchor, torch.reshape, node, sizes, like=node)

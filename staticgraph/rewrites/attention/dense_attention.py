@@ -43,12 +43,13 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     LINEAR,
     MUL,
     Call,
+    argument,
     dtype,
     is_call,
     is_method,
     shape,
 )
-from staticgraph.rewrites.captured_graph.captured import Captured
+from staticgraph.rewrites.captured_graph.captured import TWICE, Captured
 from staticgraph.sizes.attention import CPU_WIDEST as WIDEST
 from staticgraph.text.how_many import how_many
 
@@ -91,7 +92,7 @@ def _is_softmax(node: Call) -> bool:
         return False
     if not node.args:
         return False
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    dim = argument(node, 1, "dim")
     return shape(node) is not None and dim in (-1, len(shape(node) or ()) - 1)
 
 
@@ -215,7 +216,7 @@ class _Reader:
                 "faster"
             )
         if node in captured.differentiated:
-            raise OddBlocks("its derivative is taken in the forward, and has one of its own")
+            raise OddBlocks(TWICE)
         if dtype(node) not in (torch.float32, torch.float64) or not 0 <= dropout < 1:
             raise OddBlocks("half precision, or all of the weights are dropped")
         if mask is None or not same_places(mask.layout, layout):

@@ -37,7 +37,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     under_shape,
     used_once,
 )
-from staticgraph.rewrites.captured_graph.captured import Captured
+from staticgraph.rewrites.captured_graph.captured import TWICE, Captured
 from staticgraph.rewrites.messages.edge_terms import is_small
 
 NAME = "dot_attention"
@@ -47,8 +47,8 @@ def rewrite(captured: Captured) -> None:
     """Rewrites every sum by the batch's own destinations that is weighted by such a softmax."""
     if not captured.facts:
         return
-    for node in list(captured.graph.nodes):
-        if is_call(node, SCATTER) and node.users and captured.index(node.args[1]) == "dst":
+    for node in captured.calls(SCATTER):
+        if captured.index(node.args[1]) == "dst":
             try:
                 _at(captured, node)
             except OddProducts as odd:
@@ -85,9 +85,7 @@ def _at(captured: Captured, node: Call) -> None:
         if not used_once(shares):
             raise OddProducts("the attention weights are used elsewhere", node)
         if node in captured.differentiated:
-            raise OddProducts(
-                "its derivative is taken in the forward, and has one of its own", node
-            )
+            raise OddProducts(TWICE, node)
         _, index, number, along = shares.args
         if captured.index(index) != "dst" or number != captured.nodes or along != 0:
             raise OddProducts("the softmax is not over the same edges", node)
@@ -113,7 +111,7 @@ def _put(captured: Captured, node: Call, scores: DotScores, values: KeyRows, hea
         else:
             options["edge"] = _flat(captured, node, edge)
     operands = [_flat(captured, node, one) for one in (scores.query, scores.keys.node, values.node)]
-    new = captured.before(node, dot_attention, *operands, *captured.pointers, **options)
+    new = captured.before(node, dot_attention, *operands, captured.batch_edges, **options)
     heads_apart = captured.before(node, torch.reshape, new, shape(node))
     if captured.replace(node, heads_apart, NAME):
         for user in list(heads_apart.users):  # users that join the heads, as the operator does

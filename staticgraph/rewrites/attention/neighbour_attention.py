@@ -36,7 +36,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     under_shape,
     used_once,
 )
-from staticgraph.rewrites.captured_graph.captured import Captured
+from staticgraph.rewrites.captured_graph.captured import TWICE, Captured
 
 NAME = "neighbour_attention"
 
@@ -98,8 +98,8 @@ def rewrite(captured: Captured) -> None:
     """Rewrites every sum by the batch's own destinations that is weighted by such a softmax."""
     if not captured.facts:
         return
-    for node in list(captured.graph.nodes):
-        if is_call(node, SCATTER) and node.users and len(shape(node) or ()) == 3:
+    for node in captured.calls(SCATTER):
+        if len(shape(node) or ()) == 3:
             _at(captured, node)
 
 
@@ -148,7 +148,7 @@ def _at(captured: Captured, node: Call) -> None:
         elif not used_once(shares):
             reason = "the attention weights are used elsewhere"
         elif node in captured.differentiated:
-            reason = "its derivative is taken in the forward, and has one of its own"
+            reason = TWICE
         elif _over(captured, shares.args[1], 1, pair) is None or shares.args[3] != 0:
             reason = "the softmax is not over the same edges"
         if reason is None:
@@ -186,7 +186,7 @@ def _fuse(
             return found
         given = _of_nodes(captured, node, found, (rows, flat), edges) | {"slope": found.slope}
     options |= given
-    made = captured.before(node, neighbour_attention, flat, *captured.pointers, **options)
+    made = captured.before(node, neighbour_attention, flat, captured.batch_edges, **options)
     made = captured.before(node, torch.reshape, made, shape(node))
     captured.replace(node, made, NAME)
     return None
@@ -333,7 +333,7 @@ def _of_pairs(
         if parts[2] is not None:
             rows = _flat(captured, node, parts[2])
             given |= _cut(captured, node, rows, edges)
-        made = captured.before(node, pair_score, *ends, attention, *captured.pointers, **given)
+        made = captured.before(node, pair_score, *ends, attention, captured.batch_edges, **given)
         captured.rewrote("pair_score", scores)
         score = captured.item(node, made, 0, scores)
         found = {"edge": score}

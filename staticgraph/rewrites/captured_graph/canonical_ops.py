@@ -132,14 +132,33 @@ def drops_nothing(node: Call) -> bool:
     """Whether a dropout returns its operand itself, which the trace shows as a separate tensor."""
     if not calls(node, F.dropout, torch.dropout) or not isinstance(node.args[0], Node):
         return False
-    p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
-    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)
+    p = argument(node, 1, "p", 0.5)
+    training = argument(node, 2, "training", True)
     return p == 0 or not node.kwargs.get("train", training)
 
 
 def used_once(node: Call) -> bool:
     """Whether a single node reads this one."""
     return len(node.users) == 1
+
+
+def only_user(node: Any) -> Any:
+    """The single node that reads this one; None if there are others or none."""
+    return next(iter(node.users)) if isinstance(node, Node) and used_once(node) else None
+
+
+def added_to(node: Call) -> tuple[Any, Any]:
+    """The sum, of the shape of a node, that alone reads it, and what it adds; None twice if there
+    is none."""
+    total = only_user(node)
+    if not is_call(total, ADD) or shape(total) != shape(node):
+        return None, None
+    return total, total.args[1] if total.args[0] is node else total.args[0]
+
+
+def argument(node: Call, place: int, name: str, default: Any = None) -> Any:
+    """An argument of a call, given by position or by name."""
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
 
 def under_shape(node: Any) -> Any:

@@ -6,7 +6,7 @@ It knows which arrays are the batch's own, inserts new calls, and records what w
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
@@ -19,17 +19,23 @@ from torch.fx.node import map_arg
 from staticgraph.internals.dispatch import tree_leaves
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.internals.tracing import ConstantSource
+from staticgraph.kernels.edges import Edges
 from staticgraph.nn.context.leaf import FACTS, batch_facts
 from staticgraph.rewrites.captured_graph.canonical_ops import (
+    SCATTER,
     SELECT,
     Call,
     dtype,
     is_call,
+    is_float,
+    shape,
     tensor,
     under_shape,
     value,
 )
 from staticgraph.rewrites.captured_graph.user_code import differentiated, has_line, line_of
+
+TWICE = "its derivative is taken in the forward, and has one of its own"
 
 
 class Rewritten(NamedTuple):
@@ -140,11 +146,10 @@ class Captured:
         return self.once(("end", place), SELECT, self.facts["edge_index"], 0, place)
 
     @property
-    def pointers(self) -> tuple[Call, Call, Call, Call, Call]:
-        """The arguments that operators over neighbours take after their operands."""
-        facts = self.facts
-        rest = (facts["row_ptr"], facts["col_ptr"], facts["transpose"])
-        return self.end(0), self.end(1), *rest
+    def batch_edges(self) -> Edges:
+        """The batch's edges, as operators over neighbours take them."""
+        ends: Any = (self.end(0), self.end(1))
+        return Edges(*ends, *(cast(Any, self.facts[name]) for name in Edges._fields[2:]))
 
     @property
     def nodes(self) -> int:
@@ -187,6 +192,29 @@ class Captured:
                 self.relied.add(str(name() if callable(name) else name))
         found = tensor(node)
         return found is not None and found.requires_grad
+
+    def calls(self, *targets: Any) -> Iterator[Call]:
+        """The calls of these functions that something reads, in order; the graph may be changed
+        meanwhile."""
+        for node in list(self.graph.nodes):
+            if is_call(node, *targets) and node.users:
+                yield node
+
+    def by_destination(self, node: Any, *ways: str) -> bool:
+        """Whether a node reduces rows by the batch's own destinations, in one of these ways, and
+        its derivative is not taken in the forward."""
+        if not is_call(node, SCATTER) or not node.users or not is_float(node):
+            return False
+        _, index, dim, groups, reduce = node.args
+        ours = self.index(index) == "dst" and dim == 0 and groups == self.nodes
+        return ours and reduce in ways and node not in self.differentiated
+
+    def differentiates(self, name: str, node: Call) -> bool:
+        """Whether the derivative of a node is taken in the forward; records it as the reason why it
+        is not rewritten."""
+        if node in self.differentiated:
+            self.miss(name, node, TWICE)
+        return node in self.differentiated
 
     # ------------------------------------------------------------------ new calls
 
@@ -249,6 +277,16 @@ class Captured:
                 if isinstance(one, Tensor) and one.is_floating_point() and one.is_leaf:
                     one.requires_grad_()
         return result
+
+    def reshaped(self, anchor: Call, rows: Any, *sizes: int) -> Any:
+        """The numbers of a node in other sizes, -1 for the rest; the node itself if it has them."""
+        found = shape(rows)
+        if found is None or (
+            len(found) == len(sizes)
+            and all(size in (-1, own) for size, own in zip(sizes, found, strict=True))
+        ):
+            return rows
+        return self.before(anchor, torch.reshape, rows, sizes, like=rows)
 
     def item(self, anchor: Call, of: Call, place: int, like: Call) -> Call:
         """Inserts access to one item of a call's result, right before ``anchor``."""

@@ -30,9 +30,8 @@ def rewrite(captured: Captured) -> None:
     """Rewrites every linear layer and activation of such rows, one after another."""
     if not captured.facts or captured.target.device != "cpu":
         return
-    for node in list(captured.graph.nodes):
-        if is_call(node, LINEAR, *ACTIVATIONS) and node.users:
-            _at(captured, node)
+    for node in captured.calls(LINEAR, *ACTIVATIONS):
+        _at(captured, node)
 
 
 def _at(captured: Captured, node: Call) -> None:

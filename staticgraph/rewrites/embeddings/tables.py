@@ -23,6 +23,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     GATHER,
     SELECT,
     Call,
+    added_to,
     is_call,
     is_method,
     shape,
@@ -63,7 +64,7 @@ def rewrite(captured: Captured) -> None:
             continue
         if is_call(node, ADD) and not canonical_ops.is_float(node):
             continue
-        if _inside(node):
+        if added_to(node)[0] is not None:  # a longer sum has it as its term
             continue
         terms = _terms(node)
         lookups = [_lookup(captured, term) for term in terms]
@@ -82,15 +83,6 @@ def unfold(captured: Captured) -> None:
                 index = captured.before(node, torch.unsqueeze, index, 1)
             made = captured.before(node, table_sum, index, offsets, weight)
             captured.replace(node, made)
-
-
-def _inside(node: Call) -> bool:
-    """Whether a longer sum has this node as its term."""
-    return used_once(node) and is_call(next(iter(node.users)), ADD) and _same(node)
-
-
-def _same(node: Call) -> bool:
-    return shape(next(iter(node.users))) == shape(node)
 
 
 def _terms(node: Any) -> list[Any]:
@@ -148,8 +140,7 @@ def _join(captured: Captured, node: Call, terms: list[Any], lookups: list[Lookup
             groups.setdefault(found.base, []).append(found)
     if not groups:
         return
-    if node in captured.differentiated:
-        captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
+    if captured.differentiates(NAME, node):
         return
     rest = [t for t, found in zip(terms, lookups, strict=True) if found is None]
     total: Any = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.fx import Node
 
 from staticgraph.kernels.batch_norm import Running, batch_norm
 from staticgraph.nn.norm.batch_norm import normed
@@ -18,8 +17,10 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     DROPOUT,
     RELU,
     Call,
+    added_to,
     is_call,
     is_float,
+    only_user,
     shape,
     storage,
     tensor,
@@ -62,14 +63,12 @@ def running_of(
 
 def rewrite(captured: Captured) -> None:
     """Rewrites every norm."""
-    for node in list(captured.graph.nodes):
-        if is_call(node, normed) and node.users:
-            _at(captured, node)
+    for node in captured.calls(normed):
+        _at(captured, node)
 
 
 def _at(captured: Captured, node: Call) -> None:
-    if node in captured.differentiated:
-        captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
+    if captured.differentiates(NAME, node):
         return
     x, weight, bias, count, *rest = node.args
     addend = None
@@ -78,29 +77,18 @@ def _at(captured: Captured, node: Call) -> None:
         if shape(first) == shape(second) == shape(x):
             x, addend = first, second
     last, relu = node, False
-    after = _only_user(last)
-    if after is not None and is_call(after, RELU) and not is_call(_only_user(after), DROPOUT):
+    after = only_user(last)
+    if after is not None and is_call(after, RELU) and not is_call(only_user(after), DROPOUT):
         last, relu = after, True
     residual = None
-    total = _only_user(last)
-    if is_call(total, ADD) and shape(total) == shape(last):
-        other = total.args[1] if total.args[0] is last else total.args[0]
-        if (
-            isinstance(other, Node)
-            and other is not last
-            and shape(other) == shape(last)
-            and is_float(other)
-        ):
-            residual, last = other, total
+    total, other = added_to(last)
+    if other is not last and shape(other) == shape(last) and is_float(other):
+        residual, last = other, total
     if _read_between(rest[:3], node, last):
         last, relu, residual = node, False, None
     operands = (x, addend, residual, weight, bias, count, *rest, relu)
     made = captured.before(last, joined, *operands, like=node)
     captured.replace(node, made, NAME, last=last)
-
-
-def _only_user(node: Call) -> Any:
-    return next(iter(node.users)) if used_once(node) else None
 
 
 def _read_between(statistics: list[Any], node: Call, last: Call) -> bool:

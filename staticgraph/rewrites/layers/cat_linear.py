@@ -41,8 +41,8 @@ def rewrite(captured: Captured) -> None:
     """Rewrites every linear layer of which a part is scaled row by row."""
     if captured.target.device != "cpu":
         return
-    for node in list(captured.graph.nodes):
-        if is_call(node, LINEAR) and node.users and node not in captured.differentiated:
+    for node in captured.calls(LINEAR):
+        if node not in captured.differentiated:
             _at(captured, node)
 
 
@@ -129,20 +129,12 @@ def _parts(
     scale = None
     if (product := _product(node)) is not None:
         node, scale = product
-        scale = _column(captured, anchor, scale)
+        scale = captured.reshaped(anchor, scale, (shape(scale) or (0,))[0], 1)
     rows = node if tower is None else _tower(captured, anchor, node, tower)
     found_shape = shape(rows)
     if rows is None or found_shape is None or len(found_shape) != 2:
         return None
     return [ScaledRows(rows, scale, found_shape[1])]
-
-
-def _column(captured: Captured, anchor: Call, scale: Call) -> Call:
-    found = shape(scale)
-    assert found is not None
-    if len(found) == 2:
-        return scale
-    return captured.before(anchor, torch.Tensor.view, scale, found[0], 1)
 
 
 def _tower(captured: Captured, anchor: Call, node: Any, tower: int) -> Call | None:

@@ -7,14 +7,13 @@ Which values are dropped is a function of a seed that is drawn once per forward,
 from __future__ import annotations
 
 import torch
-from torch.fx import Node
 
 from staticgraph.kernels.dropout_sum import draw_seed, dropout_sum
 from staticgraph.rewrites.captured_graph.canonical_ops import (
-    ADD,
     DROPOUT,
     RELU,
     Call,
+    added_to,
     is_call,
     is_float,
     shape,
@@ -36,19 +35,15 @@ def _at(captured: Captured, node: Call, number: int) -> None:
     x, p, _ = node.args
     if len(shape(node) or ()) != 2 or not is_float(node) or not 0 < p < 1:
         return
-    if node in captured.differentiated:
-        captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
+    if captured.differentiates(NAME, node):
         return
     relu = is_call(x, RELU) and used_once(x)
     if relu:
         x = x.args[0]
     last, residual = node, None
-    if used_once(node):
-        total = next(iter(node.users))
-        if is_call(total, ADD) and same_dtype(*total.args, total):
-            other = total.args[1] if total.args[0] is node else total.args[0]
-            if isinstance(other, Node) and other is not node and shape(other) == shape(node):
-                last, residual = total, other
+    total, other = added_to(node)
+    if other is not node and shape(other) == shape(node) and same_dtype(node, other, total):
+        last, residual = total, other
     seed = captured.once("seed", draw_seed, torch.device(captured.target.device))
     made = captured.before(last, dropout_sum, x, residual, seed, number, p=p, relu=relu)
     captured.replace(node, made, NAME, last=last)

@@ -24,14 +24,14 @@ from staticgraph.kernels.linear_statistics import linear_statistics_handed_on
 from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum, neighbour_sum_handed_on
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     Call,
-    dtype,
     is_call,
     is_fenced,
     is_float,
     is_method,
     tensor,
+    value,
 )
-from staticgraph.rewrites.captured_graph.captured import Captured, RewriteTarget
+from staticgraph.rewrites.captured_graph.captured import Captured, RewriteTarget, same_dtype
 from staticgraph.rewrites.layers.batch_norm import joined, running_of
 from staticgraph.rewrites.layers.linear import autocast, product
 from staticgraph.rewrites.layers.linear_statistics import measured
@@ -72,24 +72,25 @@ def joined_handed_on(
     return batch_norm_handed_on(x, addend, weight, bias, count, eps=eps, relu=relu, **given)
 
 
+# For each operator: the one that hands on, and the places of the operand and of what is handed on.
+_HANDING: dict[Any, tuple[Any, int, int]] = {
+    product: (product_handed_on, 0, 1),
+    edge_matrix_sum: (edge_matrix_sum_handed_on, 1, 1),
+    measured: (measured_handed_on, 0, 2),
+    joined: (joined_handed_on, 1, 1),
+}
+
+
 def rewrite(captured: Captured) -> None:
     """Rewrites every operator that can hand an operand on to a later user."""
     order = {node: place for place, node in enumerate(captured.graph.nodes)}
     read = _reaching_an_output(captured)
     tables = _Tables(captured, order, read)
     for node in list(captured.graph.nodes):
-        if node not in read:
-            continue
-        if is_call(node, neighbour_sum):
+        if node in read and is_call(node, neighbour_sum):
             _sum(captured, node, order, tables)
-        elif is_call(node, product):
-            _product(captured, node, order)
-        elif is_call(node, edge_matrix_sum):
-            _matrices(captured, node, order)
-        elif is_call(node, measured):
-            _measured(captured, node, order)
-        elif is_call(node, joined):
-            _norm(captured, node, order)
+        elif node in read and is_call(node, *_HANDING):
+            _hand_on(captured, node, order)
 
 
 def _reaching_an_output(captured: Captured) -> set[Call]:
@@ -183,84 +184,49 @@ def _floating(operand: Any) -> bool:
 
 
 def _sum(captured: Captured, node: Call, order: dict[Call, int], tables: _Tables) -> None:
-    x, edge, *where = node.args
+    x, edge, _ = node.args
     later_x = _later(node, x, order)
     later_edge = [] if edge is None else _later(node, edge, order)
     if (not later_x and not later_edge) or x is edge:
         return
-    if (summed := tables.sum(node)) is not None:
-        parts = [captured.item(node, summed, place, like) for place, like in ((0, node), (1, x))]
-        for user in later_x:
-            user.replace_input_with(x, parts[1])
-        _moved(order, node, (summed, *parts))
-        captured.replace(node, parts[0])
-        return
-    made = captured.before(
-        node, neighbour_sum_handed_on, x, edge, *where, edge_too=bool(later_edge), **node.kwargs
-    )
-    parts = [captured.item(node, made, place, like) for place, like in ((0, node), (1, x))]
-    for user in later_x:
-        user.replace_input_with(x, parts[1])
-    if later_edge:
-        handed = captured.item(node, made, 2, edge)
-        for user in later_edge:
-            user.replace_input_with(edge, handed)
-    _moved(order, node, (made, *parts))
-    captured.replace(node, parts[0])
+    summed = tables.sum(node)
+    if summed is not None:
+        later_edge = []
+    else:
+        options = {"edge_too": bool(later_edge), **node.kwargs}
+        summed = captured.before(node, neighbour_sum_handed_on, *node.args, **options)
+    _read_through(captured, node, summed, order, [(1, x, later_x), (2, edge, later_edge)])
 
 
-def _product(captured: Captured, node: Call, order: dict[Call, int]) -> None:
-    x, weight, bias, relu = node.args
-    later = _later(node, x, order)
-    alike = dtype(x) == dtype(weight) == dtype(node)
-    if not later or not (alike or captured.target.device != "cpu"):
-        return
-    made = captured.before(node, product_handed_on, x, weight, bias, relu)
-    parts = [captured.item(node, made, place, like) for place, like in ((0, node), (1, x))]
-    for user in later:
-        user.replace_input_with(x, parts[1])
-    _moved(order, node, (made, *parts))
-    captured.replace(node, parts[0])
+def _hand_on(captured: Captured, node: Call, order: dict[Call, int]) -> None:
+    function, at, place = _HANDING[node.target]
+    operand = node.args[at]
+    later = [] if operand is None else _later(node, operand, order)
+    if later and _adds_inside(captured, node):
+        call = captured.before(node, function, *node.args, **node.kwargs)
+        _read_through(captured, node, call, order, [(place, operand, later)])
 
 
-def _matrices(captured: Captured, node: Call, order: dict[Call, int]) -> None:
-    matrices = node.args[1]
-    if not (later := _later(node, matrices, order)):
-        return
-    made = captured.before(node, edge_matrix_sum_handed_on, *node.args, **node.kwargs)
-    parts = [captured.item(node, made, place, like) for place, like in ((0, node), (1, matrices))]
-    for user in later:
-        user.replace_input_with(matrices, parts[1])
-    _moved(order, node, (made, *parts))
-    captured.replace(node, parts[0])
+def _adds_inside(captured: Captured, node: Call) -> bool:
+    """Whether the gradients of an operand's users are of one dtype, and the operand of one use."""
+    if is_call(node, product) and captured.target.device == "cpu":
+        return same_dtype(*node.args[:2], node)
+    if is_call(node, joined):
+        x, addend, residual = node.args[:3]
+        return addend is not residual and same_dtype(x, addend, residual, node)
+    return True
 
 
-def _measured(captured: Captured, node: Call, order: dict[Call, int]) -> None:
-    x = node.args[0]
-    if not (later := _later(node, x, order)):
-        return
-    made = captured.before(node, measured_handed_on, *node.args)
-    handed = captured.item(node, made, 2, x)
-    for user in later:
-        user.replace_input_with(x, handed)
-    _moved(order, node, (made, handed))
-    captured.replace(node, made)
-
-
-def _norm(captured: Captured, node: Call, order: dict[Call, int]) -> None:
-    x, addend, residual = node.args[:3]
-    later = [] if addend is None else _later(node, addend, order)
-    alike = all(dtype(one) == dtype(x) for one in (addend, residual, node) if one is not None)
-    if not later or addend is residual or not alike:
-        return
-    made = captured.before(node, joined_handed_on, *node.args)
-    parts = [captured.item(node, made, place, like) for place, like in ((0, node), (1, addend))]
-    for user in later:
-        user.replace_input_with(addend, parts[1])
-    _moved(order, node, (made, *parts))
-    captured.replace(node, parts[0])
-
-
-def _moved(order: dict[Call, int], node: Call, made: tuple[Call, ...]) -> None:
-    for new in made:
-        order[new] = order[node]
+def _read_through(
+    captured: Captured, node: Call, call: Call, order: dict[Call, int], handed: Any
+) -> None:
+    """Replaces a node; ``handed`` are the places, operands and later users of what it hands on."""
+    out = call if isinstance(value(node), tuple) else captured.item(node, call, 0, node)
+    order[call] = order[out] = order[node]
+    for place, operand, later in handed:
+        if later:
+            part = captured.item(node, call, place, operand)
+            order[part] = order[node]
+            for user in later:
+                user.replace_input_with(operand, part)
+    captured.replace(node, out)

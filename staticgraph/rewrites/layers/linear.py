@@ -13,8 +13,8 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     Call,
     dtype,
     is_call,
+    only_user,
     shape,
-    used_once,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured
 
@@ -41,7 +41,7 @@ def rewrite(captured: Captured) -> None:
     for node in list(captured.graph.nodes):
         if is_call(node, LINEAR) and _obstacle(captured, node, *node.args) is None:
             relu = _relu_after(node)
-            end = next(iter(node.users)) if relu else node
+            end = only_user(node) if relu else node
             new = captured.before(end, product, *node.args, relu)
             captured.replace(node, new, NAME, last=end)
 
@@ -61,4 +61,4 @@ def _obstacle(
 
 
 def _relu_after(node: Call) -> bool:
-    return used_once(node) and is_call(next(iter(node.users)), RELU)
+    return is_call(only_user(node), RELU)

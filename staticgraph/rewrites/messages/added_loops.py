@@ -37,6 +37,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     SELECT,
     SUB,
     Call,
+    argument,
     dtype,
     is_call,
     is_fenced,
@@ -81,8 +82,8 @@ def rewrite(captured: Captured) -> None:
         return
     parts: dict[tuple[Call, bool], Any] = {}
     counts: dict[Call, Call] = {}
-    for node in list(captured.graph.nodes):
-        if is_call(node, SCATTER) and node.users and (found := _loops_of(captured, node)):
+    for node in captured.calls(SCATTER):
+        if found := _loops_of(captured, node):
             _at(captured, node, found, parts, counts)
 
 
@@ -115,7 +116,7 @@ def _loops(captured: Captured, pair: Any) -> Loops | None:
         return Loops(added, rows, added.target is loops_remaining) if ours else None
     if is_call(pair, torch.cat, torch.concat) and (shape(pair) or (0,))[0] == 2:
         parts = pair.args[0]
-        dim = pair.args[1] if len(pair.args) > 1 else pair.kwargs.get("dim", 0)
+        dim = argument(pair, 1, "dim", 0)
         rows = captured.edges + captured.nodes
         if dim in (1, -1) and len(parts) == 2 and under_shape(parts[0]) is own:
             return Loops(pair, rows) if _names_all(captured, parts[1]) else None
@@ -127,7 +128,7 @@ def _names_all(captured: Captured, pair: Any) -> bool:
     if shape(pair) != (2, captured.nodes):
         return False
     if is_call(pair, torch.stack) and len(pair.args[0]) == 2:
-        dim = pair.args[1] if len(pair.args) > 1 else pair.kwargs.get("dim", 0)
+        dim = argument(pair, 1, "dim", 0)
         return dim == 0 and all(_numbers(captured, one) for one in pair.args[0])
     while is_method(pair, "repeat", "expand", "unsqueeze", "view") or is_call(
         pair, torch.unsqueeze
@@ -192,13 +193,9 @@ def _between(captured: Captured, node: Call, rows: Call) -> Call:
     if is_call(rows, MUL) and len(narrow) > 1:
         for first, second in sides(rows):
             if isinstance(second, Node) and shape(second) == narrow:
-                weight = captured.before(node, MUL, second, _column(captured, node, kept, narrow))
+                weight = captured.before(node, MUL, second, captured.reshaped(node, kept, *narrow))
                 return captured.before(node, MUL, first, weight)
-    return captured.before(node, MUL, rows, _column(captured, node, kept, narrow))
-
-
-def _column(captured: Captured, node: Call, kept: Call, sizes: tuple[int, ...]) -> Call:
-    return kept if len(sizes) == 1 else captured.before(node, torch.reshape, kept, sizes)
+    return captured.before(node, MUL, rows, captured.reshaped(node, kept, *narrow))
 
 
 def _no_loops(src: Tensor, dst: Tensor, kind: torch.dtype) -> Tensor:
@@ -259,7 +256,7 @@ def _of_part(captured: Captured, node: Any, loops: Loops, own: bool, parts: Any)
     if is_call(node, LINEAR):
         return _again(captured, node, (part(node.args[0]), *node.args[1:]), {})
     if is_call(node, torch.cat) and found.dim() > 1:
-        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        dim = argument(node, 1, "dim", 0)
         if dim % found.dim():
             return _again(captured, node, ([part(one) for one in node.args[0]], dim), {})
     if is_method(node, *_VIEWS) or is_call(node, torch.unsqueeze):

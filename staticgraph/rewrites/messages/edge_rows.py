@@ -10,9 +10,10 @@ This runs on a CPU only: on CUDA torch's own gathers are fused with the operatio
 
 from __future__ import annotations
 
-import torch
+from typing import Any, cast
 
 from staticgraph.kernels.edge_rows import edge_rows
+from staticgraph.kernels.edges import Edges
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     ADD,
     GATHER,
@@ -40,8 +41,8 @@ def rewrite(captured: Captured) -> None:
         if is_call(node, ADD, SUB, LINEAR) and node.users and _trains(captured, node):
             _sum(captured, node)
     drop_unread(captured.graph)
-    for node in list(captured.graph.nodes):
-        if is_call(node, GATHER) and node.users and _trains(captured, node):
+    for node in captured.calls(GATHER):
+        if _trains(captured, node):
             _gather(captured, node)
 
 
@@ -66,7 +67,7 @@ def _sum(captured: Captured, node: Call) -> None:
 
 def _put(captured: Captured, node: Call, given: Operands) -> None:
     options = {} if given.code is None else {"code": given.code}
-    new = captured.before(node, edge_rows, *given[:3], *captured.pointers, **options)
+    new = captured.before(node, edge_rows, *given[:3], captured.batch_edges, **options)
     captured.replace(node, new, NAME)
 
 
@@ -78,15 +79,12 @@ def _gather(captured: Captured, node: Call) -> None:
         return
     if found[0] != (captured.graphs if which == "batch" else captured.nodes):
         return
-    rows = base
-    if len(found) != 2:
-        rows = captured.before(node, torch.reshape, base, (found[0], -1))
+    rows = captured.reshaped(node, base, found[0], -1)
     if which == "batch":
-        batch, ptr = captured.facts["batch"], captured.facts["ptr"]
-        new = captured.before(node, edge_rows, None, rows, None, batch, batch, ptr, ptr, ptr)
+        batch, ptr = (cast(Any, captured.facts[name]) for name in ("batch", "ptr"))
+        new = captured.before(node, edge_rows, None, rows, None, Edges(batch, batch, ptr, ptr, ptr))
     else:
         ends = (rows, None) if which == "src" else (None, rows)
-        new = captured.before(node, edge_rows, *ends, None, *captured.pointers)
-    if len(found) != 2:
-        new = captured.before(node, torch.reshape, new, shape(node))
+        new = captured.before(node, edge_rows, *ends, None, captured.batch_edges)
+    new = captured.reshaped(node, new, *(shape(node) or ()))
     captured.replace(node, new, NAME)

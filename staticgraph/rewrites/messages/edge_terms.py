@@ -22,6 +22,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     SELECT,
     SUB,
     Call,
+    argument,
     dtype,
     is_call,
     is_method,
@@ -217,7 +218,7 @@ def is_cat(node: Any) -> bool:
     """Whether a node concatenates along the last dimension."""
     if not is_call(node, torch.cat, torch.concat, torch.concatenate):
         return False
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    dim = argument(node, 1, "dim", 0)
     return dim in (-1, len(shape(node) or ()) - 1) and len(node.args) > 0
 
 
@@ -227,7 +228,7 @@ def stacked(captured: Captured, node: Any) -> list[Terms]:
     if len(found) == 2:
         return [terms_of(captured, node)]
     stacks = is_call(node, torch.stack) and len(found) == 3
-    dim = (node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) if stacks else None
+    dim = (argument(node, 1, "dim", 0)) if stacks else None
     if dim not in (1, -2) or not used_once_all(node.args[0]):
         return []
     return [terms_of(captured, part) for part in node.args[0]]

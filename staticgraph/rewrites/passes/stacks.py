@@ -15,6 +15,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     ADD,
     SELECT,
     Call,
+    argument,
     is_call,
     is_float,
     is_method,
@@ -70,7 +71,7 @@ def _parts(node: Any, dim: int) -> list[Any]:
     found = shape(node)
     if not is_call(node, torch.stack) or found is None or not node.args:
         return []
-    along = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    along = argument(node, 1, "dim", 0)
     alike = along % len(found) == dim % len(found)
     return list(node.args[0]) if alike and isinstance(node.args[0], list | tuple) else []
 

@@ -1,0 +1,33 @@
+"""Shapes and dtypes that the operators' rules for results share; on every device, fake ones too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def empty_like(value: Tensor | None, like: Tensor) -> Tensor:
+    """Allocates the gradient of an operand; an empty tensor on the device of ``like`` for None."""
+    return like.new_empty(0) if value is None else torch.empty_like(value)
+
+
+def wide_dtype(*values: Tensor | None) -> torch.dtype:
+    """Returns the accumulation dtype of operands: float32, or float64 if one of them is."""
+    return torch.promote_types(common_dtype(*values), torch.float32)
+
+
+def common_dtype(*values: Tensor | None) -> torch.dtype:
+    """Returns the promoted dtype of operands, of those that are not None."""
+    dtype = None
+    for value in values:
+        if value is not None:
+            dtype = value.dtype if dtype is None else torch.promote_types(dtype, value.dtype)
+    assert dtype is not None
+    return dtype
+
+
+def contiguous(*values: Tensor | None) -> list[Any]:
+    """Returns operands without gaps."""
+    return [None if value is None else value.contiguous() for value in values]
