@@ -107,8 +107,8 @@ class Operator:
     The arguments of the derivative are named after what they get: ``grad_NAME`` the gradient of a
     result, ``grad`` that of the first; ``into_NAME`` the gradient that comes back through an
     argument that was handed on, or None; ``needs_NAME`` whether an argument's gradient is needed;
-    ``rows_NAME`` the number of its rows; any other name is that of an argument or result. Its results are called ``dNAME``. Results whose gradient it does not
-    take have none.
+    ``rows_NAME`` the number of its rows; any other name is that of an argument or result. Its
+    results are called ``dNAME``. Results whose gradient it does not take have none.
 
     Attributes:
         overload: as torch knows it.
@@ -211,8 +211,8 @@ class Derived(torch.autograd.Function):
         if plain:
             ctx.mark_non_differentiable(*plain)
         ctx.set_materialize_grads(len(operator._graded) > 1)
-        outs = *results, *(arguments[at].view_as(arguments[at]) for at in handed)
-        return outs if len(outs) > 1 else outs[0]
+        outs = [*results, *(arguments[at].view_as(arguments[at]) for at in handed)]
+        return tuple(outs) if len(outs) > 1 else outs[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
