@@ -30,7 +30,6 @@ DATA = {
     "qm9": "like QM9 with hydrogens",
     "zinc": "like ZINC-250k",
 }
-TRAINING = ("gine", "gcn", "gps")
 PACKAGES = ("torch", "torch_geometric")
 
 
@@ -81,18 +80,6 @@ def share(value: float) -> str:
 
 def data_name(name: str) -> str:
     return DATA.get(name, name.removeprefix("tu_"))
-
-
-def best_of_pyg(found: Mapping[str, Any]) -> float:
-    """Returns the graphs per second of PyG with its best number of workers."""
-    return max(row["graphs_per_second"] for key, row in found.items() if key.startswith("PyG, "))
-
-
-def epochs(found: Mapping[str, Any]) -> str:
-    """Returns the model of a training run, as the documents name it."""
-    options = found["options"]
-    name = str(options["model"]).upper()
-    return f"{name} {options['layers']}x{options['hidden']}, batch {options['batch_size']}"
 
 
 # The names of the models written by hand in the documents.
@@ -172,25 +159,6 @@ def rewrites(folder: Folder) -> str:
     headers = ("model", "threads", "PyG, graphs/s", "`fused`, times PyG", "`eager`, times PyG")
     more = ("operations, PyG", "rewritten", "capture, s", "around the graph, us")
     return table("rewrites", found, (*headers, *more), rows)
-
-
-def training(folder: Folder) -> str:
-    rows = []
-    for model in TRAINING:
-        found = folder.get(f"training_{model}")
-        if found:
-            ours = found["static batches"]["ratio_to_best_pyg"]
-            losses = [
-                row["loss"] for row in found.values() if isinstance(row, dict) and "loss" in row
-            ]
-            apart = f"{max(losses) - min(losses):.1e}"
-            versions = found["versions"]["torch"]
-            rows.append((epochs(found), f"{best_of_pyg(found):,.0f}", ratio(ours), apart, versions))
-    headers = ("model", "PyG, graphs/s", "mode auto, times PyG", "last losses differ by", "torch")
-    names = [f"training_{model}" for model in TRAINING]
-    sources = [source(name, folder[name]) for name in names if name in folder]
-    lines = "\n".join(sources)
-    return f"{markdown(headers, rows)}\n\n{lines}".rstrip()
 
 
 def launches(folder: Folder) -> str:
@@ -361,7 +329,7 @@ def serving(folder: Folder) -> str:
 TABLES: dict[str, Callable[[Folder], str]] = {
     table_of.__name__.replace("_", "-"): table_of
     for table_of in (
-        *(by_hand, training, break_even, rewrites, launches, gpu_rewrites, loading, crossing),
+        *(by_hand, break_even, rewrites, launches, gpu_rewrites, loading, crossing),
         *(overflow, memory, links, policies, near, serving),
     )
 }
