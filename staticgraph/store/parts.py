@@ -151,7 +151,14 @@ def gathered(
         without: what the names of unwanted arrays begin with; splits never are.
     """
     # As plain arrays: indexing those that are memory-mapped takes several times as long.
-    sources = [{k: np.asarray(v) for k, v in store.arrays().items()} for store, _ in parts]
+    sources = [
+        {
+            name: np.asarray(array)
+            for name, array in store.arrays().items()
+            if not name.startswith(("split.", *without))
+        }
+        for store, _ in parts
+    ]
     ids = [np.asarray(graphs, np.int64) for _, graphs in parts]
     ends = np.cumsum([0, *map(len, ids)])
 
@@ -188,8 +195,6 @@ def gathered(
     chosen: dict[str, Array] = {}
     for name in dict.fromkeys(name for source in sources for name in source):
         kind, _, key = name.partition(".")
-        if name.startswith(("split.", *without)):
-            continue
         first = next((source[name] for source in sources if len(source.get(name, ()))), None)
         dtype = dtype_of(name) if dtype_of else None if first is None else first.dtype
         if first is None:
