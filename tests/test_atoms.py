@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.alike import sgd
+from support.drawn import examples
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
@@ -66,7 +67,7 @@ def structures(draw):
     return pos, cell, pbc, graph, draw(st.sampled_from([0.4, 1.3, 2.5]))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(structures())
 def test_both_ways_find_the_pairs_of_all_images(structure):
     pos, cell, pbc, graph, cutoff = structure

@@ -118,6 +118,7 @@ def _other_loader(case: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("case", "said"),
     [

@@ -232,6 +232,7 @@ def test_a_full_warm_up_records_step_and_evaluation(child, plans, model, kernels
     assert evaluation.count("backward") == evaluation.count("optimizer") == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("optimizer", "kind", "operation"),
     [

@@ -30,7 +30,7 @@ UNSEEN = {
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operator_is_its_reference(name):
     """Results and gradients; operands of every other sample have gaps."""

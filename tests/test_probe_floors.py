@@ -25,6 +25,7 @@ def read(*capacities_and_widths):
     return [(capacity, Reading(100, widths=widths)) for capacity, widths in capacities_and_widths]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kept", [(7,), (20,), (5, 16)], ids=str)
 def test_a_model_of_ones_own_is_predicted_on_either_side_of_the_width_that_it_keeps(kept):
     """Graphs of 3 to 12 nodes are probed; predictions cover 1 to 48 nodes, including each floor and

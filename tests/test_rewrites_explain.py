@@ -131,6 +131,7 @@ def test_what_fits_is_rewritten_and_named_by_its_line(esol):
     assert not found.missed
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("conv", "rewrite", "reason"),
     [

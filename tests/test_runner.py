@@ -131,6 +131,7 @@ def test_a_bucket_does_not_matter(hiv):
         assert relative(one, other, largest) < 1e-10
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "gps", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["gine", "gps"]
 )

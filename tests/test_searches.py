@@ -123,6 +123,7 @@ def call(model, data):
     return model(data.z, data.pos, data.batch, **sized)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 @pytest.mark.parametrize("name", MODELS)

@@ -249,6 +249,7 @@ def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
         serve.require_extra()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("workers", "told"),
     [(0, signal.SIGINT), (0, signal.SIGTERM), (2, signal.SIGINT)],

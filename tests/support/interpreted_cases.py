@@ -57,7 +57,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, terms: int) -> bool:
     return bool((found.double() - expected).abs().max() <= bound * scale)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "dtype"), in_turn(NAMES, DTYPES))
 def test_triton_is_the_reference(name, dtype):
     samples = ("no edges", "hubs", "isolated nodes")
