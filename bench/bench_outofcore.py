@@ -39,7 +39,9 @@ WHAT = {"sort": sort, "sample": sample, "hops": hops, "disk": disk, "disk-child"
 
 
 def main() -> None:
-    what, *words = sys.argv[1:]
+    what, words = "".join(sys.argv[1:2]), sys.argv[2:]
+    if what not in WHAT:
+        sys.exit(f"{__doc__}\ngive one of: {', '.join(WHAT)}")
     args = options_of(
         __doc__, words, edges=2_000_000, nodes=1_000_000, rounds=3, partitions=64, chunk=1 << 22,
         limit_mib=int, batch_size=1024, batches=20, dimension=64, epochs=1, kind=str, cached=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import resource
 import shutil
@@ -94,6 +95,20 @@ def test_splits_that_all_stores_have_are_put_together(tmp_path):
         "val": [9, 8, 10],
     }
     assert sg.GraphStore.load([tmp_path / "b"]).splits["train"].tolist() == [5, 1]
+
+
+def test_a_copy_with_other_splits_leaves_the_store_as_it_was(tmp_path):
+    graphs = graphs_of(6)
+    for number in (0, 1):
+        part = graphs[3 * number : 3 * number + 3]
+        sg.GraphStore.from_pyg(part, progress=False).save(tmp_path / str(number))
+    store = sg.GraphStore.load([tmp_path / "0", tmp_path / "1"])
+    other = store.with_splits(val=[4, 5])
+    assert list(other.splits["val"]) == [4, 5]
+    assert "val" not in store.splits
+    for number, graph in enumerate(graphs):
+        assert_same_graph(other[number], graph)
+    assert not hasattr(copy.copy(store), "no such attribute")
 
 
 def test_nodes_of_several_types_and_objects(tmp_path):

@@ -137,8 +137,9 @@ def limits_for_graphs(histogram: SizeHistogram, graphs: int) -> LimitsChoice:
                 break
         if filled >= FILLED:
             break
-    how = f"limits over the mean of {how_many(wanted, 'pack')}"
-    return LimitsChoice(coarse.expanded(best), filled >= FILLED, how)
+    best, how = coarse.expanded(best), f"limits over the mean of {how_many(wanted, 'pack')}"
+    reached = filled >= FILLED
+    return LimitsChoice(best, reached, how if reached else _why_not(best, FILLED))
 
 
 def limits_for_efficiency(

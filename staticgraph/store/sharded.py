@@ -74,20 +74,19 @@ class Sharded(GraphColumns):
 
     def __getattr__(self, name: str) -> Any:
         """Builds an array over all graphs on access."""
-        axes = [axis.name for axis in self.schema.axes]
         if name in STRUCTURE:
             return self._array(name)
         if name == "columns":
             return OnAccess([field.name for field in self.schema], self._array_of("column"))
-        if name == "offsets":
-            return OnAccess(axes, self._array_of("offsets"))
-        if name == "origins":
-            moved = [axis for axis in axes if f"origins.{axis}" in self._survey.names]
-            return OnAccess(moved, self._array_of("origins"))
         if name == "objects":
             text, ends = self._array_of("objects"), self._array_of("object_ends")
             return OnAccess(self.shards.objects, lambda key: ObjectColumn(text(key), ends(key)))
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name not in ("offsets", "origins"):  # a copy asks before it has any attribute
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        axes = [axis.name for axis in self.schema.axes]
+        if name == "origins":
+            axes = [axis for axis in axes if f"origins.{axis}" in self._survey.names]
+        return OnAccess(axes, self._array_of(name))
 
     def _array(self, name: str) -> Array:
         """Returns an array over all graphs: offsets from the sizes, others from the shards."""

@@ -3,9 +3,7 @@
 Statistics are computed over blocks of :data:`BLOCK` rows, which stay in the L1 cache between their
 mean and their squares, and merged in float64 in row order (Chan, Golub and LeVeque 1983), so
 accuracy depends neither on the number of rows nor on the size of the mean. The loops are separate
-functions so that LLVM can prove their arrays disjoint and vectorise them. Measured (one of 2 shared
-CPU cores, 2026-11-20, 3,295 rows of 64): 0.03 ms for the statistics, 0.03 ms for the result, 0.08
-ms backward.
+functions so that LLVM can prove their arrays disjoint and vectorise them.
 """
 
 from __future__ import annotations

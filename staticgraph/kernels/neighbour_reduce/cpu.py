@@ -4,10 +4,10 @@ The rows of a message stay in the L1 cache, and nothing has size ``[E, F]``. Eac
 is a separate loop over its columns, over few enough arrays for LLVM to prove that they do not
 overlap and vectorise it. The variance is accumulated around the first message of a node, which
 keeps the digits that a mean of squares would lose. Backward recomputes the messages and scatters as
-it goes: on one core the order of additions is fixed. Measured (one of 2 shared cores, 2026-11-22,
-1,800 nodes, 3,700 edges): see ``docs/rewrites.md``. Both functions are long because moving more of
-them to inlined functions cost time (same machine, 2026-11-23): a tenth for the per-node work if
-only the maximum is requested, a quarter and more for the per-edge work.
+it goes: on one core the order of additions is fixed. Both functions are long because moving more of
+them to inlined functions cost time (one of 2 shared cores, 1,800 nodes, 3,700 edges, 2026-11-23): a
+tenth for the per-node work if only the maximum is requested, a quarter and more for the per-edge
+work.
 
 Operands that were not given are empty; one row of zeros is then read for every edge. ``code`` is
 empty if edge ``e`` reads row ``e``. ``kinds`` are indices into

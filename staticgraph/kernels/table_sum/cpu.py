@@ -1,8 +1,7 @@
 """``table_sum`` on the CPU: no sort, and the result is bitwise deterministic.
 
 Each row of the result is written once. Gradient rows are added in row order, within a fixed number
-of pieces. Measured (one of 2 shared CPU cores, 2026-11-20, 3,295 rows of OGB's nine atom features,
-64 columns): 0.16 ms forward and 0.10 ms backward.
+of pieces.
 """
 
 from __future__ import annotations
