@@ -232,7 +232,7 @@ SLOW = [pytest.param("fused", marks=pytest.mark.slow)]
 MODES = ["eager", *SLOW, "step", "forward_backward"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_between_steps_is_followed_or_refused(name, mode, monkeypatch):

@@ -67,7 +67,7 @@ WRITTEN = (options.OUTPUT_FILE, options.PICTURE_FILE, options.OUTPUT_FOLDER)
 
 # Of the values that the parser refuses, one in so many is tried by default; of the others, one in
 # so many.
-REFUSED, TAKEN = 6, 3
+REFUSED, TAKEN = 8, 5
 
 
 def refused(option: Argument, value: str) -> bool:
@@ -100,7 +100,7 @@ def values_of(option: Argument, base: str) -> tuple[str, ...]:
     return tuple(v for part, k in parts for v in part[first % min(k, len(part) or 1) :: k])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("base", BASES)
 def test_no_value_of_any_option_leads_to_a_traceback(base, tiny):
     before = sorted(path.name for path in tiny.iterdir())

@@ -45,6 +45,7 @@ def _refused(case: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -118,7 +119,7 @@ def _other_loader(case: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("case", "said"),
     [

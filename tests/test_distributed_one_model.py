@@ -82,6 +82,7 @@ def _on_rank(case: str) -> tuple[list, dict]:
     return ids, made.state()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", ["unfrozen", "later", "beside", "projected"])
 def test_what_is_trained_later_or_beside_the_model_is_one_on_all_ranks(case):
     ranks = on_ranks(2, _on_rank, case)

@@ -119,6 +119,7 @@ def damaged(whole: Any) -> Iterator[tuple[str, Any]]:
             yield f"{path} {other!r}", made
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
 def test_whatever_stands_in_a_document_it_loads_or_one_error_names_it(maker, tmp_path):
     path, load = maker(tmp_path)

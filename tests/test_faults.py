@@ -60,6 +60,7 @@ def names_in(folder: Path, hidden: bool) -> list[str]:
     return [path.name for path in folder.iterdir() if hidden or not path.name.startswith(".")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "kills"),
     [*CASES, pytest.param(Parts, False, id="Parts-raises", marks=pytest.mark.slow)],
@@ -116,7 +117,7 @@ def same(state: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("places", "step"),
-    [([(ArenaRecorder, "warm"), (ArenaRecorder, "record")], 1), ([OPERATIONS], 397)],
+    [([(ArenaRecorder, "warm"), (ArenaRecorder, "record")], 1), ([OPERATIONS], 797)],
     ids=["capture", "memory"],
 )
 def test_a_warm_up_that_fails_changes_nothing(places, step, hiv):
@@ -191,7 +192,7 @@ def test_a_step_without_memory_is_taken_again_as_if_it_were_the_first():
 # ---------------------------------------------------------------------- loading
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("places", "fail"),
@@ -308,5 +309,5 @@ def test_a_collective_that_fails_on_one_rank_ends_the_others_with_its_error():
         through = "it ran through" in said
         lost = "rank 0 of 2 lost rank 1, which ended or does not answer: rank 1 raised RuntimeError"
         assert through or (lost in said and "can't allocate memory" in said), said
-        k += 3
+        k += 5
     assert k > 10

@@ -30,7 +30,7 @@ UNSEEN = {
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operator_is_its_reference(name):
     """Results and gradients; operands of every other sample have gaps."""
@@ -42,6 +42,7 @@ def test_an_operator_is_its_reference(name):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operator_takes_float16(name):
     """NumPy has float16, numba does not."""
@@ -54,9 +55,9 @@ def test_a_nan_stays_one_and_spreads_no_further(name, request):
     if (reason := UNSEEN.get(name)) is not None:
         request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     with torch.no_grad(), cases(2, 3):
-        found = results(name, torch.float32, "cpu", FEW, layout=one_nan)
+        found = results(name, torch.float64, "cpu", FEW, layout=one_nan)
     with torch.no_grad(), cases(2, 3, reference=True):
-        expected = results(name, torch.float32, "cpu", FEW, layout=one_nan)
+        expected = results(name, torch.float64, "cpu", FEW, layout=one_nan)
     wrong = [
         f"{place}: {one.isnan().sum()} for {other.isnan().sum()}"
         for place, (one, other) in enumerate(zip(found, expected, strict=True))
@@ -82,13 +83,14 @@ def test_the_bits_are_the_same_on_any_number_of_threads(name, monkeypatch):
             found = []
             for count in (1, 3, 40):
                 torch.set_num_threads(count)
-                found.append(results(name, torch.float32, "cpu", sizes))
+                found.append(results(name, torch.float64, "cpu", sizes))
             for other in found[1:]:
                 assert all(map(torch.equal, found[0], other))
     finally:
         torch.set_num_threads(before)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in NAMES if " " not in name])
 def test_registration_is_sound(name):
     """torch's own checks of every operator that a case calls, forward and backward: schema, shapes

@@ -43,6 +43,7 @@ def test_no_kernel_takes_a_number_in_single_precision():
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_kernel_adds_atomically(dtype):
     assert [each.name for each in every_launch(dtype) if "atomic" in each.ttir()] == []

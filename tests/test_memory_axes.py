@@ -156,6 +156,7 @@ def test_the_prediction_is_what_the_cpu_allocates(probed, name):
         assert memory.update_bytes == pytest.approx(found.update, rel=0.03)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["sage", "triplets"])
 def test_the_plan_by_memory_holds_the_cap(probed, name):
     store, task, memory = probed(name)

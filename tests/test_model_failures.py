@@ -205,6 +205,7 @@ MAY_SHOW = r" \(STATICGRAPH_TRACEBACK=1 shows every call\)$"
 EAGER = "; --compile-mode eager runs it, staticgraph check says more"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "words"),
     [

@@ -130,7 +130,7 @@ def test_padded_with_garbage_equals_plain_pyg(case):
     assert wrong_in(case, BATCH) == []
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", CASES, ids=by_name)
 def test_a_layer_is_plain_pygs_over_samples_of_every_kind(case, request):
     reasons = [EXPECTED[sample, case.name] for sample in SAMPLES if (sample, case.name) in EXPECTED]
@@ -141,7 +141,7 @@ def test_a_layer_is_plain_pygs_over_samples_of_every_kind(case, request):
     } == {}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", CASES, ids=by_name)
 def test_second_derivatives_are_plain_pygs(case):
     """The gradient of a gradient penalty, in eager, wherever plain PyG has one."""
@@ -152,7 +152,7 @@ PARTS = 16
 POISONED = unknown_counts(poisoned(BATCH, 1000.0))
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_layer_is_one_graph_of_fixed_shapes(part):
     """Captured as by torch.compile, the layers of a part together; the captured graph gives PyG's
@@ -172,7 +172,7 @@ def test_a_layer_that_is_not_captured_says_what_to_pass(case):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", TRACED, ids=by_name)
 def test_every_layer_replays_like_eager(case):
     """Loss, gradients and outputs of a replay on data that were not recorded match, since the calls
@@ -198,6 +198,7 @@ def test_every_layer_replays_like_eager(case):
     assert verified.moved, str(verified)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES, ids=by_name)
 def test_outside_the_runner_nothing_changes(case):
     """A converted model on PyG's own batch: the same results and the same state_dict keys."""
@@ -209,7 +210,7 @@ def test_outside_the_runner_nothing_changes(case):
     assert torch.equal(converted.eval()(batch), model.eval()(batch))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", TRACED, ids=by_name)
 def test_a_batch_of_padding_alone_changes_nothing(case):
     """Warm-up and ranks without graphs run such a batch: no gradient, no NaN, and unchanged running

@@ -75,7 +75,7 @@ def test_what_padding_reaches_is_an_error_that_names_it(kind):
         assert error.module == kind.layer_name, said
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_no_supported_layer_is_flagged(case):
     for mode in ("eager",) if case.eager_only else ("eager", "default"):
@@ -89,6 +89,7 @@ def plan(hiv) -> sg.BucketPlan:
     return sg.plan_buckets(hiv, batch_size=16)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_model_of_the_zoo_is_flagged(hiv, plan, name, dropout):

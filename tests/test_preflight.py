@@ -28,7 +28,7 @@ from staticgraph.cli import main
 from staticgraph.nn import context_of
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "reason", "operation"), OBSTACLES, ids=lambda v: str(v)[:40])
 def test_an_obstacle_is_found_and_named_with_its_line(kind, reason, operation):
     report = check(kind().double(), PLAN, STORE)

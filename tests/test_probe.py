@@ -26,7 +26,7 @@ def measured(task, capacity):
 
 
 # Every second case has another model or another option than those before it.
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "optimizer", "options"),
     [

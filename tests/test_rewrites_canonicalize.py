@@ -170,6 +170,7 @@ def compared(esol):
     return of
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("build", FORMS + REGIONS)
 def test_outputs_and_gradients_are_those_of_plain_pyg(build, compared):
     largest, _ = compared(build)

@@ -305,6 +305,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("form", "reason"), REFUSED)
 def test_an_odd_form_stays_as_it_was_and_is_named(form, reason, esol):
     torch.manual_seed(0)

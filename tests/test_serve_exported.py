@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
-import urllib.request
 from dataclasses import replace
 
 import numpy as np
@@ -16,13 +10,11 @@ import pytest
 import torch
 from support.command import status_of
 from support.examples import EXAMPLES
-from support.patience import patience
 
 import staticgraph as sg
 from staticgraph.cli import serve
 from staticgraph.datasets.smiles import molecule_of
 from staticgraph.models import build
-from staticgraph.runner import exported as exported_models
 from staticgraph.runner.export_manifest import ExportManifest, categories_of
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
@@ -33,12 +25,9 @@ from support.served_app import app_of  # noqa: E402
 
 from staticgraph.serving import service as services  # noqa: E402
 from staticgraph.serving.service import Limits, service_of_export  # noqa: E402
-from staticgraph.serving.smaller_buckets import for_serving  # noqa: E402
 
 SMILES = ["CCO", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O", "C"]
 JSON = {"Content-Type": "application/json"}
-# Float32 sums of some hundreds of terms in a different order.
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 MANIFEST = {"versions": {}, "machine": {}, "output": "tensor", "pointers": False, "device": "cpu"}
 
 
@@ -183,59 +172,3 @@ def test_a_manifest_keeps_categories_and_an_older_one_has_none(tmp_path, loaded)
     del values["categories"]
     (tmp_path / "export.json").write_text(json.dumps(values))
     assert ExportManifest.read(tmp_path).categories == {}
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """A folder, its digest and the runner, compiled once for both ways of serving."""
-    runner = runner_of()
-    plan = for_serving(runner.plan)  # for packs with any number of graphs
-    few = replace(plan, capacities=plan.capacities[-1:])
-    runner = sg.StaticGraphRunner(runner.model, few, mode="eager")
-    folder = tmp_path_factory.mktemp("exports") / "esol"
-    return folder, runner.export(folder, progress=False), runner
-
-
-@pytest.mark.slow
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("workers", [1, 0])
-def test_the_command_serves_an_export_that_was_compiled(exported, workers):
-    folder, digest, runner = exported
-    assert exported_models.verify_exported(folder).categories.keys() == {"x", "edge_attr"}
-    command = [sys.executable, "-m", "staticgraph.cli", "serve", "--exported", str(folder)]
-    command += ["--digest", digest, "--smiles", "--port", "0", "--workers", str(workers)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            said, port = "", 0
-            for line in process.stderr:
-                said += line
-                if found := re.search(r"serving .* on http://127\.0\.0\.1:(\d+)", line):
-                    port = int(found[1])
-                    break
-            assert port, said
-            assert "outputs only, no probabilities" in said
-            body = json.dumps({"smiles": SMILES}).encode()
-            request = urllib.request.Request(f"http://127.0.0.1:{port}/predict", body, JSON)
-            with urllib.request.urlopen(request, timeout=patience(60)) as answer:
-                outputs = json.load(answer)["outputs"]
-            process.send_signal(signal.SIGTERM)
-            rest = process.stderr.read()
-            process.wait(patience(60))
-        finally:
-            process.kill()
-    assert "Traceback" not in said + rest
-    expected = runner.predict(data_of(runner.plan.schema))
-    np.testing.assert_allclose(outputs, expected.numpy(), **CLOSE)
-
-
-def data_of(schema: sg.Schema) -> list:
-    from torch_geometric.data import Data
-
-    made = []
-    for smiles in SMILES:
-        values = {k: torch.tensor(v, dtype=torch.int64) for k, v in graph_of(smiles).items()}
-        values["edge_attr"] = values["edge_attr"].view(-1, 3)
-        values["edge_index"] = values["edge_index"].view(2, -1)
-        made.append(Data(**values, y=torch.zeros(1, *schema["y"].shape)))
-    return made

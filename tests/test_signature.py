@@ -107,7 +107,7 @@ TOLD = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", QUIET | TOLD)
 def test_a_change_before_the_first_replay_is_found_and_after_a_warm_up_is_no_change(hiv, what):
     change, message = (QUIET | TOLD)[what]
