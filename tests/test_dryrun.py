@@ -54,14 +54,13 @@ CASES = {
         "differentiable": ["pos"],
         **UNCOMPILED,
     },
-    # 1,752 nodes: a norm over this many rows takes two launches, unless its statistics come from
-    # the product.
+    # 1,752 nodes: a norm over this many rows takes two launches.
     "gine kernels bfloat16, many rows": {
         "model": "gine",
         "kernels": True,
         "autocast": "bfloat16",
         "batch_size": 128,
-        **UNCOMPILED,  # few rows are compiled above, statistics elsewhere
+        **UNCOMPILED,  # few rows are compiled above
     },
     "forces of 32 molecules, neighbours inside": {
         "model": "MovingAtoms",

@@ -121,7 +121,7 @@ def further_launches(name: str, args: tuple[Any, ...]) -> int:
     if name == "staticgraph::dot_attention_backward":
         return 1 + (0 if args[7] is None else 1 + SHARED_TABLE)
     if name == "staticgraph::batch_norm":
-        return norm_launches(args[0], args[8] is not None and args[9] is None, args[12]) - 1
+        return norm_launches(args[0], args[8] is not None and args[9] is None) - 1
     if name == "staticgraph::batch_norm_backward":
         return norm_launches(args[1], False) - 1
     return MORE_LAUNCHES.get(name, 0)

@@ -15,7 +15,6 @@ from staticgraph.kernels.edge_rows import edge_rows
 from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
 from staticgraph.kernels.graph_attention import graph_attention
 from staticgraph.kernels.linear import linear
-from staticgraph.kernels.linear_statistics import linear_statistics
 from staticgraph.kernels.neighbour_attention import neighbour_attention
 from staticgraph.kernels.neighbour_max import neighbour_max
 from staticgraph.kernels.neighbour_reduce import neighbour_reduce
@@ -35,7 +34,6 @@ __all__ = [
     "gcn_sum",
     "graph_attention",
     "linear",
-    "linear_statistics",
     "neighbour_attention",
     "neighbour_max",
     "neighbour_reduce",

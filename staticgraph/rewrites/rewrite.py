@@ -36,7 +36,6 @@ from staticgraph.rewrites.layers import (
     dropout,
     gradient_sums,
     linear,
-    linear_statistics,
 )
 from staticgraph.rewrites.messages import added_loops, edge_rows
 from staticgraph.rewrites.passes.canonicalize import canonicalize
@@ -68,7 +67,6 @@ ORDER: Sequence[Rewrite] = (
     dropout.rewrite,
     batch_norm.rewrite,
     linear.rewrite,
-    linear_statistics.rewrite,
 )
 
 

@@ -18,7 +18,6 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
 from staticgraph.kernels.batch_norm import op as norm_op  # noqa: E402
-from staticgraph.kernels.batch_norm import partials  # noqa: E402
 from staticgraph.kernels.graph_attention import (  # noqa: E402
     graph_attention,
     graph_attention_reference,
@@ -27,7 +26,6 @@ from staticgraph.kernels.graph_attention import kept as weights_kept  # noqa: E4
 from staticgraph.kernels.linear import gpu as dense  # noqa: E402
 from staticgraph.kernels.linear import limits, linear_reference  # noqa: E402
 from staticgraph.kernels.linear import small as small_dense  # noqa: E402
-from staticgraph.kernels.linear_statistics import gpu as measured  # noqa: E402
 from staticgraph.kernels.register import CUDA, LIBRARY  # noqa: E402
 from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
 from support.attending import assert_drops_its_share  # noqa: E402
@@ -120,21 +118,6 @@ def test_a_cumulative_mean_of_statistics_is_torchs():
     assert torch.allclose(ours[0], stock.running_mean, atol=1e-6)
     assert torch.allclose(ours[1], stock.running_var, atol=1e-6)
     assert int(ours[2]) == 2
-
-
-@pytest.mark.parametrize(("tile", "real", "relu"), [(32, 133, True), (128, 133, False)])
-def test_statistics_from_the_products_epilogue(tile, real, relu, monkeypatch):
-    """The bits of the plain product, and the statistics of the norm; NaN padding has no effect."""
-    monkeypatch.setattr(partials, "TILES", (tile,))
-    x, weight, bias = torch.randn(170, 33), torch.randn(70, 33), torch.randn(70) + 3
-    x[real:], count = torch.nan, torch.tensor(real)
-    out, partial = measured.forward(x, weight, bias, count, relu, torch.bfloat16)
-    plain = small_dense.forward(x, weight, bias, relu, torch.bfloat16)
-    assert torch.equal(out.nan_to_num(7), plain.nan_to_num(7))
-    expected = partials.partials_reference(out, count)
-    assert partial.shape == expected.shape == (-(-170 // tile), 2, 70)
-    known = partial[: -(-real // tile)]
-    assert torch.allclose(known, expected[: len(known)], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -47,7 +47,6 @@ from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.graph_attention import graph_attention_reference
 from staticgraph.kernels.graph_attention import kept as weights_kept
 from staticgraph.kernels.linear import linear, linear_handed_on
-from staticgraph.kernels.linear_statistics import linear_statistics, linear_statistics_handed_on
 from staticgraph.kernels.neighbour_reduce import ACTIVATIONS, neighbour_reduce
 from staticgraph.kernels.neighbour_sum import neighbour_sum_handed_on
 from staticgraph.kernels.table_sum import fold_codes
@@ -188,25 +187,6 @@ def _read_twice(v: Values) -> list[Tensor]:
     return [out, x * 2]
 
 
-def _measured(v: Values, w: Where) -> list[Tensor]:
-    """A product with its statistics, the norm that uses them, and another use of the product."""
-    out, partial, x = linear_statistics_handed_on(v["x"], v["weight"], v["bias"], w.real)
-    normed = batch_norm(
-        out, v["scale"], v["shift"], w.real, eps=1e-5, residual=v["right"], partial=partial
-    )
-    return [out * 2, partial, *normed, x * 2]
-
-
-def _measured_and_moved(v: Values, w: Where) -> list[Tensor]:
-    """The product and norm after ReLU, with running statistics."""
-    wide = torch.promote_types(v["x"].dtype, torch.float32)
-    zeros = torch.zeros(2, COLUMNS, dtype=wide, device=w.device)
-    running = Running(zeros[0], zeros[1], torch.tensor(0, device=w.device), 0.1)
-    out, partial = linear_statistics(v["x"], v["weight"], v["bias"], w.real, relu=True)
-    given: Any = {"eps": 1e-5, "partial": partial, "running": running}
-    return [*batch_norm(out, v["scale"], v["shift"], w.real, **given), *running[:3]]
-
-
 def _summed_and_read(v: Values, w: Where) -> list[Tensor]:
     summed = neighbour_sum_handed_on(
         v["x"], v["rows"], w.edges, edge_too=True, transform="relu_add"
@@ -264,8 +244,6 @@ CASES: dict[str, Run] = {
     "linear": lambda v, w: _linear(v, bias=v["bias"], relu=True),
     "linear alone": lambda v, w: _linear(v),
     "linear read twice": lambda v, w: _read_twice(v),
-    "linear_statistics": _measured,
-    "linear_statistics running": _measured_and_moved,
     "neighbour_attention": lambda v, w: neighbour_attention(
         v["x"], w.edges, heads=HEADS, slope=0.2, pair=v["pair"], edge=v["edge"], own=v["own"]
     ),

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.batch_norm import batch_norm_reference
-from staticgraph.kernels.batch_norm.partials import partials_reference
 from staticgraph.kernels.dot_attention import dot_attention_reference
 from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum_reference
 from staticgraph.kernels.edge_rows import edge_rows_reference
@@ -131,11 +130,6 @@ def _linear(x, weight, bias=None, *, relu=False):
     return linear_reference(x, weight, bias, relu)
 
 
-def _linear_statistics(x, weight, bias, count, *, relu=False):
-    out = linear_reference(x, weight, bias, relu)
-    return out, partials_reference(out.detach(), count)
-
-
 def _fold_codes(index, offsets):
     sizes = offsets.diff().tolist()
     code = index.new_zeros(len(index))
@@ -165,8 +159,6 @@ REFERENCES: dict[str, Any] = {
     ),
     "linear": _linear,
     "linear_handed_on": lambda x, *rest, **options: (_linear(x, *rest, **options), x),
-    "linear_statistics": _linear_statistics,
-    "linear_statistics_handed_on": lambda x, *rest: (*_linear_statistics(x, *rest), x),
     "neighbour_attention": _neighbour_attention,
     "neighbour_max": lambda x, edge, edges: neighbour_max_reference(x, edge, *edges[:2]),
     "neighbour_reduce": _neighbour_reduce,

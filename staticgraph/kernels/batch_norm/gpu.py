@@ -5,7 +5,6 @@ gradient sums). Each program of the second loads them all as one tile (at most
 :data:`MAX_PARTIALS`), merges them in the same order as a tree reduction (Chan, Golub and LeVeque
 1983), so neither an atomic addition nor a third launch is needed, and writes its chunk of the
 result, ReLU and residual sum included. Running statistics are updated in the same launches.
-Precomputed statistics (:mod:`staticgraph.kernels.batch_norm.partials`) replace the first launch.
 """
 
 # Launching a Triton function, with its options by name, is not typed.
@@ -19,12 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.batch_norm.partials import MAX_PARTIALS, rows_a_partial
 from staticgraph.kernels.batch_norm.results import gradients, results
 from staticgraph.kernels.launch import read, tile, wide, wide_like, write
 
 ROWS = 32
 COLUMNS = 64
+MAX_PARTIALS = 64
 
 
 @triton.jit
@@ -97,9 +96,7 @@ def batch_norm_apply(
     rows,
     width: tl.constexpr,
     rows_a_chunk,
-    rows_a_tile,
     RUNNING: tl.constexpr,
-    GIVEN: tl.constexpr,
     CUMULATIVE: tl.constexpr,
     RELU: tl.constexpr,
     JOINED: tl.constexpr,
@@ -119,7 +116,7 @@ def batch_norm_apply(
     real = tl.load(count)
     # All chunks at once: a loop over them would pay one memory latency per chunk.
     k = tl.arange(0, CHUNKS)
-    found = tl.minimum(tl.maximum(real - k * rows_a_tile, 0), rows_a_tile)
+    found = tl.minimum(tl.maximum(real - k * rows_a_chunk, 0), rows_a_chunk)
     found = found.to(WIDE)[:, None]
     joined = partial + (2 * k)[:, None] * width + f[None, :]
     given = (found > 0) & inside[None, :]
@@ -133,9 +130,6 @@ def batch_norm_apply(
         tl.store(var_out + f, var, mask=inside)
         if RUNNING:  # noqa: SIM102
             if real > 1:  # the variance of a single row is meaningless
-                if GIVEN:  # noqa: SIM102 (no earlier launch updated the count)
-                    if tl.program_id(1) == 0:
-                        tl.store(tracked, tl.load(tracked) + 1)
                 share = momentum
                 if CUMULATIVE:
                     share = 1.0 / tl.load(tracked).to(WIDE)
@@ -286,33 +280,28 @@ def forward(
     momentum: float | None,
     eps: float,
     relu: bool,
-    partial: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Runs forward in two launches, or one if ``partial`` is given.
+    """Runs forward in two launches.
 
     Padding rows of the sum ``x + addend`` are neither written nor read later.
     """
     rows, width = x.shape
     chunks, rows_a_chunk, grid, options = _chunks(x)
     out, mean, var, total = results(x, addend, residual)
-    given, rows_a_tile = partial is not None, rows_a_chunk
-    if partial is not None:
-        rows_a_tile = rows_a_partial(rows)
-    else:
-        partial = wide_like(x, chunks, 2, width)
-        batch_norm_statistics[grid](
-            x,
-            x if addend is None else addend,
-            total,
-            count,
-            partial,
-            count if tracked is None else tracked,
-            width,
-            rows_a_chunk,
-            ADDED=addend is not None,
-            RUNNING=tracked is not None,
-            **options,
-        )
+    partial = wide_like(x, chunks, 2, width)
+    batch_norm_statistics[grid](
+        x,
+        x if addend is None else addend,
+        total,
+        count,
+        partial,
+        count if tracked is None else tracked,
+        width,
+        rows_a_chunk,
+        ADDED=addend is not None,
+        RUNNING=tracked is not None,
+        **options,
+    )
     batch_norm_apply[grid](
         x if addend is None else total,
         x if residual is None else residual,
@@ -331,13 +320,11 @@ def forward(
         rows,
         width,
         rows_a_chunk,
-        rows_a_tile,
         RUNNING=tracked is not None,
-        GIVEN=given,
         CUMULATIVE=momentum is None,
         RELU=relu,
         JOINED=residual is not None,
-        CHUNKS=triton.next_power_of_2(len(partial)),
+        CHUNKS=triton.next_power_of_2(chunks),
         **options,
     )
     return out, mean, var, total

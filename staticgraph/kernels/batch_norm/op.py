@@ -49,7 +49,6 @@ def _on_cpu(
     momentum: float | None,
     eps: float,
     relu: bool,
-    partial: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x, dtype = x.contiguous(), in_loops(x.dtype)
     total = x.new_empty(0) if addend is None else torch.empty_like(x)
@@ -96,25 +95,21 @@ def _backward_on_cpu(
     return dx, cast(dweight, weight.dtype), cast(dbias, bias.dtype), both
 
 
-def launches(x: Tensor, cumulative: bool, partial: Tensor | None = None) -> int:
+def launches(x: Tensor, cumulative: bool) -> int:
     """Number of CUDA launches of a norm, per direction.
 
-    A cumulative average reads a count that another launch updates, so its forward takes two;
-    precomputed partial statistics save the first launch.
+    A cumulative average reads a count that another launch updates, so its forward takes two.
     """
-    few = x.size(0) <= ONE_LAUNCH_ROWS or partial is not None
-    return 1 if few and not cumulative else 2
+    return 1 if x.size(0) <= ONE_LAUNCH_ROWS and not cumulative else 2
 
 
-def _on_cuda(
-    x, addend, residual, weight, bias, count, mean, var, tracked, momentum, eps, relu, partial
-):
+def _on_cuda(x, addend, residual, weight, bias, count, mean, var, tracked, momentum, eps, relu):
     from staticgraph.kernels.batch_norm import gpu, small
 
-    given = (x, addend, residual, weight, bias, count, mean, var, tracked, momentum, eps, relu)
-    if launches(x, tracked is not None and momentum is None, partial) == 2:
-        return gpu.forward(*given)
-    return small.forward(*given) if partial is None else gpu.forward(*given, partial)
+    kernels = small if launches(x, tracked is not None and momentum is None) == 1 else gpu
+    return kernels.forward(
+        x, addend, residual, weight, bias, count, mean, var, tracked, momentum, eps, relu
+    )
 
 
 def _backward_on_cuda(grad, x, *rest):
@@ -127,7 +122,7 @@ def _backward_on_cuda(grad, x, *rest):
 _forward = operator(
     "batch_norm(Tensor x, Tensor? addend, Tensor? residual, Tensor weight, Tensor bias, "
     "Tensor count, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? tracked, "
-    "float? momentum, float eps, bool relu, Tensor? partial) "
+    "float? momentum, float eps, bool relu) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     cpu=_on_cpu,
     cuda=_on_cuda,
@@ -154,7 +149,7 @@ class BatchNorm(torch.autograd.Function):
         """Returns the operator's ``[N, F]`` with mean and variance ``[F]``, and the addend if it is
         handed on."""
         *given, handed = inputs
-        x, addend, residual, weight, bias, count, *running, eps, relu, _ = given
+        x, addend, residual, weight, bias, count, *running, eps, relu = given
         out, mean, var, total = _forward(*given)
         if running[0] is not None and not torch.compiler.is_compiling():
             for moved in running[:3]:
@@ -176,12 +171,12 @@ class BatchNorm(torch.autograd.Function):
         """Returns the gradients of input, addend, residual, weight and bias."""
         grad, into = grads[0], grads[3] if len(grads) > 3 else None
         if grad is None:
-            return None, into, *(None,) * 12
+            return None, into, *(None,) * 11
         dx, dweight, dbias, both = _backward(grad, *ctx.saved_tensors, into, ctx.eps, ctx.relu)
         if into is None:
             both = None if ctx.addend is None else dx.to(ctx.addend)
         dresidual = None if ctx.residual is None else grad.to(ctx.residual)
-        return dx, both, dresidual, dweight, dbias, *(None,) * 9
+        return dx, both, dresidual, dweight, dbias, *(None,) * 8
 
 
 def batch_norm(
@@ -195,7 +190,6 @@ def batch_norm(
     addend: Tensor | None = None,
     residual: Tensor | None = None,
     running: Running | None = None,
-    partial: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes ``residual + relu(BatchNorm(x + addend))`` over the real rows of a padded batch.
 
@@ -208,24 +202,15 @@ def batch_norm(
         addend: ``[R, F]``, added to ``x`` before the norm; None adds nothing.
         residual: ``[R, F]``, added to the result; None adds nothing.
         running: running statistics to update in the same operator; None updates nothing.
-        partial: ``[tiles, 2, F]``, the statistics of ``x`` per tile of rows, from the kernel that
-            wrote ``x`` (:func:`staticgraph.kernels.linear_statistics`); None computes them here, as
-            a CPU always does.
-            Cannot be combined with an addend.
 
     Returns:
         ``[R, F]`` in the promoted dtype of ``x`` and the residual, zero (or the residual) in
         padding rows, differentiable once; and the mean and biased variance of the real rows,
         ``[F]`` float32 (float64 for float64), without a gradient.
-
-    Raises:
-        ValueError: both an addend and partial statistics, which would not be those of the sum.
     """
-    if partial is not None and addend is not None:
-        raise ValueError("partial statistics are those of x, not of x + addend: give one of both")
     moved: Any = (None,) * 4 if running is None else running
     x, addend, residual = contiguous(x, addend, residual)
-    given = (x, addend, residual, weight, bias, count, *moved, eps, relu, partial)
+    given = (x, addend, residual, weight, bias, count, *moved, eps, relu)
     return BatchNorm.apply(*given, False)
 
 
@@ -248,6 +233,6 @@ def batch_norm_handed_on(
     """
     moved: Any = (None,) * 4 if running is None else running
     x, addend, residual = contiguous(x, addend, residual)
-    given = (x, addend, residual, weight, bias, count, *moved, eps, relu, None)
+    given = (x, addend, residual, weight, bias, count, *moved, eps, relu)
     out, _, _, addend = BatchNorm.apply(*given, True)
     return out, addend

@@ -28,44 +28,6 @@ ROWS, COLUMNS, STEP = 32, 64, 32
 
 
 @triton.jit
-def forward_tile(
-    x,
-    weight,
-    bias,
-    out,
-    r,
-    o,
-    rows,
-    WIDTH: tl.constexpr,
-    OUT: tl.constexpr,
-    BIASED: tl.constexpr,
-    RELU: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    STEP: tl.constexpr,
-):
-    """Computes and writes rows ``r``, columns ``o``; returns the tile as written, in the output
-    dtype."""
-    narrow = out.dtype.element_ty
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in range(0, WIDTH, STEP):
-        i = first + tl.arange(0, STEP)
-        here = (r < rows)[:, None] & (i < WIDTH)[None, :]
-        value = tl.load(x + r[:, None] * WIDTH + i[None, :], mask=here, other=0)
-        here = (o < OUT)[:, None] & (i < WIDTH)[None, :]
-        by = tl.load(weight + o[:, None] * WIDTH + i[None, :], mask=here, other=0)
-        total += product(value.to(narrow), tl.trans(by.to(narrow)))
-    if BIASED:
-        total += read(bias + o, o < OUT, narrow).to(tl.float32)[None, :]
-    if RELU:
-        total = tl.where(total <= 0, 0, total)
-    here = (r < rows)[:, None] & (o < OUT)[None, :]
-    written = total.to(narrow)
-    tl.store(out + r[:, None] * OUT + o[None, :], written, mask=here)
-    return written
-
-
-@triton.jit
 def linear_small_forward(
     x,
     weight,
@@ -83,7 +45,21 @@ def linear_small_forward(
     """One program: a tile of the output, rows by columns."""
     r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     o = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    forward_tile(x, weight, bias, out, r, o, rows, WIDTH, OUT, BIASED, RELU, ROWS, COLUMNS, STEP)
+    narrow = out.dtype.element_ty
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in range(0, WIDTH, STEP):
+        i = first + tl.arange(0, STEP)
+        here = (r < rows)[:, None] & (i < WIDTH)[None, :]
+        value = tl.load(x + r[:, None] * WIDTH + i[None, :], mask=here, other=0)
+        here = (o < OUT)[:, None] & (i < WIDTH)[None, :]
+        by = tl.load(weight + o[:, None] * WIDTH + i[None, :], mask=here, other=0)
+        total += product(value.to(narrow), tl.trans(by.to(narrow)))
+    if BIASED:
+        total += read(bias + o, o < OUT, narrow).to(tl.float32)[None, :]
+    if RELU:
+        total = tl.where(total <= 0, 0, total)
+    here = (r < rows)[:, None] & (o < OUT)[None, :]
+    tl.store(out + r[:, None] * OUT + o[None, :], total.to(narrow), mask=here)
 
 
 @triton.jit

@@ -44,11 +44,10 @@ def joined(
     momentum: float | None,
     eps: float,
     relu: bool,
-    partial: Tensor | None = None,
 ) -> Tensor:
     """``residual + relu(norm(x + addend))``; see :func:`staticgraph.kernels.batch_norm`."""
     running = running_of(mean, var, tracked, momentum)
-    given = {"addend": addend, "residual": residual, "running": running, "partial": partial}
+    given = {"addend": addend, "residual": residual, "running": running}
     return batch_norm(x, weight, bias, count, eps=eps, relu=relu, **given)[0]
 
 

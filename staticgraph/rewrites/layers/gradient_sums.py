@@ -20,7 +20,6 @@ from torch.fx import Node
 from staticgraph.kernels.batch_norm import batch_norm_handed_on
 from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum, edge_matrix_sum_handed_on
 from staticgraph.kernels.linear import linear_handed_on
-from staticgraph.kernels.linear_statistics import linear_statistics_handed_on
 from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum, neighbour_sum_handed_on
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     Call,
@@ -34,7 +33,6 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
 from staticgraph.rewrites.captured_graph.captured import Captured, RewriteTarget, same_dtype
 from staticgraph.rewrites.layers.batch_norm import joined, running_of
 from staticgraph.rewrites.layers.linear import autocast, product
-from staticgraph.rewrites.layers.linear_statistics import measured
 
 
 def product_handed_on(
@@ -42,14 +40,6 @@ def product_handed_on(
 ) -> tuple[Tensor, Tensor]:
     """:func:`staticgraph.rewrites.layers.linear.product`, and ``x`` for later users."""
     return linear_handed_on(x, weight, bias, relu=relu, dtype=autocast(x))
-
-
-def measured_handed_on(
-    x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, count: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`staticgraph.rewrites.layers.linear_statistics.measured`, and ``x`` for later
-    users."""
-    return linear_statistics_handed_on(x, weight, bias, count, relu=relu, dtype=autocast(x))
 
 
 def joined_handed_on(
@@ -76,7 +66,6 @@ def joined_handed_on(
 _HANDING: dict[Any, tuple[Any, int, int]] = {
     product: (product_handed_on, 0, 1),
     edge_matrix_sum: (edge_matrix_sum_handed_on, 1, 1),
-    measured: (measured_handed_on, 0, 2),
     joined: (joined_handed_on, 1, 1),
 }
 
