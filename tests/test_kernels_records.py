@@ -10,6 +10,7 @@ import torch
 from support.kernel_cases import CASES, DROPPED, FEW, MORE, Sizes
 from support.kernel_oracle import SAMPLES, cases, with_gaps, wrong_results
 from support.kernel_results import operator_calls, results
+from support.sampled import in_turn
 
 from staticgraph.kernels.neighbour_reduce import ACTIVATIONS
 
@@ -27,26 +28,19 @@ UNSEEN = {
     "neighbour_sum weighed": CLOSED,
     "neighbour_sum coded weighed": CLOSED,
 }
-DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+# Loops compute in double or in single precision, in which half precisions are converted.
+DTYPES = [[torch.float64], [torch.float32, torch.bfloat16, torch.float16]]
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", NAMES)
-def test_an_operator_is_its_reference(name):
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(("name", "dtypes"), in_turn(NAMES, DTYPES))
+def test_an_operator_is_its_reference(name, dtypes):
     """Results and gradients; operands of every other sample have gaps."""
     wrong = []
     for number, sample in enumerate(SAMPLES):
         layout = with_gaps if number % 2 else torch.clone
-        for dtype in DTYPES:
+        for dtype in dtypes:
             wrong += wrong_results(name, sample, dtype, layout)
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", NAMES)
-def test_an_operator_takes_float16(name):
-    """NumPy has float16, numba does not."""
-    wrong = wrong_results(name, "isolated nodes", torch.float16)
     assert not wrong, "\n".join(wrong)
 
 

@@ -79,7 +79,7 @@ def test_comet_is_an_epoch_of_grouped_moves(logical, group, fitting, seed):
 
 
 def test_comet_gives_a_cell_to_every_state_that_holds_it_alike():
-    draws, chosen = 4000, Counter()
+    draws, chosen = 2000, Counter()
     generator = rng(3)
     for _ in range(draws):
         schedule = Comet(4, 4).epoch(8, generator)

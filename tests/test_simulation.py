@@ -32,7 +32,7 @@ from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from staticgraph.serving.engine import request as requests
 from staticgraph.serving.engine.server import Clock, Server
 
-FIRST, _, LAST = os.environ.get("SEEDS", "0:200").partition(":")
+FIRST, _, LAST = os.environ.get("SEEDS", "0:120").partition(":")
 SEEDS = range(int(FIRST), int(LAST) if LAST else int(FIRST) + 1)
 
 
