@@ -16,7 +16,7 @@ import staticgraph as sg
 from staticgraph import models
 from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.kernels.graph_attention import (
-    cpu_backward,
+    cpu,
     graph_attention,
     graph_attention_reference,
     kept,
@@ -56,7 +56,7 @@ def attend(rows, starts=STARTS, p=0.0, seed=None):
 def test_graphs_of_several_blocks_of_queries(size):
     """Rows of whole vectors and others; more queries than the backward pass holds at once."""
     starts = torch.tensor([0, 3, 3, 140, 157], dtype=torch.int32)
-    assert starts[3] - starts[2] > 2 * cpu_backward.QUERIES
+    assert starts[3] - starts[2] > 2 * cpu.QUERIES
     torch.manual_seed(0)
     rows = torch.randn(160, 3 * HEADS * size, dtype=torch.float64, requires_grad=True)
     seed, p, weight = torch.tensor([3]), 0.25, torch.randn(160, HEADS * size, dtype=torch.float64)

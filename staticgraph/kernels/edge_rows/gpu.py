@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.edge_rows.reference import edge_rows_reference
+from staticgraph.kernels.edge_rows.op import edge_rows_reference
 from staticgraph.kernels.segments import gpu as segments
 from staticgraph.kernels.table_sum import gpu as tables
 

@@ -1,4 +1,4 @@
-"""``edge_rows`` as a torch operator: registration, shapes, derivative.
+"""``edge_rows`` as a torch operator: reference, registration, shapes, derivative.
 
 A message that no other operator covers begins with the rows of both ends, ``x[dst]`` and
 ``x[src]``, and its backward ends with two scatters of all edges by index, which torch adds row by
@@ -14,9 +14,26 @@ from torch import Tensor
 
 from staticgraph.kernels.edge_rows import cpu
 from staticgraph.kernels.edges import Edges
-from staticgraph.kernels.message import some_of
+from staticgraph.kernels.message import message_reference, some_of
 from staticgraph.kernels.register import differentiable_once, operator
 from staticgraph.kernels.shapes import contiguous
+
+
+def edge_rows_reference(
+    source: Tensor | None,
+    target: Tensor | None,
+    edge: Tensor | None,
+    code: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+) -> Tensor:
+    """Computes ``edge_rows``; differentiable, on any device.
+
+    Sums are float32 (float64 for float64). Arguments as in :func:`staticgraph.kernels.edge_rows`;
+    edges in any order.
+    """
+    rows = message_reference(source, target, edge, code, src, dst)
+    return rows.to(some_of(source, target, edge).dtype)
 
 
 def _fake(source, target, edge, code, edges):

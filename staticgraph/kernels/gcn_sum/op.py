@@ -1,4 +1,4 @@
-"""``gcn_sum`` as a torch operator: registration, shapes, derivative.
+"""``gcn_sum`` as a torch operator: reference, registration, shapes, derivative.
 
 The self-loops that a GCN layer adds are not edges of the batch, and need not become edges: the
 message of a self-loop is the node's own row. So the sum runs over the batch's own edges, skips
@@ -19,9 +19,56 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.edges import Edges
-from staticgraph.kernels.gcn_sum import cpu, cpu_weights
+from staticgraph.kernels.gcn_sum import cpu
 from staticgraph.kernels.register import differentiable_once, operator
 from staticgraph.kernels.shapes import contiguous, wide_dtype
+
+
+def gcn_degrees_reference(
+    src: Tensor, dst: Tensor, nodes: int, weight: Tensor | None, fill: float, loops: bool
+) -> tuple[Tensor, Tensor]:
+    """Computes ``gcn_degrees`` in eager torch.
+
+    Arguments as in :func:`staticgraph.kernels.gcn_sum.gcn_degrees`; edges may be in any order.
+    """
+    weights = torch.ones(len(src), dtype=torch.float64) if weight is None else weight.double()
+    own = weights.new_zeros(nodes)
+    if loops:
+        own = own + fill
+        for e in range(len(src)):
+            if src[e] == dst[e]:
+                own[dst[e]] = weights[e]
+        weights = torch.where(src == dst, 0, weights)
+    degree = own.index_add(0, dst, weights)
+    none = degree == 0
+    return degree.masked_fill(none, 1).pow(-0.5).masked_fill(none, 0), own
+
+
+def gcn_sum_reference(
+    x: Tensor,
+    bias: Tensor | None,
+    root: Tensor,
+    own: Tensor,
+    weight: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    loops: bool,
+) -> Tensor:
+    """Computes ``gcn_sum``; differentiable.
+
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.gcn_sum.gcn_sum`; edges in any order.
+    """
+    values = x.to(torch.promote_types(x.dtype, torch.float32))
+    root, own = root.to(values), own.to(values)
+    share = root[src] * root[dst]
+    share = share if weight is None else share * weight.to(values)
+    if loops:
+        share = torch.where(src == dst, 0, share)
+    out = (own * root * root)[:, None] * values
+    out = out.index_add(0, dst, share[:, None] * values[src])
+    return (out if bias is None else out + bias.to(values)).to(x.dtype)
+
 
 _degrees = operator(
     "gcn_degrees(Tensor[] edges, Tensor? weight, float fill, bool loops, Tensor like) "
@@ -34,7 +81,7 @@ _degrees = operator(
     backward=operator(
         "gcn_degrees_backward(Tensor grad_root, Tensor grad_own, Tensor root, Tensor[] edges, "
         "bool loops) -> (Tensor dweight)",
-        cpu=cpu_weights.degrees_backward,
+        cpu=cpu.degrees_backward,
         cuda="gcn_sum.gpu:degrees_backward",
         fake=lambda droot, down, root, edges, loops: root.new_empty(edges[0].size(0)),
     ),
@@ -42,7 +89,7 @@ _degrees = operator(
 _weights_backward = operator(
     "gcn_weights_backward(Tensor grad, Tensor x, Tensor root, Tensor own, Tensor? weight, "
     "Tensor[] edges, bool loops) -> (Tensor droot, Tensor down, Tensor dweight)",
-    cpu=cpu_weights.sum_backward,
+    cpu=cpu.sum_backward,
     cuda="gcn_sum.gpu:weights_backward",
     fake=lambda grad, x, root, own, weight, edges, loops: tuple(
         x.new_empty(n, dtype=wide_dtype(x)) for n in (x.size(0), x.size(0), edges[0].size(0))

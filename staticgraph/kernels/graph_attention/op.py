@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.graph_attention import cpu, cpu_backward
+from staticgraph.kernels.graph_attention import cpu
 from staticgraph.kernels.register import differentiable_once, operator
 from staticgraph.kernels.shapes import wide_dtype
 from staticgraph.text.how_many import how_many
@@ -64,7 +64,7 @@ _forward = operator(
 _backward = operator(
     "graph_attention_backward(Tensor grad, Tensor rows, Tensor out, Tensor lse, Tensor starts, "
     "Tensor? seed, SymInt heads, SymInt longest, int site, float p) -> (Tensor drows)",
-    cpu=cpu_backward.backward,
+    cpu=cpu.backward,
     cuda="graph_attention.gpu:backward",
     fake=lambda grad, rows, *_: torch.empty_like(rows),
 ).overload

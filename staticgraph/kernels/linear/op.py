@@ -9,11 +9,27 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from staticgraph.kernels.linear.limits import chunks_of, fits
-from staticgraph.kernels.linear.reference import linear_reference
 from staticgraph.kernels.register import differentiable_once, operator
+
+
+def linear_reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    relu: bool,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Computes ``linear``; differentiable, on any device.
+
+    Arguments as in :func:`staticgraph.kernels.linear`.
+    """
+    dtype = dtype or x.dtype
+    out = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+    return out.relu() if relu else out
 
 
 def _backward_on_cpu(

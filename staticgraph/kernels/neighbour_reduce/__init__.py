@@ -1,9 +1,9 @@
 """A message of both ends and the edge, its activation, and several reductions of it at once."""
 
-from staticgraph.kernels.neighbour_reduce.op import neighbour_reduce
-from staticgraph.kernels.neighbour_reduce.reference import (
+from staticgraph.kernels.neighbour_reduce.op import (
     ACTIVATIONS,
     REDUCTIONS,
+    neighbour_reduce,
     neighbour_reduce_reference,
 )
 
