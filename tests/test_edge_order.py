@@ -6,6 +6,7 @@ The oracle is plain PyG on the graphs as they were given.
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -179,6 +180,78 @@ def test_what_is_indifferent_to_the_order_is_served_from_either():
     ]
     store = sg.GraphStore.from_pyg(by_destination, progress=False)
     runner_of(made(ByNumber), [(60, 90, 9)]).step(sg.StaticBatch.of(store, range(6), (60, 90, 9)))
+
+
+def test_a_padder_sorts_edges_where_it_is_asked_to():
+    """As a store does: kernels over neighbours, rows of edges in PyG's order again, and a model
+    that reads edges by their position refused, as with a plan whose store sorted them."""
+
+    class Convolved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = GINEConv(nn.Linear(4, 4), edge_dim=2), nn.Linear(4, 1)
+
+        def forward(self, x, edge_index, edge_attr, batch):
+            return self.head(global_add_pool(self.conv(x, edge_index, edge_attr), batch)).squeeze(1)
+
+    def padder():
+        return sg.Padder(sg.plan_stream(GRAPHS, batch_size=6, buckets=1), sort_edges=True)
+
+    model = made(Convolved)
+    plain = copy.deepcopy(model)
+    optimizer = sgd(plain, 1e-2)
+    pad = padder()
+    runner = runner_of(model, pad, "fused").warmup(progress=False)
+    for first in (0, 6, 12):
+        graphs = GRAPHS[first : first + 6]
+        for batch in (pad(graphs), graphs, Batch.from_data_list(graphs)):
+            optimizer.zero_grad()
+            expected = pyg_loss(plain, graphs)
+            expected.backward()
+            optimizer.step()
+            assert torch.allclose(runner.step(batch), expected.detach(), rtol=1e-9)
+    functions = list(runner.steps.compiled._functions.values())
+    assert len(functions) == 2, "step and evaluation, from the warm-up"
+    for function in functions:
+        assert "neighbour_sum" in {place.rewrite for place in function.captured.done}
+    edges = sg.StaticGraphRunner(nn.Identity(), padder(), forward=lambda _, b: b.edge_attr)
+    for rows, graph in zip(edges.predict(GRAPHS), GRAPHS, strict=True):
+        assert torch.equal(rows, graph.edge_attr)
+    by_a_stores_plan = sg.Padder(sg.plan_stream(stored(keep_order=False), batch_size=6))
+    for pad in (padder(), by_a_stores_plan):
+        for batch in (GRAPHS[:6], pad(GRAPHS[:6])):
+            with pytest.raises(sg.errors.EdgesMoved, match="without sort_edges=True"):
+                runner_of(made(DMPNN), pad).step(batch)
+    learning = sg.Padder([(60, 90, 9)], sort_edges=True)
+    assert bool((learning(GRAPHS[:6]).edge_index[1].diff() >= 0).all())
+    own = sg.Schema.of_batch({"h": torch.ones(2, 1), "batch": torch.zeros(2)}, node=["h"])
+    with pytest.raises(ValueError, match="leave sort_edges out"):
+        sg.Padder([(60, 90, 9)], schema=own, sort_edges=True)
+
+
+@pytest.mark.parametrize("way", ["pickled", "copied", "split", "of a store, pickled"])
+def test_sorted_edges_are_known_as_such_wherever_a_batch_comes_from(way):
+    """Worker processes pickle batches; a batch that fits no bucket has parts."""
+    graphs = (
+        stored(keep_order=False).__getitems__(list(range(12))) if "store" in way else GRAPHS[:12]
+    )
+    pad = sg.Padder([(60, 90, 9)], sort_edges="store" not in way, overflow="split")
+    whole, (_, part) = (
+        sg.Padder([(90, 190, 15)], sort_edges="store" not in way)(graphs),
+        pad(graphs),
+    )
+    batch = {"split": lambda: part, "copied": lambda: copy.deepcopy(whole)}.get(
+        way, lambda: pickle.loads(pickle.dumps(whole))
+    )()
+    with pytest.raises(sg.errors.EdgesMoved):
+        runner_of(made(DMPNN), [batch.capacity]).step(batch)
+
+
+@pytest.mark.parametrize("keep_order", [True, False])
+def test_a_padder_refuses_a_store_in_the_other_order(keep_order):
+    padder = sg.Padder(sg.plan_stream(stored(keep_order), batch_size=6))
+    with pytest.raises(sg.BadGraph, match="those of the plan's batches"):
+        padder(stored(not keep_order).__getitems__(list(range(6))))
 
 
 @pytest.mark.parametrize("edges", [90, 91])

@@ -138,9 +138,10 @@ def _error(different: Difference, culprit: Culprit | None) -> EdgesMoved:
     what = f"{different.name} is off by {different.how}"
     return EdgesMoved(
         f"the model reads edges by their position: {what} from plain PyG on the same graphs, whose "
-        f"edges the store sorted by destination.{at} Make the store with "
+        f"edges were sorted by destination here.{at} Make the store with "
         "GraphStore.from_pyg(..., keep_order=True), or staticgraph convert --keep-order, and the "
-        "plan from it: edges then keep their order; check_padding=False turns this check off",
+        "plan from it, or a Padder without sort_edges=True: edges then keep their order; "
+        "check_padding=False turns this check off",
         what,
         where,
     )

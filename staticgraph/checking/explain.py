@@ -30,7 +30,8 @@ ORDERED = Rewritten(
     "every rewrite over edges",
     "",
     "",
-    "edges keep their order (keep_order=True), and the operators take edges sorted by destination",
+    "edges keep their order (keep_order=True, or a Padder without sort_edges=True), and the "
+    "operators take edges sorted by destination",
 )
 
 

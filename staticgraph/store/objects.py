@@ -90,6 +90,23 @@ class ObjectsOf(Mapping[str, list[Any]]):
         return name in self._store.objects
 
 
+class HostObjects(dict[str, list[Any]]):
+    """The same, read already: objects by name, and edge level -> which row each edge was before
+    sorting; levels of which none was moved are left out."""
+
+    def __init__(
+        self,
+        objects: Mapping[str, list[Any]] | None = None,
+        moved: Mapping[str, IntArray] | None = None,
+    ) -> None:
+        super().__init__(objects or {})
+        self.moved: dict[str, IntArray] = dict(moved or {})
+
+    def places(self, level: str) -> IntArray | None:
+        """Returns the place that each edge of a level had before sorting; None if none moved."""
+        return self.moved.get(level)
+
+
 def _without_tuples(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_tuples(item) for item in value]

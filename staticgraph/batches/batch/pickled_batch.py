@@ -15,6 +15,9 @@ from torch import Tensor
 from staticgraph.batches.slots.batch_arrays import BatchArrays
 from staticgraph.batches.slots.batch_memory import note
 from staticgraph.batches.slots.real_counts import RealCounts
+from staticgraph.schema import Schema
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.objects import HostObjects
 
 _INDICES = ("edge_index", "batch")
 
@@ -30,7 +33,7 @@ def state_of(
     Args:
         batch: its tensors are copied.
         real: its real counts, if known.
-        objects: its strings and objects per graph.
+        objects: its strings and objects per graph, and where its edges were before sorting.
         extra: the attributes that were set on it.
 
     Raises:
@@ -42,11 +45,20 @@ def state_of(
         "layout": batch.layout,
         "tensors": alone,
         "real": real,
-        "objects": dict(objects),
+        "objects": HostObjects(objects, moved_edges(batch.layout.schema, objects)),
         "extra": {
             name: _alone(value) if type(value) is Tensor else value for name, value in extra.items()
         },
     }
+
+
+def moved_edges(schema: Schema, objects: Mapping[str, Any]) -> dict[str, IntArray]:
+    """Returns edge level -> which row each edge was before sorting, where any was moved."""
+    places = getattr(objects, "places", None)
+    if places is None:
+        return {}
+    levels = [axis.name for axis in schema.edge_axes] or ["edge"]
+    return {level: place for level in levels if (place := places(level)) is not None}
 
 
 def whole_of(batch: BatchArrays) -> Tensor | None:

@@ -27,7 +27,6 @@ from staticgraph.schema import COUNTS, OPTIONAL, PRIVATE, Level
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
-from staticgraph.store.objects import ObjectsOf
 from staticgraph.store.positions import several_graphs
 
 _COUNTED = ("num_real_nodes", "num_real_edges", "num_real_graphs")
@@ -376,12 +375,9 @@ class StaticBatch(BucketShape):
         return unbatch.unpadded(self, value, name)
 
     def first_places(self, level: Level) -> IntArray | None:
-        """Returns which row each edge of the real graphs was before the store sorted them.
-
-        None if none was moved, or if that is not known: the batch was pickled.
-        """
-        objects = self._objects
-        return objects.places(level) if isinstance(objects, ObjectsOf) else None
+        """Returns which row each edge of the real graphs was before they were sorted; None if none
+        was moved."""
+        return pickled_batch.moved_edges(self.layout.schema, self._objects).get(level)
 
     def to_data_list(self) -> list[Any]:
         """Returns the real graphs as ``Data`` or ``HeteroData``, edges sorted by destination."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,17 +27,7 @@ from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import sort_by_destination
 from staticgraph.store.graph_columns import StoredGraphs
 from staticgraph.store.indices import counted
-
-
-class Moved(dict[str, list[Any]]):
-    """Objects per graph, and where the edges of the batch were before they were sorted."""
-
-    order: IntArray | None = None
-
-    def places(self, level: str) -> IntArray | None:
-        """Returns which row each edge was; None if none was moved."""
-        return self.order if level == "edge" else None
-
+from staticgraph.store.objects import HostObjects
 
 _CPU = torch.device("cpu")
 
@@ -85,13 +74,20 @@ class StoredRows(Rows):
         """Returns the graphs in a bucket's shapes.
 
         Raises:
-            BadGraph: the store has other fields.
+            BadGraph: the store has other fields, or edges in another order.
         """
         store, schema = self._graphs.store, layout.schema
         known = {field.layout for field in store.schema}
         if schema is not store.schema and known != {field.layout for field in schema}:
             raise BadGraph(
                 f"{store.name} has other fields than the plan's batches: make the plan for it, "
+                "sg.plan_stream(store, ...)"
+            )
+        if schema.one_kind and schema.keep_order is not store.schema.keep_order:
+            orders = ("sorted by destination", "in the order of the data set")
+            raise BadGraph(
+                f"the edges of {store.name} are {orders[store.schema.keep_order]}, those of the "
+                f"plan's batches {orders[schema.keep_order]}: make the plan for it, "
                 "sg.plan_stream(store, ...)"
             )
         return filled(layout, self._graphs.store, self._graphs.graphs)
@@ -109,7 +105,8 @@ class BatchRows(Rows):
         owners: level -> ``[rows]`` int64, the graph of each row, ascending, for every axis; and of
             the nodes of a bipartite graph.
         edges: the number of edges.
-        objects: strings and other objects, a list of one per graph for each name.
+        objects: strings and other objects, a list of one per graph for each name, and where edges
+            were before they were sorted.
         device: where the tensors came from.
         first: the number of its first graph in the batch that it is a part of.
     """
@@ -119,7 +116,7 @@ class BatchRows(Rows):
     node_ptr: IntArray
     owners: Mapping[str, IntArray]
     edges: int
-    objects: Moved = field(default_factory=Moved)
+    objects: HostObjects = field(default_factory=HostObjects)
     device: torch.device = _CPU
     first: int = 0
 
@@ -164,7 +161,13 @@ class BatchRows(Rows):
                 for level, owner in self.owners.items()
             },
             edges=int(np.diff(bounds["edge"])[0]) if "edge" in bounds else 0,
-            objects=Moved({name: each[first:last] for name, each in self.objects.items()}),
+            objects=HostObjects(
+                {name: each[first:last] for name, each in self.objects.items()},
+                {
+                    level: place[slice(*bounds[level].tolist())] - bounds[level][0]
+                    for level, place in self.objects.moved.items()
+                },
+            ),
             first=self.first + first,
         )
 
@@ -213,8 +216,7 @@ class BatchRows(Rows):
         for each in self.schema:
             if each.level == "edge":
                 values[each.name] = values[each.name].index_select(each.cat_dim or 0, places)
-        objects = Moved(self.objects)
-        objects.order = places.numpy()
+        objects = HostObjects(self.objects, {"edge": places.numpy()})
         return replace(self, values=values, objects=objects)
 
     def padded(self, layout: SlotLayout) -> StaticBatch:

@@ -110,6 +110,9 @@ class Padder:
             its own size, and a runner runs it in eager, which costs what its rows cost. None takes
             the share below which a runner with ``mode="auto"`` measured that to be faster; 0
             without one. Not with a budget or several ranks.
+        sort_edges: sort the edges of PyG's graphs by destination, as a store does, so that the
+            kernels that sum over neighbours apply (mode ``fused`` on a CPU, ``kernels=True``). By
+            default they keep PyG's order; a model whose result depends on it is refused by name.
 
     Attributes:
         plan: the buckets with what the fields require; give a runner this one.
@@ -117,7 +120,8 @@ class Padder:
         counts: what it did; see :class:`PadderCounts`.
 
     Raises:
-        ValueError: an unknown ``overflow``, ``like`` without a schema, or rows that the plan lacks.
+        ValueError: an unknown ``overflow``, ``like`` without a schema, rows that the plan lacks, or
+            ``sort_edges`` of a class that is not PyG's.
 
     Raises (when called):
         GraphTooLarge: the batch fits no bucket.
@@ -136,6 +140,7 @@ class Padder:
         multiple: int = 8,
         max_growth: int = 4,
         min_fill: float | None = None,
+        sort_edges: bool = False,
     ) -> None:
         if overflow not in ("error", "split", "grow"):
             raise ValueError(f"overflow={overflow!r}: choose 'error', 'split' or 'grow'")
@@ -149,6 +154,9 @@ class Padder:
         self.least_fills: dict[int, float] = {}
         self._layouts: list[SlotLayout] = []
         schema = schema or self.plan.schema
+        self._sort_edges = sort_edges
+        if sort_edges:
+            schema = _with_sorted_edges(schema, self.plan)
         if like is not None and (schema is None or not schema.names):
             raise ValueError("like= needs schema=sg.Schema.of_batch(example, ...)")
         self._like = like is not None
@@ -225,6 +233,8 @@ class Padder:
         schema = self.schema
         if schema is None:
             schema = learn(batch)
+            if self._sort_edges:
+                schema = replace(schema, keep_order=False)
             self._use(schema)
         return read(batch, schema)
 
@@ -318,6 +328,21 @@ class Padder:
     def _rounded(self, rows: int) -> int:
         wanted = int(rows * self._headroom) + 1
         return -(-wanted // self._multiple) * self._multiple
+
+
+def _with_sorted_edges(schema: Schema | None, plan: BucketPlan) -> Schema | None:
+    """Returns the fields of a batch whose edges are sorted; None where they are not known yet."""
+    if schema is None:
+        graphs = plan.source()
+        if not isinstance(graphs, list):
+            return None
+        schema = learn(graphs)
+    if schema.names:
+        raise ValueError(
+            "sort_edges=True sorts the edges of PyG's graphs, and schema= is of another class: "
+            "leave sort_edges out, or sort them by destination before the batch is padded"
+        )
+    return replace(schema, keep_order=False)
 
 
 def unplanned_layout(real: RealCounts, graphs: int, schema: Schema) -> SlotLayout:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from staticgraph.batches.padding.batch_rows import (
     BatchRows,
-    Moved,
     Rows,
     StoredRows,
     owners_of,
@@ -30,6 +29,7 @@ from staticgraph.schema import EDGE_INDEX, Schema, read_rows
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns, StoredGraphs
 from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.objects import HostObjects
 
 # Attributes of a ``Data`` that are no objects of a graph.
 _STRUCTURE = frozenset({EDGE_INDEX, "num_nodes", "batch", "ptr"})
@@ -136,7 +136,7 @@ def _concatenated(graphs: Sequence[Any], schema: Schema) -> BatchRows | None:
         return None  # the store's reader names the graph
     values[EDGE_INDEX] = torch.from_numpy(index + np.repeat(ptr[:-1], edges))
     more = [name for name in stores[0] if name not in values and name not in _STRUCTURE]
-    objects = Moved(
+    objects = HostObjects(
         {
             name: [store.get(name) for store in stores]
             for name in more
@@ -162,7 +162,7 @@ def _collated(batch: Any, schema: Schema) -> BatchRows:
     slices = {axis.name: _slices_of(batch, schema, axis.name) for axis in schema.axes}
     index = mapping.get(EDGE_INDEX)
     values[EDGE_INDEX] = torch.zeros(2, 0).long() if index is None else _on_host(index)
-    objects = Moved(
+    objects = HostObjects(
         {
             name: value
             for name, value in mapping.items()

@@ -83,8 +83,9 @@ KINDS: dict[str, tuple[str, str]] = {
         "reduce over nodes with a pool and the batch vector, or mask with batch.node_mask",
     ),
     "edges by their position": (
-        "the store has sorted edges by destination, so the position of an edge is another",
-        "GraphStore.from_pyg(..., keep_order=True), or staticgraph convert --keep-order",
+        "edges were sorted by destination, so the position of an edge is another",
+        "GraphStore.from_pyg(..., keep_order=True), staticgraph convert --keep-order, or a Padder "
+        "without sort_edges=True",
     ),
     "padding breaks a gradient": (
         "a padding graph has no nodes, and features of zero no length: to divide by the number, or "
