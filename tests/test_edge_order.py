@@ -10,7 +10,9 @@ import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.alike import sgd
+from support.ranks import on_ranks
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINEConv, global_add_pool
@@ -245,6 +247,30 @@ def test_sorted_edges_are_known_as_such_wherever_a_batch_comes_from(way):
     )()
     with pytest.raises(sg.errors.EdgesMoved):
         runner_of(made(DMPNN), [batch.capacity]).step(batch)
+
+
+class Waiting(DMPNN):
+    """Begins a collective in its forward, in which every rank has to take part."""
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        dist.all_reduce(torch.zeros(1))
+        return super().forward(x, edge_index, edge_attr, batch)
+
+
+def _trained_over_sorted_edges(kind: type[nn.Module]) -> str:
+    store = stored(keep_order=False)
+    runner = runner_of(made(kind), sg.plan_buckets(store, 5))
+    try:
+        for batch in runner.loader(store):
+            runner.step(batch)
+    except sg.errors.EdgesMoved:
+        return "refused"
+    return "trained"
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(DMPNN, "refused"), (Waiting, "trained")])
+def test_ranks_refuse_it_each_alone_and_wait_for_none(kind, expected):
+    assert on_ranks(2, _trained_over_sorted_edges, kind) == [expected] * 2
 
 
 @pytest.mark.parametrize("keep_order", [True, False])

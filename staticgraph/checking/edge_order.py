@@ -7,10 +7,15 @@ batch's graphs: with edges as the batch has them, and as they came. Whatever dif
 order of rows of edges, depends on the order, and is refused with its line and the remedy.
 
 The run with sorted edges has no padding either, so random numbers are the only thing left that may
-make the two differ: all of them are one constant, or both sides evaluate.
+make the two differ: all of them are one constant, or both sides evaluate. With several ranks both
+evaluate too, each rank alone: a forward that begins a collective is left unchecked, since the other
+ranks would not join it.
 """
 
 from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +27,7 @@ from staticgraph.checking.outcome import Difference, Outcome
 from staticgraph.checking.padding_culprit import Culprit, Trail
 from staticgraph.checking.plain_batch import PlainBatch, plain_batch
 from staticgraph.errors import EdgesMoved
+from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.schema import EDGE_INDEX, Level
 from staticgraph.store.indices import counted
 
@@ -64,6 +70,15 @@ def in_first_order(batch: StaticBatch, places: dict[Level, Tensor]) -> StaticBat
     return batch.replace(**changed)
 
 
+class _Alone(TorchDispatchMode):
+    """Raises before a collective, which would wait for the other ranks."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "c10d" in func.namespace:
+            raise RuntimeError(f"{func} waits for other ranks")
+        return func(*args, **(kwargs or {}))
+
+
 def order_error(comparer: Comparer, batch: StaticBatch, options: RunOptions) -> EdgesMoved | None:
     """Returns the error of a model that reads edges by their position; None if it does not.
 
@@ -72,8 +87,11 @@ def order_error(comparer: Comparer, batch: StaticBatch, options: RunOptions) -> 
         batch: with real graphs.
         options: of the runs.
     """
-    if batch.real is None or several_ranks():
+    if batch.real is None:
         return None
+    alone = several_ranks()
+    if alone:
+        options = options._replace(training=False, gradients=False)
     places = places_in_first_order(batch)
     if not places:
         return None
@@ -91,7 +109,8 @@ def order_error(comparer: Comparer, batch: StaticBatch, options: RunOptions) -> 
 
     def run(side: PlainBatch, options: RunOptions) -> Outcome | None:
         """Runs plain PyG; None if the model raises."""
-        return attempt(lambda: comparer.plain(batch, side, options))
+        with _Alone() if alone else nullcontext():
+            return attempt(lambda: comparer.plain(batch, side, options))
 
     def both(options: RunOptions) -> tuple[Outcome, Outcome] | None:
         """Runs both orders; None if either raises, or has numbers that are not finite."""
