@@ -29,7 +29,7 @@ from staticgraph.plans.plan import BucketPlan, components_of, sizes_of
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.histogram import SizeHistogram
-from staticgraph.sizes.reserves import with_reserves
+from staticgraph.sizes.reserves import of_equal_graphs, with_reserves
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import real_option, whole_option
@@ -93,8 +93,10 @@ def plan_stream(
         name: each.levels(allowed)[-1][0] for name, each in zip(names[2:], further, strict=True)
     }
     limits = sums.levels(miss * (1 - OF_EXTRA) if further else miss)
-    largest = int(sizes[:, 0].max())
+    least, largest = int(sizes[:, 0].min()), int(sizes[:, 0].max())
     capacities = [_capacity(pair, batch_size, largest, schema, extra) for pair in limits]
+    if least == largest > 1 and not capacities[0].extra:
+        capacities = [of_equal_graphs(each, largest) for each in capacities]
     held = [sums.held(pair) for pair in limits]
     price = cost or StepCost()
     chosen = _cheapest(held, [price.of(each) for each in capacities], buckets)

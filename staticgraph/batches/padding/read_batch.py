@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.padding.batch_rows import (
     BatchRows,
     Moved,
@@ -90,7 +91,8 @@ def read(batch: Any, schema: Schema) -> Rows:
     if isinstance(batch, StoredGraphs):
         return StoredRows(batch)
     if isinstance(batch, list | tuple) and len(batch) and is_graph(batch[0]):
-        rows = None if _has_rules(schema) else _concatenated(batch, schema)
+        stacks = any(field.cat_dim is None for field in schema)
+        rows = None if stacks or _has_rules(schema) else _concatenated(batch, schema)
         return rows.sorted_by_destination() if rows else _all_of(stored(batch, schema))
     if is_pyg_batch(batch):
         if schema.hetero or schema.two_sided or (not schema.keep_order and _has_rules(schema)):
@@ -140,7 +142,7 @@ def _concatenated(graphs: Sequence[Any], schema: Schema) -> BatchRows | None:
         {
             name: [store.get(name) for store in stores]
             for name in more
-            if not isinstance(stores[0][name], Tensor)
+            if not tensors_in(stores[0][name])
         }
     )
     device = pairs[0].device
@@ -166,7 +168,9 @@ def _collated(batch: Any, schema: Schema) -> BatchRows:
         {
             name: value
             for name, value in mapping.items()
-            if name not in values and name not in _STRUCTURE and isinstance(value, list)
+            if name not in (*values, *_STRUCTURE)
+            and isinstance(value, list)
+            and not tensors_in(value)
         }
     )
     return BatchRows(

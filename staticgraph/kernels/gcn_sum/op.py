@@ -105,7 +105,7 @@ def gcn_degrees(
         weight: ``[E]``, or None if every edge has weight one.
         fill: the weight of an added self-loop.
         loops: whether to add a self-loop to each node without one; an existing self-loop keeps its
-            weight (the last one's, if there are several, each of which has its gradient, as in PyG).
+            weight (the last one's, if there are several, and each has its gradient, as in PyG).
         like: a tensor of the features' dtype.
 
     Returns:
