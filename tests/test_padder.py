@@ -948,9 +948,24 @@ def test_graphs_of_one_size_keep_it_in_every_shape(options):
     assert empty.capacity.nodes == 5 * empty.capacity.graphs
 
 
+def test_a_graph_without_its_label_is_no_graph_with_label_zero():
+    padder = sg.Padder(sg.plan_stream(GRAPHS, 4))
+    padder(GRAPHS[:4])
+    unlabelled = [graph.clone() for graph in GRAPHS[:4]]
+    del unlabelled[2].y
+    with pytest.raises(BadGraph, match="graph 2 has no 'y', which the plan expects"):
+        padder(unlabelled)
+    with pytest.raises(TypeError, match=r"a Data is a single graph.*give a list, \[data\]"):
+        padder(GRAPHS[0])
+    with pytest.raises(TypeError, match="a Data is a single graph"):
+        sg.Padder(padder.plan.capacities)(GRAPHS[0])
+
+
 def test_a_graph_that_is_too_large_and_rows_that_no_plan_counts_are_named(triplet_graphs):
     padder = sg.Padder(sg.plan_stream(double_graphs([3, 4, 5] * 4), 4), overflow="split")
     with pytest.raises(GraphTooLarge, match=r"a graph of 9 nodes.*graphs of at most 5 nodes"):
         padder(double_graphs([9]))
+    with pytest.raises(GraphTooLarge, match=r"5 graphs fits no bucket.* 4 graphs: plan"):
+        sg.Padder(padder.plan)(double_graphs([3] * 5))
     with pytest.raises(ValueError, match=r"plan_stream\(sg.GraphStore.from_pyg\(graphs, keep"):
         sg.Padder(sg.plan_stream(triplet_graphs, 4))(triplet_graphs[:4])

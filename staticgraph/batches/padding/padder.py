@@ -323,8 +323,12 @@ class Padder:
         return [*self._halved(rows.part(0, half)), *self._halved(rows.part(half, graphs))]
 
     def _too_large(self, counts: str) -> GraphTooLarge:
+        last = self.plan.capacities[-1]
+        names = ("nodes", "edges", *(name for name, _ in last.extra))
+        each = zip((*last.size_limits, last.graph_limit), (*names, "graphs"), strict=True)
+        limits = ", ".join(f"{limit:,} {name}" for limit, name in each)
         return GraphTooLarge(
-            f"a batch of {counts} fits no bucket; the largest is {self.plan.capacities[-1]}: plan "
+            f"a batch of {counts} fits no bucket; the largest takes {limits}: plan "
             "for batches drawn at random, sg.plan_stream(graphs, batch_size=...), or pass "
             "overflow='split' or, outside of worker processes, 'grow' to the padder"
         )

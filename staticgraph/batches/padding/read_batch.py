@@ -32,6 +32,7 @@ from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns, StoredGraphs
 from staticgraph.store.graph_store import GraphStore
 
+_SINGLE = "a {0} is a single graph, and a batch has several: give a list, [data]"
 # Attributes of a ``Data`` that are no objects of a graph.
 _STRUCTURE = frozenset({EDGE_INDEX, "num_nodes", "batch", "ptr"})
 
@@ -56,6 +57,8 @@ def learn(batch: Any) -> Schema:
     """
     if isinstance(batch, StoredGraphs):
         return batch.store.schema
+    if is_graph(batch) and not is_pyg_batch(batch):
+        raise TypeError(_SINGLE.format(type(batch).__name__))
     graphs = batch.to_data_list() if is_pyg_batch(batch) else batch
     if not (isinstance(graphs, Sequence) and len(graphs) and is_graph(graphs[0])):
         raise TypeError(
@@ -75,10 +78,17 @@ def graphs_of(plan: BucketPlan) -> GraphColumns | None:
 
 
 def stored(graphs: Any, schema: Schema | None) -> GraphColumns:
-    """Returns PyG's graphs as a store."""
+    """Returns PyG's graphs as a store.
+
+    Raises:
+        BadGraph: a graph lacks a field of the schema, a target included.
+    """
     from staticgraph.store.pyg.flatten import from_pyg
 
-    return from_pyg(GraphStore, graphs, schema=schema, progress=False, keep_order=schema is None)
+    learned = schema is None
+    return from_pyg(
+        GraphStore, graphs, schema=schema, progress=False, labels=True, keep_order=learned
+    )
 
 
 def read(batch: Any, schema: Schema) -> Rows:
@@ -197,6 +207,8 @@ def _declared(batch: Any, schema: Schema) -> BatchRows:
     names = dict(schema.names) or {
         name: name for name in (*(field.name for field in schema), EDGE_INDEX, "batch")
     }
+    if is_graph(batch) and not schema.names and "batch" not in batch:
+        raise TypeError(_SINGLE.format(type(batch).__name__))
     values: dict[str, Tensor] = {}
     device = torch.device("cpu")
     for path, array in names.items():
