@@ -75,7 +75,10 @@ def test_types_and_index_fields_go_through_the_stores_reader(hetero_molecules, t
     for graphs in (hetero_molecules, triplet_graphs):
         store = sg.GraphStore.from_pyg(graphs, progress=False)
         plan = sg.plan_stream(store, batch_size=4)
-        for batch in (graphs[:4], Batch.from_data_list(graphs[:4])):
+        collated = Batch.from_data_list(graphs[:4])
+        with pytest.raises(TypeError, match="is no padded batch"):
+            sg.unpad(None, collated)  # which reads the batch, and leaves it as it is
+        for batch in (graphs[:4], collated):
             padded = sg.Padder(plan)(batch)
             capacity = plan.capacities[padded.bucket]
             assert equal_but_ids(
