@@ -444,3 +444,14 @@ def test_a_system_that_no_bucket_takes_leaves_alone_and_is_named():
     assert errors.pop(1) is None
     message = "system 0 has 8 nodes and 0 edges, and the runner's largest bucket takes"
     assert str(errors.pop(0)).startswith(message)
+
+
+def test_what_is_no_structure_and_no_distance_is_named():
+    with pytest.raises(TypeError, match=r"a str is no structure: give ase\.Atoms"):
+        atoms.to_data("Cu")
+    with pytest.raises(sg.BadGraph, match="graph 1 has no 'pos'"):
+        atoms.sizes_within([atoms.to_data(argon()), Data(x=torch.rand(3, 2))], 5.0)
+    with pytest.raises(ValueError, match=r"cutoff=-1\.0: give a number above 0"):
+        atoms.NeighbourSearch(-1.0, 4)
+    with pytest.raises(ValueError, match="per_atom=-1"):
+        atoms.NeighbourSearch(5.0, -1)

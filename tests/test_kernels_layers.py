@@ -22,7 +22,8 @@ from support.parity import (
 )
 from support.rewritten import fired
 from torch import nn
-from torch_geometric.nn import global_add_pool, global_max_pool, global_mean_pool
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv, global_add_pool, global_max_pool, global_mean_pool
 from torch_geometric.nn.aggr import (
     MaxAggregation,
     MeanAggregation,
@@ -92,6 +93,36 @@ class OtherWeights(Model):
 def test_layers_with_different_weights_do_not_share_degrees():
     torch.manual_seed(0)
     assert_fused_as_plain(OtherWeights(gcn()))
+
+
+class LearnedWeights(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Linear(1, 1)
+        self.conv = GCNConv(4, 4)
+
+    def forward(self, x, edge_index, edge_attr, batch, num_graphs):
+        weight = self.scale(edge_attr).sigmoid().squeeze(1)
+        return global_add_pool(self.conv(x, edge_index, weight), batch, num_graphs)
+
+
+def test_each_of_several_self_loops_of_a_node_has_pygs_gradient():
+    """The weight of the last one counts, and PyG gives its gradient to all."""
+    torch.manual_seed(0)
+    stock = LearnedWeights().double()
+    model = copy.deepcopy(stock)
+    edges = torch.tensor([[0, 1, 0, 2, 0, 1], [0, 0, 0, 0, 0, 2]])
+    x, attr = torch.randn(3, 4).double(), torch.randn(6, 1).double()
+    graphs = [Data(x=x, edge_index=edges, edge_attr=attr)] * 2
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    plan = sg.plan_buckets(store, batch_size=2)
+    runner = sg.StaticGraphRunner(model, plan, "fused", check_padding=False)
+    batch = next(iter(runner.loader(store)))
+    sg.masked_mean(runner(batch).square(), batch).backward()
+    assert fired(runner)["gcn_sum"] == 1
+    stock(x, edges, attr, torch.zeros(3, dtype=torch.int64), 1).square().mean().backward()
+    for ours, theirs in zip(model.parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
 
 
 def test_eager_stays_eager_with_kernels():

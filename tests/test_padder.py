@@ -28,10 +28,12 @@ from support.index_rules import Triplets
 from support.ranks import on_ranks
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINConv, global_add_pool
 
 import staticgraph as sg
+from staticgraph.batches.padding.padder import unplanned_layout
+from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.errors import BadGraph, GraphTooLarge, NotStatic, PaddingLeaks
 from staticgraph.runner.auto import Auto, Stopwatch
 from staticgraph.runner.counters import counters, no_recompile
@@ -73,7 +75,10 @@ def test_types_and_index_fields_go_through_the_stores_reader(hetero_molecules, t
     for graphs in (hetero_molecules, triplet_graphs):
         store = sg.GraphStore.from_pyg(graphs, progress=False)
         plan = sg.plan_stream(store, batch_size=4)
-        for batch in (graphs[:4], Batch.from_data_list(graphs[:4])):
+        collated = Batch.from_data_list(graphs[:4])
+        with pytest.raises(TypeError, match="is no padded batch"):
+            sg.unpad(None, collated)  # which reads the batch, and leaves it as it is
+        for batch in (graphs[:4], collated):
             padded = sg.Padder(plan)(batch)
             capacity = plan.capacities[padded.bucket]
             assert equal_but_ids(
@@ -905,3 +910,65 @@ def test_an_index_outside_of_its_batch_is_named(moved):
     fields["pairs"][1, 1] = moved
     with pytest.raises(sg.BadGraph, match=f"has {moved} at 1, and the batch has 3 rows of node"):
         declared(fields)
+
+
+class Stacked(Data):
+    """A graph with a field that PyG stacks."""
+
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        return None if key == "spectrum" else super().__cat_dim__(key, value, *args, **kwargs)
+
+
+def test_a_field_that_pyg_stacks_is_stacked():
+    graphs = [Stacked(**graph.to_dict(), spectrum=torch.randn(4)) for graph in GRAPHS[:6]]
+    padded = sg.Padder(sg.plan_stream(graphs, 6))(graphs)
+    assert torch.equal(padded.spectrum[:6], Batch.from_data_list(graphs).spectrum)
+
+
+@pytest.mark.parametrize("collated", [False, True])
+def test_containers_of_tensors_are_left_out_and_named(collated):
+    graphs = [Data(**graph.to_dict(), hops=[graph.x, graph.x], id="a") for graph in GRAPHS[:6]]
+    padded = sg.Padder(sg.plan_stream(graphs, 6))(
+        Batch.from_data_list(graphs) if collated else graphs
+    )
+    assert padded.id == ["a"] * 6
+    with pytest.raises(AttributeError, match=r"no 'hops'.*give each tensor a field of its own"):
+        _ = padded.hops
+
+
+@pytest.mark.parametrize("options", [{"overflow": "grow"}, {"min_fill": 0.99}], ids=str)
+def test_graphs_of_one_size_keep_it_in_every_shape(options):
+    """``x.view(-1, nodes, F)`` is right in planned shapes, added ones and a batch's own."""
+    graphs = double_graphs([5] * 12)
+    padder = sg.Padder(sg.plan_stream(graphs, 4), **options)
+    for count in (4, 2, 9 if "overflow" in options else 3):
+        padded = padder(graphs[:count])
+        windows = padded.x.view(-1, 5, padded.x.size(1))
+        assert torch.equal(windows[:count], torch.stack([graph.x for graph in graphs[:count]]))
+        assert len(windows) == padded.num_graphs
+    assert padder.counts.grown + padder.counts.unplanned > 0
+    empty = unplanned_layout(RealCounts(0, 0, 0, 0), padder.plan.capacities[-1], padder.schema)
+    assert empty.capacity.nodes == 5 * empty.capacity.graphs
+
+
+def test_a_graph_without_its_label_is_no_graph_with_label_zero():
+    padder = sg.Padder(sg.plan_stream(GRAPHS, 4))
+    padder(GRAPHS[:4])
+    unlabelled = [graph.clone() for graph in GRAPHS[:4]]
+    del unlabelled[2].y
+    with pytest.raises(BadGraph, match="graph 2 has no 'y', which the plan expects"):
+        padder(unlabelled)
+    with pytest.raises(TypeError, match=r"a Data is a single graph.*give a list, \[data\]"):
+        padder(GRAPHS[0])
+    with pytest.raises(TypeError, match="a Data is a single graph"):
+        sg.Padder(padder.plan.capacities)(GRAPHS[0])
+
+
+def test_a_graph_that_is_too_large_and_rows_that_no_plan_counts_are_named(triplet_graphs):
+    padder = sg.Padder(sg.plan_stream(double_graphs([3, 4, 5] * 4), 4), overflow="split")
+    with pytest.raises(GraphTooLarge, match=r"a graph of 9 nodes.*graphs of at most 5 nodes"):
+        padder(double_graphs([9]))
+    with pytest.raises(GraphTooLarge, match=r"5 graphs fits no bucket.* 4 graphs: plan"):
+        sg.Padder(padder.plan)(double_graphs([3] * 5))
+    with pytest.raises(ValueError, match=r"plan_stream\(sg.GraphStore.from_pyg\(graphs, keep"):
+        sg.Padder(sg.plan_stream(triplet_graphs, 4))(triplet_graphs[:4])

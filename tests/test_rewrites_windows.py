@@ -38,7 +38,8 @@ class Normed(Base):
     """A norm over the channels of ``[N, C, T]``, as it follows temporal convolutions."""
 
     def nodes(self, h, edge_index, edge_attr):
-        return F.relu(self.norm(h.transpose(1, 2) * 3 + 1))
+        channels = h.transpose(1, 2).contiguous() * 3 + 1
+        return F.relu(self.norm(channels).view(len(h), -1)).view_as(channels)
 
 
 class BySource(Base):

@@ -130,6 +130,13 @@ def test_a_loss_that_is_none_a_row_is_named(hiv, plan):
         flat.step(batch)
 
 
+def test_a_loss_without_a_gradient_is_named(hiv, plan):
+    with pytest.raises(ValueError, match="the loss depends on nothing that is trained"):
+        losing(lambda out, _: (out > 0).float(), plan).step(
+            sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
+        )
+
+
 def test_rows_of_one_level_against_targets_of_another(esol):
     """[G, 1] minus [N] has shape [G, N], whose mean would look like any other number."""
     graphs = [esol[i] for i in range(40)]

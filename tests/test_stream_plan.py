@@ -5,11 +5,15 @@ The oracle: batches drawn by NumPy from the histograms of real data sets, and co
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.graphs import double_graphs
+from torch.utils.data import ConcatDataset, Subset
+from torch_geometric.data import Batch
+from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
 from staticgraph.sizes.histogram import SizeHistogram
@@ -86,3 +90,19 @@ def test_what_cannot_be_planned_is_named(options, message):
         sg.plan_stream([(3, 4), (5, 6), (7, 8)], 2, **options)
     with pytest.raises(ValueError, match="needs at least one graph"):
         sg.plan_stream(np.empty((0, 2), np.int64), 2)
+
+
+def test_any_collection_of_graphs_is_read_and_other_things_are_named():
+    graphs = double_graphs([3, 9, 4, 7])
+    plan = sg.plan_stream(graphs, 2)
+    assert sg.plan_stream(Subset([*graphs, *graphs], range(4)), 2) == plan
+    assert sg.plan_stream(ConcatDataset([graphs[:1], graphs[1:]]), 2) == plan
+    assert sg.plan_stream((graph for graph in graphs), 2) == plan
+    batch = Batch.from_data_list(graphs)
+    for other in (batch, graphs[0], {0: graphs[0]}, DataLoader(graphs), None, "esol"):
+        for make in (sg.plan_stream, partial(sg.plan_buckets, batch_size=2)):
+            args = (other, 2) if make is sg.plan_stream else (other,)
+            with pytest.raises(TypeError, match=rf"{type(other).__name__} is neither a list of"):
+                make(*args)
+    with pytest.raises(ValueError, match="at least one graph"):
+        sg.plan_stream([], 2)

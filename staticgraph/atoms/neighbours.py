@@ -194,8 +194,8 @@ class NeighbourSearch(nn.Module):
     ) -> None:
         super().__init__()
         self.candidates: Candidates = Candidates(real_option("skin", skin, 0))
-        self.cutoff = cutoff
-        self.per_atom: float = per_atom
+        self.cutoff = real_option("cutoff", cutoff, 0, more=True)
+        self.per_atom: float = real_option("per_atom", per_atom, 0)
         self.images = images
 
     def forward(

@@ -10,8 +10,10 @@ import torch
 from torch_geometric.data import Data
 
 from staticgraph.atoms.neighbours import pairs_within
+from staticgraph.errors import BadGraph
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import EDGE_INDEX, Schema
+from staticgraph.text.numeric_options import real_option
 
 # What a potential returns, in the order of a tuple.
 PROPERTIES = ("energy", "forces", "stress")
@@ -26,7 +28,12 @@ def to_data(structure: Any, dtype: torch.dtype = torch.float32) -> Data:
 
     Returns:
         ``z [N]`` int64, ``pos [N, 3]``, ``cell [1, 3, 3]`` and ``pbc [1, 3]`` bool, in ASE's units.
+
+    Raises:
+        TypeError: it is another object.
     """
+    if not hasattr(structure, "get_positions"):
+        raise TypeError(f"a {type(structure).__name__} is no structure: give ase.Atoms")
     return Data(
         z=torch.tensor(structure.get_atomic_numbers(), dtype=torch.int64),
         pos=torch.tensor(structure.get_positions(), dtype=dtype),
@@ -69,12 +76,18 @@ def sizes_within(structures: Iterable[Any], cutoff: float) -> list[tuple[int, in
 
     Returns:
         ``(atoms, edges)`` of each.
+
+    Raises:
+        BadGraph: a graph has no positions.
     """
+    cutoff = real_option("cutoff", cutoff, 0, more=True)
     sizes = []
-    for structure in structures:
+    for number, structure in enumerate(structures):
         data: Any = structure
         if not isinstance(structure, Data):
             data = to_data(structure, torch.float64)
+        if data.pos is None:
+            raise BadGraph(f"graph {number} has no 'pos', the positions that edges follow from")
         points = data.pos.double().numpy()
         cell = data.get("cell")
         box = np.zeros((3, 3)) if cell is None else cell[0].double().numpy()

@@ -129,7 +129,7 @@ def _rounded(capacity: Capacity, schema: Schema | None) -> Capacity:
         tile = TILE if rows >= 32 * TILE else SMALL_TILE
         return -(-rows // tile) * tile if rows >= 32 * SMALL_TILE else rows
 
-    equal = capacity.max_graph_nodes * capacity.graphs == capacity.nodes  # of_equal_graphs
+    equal = capacity.nodes_each > 0
     rounded = Capacity.distinct(
         capacity.nodes if equal else rounded_up(capacity.nodes),
         rounded_up(capacity.edges),

@@ -9,7 +9,7 @@ its digest detects that, and the error says what changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -308,7 +308,8 @@ def sizes_of(source: Any) -> IntArray:
     """``[n, C]`` int64 sizes of a store, a histogram (its graphs one by one) or an array.
 
     Raises:
-        TypeError: ``source`` is a collection of graphs without a table of sizes.
+        TypeError: ``source`` is a collection of graphs without a table of sizes, or nothing that
+            has sizes.
         ValueError: not a table of nodes and edges, or too many graphs to list one by one.
     """
     if isinstance(source, SizeHistogram):
@@ -318,7 +319,8 @@ def sizes_of(source: Any) -> IntArray:
                 f"them one by one, at most {MOST_GRAPHS:,}: scale the counts down"
             )
         return np.repeat(source.sizes, source.counts, axis=0)
-    if not hasattr(source, "sizes") and any(hasattr(g, "num_nodes") for g in _first(source)):
+    check_is_collection(source)
+    if lists_graphs(source):
         raise TypeError(
             f"a {type(source).__name__} of graphs has no table of sizes: make a store of it first, "
             "sg.GraphStore.from_pyg(graphs)"
@@ -326,14 +328,33 @@ def sizes_of(source: Any) -> IntArray:
     # A store keeps the narrow table anyway; the wide one need not be built as well.
     name = "narrow_sizes" if hasattr(source, "narrow_sizes") else "sizes"
     rows = np.asarray(getattr(source, name, source))
+    if rows.shape == (0,):
+        rows = np.zeros((0, 2), np.int64)
     if rows.ndim != 2 or rows.shape[1] < 2:
         raise ValueError(f"sizes has shape {rows.shape}, expected [n, 2]: nodes, edges")
     return np.ascontiguousarray(whole_numbers(rows, "sizes of graphs"))
 
 
-def _first(source: Any) -> list[Any]:
-    """The first item of a sequence, as a list; empty where there is none."""
-    return [source[0]] if hasattr(source, "__getitem__") and len(source) else []
+def check_is_collection(source: Any) -> None:
+    """Refuses a single graph, a batch, a loader and other things that are read one by one nowhere.
+
+    Raises:
+        TypeError: the message says what to give instead.
+    """
+    if hasattr(source, "sizes"):
+        return
+    sequence = hasattr(source, "__len__") and hasattr(source, "__getitem__")
+    if not sequence or hasattr(source, "num_nodes") or isinstance(source, Mapping | str):
+        raise TypeError(
+            f"a {type(source).__name__} is neither a list of graphs nor one of sizes: give the "
+            "data set itself or a list of its graphs (loader.dataset, batch.to_data_list(), "
+            "[data], list(generator)), a store, a histogram, or sizes [n, 2]"
+        )
+
+
+def lists_graphs(source: Any) -> bool:
+    """Whether a source is a sequence of graphs without a table of their sizes."""
+    return not hasattr(source, "sizes") and len(source) > 0 and hasattr(source[0], "num_nodes")
 
 
 def histogram_of(source: Any) -> SizeHistogram:

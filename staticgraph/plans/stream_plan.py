@@ -25,11 +25,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.files.versions import ARITHMETIC, versions
 from staticgraph.plans.cost import StepCost, cheapest_classes
-from staticgraph.plans.plan import BucketPlan, components_of, sizes_of
+from staticgraph.plans.plan import (
+    BucketPlan,
+    check_is_collection,
+    components_of,
+    lists_graphs,
+    sizes_of,
+)
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.histogram import SizeHistogram
-from staticgraph.sizes.reserves import with_reserves
+from staticgraph.sizes.reserves import of_equal_graphs, with_reserves
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import real_option, whole_option
@@ -93,8 +99,10 @@ def plan_stream(
         name: each.levels(allowed)[-1][0] for name, each in zip(names[2:], further, strict=True)
     }
     limits = sums.levels(miss * (1 - OF_EXTRA) if further else miss)
-    largest = int(sizes[:, 0].max())
+    least, largest = int(sizes[:, 0].min()), int(sizes[:, 0].max())
     capacities = [_capacity(pair, batch_size, largest, schema, extra) for pair in limits]
+    if least == largest > 1 and not capacities[0].extra:
+        capacities = [of_equal_graphs(each, largest) for each in capacities]
     held = [sums.held(pair) for pair in limits]
     price = cost or StepCost()
     chosen = _cheapest(held, [price.of(each) for each in capacities], buckets)
@@ -123,18 +131,13 @@ def plan_stream(
     )
 
 
-def _lists_graphs(source: Any) -> bool:
-    return len(source) > 0 and hasattr(source[0], "num_nodes")
-
-
 def _examples(source: Any, batch_size: int) -> Callable[[], Any]:
     """Returns what finds graphs for a warm-up: the store, while it exists, or a batch of graphs."""
     if hasattr(source, "schema"):
         return weakref.ref(source)
-    if hasattr(source, "sizes") or not isinstance(source, Iterable) or not _lists_graphs(source):
+    if not lists_graphs(source):
         return type(None)
-    graphs: Any = source
-    first = [graphs[n] for n in range(min(batch_size, len(graphs)))]
+    first = [source[n] for n in range(min(batch_size, len(source)))]
     return lambda: first
 
 
@@ -145,13 +148,12 @@ def _drawn(
     if isinstance(source, SizeHistogram):
         rows, counts = source.sizes, source.counts.astype(np.float64)
     else:
-        if isinstance(source, Iterable) and not hasattr(source, "sizes"):
-            listed: Any = source
-            if _lists_graphs(listed):
-                source = np.array([(g.num_nodes, g.num_edges) for g in listed], np.int64)
-            else:
-                source = np.asarray(listed)
-        rows, counts = sizes_of(source), np.ones(len(sizes_of(source)))
+        check_is_collection(source)
+        if lists_graphs(source):
+            graphs = (source[n] for n in range(len(source)))
+            source = np.array([(g.num_nodes, g.num_edges) for g in graphs], np.int64)
+        rows = sizes_of(source)
+        counts = np.ones(len(rows))
     if not len(rows):
         raise ValueError("a plan needs at least one graph; there is none")
     if weights is not None:

@@ -321,8 +321,18 @@ class Steps:
         self.finite.clear()
 
     def _backward(self, result: Any, batch: StaticBatch) -> Tensor:
-        """Computes the gradients, averaged over the ranks if several; returns the mean loss."""
+        """Computes the gradients, averaged over the ranks if several; returns the mean loss.
+
+        Raises:
+            ValueError: the loss has no gradient.
+        """
         if self.averaging is None:
+            if not result.requires_grad:
+                raise ValueError(
+                    "the loss depends on nothing that is trained: look for detach(), no_grad(), "
+                    "item() and comparisons on its way, and for parameters with "
+                    "requires_grad=False"
+                )
             self.finite.before_update(result, batch)
             result.backward()
             return result

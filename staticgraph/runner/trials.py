@@ -192,7 +192,7 @@ class Trials:
     ) -> float:
         """Returns the milliseconds of an eager step without rows."""
         none = RealCounts(0, 0, 0, 0, tuple((name, 0) for name, _ in extra))
-        layout = unplanned_layout(none, batch.capacity.graphs, batch.layout.schema)
+        layout = unplanned_layout(none, batch.capacity, batch.layout.schema)
         blank = StaticBatch.blank(layout, batch.device)
         times = self._timed(["eager"], lambda way: self._run(way, blank, phase), {})
         return float(np.median(times["eager"]))

@@ -182,6 +182,12 @@ class Capacity:
         """Limits of nodes, edges and the further components, one per column of a size."""
         return (self.node_limit, self.edge_limit, *self.extra_limits)
 
+    @property
+    def nodes_each(self) -> int:
+        """Nodes of each graph, also of those of padding, where all graphs have one size; else 0."""
+        equal = self.max_graph_nodes * self.graphs == self.nodes and not self.extra
+        return self.max_graph_nodes if equal else 0
+
     def rows(self, level: str) -> int:
         """Physical rows of ``node``, ``edge``, ``graph`` or a further component.
 

@@ -85,6 +85,13 @@ def of_equal_graphs(capacity: Capacity, nodes: int) -> Capacity:
     )
 
 
+def in_form_of(capacity: Capacity, planned: Capacity) -> Capacity:
+    """A capacity for graphs of one size, if a planned one is and the graphs have that size."""
+    each = planned.nodes_each
+    fits = each > 1 and capacity.max_graph_nodes <= each
+    return of_equal_graphs(capacity, each) if fits else capacity
+
+
 def _raised(rows: int, taken: set[int], others: int = 0) -> int:
     """The first number from ``rows`` upwards that is not taken and whose sum with ``others`` is not
     taken; both are then marked as taken. Both grow by one per try, so the search terminates."""

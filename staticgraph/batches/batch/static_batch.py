@@ -191,7 +191,10 @@ class StaticBatch(BucketShape):
         value = derived(self, name)
         if value is not None or (name in OPTIONAL and not self.layout.schema.hetero):
             return value
-        raise AttributeError(f"the batch has no {name!r}; it has {', '.join(self.keys())}")
+        raise AttributeError(
+            f"the batch has no {name!r}; it has {', '.join(self.keys())} (lists and dicts of "
+            "tensors are left out: give each tensor a field of its own)"
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN:

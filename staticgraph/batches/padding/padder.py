@@ -26,7 +26,12 @@ from staticgraph.errors import GraphTooLarge
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.sizes.reserves import of_equal_graphs, with_pairs, with_reserves
+from staticgraph.sizes.reserves import (
+    in_form_of,
+    of_equal_graphs,
+    with_pairs,
+    with_reserves,
+)
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import real_option, whole_option
 
@@ -226,6 +231,14 @@ class Padder:
 
     def refused(self, rows: Rows) -> GraphTooLarge:
         """Returns the error for rows that fit no bucket."""
+        most = max(capacity.max_graph_nodes for capacity in self.plan.capacities)
+        if rows.real.largest > most:
+            return GraphTooLarge(
+                f"a batch has a graph of {how_many(rows.real.largest, 'node')}, and the plan takes "
+                f"graphs of at most {how_many(most, 'node')}: make it for graphs of that size, "
+                "too, sg.plan_stream(graphs, batch_size=...), or pass overflow='grow' to the "
+                "padder, outside of worker processes"
+            )
         return self._too_large(str(rows.real))
 
     def rows_of(self, batch: Any) -> Rows:
@@ -253,10 +266,10 @@ class Padder:
 
     def _unplanned(self, rows: Rows) -> StaticBatch:
         """Returns rows at their own size."""
-        schema, graphs = self.schema, self.plan.capacities[-1].graphs
+        schema = self.schema
         assert schema is not None
         self.counts.unplanned += 1
-        return self._filled(rows, unplanned_layout(rows.real, graphs, schema))
+        return self._filled(rows, unplanned_layout(rows.real, self.plan.capacities[-1], schema))
 
     def grow(self, sizes: Sequence[int]) -> None:
         """Adds a capacity for a batch, in place of the one that was added before.
@@ -288,8 +301,9 @@ class Padder:
                 for more, (name, rows) in zip(extra, last.extra, strict=True)
             },
         )
-        capacity = with_reserves(capacity, schema)
-        capacity = replace(capacity, max_graph_nodes=capacity.node_limit)
+        capacity = in_form_of(with_reserves(capacity, schema), last)
+        if not capacity.nodes_each:
+            capacity = replace(capacity, max_graph_nodes=capacity.node_limit)
         self.counts.grown += 1
         self.plan = replace(self.plan, capacities=(*self.plan.capacities[:planned], capacity))
         self._layouts = [*self._layouts[:planned], SlotLayout(planned, capacity, schema)]
@@ -319,8 +333,12 @@ class Padder:
         return [*self._halved(rows.part(0, half)), *self._halved(rows.part(half, graphs))]
 
     def _too_large(self, counts: str) -> GraphTooLarge:
+        last = self.plan.capacities[-1]
+        names = ("nodes", "edges", *(name for name, _ in last.extra))
+        each = zip((*last.size_limits, last.graph_limit), (*names, "graphs"), strict=True)
+        limits = ", ".join(f"{limit:,} {name}" for limit, name in each)
         return GraphTooLarge(
-            f"a batch of {counts} fits no bucket; the largest is {self.plan.capacities[-1]}: plan "
+            f"a batch of {counts} fits no bucket; the largest takes {limits}: plan "
             "for batches drawn at random, sg.plan_stream(graphs, batch_size=...), or pass "
             "overflow='split' or, outside of worker processes, 'grow' to the padder"
         )
@@ -345,18 +363,22 @@ def _with_sorted_edges(schema: Schema | None, plan: BucketPlan) -> Schema | None
     return replace(schema, keep_order=False)
 
 
-def unplanned_layout(real: RealCounts, graphs: int, schema: Schema) -> SlotLayout:
+def unplanned_layout(real: RealCounts, planned: Capacity, schema: Schema) -> SlotLayout:
     """Returns the layout of a batch at its own size.
 
     Args:
         real: its rows.
-        graphs: at least so many rows of graphs: each bucket's, which have flags of losses.
+        planned: the largest bucket. The layout has at least as many rows of graphs, which have
+            flags of losses, and is of graphs of one size if the bucket is.
         schema: its fields.
     """
     extra = {name: count + 1 for name, count in real.extra}
-    graphs = max(real.graphs + 1, graphs)
-    capacity = Capacity.distinct(real.nodes + 1, real.edges, graphs, real.largest, extra)
-    return SlotLayout(UNPLANNED, with_reserves(capacity, schema), schema)
+    graphs = max(real.graphs + 1, planned.graphs)
+    nodes = max(real.nodes + 1, planned.nodes_each * graphs)
+    largest = max(real.largest, planned.nodes_each)
+    capacity = Capacity.distinct(nodes, real.edges, graphs, largest, extra)
+    capacity = in_form_of(with_reserves(capacity, schema), planned)
+    return SlotLayout(UNPLANNED, capacity, schema)
 
 
 def _as_required(capacity: Capacity, schema: Schema) -> Capacity:
@@ -364,8 +386,9 @@ def _as_required(capacity: Capacity, schema: Schema) -> Capacity:
     missing = [axis.name for axis in schema.axes if axis.name not in dict(capacity.extra)]
     if missing:
         raise ValueError(
-            f"the plan has no rows of {missing[0]!r}, which the batches have: name them in the "
-            f"plan, Capacity(..., extra={{{missing[0]!r}: rows}}) or plan_stream(sizes, "
+            f"the plan has no rows of {missing[0]!r}, which the batches have: a store counts "
+            "them, plan_stream(sg.GraphStore.from_pyg(graphs, keep_order=True), ...); or name them "
+            f"in the plan, Capacity(..., extra={{{missing[0]!r}: rows}}) or plan_stream(sizes, "
             f"components=('nodes', 'edges', {missing[0]!r}))"
         )
     done = capacity.edge_reserve >= schema.counts_edges

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.padding.batch_rows import (
     BatchRows,
     Rows,
@@ -31,6 +32,7 @@ from staticgraph.store.graph_columns import GraphColumns, StoredGraphs
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.objects import HostObjects
 
+_SINGLE = "a {0} is a single graph, and a batch has several: give a list, [data]"
 # Attributes of a ``Data`` that are no objects of a graph.
 _STRUCTURE = frozenset({EDGE_INDEX, "num_nodes", "batch", "ptr"})
 
@@ -55,6 +57,8 @@ def learn(batch: Any) -> Schema:
     """
     if isinstance(batch, StoredGraphs):
         return batch.store.schema
+    if is_graph(batch) and not is_pyg_batch(batch):
+        raise TypeError(_SINGLE.format(type(batch).__name__))
     graphs = batch.to_data_list() if is_pyg_batch(batch) else batch
     if not (isinstance(graphs, Sequence) and len(graphs) and is_graph(graphs[0])):
         raise TypeError(
@@ -74,10 +78,17 @@ def graphs_of(plan: BucketPlan) -> GraphColumns | None:
 
 
 def stored(graphs: Any, schema: Schema | None) -> GraphColumns:
-    """Returns PyG's graphs as a store."""
+    """Returns PyG's graphs as a store.
+
+    Raises:
+        BadGraph: a graph lacks a field of the schema, a target included.
+    """
     from staticgraph.store.pyg.flatten import from_pyg
 
-    return from_pyg(GraphStore, graphs, schema=schema, progress=False, keep_order=schema is None)
+    learned = schema is None
+    return from_pyg(
+        GraphStore, graphs, schema=schema, progress=False, labels=True, keep_order=learned
+    )
 
 
 def read(batch: Any, schema: Schema) -> Rows:
@@ -90,7 +101,8 @@ def read(batch: Any, schema: Schema) -> Rows:
     if isinstance(batch, StoredGraphs):
         return StoredRows(batch)
     if isinstance(batch, list | tuple) and len(batch) and is_graph(batch[0]):
-        rows = None if _has_rules(schema) else _concatenated(batch, schema)
+        stacks = any(field.cat_dim is None for field in schema)
+        rows = None if stacks or _has_rules(schema) else _concatenated(batch, schema)
         return rows.sorted_by_destination() if rows else _all_of(stored(batch, schema))
     if is_pyg_batch(batch):
         if schema.hetero or schema.two_sided or (not schema.keep_order and _has_rules(schema)):
@@ -140,7 +152,7 @@ def _concatenated(graphs: Sequence[Any], schema: Schema) -> BatchRows | None:
         {
             name: [store.get(name) for store in stores]
             for name in more
-            if not isinstance(stores[0][name], Tensor)
+            if not tensors_in(stores[0][name])
         }
     )
     device = pairs[0].device
@@ -166,7 +178,9 @@ def _collated(batch: Any, schema: Schema) -> BatchRows:
         {
             name: value
             for name, value in mapping.items()
-            if name not in values and name not in _STRUCTURE and isinstance(value, list)
+            if name not in (*values, *_STRUCTURE)
+            and isinstance(value, list)
+            and not tensors_in(value)
         }
     )
     return BatchRows(
@@ -193,6 +207,8 @@ def _declared(batch: Any, schema: Schema) -> BatchRows:
     names = dict(schema.names) or {
         name: name for name in (*(field.name for field in schema), EDGE_INDEX, "batch")
     }
+    if is_graph(batch) and not schema.names and "batch" not in batch:
+        raise TypeError(_SINGLE.format(type(batch).__name__))
     values: dict[str, Tensor] = {}
     device = torch.device("cpu")
     for path, array in names.items():

@@ -184,15 +184,8 @@ def degrees_backward(
     dweight: Vector,
 ) -> None:
     """Runs backward through ``gcn_degrees``."""
-    half, zero = root.dtype.type(-0.5), root.dtype.type(0)
+    half = root.dtype.type(-0.5)
     for i in range(len(root)):
         slope = half * root[i] * root[i] * root[i] * grad_root[i]
-        last = -1
         for e in range(row_ptr[i], row_ptr[i + 1]):
-            if loops and src[e] == i:
-                last = e
-                dweight[e] = zero
-            else:
-                dweight[e] = slope
-        if last >= 0:
-            dweight[last] = slope + grad_own[i]
+            dweight[e] = slope + grad_own[i] if loops and src[e] == i else slope

@@ -177,17 +177,11 @@ def gcn_sum_degrees_backward(
     i = tl.program_id(0).to(tl.int64)
     mine = tl.load(root + i).to(WIDE)
     slope = -0.5 * mine * mine * mine * tl.load(droot + i).to(WIDE)
-    first = tl.load(row_ptr + i)
-    end = tl.load(row_ptr + i + 1)
-    last = first - 1
-    if LOOPS:
-        for e in range(first, end):
-            last = tl.where(tl.load(src + e) == i, e, last)
-    for e in range(first, end):
+    own = slope + tl.load(down + i).to(WIDE)
+    for e in range(tl.load(row_ptr + i), tl.load(row_ptr + i + 1)):
         value = slope
         if LOOPS:
-            value = tl.where(tl.load(src + e) == i, 0, slope)
-            value = tl.where(e == last, slope + tl.load(down + i).to(WIDE), value)
+            value = tl.where(tl.load(src + e) == i, own, slope)
         tl.store(dweight + e, value)
 
 

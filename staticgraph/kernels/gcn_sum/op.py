@@ -34,11 +34,9 @@ def gcn_degrees_reference(
     weights = torch.ones(len(src), dtype=torch.float64) if weight is None else weight.double()
     own = weights.new_zeros(nodes)
     if loops:
-        own = own + fill
-        for e in range(len(src)):
-            if src[e] == dst[e]:
-                own[dst[e]] = weights[e]
-        weights = torch.where(src == dst, 0, weights)
+        same = src == dst
+        own = (own + fill).index_put((dst[same],), weights[same])
+        weights = torch.where(same, 0, weights)
     degree = own.index_add(0, dst, weights)
     none = degree == 0
     return degree.masked_fill(none, 1).pow(-0.5).masked_fill(none, 0), own
@@ -152,7 +150,7 @@ def gcn_degrees(
         weight: ``[E]``, or None if every edge has weight one.
         fill: the weight of an added self-loop.
         loops: whether to add a self-loop to each node without one; an existing self-loop keeps its
-            weight (the last one's, if there are several).
+            weight (the last one's, if there are several, and each has its gradient, as in PyG).
         like: a tensor of the features' dtype.
 
     Returns:

@@ -247,7 +247,9 @@ class BatchContext:
             known = ", ".join(f"{size} ({rows.what})" for size, rows in self._rows.items())
             raise NotStatic(
                 f"a tensor of shape {list(value.shape)} has no rows of this batch, so which of "
-                f"them are padding is unknown: expected a leading size of {known}"
+                f"them are padding is unknown: expected a leading size of {known}. Bring the rows "
+                "to the front (x.movedim(1, 0)), and choose among them after the layer "
+                "(torch.where(mask, layer(x), x), not x[mask])"
             )
         return rows
 

@@ -190,7 +190,7 @@ def _as_leaf(norm: MaskedBatchNorm1d | MaskedBatchNorm2d, input: Tensor, count: 
     last = input.movedim(1, -1)
     rows, count = last.reshape(-1, last.size(-1)), count * math.prod(last.shape[1:-1])
     out = normed(rows, norm.weight, norm.bias, count, *moved, momentum, eps)
-    return out.view(last.shape).movedim(-1, 1)
+    return out.view(last.shape).movedim(-1, 1).contiguous()  # as torch's own, for x.view(...)
 
 
 class MaskedBatchNorm1d(torch.nn.BatchNorm1d):

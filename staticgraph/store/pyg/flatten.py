@@ -41,12 +41,14 @@ def from_pyg(
     name: str | None = None,
     progress: bool = True,
     edges: bool = False,
+    labels: bool = False,
     keep_order: bool = False,
 ) -> Kept:
     """Builds a ``kind`` of store from any PyG data set or sequence of graphs.
 
     Its arguments, and what it raises, are those of :meth:`staticgraph.GraphStore.from_pyg`; with
-    ``edges``, a ``Data`` without ``edge_index`` is rejected, too.
+    ``edges``, a ``Data`` without ``edge_index`` is rejected, too, and with ``labels`` one without a
+    ``y`` that the schema has.
     """
     name = name or type(dataset).__name__
     excluded = IGNORED | set(names_of_fields(exclude))
@@ -70,6 +72,7 @@ def from_pyg(
             made_by = HeteroReader if typed else PygReader
             reader = made_by(name, excluded, schema, levels or {})
             reader.needs_edges = edges
+            reader.needs_labels |= labels
         reader.add(number, data)
     if reader is None:
         raise BadGraph(f"{name} is empty: a store needs at least one graph")

@@ -52,6 +52,7 @@ class PygReader(CountedFields):
         self.edge_index: list[Tensor] = []
         # Whether a graph without edge_index is rejected even if no graph has one.
         self.needs_edges = False
+        self.needs_labels = schema is None
         self._without_edges: bool | None = None
         # The results of custom rules for ``edge_index``, by graph.
         self.edges_said: dict[int, Said] = {}
@@ -155,7 +156,7 @@ class PygReader(CountedFields):
             expected = list(self.values) if number else list(found)
         for key in expected:
             if key not in found:
-                if self.schema is not None and key.rpartition(".")[2] == "y":
+                if not self.needs_labels and key.rpartition(".")[2] == "y":
                     found[key] = Said(self._no_label(number, key))
                 else:
                     left_out = f"exclude=[{key!r}]"
