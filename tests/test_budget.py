@@ -8,14 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staticgraph.memory import device
-from staticgraph.memory.budget import (
-    BudgetExceeded,
-    Ledger,
-    MemoryBudget,
-    breakdown_of,
-    scaled,
-)
+from staticgraph.errors import BudgetExceeded
+from staticgraph.memory import budget as budgets
+from staticgraph.memory.budget import DeviceMemory, MemoryBudget, scaled
 from staticgraph.memory.fit import Fit
 from staticgraph.memory.model import BatchBytes, MemoryModel, ResidentBytes
 from staticgraph.sizes.capacity import Capacity
@@ -44,7 +39,7 @@ capacities = st.builds(
 @given(st.lists(capacities, min_size=1, max_size=4), st.integers(1, 8), st.floats(0, 0.5))
 def test_the_breakdown_adds_up(buckets, slots, overhead):
     memory = model(overhead=overhead, workspace_bytes=77)
-    found = breakdown_of(memory, buckets, slots=slots)
+    found = MemoryBudget(1).breakdown(memory, buckets, slots=slots)
     assert found.total_bytes == sum(found.lines.values())
     worst = max(memory.step_bytes(c) for c in buckets)
     slot = max(BATCH.of(c) for c in buckets)
@@ -64,7 +59,7 @@ def test_the_optimizers_step_is_a_floor():
 @settings(deadline=None)
 def test_the_floor_fits_and_one_byte_less_does_not(bucket):
     memory = model()
-    floor = breakdown_of(memory, [bucket]).total_bytes
+    floor = MemoryBudget(1).breakdown(memory, [bucket]).total_bytes
     MemoryBudget(floor).check(memory, [bucket])
     with pytest.raises(BudgetExceeded) as caught:
         MemoryBudget(floor - 1).check(memory, [bucket])
@@ -73,7 +68,7 @@ def test_the_floor_fits_and_one_byte_less_does_not(bucket):
 
 def test_the_message_has_breakdown_floor_and_remedies_that_work():
     memory = model()
-    floor = breakdown_of(memory, BUCKETS).total_bytes
+    floor = MemoryBudget(1).breakdown(memory, BUCKETS).total_bytes
     budget = MemoryBudget(floor // 3)
     with pytest.raises(BudgetExceeded) as caught:
         budget.check(memory, BUCKETS)
@@ -94,7 +89,7 @@ def test_the_message_has_breakdown_floor_and_remedies_that_work():
 def test_a_data_set_on_the_device_is_a_line_of_the_breakdown():
     """It raises the floor by its bytes, and the remedies take it into account."""
     memory, data = model(), 123_456
-    floor = breakdown_of(memory, BUCKETS).total_bytes + data
+    floor = MemoryBudget(1).breakdown(memory, BUCKETS).total_bytes + data
     assert MemoryBudget(floor).with_data_set(data).check(memory, BUCKETS).lines["data set"] == data
     tight = MemoryBudget(floor - 1).with_data_set(data)
     with pytest.raises(BudgetExceeded, match=rf"data set +{human_bytes(data)}") as caught:
@@ -189,8 +184,8 @@ def test_what_is_printed_is_what_was_meant(count):
 
 
 def test_the_share_of_a_device_counts_what_torch_holds_once(monkeypatch):
-    found = device.DeviceMemory("a card", total_bytes=1000, free_bytes=500, held_bytes=300)
-    monkeypatch.setattr(device, "device_memory", lambda device: found)
+    found = DeviceMemory("a card", total_bytes=1000, free_bytes=500, held_bytes=300)
+    monkeypatch.setattr(budgets, "device_memory", lambda device: found)
     budget = MemoryBudget.of_device(safety=0.5)
     assert (budget.max_bytes, budget.headroom_bytes, budget.driver_bytes) == (400, 400, 200)
     assert budget.max_bytes + budget.headroom_bytes + budget.driver_bytes == found.total_bytes
@@ -204,24 +199,3 @@ def test_the_share_of_a_device_counts_what_torch_holds_once(monkeypatch):
 def test_a_cpu_has_memory_too():
     budget = MemoryBudget.of_device("cpu", safety=1.0)
     assert 1 << 20 < budget.max_bytes < 1 << 60
-
-
-# ---------------------------------------------------------------------- the ledger
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 100)), max_size=40))
-def test_what_is_committed_grows_and_never_passes_the_cap(wanted):
-    ledger, before = Ledger(150), 0
-    highest: dict[str, int] = {}
-    for name, nbytes in wanted:
-        would = {**highest, name: max(nbytes, highest.get(name, 0))}
-        if sum(would.values()) > 150:
-            with pytest.raises(BudgetExceeded, match="the cap is 150 B"):
-                ledger.commit(name, nbytes)
-        else:
-            ledger.commit(name, nbytes)
-            highest = would
-        assert before <= ledger.bytes_committed == sum(highest.values()) <= 150
-        before = ledger.bytes_committed
-    ledger.release()
-    assert ledger.bytes_committed == 0

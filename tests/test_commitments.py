@@ -10,7 +10,6 @@ from support.tape import TapeRecorder
 
 import staticgraph as sg
 from staticgraph import models
-from staticgraph.memory.budget import breakdown_of
 from staticgraph.plans.by_memory import in_tiles, sized_plan
 from staticgraph.probing.resident import distinct_bytes
 
@@ -38,16 +37,24 @@ def memory(esol):
     return sg.probe(model, esol, loss=squared, optimizer=optimizer)
 
 
+def breakdown(memory, **options):
+    capacities = [sg.Capacity(*bucket) for bucket in BUCKETS]
+    return sg.MemoryBudget(1).breakdown(memory, capacities, **options)
+
+
 @pytest.fixture(scope="module")
 def floor(memory):
-    return breakdown_of(memory, [sg.Capacity(*bucket) for bucket in BUCKETS]).total_bytes
+    return (
+        sg.MemoryBudget(1)
+        .breakdown(memory, [sg.Capacity(*bucket) for bucket in BUCKETS])
+        .total_bytes
+    )
 
 
 @pytest.fixture(scope="module")
 def recorded_floor(memory):
     """The floor including the gradients of each bucket's recording."""
-    capacities = [sg.Capacity(*bucket) for bucket in BUCKETS]
-    return breakdown_of(memory, capacities, recorded=len(BUCKETS)).total_bytes
+    return breakdown(memory, recorded=len(BUCKETS)).total_bytes
 
 
 def batch_of(store, bucket):
@@ -149,7 +156,11 @@ class TestStepsFromIds:
     """Each bucket's second recording has gradients of its own, which count."""
 
     def gradients(self, memory):
-        return breakdown_of(memory, [sg.Capacity(*bucket) for bucket in BUCKETS]).gradients
+        return (
+            sg.MemoryBudget(1)
+            .breakdown(memory, [sg.Capacity(*bucket) for bucket in BUCKETS])
+            .gradients
+        )
 
     def test_they_are_committed_before_anything_is_recorded(self, esol, memory, recorded_floor):
         wanted = recorded_floor + 2 * self.gradients(memory)
@@ -226,7 +237,7 @@ class TestGradientsOfEachRecording:
             return sg.BucketPlan.of([(40 * size, 90 * size, size + 1), (60 * size, 130 * size, 30)])
 
         wanted = in_tiles(two_buckets(9, None)).capacities
-        floor = breakdown_of(memory, wanted, recorded=2).total_bytes
+        floor = sg.MemoryBudget(1).breakdown(memory, wanted, recorded=2).total_bytes
         for spare, size in ((0, 9), (-1, 8)):
             budget = sg.MemoryBudget(floor + spare)
             plan = sized_plan(two_buckets, 1_000, memory, budget, margin=0.0)

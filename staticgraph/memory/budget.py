@@ -8,35 +8,24 @@ invariants: the lines of a breakdown add up to its total; every accepted plan fi
 cap accepts every plan that a smaller one did.
 
 It does not measure. It is pure arithmetic without torch; only :meth:`MemoryBudget.of_device`
-queries a device, through :mod:`staticgraph.memory.device`. The contract (breakdown, floor,
-remedies, and another error for a consumer that keeps batches) follows damacy's.
+queries a device. The contract (breakdown, floor, remedies, and another error for a consumer that
+keeps batches) follows damacy's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from staticgraph.errors import BudgetExceeded, FitRefused
+from staticgraph.errors import BudgetExceeded
 from staticgraph.memory.model import MemoryModel
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes, parse_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
 from staticgraph.text.table import table
-
-__all__ = [
-    "Breakdown",
-    "BudgetExceeded",
-    "FitRefused",
-    "Ledger",
-    "MemoryBudget",
-    "MemoryModel",
-    "breakdown_of",
-    "largest",
-    "scaled",
-]
 
 # Batches alive at once: a loader's default slots on the device; on the host, one in use and the
 # next one being copied in.
@@ -109,48 +98,6 @@ class Breakdown:
         )
 
 
-def breakdown_of(
-    memory: MemoryModel,
-    capacities: Sequence[Capacity],
-    *,
-    slots: int = DEVICE_SLOTS,
-    data_set: int = 0,
-    recorded: int = 1,
-) -> Breakdown:
-    """Computes what a plan of these capacities makes torch allocate on the device.
-
-    Every slot is as large as the largest bucket needs, and so is the one pool that all recordings
-    share: the maximum, not the sum. Only gradients are not shared.
-
-    Args:
-        memory: predicts the bytes of a step.
-        capacities: of the buckets.
-        slots: batches that are alive at once on the device.
-        data_set: bytes of the graphs, where they are on the device.
-        recorded: number of recordings of a training step, each with separate gradients; 1 where
-            nothing is recorded.
-    """
-    capacity = max(capacities, key=memory.step_bytes)
-    resident, step = memory.resident, memory.step_bytes(capacity)
-    step = max(step, int(step * (1 + memory.overhead)))
-    gradients = min(resident.gradients, step)
-    slot = max(memory.batch.of(c) for c in capacities)
-    return Breakdown(
-        parameters=resident.parameters,
-        buffers=resident.buffers,
-        gradients=gradients,
-        optimizer=resident.optimizer,
-        slots=slots * slot,
-        pool=step - gradients,
-        workspaces=memory.workspace_bytes,
-        pinned_host=HOST_SLOTS * slot,
-        bucket=capacity,
-        binding=memory.binding(capacity),
-        data_set=data_set,
-        more_gradients=(max(1, recorded) - 1) * gradients,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
     """A memory cap, as in ``MemoryBudget("20GiB")``, or from :meth:`of_device`.
@@ -210,8 +157,6 @@ class MemoryBudget:
         Raises:
             ValueError: ``safety`` is out of range, or the memory of the device cannot be read.
         """
-        from staticgraph.memory.device import device_memory
-
         if not 0 < safety <= 1:
             raise ValueError(f"safety={safety} must be above 0 and at most 1, such as 0.95")
         found = device_memory(device)
@@ -242,9 +187,36 @@ class MemoryBudget:
         slots: int = DEVICE_SLOTS,
         recorded: int = 1,
     ) -> Breakdown:
-        """The breakdown of a plan of these capacities, fitting or not; see :func:`breakdown_of`."""
-        return breakdown_of(
-            memory, capacities, slots=slots, data_set=self.data_set_bytes, recorded=recorded
+        """Computes what a plan of these capacities makes torch allocate, fitting or not.
+
+        Every slot is as large as the largest bucket needs, and so is the one pool that all
+        recordings share: the maximum, not the sum. Only gradients are not shared.
+
+        Args:
+            memory: predicts the bytes of a step.
+            capacities: of the buckets.
+            slots: batches that are alive at once on the device.
+            recorded: number of recordings of a training step, each with separate gradients; 1
+                where nothing is recorded.
+        """
+        capacity = max(capacities, key=memory.step_bytes)
+        resident, step = memory.resident, memory.step_bytes(capacity)
+        step = max(step, int(step * (1 + memory.overhead)))
+        gradients = min(resident.gradients, step)
+        slot = max(memory.batch.of(c) for c in capacities)
+        return Breakdown(
+            parameters=resident.parameters,
+            buffers=resident.buffers,
+            gradients=gradients,
+            optimizer=resident.optimizer,
+            slots=slots * slot,
+            pool=step - gradients,
+            workspaces=memory.workspace_bytes,
+            pinned_host=HOST_SLOTS * slot,
+            bucket=capacity,
+            binding=memory.binding(capacity),
+            data_set=self.data_set_bytes,
+            more_gradients=(max(1, recorded) - 1) * gradients,
         )
 
     def fits(
@@ -350,40 +322,39 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-@dataclass(slots=True)
-class Ledger:
-    """Bytes committed so far, under a cap. An entry can grow but never shrink.
+class DeviceMemory(NamedTuple):
+    """A device's memory in bytes: total, free, and held by torch in this process."""
 
-    A pool that several recordings share is one entry: committing less than it has changes nothing.
+    name: str
+    total_bytes: int
+    free_bytes: int
+    held_bytes: int
+
+
+def device_memory(device: Any = None) -> DeviceMemory:
+    """Queries a CUDA device; on the CPU, the main memory available without swapping.
+
+    Raises:
+        ValueError: the memory of the device cannot be read.
     """
+    import torch
 
-    max_bytes: int | None = None
-    entries: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def bytes_committed(self) -> int:
-        """The sum of all entries."""
-        return sum(self.entries.values())
-
-    def commit(self, name: str, nbytes: int) -> None:
-        """Raises an entry to ``nbytes`` if it is lower.
-
-        Raises:
-            BudgetExceeded: the sum would exceed the cap; nothing is committed.
-        """
-        before = self.entries.get(name, 0)
-        needed = self.bytes_committed + max(0, nbytes - before)
-        if self.max_bytes is not None and needed > self.max_bytes:
-            raise BudgetExceeded(
-                f"{name} wants {human_bytes(nbytes)}, of which {human_bytes(before)} are "
-                f"committed; that makes {human_bytes(needed)}, the cap is "
-                f"{human_bytes(self.max_bytes)}: raise the cap to {needed:,} bytes, or take "
-                "smaller buckets",
-                None,
-                needed,
-            )
-        self.entries[name] = max(before, nbytes)
-
-    def release(self) -> None:
-        """Clears all entries, for when everything committed was torn down together."""
-        self.entries.clear()
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        held = torch.cuda.memory_reserved(device)
+        return DeviceMemory(torch.cuda.get_device_name(device), total, free, held)
+    if device.type != "cpu":
+        raise ValueError(
+            f"the memory of {device} cannot be read: give a cap, MemoryBudget('20GiB')"
+        )
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except FileNotFoundError:
+        raise ValueError(
+            "the free main memory cannot be read here: give a cap, MemoryBudget('20GiB')"
+        ) from None
+    found = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
+    return DeviceMemory("cpu", found["MemTotal"], found["MemAvailable"], 0)

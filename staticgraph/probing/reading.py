@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -130,24 +130,3 @@ class MemoryReader(Protocol):
     def open(self, probed: Probed) -> AbstractContextManager[Read]:
         """Yields a function that reads one step at a capacity; restores everything at the end."""
         ...
-
-
-class GivenReader:
-    """Reads from a function of the capacity that returns bytes, or a whole :class:`Reading`."""
-
-    def __init__(
-        self, bytes_of: Callable[[Capacity], int | Reading], name: str = "given numbers"
-    ) -> None:
-        self._bytes_of = bytes_of
-        self.name = name
-
-    @contextmanager
-    def open(self, probed: Probed) -> Iterator[Read]:
-        """Opens nothing and runs nothing."""
-
-        def read(capacity: Capacity) -> Reading:
-            """Returns a reading as given, or one made from the given bytes."""
-            found = self._bytes_of(capacity)
-            return found if isinstance(found, Reading) else Reading(int(found))
-
-        yield read
