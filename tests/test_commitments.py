@@ -155,15 +155,8 @@ def test_a_late_overrun_tears_down_everything_and_leaves_the_process_usable(
 class TestStepsFromIds:
     """Each bucket's second recording has gradients of its own, which count."""
 
-    def gradients(self, memory):
-        return (
-            sg.MemoryBudget(1)
-            .breakdown(memory, [sg.Capacity(*bucket) for bucket in BUCKETS])
-            .gradients
-        )
-
     def test_they_are_committed_before_anything_is_recorded(self, esol, memory, recorded_floor):
-        wanted = recorded_floor + 2 * self.gradients(memory)
+        wanted = recorded_floor + 2 * breakdown(memory).gradients
         runner = made(esol, sg.MemoryBudget(wanted), memory, **RECORDED)
         runner.warmup(esol.to("cpu"), progress=False)
         assert runner.stats().bytes_committed == wanted
@@ -173,6 +166,11 @@ class TestStepsFromIds:
             tight.warmup(esol.to("cpu"), progress=False)
         assert caught.value.floor_bytes == wanted
         assert tight.steps.recorded is None
+        both = wanted + 2 * breakdown(memory).gradients  # those of recorded forwards come on top
+        tight = made(esol, sg.MemoryBudget(both - 1), memory, **RECORDED)
+        with pytest.raises(sg.BudgetExceeded, match="gradients of forwards with a back") as caught:
+            tight.warmup(esol.to("cpu"), phases=("step", "forward"), progress=False)
+        assert caught.value.floor_bytes == both
 
     def test_neither_from_the_host_nor_in_two_recordings(self, esol, memory, recorded_floor):
         for options, store in (({}, esol), ({"one_launch": False}, esol.to("cpu"))):
@@ -182,7 +180,7 @@ class TestStepsFromIds:
 
     def test_what_was_taken_holds_a_buckets_own(self, esol, memory, recorded_floor):
         """A bucket's own gradients that a measured peak includes are not counted a second time."""
-        own = self.gradients(memory)
+        own = breakdown(memory).gradients
         for spare, fits in ((0, True), (-1, False)):
             runner = made(esol, sg.MemoryBudget(2 * recorded_floor), memory, **RECORDED)
             entries = {n: b for n, b in runner.stats().entries if n != "gradients"}
