@@ -160,7 +160,7 @@ class AllocatorReader:
             step = ProbeStep(subject, probed.accumulate)
             for _ in range(WARM_STEPS):
                 step(batch)
-            step.free_gradients()
+            subject.model.zero_grad()
             allocator.trim()
             start = allocator.allocated()
             peaks = Peaks(allocator)
@@ -184,7 +184,7 @@ class AllocatorReader:
                 step.widths,
             )
         finally:
-            subject.model.zero_grad(set_to_none=True)
+            subject.model.zero_grad()
             allocator.trim()
 
 

@@ -54,22 +54,18 @@ class ProbeStep:
     chosen for ``device`` where the tensors stand in for those of another device.
 
     Attributes:
+        model: the subject's.
         widths: of the dense blocks that layers requested in the last forward.
     """
 
     def __init__(self, subject: Subject, accumulate: int, device: str | None = None) -> None:
         self._device = device
-        self._model, self._optimizer = subject.model, subject.optimizer
+        self.model, self._optimizer = subject.model, subject.optimizer
         self._accumulate = accumulate
         self._trains = subject.loss is not None
         self._computation = Computation(subject)
         self._computation.assume_rows()  # only the step itself is measured
         self.widths: tuple[int, ...] = ()
-
-    def free_gradients(self) -> None:
-        """Sets every parameter's gradient to None."""
-        for parameter in self._model.parameters():
-            parameter.grad = None
 
     def _forward(self, work: str, batch: StaticBatch) -> torch.Tensor:
         with self._computation.active():
@@ -83,11 +79,11 @@ class ProbeStep:
         """Runs the step; calls ``between`` after the backward and returns its result."""
         with choosing(self._device):
             if not self._trains:
-                with evaluating(self._model):
+                with evaluating(self.model):
                     self._forward("forward", batch)
                 return None
-            self._model.train()
-            self.free_gradients()
+            self.model.train()
+            self.model.zero_grad()
             for _ in range(self._accumulate):
                 self._forward("step", batch).backward()  # unnamed: freed before the update
             marked = between() if between is not None else None
