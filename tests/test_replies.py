@@ -28,9 +28,10 @@ def test_probabilities_of_rows(outputs):
         np.testing.assert_allclose(found, of(outputs.numpy()), rtol=1e-12)
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
 @pytest.mark.parametrize("task", ["binary", "classes"])
-def test_probabilities_of_nodes(task):
-    found = said(NODES, task)["probabilities"]
+def test_probabilities_of_nodes(task, kind):
+    found = said(kind(NODES), task)["probabilities"]
     of = expit(NODES[0].numpy()) if task == "binary" else softmax(NODES[0].numpy(), axis=-1)
     np.testing.assert_allclose(found[0], of, rtol=1e-12)
     assert found[1] == []
