@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -162,30 +162,28 @@ class ServerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields every metric with its present values."""
         stats = self._server.stats()
-        family = _family(CounterMetricFamily, "requests", "Requests, by how they ended.", "end")
-        for end in ("answered", "failed", "refused", "cancelled"):
-            family.add_metric([end], getattr(stats, end))
-        yield family
+        ends = {end: getattr(stats, end) for end in ("answered", "failed", "refused", "cancelled")}
+        yield _family(CounterMetricFamily, "requests", "Requests, by how they ended.", "end", ends)
         yield CounterMetricFamily("staticgraph_graphs", "Graphs that were answered.", stats.graphs)
-        family = _family(CounterMetricFamily, "batches", "Batches that ran, by bucket.", "bucket")
-        for bucket, count in enumerate(stats.by_bucket):
-            family.add_metric([str(bucket)], count)
-        yield family
+        ran = dict(enumerate(stats.by_bucket))
+        yield _family(CounterMetricFamily, "batches", "Batches that ran, by bucket.", "bucket", ran)
         yield GaugeMetricFamily("staticgraph_queue_graphs", "Graphs that wait.", stats.queue)
-        family = _family(GaugeMetricFamily, "filling_ratio", "Real over physical rows.", "rows")
-        for rows, share in zip(("nodes", "edges", "graphs"), stats.filling, strict=True):
-            family.add_metric([rows], share)
-        yield family
+        full = dict(zip(("nodes", "edges", "graphs"), stats.filling, strict=True))
+        yield _family(
+            GaugeMetricFamily, "filling_ratio", "Real over physical rows.", "rows", shares
+        )
         for name, end, times in (
             ("wait_seconds", "until a batch began", stats.wait_s),
             ("latency_seconds", "to answer", stats.latency_s),
         ):
             about = f"Seconds from arrival {end}, of the last requests."
-            family = _family(GaugeMetricFamily, name, about, "quantile")
-            for quantile, seconds in (("0.5", times.p50), ("0.9", times.p90), ("0.99", times.p99)):
-                family.add_metric([quantile], seconds)
-            yield family
+            seconds = {"0.5": times.p50, "0.9": times.p90, "0.99": times.p99}
+            yield _family(GaugeMetricFamily, name, about, "quantile", seconds)
 
 
-def _family(kind: Any, name: str, about: str, label: str) -> Any:
-    return kind(f"staticgraph_{name}", about, labels=[label])
+def _family(kind: Any, name: str, about: str, label: str, values: Mapping[Any, float]) -> Any:
+    """A metric with one value for each value of a label."""
+    family = kind(f"staticgraph_{name}", about, labels=[label])
+    for each, value in values.items():
+        family.add_metric([str(each)], value)
+    return family
