@@ -169,9 +169,7 @@ class ServerCollector(Collector):
         yield _family(CounterMetricFamily, "batches", "Batches that ran, by bucket.", "bucket", ran)
         yield GaugeMetricFamily("staticgraph_queue_graphs", "Graphs that wait.", stats.queue)
         full = dict(zip(("nodes", "edges", "graphs"), stats.filling, strict=True))
-        yield _family(
-            GaugeMetricFamily, "filling_ratio", "Real over physical rows.", "rows", shares
-        )
+        yield _family(GaugeMetricFamily, "filling_ratio", "Real over physical rows.", "rows", full)
         for name, end, times in (
             ("wait_seconds", "until a batch began", stats.wait_s),
             ("latency_seconds", "to answer", stats.latency_s),
