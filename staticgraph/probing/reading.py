@@ -60,7 +60,8 @@ class ProbeStep:
 
     def __init__(self, subject: Subject, accumulate: int, device: str | None = None) -> None:
         self._device = device
-        self.model, self._optimizer = subject.model, subject.optimizer
+        self.model: torch.nn.Module = subject.model
+        self._optimizer = subject.optimizer
         self._accumulate = accumulate
         self._trains = subject.loss is not None
         self._computation = Computation(subject)
