@@ -373,7 +373,8 @@ class GraphColumns:
 
     def _part_of(self, graph: int) -> tuple[GraphColumns, int]:
         """Returns the part that holds a graph, and the graph's index in it."""
-        return self, graph
+        begin, part = next(self._opened(graph, graph + 1))
+        return part, graph - begin
 
     def __getitem__(self, which: SupportsIndex | slice | ArrayLike) -> Any:
         """Returns a graph as it went in, a ``Data`` or ``HeteroData``, or a list of graphs.

@@ -28,7 +28,6 @@ from staticgraph.store.columns import Array, Splits
 from staticgraph.store.graph_columns import GraphColumns, assembled
 from staticgraph.store.objects import ObjectColumn
 from staticgraph.store.parts import NONE, Survey, gathered
-from staticgraph.store.positions import graph_number
 from staticgraph.store.shards import ShardList
 from staticgraph.store.structure import STRUCTURE
 from staticgraph.text.how_many import how_many
@@ -112,15 +111,10 @@ class Sharded(GraphColumns):
 
     def _opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
         """See :meth:`GraphColumns._opened`."""
-        for number, begin in enumerate(self._starts[:-1].tolist()):
-            if begin < last and self._starts[number + 1] > first:
-                yield begin, self._open(number)
-
-    def _part_of(self, graph: int) -> tuple[GraphColumns, int]:
-        """See :meth:`GraphColumns._part_of`."""
-        graph = graph_number(graph, len(self))
-        number = int(np.searchsorted(self._starts, graph, side="right")) - 1
-        return self._open(number), graph - int(self._starts[number])
+        if first < last:
+            begin, end = np.searchsorted(self._starts, [first, last - 1], side="right") - 1
+            for number in range(begin, end + 1):
+                yield int(self._starts[number]), self._open(number)
 
     def _by_shard(self, ids: IntArray) -> tuple[list[tuple[int, IntArray]], IntArray]:
         """Returns each shard's number and graphs, and the positions in ``ids`` in that order."""
