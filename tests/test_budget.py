@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staticgraph.errors import BudgetExceeded
-from staticgraph.memory import budget as budgets
-from staticgraph.memory.budget import DeviceMemory, MemoryBudget, scaled
+from staticgraph.memory import device
+from staticgraph.memory.budget import MemoryBudget, scaled
 from staticgraph.memory.fit import Fit
 from staticgraph.memory.model import BatchBytes, MemoryModel, ResidentBytes
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner.commitments import Commitments
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes, parse_bytes
 
@@ -184,8 +186,8 @@ def test_what_is_printed_is_what_was_meant(count):
 
 
 def test_the_share_of_a_device_counts_what_torch_holds_once(monkeypatch):
-    found = DeviceMemory("a card", total_bytes=1000, free_bytes=500, held_bytes=300)
-    monkeypatch.setattr(budgets, "device_memory", lambda device: found)
+    found = device.DeviceMemory("a card", total_bytes=1000, free_bytes=500, held_bytes=300)
+    monkeypatch.setattr(device, "device_memory", lambda device: found)
     budget = MemoryBudget.of_device(safety=0.5)
     assert (budget.max_bytes, budget.headroom_bytes, budget.driver_bytes) == (400, 400, 200)
     assert budget.max_bytes + budget.headroom_bytes + budget.driver_bytes == found.total_bytes
@@ -199,3 +201,33 @@ def test_the_share_of_a_device_counts_what_torch_holds_once(monkeypatch):
 def test_a_cpu_has_memory_too():
     budget = MemoryBudget.of_device("cpu", safety=1.0)
     assert 1 << 20 < budget.max_bytes < 1 << 60
+
+
+# ---------------------------------------------------------------------- a runner under a budget
+
+
+@given(
+    st.lists(st.sampled_from(["bucket 0", "bucket 1", "ids", "pairs"]), max_size=12),
+    st.integers(0, 6),
+    st.floats(0, 0.5),
+)
+def test_what_is_committed_grows_and_never_passes_the_cap(wanted, sets, overhead):
+    """A budget has room for the plan and some sets of gradients; what more would be is refused."""
+    memory, plan = model(overhead=overhead), BucketPlan(tuple(BUCKETS))
+    floor = MemoryBudget(1).breakdown(memory, BUCKETS, recorded=2).total_bytes
+    budget = MemoryBudget(floor + sets * RESIDENT.gradients)
+    commitments, before, committed = Commitments(plan, budget, memory, recorded=2), 0, set()
+    for name in wanted:
+        if name.startswith("bucket"):
+            commitments.use(int(name[-1]))
+        elif 2 * len(committed | {name}) > sets:
+            with pytest.raises(BudgetExceeded, match="the cap is"):
+                (commitments.steps_from_ids if name == "ids" else commitments.pairs)(2)
+        else:
+            (commitments.steps_from_ids if name == "ids" else commitments.pairs)(2)
+            committed.add(name)
+        after = commitments.stats.bytes_committed
+        assert before <= after <= budget.max_bytes
+        before = after
+    if "bucket 1" in wanted:  # the largest
+        assert before == floor + 2 * len(committed) * RESIDENT.gradients

@@ -8,16 +8,15 @@ invariants: the lines of a breakdown add up to its total; every accepted plan fi
 cap accepts every plan that a smaller one did.
 
 It does not measure. It is pure arithmetic without torch; only :meth:`MemoryBudget.of_device`
-queries a device. The contract (breakdown, floor, remedies, and another error for a consumer that
-keeps batches) follows damacy's.
+queries a device, through :mod:`staticgraph.memory.device`. The contract (breakdown, floor,
+remedies, and another error for a consumer that keeps batches) follows damacy's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from staticgraph.errors import BudgetExceeded
 from staticgraph.memory.model import MemoryModel
@@ -157,6 +156,8 @@ class MemoryBudget:
         Raises:
             ValueError: ``safety`` is out of range, or the memory of the device cannot be read.
         """
+        from staticgraph.memory.device import device_memory
+
         if not 0 < safety <= 1:
             raise ValueError(f"safety={safety} must be above 0 and at most 1, such as 0.95")
         found = device_memory(device)
@@ -320,41 +321,3 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-class DeviceMemory(NamedTuple):
-    """A device's memory in bytes: total, free, and held by torch in this process."""
-
-    name: str
-    total_bytes: int
-    free_bytes: int
-    held_bytes: int
-
-
-def device_memory(device: Any = None) -> DeviceMemory:
-    """Queries a CUDA device; on the CPU, the main memory available without swapping.
-
-    Raises:
-        ValueError: the memory of the device cannot be read.
-    """
-    import torch
-
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        held = torch.cuda.memory_reserved(device)
-        return DeviceMemory(torch.cuda.get_device_name(device), total, free, held)
-    if device.type != "cpu":
-        raise ValueError(
-            f"the memory of {device} cannot be read: give a cap, MemoryBudget('20GiB')"
-        )
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except FileNotFoundError:
-        raise ValueError(
-            "the free main memory cannot be read here: give a cap, MemoryBudget('20GiB')"
-        ) from None
-    found = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
-    return DeviceMemory("cpu", found["MemTotal"], found["MemAvailable"], 0)
