@@ -8,16 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from staticgraph.errors import BudgetExceeded
 from staticgraph.memory import device
-from staticgraph.memory.budget import (
-    BudgetExceeded,
-    Ledger,
-    MemoryBudget,
-    breakdown_of,
-    scaled,
-)
+from staticgraph.memory.budget import MemoryBudget, scaled
 from staticgraph.memory.fit import Fit
 from staticgraph.memory.model import BatchBytes, MemoryModel, ResidentBytes
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner.commitments import Commitments
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes, parse_bytes
 
@@ -44,7 +41,7 @@ capacities = st.builds(
 @given(st.lists(capacities, min_size=1, max_size=4), st.integers(1, 8), st.floats(0, 0.5))
 def test_the_breakdown_adds_up(buckets, slots, overhead):
     memory = model(overhead=overhead, workspace_bytes=77)
-    found = breakdown_of(memory, buckets, slots=slots)
+    found = MemoryBudget(1).breakdown(memory, buckets, slots=slots)
     assert found.total_bytes == sum(found.lines.values())
     worst = max(memory.step_bytes(c) for c in buckets)
     slot = max(BATCH.of(c) for c in buckets)
@@ -64,7 +61,7 @@ def test_the_optimizers_step_is_a_floor():
 @settings(deadline=None)
 def test_the_floor_fits_and_one_byte_less_does_not(bucket):
     memory = model()
-    floor = breakdown_of(memory, [bucket]).total_bytes
+    floor = MemoryBudget(1).breakdown(memory, [bucket]).total_bytes
     MemoryBudget(floor).check(memory, [bucket])
     with pytest.raises(BudgetExceeded) as caught:
         MemoryBudget(floor - 1).check(memory, [bucket])
@@ -73,7 +70,7 @@ def test_the_floor_fits_and_one_byte_less_does_not(bucket):
 
 def test_the_message_has_breakdown_floor_and_remedies_that_work():
     memory = model()
-    floor = breakdown_of(memory, BUCKETS).total_bytes
+    floor = MemoryBudget(1).breakdown(memory, BUCKETS).total_bytes
     budget = MemoryBudget(floor // 3)
     with pytest.raises(BudgetExceeded) as caught:
         budget.check(memory, BUCKETS)
@@ -94,7 +91,7 @@ def test_the_message_has_breakdown_floor_and_remedies_that_work():
 def test_a_data_set_on_the_device_is_a_line_of_the_breakdown():
     """It raises the floor by its bytes, and the remedies take it into account."""
     memory, data = model(), 123_456
-    floor = breakdown_of(memory, BUCKETS).total_bytes + data
+    floor = MemoryBudget(1).breakdown(memory, BUCKETS).total_bytes + data
     assert MemoryBudget(floor).with_data_set(data).check(memory, BUCKETS).lines["data set"] == data
     tight = MemoryBudget(floor - 1).with_data_set(data)
     with pytest.raises(BudgetExceeded, match=rf"data set +{human_bytes(data)}") as caught:
@@ -206,22 +203,31 @@ def test_a_cpu_has_memory_too():
     assert 1 << 20 < budget.max_bytes < 1 << 60
 
 
-# ---------------------------------------------------------------------- the ledger
+# ---------------------------------------------------------------------- a runner under a budget
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 100)), max_size=40))
-def test_what_is_committed_grows_and_never_passes_the_cap(wanted):
-    ledger, before = Ledger(150), 0
-    highest: dict[str, int] = {}
-    for name, nbytes in wanted:
-        would = {**highest, name: max(nbytes, highest.get(name, 0))}
-        if sum(would.values()) > 150:
-            with pytest.raises(BudgetExceeded, match="the cap is 150 B"):
-                ledger.commit(name, nbytes)
+@given(
+    st.lists(st.sampled_from(["bucket 0", "bucket 1", "ids", "pairs"]), max_size=12),
+    st.integers(0, 6),
+    st.floats(0, 0.5),
+)
+def test_what_is_committed_grows_and_never_passes_the_cap(wanted, sets, overhead):
+    """A budget has room for the plan and some sets of gradients; what more would be is refused."""
+    memory, plan = model(overhead=overhead), BucketPlan(tuple(BUCKETS))
+    floor = MemoryBudget(1).breakdown(memory, BUCKETS, recorded=2).total_bytes
+    budget = MemoryBudget(floor + sets * RESIDENT.gradients)
+    commitments, before, committed = Commitments(plan, budget, memory, recorded=2), 0, set()
+    for name in wanted:
+        if name.startswith("bucket"):
+            commitments.use(int(name[-1]))
+        elif 2 * len(committed | {name}) > sets:
+            with pytest.raises(BudgetExceeded, match="the cap is"):
+                (commitments.steps_from_ids if name == "ids" else commitments.pairs)(2)
         else:
-            ledger.commit(name, nbytes)
-            highest = would
-        assert before <= ledger.bytes_committed == sum(highest.values()) <= 150
-        before = ledger.bytes_committed
-    ledger.release()
-    assert ledger.bytes_committed == 0
+            (commitments.steps_from_ids if name == "ids" else commitments.pairs)(2)
+            committed.add(name)
+        after = commitments.stats.bytes_committed
+        assert before <= after <= budget.max_bytes
+        before = after
+    if "bucket 1" in wanted:  # the largest
+        assert before == floor + 2 * len(committed) * RESIDENT.gradients

@@ -10,7 +10,6 @@ from support.tape import TapeRecorder
 
 import staticgraph as sg
 from staticgraph import models
-from staticgraph.memory.budget import breakdown_of
 from staticgraph.plans.by_memory import in_tiles, sized_plan
 from staticgraph.probing.resident import distinct_bytes
 
@@ -38,16 +37,24 @@ def memory(esol):
     return sg.probe(model, esol, loss=squared, optimizer=optimizer)
 
 
+def breakdown(memory, **options):
+    capacities = [sg.Capacity(*bucket) for bucket in BUCKETS]
+    return sg.MemoryBudget(1).breakdown(memory, capacities, **options)
+
+
 @pytest.fixture(scope="module")
 def floor(memory):
-    return breakdown_of(memory, [sg.Capacity(*bucket) for bucket in BUCKETS]).total_bytes
+    return (
+        sg.MemoryBudget(1)
+        .breakdown(memory, [sg.Capacity(*bucket) for bucket in BUCKETS])
+        .total_bytes
+    )
 
 
 @pytest.fixture(scope="module")
 def recorded_floor(memory):
     """The floor including the gradients of each bucket's recording."""
-    capacities = [sg.Capacity(*bucket) for bucket in BUCKETS]
-    return breakdown_of(memory, capacities, recorded=len(BUCKETS)).total_bytes
+    return breakdown(memory, recorded=len(BUCKETS)).total_bytes
 
 
 def batch_of(store, bucket):
@@ -148,11 +155,8 @@ def test_a_late_overrun_tears_down_everything_and_leaves_the_process_usable(
 class TestStepsFromIds:
     """Each bucket's second recording has gradients of its own, which count."""
 
-    def gradients(self, memory):
-        return breakdown_of(memory, [sg.Capacity(*bucket) for bucket in BUCKETS]).gradients
-
     def test_they_are_committed_before_anything_is_recorded(self, esol, memory, recorded_floor):
-        wanted = recorded_floor + 2 * self.gradients(memory)
+        wanted = recorded_floor + 2 * breakdown(memory).gradients
         runner = made(esol, sg.MemoryBudget(wanted), memory, **RECORDED)
         runner.warmup(esol.to("cpu"), progress=False)
         assert runner.stats().bytes_committed == wanted
@@ -162,6 +166,11 @@ class TestStepsFromIds:
             tight.warmup(esol.to("cpu"), progress=False)
         assert caught.value.floor_bytes == wanted
         assert tight.steps.recorded is None
+        both = wanted + 2 * breakdown(memory).gradients  # those of recorded forwards come on top
+        tight = made(esol, sg.MemoryBudget(both - 1), memory, **RECORDED)
+        with pytest.raises(sg.BudgetExceeded, match="gradients of forwards with a back") as caught:
+            tight.warmup(esol.to("cpu"), phases=("step", "forward"), progress=False)
+        assert caught.value.floor_bytes == both
 
     def test_neither_from_the_host_nor_in_two_recordings(self, esol, memory, recorded_floor):
         for options, store in (({}, esol), ({"one_launch": False}, esol.to("cpu"))):
@@ -171,7 +180,7 @@ class TestStepsFromIds:
 
     def test_what_was_taken_holds_a_buckets_own(self, esol, memory, recorded_floor):
         """A bucket's own gradients that a measured peak includes are not counted a second time."""
-        own = self.gradients(memory)
+        own = breakdown(memory).gradients
         for spare, fits in ((0, True), (-1, False)):
             runner = made(esol, sg.MemoryBudget(2 * recorded_floor), memory, **RECORDED)
             entries = {n: b for n, b in runner.stats().entries if n != "gradients"}
@@ -226,7 +235,7 @@ class TestGradientsOfEachRecording:
             return sg.BucketPlan.of([(40 * size, 90 * size, size + 1), (60 * size, 130 * size, 30)])
 
         wanted = in_tiles(two_buckets(9, None)).capacities
-        floor = breakdown_of(memory, wanted, recorded=2).total_bytes
+        floor = sg.MemoryBudget(1).breakdown(memory, wanted, recorded=2).total_bytes
         for spare, size in ((0, 9), (-1, 8)):
             budget = sg.MemoryBudget(floor + spare)
             plan = sized_plan(two_buckets, 1_000, memory, budget, margin=0.0)

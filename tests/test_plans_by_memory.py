@@ -7,7 +7,8 @@ import math
 import pytest
 
 import staticgraph as sg
-from staticgraph.memory.budget import BudgetExceeded, MemoryBudget, breakdown_of
+from staticgraph.errors import BudgetExceeded
+from staticgraph.memory.budget import MemoryBudget
 from staticgraph.memory.model import BatchBytes, MemoryModel, ResidentBytes
 from staticgraph.plans.by_memory import in_tiles
 
@@ -38,7 +39,7 @@ def test_the_plan_fits_and_one_more_graph_does_not(esol, term, cap):
         more = sg.plan_buckets(esol, plan.batch_size + 1, margin=plan.margin)
         assert not budget.fits(memory, in_tiles(more).capacities)
         assert "by memory, most of it " in plan.note
-        assert breakdown_of(memory, plan.capacities).binding == term
+        assert sg.MemoryBudget(1).breakdown(memory, plan.capacities).binding == term
 
 
 def test_a_larger_cap_never_gives_smaller_batches(esol):

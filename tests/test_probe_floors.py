@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.own_blocks import Ranked
 from support.parity import STORE, loss
+from support.probed_tasks import GivenReader
 from torch import nn
 
 from staticgraph.errors import FitRefused
@@ -14,7 +15,7 @@ from staticgraph.memory.model import MemoryModel
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.fitting import match_moments
 from staticgraph.probing.probe import probe
-from staticgraph.probing.reading import GivenReader, Probed, Reading
+from staticgraph.probing.reading import Probed, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from support.probed_tasks import POINTS, probed, squared, task_of
+from support.probed_tasks import POINTS, GivenReader, probed, squared, task_of
 from torch import nn
 
 from staticgraph.errors import ProbeFailed
@@ -14,7 +14,7 @@ from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.fitting import ascending
 from staticgraph.probing.probe import probe, probe_capacities
-from staticgraph.probing.reading import GivenReader, Probed, Reading
+from staticgraph.probing.reading import Probed, Reading
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject

@@ -13,6 +13,7 @@ from support.drawn import examples
 from support.manual_clock import ManualClock
 from support.served_graphs import (
     BUCKETS,
+    LARGE,
     PATIENCE_S,
     SMALL,
     Held,
@@ -118,7 +119,9 @@ def test_asyncio_callers_share_a_batch():
 
     with server_of(max_wait_ms=1e9) as server:  # nine fill a bucket
         found = asyncio.run(callers(server))
-    assert server.stats().batches == 1
+    stats = server.stats()
+    assert (stats.batches, stats.by_bucket) == (1, (0, 1, 0))
+    assert stats.filling == pytest.approx((27 / LARGE.nodes, 54 / LARGE.edges, 9 / LARGE.graphs))
     for k, rows in enumerate(found):
         same(rows, server.runner.predict([graph(3, k)]))
 

@@ -21,6 +21,7 @@ from torch_geometric.data import Data, HeteroData
 
 import staticgraph as sg
 from staticgraph.errors import BadGraph, StoreCorrupt
+from staticgraph.store.parts import slices
 from staticgraph.store.shards import ShardList
 from staticgraph.store.writer import StoreWriter, parts_folder
 
@@ -114,7 +115,7 @@ def test_a_copy_with_other_splits_leaves_the_store_as_it_was(tmp_path):
 def test_nodes_of_several_types_and_objects(tmp_path):
     rng = np.random.default_rng(1)
     graphs = []
-    for number, sort in enumerate((True, False, False, True, True)):
+    for number, sort in enumerate((True, False, True, True, False)):
         data = HeteroData(smiles=f"C{number}")
         data["a"].x = torch.from_numpy(rng.normal(size=(4, 2)))
         data["b"].x = torch.from_numpy(rng.normal(size=(3, 1)))
@@ -130,6 +131,11 @@ def test_nodes_of_several_types_and_objects(tmp_path):
     assert_same_files(sg.GraphStore.load(tmp_path / "joined"), whole)
     assert [found[k].smiles for k in range(5)] == [f"C{k}" for k in range(5)]
     assert found.objects_of(np.array([4, 0]))["smiles"] == ["C4", "C0"]
+    with pytest.raises(KeyError):
+        found.objects_of(np.array([4]))["name"]
+    ranges = ((0, 5), (1, 4), (2, 4), (3, 3))
+    runs = [[len(part) for part in slices(found, 3, *each)] for each in ranges]
+    assert runs == [[2, 2, 1], [1, 2], [2], []], "each ends where its shard does"
     plan = sg.plan_buckets(whole, 2)
     assert_same_batches(
         *(sg.StaticLoader(store, plan, shuffle=True, seed=1) for store in (whole, found))

@@ -17,7 +17,8 @@ from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph.errors import BadGraph, StoreCorrupt
-from staticgraph.store.writer import StoreWriter, parts_of
+from staticgraph.store.shards import parts_in
+from staticgraph.store.writer import StoreWriter, parts_folder
 
 
 @examples(12)
@@ -33,7 +34,7 @@ def test_in_parts_is_at_once(graphs, part, keep, tmp_path_factory):
     assert_same_files(found, sg.GraphStore.from_pyg(graphs, **options))
     for number, graph in enumerate(graphs):
         assert_same_graph(found[number], graph)
-    assert not parts_of(folder)
+    assert not parts_in(parts_folder(folder))
 
 
 def test_a_writer_that_continues_keeps_edges_in_the_order_of_the_parts_before(tmp_path):
@@ -129,7 +130,7 @@ def test_any_changed_byte_of_a_part_is_refused_when_the_store_is_finished(merged
     """Also in a file's header, which a mapped array does not read."""
     with StoreWriter(tmp_path / "s", shard=0, levels=OF_NODES) as writer:
         writer.extend(_with([1, 2, 3]))
-    (part,) = parts_of(tmp_path / "s")
+    (part,) = parts_in(parts_folder(tmp_path / "s"))
     random = np.random.default_rng(0)
     for path in sorted(part.iterdir()):
         before = path.read_bytes()
@@ -139,7 +140,7 @@ def test_any_changed_byte_of_a_part_is_refused_when_the_store_is_finished(merged
             path.write_bytes(changed)
             with pytest.raises(StoreCorrupt, match="00000-0000000"):
                 StoreWriter(tmp_path / "s").finish(merged=merged)
-            assert parts_of(tmp_path / "s") == [part], "it stays"
+            assert parts_in(parts_folder(tmp_path / "s")) == [part], "it stays"
         path.write_bytes(before)
     assert len(StoreWriter(tmp_path / "s").finish(merged=merged)) == 3
 
@@ -216,7 +217,7 @@ def test_graphs_of_other_fields_are_refused_by_number(tmp_path):
 def test_a_part_that_is_missing_is_named(tmp_path):
     with StoreWriter(tmp_path / "s", part_graphs=2, shard=0, levels=OF_NODES) as writer:
         writer.extend(_with([1, 2, 3, 4, 5, 6]))
-    paths = parts_of(tmp_path / "s")
+    paths = parts_in(parts_folder(tmp_path / "s"))
     paths[1].rename(tmp_path / "away")
     with pytest.raises(BadGraph, match="lacks part 1 of shard 0"):
         StoreWriter(tmp_path / "s")

@@ -20,7 +20,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.dryrun.ask import dry_run
 from staticgraph.dryrun.operations import Operations, count_step
-from staticgraph.dryrun.report import PARTS, BucketRun
+from staticgraph.dryrun.report import PARTS
 from staticgraph.nn import convert
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.runner import StaticGraphRunner
@@ -140,15 +140,11 @@ def launched(
     run = report.run(MODE, bucket=largest)
     if not run.ok:
         raise RuntimeError(f"the step does not record whole, so nothing is counted:\n{report}")
-    return launches_column(KERNELS if kernels else STOCK, run), report.label
-
-
-def launches_column(name: str, run: BucketRun) -> BaselineColumn:
-    """Converts a dry run's launches to a column."""
     kinds = {kind for found in run.launches.values() for kind in found}
-    return BaselineColumn(
-        name,
+    column = BaselineColumn(
+        KERNELS if kernels else STOCK,
         "launches",
         {part: run.count(part) for part in PARTS},
         {kind: run.count(kind=kind) for kind in sorted(kinds)},
     )
+    return column, report.label

@@ -15,28 +15,16 @@ remedies, and another error for a consumer that keeps batches) follows damacy's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from staticgraph.errors import BudgetExceeded, FitRefused
+from staticgraph.errors import BudgetExceeded
 from staticgraph.memory.model import MemoryModel
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes, parse_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
 from staticgraph.text.table import table
-
-__all__ = [
-    "Breakdown",
-    "BudgetExceeded",
-    "FitRefused",
-    "Ledger",
-    "MemoryBudget",
-    "MemoryModel",
-    "breakdown_of",
-    "largest",
-    "scaled",
-]
 
 # Batches alive at once: a loader's default slots on the device; on the host, one in use and the
 # next one being copied in.
@@ -107,48 +95,6 @@ class Breakdown:
             + f"\nlargest bucket {self.bucket}, most of it {self.binding}; "
             f"{human_bytes(self.pinned_host)} pinned on the host besides"
         )
-
-
-def breakdown_of(
-    memory: MemoryModel,
-    capacities: Sequence[Capacity],
-    *,
-    slots: int = DEVICE_SLOTS,
-    data_set: int = 0,
-    recorded: int = 1,
-) -> Breakdown:
-    """Computes what a plan of these capacities makes torch allocate on the device.
-
-    Every slot is as large as the largest bucket needs, and so is the one pool that all recordings
-    share: the maximum, not the sum. Only gradients are not shared.
-
-    Args:
-        memory: predicts the bytes of a step.
-        capacities: of the buckets.
-        slots: batches that are alive at once on the device.
-        data_set: bytes of the graphs, where they are on the device.
-        recorded: number of recordings of a training step, each with separate gradients; 1 where
-            nothing is recorded.
-    """
-    capacity = max(capacities, key=memory.step_bytes)
-    resident, step = memory.resident, memory.step_bytes(capacity)
-    step = max(step, int(step * (1 + memory.overhead)))
-    gradients = min(resident.gradients, step)
-    slot = max(memory.batch.of(c) for c in capacities)
-    return Breakdown(
-        parameters=resident.parameters,
-        buffers=resident.buffers,
-        gradients=gradients,
-        optimizer=resident.optimizer,
-        slots=slots * slot,
-        pool=step - gradients,
-        workspaces=memory.workspace_bytes,
-        pinned_host=HOST_SLOTS * slot,
-        bucket=capacity,
-        binding=memory.binding(capacity),
-        data_set=data_set,
-        more_gradients=(max(1, recorded) - 1) * gradients,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +188,36 @@ class MemoryBudget:
         slots: int = DEVICE_SLOTS,
         recorded: int = 1,
     ) -> Breakdown:
-        """The breakdown of a plan of these capacities, fitting or not; see :func:`breakdown_of`."""
-        return breakdown_of(
-            memory, capacities, slots=slots, data_set=self.data_set_bytes, recorded=recorded
+        """Computes what a plan of these capacities makes torch allocate, fitting or not.
+
+        Every slot is as large as the largest bucket needs, and so is the one pool that all
+        recordings share: the maximum, not the sum. Only gradients are not shared.
+
+        Args:
+            memory: predicts the bytes of a step.
+            capacities: of the buckets.
+            slots: batches that are alive at once on the device.
+            recorded: number of recordings of a training step, each with separate gradients; 1
+                where nothing is recorded.
+        """
+        capacity = max(capacities, key=memory.step_bytes)
+        resident, step = memory.resident, memory.step_bytes(capacity)
+        step = max(step, int(step * (1 + memory.overhead)))
+        gradients = min(resident.gradients, step)
+        slot = max(memory.batch.of(c) for c in capacities)
+        return Breakdown(
+            parameters=resident.parameters,
+            buffers=resident.buffers,
+            gradients=gradients,
+            optimizer=resident.optimizer,
+            slots=slots * slot,
+            pool=step - gradients,
+            workspaces=memory.workspace_bytes,
+            pinned_host=HOST_SLOTS * slot,
+            bucket=capacity,
+            binding=memory.binding(capacity),
+            data_set=self.data_set_bytes,
+            more_gradients=(max(1, recorded) - 1) * gradients,
         )
 
     def fits(
@@ -348,42 +321,3 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-@dataclass(slots=True)
-class Ledger:
-    """Bytes committed so far, under a cap. An entry can grow but never shrink.
-
-    A pool that several recordings share is one entry: committing less than it has changes nothing.
-    """
-
-    max_bytes: int | None = None
-    entries: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def bytes_committed(self) -> int:
-        """The sum of all entries."""
-        return sum(self.entries.values())
-
-    def commit(self, name: str, nbytes: int) -> None:
-        """Raises an entry to ``nbytes`` if it is lower.
-
-        Raises:
-            BudgetExceeded: the sum would exceed the cap; nothing is committed.
-        """
-        before = self.entries.get(name, 0)
-        needed = self.bytes_committed + max(0, nbytes - before)
-        if self.max_bytes is not None and needed > self.max_bytes:
-            raise BudgetExceeded(
-                f"{name} wants {human_bytes(nbytes)}, of which {human_bytes(before)} are "
-                f"committed; that makes {human_bytes(needed)}, the cap is "
-                f"{human_bytes(self.max_bytes)}: raise the cap to {needed:,} bytes, or take "
-                "smaller buckets",
-                None,
-                needed,
-            )
-        self.entries[name] = max(before, nbytes)
-
-    def release(self) -> None:
-        """Clears all entries, for when everything committed was torn down together."""
-        self.entries.clear()

@@ -223,10 +223,7 @@ def fit(
 
     Raises:
         FitRefused: too few points, points that do not separate the terms, or a residual over 5%.
-        ValueError: an unknown form.
     """
-    if form != "auto" and form not in FORMS:
-        raise ValueError(f"form={form!r}; choose 'auto', {', '.join(map(repr, FORMS))}")
     fits: list[Fit] = []
     refusals: list[str] = []
     tried: Sequence[Form] = FORMS if form == "auto" else (form,)

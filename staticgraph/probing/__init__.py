@@ -1,12 +1,11 @@
-"""Three ways to read the memory of a step, with one interface.
+"""Two ways to read the memory of a step, with one interface.
 
 :class:`AllocatorReader` runs real steps and queries an allocator for its high-water mark (CUDA's,
 or the CPU's as seen by the profiler); :class:`FakeTensorReader` runs the same step over fake
 tensors and counts live storages, which takes no memory and no arithmetic, so that a laptop can plan
-for a large card; :class:`GivenReader` uses given numbers, for tests and for values measured
-elsewhere.
+for a large card.
 
-All of them read a *warm* step (an optimizer's state exists from its second step on) with the shapes
+Both read a *warm* step (an optimizer's state exists from its second step on) with the shapes
 that are recorded: the batch hides its real counts, so no layer can follow them. A reader restores
 everything afterwards: the model, the optimizer, the random state, and no more reserved memory.
 """

@@ -12,7 +12,7 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from staticgraph.steps.state.training_state import untouched
 
 
 class ProfilerAllocator:
-    """Bytes of the CPU relative to the first recording; an :class:`Allocator`."""
+    """Bytes of the CPU, relative to the first recording."""
 
     name = "the CPU, by torch.profiler"
     by_operation = False  # each query ends one recording and begins another
@@ -91,38 +91,6 @@ def _quiet() -> Iterator[None]:
         os.close(kept)
 
 
-class Allocator(Protocol):
-    """The interface that an :class:`AllocatorReader` uses; all numbers are bytes.
-
-    Attributes:
-        name: what the allocator belongs to.
-        by_operation: whether it is read after every operation of a step.
-    """
-
-    name: str
-    by_operation: bool
-
-    def allocated(self) -> int:
-        """The bytes in use now."""
-        ...
-
-    def reset_peak(self) -> None:
-        """Resets the high-water mark."""
-        ...
-
-    def peak(self) -> int:
-        """The most bytes in use since the last reset."""
-        ...
-
-    def reserved(self) -> int:
-        """The bytes taken from the driver, in use or not."""
-        ...
-
-    def trim(self) -> None:
-        """Returns unused memory to the driver."""
-        ...
-
-
 class CudaAllocator:
     """torch's caching allocator on one CUDA device."""
 
@@ -152,6 +120,10 @@ class CudaAllocator:
     def trim(self) -> None:
         """Returns unused memory to the driver."""
         torch.cuda.empty_cache()
+
+
+# What an :class:`AllocatorReader` reads; ``by_operation``: after every operation of a step.
+Allocator = ProfilerAllocator | CudaAllocator
 
 
 class AllocatorReader:
@@ -188,7 +160,7 @@ class AllocatorReader:
             step = ProbeStep(subject, probed.accumulate)
             for _ in range(WARM_STEPS):
                 step(batch)
-            step.free_gradients()
+            subject.model.zero_grad()
             allocator.trim()
             start = allocator.allocated()
             peaks = Peaks(allocator)
@@ -212,7 +184,7 @@ class AllocatorReader:
                 step.widths,
             )
         finally:
-            subject.model.zero_grad(set_to_none=True)
+            subject.model.zero_grad()
             allocator.trim()
 
 

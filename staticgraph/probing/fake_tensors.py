@@ -110,7 +110,7 @@ class _Steps:
         seen, update = step(batch, between=live.reset_peak), live.peak_bytes
         if seen is None:  # an evaluation updates nothing
             seen, update = live.reset_peak(), start
-        step.free_gradients()
+        step.model.zero_grad()
         moments = np.array(seen[0], np.float64) - start
         operations = np.array(seen[1], np.int64)
         workspaces = CUBLAS_WORKSPACES if self._on_cuda else 0

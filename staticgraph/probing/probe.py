@@ -19,6 +19,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import mul
 from typing import Any, Literal
 
 import numpy as np
@@ -282,30 +283,26 @@ def _model_of(fitting: Fitting, probed: Probed, reader: str) -> MemoryModel:
 
 def batch_bytes(schema: Schema, pointers: bool = False) -> BatchBytes:
     """Bytes of a slot for any capacity, with the full alignment counted for every array."""
-    reserve = int(schema.counts_edges)
     # Numbers that stay distinct when one of them grows by 1.
-    own = {axis.name: 300 + 2 * k for k, axis in enumerate(schema.axes)}
+    axes = [axis.name for axis in schema.axes]
+    usual = [100, 200, 50, *range(300, 300 + 2 * len(axes), 2)]
 
-    def layout(nodes: int = 100, edges: int = 200, graphs: int = 50, grown: str = "") -> SlotLayout:
-        """The layout of a slot in which one number of rows may be larger than usual."""
-        extra = {name: rows + (name == grown) for name, rows in own.items()}
-        capacity = Capacity(nodes, edges, graphs, 1, tuple(extra.items()), reserve)
+    def layout(nodes: int, edges: int, graphs: int, *rows: int) -> SlotLayout:
+        """The layout of a slot with these numbers of rows."""
+        extra = tuple(zip(axes, rows, strict=True))
+        capacity = Capacity(nodes, edges, graphs, 1, extra, int(schema.counts_edges))
         return SlotLayout(0, capacity, schema, pointers)
 
-    def unaligned(found: SlotLayout) -> int:
+    def unaligned(rows: Sequence[int]) -> int:
         """The bytes of its arrays without the gaps between them."""
-        return sum(entry.nbytes for entry in found.entries)
+        return sum(entry.nbytes for entry in layout(*rows).entries)
 
-    base = unaligned(layout())
-    node, edge, graph = (
-        unaligned(layout(nodes=101)) - base,
-        unaligned(layout(edges=201)) - base,
-        unaligned(layout(graphs=51)) - base,
-    )
-    rows = tuple((name, float(unaligned(layout(grown=name)) - base)) for name in own)
-    fixed = base - 100 * node - 200 * edge - 50 * graph + len(layout().entries) * ALIGNMENT
-    fixed -= round(sum(nbytes * own[name] for name, nbytes in rows))
-    return BatchBytes(fixed, node, edge, graph, rows)
+    base = unaligned(usual)
+    one_more = [[*usual[:k], usual[k] + 1, *usual[k + 1 :]] for k in range(len(usual))]
+    slopes = [unaligned(rows) - base for rows in one_more]
+    fixed = base - sum(map(mul, slopes, usual)) + len(layout(*usual).entries) * ALIGNMENT
+    node, edge, graph, *others = slopes
+    return BatchBytes(fixed, node, edge, graph, tuple(zip(axes, map(float, others), strict=True)))
 
 
 def _reader(reader: MemoryReader | str, subject: Subject) -> MemoryReader:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -54,22 +54,19 @@ class ProbeStep:
     chosen for ``device`` where the tensors stand in for those of another device.
 
     Attributes:
+        model: the subject's.
         widths: of the dense blocks that layers requested in the last forward.
     """
 
     def __init__(self, subject: Subject, accumulate: int, device: str | None = None) -> None:
         self._device = device
-        self._model, self._optimizer = subject.model, subject.optimizer
+        self.model: torch.nn.Module = subject.model
+        self._optimizer = subject.optimizer
         self._accumulate = accumulate
         self._trains = subject.loss is not None
         self._computation = Computation(subject)
         self._computation.assume_rows()  # only the step itself is measured
         self.widths: tuple[int, ...] = ()
-
-    def free_gradients(self) -> None:
-        """Sets every parameter's gradient to None."""
-        for parameter in self._model.parameters():
-            parameter.grad = None
 
     def _forward(self, work: str, batch: StaticBatch) -> torch.Tensor:
         with self._computation.active():
@@ -83,11 +80,11 @@ class ProbeStep:
         """Runs the step; calls ``between`` after the backward and returns its result."""
         with choosing(self._device):
             if not self._trains:
-                with evaluating(self._model):
+                with evaluating(self.model):
                     self._forward("forward", batch)
                 return None
-            self._model.train()
-            self.free_gradients()
+            self.model.train()
+            self.model.zero_grad()
             for _ in range(self._accumulate):
                 self._forward("step", batch).backward()  # unnamed: freed before the update
             marked = between() if between is not None else None
@@ -130,24 +127,3 @@ class MemoryReader(Protocol):
     def open(self, probed: Probed) -> AbstractContextManager[Read]:
         """Yields a function that reads one step at a capacity; restores everything at the end."""
         ...
-
-
-class GivenReader:
-    """Reads from a function of the capacity that returns bytes, or a whole :class:`Reading`."""
-
-    def __init__(
-        self, bytes_of: Callable[[Capacity], int | Reading], name: str = "given numbers"
-    ) -> None:
-        self._bytes_of = bytes_of
-        self.name = name
-
-    @contextmanager
-    def open(self, probed: Probed) -> Iterator[Read]:
-        """Opens nothing and runs nothing."""
-
-        def read(capacity: Capacity) -> Reading:
-            """Returns a reading as given, or one made from the given bytes."""
-            found = self._bytes_of(capacity)
-            return found if isinstance(found, Reading) else Reading(int(found))
-
-        yield read

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from staticgraph.errors import BudgetExceeded
-from staticgraph.memory.budget import DEVICE_SLOTS, Breakdown, Ledger, MemoryBudget
+from staticgraph.memory.budget import Breakdown, MemoryBudget
 from staticgraph.memory.model import MemoryModel
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.allocator import Allocator, CudaAllocator
@@ -64,7 +64,6 @@ class Commitments:
         budget: the cap.
         memory: predicts the bytes of a step.
         allocator: queried after each recording; with None nothing is measured.
-        slots: how many batches are alive at once.
         recorded: how many recordings of a training step there are, each with its own gradients.
 
     Raises:
@@ -77,24 +76,19 @@ class Commitments:
         budget: MemoryBudget,
         memory: MemoryModel,
         allocator: Allocator | None = None,
-        slots: int = DEVICE_SLOTS,
         recorded: int = 1,
     ) -> None:
-        self.breakdown: Breakdown = budget.check(
-            memory, plan.capacities, slots=slots, recorded=recorded
-        )
+        self.breakdown: Breakdown = budget.check(memory, plan.capacities, recorded=recorded)
         self.allocator = allocator
         self.predicted: list[int] = [memory.step_bytes(capacity) for capacity in plan.capacities]
         self.measured: list[int | None] = [None] * len(plan.capacities)
         self._plan = plan
-        self._ledger = Ledger(budget.max_bytes)
+        self._cap = budget.max_bytes
         self._gradients = self.breakdown.gradients
         self._overhead = 1 + memory.overhead
-        self._used: set[int] = set()
         self._before = 0
-        for name, nbytes in self.breakdown.lines.items():
-            if name != STEP:
-                self._ledger.commit(name, nbytes)
+        lines = self.breakdown.lines
+        self._committed = {name: nbytes for name, nbytes in lines.items() if name != STEP}
 
     @classmethod
     def of(
@@ -123,15 +117,13 @@ class Commitments:
     @property
     def stats(self) -> RunnerStats:
         """What is committed so far."""
-        ledger = self._ledger
-        return RunnerStats(ledger.bytes_committed, ledger.max_bytes, tuple(ledger.entries.items()))
+        committed = self._committed
+        return RunnerStats(sum(committed.values()), self._cap, tuple(committed.items()))
 
     def use(self, bucket: int) -> None:
-        """Commits the step of a bucket, once; the pool is as large as the largest step needs."""
-        if bucket not in self._used:
-            step = int(self.predicted[bucket] * self._overhead)
-            self._ledger.commit(STEP, max(0, step - self._gradients))
-            self._used.add(bucket)
+        """Commits the step of a bucket; the pool is as large as the largest step needs."""
+        step = int(self.predicted[bucket] * self._overhead)
+        self._committed[STEP] = max(self._committed.get(STEP, 0), step - self._gradients)
 
     def steps_from_ids(self, buckets: int) -> None:
         """Commits the gradients of recordings that also make their own batches.
@@ -163,19 +155,19 @@ class Commitments:
         self._own_gradients(OF_PAIRS, buckets, "leave 'forward' out of warmup(phases=...)")
 
     def _own_gradients(self, name: str, buckets: int, remedy: str) -> None:
-        wanted, cap = buckets * self._gradients, self._ledger.max_bytes
-        others = sum(self._ledger.entries.get(n, 0) for n in (FROM_IDS, OF_PAIRS) if n != name)
+        wanted = buckets * self._gradients
+        others = sum(self._committed.get(n, 0) for n in (FROM_IDS, OF_PAIRS) if n != name)
         needed = self.breakdown.total_bytes + others + wanted
-        if cap is not None and needed > cap:
+        if needed > self._cap:
             raise BudgetExceeded(
                 f"{name}, a set for each of {how_many(buckets, 'bucket')}, want "
                 f"{human_bytes(wanted)} in addition to the plan; that makes "
                 f"{human_bytes(needed)}, the cap "
-                f"is {human_bytes(cap)}: raise the cap to {needed:,} bytes, or {remedy}",
+                f"is {human_bytes(self._cap)}: raise the cap to {needed:,} bytes, or {remedy}",
                 self.breakdown,
                 needed,
             )
-        self._ledger.commit(name, wanted)
+        self._committed[name] = max(self._committed.get(name, 0), wanted)
 
     def warmed(self) -> None:
         """Starts measuring: everything a :meth:`recording` block did before this was warm-up."""
@@ -211,26 +203,24 @@ class Commitments:
             return
         taken = self.allocator.peak() - self._before
         self.measured[bucket] = max(taken, self.measured[bucket] or 0)
-        others = sum(n for name, n in self._ledger.entries.items() if name not in (STEP, GRADIENTS))
-        if FROM_IDS in self._ledger.entries:
+        others = sum(n for name, n in self._committed.items() if name not in (STEP, GRADIENTS))
+        if FROM_IDS in self._committed:
             others -= self._gradients  # this bucket's gradients are counted in ``taken``
-        cap = self._ledger.max_bytes
-        if cap is not None and others + taken > cap:
+        if others + taken > self._cap:
             self._end(tear_down)
             raise BudgetExceeded(
                 f"bucket {bucket} {self._plan.capacities[bucket]} took {human_bytes(taken)} "
                 f"measured, {human_bytes(self.predicted[bucket])} predicted; with "
-                f"{human_bytes(others)} for all else that passes the cap of {human_bytes(cap)}. "
-                f"{WHAT_NOW} raise the cap to {others + taken:,} bytes, or probe on the device "
-                "(reader='cuda') and plan again",
+                f"{human_bytes(others)} for all else that passes the cap of "
+                f"{human_bytes(self._cap)}. {WHAT_NOW} raise the cap to {others + taken:,} bytes, "
+                "or probe on the device (reader='cuda') and plan again",
                 self.breakdown,
                 others + taken,
             )
 
     def _end(self, tear_down: Callable[[], Any]) -> None:
         tear_down()
-        self._ledger.release()
-        self._used.clear()
+        self._committed.clear()
         if self.allocator is not None:
             self.allocator.trim()
 

@@ -64,23 +64,20 @@ class Checks:
         self._columns: set[str] = set()
         self.complete: bool = False
 
-    def touch(self, ids: IntArray) -> None:
-        """Checks the blocks that contain these graphs.
+    def touch(self, ids: IntArray | None = None) -> None:
+        """Checks the blocks that contain these graphs, or all blocks.
 
         Raises:
             StoreCorrupt: if a block is damaged; the message names the array and the graphs.
         """
         if self.complete:
             return
-        blocks = np.unique(np.searchsorted(self._blocks, ids, side="right") - 1)
-        for block in blocks[(blocks >= 0) & (blocks < len(self._done))].tolist():
+        blocks = np.arange(len(self._done))
+        if ids is not None:
+            found = np.unique(np.searchsorted(self._blocks, ids, side="right") - 1)
+            blocks = found[(found >= 0) & (found < len(blocks))]
+        for block in blocks.tolist():
             self._check(block)
-
-    def everything(self) -> None:
-        """Checks every block that has not been checked."""
-        if not self.complete:
-            for block in range(len(self._done)):
-                self._check(block)
 
     def column(self, name: str) -> None:
         """Checks all bytes of one array against their checksums."""

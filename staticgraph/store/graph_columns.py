@@ -221,11 +221,7 @@ class GraphColumns:
         Raises:
             StoreCorrupt: if a checksum differs; the message names the array and the graphs.
         """
-        if self.checks is None:
-            return
-        if graphs is None:
-            self.checks.everything()
-        else:
+        if self.checks is not None:
             self.checks.touch(graphs)
 
     def column(self, name: str) -> Array:
@@ -373,7 +369,8 @@ class GraphColumns:
 
     def _part_of(self, graph: int) -> tuple[GraphColumns, int]:
         """Returns the part that holds a graph, and the graph's index in it."""
-        return self, graph
+        begin, part = next(self._opened(graph, graph + 1))
+        return part, graph - begin
 
     def __getitem__(self, which: SupportsIndex | slice | ArrayLike) -> Any:
         """Returns a graph as it went in, a ``Data`` or ``HeteroData``, or a list of graphs.

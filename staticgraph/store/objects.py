@@ -10,13 +10,16 @@ lists. No step computes with objects, so they are not part of a schema, a plan o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
+
+V = TypeVar("V")
 
 
 class ObjectColumn(NamedTuple):
@@ -56,38 +59,53 @@ class ObjectColumn(NamedTuple):
         return self.text.nbytes + self.ends.nbytes
 
 
-class ObjectsOf(Mapping[str, list[Any]]):
-    """What the host knows of some graphs, read lazily: their objects by name, each a list in the
-    graphs' order, and where their edges were before sorting.
+class OnAccess(Mapping[str, V]):
+    """A mapping whose values are read when they are accessed.
+
+    Args:
+        names: the keys.
+        read: returns the value of a key.
+    """
+
+    def __init__(self, names: Collection[str], read: Callable[[str], V]) -> None:
+        self._names, self._read = names, read
+
+    def __getitem__(self, key: str) -> V:
+        if key not in self._names:
+            raise KeyError(key)
+        return self._read(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._names
+
+
+class ObjectsOf(OnAccess[list[Any]]):
+    """What the host knows of some graphs: their objects by name, each a list in the graphs' order,
+    and where their edges were before sorting.
 
     Args:
         store: a :class:`staticgraph.store.graph_columns.GraphColumns`.
         graphs: indices of graphs in it.
     """
 
-    __slots__ = ("_graphs", "_store")
-
     def __init__(self, store: Any, graphs: IntArray) -> None:
+        super().__init__(store.objects, partial(_read, store, graphs))
         self._store, self._graphs = store, graphs
 
     def places(self, level: str) -> IntArray | None:
         """Returns the place that each edge of a level had before sorting; None if none moved."""
         return self._store.places_of(self._graphs, level)
 
-    def __getitem__(self, name: str) -> list[Any]:
-        if name not in self:
-            raise KeyError(name)
-        parts = (self._store._part_of(graph) for graph in self._graphs.tolist())
-        return [part.objects[name].at(place) for part, place in parts]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._store.objects)
-
-    def __len__(self) -> int:
-        return len(self._store.objects)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._store.objects
+def _read(store: Any, graphs: IntArray, name: str) -> list[Any]:
+    parts = (store._part_of(graph) for graph in graphs.tolist())
+    return [part.objects[name].at(place) for part, place in parts]
 
 
 class HostObjects(dict[str, list[Any]]):

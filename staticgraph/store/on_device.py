@@ -30,7 +30,6 @@ from staticgraph.schema import POINTERS, Field, Schema
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array, sort_by_node
-from staticgraph.store.device_there import require_there
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import table
@@ -249,6 +248,31 @@ def _at_least_one(array: Array) -> Array:
         array = np.zeros((1, *array.shape[1:]), array.dtype)
     # torch warns about read-only arrays (mapped files), so these are copied.
     return np.ascontiguousarray(array) if array.flags.writeable else np.array(array, order="C")
+
+
+# ---------------------------------------------------------------------- the device
+
+
+def require_there(device: torch.device) -> torch.device:
+    """Returns the device.
+
+    Raises:
+        ValueError: if it is a CUDA device and torch sees none, or its index is out of range.
+    """
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
+        build = "" if torch.version.cuda else f", and torch {torch.__version__} is built without"
+        raise ValueError(
+            f"device={str(device)!r}: torch sees no CUDA device{build}: leave device= out, or give "
+            "'cuda' if torch.cuda.is_available() else 'cpu'"
+        )
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device={str(device)!r}: torch sees {torch.cuda.device_count()} CUDA devices, the "
+            "first of which is 'cuda:0'"
+        )
+    return device
 
 
 # ---------------------------------------------------------------------- the budget

@@ -25,7 +25,7 @@ from staticgraph.errors import BadGraph
 from staticgraph.schema import Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
 from staticgraph.store.checks import by_block, level_of, offsets_name, rows_of
-from staticgraph.store.columns import Array
+from staticgraph.store.columns import Array, local_positions
 from staticgraph.store.graph_columns import GraphColumns, assembled
 
 # Opens one part; called again in each pass, so that only one part is open at a time.
@@ -128,7 +128,7 @@ class Survey:
                 base, begun = int(piece[-1]) if len(piece) else base, True
             elif level is not None and not len(piece):  # edges that were sorted already
                 offsets = arrays[offsets_name(level)]
-                piece = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], np.diff(offsets))
+                piece = local_positions(np.arange(int(offsets[-1])), offsets)
             yield piece
 
     def read(self, name: str) -> Array:
@@ -188,8 +188,7 @@ def gathered(
             if len(array):
                 target[begin:end] = array[rows[begin:end]]
             elif begin < end:  # edges that were sorted already are in their own order
-                in_order = np.arange(here[-1]) - np.repeat(here[:-1], np.diff(here))
-                target[begin:end] = in_order[begin:end]
+                target[begin:end] = local_positions(np.arange(here[-1]), here)[begin:end]
         return target
 
     chosen: dict[str, Array] = {}

@@ -12,10 +12,10 @@ concatenated in main memory when it is accessed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
@@ -26,14 +26,11 @@ from staticgraph.store import files
 from staticgraph.store.checks import offsets_name
 from staticgraph.store.columns import Array, Splits
 from staticgraph.store.graph_columns import GraphColumns, assembled
-from staticgraph.store.objects import ObjectColumn
+from staticgraph.store.objects import ObjectColumn, OnAccess
 from staticgraph.store.parts import NONE, Survey, gathered
-from staticgraph.store.positions import graph_number
 from staticgraph.store.shards import ShardList
 from staticgraph.store.structure import STRUCTURE
 from staticgraph.text.how_many import how_many
-
-V = TypeVar("V")
 
 
 class Sharded(GraphColumns):
@@ -112,15 +109,10 @@ class Sharded(GraphColumns):
 
     def _opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
         """See :meth:`GraphColumns._opened`."""
-        for number, begin in enumerate(self._starts[:-1].tolist()):
-            if begin < last and self._starts[number + 1] > first:
-                yield begin, self._open(number)
-
-    def _part_of(self, graph: int) -> tuple[GraphColumns, int]:
-        """See :meth:`GraphColumns._part_of`."""
-        graph = graph_number(graph, len(self))
-        number = int(np.searchsorted(self._starts, graph, side="right")) - 1
-        return self._open(number), graph - int(self._starts[number])
+        if first < last:
+            begin, end = np.searchsorted(self._starts, [first, last - 1], side="right") - 1
+            for number in range(begin, end + 1):
+                yield int(self._starts[number]), self._open(number)
 
     def _by_shard(self, ids: IntArray) -> tuple[list[tuple[int, IntArray]], IntArray]:
         """Returns each shard's number and graphs, and the positions in ``ids`` in that order."""
@@ -240,29 +232,3 @@ class Sharded(GraphColumns):
 
     def _size_in_words(self) -> str:
         return f"{how_many(len(self), 'graph')} in {how_many(len(self.shards.shards), 'shard')}"
-
-
-class OnAccess(Mapping[str, V]):
-    """A mapping whose values, arrays over all shards, are read when they are accessed.
-
-    Args:
-        names: the keys.
-        read: returns the value of a key.
-    """
-
-    def __init__(self, names: Sequence[str], read: Callable[[str], V]) -> None:
-        self._names, self._read = names, read
-
-    def __getitem__(self, key: str) -> V:
-        if key not in self._names:
-            raise KeyError(key)
-        return self._read(key)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._names

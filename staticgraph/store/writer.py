@@ -92,9 +92,10 @@ class StoreWriter:
         self._exclude, self._check_finite = names_of_fields(exclude), check_finite
         self._overwrite, self._keep_order = overwrite, keep_order
         self._waiting: list[Any] = []
-        self._unfinished = parts_folder(self.folder) / f"{shard or 0:05d}{UNFINISHED}"
-        _clean(self.folder)
-        own = [path for path in parts_of(self.folder) if numbers_of(path)[0] == (shard or 0)]
+        self._parts = parts_folder(self.folder)
+        self._unfinished = self._parts / f"{shard or 0:05d}{UNFINISHED}"
+        _clean(self.folder, self._parts)
+        own = [path for path in parts_in(self._parts) if numbers_of(path)[0] == (shard or 0)]
         stores = [GraphStore.load(path, verify=False) for path in own]
         self._number = len(own)
         self.committed: int = sum(len(store) for store in stores)
@@ -171,12 +172,10 @@ class StoreWriter:
         if self._keep_order:
             store = store.in_first_order()
         self._check_fields(store)
-        folder = parts_folder(self.folder)
         if self._shard is not None and not self._unfinished.exists():
-            folder.mkdir(parents=True, exist_ok=True)
+            self._parts.mkdir(parents=True, exist_ok=True)
             self._unfinished.touch()
-        part = folder / f"{self._shard or 0:05d}-{self._number:07d}"
-        save(store.with_splits(), part)
+        save(store.with_splits(), self._parts / f"{self._shard or 0:05d}-{self._number:07d}")
         self._number += 1
         self.committed += len(store)
         if self.schema is None:
@@ -234,11 +233,11 @@ class StoreWriter:
             StoreCorrupt: if a part is damaged or missing; the parts stay.
         """
         self.commit()
-        paths = parts_of(self.folder)
+        paths = parts_in(self._parts)
         if not paths:
             raise BadGraph(f"{self.folder} has no graphs yet: append some before finish()")
-        check_shards(parts_folder(self.folder), paths, shards)
-        _check_ended(parts_folder(self.folder))
+        check_shards(self._parts, paths, shards)
+        _check_ended(self._parts)
         for path in paths:
             GraphStore.load(path, verify=True)  # every byte, the headers of files included
         if not merged:
@@ -251,7 +250,7 @@ class StoreWriter:
             overwrite=self._overwrite,
         )
         store = GraphStore.load(self.folder)  # before its parts are removed
-        _remove_parts(self.folder)
+        _remove_parts(self._parts)
         self._number = self.committed = 0
         return store
 
@@ -260,10 +259,10 @@ class StoreWriter:
 
         A kill leaves the parts, with or without a list, or the finished store.
         """
-        parts, target = parts_folder(self.folder), Path(os.path.realpath(self.folder))
+        target = Path(os.path.realpath(self.folder))
         require_replaceable(target, KIND, self._overwrite)
-        survey_shards(parts_in(parts), self._name).save(parts, splits)
-        exchange(parts, target)
+        survey_shards(parts_in(self._parts), self._name).save(self._parts, splits)
+        exchange(self._parts, target)
         self._number = self.committed = 0
         return GraphStore.load(self.folder)
 
@@ -289,24 +288,23 @@ def parts_folder(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.parts")
 
 
-def _remove_parts(folder: Path) -> None:
+def _remove_parts(parts: Path) -> None:
     """Removes all parts at once, by renaming; a kill leaves no partial set of parts."""
-    parts = parts_folder(folder)
     removed = scratch.beside(parts, "part")
     parts.rename(removed)
     scratch.remove(removed)
 
 
-def _clean(folder: Path) -> None:
+def _clean(folder: Path, parts: Path) -> None:
     """Removes parts, left over after a kill, that are already in the finished store.
 
     They are if the store is newer than all of them and has as many graphs.
     """
-    scratch.clean(parts_folder(folder))
-    paths = parts_of(folder)
-    if (parts_folder(folder) / MANIFEST).exists():  # a list, from an interrupted finish()
-        (parts_folder(folder) / MANIFEST).unlink()
-        for array in parts_folder(folder).glob("*.npy"):
+    scratch.clean(parts)
+    paths = parts_in(parts)
+    if (parts / MANIFEST).exists():  # a list, from an interrupted finish()
+        (parts / MANIFEST).unlink()
+        for array in parts.glob("*.npy"):
             array.unlink()
     repair(folder)
     if not paths or not (folder / MANIFEST).exists():
@@ -316,15 +314,7 @@ def _clean(folder: Path) -> None:
         return
     graphs = sum(len(GraphStore.load(path, verify=False)) for path in paths)
     if graphs == len(GraphStore.load(folder, verify=False)):
-        _remove_parts(folder)
-
-
-def parts_of(folder: Path) -> list[Path]:
-    """Returns the committed parts, ordered by shard and number.
-
-    See :func:`staticgraph.store.shards.parts_in`.
-    """
-    return parts_in(parts_folder(folder))
+        _remove_parts(parts)
 
 
 def _check_ended(folder: Path) -> None:

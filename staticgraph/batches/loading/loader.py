@@ -40,9 +40,8 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import EDGE_INDEX
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
-from staticgraph.store.device_there import require_there
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.on_device import DeviceStore
+from staticgraph.store.on_device import DeviceStore, require_there
 from staticgraph.store.random_states import kept_random_states
 from staticgraph.text.numeric_options import whole_option
 

@@ -6,12 +6,12 @@ store keeps smaller ones, so the loops that fill it are compiled once, before th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from staticgraph.batches.batch.static_batch import filled
+from staticgraph.batches.batch.static_batch import StaticBatch, filled
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.runner.prediction import Predictor
 from staticgraph.schema import Schema
@@ -45,23 +45,17 @@ class ServedBatches:
         if not (self._schema.axes or self._schema.two_sided):
             store_of([Span(FlatGraphs.zeros(self._schema), 0, 1)], self._schema)
 
-    def run(
-        self, pieces: list[Piece], bucket: int, count: Callable[[tuple[int, int, int]], None]
-    ) -> list[Request]:
-        """Runs the graphs of several requests in a bucket, and gives each request its outputs.
+    def fill(self, pieces: list[Piece], bucket: int) -> tuple[GraphStore, StaticBatch]:
+        """The graphs of several requests as a store, and as a batch of a bucket on the host."""
+        store = self._store(spans_of(pieces))
+        return store, filled(self._layouts[bucket], store, range(len(store)))
 
-        Args:
-            pieces: the graphs.
-            bucket: the bucket.
-            count: called before the batch runs with its numbers of real nodes, edges and graphs.
+    def run(self, pieces: list[Piece], store: GraphStore, batch: StaticBatch) -> list[Request]:
+        """Runs what :meth:`fill` made, and gives each request its outputs.
 
         Returns:
             The requests that have all their outputs. Raises whatever the model raises.
         """
-        store = self._store(spans_of(pieces))
-        batch = filled(self._layouts[bucket], store, range(len(store)))
-        real = batch.real_counts
-        count((real.nodes, real.edges, real.graphs))
         batch = batch.to(self._runner.device)
         out = output_of(store, batch, self._runner.predict_batch(batch))
         return hand_out(pieces, out)

@@ -405,12 +405,12 @@ class Server:
                     self._counts.answer(len(request), ended - request.arrived)
 
     def _run(self, pieces: list[Piece], bucket: int, waits: list[float]) -> list[Request]:
-        def count(real: tuple[int, int, int]) -> None:
-            """Counts the batch that begins."""
-            with self._changed:
-                self._counts.batch(bucket, real, waits)
-
-        return self._batches.run(pieces, bucket, count)
+        """Runs a batch, and counts it once it is filled; returns the requests that are complete."""
+        store, batch = self._batches.fill(pieces, bucket)
+        real = batch.real_counts
+        with self._changed:
+            self._counts.batch(bucket, (real.nodes, real.edges, real.graphs), waits)
+        return self._batches.run(pieces, store, batch)
 
     def _fail(
         self,

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -27,6 +26,8 @@ from staticgraph.errors import (
 from staticgraph.serving.bodies.checked_graphs import BadBody, first_line
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from staticgraph.serving.engine.server import Server
 
 # The number of consecutive failed batches after which the device is considered broken.
@@ -54,7 +55,7 @@ class Reply(msgspec.Struct, array_like=True):
 def reply_of(future: Future[Any], task: str | None, classes: Sequence[str] = ()) -> Reply:
     """The reply for a future of a server that is done."""
     try:
-        return reply(plain(future.result()), task, classes)
+        return reply(future.result(), task, classes)
     except Exception as error:
         return refusal(error)
 
@@ -69,57 +70,37 @@ def plain(out: Any) -> Any:
 
 
 def reply(outputs: Any, task: str | None, classes: Sequence[str] = ()) -> Reply:
-    """Plain outputs as JSON, with null for values that are not finite, with probabilities, and with
-    the most likely class of each row if classes have names."""
-    values: dict[str, Any] = {"outputs": outputs}
+    """Outputs as JSON, with null for values that are not finite, with probabilities, and with the
+    most likely class of each row if classes have names."""
+    values: dict[str, Any] = {"outputs": plain(outputs)}
     if task in ("binary", "classes"):
         probabilities = _probabilities(outputs, task)
         if probabilities is not None:
-            values["probabilities"] = probabilities
-        if classes and _is_table(outputs) and {*map(len, outputs)} == {len(classes)}:
+            values["probabilities"] = plain(probabilities)
+        if classes and getattr(outputs, "shape", ())[1:] == (len(classes),):
             values["classes"] = _likeliest(outputs, classes)
     return Reply(200, msgspec.json.encode(values))
 
 
-def _is_table(outputs: Any) -> bool:
-    """Whether a value is a list of rows of numbers."""
-    return isinstance(outputs, list) and all(_is_row(row) for row in outputs)
-
-
-def _is_row(outputs: Any) -> bool:
-    """Whether a value is a list of numbers, with None for a number that is not finite."""
-    return isinstance(outputs, list) and all(
-        value is None or type(value) in (int, float) for value in outputs
-    )
-
-
 def _probabilities(outputs: Any, task: str) -> Any:
-    """The probabilities of rows of logits, one row per graph or, nested, per node or edge of each
-    graph; for ``binary`` also of a number in place of a row. None for any other structure."""
-    if _is_row(outputs) and outputs:
-        return _row_probabilities(outputs, task) if task == "binary" else None
-    if _is_table(outputs) and len({*map(len, outputs)}) <= 1:
-        return _row_probabilities(outputs, task) if outputs else []
-    if not isinstance(outputs, list):
+    """The probabilities of rows of logits, one row per graph or, in a list, per node or edge of
+    each graph; for ``binary`` also of a number in place of a row. None for any other structure."""
+    import torch  # the processes that read bodies do without
+
+    if isinstance(outputs, list | tuple):
+        parts = [_probabilities(each, task) for each in outputs]
+        return None if any(part is None for part in parts) else parts
+    if not isinstance(outputs, torch.Tensor) or outputs.dtype == torch.bool:
         return None
-    parts = [_probabilities(each, task) for each in outputs]
-    return None if None in parts else parts
+    if outputs.dim() < (1 if task == "binary" else 2):
+        return None
+    return outputs.double().sigmoid() if task == "binary" else outputs.double().softmax(-1)
 
 
-def _row_probabilities(outputs: Any, task: str) -> Any:
-    values = np.asarray(outputs, np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        if task == "binary":
-            return (1 / (1 + np.exp(-values))).tolist()
-        raised = np.exp(values - values.max(axis=-1, keepdims=True, initial=-np.inf))
-        return (raised / raised.sum(axis=-1, keepdims=True)).tolist()
-
-
-def _likeliest(outputs: Any, classes: Sequence[str]) -> list[str | None]:
+def _likeliest(outputs: Tensor, classes: Sequence[str]) -> list[str | None]:
     """The class name of each row's largest number; None for a row with a NaN."""
-    values = np.asarray(outputs, np.float64)
-    unknown = np.isnan(values.max(axis=1)).tolist()  # the maximum is NaN if any value is
-    places: list[int] = values.argmax(axis=1).tolist()
+    unknown = outputs.isnan().any(dim=1).tolist()
+    places: list[int] = outputs.argmax(dim=1).tolist()
     return [None if none else classes[n] for none, n in zip(unknown, places, strict=True)]
 
 
@@ -181,30 +162,26 @@ class ServerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields every metric with its present values."""
         stats = self._server.stats()
-        family = _family(CounterMetricFamily, "requests", "Requests, by how they ended.", "end")
-        for end in ("answered", "failed", "refused", "cancelled"):
-            family.add_metric([end], getattr(stats, end))
-        yield family
+        ends = {end: getattr(stats, end) for end in ("answered", "failed", "refused", "cancelled")}
+        yield _family(CounterMetricFamily, "requests", "Requests, by how they ended.", "end", ends)
         yield CounterMetricFamily("staticgraph_graphs", "Graphs that were answered.", stats.graphs)
-        family = _family(CounterMetricFamily, "batches", "Batches that ran, by bucket.", "bucket")
-        for bucket, count in enumerate(stats.by_bucket):
-            family.add_metric([str(bucket)], count)
-        yield family
+        ran = dict(enumerate(stats.by_bucket))
+        yield _family(CounterMetricFamily, "batches", "Batches that ran, by bucket.", "bucket", ran)
         yield GaugeMetricFamily("staticgraph_queue_graphs", "Graphs that wait.", stats.queue)
-        family = _family(GaugeMetricFamily, "filling_ratio", "Real over physical rows.", "rows")
-        for rows, share in zip(("nodes", "edges", "graphs"), stats.filling, strict=True):
-            family.add_metric([rows], share)
-        yield family
+        full = dict(zip(("nodes", "edges", "graphs"), stats.filling, strict=True))
+        yield _family(GaugeMetricFamily, "filling_ratio", "Real over physical rows.", "rows", full)
         for name, end, times in (
             ("wait_seconds", "until a batch began", stats.wait_s),
             ("latency_seconds", "to answer", stats.latency_s),
         ):
             about = f"Seconds from arrival {end}, of the last requests."
-            family = _family(GaugeMetricFamily, name, about, "quantile")
-            for quantile, seconds in (("0.5", times.p50), ("0.9", times.p90), ("0.99", times.p99)):
-                family.add_metric([quantile], seconds)
-            yield family
+            seconds = {"0.5": times.p50, "0.9": times.p90, "0.99": times.p99}
+            yield _family(GaugeMetricFamily, name, about, "quantile", seconds)
 
 
-def _family(kind: Any, name: str, about: str, label: str) -> Any:
-    return kind(f"staticgraph_{name}", about, labels=[label])
+def _family(kind: Any, name: str, about: str, label: str, values: Mapping[Any, float]) -> Any:
+    """A metric with one value for each value of a label."""
+    family = kind(f"staticgraph_{name}", about, labels=[label])
+    for each, value in values.items():
+        family.add_metric([str(each)], value)
+    return family
