@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import errno
 import importlib
-import io
+import inspect
+import itertools
 import linecache
 import os
 import re
@@ -22,9 +23,9 @@ import sys
 import textwrap
 import tomllib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from cyclopts import (
     App,
@@ -34,7 +35,8 @@ from cyclopts import (
     Token,
     UnusedCliTokensError,
 )
-from cyclopts.config import Dict
+from cyclopts.argument import Argument
+from cyclopts.group import sort_groups
 
 from staticgraph import __version__, errors
 from staticgraph.cli import failures
@@ -71,72 +73,100 @@ PIPE_CLOSED = 141
 KNOWN = (errors.StaticGraphError, OSError)
 
 
-def make_app(command: str = "") -> App:
-    """The commands.
-
-    Args:
-        command: the command whose own description is needed; the other commands have one line, so
-            that their modules are not imported.
-    """
+def make_app(command: str) -> App:
+    """The command as an app of cyclopts, which reads its words."""
+    module, _ = COMMANDS[command]
     app = App(
-        name="staticgraph",
-        help="Train graph neural networks in a few fixed shapes.",
-        help_epilogue="Start with: staticgraph try --data esol --model gine",
-        help_format="plaintext",
-        help_flags=("--help", "-h"),
-        version=__version__,
-        version_flags="--version",
-        version_format="plaintext",
-        help_formatter=_print_panel,
+        name=f"staticgraph {command}",
+        help_flags=(),
+        version_flags=(),
         default_parameter=Parameter(negative=(), allow_repeating=True),
         result_action="return_value",
         config=_complete_options,
     )
-    for number, (name, (module, summary)) in enumerate(COMMANDS.items()):
-        more = {} if name == command else {"help": summary}
-        path = f"staticgraph.cli.{module}:run"
-        app.command(path, name=name, sort_key=number, help_epilogue="", **more)
-    app["--help"].group = app["--version"].group = "Options"
-    if command:
-        app[command]["--help"].group, app[command]["--help"].show = "Options", True
+    app.default(importlib.import_module(f"staticgraph.cli.{module}").run)
     return app
 
 
-def _print_panel(console: Any, options: Any, panel: Any) -> None:
-    """Prints a group of options or commands of ``--help``: names to the left, descriptions, with
-    choices and default, to the right."""
+def _help(command: str) -> str:
+    """The text of ``--help``: usage, description, and the options group by group.
+
+    cyclopts reads the options; the text is put together here, since cyclopts prints through rich,
+    whose import takes a fifth of the time of a help.
+    """
+    options = [("--help, -h", "Display this message and exit")]
+    if not command:
+        summaries = [(name, summary) for name, (_, summary) in COMMANDS.items()]
+        options.append(("--version", "Display application version"))
+        return (
+            "staticgraph COMMAND\n\nTrain graph neural networks in a few fixed shapes.\n\n"
+            f"{_panel('Commands', summaries)}\n\n{_panel('Options', options)}\n\n\n"
+            "Start with: staticgraph try --data esol --model gine"
+        )
+    app = make_app(command)
+    arguments = app.assemble_argument_collection(parse_docstring=True).filter_by(show=True)
+    usage = app.name[0]
+    for argument in arguments:
+        if argument.required and argument.name.startswith("-"):
+            usage += f" {argument.name} {_placeholder(argument)}"
+    usage += " [OPTIONS]"
+    usage += "".join(f" {argument.name}" for argument in arguments if argument.index is not None)
+    text, _, _ = (inspect.getdoc(app.default_command) or "").partition("\n\nArgs:")
+    summary, *paragraphs = text.split("\n\n")
+    groups, _ = sort_groups(arguments.groups, arguments.groups)
+    panels = [
+        _panel(group.name, map(_describe, arguments.filter_by(group=group)), group.help)
+        for group in groups
+    ]
+    summary = textwrap.fill(summary, 100)
+    return "\n\n".join((usage, summary, *paragraphs, *panels, _panel("Options", options)))
+
+
+def _describe(argument: Argument) -> tuple[str, str]:
+    """The names of an option with the placeholder of its value, and its description with choices
+    and default."""
+    parameter = argument.parameter
+    text = " ".join((parameter.help or "").split()).rstrip(".")
+    if choices := argument.get_choices():
+        text += f"; one of {', '.join(choices)}"
+    default = str(argument.field_info.default)
+    if isinstance(parameter.show_default, str):
+        default = parameter.show_default
+    if argument.required:
+        text += " (required)"
+    elif default not in ("False", "", "None", "()"):
+        text += f" (default: {default})"
+    if argument.index is not None:
+        return argument.name, text
+    return f"{', '.join(argument.names)} {_placeholder(argument)}".strip(), text
+
+
+def _placeholder(argument: Argument) -> str:
+    """What stands for the value of an option, such as INT; nothing for a switch."""
+    if argument.parameter.metavar or argument.hint is bool:
+        return argument.parameter.metavar or ""
+    if argument.get_choices(force=True):
+        return "CHOICE"
+    kind, *_ = get_args(argument.hint) or (argument.hint,)
+    return kind.__name__.upper()
+
+
+def _panel(title: str, rows: Iterable[tuple[str, str]], description: str = "") -> str:
+    """A group of options or commands: names to the left, descriptions to the right."""
+    rows = list(rows)
     width = min(100, shutil.get_terminal_size().columns)
-    rows = []
-    for entry in panel.entries:
-        names = ", ".join((*entry.positive_names, *entry.positive_shorts) or entry.names)
-        text = _plain(entry.description).rstrip(".")
-        if entry.choices:
-            text += f"; one of {', '.join(entry.choices)}"
-        if entry.required:
-            text += " (required)"
-        elif entry.default not in (None, "False", '""', "None", "[]", "()"):
-            text += f" (default: {entry.default})"
-        rows.append((f"{names} {entry.metavar or ''}".strip(), text))
-    if not rows:
-        return
-    indent = 2 + min(26, max((len(names) for names, _ in rows))) + 2
+    indent = 2 + min(26, max(len(names) for names, _ in rows)) + 2
     fill = textwrap.TextWrapper(width, break_on_hyphens=False)
-    lines = [f"{panel.title}:"]
+    lines = [f"{title}:"]
     fill.initial_indent = fill.subsequent_indent = "  "
-    lines += fill.wrap(_plain(panel.description))
+    lines += fill.wrap(" ".join(description.split()))
     for names, text in rows:
         fits = len(names) + 4 <= indent
         lines += [] if fits else [f"  {names}"]
         fill.initial_indent = f"  {names}".ljust(indent) if fits else " " * indent
         fill.subsequent_indent = " " * indent
         lines += fill.wrap(text) or [fill.initial_indent.rstrip()]
-    print("\n".join(lines), file=console.file, end="\n\n")
-
-
-def _plain(text: Any) -> str:
-    """A text of cyclopts without its markup, on one line."""
-    text = getattr(text, "primary_renderable", text)
-    return " ".join(str(getattr(text, "plain", text) or "").split())
+    return "\n".join(lines)
 
 
 def _complete_options(app: App, commands: tuple[str, ...], arguments: Any) -> None:
@@ -164,6 +194,8 @@ def _read_settings(path: str, app: App, commands: tuple[str, ...], arguments: An
     Raises:
         ValueError: it is not valid TOML, or has a setting twice (``batch-size``, ``batch_size``).
     """
+    from cyclopts.config import Dict  # late, since --help reads no settings
+
     try:
         settings = tomllib.loads(Path(path).expanduser().read_text())
     except ValueError as error:  # of TOML, or of Unicode
@@ -193,26 +225,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     command = words[0] if words and words[0] in COMMANDS else ""
-    app = make_app(command)
     if not words or {"--help", "-h"} & set(words):
-        from rich.console import Console
-
-        # Printed at once, since rich ends a program whose output is closed with its own status.
-        text = io.StringIO()
-        app.help_print([command] if command else [], console=Console(file=text, width=100))
-        print(text.getvalue().rstrip(), file=sys.stdout if words else sys.stderr)
+        print(_help(command), file=sys.stdout if words else sys.stderr)
         sys.exit(0 if words else FAILED)
-    if words[0] == "--version":
+    if "--version" in words:
         print(f"staticgraph {__version__}")
         sys.exit(0)
     program = f"staticgraph {command}".rstrip()
-    if command == "" and not words[0].startswith("-"):
+    if command == "":
         known = f"give one of {', '.join(COMMANDS)}{or_nearest(words[0], COMMANDS)}"
         _refuse(program, f"{words[0]!r}: {known}")
     failures.USER_CODE.clear()
     try:
-        run, bound, _ = app.parse_args(
-            _with_implied(command, words), print_error=False, exit_on_error=False
+        run, bound, _ = make_app(command).parse_args(
+            _with_implied(command, words[1:]), print_error=False, exit_on_error=False
         )
         return run(*bound.args, **bound.kwargs) or 0
     except CycloptsError as error:
@@ -240,7 +266,7 @@ def _run(words: list[str]) -> int:
 def _with_implied(command: str, words: list[str]) -> list[str]:
     """The words with the values of options that need none (``--plot``, ``--html``)."""
     completed = []
-    for word, following in zip(words, [*words[1:], "--"], strict=True):
+    for word, following in itertools.pairwise([*words, "--"]):
         implied = IMPLIED.get((command, word))
         alone = implied is not None and following.startswith("-")
         completed.append(f"{word}={implied}" if alone else word)
