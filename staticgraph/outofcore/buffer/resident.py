@@ -99,11 +99,6 @@ class ResidentGraph:
     slot_of: IntArray
     values: NDArray[Any]
 
-    __slots__ = (
-        "_firsts", "degrees", "edges", "graph", "neighbours", "node_of", "number", "partitions",
-        "slot_of", "train", "values", "whole_degrees",
-    )  # fmt: skip
-
     def __init__(
         self,
         graph: PartitionedGraph,

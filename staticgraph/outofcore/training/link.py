@@ -46,7 +46,7 @@ from staticgraph.outofcore.training.link_embeddings import bytes_of, open_embedd
 from staticgraph.outofcore.training.link_step import (
     DECODERS,
     EPSILON,
-    Decoder,
+    DistMult,
     LinkConfig,
     adagrad_rows,
     link_loss,
@@ -128,7 +128,7 @@ class LinkTrainer:
                 "neighbourhoods; give both or neither"
             )
         self.graph, self.policy, self.config, self.encoder = graph, policy, config, encoder
-        self.decoder: Decoder = DECODERS[config.decoder]()
+        self.decoder: DistMult = DECODERS[config.decoder]()
         device = next((p.device for p in encoder.parameters()), None) if encoder else None
         self._device = device or torch.device("cpu")
         options_text = f"{encoder} {list(fanouts)} {direction} {encoder_rate} {exclude}"
