@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import errno
 import importlib
-import inspect
 import itertools
 import linecache
 import os
 import re
-import shutil
 import sys
-import textwrap
 import tomllib
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn
 
 from cyclopts import (
     App,
@@ -35,11 +32,10 @@ from cyclopts import (
     Token,
     UnusedCliTokensError,
 )
-from cyclopts.argument import Argument
-from cyclopts.group import sort_groups
 
 from staticgraph import __version__, errors
 from staticgraph.cli import failures
+from staticgraph.cli.help import help_of_command, help_of_commands
 from staticgraph.cli.loading import OPTIONS_SET, UsageError
 from staticgraph.text.how_many import how_many, or_nearest
 
@@ -86,87 +82,6 @@ def make_app(command: str) -> App:
     )
     app.default(importlib.import_module(f"staticgraph.cli.{module}").run)
     return app
-
-
-def _help(command: str) -> str:
-    """The text of ``--help``: usage, description, and the options group by group.
-
-    cyclopts reads the options; the text is put together here, since cyclopts prints through rich,
-    whose import takes a fifth of the time of a help.
-    """
-    options = [("--help, -h", "Display this message and exit")]
-    if not command:
-        summaries = [(name, summary) for name, (_, summary) in COMMANDS.items()]
-        options.append(("--version", "Display application version"))
-        return (
-            "staticgraph COMMAND\n\nTrain graph neural networks in a few fixed shapes.\n\n"
-            f"{_panel('Commands', summaries)}\n\n{_panel('Options', options)}\n\n\n"
-            "Start with: staticgraph try --data esol --model gine"
-        )
-    app = make_app(command)
-    arguments = app.assemble_argument_collection(parse_docstring=True).filter_by(show=True)
-    usage = app.name[0]
-    for argument in arguments:
-        if argument.required and argument.name.startswith("-"):
-            usage += f" {argument.name} {_placeholder(argument)}"
-    usage += " [OPTIONS]"
-    usage += "".join(f" {argument.name}" for argument in arguments if argument.index is not None)
-    text, _, _ = (inspect.getdoc(app.default_command) or "").partition("\n\nArgs:")
-    summary, *paragraphs = text.split("\n\n")
-    groups, _ = sort_groups(arguments.groups, arguments.groups)
-    panels = [
-        _panel(group.name, map(_describe, arguments.filter_by(group=group)), group.help)
-        for group in groups
-    ]
-    summary = textwrap.fill(summary, 100)
-    return "\n\n".join((usage, summary, *paragraphs, *panels, _panel("Options", options)))
-
-
-def _describe(argument: Argument) -> tuple[str, str]:
-    """The names of an option with the placeholder of its value, and its description with choices
-    and default."""
-    parameter = argument.parameter
-    text = " ".join((parameter.help or "").split()).rstrip(".")
-    if choices := argument.get_choices():
-        text += f"; one of {', '.join(choices)}"
-    default = str(argument.field_info.default)
-    if isinstance(parameter.show_default, str):
-        default = parameter.show_default
-    if argument.required:
-        text += " (required)"
-    elif default not in ("False", "", "None", "()"):
-        text += f" (default: {default})"
-    if argument.index is not None:
-        return argument.name, text
-    return f"{', '.join(argument.names)} {_placeholder(argument)}".strip(), text
-
-
-def _placeholder(argument: Argument) -> str:
-    """What stands for the value of an option, such as INT; nothing for a switch."""
-    if argument.parameter.metavar or argument.hint is bool:
-        return argument.parameter.metavar or ""
-    if argument.get_choices(force=True):
-        return "CHOICE"
-    kind, *_ = get_args(argument.hint) or (argument.hint,)
-    return kind.__name__.upper()
-
-
-def _panel(title: str, rows: Iterable[tuple[str, str]], description: str = "") -> str:
-    """A group of options or commands: names to the left, descriptions to the right."""
-    rows = list(rows)
-    width = min(100, shutil.get_terminal_size().columns)
-    indent = 2 + min(26, max(len(names) for names, _ in rows)) + 2
-    fill = textwrap.TextWrapper(width, break_on_hyphens=False)
-    lines = [f"{title}:"]
-    fill.initial_indent = fill.subsequent_indent = "  "
-    lines += fill.wrap(" ".join(description.split()))
-    for names, text in rows:
-        fits = len(names) + 4 <= indent
-        lines += [] if fits else [f"  {names}"]
-        fill.initial_indent = f"  {names}".ljust(indent) if fits else " " * indent
-        fill.subsequent_indent = " " * indent
-        lines += fill.wrap(text) or [fill.initial_indent.rstrip()]
-    return "\n".join(lines)
 
 
 def _complete_options(app: App, commands: tuple[str, ...], arguments: Any) -> None:
@@ -226,7 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     command = words[0] if words and words[0] in COMMANDS else ""
     if not words or {"--help", "-h"} & set(words):
-        print(_help(command), file=sys.stdout if words else sys.stderr)
+        summaries = [(name, summary) for name, (_, summary) in COMMANDS.items()]
+        text = help_of_command(make_app(command)) if command else help_of_commands(summaries)
+        print(text, file=sys.stdout if words else sys.stderr)
         sys.exit(0 if words else FAILED)
     if "--version" in words:
         print(f"staticgraph {__version__}")
