@@ -8,6 +8,7 @@ import re
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -57,6 +58,9 @@ def test_options_have_the_defaults_and_choices_of_the_library():
     assert named["--pool"].parameter.choices == tuple(models.POOLS)
 
 
+VALUES = {int: "INT", float: "FLOAT", str: "STR", bool: ""}
+
+
 @pytest.mark.parametrize("command", ["", *cli.COMMANDS])
 def test_every_option_says_what_it_is_and_no_line_is_wide(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
@@ -66,7 +70,8 @@ def test_every_option_says_what_it_is_and_no_line_is_wide(command, monkeypatch):
     for argument in arguments:
         default, choices = argument.field_info.default, argument.get_choices(force=True)
         assert " ".join((argument.parameter.help or argument.name).rstrip(".").split()) in plain
-        value = argument.parameter.metavar or ("CHOICE" if choices else "")
+        kind, *_ = get_args(argument.hint) or (argument.hint,)
+        value = argument.parameter.metavar or ("CHOICE" if choices else VALUES[kind])
         assert argument.index is not None or f"{argument.name} {value}".rstrip() in text
         if argument.get_choices():
             assert f"one of {', '.join(choices)}" in plain, argument.name
