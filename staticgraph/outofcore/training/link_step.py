@@ -114,7 +114,7 @@ class TransE(DistMult):
         return -(squares.clamp(min=0.0) + FLOOR).sqrt().to(query.dtype)
 
 
-DECODERS = {"distmult": DistMult, "complex": ComplEx, "transe": TransE}
+DECODERS: dict[str, type[DistMult]] = {"distmult": DistMult, "complex": ComplEx, "transe": TransE}
 
 
 @dataclass(frozen=True, slots=True)
