@@ -71,7 +71,7 @@ def _describe(argument: Argument, texts: Mapping[str, str]) -> tuple[str, str]:
     """The names of an option with the placeholder of its value, and its description with choices
     and default."""
     parameter = argument.parameter
-    text = " ".join(texts[argument.field_info.name].split()).rstrip(".")
+    text = " ".join(texts.get(argument.field_info.name, "").split()).rstrip(".")
     if choices := argument.get_choices():
         text += f"; one of {', '.join(choices)}"
     default = str(argument.field_info.default)
