@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -56,17 +58,41 @@ def test_options_have_the_defaults_and_choices_of_the_library():
     assert named["--pool"].parameter.choices == tuple(models.POOLS)
 
 
+VALUES = {int: "INT", float: "FLOAT", str: "STR", bool: ""}
+
+
 @pytest.mark.parametrize("command", ["", *cli.COMMANDS])
 def test_every_option_says_what_it_is_and_no_line_is_wide(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     text = help_of(command)
     assert max(map(len, text.splitlines())) <= 100
-    for argument in arguments_of(command) if command else ():
-        default, plain = argument.field_info.default, " ".join(text.split())
-        assert argument.parameter.help, argument.name
-        assert argument.name in text
+    arguments, plain = arguments_of(command) if command else [], " ".join(text.split())
+    for argument in arguments:
+        default, choices = argument.field_info.default, argument.get_choices(force=True)
+        assert " ".join((argument.parameter.help or argument.name).rstrip(".").split()) in plain
+        kind, *_ = get_args(argument.hint) or (argument.hint,)
+        value = argument.parameter.metavar or ("CHOICE" if choices else VALUES[kind])
+        assert argument.index is not None or f"{argument.name} {value}".rstrip() in text
+        if argument.get_choices():
+            assert f"one of {', '.join(choices)}" in plain, argument.name
         if isinstance(default, str | int | float) and default not in (False, ""):
             assert f"(default: {default})" in plain, argument.name
+    assert plain.count("(required)") == sum(argument.required for argument in arguments)
+
+
+def test_groups_of_options_are_in_their_order():
+    headings = [line for line in help_of("plan").splitlines() if re.fullmatch(r"\S.*:", line)]
+    assert headings == [
+        "For example:",
+        "Parameters:",
+        "data:",
+        "model:",
+        "files:",
+        "what to plan (one of; --graphs 128 by default):",
+        "memory (with --data; the largest batches that fit):",
+        "how:",
+        "Options:",
+    ]
 
 
 # ---------------------------------------------------------------------- results

@@ -65,7 +65,7 @@ def test_every_name_is_in_the_reference():
 def test_help_waits_for_neither_torch_nor_pyg():
     program = (
         "import sys, staticgraph.cli; app = staticgraph.cli.make_app('plan');"
-        "app['plan'].assemble_argument_collection();"
+        "app.assemble_argument_collection();"
         "print([name for name in ('torch', 'torch_geometric', 'numba') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from staticgraph.outofcore import (
     InMemory,
     LinkTrainer,
     PartitionedGraph,
+    SampledLoader,
     partition,
 )
 from staticgraph.outofcore.buffer.buffer import EmbeddingBuffer
@@ -138,7 +140,15 @@ def test_a_kill_anywhere_loses_nothing_committed(graph, tmp_path, call, numbers,
 
 @pytest.mark.parametrize("make", [plain, encoded])
 @pytest.mark.parametrize("state", [0, 2])
-def test_an_epoch_that_is_interrupted_starts_again(graph, tmp_path, state, make):
+def test_an_epoch_that_is_interrupted_starts_again(graph, tmp_path, state, make, monkeypatch):
+    write = EmbeddingFile.write
+
+    def write_late(*arguments):
+        """Leaves writes to the thread that an interrupted epoch must wait for."""
+        time.sleep(0.02)
+        write(*arguments)
+
+    monkeypatch.setattr(EmbeddingFile, "write", write_late)
     whole = make(graph, Comet(4, 3), tmp_path / "whole")
     trainer = make(graph, Comet(4, 3), tmp_path / "interrupted")
     assert_begins_anew(whole, trainer, state, everything)
@@ -174,6 +184,14 @@ def test_an_error_of_the_reading_thread_reaches_training(graph, tmp_path):
 def test_embeddings_of_another_graph_are_refused(graph, tmp_path):
     with pytest.raises(ValueError, match="belong to different graphs"):
         EmbeddingBuffer(graph, made(tmp_path), 2, 1)
+
+
+def test_embeddings_are_not_the_states_of_a_loader_of_nodes(graph, tmp_path):
+    file = made(tmp_path, graph.num_partitions, graph.partition_size)
+    states = EmbeddingBuffer(graph, file, 6, 1, "in")
+    with pytest.raises(ValueError, match="trained along edges: give the loader task='link'"):
+        SampledLoader(graph, InMemory(), [2], 4, states=states)
+    states.close()
 
 
 # ---------------------------------------------------------------------- one trainer, one place

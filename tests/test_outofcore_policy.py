@@ -22,7 +22,6 @@ from staticgraph.outofcore import (
     edge_permutation_bias,
     tune,
 )
-from staticgraph.outofcore.policies.schedule import NodeSchedule
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -39,7 +38,7 @@ def assert_is_an_epoch(schedule: Schedule, p: int, c: int, group: int) -> None:
         assert len(set(now.partitions) - set(before.partitions)) == group
 
 
-def assert_trains_once(schedule: NodeSchedule, training: tuple[int, ...]) -> None:
+def assert_trains_once(schedule: Schedule, training: tuple[int, ...]) -> None:
     assert sorted(k for state in schedule.states for k in state.train) == sorted(training)
     assert all(set(state.train) <= set(state.partitions) for state in schedule.states)
 

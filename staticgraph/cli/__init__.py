@@ -1,25 +1,23 @@
 """The command line: ``staticgraph plan | train | report`` and more.
 
 A command is a function ``run`` in a module of its own. Its keywords, and the fields of the
-dataclasses it takes, are its options: cyclopts reads types, ranges, defaults and descriptions from
-them. Modules import torch only when they run, so that ``staticgraph --help`` is quick. Results go
-to stdout (as JSON with ``--json``), progress to stderr. The exit status is 0 for success; 1 for a
-negative result (a training diverged, a model is not static); 2 with a one-line message for an error
-that the user can correct, including errors in the user's model. Any other error is a bug and shows
-its traceback.
+dataclasses it takes, are its options: cyclopts reads types, ranges and defaults from them, and
+``--help`` the descriptions. Modules import torch only when they run, so that ``--help`` is quick.
+Results go to stdout (as JSON with ``--json``), progress to stderr. The exit status is 0 for
+success; 1 for a negative result (a training diverged, a model is not static); 2 with a one-line
+message for an error that the user can correct, including errors in the user's model. Any other
+error is a bug and shows its traceback.
 """
 
 from __future__ import annotations
 
 import errno
 import importlib
-import io
+import itertools
 import linecache
 import os
 import re
-import shutil
 import sys
-import textwrap
 import tomllib
 import traceback
 from collections.abc import Sequence
@@ -34,10 +32,10 @@ from cyclopts import (
     Token,
     UnusedCliTokensError,
 )
-from cyclopts.config import Dict
 
 from staticgraph import __version__, errors
 from staticgraph.cli import failures
+from staticgraph.cli.help import help_of_command, help_of_commands
 from staticgraph.cli.loading import OPTIONS_SET, UsageError
 from staticgraph.text.how_many import how_many, or_nearest
 
@@ -71,72 +69,19 @@ PIPE_CLOSED = 141
 KNOWN = (errors.StaticGraphError, OSError)
 
 
-def make_app(command: str = "") -> App:
-    """The commands.
-
-    Args:
-        command: the command whose own description is needed; the other commands have one line, so
-            that their modules are not imported.
-    """
+def make_app(command: str) -> App:
+    """The command as an app of cyclopts, which reads its words."""
+    module, _ = COMMANDS[command]
     app = App(
-        name="staticgraph",
-        help="Train graph neural networks in a few fixed shapes.",
-        help_epilogue="Start with: staticgraph try --data esol --model gine",
-        help_format="plaintext",
-        help_flags=("--help", "-h"),
-        version=__version__,
-        version_flags="--version",
-        version_format="plaintext",
-        help_formatter=_print_panel,
+        name=f"staticgraph {command}",
+        help_flags=(),
+        version_flags=(),
         default_parameter=Parameter(negative=(), allow_repeating=True),
         result_action="return_value",
         config=_complete_options,
     )
-    for number, (name, (module, summary)) in enumerate(COMMANDS.items()):
-        more = {} if name == command else {"help": summary}
-        path = f"staticgraph.cli.{module}:run"
-        app.command(path, name=name, sort_key=number, help_epilogue="", **more)
-    app["--help"].group = app["--version"].group = "Options"
-    if command:
-        app[command]["--help"].group, app[command]["--help"].show = "Options", True
+    app.default(importlib.import_module(f"staticgraph.cli.{module}").run)
     return app
-
-
-def _print_panel(console: Any, options: Any, panel: Any) -> None:
-    """Prints a group of options or commands of ``--help``: names to the left, descriptions, with
-    choices and default, to the right."""
-    width = min(100, shutil.get_terminal_size().columns)
-    rows = []
-    for entry in panel.entries:
-        names = ", ".join((*entry.positive_names, *entry.positive_shorts) or entry.names)
-        text = _plain(entry.description).rstrip(".")
-        if entry.choices:
-            text += f"; one of {', '.join(entry.choices)}"
-        if entry.required:
-            text += " (required)"
-        elif entry.default not in (None, "False", '""', "None", "[]", "()"):
-            text += f" (default: {entry.default})"
-        rows.append((f"{names} {entry.metavar or ''}".strip(), text))
-    if not rows:
-        return
-    indent = 2 + min(26, max((len(names) for names, _ in rows))) + 2
-    fill = textwrap.TextWrapper(width, break_on_hyphens=False)
-    lines = [f"{panel.title}:"]
-    fill.initial_indent = fill.subsequent_indent = "  "
-    lines += fill.wrap(_plain(panel.description))
-    for names, text in rows:
-        fits = len(names) + 4 <= indent
-        lines += [] if fits else [f"  {names}"]
-        fill.initial_indent = f"  {names}".ljust(indent) if fits else " " * indent
-        fill.subsequent_indent = " " * indent
-        lines += fill.wrap(text) or [fill.initial_indent.rstrip()]
-    print("\n".join(lines), file=console.file, end="\n\n")
-
-
-def _plain(text: Any) -> str:
-    """A text of cyclopts without its markup, on one line."""
-    text = getattr(text, "primary_renderable", text)
-    return " ".join(str(getattr(text, "plain", text) or "").split())
 
 
 def _complete_options(app: App, commands: tuple[str, ...], arguments: Any) -> None:
@@ -164,6 +109,8 @@ def _read_settings(path: str, app: App, commands: tuple[str, ...], arguments: An
     Raises:
         ValueError: it is not valid TOML, or has a setting twice (``batch-size``, ``batch_size``).
     """
+    from cyclopts.config import Dict  # late, since --help reads no settings
+
     try:
         settings = tomllib.loads(Path(path).expanduser().read_text())
     except ValueError as error:  # of TOML, or of Unicode
@@ -193,26 +140,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     command = words[0] if words and words[0] in COMMANDS else ""
-    app = make_app(command)
     if not words or {"--help", "-h"} & set(words):
-        from rich.console import Console
-
-        # Printed at once, since rich ends a program whose output is closed with its own status.
-        text = io.StringIO()
-        app.help_print([command] if command else [], console=Console(file=text, width=100))
-        print(text.getvalue().rstrip(), file=sys.stdout if words else sys.stderr)
+        summaries = [(name, summary) for name, (_, summary) in COMMANDS.items()]
+        text = help_of_command(make_app(command)) if command else help_of_commands(summaries)
+        print(text, file=sys.stdout if words else sys.stderr)
         sys.exit(0 if words else FAILED)
-    if words[0] == "--version":
+    if "--version" in words:
         print(f"staticgraph {__version__}")
         sys.exit(0)
     program = f"staticgraph {command}".rstrip()
-    if command == "" and not words[0].startswith("-"):
+    if command == "":
         known = f"give one of {', '.join(COMMANDS)}{or_nearest(words[0], COMMANDS)}"
         _refuse(program, f"{words[0]!r}: {known}")
     failures.USER_CODE.clear()
     try:
-        run, bound, _ = app.parse_args(
-            _with_implied(command, words), print_error=False, exit_on_error=False
+        run, bound, _ = make_app(command).parse_args(
+            _with_implied(command, words[1:]), print_error=False, exit_on_error=False
         )
         return run(*bound.args, **bound.kwargs) or 0
     except CycloptsError as error:
@@ -240,7 +183,7 @@ def _run(words: list[str]) -> int:
 def _with_implied(command: str, words: list[str]) -> list[str]:
     """The words with the values of options that need none (``--plot``, ``--html``)."""
     completed = []
-    for word, following in zip(words, [*words[1:], "--"], strict=True):
+    for word, following in itertools.pairwise([*words, "--"]):
         implied = IMPLIED.get((command, word))
         alone = implied is not None and following.startswith("-")
         completed.append(f"{word}={implied}" if alone else word)

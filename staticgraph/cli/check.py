@@ -65,7 +65,9 @@ class DryRunOptions:
 
     gpu: Annotated[str | None, choice(*GPUS), Parameter(name="--for", group=DRY_RUN)] = None
     mode: Annotated[
-        tuple[str, ...], several(one_of(*MODES)), Parameter(group=DRY_RUN, choices=MODES)
+        tuple[str, ...],
+        several(one_of(*MODES)),
+        Parameter(group=DRY_RUN, choices=MODES, metavar="CHOICE..."),
     ] = ()
     kernels: Annotated[bool, Parameter(group=DRY_RUN)] = False
     autocast: Annotated[str | None, Parameter(group=DRY_RUN, metavar="DTYPE")] = None

@@ -76,7 +76,6 @@ def run(
         require_graph(data)
 
     from staticgraph.outofcore import PartitionedGraph, partition
-    from staticgraph.outofcore.disk.array_files import open_array
     from staticgraph.outofcore.disk.data import open_links
     from staticgraph.text.table import table
 
@@ -88,7 +87,7 @@ def run(
     status = Status()
     partition(
         rows, count, partitions, out, seed=seed, overwrite=overwrite,
-        features=None if features is None else open_array(features),
+        features=features,
         progress=lambda stage, done: status.show(f"{stage}: {how_many(done, 'edge')}"),
     )  # fmt: skip
     status.clear()

@@ -54,8 +54,6 @@ class PlanOptions(MeasuredStep):
     """The options of a plan.
 
     Attributes:
-        data: esol, tu:NAME, molnet:NAME, ogb:NAME, the folder of a store or of a PyG dataset, or a
-            .npz, .pt or .csv file.
         histogram: CSV of sizes and counts, in place of --data.
         batch_size: exactly B graphs in each training batch.
         graphs: as many graphs per batch as fit, about B.

@@ -13,7 +13,6 @@ import itertools
 import os
 import platform
 import re
-import secrets
 import shutil
 import time
 import zlib
@@ -25,7 +24,7 @@ from typing import Literal
 Kind = Literal["part", "old"]
 
 MACHINE = f"{zlib.crc32(platform.node().encode()):08x}"
-TOKEN = secrets.token_hex(4)
+TOKEN = os.urandom(4).hex()
 FOREIGN_S = 24 * 3600.0
 # Names are limited to 255 bytes on common file systems; the scratch of longer targets is shortened.
 LONGEST_NAME = 180

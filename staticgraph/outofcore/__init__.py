@@ -16,8 +16,6 @@ from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.partitioning import partition
 from staticgraph.outofcore.policies.policy import Beta, Comet, Dispersed, InMemory, NodeCache
 from staticgraph.outofcore.policies.schedule import (
-    NodeSchedule,
-    NodeState,
     Schedule,
     State,
     edge_permutation_bias,
@@ -42,8 +40,6 @@ __all__ = [
     "LinkTrainer",
     "NodeCache",
     "NodeEpoch",
-    "NodeSchedule",
-    "NodeState",
     "NodeTrainer",
     "PartitionedGraph",
     "SampleStatistics",

@@ -21,7 +21,7 @@ def status_of(argv: Sequence[str]) -> int:
 
 def arguments_of(command: str) -> list[Argument]:
     """Every option and argument of a command, as cyclopts reads it."""
-    collection = cli.make_app(command)[command].assemble_argument_collection(parse_docstring=True)
+    collection = cli.make_app(command).assemble_argument_collection(parse_docstring=True)
     return [argument for argument in collection if argument.name != "*"]
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from staticgraph.outofcore.buffer.resident import ResidentGraph
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile, FloatArray
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
-from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState, Schedule, State
+from staticgraph.outofcore.policies.schedule import Schedule, State
 from staticgraph.text.how_many import how_many
 
 
@@ -84,7 +84,7 @@ class PartitionBuffer:
         """Values per row."""
         return self.values.shape[1]
 
-    def run(self, schedule: Schedule | NodeSchedule) -> Iterator[ResidentGraph]:
+    def run(self, schedule: Schedule) -> Iterator[ResidentGraph]:
         """Loads the states of a schedule and yields them one by one; the caller trains on each.
 
         What training changed is written when the last state ends; nothing is committed.
@@ -147,7 +147,7 @@ class PartitionBuffer:
         return reads
 
     def _prepare(
-        self, number: int, state: State | NodeState, reads: list[tuple[int, int, Future[None]]]
+        self, number: int, state: State, reads: list[tuple[int, int, Future[None]]]
     ) -> Future[ResidentGraph]:
         """Requests the graph of a state, given the slots that its new partitions are read into."""
         slot_of = self._slot_of.copy()
@@ -189,7 +189,7 @@ class FeatureBuffer(PartitionBuffer):
         dtype, width = (graph.manifest.features if features else None) or ("float32", 0)
         super().__init__(graph, np.empty((0, width), dtype), direction)
 
-    def run(self, schedule: Schedule | NodeSchedule) -> Iterator[ResidentGraph]:
+    def run(self, schedule: Schedule) -> Iterator[ResidentGraph]:
         """As :meth:`PartitionBuffer.run`."""
         spare = max((len(partitions) for partitions in schedule.entering()[1:]), default=0)
         slots = max(len(state.partitions) for state in schedule.states) + spare
@@ -244,16 +244,6 @@ class EmbeddingBuffer(PartitionBuffer):
         super().__init__(graph, np.zeros((count * size, file.dimension), np.float32), direction)
         self._file = file
         self.sums: FloatArray = np.zeros_like(self.values)
-
-    def run(self, schedule: Schedule | NodeSchedule) -> Iterator[ResidentGraph]:
-        """As :meth:`PartitionBuffer.run`.
-
-        Raises:
-            ValueError: if the schedule is one of nodes, since embeddings are trained on edges.
-        """
-        if isinstance(schedule, NodeSchedule):
-            raise ValueError("embeddings are trained along edges: give the loader task='link'")
-        return super().run(schedule)
 
     def _read(self, partition: int, rows: slice) -> None:
         self._file.read(partition, self.values[rows], self.sums[rows])

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
-from staticgraph.outofcore.policies.schedule import NodeState, State
+from staticgraph.outofcore.policies.schedule import State
 from staticgraph.store.columns import sort_by_key
 
 IntArray = NDArray[np.int64]
@@ -84,8 +84,8 @@ class ResidentGraph:
 
     Attributes:
         partitions: the resident partitions, ascending.
-        train: the partitions whose nodes are trained on in this state (empty in an edge schedule).
-        edges: ``[n, 2 or 3]`` edges to train on, as rows (empty in a node schedule).
+        train: the partitions whose nodes are trained on in this state (none in training on edges).
+        edges: ``[n, 2 or 3]`` edges to train on, as rows (none in training on nodes).
         neighbours: the neighbours of each row, over all edges between resident partitions; empty
             without a direction.
         degrees: ``[rows]`` degrees in ``neighbours``, without self-loops.
@@ -99,28 +99,21 @@ class ResidentGraph:
     slot_of: IntArray
     values: NDArray[Any]
 
-    __slots__ = (
-        "_firsts", "degrees", "edges", "graph", "neighbours", "node_of", "number", "partitions",
-        "slot_of", "train", "values", "whole_degrees",
-    )  # fmt: skip
-
     def __init__(
         self,
         graph: PartitionedGraph,
         number: int,
-        state: State | NodeState,
+        state: State,
         slot_of: IntArray,
         values: NDArray[Any],
         direction: Direction | None,
     ) -> None:
         size, self.graph, self.number = graph.partition_size, graph, number
         self.partitions, self.slot_of, self.values = state.partitions, slot_of, values
-        self.train: tuple[int, ...] = state.train if isinstance(state, NodeState) else ()
         counts = [graph.nodes_of(partition) for partition in state.partitions]
         self._firsts = np.concatenate([[0], np.cumsum(counts)])
-        self.edges: NDArray[Any] = np.empty((0, graph.columns), graph.dtype)
-        if isinstance(state, State):
-            self.edges = self._in_rows(graph.read_cells(state.cells))
+        self.train: tuple[int, ...] = state.train
+        self.edges: NDArray[Any] = self._in_rows(graph.read_cells(state.cells))
         self.node_of: IntArray = np.full(len(values), -1, np.int64)
         self.whole_degrees: IntArray = np.zeros(len(values), np.int64)
         for partition, count in zip(state.partitions, counts, strict=True):

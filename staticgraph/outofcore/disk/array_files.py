@@ -6,7 +6,6 @@ select nodes 0 and 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,45 +54,24 @@ def array_of(values: ArrayLike | str | Path, name: str) -> NDArray[Any]:
 WIDEST_BYTES = 8
 
 
-class FeatureRows:
-    """``[N, F]`` features, read by rows.
+def feature_rows(features: ArrayLike | str | Path, num_nodes: int) -> NDArray[Any]:
+    """Returns ``[N, F]`` features, memory-mapped if they are in a file.
 
     Args:
-        features: an array, memory-mapped or not, a host tensor, lists, or the path of an ``.npy``,
-            which is memory-mapped.
+        features: an array, memory-mapped or not, a host tensor, lists, or the path of an ``.npy``.
         num_nodes: N.
-
-    Attributes:
-        dtype: the dtype in which rows are written.
-        width: F.
 
     Raises:
         BadGraph: if the shape is another one, or the dtype is not one that torch and NumPy share.
     """
-
-    dtype: np.dtype[Any]
-    width: int
-
-    def __init__(self, features: ArrayLike | str | Path, num_nodes: int) -> None:
-        self._rows: NDArray[Any] = array_of(features, "features")
-        shape, dtype = self._rows.shape, self._rows.dtype
-        if len(shape) != 2 or shape[0] != num_nodes:
-            raise BadGraph(f"features has shape {shape}; give [{num_nodes}, F], a row per node")
-        if dtype.kind not in "biuf" or dtype.itemsize > WIDEST_BYTES:
-            raise BadGraph(
-                f"features has dtype {dtype}; give numbers, such as float32, float16 or int64"
-            )
-        self.dtype, self.width = dtype.newbyteorder("="), shape[1]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes per node."""
-        return self.width * self.dtype.itemsize
-
-    def blocks(self, nodes: NDArray[np.int64], size: int) -> Iterator[NDArray[Any]]:
-        """Yields the rows of these nodes in blocks ``[size, F]``; the last may be smaller."""
-        for low in range(0, len(nodes), size):
-            yield np.ascontiguousarray(self._rows[nodes[low : low + size]], self.dtype)
+    rows = array_of(features, "features")
+    if rows.ndim != 2 or len(rows) != num_nodes:
+        raise BadGraph(f"features has shape {rows.shape}; give [{num_nodes}, F], a row per node")
+    if rows.dtype.kind not in "biuf" or rows.dtype.itemsize > WIDEST_BYTES:
+        raise BadGraph(
+            f"features has dtype {rows.dtype}; give numbers, such as float32, float16 or int64"
+        )
+    return rows
 
 
 def node_numbers(nodes: ArrayLike, num_nodes: int, name: str) -> NDArray[np.int64]:

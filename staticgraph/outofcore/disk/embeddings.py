@@ -7,8 +7,7 @@ durable and then replaces one small file, which records the valid place of each 
 Invariant: after a kill, opening finds exactly the last committed epoch. This takes twice the disk
 space, but unlike a redo log it writes nothing twice.
 
-A record is ``partition_size`` rows of values followed by as many rows of Adagrad sums, float32, so
-that one ``preadv`` fills both arrays of a slot.
+A record is ``partition_size`` rows of values followed by as many rows of Adagrad sums, float32.
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
 from staticgraph.files.folder import replacing
-from staticgraph.outofcore.disk.array_files import FeatureRows, node_numbers
+from staticgraph.outofcore.disk.array_files import feature_rows, node_numbers
 from staticgraph.outofcore.disk.external_sort import Edges, EdgeSource, Progress, sort_edges
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.manifest import (
@@ -94,15 +94,16 @@ def partition(
     seed, chunk = whole("seed", seed), whole("chunk", chunk)
     if num_nodes < 1:
         raise BadGraph(f"num_nodes={num_nodes}; a graph needs at least one node")
-    rows = None if features is None else FeatureRows(features, num_nodes)
+    rows = None if features is None else feature_rows(features, num_nodes)
     source = EdgeSource(edges, num_nodes, chunk)
     p = (
-        _auto(num_nodes, 200 if rows is None else rows.row_bytes)
+        _auto(num_nodes, 200 if rows is None else rows.shape[1] * rows.itemsize)
         if num_partitions == "auto"
         else whole("num_partitions", num_partitions)
     )
     size = _partition_size(num_nodes, p)
-    first = _training(training_nodes, num_nodes)
+    listed = [] if training_nodes is None else training_nodes
+    first = np.unique(node_numbers(listed, num_nodes, "training_nodes"))
     if near < 0 or (near and not len(first)):
         raise BadGraph(
             f"near={how_many(near, 'hop')} from {how_many(len(first), 'training node')}: give "
@@ -124,7 +125,7 @@ def partition(
         described = None
         if rows is not None:
             files[FEATURES] = _write_features(rows, node_ids, size, scratch / FEATURES)
-            described = (rows.dtype.name, rows.width)
+            described = (rows.dtype.newbyteorder("=").name, rows.shape[1])
         Manifest(
             num_nodes=num_nodes,
             num_edges=int(offsets[-1]),
@@ -164,10 +165,6 @@ def _auto(num_nodes: int, row_bytes: int) -> int:
     while math.ceil(num_nodes / math.ceil(num_nodes / p)) != p:
         p //= 2
     return p
-
-
-def _training(nodes: ArrayLike | None, num_nodes: int) -> NDArray[np.int64]:
-    return np.unique(node_numbers([] if nodes is None else nodes, num_nodes, "training_nodes"))
 
 
 def _order(num_nodes: int, first: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
@@ -244,10 +241,14 @@ def _write_tables(
     }
 
 
-def _write_features(rows: FeatureRows, ids: NDArray[np.int64], size: int, path: Path) -> FileRecord:
+def _write_features(
+    rows: NDArray[Any], ids: NDArray[np.int64], size: int, path: Path
+) -> FileRecord:
     """Writes features in the new order; returns the file's record, with one block per partition."""
+    begins = range(0, len(ids), size)
     with path.open("wb") as file:
-        for block in rows.blocks(ids, size):
+        for low in begins:
+            block = np.ascontiguousarray(rows[ids[low : low + size]], rows.dtype.newbyteorder("="))
             # Not tofile, whose error for a full disk only gives the number of items written.
             file.write(block.data)
-    return FileRecord.of(path, [low * rows.row_bytes for low in range(0, len(ids), size)])
+    return FileRecord.of(path, [low * rows.shape[1] * rows.itemsize for low in begins])

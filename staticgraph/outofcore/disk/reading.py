@@ -48,18 +48,18 @@ class BlockFile:
             StoreCorrupt: if the file ends before they are full.
         """
         views = [array.data.cast("B") for array in into if array.size]
-        at = offset
-        while views:
-            got = os.preadv(self.descriptor, views, at)
-            self.reads += 1
-            if not got:
-                missing = sum(view.nbytes for view in views)
-                raise StoreCorrupt(
-                    f"{self.path} ends at byte {at}, {how_many(missing, 'byte')} short of the "
-                    f"block that begins at {offset}: the file was cut; partition the graph again"
-                )
-            at += got
-            views = _after(views, got)
+        at, end = offset, offset + sum(view.nbytes for view in views)
+        for view in views:
+            while view:
+                got = os.preadv(self.descriptor, [view], at)
+                self.reads += 1
+                if not got:
+                    raise StoreCorrupt(
+                        f"{self.path} ends at byte {at}, {how_many(end - at, 'byte')} short of the "
+                        f"block that begins at {offset}: the file was cut; partition the graph "
+                        "again"
+                    )
+                view, at = view[got:], at + got
         self.bytes_read += at - offset
         self._forget(offset, at)
 
@@ -87,14 +87,6 @@ class BlockFile:
     def __del__(self) -> None:
         if getattr(self, "descriptor", -1) >= 0:
             self.close()
-
-
-def _after(views: list[memoryview], count: int) -> list[memoryview]:
-    """Returns the remaining views after ``count`` bytes were filled."""
-    while views and count >= views[0].nbytes:
-        count -= views[0].nbytes
-        views = views[1:]
-    return [views[0][count:], *views[1:]] if views and count else views
 
 
 def write_all(file: int, array: NDArray[np.generic], offset: int) -> None:

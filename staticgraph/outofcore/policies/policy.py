@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from staticgraph.outofcore.policies.schedule import Cell, NodeSchedule, NodeState, Schedule, State
+from staticgraph.outofcore.policies.schedule import Cell, Schedule, State
 from staticgraph.text.how_many import how_many
 
 Assignment = Literal["greedy", "random"]
@@ -192,7 +192,7 @@ class NodeCache(_Buffered):
 
     def epoch(
         self, num_partitions: int, training: tuple[int, ...], rng: np.random.Generator
-    ) -> NodeSchedule:
+    ) -> Schedule:
         """Returns a schedule of one state.
 
         Raises:
@@ -209,7 +209,7 @@ class NodeCache(_Buffered):
         kept = min(self.near, places)
         drawn = rng.choice(others[kept:], places - kept, replace=False) if places > kept else []
         resident = tuple(sorted([*training, *others[:kept].tolist(), *np.asarray(drawn).tolist()]))
-        return NodeSchedule(num_partitions, (NodeState(resident, tuple(sorted(training))),))
+        return Schedule(num_partitions, (State(resident, train=tuple(sorted(training))),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class Dispersed(_Buffered):
 
     def epoch(
         self, num_partitions: int, training: tuple[int, ...], rng: np.random.Generator
-    ) -> NodeSchedule:
+    ) -> Schedule:
         """Returns states that together hold all partitions; each trains once, in a random state."""
         order = rng.permutation(num_partitions).tolist()
         buffer = min(self.buffer, num_partitions)
@@ -246,7 +246,7 @@ class Dispersed(_Buffered):
             holding = [number for number, state in enumerate(held) if partition in state]
             train[holding[int(rng.integers(len(holding)))]].append(partition)
         states = zip(held, train, strict=True)
-        return NodeSchedule(num_partitions, tuple(NodeState(h, tuple(t)) for h, t in states))
+        return Schedule(num_partitions, tuple(State(h, train=tuple(t)) for h, t in states))
 
 
 NodePolicy = NodeCache | Dispersed

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,34 +29,20 @@ class State:
 
     Attributes:
         partitions: resident partitions, ascending.
-        cells: edges by (source partition, destination partition) trained on in this state.
+        cells: edges by (source partition, destination partition) trained on in this state; none in
+            training on nodes.
+        train: the partitions whose training nodes are used in this state; none in training on
+            edges.
     """
 
     partitions: tuple[int, ...]
-    cells: tuple[Cell, ...]
-
-
-class _States:
-    """What schedules of edges and of nodes share."""
-
-    __slots__ = ()
-
-    states: tuple[Any, ...]
-
-    @property
-    def reads(self) -> int:
-        """Partitions read in the epoch, including those of the first state."""
-        return sum(len(partitions) for partitions in self.entering())
-
-    def entering(self) -> list[tuple[int, ...]]:
-        """Returns, for each state, the partitions that the one before did not hold."""
-        held = [set(), *(set(state.partitions) for state in self.states)]
-        return [tuple(sorted(now - before)) for before, now in pairwise(held)]
+    cells: tuple[Cell, ...] = ()
+    train: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule(_States):
-    """The states of one epoch of training on edges.
+class Schedule:
+    """The states of one epoch of training on edges or on nodes.
 
     Attributes:
         num_partitions: p.
@@ -70,35 +55,19 @@ class Schedule(_States):
     group: int = 1
 
     @property
+    def reads(self) -> int:
+        """Partitions read in the epoch, including those of the first state."""
+        return sum(len(partitions) for partitions in self.entering())
+
+    @property
     def swaps(self) -> int:
         """Number of groups of partitions read into the buffer after the first state."""
         return self.reads // self.group - len(self.states[0].partitions) // self.group
 
-
-@dataclass(frozen=True, slots=True)
-class NodeState:
-    """The buffer at one time, for training on nodes.
-
-    Attributes:
-        partitions: resident partitions, ascending.
-        train: the partitions whose training nodes are used in this state.
-    """
-
-    partitions: tuple[int, ...]
-    train: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSchedule(_States):
-    """The states of one epoch of training on nodes."""
-
-    num_partitions: int
-    states: tuple[NodeState, ...]
-
-    @property
-    def swaps(self) -> int:
-        """Partitions read after the first state."""
-        return self.reads - len(self.states[0].partitions)
+    def entering(self) -> list[tuple[int, ...]]:
+        """Returns, for each state, the partitions that the one before did not hold."""
+        held = [set(), *(set(state.partitions) for state in self.states)]
+        return [tuple(sorted(now - before)) for before, now in pairwise(held)]
 
 
 def edge_permutation_bias(schedule: Schedule, cell_sizes: ArrayLike | None = None) -> float:

@@ -14,7 +14,7 @@ many layers as hops, the rows of the seeds are those of the model on the sampled
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +60,6 @@ class SampleStatistics:
         return self.real_rows / self.padded_rows if self.padded_rows else 1.0
 
 
-@dataclass(frozen=True, slots=True)
 class SampledGraphs:
     """Makes static batches of samples.
 
@@ -70,17 +69,12 @@ class SampledGraphs:
         closed: each node has exactly one self-loop, as GCN's normalisation needs.
     """
 
-    plan: BucketPlan
-    schema: Schema
-    closed: bool = False
-    statistics: SampleStatistics = field(init=False, compare=False)
-    _layouts: tuple[SlotLayout, ...] = field(init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        buckets = enumerate(self.plan.capacities)
-        layouts = tuple(SlotLayout(number, capacity, self.schema) for number, capacity in buckets)
-        object.__setattr__(self, "_layouts", layouts)
-        object.__setattr__(self, "statistics", SampleStatistics([0] * len(layouts)))
+    def __init__(self, plan: BucketPlan, schema: Schema, closed: bool = False) -> None:
+        self.plan: BucketPlan = plan
+        self.schema: Schema = schema
+        self.closed = closed
+        self.statistics: SampleStatistics = SampleStatistics([0] * len(plan.capacities))
+        self._layouts = [SlotLayout(k, each, schema) for k, each in enumerate(plan.capacities)]
 
     def bucket_of(self, sample: DenseSample) -> int | None:
         """Returns the first bucket that holds a sample, or None."""

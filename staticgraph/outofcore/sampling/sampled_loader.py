@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from staticgraph.outofcore.buffer.resident import ResidentGraph
 from staticgraph.outofcore.disk.array_files import class_labels, node_numbers
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
 from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory, NodePolicy
-from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState, Schedule
+from staticgraph.outofcore.policies.schedule import Schedule, State
 from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
 from staticgraph.outofcore.sampling.link_sampling import LinkEnds, LinkSeeds, take_out
 from staticgraph.outofcore.sampling.sampled_graph import (
@@ -41,6 +41,9 @@ from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
 
 IntArray = NDArray[np.int64]
+DrawSeeds = Callable[
+    [NDArray[Any], ResidentGraph, np.random.Generator], tuple[IntArray, LinkEnds | None]
+]
 
 # The states of the first epoch that buckets are estimated from, and the samples of each.
 TRIAL_STATES, TRIAL_SAMPLES = 4, 24
@@ -154,6 +157,8 @@ class SampledLoader:
             {"seeds": seeds is not None, "labels": labels is not None},
             {"negatives": negatives, "degree_fraction": degree_fraction, "exclude": exclude},
         )
+        if task == "node" and states is not None and states.mutable:
+            raise ValueError("embeddings are trained along edges: give the loader task='link'")
         classes = None if labels is None else class_labels(labels, graph.num_nodes)
         _check_policy(task, policy)
         _check_negatives(negatives, degree_fraction)
@@ -188,16 +193,16 @@ class SampledLoader:
         """How the buckets were used."""
         return self._graphs.statistics
 
-    def schedule(self, epoch: int) -> Schedule | NodeSchedule:
+    def schedule(self, epoch: int) -> Schedule:
         """Returns the schedule of the buffer for an epoch."""
         rng, p = np.random.default_rng([self.seed, epoch, 1]), self.graph.num_partitions
-        if not isinstance(self.policy, NodePolicy):
-            if self.task == "link":
-                return self.policy.epoch(p, rng)
-            everything = tuple(range(p))
-            return NodeSchedule(p, (NodeState(everything, everything),))
-        holding = np.unique(self._seeds // self.graph.partition_size).tolist()
-        return self.policy.epoch(p, tuple(holding), rng)
+        if isinstance(self.policy, NodePolicy):
+            holding = np.unique(self._seeds // self.graph.partition_size).tolist()
+            return self.policy.epoch(p, tuple(holding), rng)
+        if self.task == "link":
+            return self.policy.epoch(p, rng)
+        everything = tuple(range(p))
+        return Schedule(p, (State(everything, train=everything),))
 
     def __iter__(self) -> Iterator[SampledBatch]:
         """Yields the batches of one epoch.
@@ -255,30 +260,30 @@ class SampledLoader:
         items = resident.edges if self.task == "link" else self._seed_rows(resident)
         if self.shuffle:
             items = items[rng.permutation(len(items))]
-        links, sampler = self._links(), None
+        draw, sampler = self._drawing(), None
         if self.fanouts:
             sampler = DenseSampler(resident.neighbours, self.fanouts)
         for low in range(0, len(items), self.batch_size):
             batch = items[low : low + self.batch_size]
             if sampler is None:
-                seeds, ends = links.draw(batch, resident, rng)
+                seeds, ends = draw(batch, resident, rng)
                 yield self._batch(resident, seeds, len(seeds), None, ends)
             else:
-                draw = int(rng.integers(2**62))
-                yield from self._fit(batch, resident, sampler, links, rng, draw)
+                key = int(rng.integers(2**62))
+                yield from self._fit(batch, resident, sampler, draw, rng, key)
 
     def _fit(
         self,
         items: NDArray[Any],
         resident: ResidentGraph,
         sampler: DenseSampler,
-        links: LinkSeeds,
+        draw: DrawSeeds,
         rng: np.random.Generator,
-        draw: int,
+        key: int,
     ) -> Iterator[SampledBatch]:
         """Yields a batch of these seeds or edges, or two of their halves if no bucket holds it."""
-        seeds, ends = self._seeds_of(items, resident, links, rng)
-        sample = sampler.sample(seeds, draw)
+        seeds, ends = draw(items, resident, rng)
+        sample = sampler.sample(seeds, key)
         bucket = self._graphs.bucket_of(sample)
         if bucket is None:
             if len(items) == 1:
@@ -290,8 +295,8 @@ class SampledLoader:
                 )
             self.statistics.splits += 1
             middle = len(items) // 2
-            yield from self._fit(items[:middle], resident, sampler, links, rng, draw)
-            yield from self._fit(items[middle:], resident, sampler, links, rng, draw)
+            yield from self._fit(items[:middle], resident, sampler, draw, rng, key)
+            yield from self._fit(items[middle:], resident, sampler, draw, rng, key)
             return
         self._graphs.count(sample, bucket)
         if ends is not None and self._negatives[-1]:
@@ -311,19 +316,12 @@ class SampledLoader:
         nodes = np.asarray(self.graph.node_ids[numbers])
         return SampledBatch(graph, numbers, nodes, rows, resident.number, ends)
 
-    def _seeds_of(
-        self,
-        items: NDArray[Any],
-        resident: ResidentGraph,
-        links: LinkSeeds,
-        rng: np.random.Generator,
-    ) -> tuple[IntArray, LinkEnds | None]:
-        """Returns the seeds of a batch of nodes or edges, as rows."""
-        return (items, None) if self.task == "node" else links.draw(items, resident, rng)
-
-    def _links(self) -> LinkSeeds:
+    def _drawing(self) -> DrawSeeds:
+        """Returns what makes the seeds of a batch of nodes or edges, as rows."""
+        if self.task == "node":
+            return lambda nodes, resident, rng: (nodes, None)
         negatives, chunks, degree_fraction, _ = self._negatives
-        return LinkSeeds(self.batch_size, chunks, negatives, degree_fraction)
+        return LinkSeeds(self.batch_size, chunks, negatives, degree_fraction).draw
 
     def _graph_of(self, sample: DenseSample, bucket: int, resident: ResidentGraph) -> StaticBatch:
         rows, seeds = sample.nodes, sample.counts[0]
@@ -369,7 +367,7 @@ class SampledLoader:
         """Returns nodes and edges of trial samples of a few states; only their edges are read."""
         trials: list[IntArray] = []
         states = FeatureBuffer(self.graph, self.direction, features=False)
-        links, rng = self._links(), np.random.default_rng(self.seed)
+        draw, rng = self._drawing(), np.random.default_rng(self.seed)
         for resident in states.run(self.schedule(0)):
             sampler = DenseSampler(resident.neighbours, self.fanouts)
             items = resident.edges if self.task == "link" else self._seed_rows(resident)
@@ -377,7 +375,7 @@ class SampledLoader:
             for _ in range(TRIAL_SAMPLES if len(items) else 0):
                 size = min(self.batch_size, len(items))
                 batch = items[rng.choice(len(items), size, replace=False)]
-                seeds, _ = self._seeds_of(batch, resident, links, rng)
+                seeds, _ = draw(batch, resident, rng)
                 sample = sampler.sample(seeds, int(rng.integers(2**62)))
                 sizes.append(size_of(sample, self.gcn_norm))
             trials += [np.array(sizes)] if sizes else []

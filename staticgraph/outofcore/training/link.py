@@ -7,6 +7,11 @@ rows get Adagrad's update at once, so staleness is 0, and the end of the epoch i
 samples the neighbourhoods of a state's batches ahead, since they do not depend on values; values
 are gathered just before a batch's step, after all earlier updates.
 
+Embeddings that are not finite are useless, and so is everything trained from them. An epoch whose
+loss, embeddings or parameters are not finite is therefore not committed: the disk keeps the last
+good epoch, and the error names the one that diverged. The loss is checked when a state ends, which
+costs nothing compared with a state; embeddings are checked as they are written.
+
 Random draws depend only on (seed, epoch, state), so an interrupted epoch runs again exactly as it
 would have. The encoder sees only which nodes are neighbours; the decoder sees relations. Sources:
 Marius, OSDI 2021, sections 2 and 3; MariusGNN, EuroSys 2023, sections 4 and 7.
@@ -14,7 +19,11 @@ Marius, OSDI 2021, sections 2 and 3; MariusGNN, EuroSys 2023, sections 4 and 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +32,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from staticgraph.errors import Diverged
 from staticgraph.outofcore.buffer.buffer import EmbeddingBuffer
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
 from staticgraph.outofcore.policies.policy import EdgePolicy
+from staticgraph.outofcore.policies.schedule import Schedule, edge_permutation_bias
 from staticgraph.outofcore.sampling.link_sampling import LinkEnds
 from staticgraph.outofcore.sampling.sampled_graph import graph_of_edges, whole_graph
 from staticgraph.outofcore.sampling.sampled_loader import SampledBatch, SampledLoader
-from staticgraph.outofcore.training.committed_epochs import (
-    CommittedEpochs,
-    LinkEpoch,
-    Pass,
-    open_embeddings,
-)
 from staticgraph.outofcore.training.gnn import reads_gcn_weights, run_whole
+from staticgraph.outofcore.training.link_embeddings import bytes_of, open_embeddings
 from staticgraph.outofcore.training.link_step import (
     DECODERS,
     EPSILON,
-    Decoder,
+    DistMult,
     LinkConfig,
     adagrad_rows,
     link_loss,
@@ -48,11 +54,29 @@ from staticgraph.outofcore.training.link_step import (
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.computation.model_setup import Subject
 
-__all__ = ["LinkEpoch", "LinkTrainer"]
+
+@dataclass(frozen=True, slots=True)
+class LinkEpoch:
+    """The results of one epoch; ``seconds`` includes ``waited_s``."""
+
+    epoch: int
+    loss: float
+    edges: int
+    batches: int
+    states: int
+    swaps: int
+    partitions_read: int
+    bytes_read: int
+    bias: float
+    seconds: float
+    waited_s: float
 
 
-class LinkTrainer(CommittedEpochs):
+class LinkTrainer:
     """Trains embeddings of a partitioned graph and, if there is one, an encoder over them.
+
+    If an epoch fails, diverges or is interrupted, the buffer, the file and all other trained
+    parameters return to their state at the start of the epoch.
 
     Args:
         graph: the partitioned graph, with or without relations.
@@ -81,6 +105,7 @@ class LinkTrainer(CommittedEpochs):
     config: LinkConfig
     graph: PartitionedGraph
     encoder: nn.Module | None
+    _in_epoch: bool = False
 
     def __init__(
         self,
@@ -103,7 +128,7 @@ class LinkTrainer(CommittedEpochs):
                 "neighbourhoods; give both or neither"
             )
         self.graph, self.policy, self.config, self.encoder = graph, policy, config, encoder
-        self.decoder: Decoder = DECODERS[config.decoder]()
+        self.decoder: DistMult = DECODERS[config.decoder]()
         device = next((p.device for p in encoder.parameters()), None) if encoder else None
         self._device = device or torch.device("cpu")
         options_text = f"{encoder} {list(fanouts)} {direction} {encoder_rate} {exclude}"
@@ -149,6 +174,17 @@ class LinkTrainer(CommittedEpochs):
         self._encoded: tuple[int, Tensor] | None = None
 
     @property
+    def epoch(self) -> int:
+        """Number of committed epochs."""
+        return self.file.epoch
+
+    @property
+    def history(self) -> tuple[LinkEpoch, ...]:
+        """The results of all committed epochs, including those of earlier runs."""
+        text = self.file.extras["history"].tobytes()
+        return tuple(LinkEpoch(**values) for values in json.loads(text))
+
+    @property
     def relations(self) -> Tensor:
         """``[2, R, D]`` relation parameters, as a copy on the CPU."""
         return self._relations.detach().cpu().clone()
@@ -176,7 +212,87 @@ class LinkTrainer(CommittedEpochs):
             self._encoded = self.epoch, self._encode(self._embeddings())
         return self._encoded[1][partition * size : partition * size + count]
 
-    def _pass(self, on_state: Callable[[int, int], None] | None) -> Pass:
+    def train_epoch(self, on_state: Callable[[int, int], None] | None = None) -> LinkEpoch:
+        """Trains one pass over all edges and commits it.
+
+        Args:
+            on_state: called with the number of each state when it begins, and the number of states.
+
+        Raises:
+            Diverged: if the loss, embeddings or parameters are not finite; nothing was committed.
+            RuntimeError: if another trainer has committed to the folder since.
+        """
+        self.file.require_latest()
+        self._in_epoch = True
+        started, waited = time.perf_counter(), self.buffer.waited_s
+        read_before = self.file.bytes_read
+        try:
+            loss, edges, batches, schedule = self._pass(on_state)
+            parameters = self._parameters()
+            self._refuse_divergence(loss, parameters)
+            # Durable before the clock is read, since the epoch's figures are part of the commit.
+            self.file.sync()
+            result = LinkEpoch(
+                epoch=self.epoch + 1,
+                loss=float(loss) / max(1, edges),
+                edges=edges,
+                batches=batches,
+                states=len(schedule.states),
+                swaps=schedule.swaps,
+                partitions_read=schedule.reads,
+                bytes_read=self.file.bytes_read - read_before,
+                bias=edge_permutation_bias(schedule, self.graph.cell_sizes),
+                seconds=time.perf_counter() - started,
+                waited_s=self.buffer.waited_s - waited,
+            )
+            unchanged = {name: self.file.extras[name] for name in ("identity", "partition")}
+            history = bytes_of((*self.history, result))
+            self.file.commit({**unchanged, "history": history, **parameters})
+        except BaseException:
+            # Also after an interrupt: the next epoch must start from the same state as this one.
+            self.buffer.abandon()
+            self.file.rollback()
+            self._restore()
+            raise
+        finally:
+            self._in_epoch = False
+        return result
+
+    def _require_between_epochs(self) -> None:
+        """Rejects reads during an epoch, when only some partitions on disk have been updated."""
+        if self._in_epoch:
+            raise RuntimeError(
+                f"epoch {self.epoch + 1} is under way, and what is on the disk is partly of it: "
+                "read and evaluate between epochs"
+            )
+
+    def _refuse_divergence(
+        self, loss: Tensor, parameters: Mapping[str, NDArray[Any]] | None = None
+    ) -> None:
+        """Raises Diverged if the loss, embeddings or parameters are not finite."""
+        reason = ""
+        if not math.isfinite(value := float(loss)):
+            reason = f"the loss is {value}"
+        elif self.file.not_finite:
+            reason = f"embeddings of partition {min(self.file.not_finite)} are not finite"
+        for name, array in (parameters or {}).items():
+            if not reason and not np.isfinite(array).all():
+                reason = f"{name} is not finite"
+        if reason:
+            number = self.epoch + 1
+            raise Diverged(
+                f"the training diverged in epoch {number}: {reason}; epoch {self.epoch} is what "
+                f"{self.file.folder} holds. Train again with a lower rate",
+                number,
+            )
+
+    def _pass(
+        self, on_state: Callable[[int, int], None] | None
+    ) -> tuple[Tensor, int, int, Schedule]:
+        """Trains one pass over all edges, without committing it.
+
+        Returns the sum of the losses, the edges, the batches and the schedule.
+        """
         self.loader.epoch = self.epoch
         schedule = self.policy.epoch(
             self.graph.num_partitions, np.random.default_rng([self.config.seed, self.epoch, 1])
@@ -195,7 +311,7 @@ class LinkTrainer(CommittedEpochs):
             assert batch.ends is not None
             loss += self._train_batch(batch, batch.ends)
             edges, batches = edges + int(batch.ends.mask.sum()), batches + 1
-        return Pass(loss, edges, batches, schedule)
+        return loss, edges, batches, schedule
 
     def _train_batch(self, batch: SampledBatch, ends: LinkEnds) -> Tensor:
         """Takes one step; returns the loss, summed over the edges."""

@@ -113,17 +113,8 @@ class TransE(DistMult):
         squares = q.square().sum(-1).unsqueeze(-1) + c.square().sum(-1).unsqueeze(-2) - products
         return -(squares.clamp(min=0.0) + FLOOR).sqrt().to(query.dtype)
 
-    def ranked(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Returns the same distances, which :meth:`scores` computes in float64 already."""
-        return self.scores(query, candidates).float()
 
-
-Decoder = DistMult | ComplEx | TransE
-DECODERS: dict[str, type[DistMult] | type[ComplEx] | type[TransE]] = {
-    "distmult": DistMult,
-    "complex": ComplEx,
-    "transe": TransE,
-}
+DECODERS: dict[str, type[DistMult]] = {"distmult": DistMult, "complex": ComplEx, "transe": TransE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +175,7 @@ class LinkConfig:
 
 
 def link_loss(
-    decoder: Decoder, rows: Tensor, relations: Tensor, ends: LinkEnds, chunks: int
+    decoder: DistMult, rows: Tensor, relations: Tensor, ends: LinkEnds, chunks: int
 ) -> Tensor:
     """Returns the softmax cross-entropy, summed over real edges and both directions.
 
