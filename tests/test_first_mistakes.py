@@ -7,8 +7,11 @@ import warnings
 import pytest
 import torch
 from support.alike import adam, squared
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
+from staticgraph.runner.counters import no_recompile
 
 
 class Net(torch.nn.Module):
@@ -56,6 +59,30 @@ def test_an_optimizer_of_another_model_is_told():
 def test_a_path_is_no_plan():
     with pytest.raises(TypeError, match=r"'plan\.json' is not a plan: BucketPlan\.load"):
         sg.StaticGraphRunner(Net(), "plan.json")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("collated", [False, True])
+def test_a_warm_up_takes_what_a_step_takes(store, collated):
+    model = Net()
+    plan = [(400, 900, 20)]
+    runner = sg.StaticGraphRunner(model, plan, "fused", loss=squared, optimizer=adam(model))
+    graphs = [Data(x=store[n].x, edge_index=store[n].edge_index, y=store[n].y) for n in range(9)]
+    runner.warmup(Batch.from_data_list(graphs) if collated else graphs, progress=False)
+    with no_recompile():
+        runner.step(graphs)
+
+
+def test_other_things_are_named(store, plan):
+    model = Net()
+    runner = runner_of(model, plan, model)
+    with pytest.raises(TypeError, match="a DataLoader has no graphs to prepare with"):
+        runner.warmup(DataLoader(list(store[:4])))
+    with pytest.raises(ValueError, match="is not the state of a runner"):
+        runner.load_state_dict({"model": model.state_dict()})
+    with pytest.raises(TypeError, match="a GraphStore is not a plan"):
+        sg.StaticGraphRunner(model, store)
+    with pytest.raises(TypeError, match="takes a padded batch, not a DataBatch"):
+        sg.masked_mean(torch.ones(4), Batch.from_data_list(list(store[:4])))  # pyright: ignore
 
 
 def test_a_name_is_no_data_set():

@@ -949,6 +949,10 @@ def test_graphs_of_one_size_keep_it_in_every_shape(options):
     assert padder.counts.grown + padder.counts.unplanned > 0
     empty = unplanned_layout(RealCounts(0, 0, 0, 0), padder.plan.capacities[-1], padder.schema)
     assert empty.capacity.nodes == 5 * empty.capacity.graphs
+    if "overflow" in options:  # the graphs of other sizes that come later have no common size
+        assert padder(double_graphs([7, 5])).capacity.max_graph_nodes >= 7
+    with_triplets = sg.Capacity(12, 9, 3, 4, (("triplets", 7),))
+    assert (sg.Capacity(12, 9, 3, 4).nodes_each, with_triplets.nodes_each) == (4, 0)
 
 
 def test_a_graph_without_its_label_is_no_graph_with_label_zero():
@@ -969,6 +973,6 @@ def test_a_graph_that_is_too_large_and_rows_that_no_plan_counts_are_named(triple
     with pytest.raises(GraphTooLarge, match=r"a graph of 9 nodes.*graphs of at most 5 nodes"):
         padder(double_graphs([9]))
     with pytest.raises(GraphTooLarge, match=r"5 graphs fits no bucket.* 4 graphs: plan"):
-        sg.Padder(padder.plan)(double_graphs([3] * 5))
+        sg.Padder(padder.plan)(double_graphs([5] * 5))
     with pytest.raises(ValueError, match=r"plan_stream\(sg.GraphStore.from_pyg\(graphs, keep"):
         sg.Padder(sg.plan_stream(triplet_graphs, 4))(triplet_graphs[:4])

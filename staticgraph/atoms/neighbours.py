@@ -194,7 +194,7 @@ class NeighbourSearch(nn.Module):
     ) -> None:
         super().__init__()
         self.candidates: Candidates = Candidates(real_option("skin", skin, 0))
-        self.cutoff = real_option("cutoff", cutoff, 0, more=True)
+        self.cutoff: float = real_option("cutoff", cutoff, 0, more=True)
         self.per_atom: float = real_option("per_atom", per_atom, 0)
         self.images = images
 

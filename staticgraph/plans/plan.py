@@ -158,10 +158,11 @@ class BucketPlan:
         Raises:
             TypeError: ``capacities`` is a file name, or not a list of capacities.
         """
-        if isinstance(capacities, str | Path):
+        named = isinstance(capacities, str | Path)
+        if named or hasattr(capacities, "schema") or not isinstance(capacities, Iterable):
+            what = repr(str(capacities)) if named else f"a {type(capacities).__name__}"
             raise TypeError(
-                f"{str(capacities)!r} is not a plan: BucketPlan.load(path) reads one from its "
-                "file, "
+                f"{what} is not a plan: BucketPlan.load(path) reads one from its file, "
                 "plan_buckets(store, ...) makes one"
             )
         given = (c if isinstance(c, Capacity) else Capacity.of(c) for c in capacities)

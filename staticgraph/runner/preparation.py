@@ -24,11 +24,13 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from staticgraph.batches.batch.own_class import static_of
 from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
-from staticgraph.batches.padding.read_batch import graphs_of
+from staticgraph.batches.padding.read_batch import graphs_of, stored_batch
 from staticgraph.checking.comparison import Comparer
 from staticgraph.checking.example_batch import example_of
 from staticgraph.checking.padding_check import PaddingCheck, next_look
@@ -50,7 +52,6 @@ from staticgraph.steps.state.training_hooks import without_callbacks
 from staticgraph.steps.state.training_state import evaluating, train, untouched
 from staticgraph.steps.update.update import Update
 from staticgraph.store.graph_columns import GraphColumns
-from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import bar
@@ -224,7 +225,7 @@ class Preparation:
 
     def run(
         self,
-        source: StaticBatch | GraphStore | DeviceStore | None,
+        source: Any,
         phases: Iterable[str] | None,
         progress: bool,
         cache: str | Path | bool | None,
@@ -236,8 +237,10 @@ class Preparation:
         self.forget()
         if isinstance(source, DeviceStore):
             self._steps.store, example = source, source.host
-        else:
+        elif source is None or isinstance(source, GraphColumns):
             example = source
+        else:
+            example = static_of(source) or stored_batch(source, self.schema)
         if example is None:
             example = graphs_of(self._plan)
         if example is not None:

@@ -353,7 +353,16 @@ class StaticGraphRunner(Inference):
         return {"accumulated": self.steps.accumulated.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from what :meth:`state_dict` returned."""
+        """Continues from what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: it is another dict.
+        """
+        if "accumulated" not in state:
+            raise ValueError(
+                "this dict is not the state of a runner: pass what runner.state_dict() returned; a "
+                "checkpoint may hold it among other states"
+            )
         self.steps.accumulated.load(state["accumulated"])
 
     def check_finite(self) -> None:
@@ -387,7 +396,7 @@ class StaticGraphRunner(Inference):
 
     def warmup(
         self,
-        example: StaticBatch | GraphStore | DeviceStore | None = None,
+        example: Any = None,
         phases: Iterable[str] | None = None,
         progress: bool = True,
         cache: str | Path | bool | None = None,
@@ -399,11 +408,11 @@ class StaticGraphRunner(Inference):
         Parameters, buffers, gradients, optimizer state and random state are restored afterwards.
 
         Args:
-            example: a batch or a store, needed where the plan does not know the fields of the data
-                (a plain list of capacities); by default the store that the plan was made for, if it
-                still exists. ``auto`` measures with its graphs; without any, on a CPU, with the
-                first batch of each bucket. With a store on the device, ``cuda-graph`` also records
-                how a batch is made from its ids.
+            example: a batch (padded, PyG's, or a list of graphs) or a store, needed where the plan
+                does not know the fields of the data (a plain list of capacities); by default the
+                store that the plan was made for, if it still exists. ``auto`` measures with its
+                graphs; without any, on a CPU, with the first batch of each bucket. With a store on
+                the device, ``cuda-graph`` also records how a batch is made from its ids.
             phases: any of ``"step"``, ``"eval"`` (:meth:`eval_step`, :meth:`predict`) and
                 ``"forward"`` (calling the runner while the model trains); by default the first two,
                 or only the second without a loss and an optimizer.
@@ -419,6 +428,7 @@ class StaticGraphRunner(Inference):
 
         Raises:
             ValueError: the fields of the data are not known, or ``steps`` is negative.
+            TypeError: the example is neither.
             NotStatic: the model cannot be compiled in fixed shapes.
             PaddingLeaks: padding reaches real rows.
         """

@@ -77,6 +77,21 @@ def graphs_of(plan: BucketPlan) -> GraphColumns | None:
     return source if isinstance(source, GraphColumns) else None
 
 
+def stored_batch(batch: Any, schema: Schema | None) -> GraphColumns:
+    """Returns a list of PyG's graphs, or PyG's batch of them, as a store.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    graphs = _split(batch) if is_pyg_batch(batch) else batch
+    if not (isinstance(graphs, list | tuple) and graphs and is_graph(graphs[0])):
+        raise TypeError(
+            f"a {type(batch).__name__} has no graphs to prepare with: give a GraphStore, a list of "
+            "Data, PyG's Batch or a padded batch"
+        )
+    return stored(graphs, schema)
+
+
 def stored(graphs: Any, schema: Schema | None) -> GraphColumns:
     """Returns PyG's graphs as a store.
 

@@ -200,12 +200,18 @@ def masked_mean(
         left out.
 
     Raises:
+        TypeError: the batch is PyG's.
         ValueError: the loss is a scalar, its rows are not the batch's, it was already summed over
             targets of which some are missing, or (on the CPU) it was computed from missing targets
             and would make every gradient NaN.
     """
     if not isinstance(batch, StaticBatch):
         batch = static_of(batch) or batch
+    if hasattr(batch, "_slice_dict"):  # PyG's Batch
+        raise TypeError(
+            f"masked_mean() takes a padded batch, not a {type(batch).__name__}, which has no "
+            "padding: values.mean() is its mean"
+        )
     if not isinstance(values, Tensor):
         return mean_loss(lambda _, seen: values(seen), None, batch)
     if weights is None:

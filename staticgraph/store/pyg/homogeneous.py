@@ -51,8 +51,8 @@ class PygReader(CountedFields):
         self.excluded = excluded
         self.edge_index: list[Tensor] = []
         # Whether a graph without edge_index is rejected even if no graph has one.
-        self.needs_edges = False
-        self.needs_labels = schema is None
+        self.needs_edges: bool = False
+        self.needs_labels: bool = schema is None
         self._without_edges: bool | None = None
         # The results of custom rules for ``edge_index``, by graph.
         self.edges_said: dict[int, Said] = {}
