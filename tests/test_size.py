@@ -19,36 +19,36 @@ ROOT = Path(__file__).parents[1]
 SIZES = {
     "bench": (38, 27009),  # padder, break-even, the GPU suite in place of two shell scripts
     "staticgraph": (5, 3527),  # declared classes, dense batches, old names that still work
-    "staticgraph/atoms": (6, 4613),  # neighbours found in a step, ASE's calculator, streams
-    "staticgraph/batches": (36, 19869),  # batches of anybody's loader, dense ones, min_fill
-    "staticgraph/checking": (15, 13487),  # copies of inputs, the optimizer's state
-    "staticgraph/cli": (18, 11659),  # predict, try --submit
+    "staticgraph/atoms": (6, 4669),  # neighbours found in a step, ASE's calculator, streams, refused cutoffs
+    "staticgraph/batches": (36, 20133),  # batches of anybody's loader, dense ones, min_fill, edges sorted on demand
+    "staticgraph/checking": (15, 13545),  # copies of inputs, the optimizer's state, moved edges on ranks
+    "staticgraph/cli": (19, 11894),  # predict, try --submit, the text of --help in place of rich
     "staticgraph/datasets": (10, 6647),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
-    "staticgraph/dryrun": (19, 11586),  # a line every two seconds
+    "staticgraph/dryrun": (19, 11577),  # a line every two seconds
     "staticgraph/epochs": (9, 6136),  # torch's samplers
-    "staticgraph/files": (12, 3039),
+    "staticgraph/files": (12, 3041),  # scratch names without secrets
     "staticgraph/internals": (7, 1395),  # whether PyG is there, operators declared to Inductor
-    "staticgraph/kernels": (82, 50521),  # tiles of a linear layer's backward, measured on a GPU
+    "staticgraph/kernels": (82, 50433),  # tiles of a linear layer's backward, measured on a GPU
     "staticgraph/lightning": (4, 2375),  # own loaders
-    "staticgraph/memory": (6, 4370),
+    "staticgraph/memory": (6, 4172),
     "staticgraph/models": (5, 1389),
-    "staticgraph/nn": (45, 20766),  # radius_graph and knn_graph of fixed shape
-    "staticgraph/outofcore": (29, 20547),  # annotated attributes
+    "staticgraph/nn": (45, 20769),  # radius_graph and knn_graph of fixed shape
+    "staticgraph/outofcore": (29, 20173),  # annotated attributes
     "staticgraph/packing": (17, 12974),
-    "staticgraph/plans": (14, 9697),  # plans for batches drawn at random
-    "staticgraph/probing": (10, 5563),
+    "staticgraph/plans": (14, 9771),  # plans for batches drawn at random, of any sequence of graphs
+    "staticgraph/probing": (10, 5433),
     "staticgraph/recording": (15, 8173),  # annotated attributes, optimizer steps in even pieces
     "staticgraph/rewrites": (45, 33076),  # any message, generated; errors that name the rewrite
-    "staticgraph/runner": (22, 16445),  # batches of anyone's loader, prepare
-    "staticgraph/serving": (17, 9783),  # connections that end
-    "staticgraph/sizes": (6, 2759),  # attention by seed vectors, needed without PyG
-    "staticgraph/steps": (37, 17858),  # batches in parts, added buckets
-    "staticgraph/store": (26, 23896),  # lists of graphs without a store
+    "staticgraph/runner": (22, 16427),  # batches of anyone's loader, prepare
+    "staticgraph/serving": (17, 9643),  # connections that end
+    "staticgraph/sizes": (6, 2820),  # attention by seed vectors, needed without PyG, graphs of one size
+    "staticgraph/steps": (37, 17874),  # batches in parts, added buckets
+    "staticgraph/store": (25, 23777),  # lists of graphs without a store
     "staticgraph/text": (6, 1849),
     "staticgraph/training": (17, 16172),  # predict, ticks with room
-    "tests": (244, 215547),  # the padder, atoms, dense batches, no PyG, old names, half precision
-    "tests/support": (81, 39538),  # saved formats; options as cyclopts reads them
+    "tests": (244, 217486),  # the padder, atoms, dense batches, no PyG, old names, half precision
+    "tests/support": (81, 39577),  # saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 
