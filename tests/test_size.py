@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[1]
 SIZES = {
     "bench": (38, 27009),  # padder, break-even, the GPU suite in place of two shell scripts
     "staticgraph": (5, 3527),  # declared classes, dense batches, old names that still work
-    "staticgraph/atoms": (6, 4669),  # neighbours found in a step, ASE's calculator, streams, refused cutoffs
-    "staticgraph/batches": (36, 20133),  # batches of anybody's loader, dense ones, min_fill, edges sorted on demand
-    "staticgraph/checking": (15, 13545),  # copies of inputs, the optimizer's state, moved edges on ranks
+    "staticgraph/atoms": (6, 4669),  # neighbours found in a step, ASE's calculator, streams
+    "staticgraph/batches": (36, 20133),  # anybody's batches, dense ones, min_fill, sorted edges
+    "staticgraph/checking": (15, 13545),  # inputs, the optimizer's state, edges on ranks
     "staticgraph/cli": (19, 11894),  # predict, try --submit, the text of --help in place of rich
     "staticgraph/datasets": (10, 6647),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
@@ -42,7 +42,7 @@ SIZES = {
     "staticgraph/rewrites": (45, 33076),  # any message, generated; errors that name the rewrite
     "staticgraph/runner": (22, 16427),  # batches of anyone's loader, prepare
     "staticgraph/serving": (17, 9643),  # connections that end
-    "staticgraph/sizes": (6, 2820),  # attention by seed vectors, needed without PyG, graphs of one size
+    "staticgraph/sizes": (6, 2820),  # seed vectors, needed without PyG, graphs of one size
     "staticgraph/steps": (37, 17874),  # batches in parts, added buckets
     "staticgraph/store": (25, 23777),  # lists of graphs without a store
     "staticgraph/text": (6, 1849),
