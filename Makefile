@@ -7,8 +7,8 @@ DOCS   := $(VENV)/.docs-installed
 DEMO   := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-demo)
 # Inductor's compile workers, processes with torch next to each one that compiles, only help Triton
 # on a GPU.
-TESTS   = OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
-          $(PY) -m pytest -n $(or $(WORKERS),2) --dist loadscope
+TESTS  := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
+          $(PY) -m pytest -n 2 --dist loadscope
 # With this option its garbage collector runs less often, which saves a tenth of its time.
 PYRIGHT := NODE_OPTIONS=--max-semi-space-size=64 $(VENV)/bin/pyright
 
@@ -89,9 +89,7 @@ test-all: $(DOCS)
 test-every: export EVERY_CASE = 1
 test-every: test-all
 
-# A worker more than there are cores: many of these tests wait for other processes.
 .PHONY: every-test
-every-test: WORKERS := 3
 every-test: $(STAMP)
 	$(TESTS)
 
