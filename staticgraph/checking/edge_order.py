@@ -70,7 +70,7 @@ def in_first_order(batch: StaticBatch, places: dict[Level, Tensor]) -> StaticBat
     return batch.replace(**changed)
 
 
-class _Alone(TorchDispatchMode):
+class _NoCollectives(TorchDispatchMode):
     """Raises before a collective, which would wait for the other ranks."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -89,8 +89,8 @@ def order_error(comparer: Comparer, batch: StaticBatch, options: RunOptions) -> 
     """
     if batch.real is None:
         return None
-    alone = several_ranks()
-    if alone:
+    several = several_ranks()
+    if several:
         options = options._replace(training=False, gradients=False)
     places = places_in_first_order(batch)
     if not places:
@@ -109,7 +109,7 @@ def order_error(comparer: Comparer, batch: StaticBatch, options: RunOptions) -> 
 
     def run(side: PlainBatch, options: RunOptions) -> Outcome | None:
         """Runs plain PyG; None if the model raises."""
-        with _Alone() if alone else nullcontext():
+        with _NoCollectives() if several else nullcontext():
             return attempt(lambda: comparer.plain(batch, side, options))
 
     def both(options: RunOptions) -> tuple[Outcome, Outcome] | None:

@@ -337,7 +337,7 @@ def sizes_of(source: Any) -> IntArray:
 
 
 def check_is_collection(source: Any) -> None:
-    """Refuses a single graph, a batch, a loader and other things that are read one by one nowhere.
+    """Refuses what is no sequence of graphs or sizes: a single graph, a batch, a loader.
 
     Raises:
         TypeError: the message says what to give instead.

@@ -109,8 +109,14 @@ def _read(store: Any, graphs: IntArray, name: str) -> list[Any]:
 
 
 class HostObjects(dict[str, list[Any]]):
-    """The same, read already: objects by name, and edge level -> which row each edge was before
-    sorting; levels of which none was moved are left out."""
+    """What :class:`ObjectsOf` reads from a store, in memory: a batch of lists, or of another
+    process, has no store.
+
+    Args:
+        objects: name -> a list of one object per graph.
+        moved: edge level -> ``[rows]``, the place that each edge had before sorting; without the
+            levels of which no edge moved.
+    """
 
     def __init__(
         self,

@@ -106,7 +106,7 @@ def unpad(output: Any, batch: Any) -> Any:
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Yields the items or attributes of an object, those in slots included."""
-    if hasattr(value, "stores"):  # PyG's, where a HeteroData makes a type of a name that is read
+    if hasattr(value, "stores"):  # PyG's: to ask a HeteroData for an attribute adds a node type
         yield from (item for store in value.stores for item in store.items())
         return
     if _by_key(value):
