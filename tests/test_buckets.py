@@ -174,6 +174,13 @@ def test_limits_chosen_for_so_many_graphs_fill_to_99_percent(name, graphs):
     assert capacity.graph_limit >= choice.packing.graphs.max()
 
 
+def test_what_keeps_so_many_graphs_from_filling_a_pack_is_said():
+    giant = SizeHistogram(np.array([[1, 1], [900, 900]]), np.array([20, 1]))
+    choice = limits_for_graphs(giant, 4)
+    assert not choice.reached
+    assert "the largest graph alone has 900 nodes" in choice.reason
+
+
 def test_limits_chosen_for_an_efficiency_are_the_first_of_a_scan():
     """The paper's limits (30, 62) on PCQM4Mv2, found from the target alone."""
     histogram = load("pcqm4mv2_train_APPROX")

@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from support.alike import sgd
 
 from staticgraph.cli import main
-from staticgraph.dryrun.operations import OperationCounter, count_step
+from staticgraph.dryrun.operations import (
+    OperationCounter,
+    count_step,
+    further_launches,
+    operations,
+)
+from staticgraph.kernels.batch_norm import gpu, small
+from staticgraph.kernels.register import CUDA
 
 ESOL = str(Path(__file__).parents[1] / "examples" / "data" / "esol.npz")
 
@@ -32,6 +40,23 @@ def test_a_step_counted_by_hand():
     assert counted.total("backward") == 5
     assert counted.total("optimizer") == 1
     assert counted.launches == counted.total() == 9
+
+
+@pytest.mark.parametrize(
+    ("rows", "momentum", "launched"), [(1024, 0.1, 1), (1025, 0.1, 2), (1024, None, 2)]
+)
+def test_a_norm_is_one_launch_for_few_rows_but_for_a_cumulative_mean(
+    rows, momentum, launched, monkeypatch
+):
+    """Which divides by a count that a launch before it moves; run as it is counted."""
+    called = []
+    monkeypatch.setattr(small, "forward", lambda *given: called.append(1))
+    monkeypatch.setattr(gpu, "forward", lambda *given: called.append(2))
+    x, ones, count = torch.zeros(rows, 4), torch.ones(4), torch.tensor(5)
+    given = (x, None, None, ones, ones, count, ones, ones, count, momentum, 1e-5, True)
+    CUDA["batch_norm"](*given)
+    name = "staticgraph::batch_norm"
+    assert called == [launched] == [operations(name, given) + further_launches(name, given)]
 
 
 def test_views_and_memory_are_free_and_host_reads_apart():
