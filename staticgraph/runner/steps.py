@@ -94,7 +94,9 @@ class Steps:
         self.fused: bool = mode.fused
         self._tries_fused = execution.tries_fused
         self._may_rewrite = self._tries_fused or self.fused or self.computation.context.kernels
-        self.compiled: CompiledSteps = CompiledSteps(model, self.computation, compiled_mode)
+        self.compiled: CompiledSteps = CompiledSteps(
+            model, self.computation, compiled_mode, len(capacities)
+        )
         self.accumulated: Accumulation = Accumulation(subject)
         self.finite: FiniteLosses = FiniteLosses(
             capacities, subject.device, subject.check_finite, model

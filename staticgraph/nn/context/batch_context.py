@@ -27,7 +27,7 @@ from staticgraph.nn.context.asked import APART, FLAT, asked
 from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
 from staticgraph.nn.context.leaf import leaves
 from staticgraph.nn.context.present import bind, present, unbind
-from staticgraph.nn.context.rows import RowKind, rows_of_batch
+from staticgraph.nn.context.rows import RowKind, SizeRegister, rows_of_batch
 from staticgraph.text.how_many import how_many
 
 EDGE_GRAPHS = (
@@ -72,7 +72,7 @@ class BatchContext:
         return None if binding is None else binding.batch
 
     @property
-    def _rows(self) -> dict[int, RowKind] | None:
+    def _rows(self) -> SizeRegister | None:
         binding = present()
         return None if binding is None else binding.rows
 
@@ -127,7 +127,7 @@ class BatchContext:
         known = self._rows.get(size)
         if known is not None and known.counted is not None:
             raise AssertionError(f"{size} rows are {known.what} already, not {rows.what}")
-        self._rows[size] = rows
+        self._rows.set(size, rows)
 
     def free_size(self, at_least: int, asker: Any) -> int:
         """Returns the smallest row count from ``at_least`` on that has no meaning yet.
@@ -157,7 +157,7 @@ class BatchContext:
                 )
             return given[0]
         size = at_least
-        while size in binding.rows:
+        while binding.rows.get(size) is not None:
             size += 1
         given.append(size)
         return size
@@ -189,15 +189,23 @@ class BatchContext:
             mask = mask if places is None else mask & places()
             return RowKind("places of a dense block", mask.reshape(-1), groups)
 
-        self._made["places", groups * width] = make
+        self._places.set(groups * width, make)
+
+    @property
+    def _places(self) -> SizeRegister:
+        """By size, what makes the meaning of a dense block laid out flat."""
+        return self._made.setdefault("places", SizeRegister())
 
     def _known_rows(self, size: int) -> RowKind | None:
         """The meaning of a size: registered rows, or a dense block laid out flat."""
         binding = present()  # looked up once: tracing follows every call
         assert binding is not None
         rows = binding.rows.get(size)
-        if rows is None and ("places", size) in binding.made:
-            rows = binding.rows[size] = binding.made["places", size]()
+        if rows is None and (places := binding.made.get("places")) is not None:
+            make = places.get(size)
+            if make is not None:
+                rows = make()
+                binding.rows.set(size, rows)
         return rows
 
     def _check_apart_from_places(self, size: int) -> None:
@@ -208,7 +216,7 @@ class BatchContext:
         """
         assert self._rows is not None
         rows = self._rows.get(size)
-        if rows is not None and rows.counted and ("places", size) in self._made:
+        if rows is not None and rows.counted and self._places.get(size) is not None:
             raise NotStatic(
                 f"{size} rows are {rows.what} in this bucket, and a dense block laid out flat has "
                 "as many places, so it is unknown which of them a norm runs over: plan with "
@@ -226,9 +234,9 @@ class BatchContext:
         if noted is not None:
             if rows is None:
                 noted.size(size)
-        elif rows is not None and size in self.apart:
+        elif rows is not None and any(size == known for known in self.apart):
             raise NotStatic(
-                f"{self.apart[size]}: {size} rows are {rows.what} in this bucket, and a tensor "
+                f"{self.apart[int(size)]}: {size} rows are {rows.what} in this bucket, and a tensor "
                 "that the layer is called with has as many in every bucket, so it is unknown "
                 "which they are: plan with another number of rows (raise the capacity by 1)"
             )
@@ -244,7 +252,7 @@ class BatchContext:
         assert self._rows is not None
         rows = self.find_rows(value.shape[0]) if value.dim() else None
         if rows is None:
-            known = ", ".join(f"{size} ({rows.what})" for size, rows in self._rows.items())
+            known = ", ".join(f"{size} ({rows.what})" for size, rows in self._rows.entries)
             raise NotStatic(
                 f"a tensor of shape {list(value.shape)} has no rows of this batch, so which of "
                 f"them are padding is unknown: expected a leading size of {known}. Bring the rows "
@@ -284,7 +292,7 @@ class BatchContext:
         assert self._rows is not None
         levels = [
             (rows.counted, size // count)
-            for count, rows in self._rows.items()
+            for count, rows in self._rows.entries
             if rows.counted and size % count == 0
         ]
         noted = asked()

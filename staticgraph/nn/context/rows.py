@@ -10,7 +10,7 @@ rows of an axis, or the nodes or edges of one type. Layers that put all types in
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,10 +43,35 @@ class RowKind(NamedTuple):
     ends: int | None = None
 
 
-def rows_of_batch(batch: StaticBatch) -> dict[int, RowKind]:
-    """Returns the meaning of every row count that a batch comes with."""
+class SizeRegister:
+    """Values by a size.
+
+    It compares sizes and never hashes them, because a hash would fix the number of a size that a
+    trace keeps symbolic.
+    """
+
+    __slots__ = ("entries",)
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[int, Any]] = []
+
+    def get(self, size: int) -> Any:
+        """The value of a size, None if it has none."""
+        for known, value in self.entries:
+            if known == size:
+                return value
+        return None
+
+    def set(self, size: int, value: Any) -> None:
+        """Replaces the value of a size."""
+        self.entries = [entry for entry in self.entries if entry[0] != size]
+        self.entries.append((size, value))
+
+
+def rows_of_batch(batch: StaticBatch) -> SizeRegister:
+    """Returns the meaning (:class:`RowKind`) of every row count that a batch comes with."""
     graphs, schema = batch.num_graphs, batch.layout.schema
-    rows: dict[int, RowKind] = {}
+    rows = SizeRegister()
     if schema.hetero:
         for axes, what, groups in (
             (schema.edge_axes, "edges of all types", None),
@@ -55,18 +80,18 @@ def rows_of_batch(batch: StaticBatch) -> dict[int, RowKind]:
             total = sum(batch.capacity.rows(axis.name) for axis in axes)
             if len(axes) > 1:
                 masks = [batch[f"{axis.name}_mask"] for axis in axes]
-                rows[total] = RowKind(what, torch.cat(masks), groups)
+                rows.set(total, RowKind(what, torch.cat(masks), groups))
         nodes = sum(batch.capacity.rows(axis.name) for axis in schema.node_axes)
         edges = sum(batch.capacity.rows(axis.name) for axis in schema.edge_axes)
-        if edges in rows:
-            rows[edges] = rows[edges]._replace(groups=nodes)
+        if (kind := rows.get(edges)) is not None:
+            rows.set(edges, kind._replace(groups=nodes))
     else:
         widest = batch.capacity.max_graph_nodes
-        rows[batch.num_edges] = _rows_of_edges(batch)
-        rows[batch.num_nodes] = RowKind("nodes", batch.node_mask, graphs, "node", widest)
+        rows.set(batch.num_edges, _rows_of_edges(batch))
+        rows.set(batch.num_nodes, RowKind("nodes", batch.node_mask, graphs, "node", widest))
     for axis in schema.axes:
-        rows[batch.capacity.rows(axis.name)] = _rows_of_axis(batch, axis)
-    rows[graphs] = RowKind("graphs", batch.graph_mask, None, "graph")
+        rows.set(batch.capacity.rows(axis.name), _rows_of_axis(batch, axis))
+    rows.set(graphs, RowKind("graphs", batch.graph_mask, None, "graph"))
     return rows
 
 

@@ -7,7 +7,6 @@ default limit would silently fall back to eager at the ninth bucket.
 
 from __future__ import annotations
 
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -24,6 +23,7 @@ from staticgraph.internals.inductor import declare_operators, inductor
 from staticgraph.internals.tracing import (
     UNTRACEABLE,
     TorchDynamoException,
+    TracingContext,
     counters,
     switched,
     watched,
@@ -33,6 +33,7 @@ from staticgraph.steps.compilation.activation_checkpointing import checked
 from staticgraph.steps.compilation.graph_trees import skipped_recordings
 from staticgraph.steps.compilation.guards import GuardedCall, drop_what_is_known
 from staticgraph.steps.compilation.modes import Mode
+from staticgraph.steps.compilation.shared_trace import COMPILING, SharedTrace
 from staticgraph.steps.tracing.failures import (
     KEEP_IN_TENSORS,
     failed_guard,
@@ -78,10 +79,6 @@ class CompileCounts:
         self.skipped += now[2] - before[2]
 
 
-# torch compiles one function at a time, and its counters and settings are process-wide.
-_COMPILING = threading.RLock()
-
-
 class _StaticBackend:
     """Compiles one graph whose every shape is a number, once.
 
@@ -109,6 +106,11 @@ class _StaticBackend:
         self.done = False
         self.captured: Captured | None = None
 
+    @property
+    def relied(self) -> set[str]:
+        """Sources of the tensors for whose gradients the rewritten graph has guards."""
+        return set() if self.captured is None else self.captured.relied
+
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         if self.done:
             raise NotStatic(f"{self._name} is compiled")
@@ -130,7 +132,8 @@ class _StaticBackend:
 
             self.captured = rewrite(graph, RewriteTarget(self._device, self._compiled), inputs)
         if self._inductor is None:
-            self.guards = drop_what_is_known(self._function, self.captured)
+            if TracingContext.try_get() is not None:
+                self.guards = drop_what_is_known(self._function, self.captured)
             return checked(graph, self._name)
         declare_operators(NAMESPACE)
         made = self._inductor(graph, inputs)
@@ -160,6 +163,8 @@ class CompiledFunction:
         name: what error messages call it.
         layout: of the batches whose arrays it takes.
         rewritten_on: the device whose operators the graph is rewritten to; None leaves it as it is.
+        shared: a trace for all buckets, in mode ``fused``; where this bucket does not fit it, or
+            there is none, the bucket is traced alone.
 
     Raises (when called):
         NotStatic: tracing failed, or a later call would have compiled again; the message carries
@@ -173,8 +178,10 @@ class CompiledFunction:
         name: str,
         layout: SlotLayout,
         rewritten_on: str | None = None,
+        shared: SharedTrace | None = None,
     ) -> None:
         self.layout = layout
+        self._shared = shared
         own = with_own_code(function, name)
         self._function = own
         self._fused = mode.fused
@@ -202,7 +209,7 @@ class CompiledFunction:
             torch.compiler.cudagraph_mark_step_begin()
         if self._warm:
             return self._again(tensors)
-        with _COMPILING:
+        with COMPILING:
             return self._first(tensors)
 
     def _first(self, tensors: tuple[Tensor, ...]) -> Any:
@@ -215,7 +222,7 @@ class CompiledFunction:
         before, started = self.counts.snapshot(), time.perf_counter()
         try:
             with tracing_options():
-                result = self._call(*tensors)
+                result = self._traced(tensors)
         except UNTRACEABLE as error:
             cause = getattr(error, "inner_exception", None)
             if isinstance(cause, NotStatic):
@@ -225,18 +232,41 @@ class CompiledFunction:
                 f"{why_not_compiled(error, observed(error))}"
             ) from None  # the context is torch's long message, which is not shown again
         self._warm = self._backend.done = True
-        if self._fused:
-            self._next = GuardedCall(self._function, self._call, self._refused)
         self.counts.seconds += time.perf_counter() - started
         self.counts.add_since(before)
+        self.counts.compiles = max(1, self.counts.compiles)  # another bucket's trace is one as well
         return result
+
+    def _traced(self, tensors: tuple[Tensor, ...]) -> Any:
+        """Returns the result of the first call; the later ones go to :attr:`_next`."""
+        shared = self._shared
+        plain = all(type(value) is Tensor and not value.requires_grad for value in tensors)
+        if shared is not None and shared.usable and plain:
+            found = shared.bucket(self.layout, tensors, self._in_numbers)
+            if found is not None:
+                result, self._next = found
+                self._call = found[1].unguarded
+                return result
+        result = self._call(*tensors)
+        if self._fused:
+            self._next = GuardedCall(self._function, self._call, self._refused)
+        return result
+
+    def _in_numbers(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        """Compiles a shared graph in this bucket's sizes; None if the shared guards lack one that
+        its rewrites need."""
+        assert self._shared is not None
+        run, relied = self._backend(graph, inputs), self._backend.relied
+        if TracingContext.try_get() is not None:
+            self._shared.relied = relied
+        return run if relied <= self._shared.relied else None
 
     def _compiled(self, tensors: tuple[Tensor, ...]) -> Any:
         return self._call(*tensors)
 
     def _refused(self, *tensors: Tensor) -> Any:
         """Calls torch.compile's function after a guard failed; raises before it traces again."""
-        with _COMPILING, switched(error_on_recompile=True):
+        with COMPILING, switched(error_on_recompile=True):
             return self._call(*tensors)
 
     def _again(self, tensors: tuple[Tensor, ...]) -> Any:
@@ -273,7 +303,7 @@ class CompiledFunction:
 
         The stance is process-wide, so it is set for this query alone, not around every call.
         """
-        with _COMPILING:
+        with COMPILING:
             try:
                 with torch.compiler.set_stance("fail_on_recompile"):
                     self._call(*tensors)

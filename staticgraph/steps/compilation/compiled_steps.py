@@ -14,9 +14,14 @@ import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.nn.context.present import Restored
-from staticgraph.steps.compilation.compiled_function import CompileCounts, CompiledFunction
+from staticgraph.steps.compilation.compiled_function import (
+    CompileCounts,
+    CompiledFunction,
+    with_own_code,
+)
 from staticgraph.steps.compilation.graph_trees import RecordedGraphs
 from staticgraph.steps.compilation.modes import FUSED, Mode
+from staticgraph.steps.compilation.shared_trace import SharedTrace
 from staticgraph.steps.computation.computation import Computation
 
 
@@ -47,15 +52,20 @@ class CompiledSteps:
         model: its training flag is part of a key.
         computation: what is compiled.
         mode: a compiled mode.
+        buckets: how many buckets there are; several share their traces in mode ``fused``.
     """
 
-    def __init__(self, model: torch.nn.Module, computation: Computation, mode: Mode) -> None:
+    def __init__(
+        self, model: torch.nn.Module, computation: Computation, mode: Mode, buckets: int = 1
+    ) -> None:
         self.warmed_up = False
         self.late: Counter[int] = Counter()
         self._model = model
         self._computation = computation
         self._mode = mode
         self._functions: dict[Key, CompiledFunction] = {}
+        self._several = buckets > 1
+        self._shared: dict[Any, SharedTrace] = {}
 
     def __len__(self) -> int:
         return len(self._functions)
@@ -96,8 +106,20 @@ class CompiledSteps:
             function = self._computation.of_tensors(work, batch, leaves=rewritten)
             mode = Mode(FUSED, "as asked") if fused else self._mode
             device = batch.device.type if rewritten else None
-            self._functions[key] = CompiledFunction(function, mode, str(key), batch.layout, device)
+            shared = self._trace_for(key, batch) if fused and self._several else None
+            self._functions[key] = CompiledFunction(
+                function, mode, str(key), batch.layout, device, shared
+            )
         return self._functions[key]
+
+    def _trace_for(self, key: Key, batch: StaticBatch) -> SharedTrace:
+        """Returns the trace for all buckets whose functions differ in their sizes alone."""
+        arrays = tuple((entry.name, entry.dtype) for entry in batch.layout.entries)
+        family = key._replace(bucket=-1), arrays, id(self._computation.known(batch))
+        if family not in self._shared:
+            function = self._computation.of_tensors(key.work, batch, leaves=True, any_bucket=True)
+            self._shared[family] = SharedTrace(with_own_code(function, f"any {key.work}"))
+        return self._shared[family]
 
     def note_recorded(self, bucket: int, work: str, training: bool, found: RecordedGraphs) -> None:
         """Adds what torch recorded of a key, forward and backward, after its first run."""
@@ -116,8 +138,10 @@ class CompiledSteps:
         """Forgets the functions of one bucket."""
         for key in [key for key in self._functions if key.bucket == bucket]:
             del self._functions[key]
+        self._shared.clear()
 
     def clear(self) -> None:
         """Forgets all functions."""
         self._functions.clear()
+        self._shared.clear()
         self._computation.hooks.forget()

@@ -67,6 +67,8 @@ def drop_what_is_known(function: Callable[..., Any], captured: Captured | None) 
             return name not in relied
         if not ours:
             return False
+        if kind == "SHAPE_ENV":  # a shared trace checks once per bucket whether its sizes fit
+            return True
         name = _CLASS.sub("", name)
         if _CELLS.match(name):
             return True
@@ -109,6 +111,11 @@ class GuardedCall:
             name: cell.cell_contents for name, cell in zip(code.co_freevars, cells, strict=True)
         }
         self._given = code.co_varnames[0] if code.co_varnames else ""
+
+    def holds(self, tensors: tuple[Tensor, ...]) -> bool:
+        """Whether all guards hold for these tensors."""
+        given = {**self._locals, self._given: tensors}
+        return self._traced is not None and self._traced.holds(given)
 
     def __call__(self, tensors: tuple[Tensor, ...]) -> Any:
         """Returns the function's result; raises what ``torch.compile`` raises if a guard fails."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from staticgraph.batches.batch.containers import mapped, tensors_in
 from staticgraph.batches.batch.own_class import built_like
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.slots.sizes import SizedLayout
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import traced_here
 from staticgraph.nn.context.batch_context import BatchContext
@@ -248,12 +249,15 @@ class Computation:
             none = 0 * anchor.flatten()[0]
             return batch.replace(**{name: batch[name] + none for name in self._differentiable})
 
-    def of_tensors(self, work: str, like: StaticBatch, leaves: bool = False) -> Callable[..., Any]:
+    def of_tensors(
+        self, work: str, like: StaticBatch, leaves: bool = False, any_bucket: bool = False
+    ) -> Callable[..., Any]:
         """Returns :meth:`run` as a function of tensors alone, in the order of ``like``'s.
 
         This is what can be compiled. The batch that it makes has no real counts, so nothing
-        depends on them. With ``leaves`` the
-        trace is made for rewriting (:mod:`staticgraph.rewrites`).
+        depends on them. With ``leaves`` the trace is made for rewriting
+        (:mod:`staticgraph.rewrites`). With ``any_bucket`` it takes batches of any bucket, each
+        followed by the tensor whose shape :func:`~staticgraph.batches.slots.sizes.sizes_of` makes.
 
         Raises:
             NotStatic: the model has hooks that a compiled step would leave out.
@@ -267,7 +271,15 @@ class Computation:
             batch = StaticBatch(layout, dict(zip(names, tensors, strict=True)))
             return run(work, batch, known=known, leaves=leaves)
 
-        return function
+        def of_any_bucket(*tensors: Tensor) -> Any:
+            """Runs the work over a batch of these tensors, in the sizes that the last one has."""
+            *arrays, sizes = tensors
+            batch = StaticBatch(
+                SizedLayout(layout, sizes.shape), dict(zip(names, arrays, strict=True))
+            )
+            return run(work, batch, known=known, leaves=leaves)
+
+        return of_any_bucket if any_bucket else function
 
     def mean_loss(self, out: Any, batch: StaticBatch) -> Tensor:
         """Returns the loss over the real rows of a batch, 0-dim, in the precision of a step."""

@@ -1,0 +1,253 @@
+"""One trace for all buckets, made in symbolic sizes and run in numbers.
+
+The problem: Dynamo follows every line of a model, a second or more for each bucket, and finds the
+same graph each time in other sizes; of a warm-up of four buckets that was three quarters. The idea:
+it is traced once, with the sizes as the shape of an argument
+(:mod:`staticgraph.batches.slots.sizes`). Whatever the model or a layer branched on is then a
+condition on sizes, and a bucket that meets all conditions gets a copy of the graph in which every
+size is its number, which is what a trace of its own would have found.
+
+Invariant: a bucket uses the trace only if every condition holds in its sizes. Where one does not,
+where the trace fails, or where the graph has parts that cannot be run node by node, the bucket is
+traced alone, as if there were one bucket.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from staticgraph.batches.slots.sizes import sizes_of
+from staticgraph.batches.slots.slots import SlotLayout
+from staticgraph.errors import NotStatic
+from staticgraph.internals.symbols import Symbols, as_number, mark_symbolic
+from staticgraph.internals.tracing import switched
+from staticgraph.steps.compilation.guards import GuardedCall
+
+# Compiles a graph in numbers; None if it cannot be told from the graph that was traced.
+Compile = Callable[[GraphModule, list[Any]], Callable[..., Any] | None]
+
+
+# torch compiles one function at a time, and its counters and settings are process-wide.
+COMPILING = threading.RLock()
+
+
+class SharedTrace:
+    """A function of a batch's arrays and sizes, traced once.
+
+    Args:
+        function: ``Computation.of_tensors(..., any_bucket=True)`` with its own code object.
+
+    Attributes:
+        usable: whether it has a trace in symbolic sizes, or may get one.
+        relied: sources of the tensors for whose gradients it has guards.
+    """
+
+    def __init__(self, function: FunctionType) -> None:
+        self.usable = True
+        self.relied: set[str] = set()
+        self._function = function
+        self._call: Callable[..., Any] = torch.compile(
+            function, fullgraph=True, dynamic=None, backend=self._take
+        )
+        self._graph: _SymbolicGraph | None = None
+        self._guarded: GuardedCall | None = None
+        self._here = threading.local()
+        self._first: tuple[tuple[Tensor, ...], Compile] | None = None
+        self._ran = False
+
+    def bucket(
+        self, layout: SlotLayout, tensors: tuple[Tensor, ...], compile: Compile
+    ) -> tuple[Any, SharedCall] | None:
+        """Returns the result for a first batch of a bucket, and what runs the later ones; None if
+        the bucket needs a trace of its own.
+
+        Args:
+            layout: of the bucket.
+            tensors: the arrays of the batch.
+            compile: called with the graph in the bucket's sizes.
+        """
+        sizes = sizes_of(layout.capacity)
+        if self._guarded is None:
+            return self._trace(layout, tensors, sizes, compile)
+        given = (*tensors, sizes)
+        if self._graph is None or not self._guarded.holds(given):
+            return None
+        run = self._graph.compiled(self._graph.symbols.numbers(given), compile)
+        if run is None:
+            return None
+        later = SharedCall(self, run, sizes)
+        return later(tensors), later
+
+    def _trace(
+        self, layout: SlotLayout, tensors: tuple[Tensor, ...], sizes: Tensor, compile: Compile
+    ) -> tuple[Any, SharedCall] | None:
+        lengths = {*layout.lengths, *(length + 1 for length in layout.lengths)}
+        # Copies, on which the marks stay, and whose places in memory are no symbols.
+        arrays = tuple(tensor.clone() for tensor in tensors)
+        for value in arrays:
+            mark_symbolic(value, lengths)
+        mark_symbolic(sizes, set(sizes.shape))
+        self._first = (*arrays, sizes), compile
+        try:
+            result = self._call(*arrays, sizes)
+        except Exception:
+            if self._ran:
+                raise
+            self.usable = False  # its own trace says why, if it cannot be traced at all
+            return None
+        finally:
+            self._first = None
+        self._guarded = GuardedCall(self._function, self._call, self._refused)
+        return result, SharedCall(self, self._here.run, sizes)
+
+    def run(self, run: Any, given: tuple[Tensor, ...]) -> Any:
+        """Runs the graph of one bucket, after the guards."""
+        assert self._guarded is not None
+        self._here.run = run
+        return self._guarded(given)
+
+    def call(self, run: Any, given: tuple[Tensor, ...]) -> Any:
+        """Runs the graph of one bucket through torch.compile's own function."""
+        self._here.run = run
+        return self._call(*given)
+
+    def _refused(self, *given: Tensor) -> Any:
+        with COMPILING, switched(error_on_recompile=True):
+            return self._call(*given)
+
+    def _take(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        if self._first is None:
+            raise NotStatic(f"{self._function.__name__} is compiled")
+        given, compile = self._first
+        name = self._function.__code__.co_varnames[0]
+        self._graph = _SymbolicGraph(module, Symbols(name, given))
+        run = self._graph.compiled(self._graph.symbols.numbers(given), compile)
+        if run is None:
+            raise NotStatic("the graph has no form in numbers")
+        self._here.run = run
+
+        def dispatch(*inputs: Any) -> Any:
+            """Runs the graph of the bucket that is being run."""
+            self._ran = True
+            return self._here.run(inputs)
+
+        return dispatch
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCall:
+    """A shared trace as one bucket runs it.
+
+    Attributes:
+        trace: the trace.
+        compiled: the graph in the bucket's sizes.
+        sizes: the bucket's sizes, as the trace takes them.
+    """
+
+    trace: SharedTrace
+    compiled: Any
+    sizes: Tensor
+
+    def __call__(self, tensors: tuple[Tensor, ...]) -> Any:
+        """Returns the result for a batch; raises what ``torch.compile`` raises if a guard fails."""
+        return self.trace.run(self.compiled, (*tensors, self.sizes))
+
+    def unguarded(self, *tensors: Tensor) -> Any:
+        """Calls torch.compile's own function, which checks its guards itself."""
+        return self.trace.call(self.compiled, (*tensors, self.sizes))
+
+
+class _SymbolicGraph:
+    """A graph in symbolic sizes, as Dynamo captured it."""
+
+    def __init__(self, module: GraphModule, symbols: Symbols) -> None:
+        self.symbols = symbols
+        self._module = module
+
+    def compiled(self, numbers: dict[Any, int] | None, compile: Compile) -> Any:
+        """Returns a function of the graph's inputs, compiled in numbers; None if there is none."""
+        made = None if numbers is None else self.in_numbers(numbers)
+        run = None if made is None else compile(*made)
+        if run is None:
+            return None
+        inputs = [node for node in self._module.graph.nodes if node.op == "placeholder"]
+        places = [place for place, node in enumerate(inputs) if _is_tensor(node)]
+        return lambda given: run(*[given[place] for place in places])
+
+    def in_numbers(self, numbers: dict[Any, int]) -> tuple[GraphModule, list[Any]] | None:
+        """Returns the graph and its inputs in these sizes, as a trace in them would have found it;
+        None if it has parts that cannot be run node by node."""
+        graph, inputs = Graph(), []
+        values: dict[Node, Any] = {}  # in numbers
+        nodes: dict[Node, Any] = {}  # of the new graph, or what is a number there
+        random = torch.get_rng_state()
+        with self.symbols.mode, torch.set_grad_enabled(torch.is_grad_enabled()):
+            for node in self._module.graph.nodes:
+                if node.op == "output":
+                    graph.node_copy(node, nodes.__getitem__)
+                    continue
+                value = self._value(node, values, numbers)
+                if value is _UNKNOWN:
+                    return None
+                values[node] = value
+                if _is_number(value):
+                    nodes[node] = value
+                    continue
+                copy = nodes[node] = graph.node_copy(node, nodes.__getitem__)
+                copy.meta["example_value"] = value
+                if node.op == "placeholder":
+                    inputs.append(value)
+        torch.set_rng_state(random)
+        return GraphModule(self._module, graph), inputs
+
+    def _value(self, node: Node, values: dict[Node, Any], numbers: dict[Any, int]) -> Any:
+        """The example value of a node in numbers, from those of its operands."""
+        if node.op == "placeholder":
+            return _in_numbers(node.meta["example_value"], numbers)
+        if node.op == "get_attr":
+            held = operator.attrgetter(str(node.target))(self._module)
+            return node.meta.get("example_value", _UNKNOWN) if isinstance(held, Tensor) else _UNKNOWN
+        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        home = str(getattr(node.target, "__module__", ""))
+        if node.op != "call_function" or home.startswith(_STATEFUL):
+            return _UNKNOWN
+        return node.target(*args, **kwargs)
+
+
+_UNKNOWN = object()
+# Functions that push and pop states of functorch's, which running a node alone would leave behind.
+_STATEFUL = ("torch._functorch", "torch._C._functorch")
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta["example_value"], Tensor)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a trace in fixed sizes would have made a constant of it."""
+    if isinstance(value, tuple | list):
+        return len(value) > 0 and all(_is_number(item) for item in value)
+    return isinstance(value, int | float | torch.Size)
+
+
+def _in_numbers(example: Any, numbers: dict[Any, int]) -> Any:
+    """An input without values, in numbers; called under its mode."""
+    if not isinstance(example, Tensor):
+        return as_number(example, numbers)
+    shape, stride = ([as_number(n, numbers) for n in each] for each in (example.shape, example.stride()))
+    value = torch.empty_strided(shape, stride, dtype=example.dtype, device=example.device)
+    if isinstance(example, torch.nn.Parameter):
+        return torch.nn.Parameter(value, example.requires_grad)
+    return value.requires_grad_(example.requires_grad)

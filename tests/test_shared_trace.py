@@ -1,0 +1,117 @@
+"""Buckets of mode ``fused`` share one trace, and none that a bucket does not fit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.alike import sgd
+from torch import nn
+from torch_geometric.nn import GINEConv, GPSConv, global_add_pool
+
+import staticgraph as sg
+from staticgraph.errors import NotStatic
+from staticgraph.internals.tracing import counters
+
+PLAN = sg.BucketPlan.of([(300, 640, 17), (500, 1100, 17), (700, 1500, 25)], batch_size=16)
+
+
+class Net(nn.Module):
+    """A GINE with a norm, whose forward may look at the sizes of a batch.
+
+    Args:
+        above: rows are doubled in batches of more nodes.
+        attention: whether all nodes of a graph attend to one another.
+    """
+
+    def __init__(self, above: int | None = None, attention: bool = False) -> None:
+        super().__init__()
+        self.above, self.scale = above, 1.0
+        self.nodes, self.edges = nn.Linear(9, 16), nn.Linear(3, 16)
+        self.conv, self.norm = GINEConv(nn.Linear(16, 16)), nn.BatchNorm1d(16)
+        self.attention = GPSConv(16, None, heads=2) if attention else None
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, x, edge_index, edge_attr, batch, num_graphs):
+        rows = self.nodes(x.double())
+        rows = self.norm(self.conv(rows, edge_index, self.edges(edge_attr.double())))
+        if self.above is not None and x.size(0) > self.above:
+            rows = 2 * rows
+        if self.attention is not None:
+            rows = self.attention(rows, edge_index, batch)
+        return self.scale * self.head(global_add_pool(rows.relu(), batch, size=num_graphs))
+
+
+def squares(out, batch):
+    return F.mse_loss(out, batch.y.double(), reduction="none")
+
+
+def trained(model, store, mode):
+    """A runner after two steps and one evaluation in every bucket, with the losses and outputs."""
+    runner = sg.StaticGraphRunner(model, PLAN, mode=mode, optimizer=sgd(model, 1e-4), loss=squares)
+    runner.warmup(store, progress=False)
+    results = []
+    for bucket, (nodes, _, graphs) in enumerate(((300, 640, 17), (500, 1100, 17), (700, 1500, 25))):
+        for first in (0, 50):
+            batch = sg.StaticBatch.of(
+                store, range(first, first + graphs - 6), PLAN.capacities[bucket], bucket
+            )
+            assert batch.num_nodes == nodes
+            results.append(runner.step(batch).detach().clone())
+        results.append(runner.eval_step(batch).loss.clone())
+    return runner, results
+
+
+@pytest.mark.parametrize(
+    ("options", "traces"),
+    [({}, 2), ({"above": 400}, 4), ({"attention": True}, 2)],
+    ids=["any sizes", "a branch", "attention"],
+)
+def test_buckets_share_what_fits_them_and_compute_what_eager_does(esol, options, traces):
+    torch.manual_seed(0)
+    model = Net(**options).double()
+    other = copy.deepcopy(model)
+    before = counters["stats"]["unique_graphs"]
+    runner, results = trained(model, esol, "fused")
+    assert counters["stats"]["unique_graphs"] - before == traces
+    assert [bucket.compiles for bucket in runner.report().buckets] == [2, 2, 2]
+    _, expected = trained(other, esol, "eager")
+    for result, value in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, value, rtol=1e-11, atol=1e-11)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, other.state_dict()[name], rtol=1e-11, atol=1e-11)
+
+
+def test_a_changed_model_is_refused_in_every_bucket(esol):
+    model = Net().double()
+    runner, _ = trained(model, esol, "fused")
+    model.scale = 2.0
+    for bucket, capacity in enumerate(PLAN.capacities):
+        batch = sg.StaticBatch.of(esol, range(8), capacity, bucket)
+        with pytest.raises(NotStatic, match="scale"):
+            runner.step(batch)
+
+
+def test_a_bucket_that_comes_after_a_change_is_traced_alone(esol):
+    model = Net().double()
+    runner = sg.StaticGraphRunner(model, PLAN, mode="fused", optimizer=sgd(model, 1e-4), loss=squares)
+    batches = [sg.StaticBatch.of(esol, range(8), c, i) for i, c in enumerate(PLAN.capacities)]
+    runner.step(batches[0])
+    model.scale = 2.0
+    plain = copy.deepcopy(model)
+    loss = runner.step(batches[1])
+    eager = sg.StaticGraphRunner(plain, PLAN, mode="eager", optimizer=sgd(plain, 1e-4), loss=squares)
+    torch.testing.assert_close(loss, eager.step(batches[1]), rtol=1e-11, atol=1e-11)
+
+
+def test_a_trace_draws_no_numbers_and_leaves_no_mark(esol):
+    model = Net().double()
+    batches = [sg.StaticBatch.of(esol, range(8), c, i) for i, c in enumerate(PLAN.capacities)]
+    runner = sg.StaticGraphRunner(model, PLAN, mode="fused", optimizer=sgd(model, 1e-4), loss=squares)
+    state = torch.get_rng_state()
+    for batch in batches:
+        runner.step(batch)
+        assert not any(hasattr(t, "_dynamo_weak_dynamic_indices") for t in batch.tensors().values())
+    assert torch.equal(torch.get_rng_state(), state)
