@@ -15,7 +15,7 @@ import staticgraph as sg
 from staticgraph.errors import NotStatic
 from staticgraph.internals.tracing import counters
 
-PLAN = sg.BucketPlan.of([(300, 640, 17), (500, 1100, 17), (700, 1500, 25)], batch_size=16)
+PLAN = sg.BucketPlan.of([(300, 640, 17, 60), (500, 1100, 17, 61), (700, 1500, 25, 70)], batch_size=16)
 
 
 class Net(nn.Module):
@@ -53,7 +53,7 @@ def trained(model, store, mode):
     runner = sg.StaticGraphRunner(model, PLAN, mode=mode, optimizer=sgd(model, 1e-4), loss=squares)
     runner.warmup(store, progress=False)
     results = []
-    for bucket, (nodes, _, graphs) in enumerate(((300, 640, 17), (500, 1100, 17), (700, 1500, 25))):
+    for bucket, (nodes, graphs) in enumerate(((300, 17), (500, 17), (700, 25))):
         for first in (0, 50):
             batch = sg.StaticBatch.of(
                 store, range(first, first + graphs - 6), PLAN.capacities[bucket], bucket

@@ -119,25 +119,39 @@ def attention_path(
         NotStatic: the kernel was requested and is impossible there.
         ValueError: an unknown name.
     """
+    name, reason = chosen_path(capacity, requested, setting or AttentionSetting())
+    if reason:
+        return AttentionPath(name, reason)
+    dense, pairs = _entries(capacity)
+    entries = f"at most {pairs:,} pairs of nodes, {dense:,} entries in a block"
+    similar = "auto, graphs of similar size; " if name == "dense" else "auto; "
+    return AttentionPath(name, similar + entries)
+
+
+def _entries(capacity: Capacity) -> tuple[int, int]:
+    """Entries of a dense block, and most pairs of nodes of one graph."""
+    largest = capacity.max_graph_nodes
+    return capacity.graphs * largest**2, capacity.node_limit * largest
+
+
+def chosen_path(capacity: Capacity, requested: str, setting: AttentionSetting) -> tuple[str, str]:
+    """The name of :func:`attention_path` and its reason, ``""`` if the sizes decided; sizes may be
+    symbols of a trace. Raises as :func:`attention_path`."""
     check_path(requested)
-    setting = setting or AttentionSetting()
     if requested == "dense":
-        return AttentionPath("dense", "as asked")
+        return "dense", "as asked"
     forbidden = setting.forbids_kernel
     if requested == "kernel":
         if forbidden:
             raise NotStatic(
                 f"attention='kernel' is impossible here: {forbidden}. Choose 'auto' or 'dense'"
             )
-        return AttentionPath("kernel", "as asked")
+        return "kernel", "as asked"
     if forbidden:
-        return AttentionPath("dense", f"the kernel was ruled out: {forbidden}")
-    largest = capacity.max_graph_nodes
-    dense, pairs = capacity.graphs * largest**2, capacity.node_limit * largest
-    entries = f"at most {pairs:,} pairs of nodes, {dense:,} entries in a block"
-    if setting.device == "cpu" and largest > CPU_WIDEST and dense <= CPU_SLOWER * pairs:
-        return AttentionPath("dense", f"auto, graphs of similar size; {entries}")
-    return AttentionPath("kernel", f"auto; {entries}")
+        return "dense", f"the kernel was ruled out: {forbidden}"
+    dense, pairs = _entries(capacity)
+    wide = setting.device == "cpu" and capacity.max_graph_nodes > CPU_WIDEST
+    return ("dense" if wide and dense <= CPU_SLOWER * pairs else "kernel"), ""
 
 
 def check_path(path: str) -> None:

@@ -30,9 +30,11 @@ def sizes_of(capacity: Capacity) -> Tensor:
 class Sizes:
     """The part of a :class:`Capacity` that a forward reads."""
 
-    def __init__(self, names: Sequence[str], shape: Sequence[int]) -> None:
+    def __init__(self, like: Capacity, shape: Sequence[int]) -> None:
         self.nodes, self.edges, self.graphs, self.max_graph_nodes = shape[:4]
+        names = tuple(name for name, _ in like.extra)
         self.extra = tuple(zip(names, shape[4:], strict=True))
+        self.node_limit = self.nodes - like.node_reserve
 
     @property
     def nodes_each(self) -> int:
@@ -55,8 +57,7 @@ class SizedLayout:
     """
 
     def __init__(self, like: SlotLayout, shape: Sequence[int]) -> None:
-        names = tuple(axis.name for axis in like.schema.axes)
         self.schema: Schema = like.schema
         self.pointers: bool = like.pointers
-        self.capacity: Capacity = cast(Any, Sizes(names, shape))
+        self.capacity: Capacity = cast(Any, Sizes(like.capacity, shape))
         self.bucket: int = UNPLANNED

@@ -16,7 +16,7 @@ from staticgraph.kernels.dropout_sum import draw_seed
 from staticgraph.kernels.graph_attention import graph_attention
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.choosing import device_type
-from staticgraph.sizes.attention import AttentionSetting, attention_path
+from staticgraph.sizes.attention import AttentionSetting, chosen_path
 
 
 def setting_of(
@@ -36,7 +36,7 @@ def attend(context: BatchContext, attn: torch.nn.MultiheadAttention, x: Tensor) 
     rows = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
     setting = setting_of(attn, device_type(rows), rows.dtype, attn.training)
     capacity = context.present.capacity
-    if attention_path(capacity, context.attention, setting).name == "kernel":
+    if chosen_path(capacity, context.attention, setting)[0] == "kernel":
         out = graph_attention(
             rows,
             context.starts(),

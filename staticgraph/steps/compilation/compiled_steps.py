@@ -115,7 +115,8 @@ class CompiledSteps:
     def _trace_for(self, key: Key, batch: StaticBatch) -> SharedTrace:
         """Returns the trace for all buckets whose functions differ in their sizes alone."""
         arrays = tuple((entry.name, entry.dtype) for entry in batch.layout.entries)
-        family = key._replace(bucket=-1), arrays, id(self._computation.known(batch))
+        reserves = batch.capacity.node_reserve, batch.capacity.edge_reserve
+        family = key._replace(bucket=-1), arrays, reserves, id(self._computation.known(batch))
         if family not in self._shared:
             function = self._computation.of_tensors(key.work, batch, leaves=True, any_bucket=True)
             self._shared[family] = SharedTrace(with_own_code(function, f"any {key.work}"))

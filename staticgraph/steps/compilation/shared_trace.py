@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.autograd_function import autograd_function_apply
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -204,7 +205,8 @@ class _SymbolicGraph:
                     nodes[node] = value
                     continue
                 copy = nodes[node] = graph.node_copy(node, nodes.__getitem__)
-                copy.meta["example_value"] = value
+                if "example_value" in copy.meta:
+                    copy.meta["example_value"] = value
                 if node.op == "placeholder":
                     inputs.append(value)
         torch.set_rng_state(random)
@@ -216,7 +218,10 @@ class _SymbolicGraph:
             return _in_numbers(node.meta["example_value"], numbers)
         if node.op == "get_attr":
             held = operator.attrgetter(str(node.target))(self._module)
-            return node.meta.get("example_value", _UNKNOWN) if isinstance(held, Tensor) else _UNKNOWN
+            if isinstance(held, GraphModule):  # a part of the graph that a call runs
+                parts = {user.target for user in node.users}
+                return held if parts <= {autograd_function_apply} else _UNKNOWN
+            return node.meta.get("example_value", _UNKNOWN)
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
