@@ -32,14 +32,13 @@ from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
 from staticgraph.batches.loading.from_device import CollatedTensors
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
-from staticgraph.recording.keys import Misses, RecordingKey
 from staticgraph.recording.lending import handed_out
 from staticgraph.recording.recorded_inputs import RecordedCollation, RecordedInputs
 from staticgraph.recording.recorded_model import ModelRecording, RecordedModel
 from staticgraph.recording.recorded_pair import RecordedPair
 from staticgraph.recording.recorded_work import RecordedWork
 from staticgraph.recording.recorder import Recorder
-from staticgraph.recording.recording import Recording, Scope
+from staticgraph.recording.recording import Misses, Recording, RecordingKey, Scope
 from staticgraph.steps.compilation.compiled_steps import CompiledSteps
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject

@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from staticgraph.errors import NotStatic
 from staticgraph.recording.lending import check_can_be_handed_out
-from staticgraph.recording.noted_module import told
+from staticgraph.recording.premises import told
 from staticgraph.recording.recorder import Recorded, Recorder, Replays
 from staticgraph.recording.signature import Flags, Signature, Watched
 from staticgraph.steps.state.training_state import untouched

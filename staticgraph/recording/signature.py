@@ -11,7 +11,7 @@ compares the values that people change between steps (:class:`Watched`). Whateve
 next replay then checks. What the loss and the forward read is checked with it
 (:mod:`staticgraph.recording.premises`).
 
-Noted are every module (:mod:`staticgraph.recording.noted_module`) and, for each recording, the
+Noted are every module (:mod:`staticgraph.recording.premises`) and, for each recording, the
 training flags and which parameters require gradients. What the recorded run itself wrote (a
 counter, an activation kept for later) is not assumed, and is left out.
 
@@ -31,8 +31,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from staticgraph.nn.registrations import watch
-from staticgraph.recording.noted_module import GONE, Change, NotedModule, differ, text_of
-from staticgraph.recording.premises import read_by
+from staticgraph.recording.premises import GONE, Change, NotedModule, differ, read_by, text_of
 from staticgraph.steps.state.reachable_state import LIBRARIES, names_in
 from staticgraph.steps.state.training_hooks import callbacks_of
 

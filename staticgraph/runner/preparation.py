@@ -38,11 +38,11 @@ from staticgraph.distributed.ranks import smallest_budget
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner import compile_cache
+from staticgraph.runner.auto import Execution
 from staticgraph.runner.commitments import Commitments
-from staticgraph.runner.execution import Execution
-from staticgraph.runner.first_steps import FirstSteps
 from staticgraph.runner.steps import Steps
 from staticgraph.runner.trials import Trials, trial_batch
+from staticgraph.runner.verification import FirstSteps
 from staticgraph.runner.way_choice import WayChoice
 from staticgraph.schema import Schema
 from staticgraph.steps.compilation.graph_trees import drop_recordings, whole_recording

@@ -36,10 +36,9 @@ from staticgraph.nn.bound import bound
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
-from staticgraph.runner.auto import Auto
+from staticgraph.runner.auto import Auto, Execution
 from staticgraph.runner.commitments import RunnerStats
 from staticgraph.runner.counters import RUNNERS
-from staticgraph.runner.execution import Execution
 from staticgraph.runner.inference import Inference
 from staticgraph.runner.intake import report_of, take
 from staticgraph.runner.model_locks import (

@@ -26,7 +26,7 @@ from staticgraph.distributed.reduction import Share
 from staticgraph.errors import NotStatic
 from staticgraph.recording.recorded import RecordedSteps
 from staticgraph.recording.recording import Recording
-from staticgraph.runner.execution import Execution
+from staticgraph.runner.auto import Execution
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.compiled_steps import CompiledSteps

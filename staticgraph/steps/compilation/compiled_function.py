@@ -29,19 +29,18 @@ from staticgraph.internals.tracing import (
     watched,
 )
 from staticgraph.kernels.register import NAMESPACE
-from staticgraph.steps.compilation.activation_checkpointing import checked
 from staticgraph.steps.compilation.graph_trees import skipped_recordings
-from staticgraph.steps.compilation.guards import GuardedCall, drop_what_is_known
+from staticgraph.steps.compilation.guards import GuardedCall, checked, drop_what_is_known
 from staticgraph.steps.compilation.modes import Mode
-from staticgraph.steps.tracing.failures import (
+from staticgraph.steps.tracing.obstacles import obstacles, unrecordable
+from staticgraph.steps.tracing.trace import (
     KEEP_IN_TENSORS,
     failed_guard,
     observed,
     of_setting,
+    tracing_options,
     why_not_compiled,
 )
-from staticgraph.steps.tracing.obstacles import obstacles, unrecordable
-from staticgraph.steps.tracing.trace import tracing_options
 from staticgraph.text.how_many import how_many
 
 if TYPE_CHECKING:

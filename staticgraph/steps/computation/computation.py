@@ -41,7 +41,7 @@ from staticgraph.steps.rows.provenance import (
 )
 from staticgraph.steps.state.training_hooks import HeardHooks
 from staticgraph.steps.state.training_state import untouched
-from staticgraph.steps.tracing.failures import advise
+from staticgraph.steps.tracing.trace import advise
 
 # The arrays by which a rewrite recognises an index as the batch's own.
 ARRAYS = tuple(COUNTS if name == "counts" else name for name in FACTS)

@@ -33,7 +33,7 @@ from staticgraph.nn.context.asked import APART, FLAT
 from staticgraph.nn.norm.batch_norm import SINGLE
 from staticgraph.nn.registrations import watch
 from staticgraph.steps.state.reachable_state import LIBRARIES, held_by, of_forwards
-from staticgraph.steps.state.saved_optimizer import SavedOptimizer, on_host
+from staticgraph.steps.state.recordable_optimizer import SavedOptimizer, on_host
 from staticgraph.steps.state.training_hooks import callbacks_of
 
 # For runs that only inspect a model: each draws the same numbers.
