@@ -116,7 +116,7 @@ def test_settings_of_equal_value_are_no_change_and_cost_one_comparison(hiv):
 
 class TestStatistics:
     def test_events_of_a_step_that_failed_are_no_time_and_old_ones_serve_again(self, monkeypatch):
-        from staticgraph.runner import intake
+        from staticgraph.runner import counters
 
         made = []
 
@@ -136,8 +136,9 @@ class TestStatistics:
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the model's")
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-        monkeypatch.setattr(intake, "TIMES_KEPT", 3)
-        bucket = intake.BucketStatistics(sg.Capacity.of((9, 8, 3)), torch.device("cuda"))
+
+        monkeypatch.setattr(counters, "TIMES_KEPT", 3)
+        bucket = counters.BucketStatistics(sg.Capacity.of((9, 8, 3)), torch.device("cuda"))
         for number in range(8):
             started = bucket.started()
             if number % 3 == 1:

@@ -34,7 +34,7 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.recording.lending import handed_out
 from staticgraph.recording.recorded_inputs import RecordedCollation, RecordedInputs
-from staticgraph.recording.recorded_model import ModelRecording, RecordedModel
+from staticgraph.recording.recorded_model import ModelRecording, RecordableOptimizer, RecordedModel
 from staticgraph.recording.recorded_pair import RecordedPair
 from staticgraph.recording.recorded_work import RecordedWork
 from staticgraph.recording.recorder import Recorder
@@ -43,7 +43,6 @@ from staticgraph.steps.compilation.compiled_steps import CompiledSteps
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.finite_losses import FiniteLosses
-from staticgraph.steps.state.recordable_optimizer import RecordableOptimizer
 from staticgraph.steps.state.training_state import train
 from staticgraph.steps.update.rank_averaging import Averaging
 from staticgraph.steps.update.update import Update

@@ -20,8 +20,8 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.padding.padder import Padder, SplitBatch
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner.counters import BucketStatistics, take
 from staticgraph.runner.export import export
-from staticgraph.runner.intake import BucketStatistics, take
 from staticgraph.runner.model_locks import Turns, check_not_traced
 from staticgraph.runner.own_batches import as_static
 from staticgraph.runner.prediction import predict, require_rows
@@ -29,7 +29,7 @@ from staticgraph.runner.preparation import Preparation
 from staticgraph.runner.steps import Steps
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
-from staticgraph.steps.state.evaluation_mode import Evaluation
+from staticgraph.steps.state.training_state import Evaluation
 from staticgraph.store.graph_store import GraphStore
 
 

@@ -23,7 +23,7 @@ from staticgraph.batches.padding.padder import Padder, SplitBatch
 from staticgraph.batches.padding.read_batch import is_graph
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.distributed.ranks import Ranks
-from staticgraph.runner.intake import BucketStatistics
+from staticgraph.runner.counters import BucketStatistics
 from staticgraph.runner.steps import Steps
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.store.graph_columns import StoredGraphs

@@ -38,9 +38,8 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.auto import Auto, Execution
 from staticgraph.runner.commitments import RunnerStats
-from staticgraph.runner.counters import RUNNERS
+from staticgraph.runner.counters import RUNNERS, report_of, take
 from staticgraph.runner.inference import Inference
-from staticgraph.runner.intake import report_of, take
 from staticgraph.runner.model_locks import (
     Turns,
     check_not_traced,
@@ -60,8 +59,8 @@ from staticgraph.steps.computation.model_setup import (
     warn_of_another_models_optimizer,
 )
 from staticgraph.steps.loss.mean_loss import Loss
-from staticgraph.steps.state.evaluation_mode import settle_training
 from staticgraph.steps.state.recordable_optimizer import make_recordable
+from staticgraph.steps.state.training_state import settle_training
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.how_many import how_many
@@ -456,7 +455,7 @@ class StaticGraphRunner(Inference):
 
     def report(self) -> Report:
         """Returns what ran so far, per bucket."""
-        report = report_of(self, self.plan)
+        report = report_of(self)
         counts = None if self.padder is None else self.padder.counts
         if counts is None or not counts.overflowed + counts.unplanned:
             return report

@@ -36,9 +36,9 @@ from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.finite_losses import FiniteLosses
 from staticgraph.steps.rows.single_row_norms import SingleRows
 from staticgraph.steps.state.recordable_optimizer import check_recordable
-from staticgraph.steps.state.training_state import StepState, train
+from staticgraph.steps.state.training_state import train
 from staticgraph.steps.update.rank_averaging import Averaging
-from staticgraph.steps.update.update import Accumulation, Update
+from staticgraph.steps.update.update import Accumulation, StepState, Update
 from staticgraph.store.on_device import DeviceStore
 
 

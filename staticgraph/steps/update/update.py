@@ -1,4 +1,7 @@
-"""What follows a backward: gradients accumulate, are clipped, and the optimizer steps.
+"""What surrounds a backward: the state to return to, and then the update.
+
+Gradients accumulate, are clipped, and the optimizer steps; a step that ends before its update
+leaves everything as it was.
 
 A step overwrites gradients: a compiled one into tensors that torch allocates, a recorded one into
 its own, a different set for every bucket. So those of several batches are accumulated here, outside
@@ -8,14 +11,23 @@ no difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
+from staticgraph.internals.dispatch import copy_all, version_of
+from staticgraph.nn.registrations import watch
 from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.state.reachable_state import LIBRARIES, held_by, of_forwards
+
+# Elements of a tensor that a loss may write to at every step; anything larger is data.
+SMALL = 1 << 16
+NUMBERS = (bool, int, float)
 
 
 class Accumulation:
@@ -127,3 +139,96 @@ def drop_gradients(module: torch.nn.Module) -> None:
     for child in module._modules.values():
         if child is not None:
             drop_gradients(child)
+
+
+class StepState:
+    """What a training step writes before its update, put back where no update follows.
+
+    That is every buffer (running statistics and their counters), small tensors that the loss and
+    the forward write to, and the numbers and flags that the user's own modules hold; not
+    parameters, which only the update writes to, nor random states. The cost is one copy of the
+    buffers that were written to since the last step: 17 us for four norms (one CPU core,
+    2026-11-24).
+
+    Args:
+        model: the model that is trained.
+        beside: the loss and the forward.
+    """
+
+    def __init__(self, model: torch.nn.Module, beside: Sequence[object]) -> None:
+        self._model, self._beside = model, beside
+        self._listed = False
+        self._buffers: list[dict[str, Any]] = []  # of the modules that have any
+        self._attributes: list[dict[str, Any]] = []  # of the user's own modules
+        self._before: list[tuple[dict[str, Any], dict[str, Any]]] = []  # each now, and then
+        self._norms: list[Tensor] = []  # torch's norms write without counting a version
+        self._of_norms: list[Tensor] = []
+        self._others: list[Tensor] = []
+        self._copies: dict[int, tuple[int, Tensor]] = {}  # place in the list: version, value
+
+    def registered(self, layer: bool) -> None:
+        """Called when torch reports a registration in one of the modules."""
+        self._listed = False
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """Copies the state; called before a step."""
+        if not self._listed:
+            self._list()
+        if self._norms:
+            copy_all(self._of_norms, self._norms)
+        for place, tensor in enumerate(self._others):
+            version = version_of(tensor)
+            if place not in self._copies or self._copies[place][0] != version:
+                self._copies[place] = version, tensor.clone()
+        self._before = [(buffers, dict(buffers)) for buffers in self._buffers]
+        self._before += [
+            (own, {name: value for name, value in own.items() if type(value) in NUMBERS})
+            for own in self._attributes
+        ]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Puts back what :meth:`keep` copied, in place."""
+        for own, before in self._before:
+            own |= {name: value for name, value in before.items() if own.get(name) is not value}
+        if self._norms:
+            copy_all(self._norms, self._of_norms)
+        for place, tensor in enumerate(self._others):
+            version, value = self._copies[place]
+            if version_of(tensor) != version:
+                tensor.copy_(value)
+                self._copies[place] = version_of(tensor), value
+
+    def _list(self) -> None:
+        self._listed = True  # first, so that a registration meanwhile is not lost
+        held = held_by(*self._beside, *of_forwards(self._model))
+        modules = [m for root in (self._model, *held.modules) for m in root.modules()]
+        modules = list(dict.fromkeys(modules))
+        watch(modules, self)
+        self._buffers = [m._buffers for m in modules if m._buffers]
+        self._attributes = [
+            vars(m) for m in modules if type(m).__module__.partition(".")[0] not in LIBRARIES
+        ]
+        norms = [m for m in modules if isinstance(m, _NormBase)]
+        self._norms = _copied(b for m in norms for b in m._buffers.values())
+        self._of_norms = [tensor.clone() for tensor in self._norms]
+        of_norms = set(map(id, self._norms))
+        tensors = [t for t in held.tensors if not t.requires_grad and t.numel() <= SMALL]
+        tensors += [b for m in modules for b in m._buffers.values()]
+        self._others = [tensor for tensor in _copied(tensors) if id(tensor) not in of_norms]
+        self._copies = {}
+
+
+def _copied(tensors: Iterable[Tensor | None]) -> list[Tensor]:
+    """Returns the tensors whose values can be copied and whose writes are counted, each once."""
+    return list(
+        {
+            id(t): t
+            for t in tensors
+            if t is not None
+            and not is_lazy(t)
+            and not t.is_inference()
+            and t.layout is torch.strided
+        }.values()
+    )
