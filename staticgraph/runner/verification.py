@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.field_mask import field_mask
+from staticgraph.batches.batch.derived_attributes import field_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.comparison import attempt
 from staticgraph.checking.equal_draws import EqualDraws, nudge

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.slots.batch_arrays import BatchArrays
+from staticgraph.batches.batch.batch_arrays import BatchArrays
 from staticgraph.batches.slots.batch_memory import note
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.schema import Schema
