@@ -116,7 +116,7 @@ def _grow(runner: Any, padder: Padder) -> None:
                 way = steps.way_of(number, phase)
                 preparation.prepare(way, number, phase, plan.schema)
     preparation.finish()
-    steps.clear()
+    steps.finite.clear()
 
 
 def train_parts(steps: Steps, parts: Sequence[StaticBatch]) -> Tensor:

@@ -321,7 +321,7 @@ class Preparation:
         if cache is not None:
             compile_cache.save(cache, device, self.seconds if self.cold_s is None else self.cold_s)
         self.finish()
-        self._steps.clear()  # the warm-up's losses are not losses of data
+        self._steps.finite.clear()  # the warm-up's losses are not losses of data
 
     def _compare(self, schema: Schema, example: StaticBatch | GraphColumns, progress: bool) -> None:
         """Compares the first step of every bucket with eager, and prints what it cost."""

@@ -334,13 +334,13 @@ class StaticGraphRunner(Inference):
             loss = self.steps.train(batch)
             if batch.bucket != UNPLANNED:
                 statistics.ended(started)
-            self.steps.count()
+            self.steps.finite.count()
         return loss
 
     def _step_parts(self, parts: SplitBatch) -> Tensor:
         with self._turns.step:
             loss = train_parts(self.steps, [take(self, part, "step") for part in parts])
-            self.steps.count()
+            self.steps.finite.count()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -373,7 +373,7 @@ class StaticGraphRunner(Inference):
             NonFiniteLoss: a loss since the last check was NaN or infinite; the error names the
                 graphs.
         """
-        self.steps.check()
+        self.steps.finite.check()
 
     def eager_step(self, batch: StaticBatch) -> Tensor:
         """Takes a :meth:`step` without compiling or recording, whatever the mode: the reference."""

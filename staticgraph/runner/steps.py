@@ -34,7 +34,6 @@ from staticgraph.steps.compilation.modes import FUSED, OWN, Mode
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.finite_losses import FiniteLosses
-from staticgraph.steps.rows.single_row_norms import SingleRows
 from staticgraph.steps.state.recordable_optimizer import check_recordable
 from staticgraph.steps.state.training_state import train
 from staticgraph.steps.update.rank_averaging import Averaging
@@ -62,8 +61,7 @@ class Steps:
             needed, and freed together, since they share their memory.
         store: a dataset on the device, whose batches the recordings make from graph ids.
         accumulated: the gradients of batches that no update has followed yet.
-        finite: watches the losses of training steps.
-        single_rows: watches the norms for batches with a single row.
+        finite: watches the losses of training steps, and norms over a single row.
         subject: the model, and how it is run.
         mode: the mode of a bucket, unless ``ways`` says otherwise.
         ways: the chosen way of each (bucket, phase) for which one was chosen.
@@ -99,8 +97,6 @@ class Steps:
         self.finite: FiniteLosses = FiniteLosses(
             capacities, subject.device, subject.check_finite, model
         )
-        self.single_rows: SingleRows = SingleRows(model)
-        self._every, self._counted = subject.check_finite, 0
         self.ranks: Ranks | None = ranks
         self.averaging: Averaging | None = None if ranks is None else Averaging(subject, ranks)
         self.recording: Recording = execution.recording
@@ -268,7 +264,7 @@ class Steps:
         if not self._model.training:
             train(self._model)
         if batch.real is None:
-            self.single_rows.note(batch, self.computation.known(batch))
+            self.finite.note_single_rows(batch, self.computation.known(batch).norms)
         if self.averaging is not None:
             self.averaging.begin(batch)
         way = way or self.way_of(batch.bucket, "step")
@@ -294,31 +290,6 @@ class Steps:
         if self.accumulated.add():
             self._update()
         return loss.detach().clone() if self._copies_loss else loss.detach()
-
-    def count(self) -> None:
-        """Counts one finished training step; reads the flags of earlier steps when that is due.
-
-        Raises:
-            NonFiniteLoss: as :meth:`check`.
-        """
-        self._counted += 1
-        if self._every and self._counted % self._every == 0:
-            self.finite.check()
-            self.single_rows.check()
-
-    def check(self) -> None:
-        """Waits for the device and reads what the steps so far have flagged.
-
-        Raises:
-            NonFiniteLoss: a loss was NaN or infinite.
-        """
-        self.single_rows.check()
-        self.finite.check()
-
-    def clear(self) -> None:
-        """Discards the flags."""
-        self.single_rows.clear()
-        self.finite.clear()
 
     def _backward(self, result: Any, batch: StaticBatch) -> Tensor:
         """Computes the gradients, averaged over the ranks if several; returns the mean loss.

@@ -151,4 +151,5 @@ def exchanged(tensors: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dic
 
 def field_mask(batch: BatchArrays, field: Field) -> Tensor:
     """``[rows of the field]`` bool: its level's mask, each entry ``field.rows`` times."""
-    return batch.tensors()[f"{field.level}_mask"].repeat_interleave(field.rows)
+    mask = batch.tensors()[f"{field.level}_mask"]
+    return mask if field.rows == 1 else mask.repeat_interleave(field.rows)

@@ -31,13 +31,14 @@ from staticgraph.schema import COUNTS, Level
 from staticgraph.steps.computation.model_arguments import forward_of, optional_fields
 from staticgraph.steps.computation.model_setup import Precision, Subject
 from staticgraph.steps.loss.mean_loss import LossTerms, mean_loss, share_of_loss
-from staticgraph.steps.rows.padding import sanitized, zero_padding
 from staticgraph.steps.rows.provenance import (
     Path,
     Provenance,
     level_in,
     row_level,
     run_elsewhere,
+    sanitized,
+    zero_padding,
 )
 from staticgraph.steps.state.training_hooks import HeardHooks
 from staticgraph.steps.state.training_state import untouched

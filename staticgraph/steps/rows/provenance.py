@@ -14,6 +14,12 @@ columns; this needs neither.
 
 If a model cannot run over such a batch (because numbers of the plan are written into it), a sole
 output is taken by its leading dimension, and each of several must be named by ``rows=``.
+
+A step also computes something in the padding rows. In outputs that are rows they are set to zero,
+so that a sum over all rows by mistake is still finite. In inputs, every fill of a slot already sets
+them to zero; only a batch from elsewhere can carry NaN or infinities in its padding, which no later
+mask undoes (zero times NaN is NaN in a weight's gradient). ``sanitize=True`` sets them to zero
+inside the step.
 """
 
 from __future__ import annotations
@@ -26,7 +32,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from staticgraph.batches.batch.containers import parts_of
+from staticgraph.batches.batch.containers import parts_of, with_parts
+from staticgraph.batches.batch.derived_attributes import field_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
@@ -335,3 +342,42 @@ class Stems(TorchDispatchMode):
             named = zip(func._schema.arguments, args, strict=False)
             self.mark([a for s, a in named if s.alias_info and s.alias_info.is_write])
         return out
+
+
+def zero_padding(
+    out: Any, batch: StaticBatch, levels: Mapping[Path, Level | None], path: Path = ()
+) -> Any:
+    """Returns ``out`` with zeros in the padding rows of the tensors whose level is known.
+
+    Tuples, lists and dicts are searched; anything else is left alone.
+    """
+    if isinstance(out, Tensor):
+        level = levels.get(path)
+        if level is None:
+            return out
+        mask = batch[f"{level}_mask"].view(-1, *(1,) * (out.dim() - 1))
+        return _zero_but(mask, out)
+    parts = parts_of(out)
+    if parts is None:
+        return out
+    return with_parts(out, [zero_padding(item, batch, levels, (*path, key)) for key, item in parts])
+
+
+def sanitized(batch: StaticBatch) -> StaticBatch:
+    """Returns the batch with zeros in every padding row of every field, whatever they contained."""
+    clean = {}
+    for each in batch.layout.schema:
+        if each.is_index:
+            continue  # an index must keep its padding, which refers to padding rows
+        value = batch[each.name]
+        mask = field_mask(batch, each)
+        clean[each.name] = _zero_but(mask.view(-1, *(1,) * (value.dim() - 1)), value)
+    return batch.replace(**clean)
+
+
+def _zero_but(mask: Tensor, value: Tensor) -> Tensor:
+    """Returns the value where the mask is True, else zero, in the value's own dtype.
+
+    With the number 0, bool would become int64, which indexes rows instead of masking them.
+    """
+    return torch.where(mask, value, False if value.dtype == torch.bool else 0)
