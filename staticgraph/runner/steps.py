@@ -25,6 +25,7 @@ from staticgraph.distributed.ranks import Ranks
 from staticgraph.distributed.reduction import Share
 from staticgraph.errors import NotStatic
 from staticgraph.recording.recorded import RecordedSteps
+from staticgraph.recording.recorded_work import RecordedWork
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.auto import Execution
 from staticgraph.schema import Schema
@@ -185,15 +186,15 @@ class Steps:
     def begin_recording(self, schema: Schema) -> RecordedSteps:
         """Returns the recorded steps, making them first if there are none."""
         if self.recorded is None:
-            self.recorded = RecordedSteps(
-                self.subject,
+            work = RecordedWork(
                 self.computation,
                 self.compiled,
                 self._update,
-                self.recording,
+                self.recording.scope,
                 self.finite if self.finite.watches else None,
                 self.averaging,
             )
+            self.recorded = RecordedSteps(self.subject, work, self.recording)
             buckets = range(len(self.capacities))
             self.recorded.prepare([self.layout(bucket, schema) for bucket in buckets])
             if self.store is not None:

@@ -81,63 +81,6 @@ class CompileCounts:
 _COMPILING = threading.RLock()
 
 
-class _StaticBackend:
-    """Compiles one graph whose every shape is a number, once.
-
-    The graph is rewritten if requested, then compiled by Inductor in one of torch's modes or, in
-    mode ``fused``, run as it is.
-
-    Attributes:
-        captured: the rewritten graph; None if nothing was rewritten.
-        guards: how many guards remain, for a graph that runs as it is; None for any other.
-    """
-
-    def __init__(self, function: FunctionType, mode: Mode, name: str, device: str | None) -> None:
-        self._function = function
-        self.guards: int | None = None
-        self._inductor = None
-        if not mode.fused:
-            self._inductor = inductor(mode.inductor)
-        self._recorded = mode.recording or mode.own
-        self._device, self._compiled = device, not mode.fused
-        self._name = name
-        # Keeps Inductor's output alive, with its constants: a recording reads them, and
-        # ``torch.compiler.reset()`` would free them. Inductor's own recordings look after
-        # themselves.
-        self._kept: list[Any] | None = None if mode.recording else []
-        self.done = False
-        self.captured: Captured | None = None
-
-    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        if self.done:
-            raise NotStatic(f"{self._name} is compiled")
-        if found := obstacles(graph):
-            raise NotStatic(
-                f"{self._name} has shapes or numbers that depend on data:\n"
-                + "\n".join(f"  {obstacle}" for obstacle in found)
-                + "\nGive the sizes instead of reading them (batch.num_graphs, x.size(0)), use "
-                "torch.where instead of a mask index, or use mode='eager'"
-            )
-        if self._recorded and (found := unrecordable(graph)):
-            raise NotStatic(
-                f"{self._name} has operators that no recording can hold:\n"
-                + "\n".join(f"  {obstacle}" for obstacle in found)
-                + f"\n{found[0].reason}: {found[0].remedy}"
-            )
-        if self._device is not None:
-            from staticgraph.rewrites import RewriteTarget, rewrite
-
-            self.captured = rewrite(graph, RewriteTarget(self._device, self._compiled), inputs)
-        if self._inductor is None:
-            self.guards = drop_what_is_known(self._function, self.captured)
-            return checked(graph, self._name)
-        declare_operators(NAMESPACE)
-        made = self._inductor(graph, inputs)
-        if self._kept is not None:
-            self._kept.append(made)
-        return made
-
-
 def with_own_code(function: Callable[..., Any], name: str) -> FunctionType:
     """Returns the same function with its own code object, which is what torch counts by."""
     assert isinstance(function, FunctionType)
@@ -153,12 +96,19 @@ def with_own_code(function: Callable[..., Any], name: str) -> FunctionType:
 class CompiledFunction:
     """A function of tensors, compiled at its first call and never again.
 
+    Its one graph, whose every shape is a number, is rewritten if requested, then compiled by
+    Inductor in one of torch's modes or, in mode ``fused``, run as it is.
+
     Args:
         function: takes tensors of fixed shapes.
         mode: a compiled mode.
         name: what error messages call it.
         layout: of the batches whose arrays it takes.
         rewritten_on: the device whose operators the graph is rewritten to; None leaves it as it is.
+
+    Attributes:
+        captured: the rewritten graph, after the first call; None if nothing is rewritten.
+        guards: how many guards a call of mode ``fused`` checks; None in any other mode.
 
     Raises (when called):
         NotStatic: tracing failed, or a later call would have compiled again; the message carries
@@ -174,26 +124,58 @@ class CompiledFunction:
         rewritten_on: str | None = None,
     ) -> None:
         self.layout = layout
-        own = with_own_code(function, name)
-        self._function = own
+        self._function = with_own_code(function, name)
         self._fused = mode.fused
-        self._backend = _StaticBackend(own, mode, name, rewritten_on)
-        self._call = torch.compile(own, fullgraph=True, dynamic=False, backend=self._backend)
+        self._inductor = None if mode.fused else inductor(mode.inductor)
+        self._recorded = mode.recording or mode.own
+        self._device = rewritten_on
+        self._call = torch.compile(
+            self._function,
+            fullgraph=True,
+            dynamic=False,
+            backend=lambda *traced: self._compile(*traced),
+        )
         self._next: Callable[[tuple[Tensor, ...]], Any] = self._compiled
         self._name = name
         self._warm = False
         self._recording = mode.recording
+        # Keeps Inductor's output alive, with its constants: a recording reads them, and
+        # ``torch.compiler.reset()`` would free them. Inductor's own recordings look after
+        # themselves.
+        self._outputs: list[Any] | None = None if mode.recording else []
         self.counts: CompileCounts = CompileCounts()
+        self.captured: Captured | None = None
+        self.guards: int | None = None
 
-    @property
-    def captured(self) -> Captured | None:
-        """The rewritten graph, after the first call."""
-        return self._backend.captured
+    def _compile(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        """Compiles the graph; torch calls it."""
+        if self._warm:
+            raise NotStatic(f"{self._name} is compiled")
+        if on_data := obstacles(graph):
+            raise NotStatic(
+                f"{self._name} has shapes or numbers that depend on data:\n"
+                + "\n".join(f"  {obstacle}" for obstacle in on_data)
+                + "\nGive the sizes instead of reading them (batch.num_graphs, x.size(0)), use "
+                "torch.where instead of a mask index, or use mode='eager'"
+            )
+        if self._recorded and (unfit := unrecordable(graph)):
+            raise NotStatic(
+                f"{self._name} has operators that no recording can hold:\n"
+                + "\n".join(f"  {obstacle}" for obstacle in unfit)
+                + f"\n{unfit[0].reason}: {unfit[0].remedy}"
+            )
+        if self._device is not None:
+            from staticgraph.rewrites import RewriteTarget, rewrite
 
-    @property
-    def guards(self) -> int | None:
-        """How many guards a call of mode ``fused`` checks; None in any other mode."""
-        return self._backend.guards
+            self.captured = rewrite(graph, RewriteTarget(self._device, not self._fused), inputs)
+        if self._inductor is None:
+            self.guards = drop_what_is_known(self._function, self.captured)
+            return checked(graph, self._name)
+        declare_operators(NAMESPACE)
+        output = self._inductor(graph, inputs)
+        if self._outputs is not None:
+            self._outputs.append(output)
+        return output
 
     def __call__(self, *tensors: Tensor) -> Any:
         """Runs the compiled function; the first call compiles it."""
@@ -223,7 +205,7 @@ class CompiledFunction:
                 f"{self._name} cannot be compiled in fixed shapes:\n"
                 f"{why_not_compiled(error, observed(error))}"
             ) from None  # the context is torch's long message, which is not shown again
-        self._warm = self._backend.done = True
+        self._warm = True
         if self._fused:
             self._next = GuardedCall(self._function, self._call, self._refused)
         self.counts.seconds += time.perf_counter() - started
