@@ -44,8 +44,6 @@ class Inference:
     """Evaluation and prediction with one model.
 
     Args:
-        subject: the model, and how it is run.
-        plan: the buckets.
         turns: locks the model; every forward of a batch takes a turn.
         steps: run the batches, each in its bucket's way.
         preparation: prepares the steps.
@@ -60,23 +58,25 @@ class Inference:
 
     def __init__(
         self,
-        subject: Subject,
-        plan: BucketPlan,
         turns: Turns,
         steps: Steps,
         preparation: Preparation,
     ) -> None:
-        self.subject: Subject = subject
-        self.plan: BucketPlan = plan
-        self.device: torch.device = subject.device
+        self.subject: Subject = steps.subject
+        self.device: torch.device = steps.subject.device
         self.steps: Steps = steps
         self.preparation: Preparation = preparation
         self.statistics: list[BucketStatistics] = [
-            BucketStatistics(capacity, subject.device) for capacity in plan.capacities
+            BucketStatistics(capacity, self.device) for capacity in steps.plan.capacities
         ]
         self._turns = turns
-        self._evaluating = Evaluation(subject.model)
+        self._evaluating = Evaluation(steps.subject.model)
         self.padder: Padder | None = None
+
+    @property
+    def plan(self) -> BucketPlan:
+        """The buckets."""
+        return self.steps.plan
 
     @property
     def model(self) -> torch.nn.Module:

@@ -11,7 +11,6 @@ are added up with the weights of their rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,8 +100,6 @@ def _grow(runner: Any, padder: Padder) -> None:
     steps.close()
     steps.grow(plan.capacities)
     runner.statistics[bucket:] = [BucketStatistics(capacity, runner.device)]
-    # The fields of its own data, if any, have the order of edges in which they were stored.
-    runner.plan = preparation._plan = replace(runner.plan, capacities=plan.capacities)
     if not warm:
         return
     steps.compiled.warmed_up = False
@@ -136,7 +133,7 @@ def train_parts(steps: Steps, parts: Sequence[StaticBatch]) -> Tensor:
     steps._state.keep()
     computation, shared = steps.computation, steps.computation.shared
     try:
-        steps._update.zero_grad()
+        steps.update.zero_grad()
         total = weight = torch.zeros((), device=parts[0].device)
         computation.shared = True
         for part in parts:
@@ -160,5 +157,5 @@ def train_parts(steps: Steps, parts: Sequence[StaticBatch]) -> Tensor:
     finally:
         computation.shared = shared
     if steps.accumulated.add():
-        steps._update()
+        steps.update()
     return (total / weight).detach()

@@ -149,7 +149,7 @@ class StaticGraphRunner(Inference):
         padder = plan if isinstance(plan, Padder) else None
         plan = plan.plan if isinstance(plan, Padder) else plan
         plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
-        self._execution = execution = Execution.of(subject, mode, recording, distributed)
+        execution = Execution.of(subject, mode, recording, distributed)
         self.mode: Mode = execution.mode
         self.ranks: Ranks | None = execution.ranks
         self._watching = Watching(self.ranks)
@@ -165,9 +165,9 @@ class StaticGraphRunner(Inference):
                 check_not_wrapped(subject.model)
                 capacities = list(map(str, plan.capacities))
                 self.ranks.check_alike({"the plan": capacities, "the mode": self.mode.name})
-            steps = Steps(subject, plan.capacities, execution)
-            preparation = Preparation(subject, plan, execution, steps, budget)
-        super().__init__(subject, plan, turns, steps, preparation)
+            steps = Steps(subject, plan, execution)
+            preparation = Preparation(steps, budget)
+        super().__init__(turns, steps, preparation)
         self.padder = padder
         if padder is not None:
             padder.least_fills = preparation.least_fills
@@ -188,7 +188,7 @@ class StaticGraphRunner(Inference):
     @property
     def measures(self) -> bool:
         """Whether ``warmup()`` times the ways of each bucket, if given graphs to time them with."""
-        return self._execution.auto is not None
+        return self.steps.execution.auto is not None
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuses to be copied or pickled.

@@ -11,7 +11,6 @@ mean loss; ``forward``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +23,7 @@ from staticgraph.batches.slots.slots import UNPLANNED, SlotLayout
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.distributed.reduction import Share
 from staticgraph.errors import NotStatic
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recorded import RecordedSteps
 from staticgraph.recording.recorded_work import RecordedWork
 from staticgraph.recording.recording import Recording
@@ -47,13 +47,14 @@ class Steps:
 
     Args:
         subject: the model, and how it is run.
-        capacities: one per bucket.
+        plan: the buckets.
         execution: how a bucket runs unless ``ways`` says otherwise, how steps are recorded, and
             with which ranks. Where ``fused`` may be among the ways, batches carry row pointers.
 
     Attributes:
         computation: computes the forward, or forward and mean loss, of a batch.
-        capacities: as given.
+        plan: the buckets, one capacity each.
+        execution: as settled at first.
         fused: whether a way in use is rewritten to this library's operators.
         compiled: the compiled functions.
         recording: how, and how much, is recorded: as given, or with the smaller scope that the
@@ -62,6 +63,7 @@ class Steps:
             needed, and freed together, since they share their memory.
         store: a dataset on the device, whose batches the recordings make from graph ids.
         accumulated: the gradients of batches that no update has followed yet.
+        update: what follows a backward.
         finite: watches the losses of training steps, and norms over a single row.
         subject: the model, and how it is run.
         mode: the mode of a bucket, unless ``ways`` says otherwise.
@@ -73,15 +75,17 @@ class Steps:
     def __init__(
         self,
         subject: Subject,
-        capacities: Sequence[Capacity],
+        plan: BucketPlan,
         execution: Execution,
     ) -> None:
+        self.plan: BucketPlan = plan
+        self.execution: Execution = execution
         mode, ranks = execution.mode, execution.ranks
         compiled_mode = mode if mode.compiled else Mode("default", "chosen by time")
         model = self._model = subject.model
         self.subject: Subject = subject
         self._device, self._pointers = subject.device, subject.pointers
-        self._update = Update(subject)
+        self.update: Update = Update(subject)
         self._state = StepState(model, subject.functions)
         self.mode: Mode = mode
         self._way = mode.name
@@ -89,14 +93,12 @@ class Steps:
         self.ways: dict[tuple[int, str], str] = {}
         self.computation: Computation = Computation(subject)
         self.computation.shared = ranks is not None
-        self.capacities: Sequence[Capacity] = capacities
         self.fused: bool = mode.fused
-        self._tries_fused = execution.tries_fused
-        self._may_rewrite = self._tries_fused or self.fused or self.computation.context.kernels
+        self._may_rewrite = execution.tries_fused or self.fused or self.computation.context.kernels
         self.compiled: CompiledSteps = CompiledSteps(model, self.computation, compiled_mode)
         self.accumulated: Accumulation = Accumulation(subject)
         self.finite: FiniteLosses = FiniteLosses(
-            capacities, subject.device, subject.check_finite, model
+            plan.capacities, subject.device, subject.check_finite, model
         )
         self.ranks: Ranks | None = ranks
         self.averaging: Averaging | None = None if ranks is None else Averaging(subject, ranks)
@@ -116,9 +118,9 @@ class Steps:
 
     def layout(self, bucket: int, schema: Schema) -> SlotLayout:
         """The layout of a bucket's batches."""
-        reads = self.rewrites or self._tries_fused
+        reads = self.rewrites or self.execution.tries_fused
         pointers = self._pointers or (reads and schema.has_pointers)
-        return SlotLayout(bucket, self.capacities[bucket], schema, pointers)
+        return SlotLayout(bucket, self.plan.capacities[bucket], schema, pointers)
 
     def accept(self, batch: StaticBatch) -> StaticBatch:
         """Returns a batch as the steps take it: with row pointers only if they are read.
@@ -139,7 +141,8 @@ class Steps:
         if self.computation.newcomers.came:
             self.computation.settle()
         layout, bucket = batch.layout, batch.bucket
-        known = self.capacities[bucket] if bucket < len(self.capacities) else None
+        capacities = self.plan.capacities
+        known = capacities[bucket] if bucket < len(capacities) else None
         if layout.capacity is not known and layout.capacity != known and bucket != UNPLANNED:
             raise ValueError(
                 f"the batch belongs to bucket {bucket} of {layout.capacity}, which is not in "
@@ -189,13 +192,13 @@ class Steps:
             work = RecordedWork(
                 self.computation,
                 self.compiled,
-                self._update,
+                self.update,
                 self.recording.scope,
                 self.finite if self.finite.watches else None,
                 self.averaging,
             )
             self.recorded = RecordedSteps(self.subject, work, self.recording)
-            buckets = range(len(self.capacities))
+            buckets = range(len(self.plan.capacities))
             self.recorded.prepare([self.layout(bucket, schema) for bucket in buckets])
             if self.store is not None:
                 self.recorded.collate_from(self.store)
@@ -209,10 +212,10 @@ class Steps:
 
     # ------------------------------------------------------------------ running
 
-    def grow(self, capacities: Sequence[Capacity]) -> None:
+    def grow(self, capacities: tuple[Capacity, ...]) -> None:
         """Takes other capacities, of which only the last is new."""
         bucket = len(capacities) - 1
-        self.capacities = capacities
+        self.plan = replace(self.plan, capacities=capacities)
         self.finite.grow(capacities)
         self.compiled.forget(bucket)
         self.ways = {key: way for key, way in self.ways.items() if key[0] != bucket}
@@ -275,11 +278,11 @@ class Steps:
                 if self.averaging is not None:
                     loss = self._averaged(loss, batch)
                 if self.accumulated.add():
-                    self._update()
+                    self.update()
             return loss
         self._state.keep()
         try:
-            self._update.zero_grad()
+            self.update.zero_grad()
             if way == "eager":
                 with self.computation.active():
                     loss = self._backward(self.computation.run("step", batch, keep=True), batch)
@@ -289,7 +292,7 @@ class Steps:
             self._state.restore()
             raise
         if self.accumulated.add():
-            self._update()
+            self.update()
         return loss.detach().clone() if self._copies_loss else loss.detach()
 
     def _backward(self, result: Any, batch: StaticBatch) -> Tensor:

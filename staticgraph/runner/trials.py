@@ -44,9 +44,7 @@ from staticgraph.runner.way_choice import (
     settled,
 )
 from staticgraph.schema import Schema
-from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.modes import FUSED, OWN, without_fused
-from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_hooks import without_callbacks
 from staticgraph.steps.state.training_state import evaluating, train
 from staticgraph.store.graph_columns import GraphColumns
@@ -67,8 +65,7 @@ class Trials:
     """The measurements of one warm-up.
 
     Args:
-        subject: its model's flags are set for each phase.
-        steps: the ways to run.
+        steps: the ways to run; their model's flags are set for each phase.
         options: see :class:`staticgraph.runner.auto.Auto`.
         prepare: ``prepare(way, bucket, phase)`` compiles or records, under the runner's budget.
         steps_to_come: how many steps a bucket will run; None where that is not known.
@@ -81,7 +78,6 @@ class Trials:
 
     def __init__(
         self,
-        subject: Subject,
         steps: Steps,
         options: Auto,
         prepare: Callable[[str, int, str], None],
@@ -92,9 +88,9 @@ class Trials:
         self.waiting: dict[tuple[int, str], list[str]] = {}
         self._steps_to_come, self._waits = steps_to_come, waits
         self._took_s: dict[str, float] = {}
-        self._subject, self._model = subject, subject.model
+        self._steps, subject = steps, steps.subject
+        self._model, self._optimizer = subject.model, subject.optimizer
         self._without_fused = without_fused(subject.differentiable)
-        self._steps = steps
         self._options = options
         self._prepare = prepare
         self._stopwatch = options.stopwatch(subject.device)
@@ -123,7 +119,7 @@ class Trials:
         """
         if OWN in self._options.ways:
             self.notes += self._steps.fit_scope()
-        made_for = _fingerprint(self._subject, self._steps.capacities)
+        made_for = _fingerprint(self._steps)
         found = None if file is None else _fixed(file, keys, made_for)
         ranks = self._steps.ranks
         if ranks is not None and not ranks.all(found is not None):
@@ -288,7 +284,7 @@ class Trials:
 
     def _run(self, way: str, batch: StaticBatch, phase: str) -> None:
         if phase == "step":
-            with without_callbacks(self._model, self._subject.optimizer):
+            with without_callbacks(self._model, self._optimizer):
                 self._steps.train(batch, way)
         elif phase == "eval":
             with evaluating(self._model):
@@ -298,9 +294,9 @@ class Trials:
             self._steps.run("forward", batch, way)
 
 
-def _fingerprint(subject: Subject, capacities: Sequence[Capacity]) -> dict[str, Any]:
+def _fingerprint(steps: Steps) -> dict[str, Any]:
     """What a choice among the ways depends on, as values that survive JSON."""
-    device = subject.device
+    subject, device = steps.subject, steps.subject.device
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
@@ -308,7 +304,7 @@ def _fingerprint(subject: Subject, capacities: Sequence[Capacity]) -> dict[str, 
         "parameters": sum(p.numel() for p in subject.model.parameters()),
         "optimizer": type(subject.optimizer).__name__,
         "autocast": subject.precision,
-        "capacities": [str(capacity) for capacity in capacities],
+        "capacities": [str(capacity) for capacity in steps.plan.capacities],
     }
 
 

@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,18 +61,17 @@ class FirstSteps:
     do not compare.
 
     Args:
-        subject: the model, and how it is trained.
-        steps: its steps.
+        steps: of the model.
 
     Attributes:
         buckets: those that were compared.
         seconds: how long it took.
     """
 
-    def __init__(self, subject: Subject, steps: Steps) -> None:
+    def __init__(self, steps: Steps) -> None:
         self.buckets: set[int] = set()
         self.seconds: float = 0.0
-        self._subject, self._steps = subject, steps
+        self._steps = steps
 
     def compare(self, batch: StaticBatch) -> None:
         """Compares, once per bucket; warns if the step is not what eager computes."""
@@ -94,7 +93,7 @@ class FirstSteps:
         self.seconds += time.perf_counter() - started
 
     def _difference(self, batch: StaticBatch, way: str) -> Difference | None:
-        subject, train = self._subject, self._steps.train
+        subject, train = self._steps.subject, self._steps.train
         plain = batch.replace()
         plain.real = None
         own = after_step(subject, lambda: train(batch.clone(), way))
@@ -176,29 +175,6 @@ TOLERANCE = Tolerance.of(torch.float32).other_order
 _NO_MODEL = torch.nn.Module()
 
 
-class RunsBothWays(Protocol):
-    """A runner as a verification uses it: each of its calls, and the same call in eager."""
-
-    subject: Subject
-    steps: Steps
-
-    def step(self, batch: StaticBatch) -> Tensor:
-        """Takes one training step."""
-        ...
-
-    def eager_step(self, batch: StaticBatch) -> Tensor:
-        """The same step in eager."""
-        ...
-
-    def eval_step(self, batch: StaticBatch) -> Any:
-        """Returns the output in evaluation mode, as ``.out``."""
-        ...
-
-    def eager_forward(self, batch: StaticBatch) -> Any:
-        """Returns the output in evaluation mode, in eager."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Verification:
     """How a runner's results differ from eager, and which fields moved the output.
@@ -242,7 +218,7 @@ class Verification:
         return [f"parameters: without {elements} whose gradient is rounding, of either sign"]
 
 
-def verify(runner: RunsBothWays, batch: StaticBatch, tolerance: float = TOLERANCE) -> Verification:
+def verify(runner: Any, batch: StaticBatch, tolerance: float = TOLERANCE) -> Verification:
     """Compares a runner's step and forward with eager on one batch, without changing anything.
 
     Args:
@@ -287,7 +263,7 @@ def _worst(theirs: Outcome, ours: Outcome, kind: str) -> float:
     return max((each.off for each in theirs.differences(ours, kind)), default=0.0)
 
 
-def _rows(runner: RunsBothWays, batch: StaticBatch, eager: bool) -> list[Tensor]:
+def _rows(runner: Any, batch: StaticBatch, eager: bool) -> list[Tensor]:
     """The real rows of each tensor of the output in evaluation mode.
 
     A tensor without rows of the batch, such as a loss among the outputs, is returned whole.

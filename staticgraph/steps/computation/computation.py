@@ -4,11 +4,20 @@ The same function runs in eager, is compiled, and is recorded. While it runs, th
 layers see the batch and PyG's functions have fixed shapes, in the running thread alone; before and
 after, neither is the case. A backward that runs parts of the forward again (activation
 checkpointing) runs them under the same conditions, in whichever thread.
+
+The precision of a step is its subject's autocast, or one that is entered around it. In eager an
+autocast around a call has its usual effect. A compiled or recorded step keeps the autocast that it
+was made in, so that is part of its key, and a call inside another autocast reports it instead of
+computing in the wrong precision. Autocast keeps its casts of weights until its outermost block
+ends. Inside a block around a whole loop, they would stay those of the first step, and a recording
+made there would read them, too. So they are dropped after every update, and before and after
+everything that is recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -29,7 +38,7 @@ from staticgraph.nn.refused import caching_layers
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.schema import COUNTS, Level
 from staticgraph.steps.computation.model_arguments import forward_of, optional_fields
-from staticgraph.steps.computation.model_setup import Precision, Subject
+from staticgraph.steps.computation.model_setup import Subject, name_of
 from staticgraph.steps.loss.mean_loss import LossTerms, mean_loss, share_of_loss
 from staticgraph.steps.rows.provenance import (
     Path,
@@ -43,6 +52,41 @@ from staticgraph.steps.rows.provenance import (
 from staticgraph.steps.state.training_hooks import HeardHooks
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.steps.tracing.trace import advise
+
+
+class Precision:
+    """The precision of one subject's steps.
+
+    Args:
+        autocast: the subject's own; None leaves whatever is entered around a call.
+        device: the device of its model.
+    """
+
+    def __init__(self, autocast: torch.dtype | None, device: torch.device) -> None:
+        self._autocast, self._device = autocast, device.type
+
+    def __call__(self) -> AbstractContextManager[Any]:
+        """A ``with`` block around a forward and its loss."""
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self._device, dtype=self._autocast)
+
+    def alone(self) -> AbstractContextManager[Any]:
+        """A ``with`` block around a compiled step, without the caller's autocast.
+
+        That autocast does not apply if the subject has its own, which is entered inside the step.
+        """
+        if self._autocast is None or not torch.is_autocast_enabled(self._device):
+            return nullcontext()
+        return torch.autocast(self._device, enabled=False)
+
+    @property
+    def around(self) -> str | None:
+        """The dtype of the autocast around the current call; None if the subject has its own."""
+        if self._autocast is not None or not torch.is_autocast_enabled(self._device):
+            return None
+        return name_of(torch.get_autocast_dtype(self._device))
+
 
 # The arrays by which a rewrite recognises an index as the batch's own.
 ARRAYS = tuple(COUNTS if name == "counts" else name for name in FACTS)

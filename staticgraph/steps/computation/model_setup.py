@@ -3,21 +3,12 @@
 A model by itself does not define a step. With its loss, its optimizer, the way it is called and
 what is done to inputs and gradients, it does; so these travel together, and are checked once, here.
 How a step runs (its mode, recording, budget) is not part of it.
-
-The precision of a step is its subject's autocast, or one that is entered around it. In eager an
-autocast around a call has its usual effect. A compiled or recorded step keeps the autocast that it
-was made in, so that is part of its key, and a call inside another autocast reports it instead of
-computing in the wrong precision. Autocast keeps its casts of weights until its outermost block
-ends. Inside a block around a whole loop, they would stay those of the first step, and a recording
-made there would read them, too. So they are dropped after every update, and before and after
-everything that is recorded.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
@@ -37,45 +28,6 @@ AUTOCAST = (torch.bfloat16, torch.float16)
 def name_of(dtype: torch.dtype) -> str:
     """Returns ``bfloat16`` for ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")
-
-
-def entered(device: str) -> str | None:
-    """Returns the dtype of the autocast currently entered for a device type; None for none."""
-    if not torch.is_autocast_enabled(device):
-        return None
-    return name_of(torch.get_autocast_dtype(device))
-
-
-class Precision:
-    """The precision of one subject's steps.
-
-    Args:
-        autocast: the subject's own; None leaves whatever is entered around a call.
-        device: the device of its model.
-    """
-
-    def __init__(self, autocast: torch.dtype | None, device: torch.device) -> None:
-        self._autocast, self._device = autocast, device.type
-
-    def __call__(self) -> AbstractContextManager[Any]:
-        """A ``with`` block around a forward and its loss."""
-        if self._autocast is None:
-            return nullcontext()
-        return torch.autocast(self._device, dtype=self._autocast)
-
-    def alone(self) -> AbstractContextManager[Any]:
-        """A ``with`` block around a compiled step, without the caller's autocast.
-
-        That autocast does not apply if the subject has its own, which is entered inside the step.
-        """
-        if self._autocast is None or not torch.is_autocast_enabled(self._device):
-            return nullcontext()
-        return torch.autocast(self._device, enabled=False)
-
-    @property
-    def around(self) -> str | None:
-        """The dtype of the autocast around the current call; None if the subject has its own."""
-        return None if self._autocast is not None else entered(self._device)
 
 
 def check_autocast(dtype: object) -> None:
