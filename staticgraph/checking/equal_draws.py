@@ -97,13 +97,13 @@ class EqualDraws(TorchDispatchMode):
         seed = int(torch.randint(1 << 62, ()))
         name = func._schema.name.removeprefix("aten::").rstrip("_").removesuffix("_like")
         parts = func._schema.arguments
-        given = {part.name: part.default_value for part in parts if part.has_default_value()}
-        given |= dict(zip((part.name for part in parts), args, strict=False)) | kwargs
+        arguments = {part.name: part.default_value for part in parts if part.has_default_value()}
+        arguments |= dict(zip((part.name for part in parts), args, strict=False)) | kwargs
         value_of = VALUES.get(name)
         torch.manual_seed(seed)
-        started = _generators(given)
+        started = _generators(arguments)
         result = func(*args, **kwargs)
-        if value_of is None and started == _generators(given):
+        if value_of is None and started == _generators(arguments):
             torch.set_rng_state(before)
             return result
         torch.manual_seed(seed)
@@ -112,7 +112,7 @@ class EqualDraws(TorchDispatchMode):
             self._note(name, first, value_of is not None)
         if value_of is None:
             return result
-        value = value_of(self._uniform(first, seed), given)
+        value = value_of(self._uniform(first, seed), arguments)
         if isinstance(value, tuple):  # dropout, and what it keeps
             result[1].copy_(value[1])
         first.copy_(value[0] if isinstance(value, tuple) else value)
@@ -146,11 +146,11 @@ class EqualDraws(TorchDispatchMode):
         return ((code & _BITS).double() + 0.5) / (_BITS + 1)
 
 
-def _generators(given: dict[str, Any]) -> tuple[bytes, list[int]]:
+def _generators(arguments: dict[str, Any]) -> tuple[bytes, list[int]]:
     """The states of torch's generators, of CUDA's only where an operation runs there."""
     offsets = [
         torch.cuda.default_generators[value.device.index or 0].get_offset()
-        for value in given.values()
+        for value in arguments.values()
         if isinstance(value, Tensor) and value.is_cuda
     ]
     return torch.get_rng_state().numpy().tobytes(), offsets
@@ -179,33 +179,33 @@ def _mixed(code: Tensor) -> Tensor:
     return code ^ (code >> 33)
 
 
-def _integers(uniform: Tensor, given: dict[str, Any]) -> Tensor:
-    low = given.get("low", 0)
-    return (low + uniform * (given["high"] - low)).floor()
+def _integers(uniform: Tensor, arguments: dict[str, Any]) -> Tensor:
+    low = arguments.get("low", 0)
+    return (low + uniform * (arguments["high"] - low)).floor()
 
 
-def _exponential(uniform: Tensor, given: dict[str, Any]) -> Tensor:
-    return -torch.log1p(-uniform) / given["lambd"]
+def _exponential(uniform: Tensor, arguments: dict[str, Any]) -> Tensor:
+    return -torch.log1p(-uniform) / arguments["lambd"]
 
 
-def _dropout(uniform: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    x, p = given["input"], given["p"]
-    if not given["train"]:
+def _dropout(uniform: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    x, p = arguments["input"], arguments["p"]
+    if not arguments["train"]:
         return x, torch.ones_like(uniform)
     keeps = 1 - uniform < 1 - p
     return torch.where(keeps, x / (1 - p), 0), keeps
 
 
-def _normal(uniform: Tensor, given: dict[str, Any]) -> Tensor:
-    return given["mean"] + given["std"] * torch.special.ndtri(uniform)
+def _normal(uniform: Tensor, arguments: dict[str, Any]) -> Tensor:
+    return arguments["mean"] + arguments["std"] * torch.special.ndtri(uniform)
 
 
-def _bernoulli(uniform: Tensor, given: dict[str, Any]) -> Tensor:
-    return 1 - uniform < given.get("p", given["self"])  # so that the constant keeps
+def _bernoulli(uniform: Tensor, arguments: dict[str, Any]) -> Tensor:
+    return 1 - uniform < arguments.get("p", arguments["self"])  # so that the constant keeps
 
 
-def _between(uniform: Tensor, given: dict[str, Any]) -> Tensor:
-    return given["from"] + (given["to"] - given["from"]) * uniform
+def _between(uniform: Tensor, arguments: dict[str, Any]) -> Tensor:
+    return arguments["from"] + (arguments["to"] - arguments["from"]) * uniform
 
 
 # From uniform numbers and the operation's arguments to its result.
@@ -267,7 +267,7 @@ class Jitter:
     def _hook(self, path: str) -> Any:
         calls = 0
 
-        def hook(_: torch.nn.Module, given: Any, out: Any) -> Any:
+        def hook(_: torch.nn.Module, inputs: Any, out: Any) -> Any:
             """Adds this call's noise to the output of a module, if it is a tensor of nodes."""
             nonlocal calls
             calls += 1
@@ -292,7 +292,7 @@ def _score_hook(path: str) -> Any:
     """Noise for the scores of a pool: real rows come first, in the same order, in every layer."""
     calls = 0
 
-    def add_noise(_: torch.nn.Module, given: Any, scores: Tensor) -> Tensor:
+    def add_noise(_: torch.nn.Module, inputs: Any, scores: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
         random = np.random.default_rng(zlib.crc32(f"{path} {calls}".encode()))

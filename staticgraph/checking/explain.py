@@ -52,8 +52,8 @@ class CapturedStep:
     def __init__(self, computation: Computation, work: str, batch: StaticBatch) -> None:
         if batch.layout.schema.has_pointers:
             batch = with_pointers(batch)
-        self._found: list[Captured] = []
-        self._given: tuple[Any, ...] = ()
+        self._captures: list[Captured] = []
+        self._inputs: tuple[Any, ...] = ()
         self._device = batch.device.type
         self._function = with_own_code(computation.of_tensors(work, batch, leaves=True), "captured")
         self._tensors = tuple(batch.tensors().values())
@@ -64,14 +64,14 @@ class CapturedStep:
         self._guarded = GuardedCall(self._function, call)
 
     def _take(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        self._found.append(rewrite(graph, RewriteTarget(self._device, compiled=False), inputs))
+        self._captures.append(rewrite(graph, RewriteTarget(self._device, compiled=False), inputs))
         drop_what_is_known(self._function, self.captured)
 
         def run(*given: Any) -> Any:
             """Keeps the inputs of a call and runs the graph on them."""
             if self._idle is not None:
                 return self._idle
-            self._given = given
+            self._inputs = given
             return graph.forward(*given)
 
         return run
@@ -79,7 +79,7 @@ class CapturedStep:
     @property
     def captured(self) -> Captured:
         """The rewritten graph."""
-        return self._found[0]
+        return self._captures[0]
 
     def seconds_around(self, calls: int = 50, rounds: int = 20) -> float:
         """Returns a call's overhead over the graph in seconds, in the best round.
@@ -100,7 +100,7 @@ class CapturedStep:
 
     def __call__(self) -> Tensor:
         """Returns the first tensor of the result."""
-        return self.captured.module.forward(*self._given)[0]
+        return self.captured.module.forward(*self._inputs)[0]
 
 
 ORDERED = Rewritten(
@@ -145,6 +145,8 @@ def explain(
     subject = replace(subject, model=copy.deepcopy(subject.model).train(), optimizer=None)
     computation = Computation(subject)
     work = "forward" if subject.loss is None else "step"
-    found = Explanation.of([CapturedStep(computation, work, batch.to(subject.device)).captured])
-    missed = (*found.missed, *([ORDERED] if batch.layout.schema.keep_order else []))
-    return replace(found, missed=missed)
+    explanation = Explanation.of(
+        [CapturedStep(computation, work, batch.to(subject.device)).captured]
+    )
+    missed = (*explanation.missed, *([ORDERED] if batch.layout.schema.keep_order else []))
+    return replace(explanation, missed=missed)

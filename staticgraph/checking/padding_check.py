@@ -302,13 +302,13 @@ GAPS = (
 )
 
 
-def not_finite(found: Difference, where: NonFinite) -> PaddingLeaks:
+def not_finite(difference: Difference, where: NonFinite) -> PaddingLeaks:
     """Returns the error of a value that padding alone makes NaN or infinite, at a known line."""
     assert where.found is not None
     place, line = where.found.where, where.found.line
     of = f", which computes with the field {where.field!r}," if where.field else ""
     return PaddingLeaks(
-        f"{found.name} is not finite over padding, and is in plain PyG on the same graphs: "
+        f"{difference.name} is not finite over padding, and is in plain PyG on the same graphs: "
         f"{place}: {line}{of} {where.how} in padding rows. They hold the values of a real row "
         "(zeros in a field with missing values), but a padding graph may have no nodes, and a "
         "difference of two padding rows may be zero. Give the line a value there, such as "
@@ -320,7 +320,7 @@ def not_finite(found: Difference, where: NonFinite) -> PaddingLeaks:
 
 
 def leak_of(
-    found: Difference,
+    difference: Difference,
     culprit: Culprit | None,
     model: torch.nn.Module,
     what: str,
@@ -330,8 +330,8 @@ def leak_of(
     path, where, line = culprit or Culprit(None)
     remedy = LAYERS
     for kind in ("the buffer ", "the parameter "):
-        if path is None and found.name.startswith(kind):
-            path = found.name.removeprefix(kind).rpartition(".")[0]
+        if path is None and difference.name.startswith(kind):
+            path = difference.name.removeprefix(kind).rpartition(".")[0]
     if path is None:
         named = "no layer does it: look at the loss, and at the function that calls the model"
         remedy = LOSSES

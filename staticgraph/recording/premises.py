@@ -94,7 +94,7 @@ class Change(NamedTuple):
         return f"{self.where} was {self.before}, is {self.after}"
 
 
-def told(changes: Sequence[Change], remedy: str) -> str:
+def changes_in_words(changes: Sequence[Change], remedy: str) -> str:
     """Returns changes as the end of a message."""
     named = "; ".join(map(str, changes[:NAMED]))
     more = f"; and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
@@ -123,7 +123,7 @@ class NotedModule:
 
     Attributes:
         kind: its class.
-        own: the names of all its attributes.
+        names: the names of all its attributes.
         attributes: those that a forward may read.
         hooks: how many of each kind.
         registered: parameters, buffers and submodules, by name.
@@ -133,68 +133,77 @@ class NotedModule:
     path: str
     module: nn.Module
     kind: type[nn.Module]
-    own: set[str]
+    names: set[str]
     attributes: dict[str, Any]
     hooks: list[int]
     registered: list[dict[str, Any]]
     addresses: dict[str, int]
 
-    __slots__ = ("addresses", "attributes", "hooks", "kind", "module", "own", "path", "registered")
+    __slots__ = (
+        "addresses",
+        "attributes",
+        "hooks",
+        "kind",
+        "module",
+        "names",
+        "path",
+        "registered",
+    )
 
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path, self.module, self.kind = path, module, type(module)
-        own = vars(module)
-        self.own = set(own)
+        values = vars(module)
+        self.names = set(values)
         self.attributes = {
             name: tuple(value) if type(value) is list else value
-            for name, value in own.items()
+            for name, value in values.items()
             if not name.startswith("_") and name != "training" and is_watched(value)
         }
-        self.hooks = [len(own.get(name) or ()) for name in _HOOKS]
+        self.hooks = [len(values.get(name) or ()) for name in _HOOKS]
         self.note_registered()
 
     def note_registered(self) -> None:
         """Notes parameters, buffers and submodules as they are now."""
-        own = vars(self.module)
-        self.registered = [dict(own[name]) for name in _REGISTERED]
+        values = vars(self.module)
+        self.registered = [dict(values[name]) for name in _REGISTERED]
         self.addresses = {n: _address(b) for n, b in self.module._buffers.items()}
 
     def changes(self) -> Iterator[Change]:
         """Yields what in the module is no longer as it was."""
         module = self.module
-        own = vars(module)
+        values = vars(module)
         if type(module) is not self.kind:
             yield self.changed("", self.kind.__name__, type(module).__name__)
         for name, value in self.attributes.items():
-            now = own.get(name, GONE)
+            now = values.get(name, GONE)
             if now is not value and differ(now, value):
                 yield self.changed(name, text_of(value), text_of(now), attribute=True)
-        if own.keys() != self.own:
-            for name in own.keys() - self.own:  # it may hide an attribute of the class
+        if values.keys() != self.names:
+            for name in values.keys() - self.names:  # it may hide an attribute of the class
                 if not name.startswith("_") and (before := getattr(self.kind, name, None)):
-                    yield self.changed(name, text_of(before), text_of(own[name]), attribute=True)
+                    yield self.changed(name, text_of(before), text_of(values[name]), attribute=True)
         for kind, before in zip(_REGISTERED, self.registered, strict=True):
-            now = own[kind]
+            now = values[kind]
             if len(now) != len(before) or not all(map(is_, now.values(), before.values())):
                 for name in {**before, **now}:
-                    if (one := before.get(name)) is not (other := now.get(name)):
-                        after = "another" if type(one) is type(other) else _kind_of(other)
-                        yield self.changed(name, _kind_of(one), after)
+                    if (noted := before.get(name)) is not (other := now.get(name)):
+                        after = "another" if type(noted) is type(other) else _kind_of(other)
+                        yield self.changed(name, _kind_of(noted), after)
         for name, address in self.addresses.items():
             now = _address(module._buffers.get(name))
             if now != address and module._buffers.get(name) is self.registered[1].get(name):
                 yield self.changed(name, f"at address {address:#x}", f"at {now:#x}")
-        hooks = [len(own.get(name) or ()) for name in _HOOKS]
+        hooks = [len(values.get(name) or ()) for name in _HOOKS]
         if hooks != self.hooks:
             yield self.changed("hooks", str(sum(self.hooks)), str(sum(hooks)))
 
     def forget(self) -> None:
         """Drops from the notes what has changed since."""
-        own = vars(self.module)
+        values = vars(self.module)
         for name, value in list(self.attributes.items()):
-            if differ(own.get(name, GONE), value):
+            if differ(values.get(name, GONE), value):
                 del self.attributes[name]
-        self.own |= own.keys()
+        self.names |= values.keys()
 
     def changed(self, name: str, before: str, after: str, attribute: bool = False) -> Change:
         """Returns a change of what the module calls ``name``; ``""`` for the module itself."""
@@ -227,11 +236,11 @@ def read_by(functions: Mapping[str, object]) -> dict[str, Any]:
     Returns:
         Values by where they were found, such as ``loss: config.beta``; tensors as they are.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, function in functions.items():
         for where, value in _of_callable(function, 0, set()):
-            found.setdefault(f"{name}: {where}", value)
-    return found
+            values.setdefault(f"{name}: {where}", value)
+    return values
 
 
 def _of_callable(value: Any, depth: int, met: set[int]) -> Iterator[tuple[str, Any]]:
@@ -270,8 +279,8 @@ def _of_function(
         with suppress(ValueError):  # the cell is still empty
             around[name] = cell.cell_contents
     code = function.__code__
-    given = function.__globals__
-    around |= {name: given[name] for name in globals_in(code) if name in given}
+    module_globals = function.__globals__
+    around |= {name: module_globals[name] for name in globals_in(code) if name in module_globals}
     defaults = function.__defaults__ or ()
     of_defaults = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
     around |= dict(zip(of_defaults, defaults, strict=True)) | (function.__kwdefaults__ or {})
@@ -308,9 +317,9 @@ def _of_attributes(
         if attribute.startswith("_"):
             continue
         for place in (owner, *(() if isinstance(owner, type) else type(owner).__mro__)):
-            own = getattr(place, "__dict__", {})
-            if attribute in own:
-                value = own[attribute]
+            values = getattr(place, "__dict__", {})
+            if attribute in values:
+                value = values[attribute]
                 if _is_noted(value):
                     yield f"{name}.{attribute}", _kept(value)
                 elif isinstance(value, types.FunctionType) and place is not owner:

@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import version_of
 from staticgraph.recording.lending import check_can_be_handed_out
-from staticgraph.recording.premises import told
+from staticgraph.recording.premises import changes_in_words
 from staticgraph.recording.recorder import Recorded, Recorder, Replays
 from staticgraph.recording.signature import Flags, Signature, Watched
 from staticgraph.steps.state.recordable_optimizer import check_recordable
@@ -182,7 +182,7 @@ class RecordedModel:
         stepped = None if self._steps_outside else self._optimizer
         signature = self._signature or Signature(self._model, self._functions, stepped)
         if changes := signature.changes():
-            raise NotStatic(f"{what}: {told(changes, 'record all again')}")
+            raise NotStatic(f"{what}: {changes_in_words(changes, 'record all again')}")
         try:
             beside = tuple(self._functions.values())
             with untouched(self._model, self._optimizer, beside=beside):
@@ -227,7 +227,7 @@ class RecordedModel:
             or (looked is not None and recording.number not in looked)
         ):
             if changes := signature.changes(recording.flags):
-                raise NotStatic(f"{recording.what}: {told(changes, remedy)}")
+                raise NotStatic(f"{recording.what}: {changes_in_words(changes, remedy)}")
             if looked is not None:
                 looked.add(recording.number)
             if not recording.holds:
@@ -274,7 +274,7 @@ class RecordableOptimizer:
         self._optimizer = optimizer
         self._replaced = False
         check_recordable(optimizer)
-        self._given = [group["lr"] for group in optimizer.param_groups]
+        self._initial = [group["lr"] for group in optimizer.param_groups]
         self._rates = [self._as_tensor(group) for group in optimizer.param_groups]
         self._versions = [version_of(rate) for rate in self._rates]
         # What a step reads. The rest of a group belongs to schedulers, such as initial_lr.
@@ -345,12 +345,16 @@ class RecordableOptimizer:
         Reads nothing from the device, which may refuse after a failed capture.
         """
         self._hook.remove()
-        for group, given, rate, version in zip(
-            self._optimizer.param_groups, self._given, self._rates, self._versions, strict=True
+        for group, initial, rate, version in zip(
+            self._optimizer.param_groups,
+            self._initial,
+            self._rates,
+            self._versions,
+            strict=True,
         ):
             unchanged = group["lr"] is rate and version_of(rate) == version
-            if unchanged and not isinstance(given, Tensor):
-                group["lr"] = given
+            if unchanged and not isinstance(initial, Tensor):
+                group["lr"] = initial
 
 
 def _differs(now: Any, noted: Any) -> bool:

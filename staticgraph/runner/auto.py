@@ -170,7 +170,7 @@ class Execution:
     @property
     def records(self) -> bool:
         """Whether this library may record CUDA graphs."""
-        return self.mode.own or (self.auto is not None and OWN in self.auto.ways)
+        return self.mode.by_library or (self.auto is not None and OWN in self.auto.ways)
 
     @property
     def records_step(self) -> bool:
@@ -204,18 +204,18 @@ class SharedStopwatch(Stopwatch):
         ranks: the ranks that measure.
     """
 
-    def __init__(self, own: Stopwatch, ranks: Ranks) -> None:
-        self._own, self._ranks = own, ranks
-        self._begun = own.now()
+    def __init__(self, stopwatch: Stopwatch, ranks: Ranks) -> None:
+        self._stopwatch, self._ranks = stopwatch, ranks
+        self._begun = stopwatch.now()
 
     def now(self) -> float:
         """Returns seconds since this was made, the largest of all ranks."""
-        return self._ranks.largest(self._own.now() - self._begun)
+        return self._ranks.largest(self._stopwatch.now() - self._begun)
 
     def milliseconds(self, way: str, step: Callable[[], Any]) -> float:
         """Returns how long one step took on the slowest rank; raises on all if it does on one."""
         with self._ranks.together():
-            taken = self._own.milliseconds(way, step)
+            taken = self._stopwatch.milliseconds(way, step)
         return self._ranks.largest(taken)
 
 
@@ -223,10 +223,10 @@ def shared(auto: Auto | None, ranks: Ranks | None) -> Auto | None:
     """Returns the same options, measured by :class:`SharedStopwatch` if there are several ranks."""
     if auto is None or ranks is None:
         return auto
-    own = auto.stopwatch
+    this_ranks = auto.stopwatch
 
     def stopwatch(device: torch.device) -> Stopwatch:
         """Makes a stopwatch whose times are the slowest rank's."""
-        return SharedStopwatch(own(device), ranks)
+        return SharedStopwatch(this_ranks(device), ranks)
 
     return replace(auto, stopwatch=stopwatch)

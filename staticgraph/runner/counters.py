@@ -66,10 +66,10 @@ def counters() -> Counters:
     """Returns the counts of this process; waits for no device."""
     recordings = replays = fallbacks = batches = real = rows = 0
     for runner in list(RUNNERS):
-        made = runner.steps.recorded
-        if made is not None:
-            recordings += len(made.counts)
-            replays += sum(made.counts.values())
+        recorded = runner.steps.recorded
+        if recorded is not None:
+            recordings += len(recorded.counts)
+            replays += sum(recorded.counts.values())
         recordings += sum(count.recordings for _, count in runner.steps.compiled.counts)
         fallbacks += len(fallbacks_of(runner))
         for statistics in runner.statistics:

@@ -106,7 +106,7 @@ def _grow(runner: Any, padder: Padder) -> None:
     subject, phases = runner.subject, ("step", "eval") if runner.subject.trains else ("eval",)
     with (
         untouched(subject.model, subject.optimizer, beside=subject.functions),
-        steps.accumulated.kept(),
+        steps.accumulated.set_aside(),
     ):
         for number in range(bucket, -1 if recorded else bucket - 1, -1):
             for phase in phases:

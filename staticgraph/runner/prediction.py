@@ -36,10 +36,10 @@ def predict(predictor: Any, graphs: Any, schema: Schema | None) -> Any:
                 "predict() takes graphs, not a StaticLoader: give it the store, or eval_step() "
                 "each of the loader's batches"
             )
-        elif len(given := listed(graphs)) == 0:
+        elif len(every := listed(graphs)) == 0:
             return []
         else:
-            store = new_graphs(given, predictor.plan, schema, progress=True)
+            store = new_graphs(every, predictor.plan, schema, progress=True)
         any_data = replace(predictor.plan, digest=None)
         loader = StaticLoader(
             store, any_data, exact=False, device=predictor.device, pointers=predictor.pointers

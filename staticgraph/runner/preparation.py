@@ -181,7 +181,7 @@ class Preparation:
             torch.inference_mode(False),
             torch.enable_grad(),
             untouched(subject.model, subject.optimizer, beside=subject.functions),
-            steps.accumulated.kept(),
+            steps.accumulated.set_aside(),
         ):
             self._take_choices(trials.finish(steps.accept(batch), phase))
         return steps.accept(batch)
@@ -289,7 +289,7 @@ class Preparation:
         prepare, subject = partial(self.prepare, schema=schema), self._subject
         with (
             untouched(subject.model, subject.optimizer, beside=subject.functions),
-            self._steps.accumulated.kept(),
+            self._steps.accumulated.set_aside(),
             bar(keys, desc="warming up", unit="", show=progress) as shown,
         ):
             if auto is None:
@@ -344,8 +344,8 @@ class Preparation:
         buckets = len(self._steps.plan.capacities)
         if "step" in phases and self._steps.joins_collation:
             self.commitments.steps_from_ids(buckets)
-        own = self._execution.records and self._steps.records("forward")
-        if "forward" in phases and own:
+        recorded = self._execution.records and self._steps.records("forward")
+        if "forward" in phases and recorded:
             self.commitments.pairs(buckets)
 
     def _prepare(self, way: str, bucket: int, phase: str, schema: Schema) -> None:
@@ -372,9 +372,9 @@ class Preparation:
         batch = StaticBatch.blank(steps.layout(bucket, schema), self._device)
         key = (way, bucket, phase)
         if steps.mode.recording and key not in self._recorded_whole:
-            with whole_recording(self._device, phase, f"bucket {bucket} {phase}") as found:
+            with whole_recording(self._device, phase, f"bucket {bucket} {phase}") as graphs:
                 self._run_in(way, batch, phase, RECORDING_RUNS)
-            steps.compiled.note_recorded(bucket, work, phase != "eval", found)
+            steps.compiled.note_recorded(bucket, work, phase != "eval", graphs)
             self._recorded_whole.add(key)
         else:
             self._run_in(way, batch, phase, RECORDING_RUNS if steps.mode.recording else 1)

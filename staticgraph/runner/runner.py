@@ -237,8 +237,8 @@ class StaticGraphRunner(Inference):
                     f"runner.loader() gives {name}= itself, by the runner's model: leave it out"
                 )
         if self.ranks is not None:
-            own = {"rank": self.ranks.rank, "world_size": self.ranks.world_size}
-            options = {**own, **options}
+            place = {"rank": self.ranks.rank, "world_size": self.ranks.world_size}
+            options = {**place, **options}
         return StaticLoader(
             store,
             self.plan,
@@ -387,7 +387,7 @@ class StaticGraphRunner(Inference):
         See :func:`staticgraph.runner.verification.verify`.
         """
         batch = as_static(self, batch, training=True)
-        with self._turns.whole, self.steps.accumulated.kept():
+        with self._turns.whole, self.steps.accumulated.set_aside():
             return verify(self, batch)
 
     # ------------------------------------------------------------------ warming up

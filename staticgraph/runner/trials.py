@@ -120,12 +120,12 @@ class Trials:
         if OWN in self._options.ways:
             self.notes += self._steps.fit_scope()
         made_for = _fingerprint(self._steps)
-        found = None if file is None else _fixed(file, keys, made_for)
+        choices = None if file is None else _fixed(file, keys, made_for)
         ranks = self._steps.ranks
-        if ranks is not None and not ranks.all(found is not None):
-            found = None  # a rank without the file would measure alone
-        if found is not None:
-            for choice in sorted(found, key=lambda choice: choice.bucket, reverse=True):
+        if ranks is not None and not ranks.all(choices is not None):
+            choices = None  # a rank without the file would measure alone
+        if choices is not None:
+            for choice in sorted(choices, key=lambda choice: choice.bucket, reverse=True):
                 shown.set_postfix_str(f"bucket {choice.bucket} {choice.phase}")
                 self._prepare(choice.way, choice.bucket, choice.phase)
                 shown.update()
@@ -134,13 +134,13 @@ class Trials:
                 shown.set_postfix_str(f"bucket {bucket} {phase}")
                 self.measure(batch_of(self._steps.layout(bucket, schema)), phase)
                 shown.update()
-            found = self.choices()
-            if all(choice.way != OWN for choice in found):
+            choices = self.choices()
+            if all(choice.way != OWN for choice in choices):
                 self._steps.close()
             if file is not None and not self.waiting and (ranks is None or ranks.first):
-                save(file, found, made_for)
-        self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in found})
-        return tuple(found)
+                save(file, choices, made_for)
+        self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in choices})
+        return tuple(choices)
 
     def measure(self, batch: StaticBatch, phase: str) -> None:
         """Prepares and times every way for one phase of a batch's bucket."""
@@ -210,16 +210,16 @@ class Trials:
             All choices so far.
         """
         self.time(batch, phase, self.waiting.pop((batch.bucket, phase)))
-        found = self.choices()
-        self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in found})
-        return tuple(found)
+        choices = self.choices()
+        self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in choices})
+        return tuple(choices)
 
     def choices(self) -> list[WayChoice]:
         """Returns the choice for each measured key, smallest bucket first.
 
         Recordings are freed together, so if one failed, none is chosen.
         """
-        found = []
+        choices = []
         for key in sorted(self._times):
             times, refused = dict(self._times[key]), dict(self._refused[key])
             if self._lost is not None and OWN in times:
@@ -228,8 +228,8 @@ class Trials:
             choice = choose(*key, times, refused)
             if key in self._empty_ms:
                 choice = replace(choice, least_fill=least_fill(choice, self._empty_ms[key]))
-            found.append(choice)
-        return found
+            choices.append(choice)
+        return choices
 
     def _cannot(self, way: str, bucket: int, phase: str) -> str | None:
         """Prepares a way; returns the reason if it cannot run."""
@@ -315,11 +315,11 @@ def _fixed(
     if not Path(file).exists():
         return None
     try:
-        found = load(file, made_for)
+        choices = load(file, made_for)
     except ValueError as error:
         warnings.warn(f"{error}; measuring again and replacing it", stacklevel=4)
         return None
-    return found if {(choice.bucket, choice.phase) for choice in found} >= set(keys) else None
+    return choices if {(choice.bucket, choice.phase) for choice in choices} >= set(keys) else None
 
 
 def trial_batch(layout: SlotLayout, example: Any, device: torch.device) -> StaticBatch:

@@ -81,7 +81,7 @@ class FirstSteps:
             return
         self.buckets.add(bucket)
         started = time.perf_counter()
-        with steps.accumulated.kept(), steps.finite.unread():
+        with steps.accumulated.set_aside(), steps.finite.unread():
             difference = attempt(lambda: self._difference(batch, way))
         if difference is not None:
             warnings.warn(
@@ -96,20 +96,20 @@ class FirstSteps:
         subject, train = self._steps.subject, self._steps.train
         plain = batch.replace()
         plain.real = None
-        own = after_step(subject, lambda: train(batch.clone(), way))
+        stepped = after_step(subject, lambda: train(batch.clone(), way))
         if way == FUSED:  # compiled now; it calls its operators one by one, as eager does
-            own = after_step(subject, lambda: train(batch.clone(), way), constant=True)
+            stepped = after_step(subject, lambda: train(batch.clone(), way), constant=True)
         eager, nudged = (
             after_step(subject, lambda: train(plain.clone(), "eager"), nudged, constant=True)
             for nudged in (False, True)
         )
-        if len(own.draws) != len(eager.draws) or not all(draw.hashed for draw in own.draws):
+        if len(stepped.draws) != len(eager.draws) or not all(draw.hashed for draw in stepped.draws):
             return None
         dtype = next(p.dtype for p in subject.model.parameters())
         tolerance = Tolerance.of(subject.autocast or dtype).other_order
         for name in [n for n in eager.values if n.startswith(KINDS["parameters"])]:
             del eager.values[name]  # Adam moves them by a whole learning rate even for rounding
-        return eager.clear_difference(own, tolerance, lambda: nudged)
+        return eager.clear_difference(stepped, tolerance, lambda: nudged)
 
 
 def after_step(
@@ -118,8 +118,8 @@ def after_step(
     """Returns loss, gradients, parameters, buffers and optimizer state after one step from the
     current state."""
     random = EqualDraws(constant=True) if constant else None
-    kept = untouched(subject.model, subject.optimizer, beside=subject.functions)
-    with kept, without_callbacks(subject.model, subject.optimizer):
+    restored = untouched(subject.model, subject.optimizer, beside=subject.functions)
+    with restored, without_callbacks(subject.model, subject.optimizer):
         if nudged:
             nudge(subject.model)
         with random or nullcontext():

@@ -91,8 +91,8 @@ class BatchArrays:
     def levels(self) -> tuple[Level, ...]:
         """The levels that the rows of a tensor of this batch can have."""
         schema = self.layout.schema
-        own = tuple(axis.name for axis in schema.axes)
-        return ("graph", *own) if schema.hetero else ("graph", "node", "edge", *own)
+        of_axes = tuple(axis.name for axis in schema.axes)
+        return ("graph", *of_axes) if schema.hetero else ("graph", "node", "edge", *of_axes)
 
     @property
     def node_types(self) -> list[str]:

@@ -46,9 +46,9 @@ def by_type(batch: BatchArrays, name: str) -> dict[Any, Tensor] | None:
     """Returns ``{type: tensor}`` for every type that has such a field; None if none has."""
     schema, tensors = batch.layout.schema, batch.tensors()
     axes = schema.node_axes if name in ("batch", "ptr") else schema.axes
-    found = {axis.key: tensors.get(array_name(axis, name)) for axis in axes}
-    found = {key: value for key, value in found.items() if value is not None}
-    return found or None
+    of_types = {axis.key: tensors.get(array_name(axis, name)) for axis in axes}
+    of_types = {key: value for key, value in of_types.items() if value is not None}
+    return of_types or None
 
 
 def rows_by_type(batch: BatchArrays) -> dict[Any, int]:
@@ -71,12 +71,12 @@ class TypeView:
             raise AttributeError(name)
         if name in ("num_nodes", "num_edges"):
             return self._batch.capacity.rows(self._axis.name)
-        found = self._batch.tensors().get(array_name(self._axis, name))
-        if found is None:
+        value = self._batch.tensors().get(array_name(self._axis, name))
+        if value is None:
             raise AttributeError(
                 f"{self._axis.key!r} has no {name!r}; it has {', '.join(self.keys())}"
             )
-        return found
+        return value
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
@@ -88,8 +88,10 @@ class TypeView:
         """Returns the names of the type's fields, and of its masks."""
         start = f"{self._axis.name}."
         fields = [f.name.removeprefix(start) for f in self._batch.layout.schema]
-        own = [f.name.startswith(start) for f in self._batch.layout.schema]
-        return [name for name, mine in zip(fields, own, strict=True) if mine] + list(AXIS_ARRAYS)
+        of_type = [f.name.startswith(start) for f in self._batch.layout.schema]
+        return [name for name, included in zip(fields, of_type, strict=True) if included] + list(
+            AXIS_ARRAYS
+        )
 
     def __repr__(self) -> str:
         return f"{self._axis.key!r}: {', '.join(self.keys())}"
@@ -135,18 +137,20 @@ def derived(batch: BatchArrays, name: str) -> Any:
     return None
 
 
-def exchanged(tensors: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns ``tensors`` updated with the ``given`` ones.
+def exchanged(
+    tensors: Mapping[str, Tensor], replacements: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Returns ``tensors`` updated with the ``replacements`` ones.
 
     The row pointers of replaced edges are dropped, unless they are given too.
     """
     edges = tensors.get(EDGE_INDEX)
-    made = {**tensors, **given}
-    if given.get(EDGE_INDEX, edges) is not edges:
+    exchanged_tensors = {**tensors, **replacements}
+    if replacements.get(EDGE_INDEX, edges) is not edges:
         for name in POINTERS:
-            if name not in given:
-                made.pop(name, None)
-    return made
+            if name not in replacements:
+                exchanged_tensors.pop(name, None)
+    return exchanged_tensors
 
 
 def field_mask(batch: BatchArrays, field: Field) -> Tensor:

@@ -114,18 +114,18 @@ def to_data_list(batch: BatchArrays) -> list[Any]:
     values = {field.name: pieces(batch, field) for field in schema}
     bounds = {axis.name: starts(batch, axis.name).diff().tolist() for axis in schema.axes}
     rows = [{name: counts[g] for name, counts in bounds.items()} for g in range(graphs)]
-    own = [{name: cut[g] for name, cut in values.items()} for g in range(graphs)]
+    of_graph = [{name: cut[g] for name, cut in values.items()} for g in range(graphs)]
     if schema.hetero:
-        return [assembled_typed(schema, own[g], rows[g]) for g in range(graphs)]
+        return [assembled_typed(schema, of_graph[g], rows[g]) for g in range(graphs)]
     nodes, edges = starts(batch, "node"), starts(batch, "edge")
     if not schema.two_sided:
         index = batch.tensors()[EDGE_INDEX]
         for g in range(graphs):
-            own[g] = {EDGE_INDEX: index[:, edges[g] : edges[g + 1]] - nodes[g], **own[g]}
+            of_graph[g] = {EDGE_INDEX: index[:, edges[g] : edges[g + 1]] - nodes[g], **of_graph[g]}
     return [
         assembled(
             schema,
-            own[g],
+            of_graph[g],
             {
                 "node": int(nodes[g + 1] - nodes[g]),
                 "edge": int(edges[g + 1] - edges[g]),
@@ -190,10 +190,10 @@ class Predictions:
         """Undoes the store's sorting of edges by destination."""
         if isinstance(self._store, int):
             return piece
-        found = self._store.origin_of(graph, self._level or "")
-        if found is None:
+        places = self._store.origin_of(graph, self._level or "")
+        if places is None:
             return piece
-        origin = torch.from_numpy(found.astype("int64"))
+        origin = torch.from_numpy(places.astype("int64"))
         return torch.empty_like(piece).index_copy_(0, origin, piece)
 
     def in_order(self) -> Any:
@@ -204,8 +204,8 @@ class Predictions:
         and dicts as the model returns them.
         """
         if self._container is not None:
-            found = [self._parts[key].in_order() for key, _ in parts_of(self._container) or ()]
-            return with_parts(self._container, found)
+            parts = [self._parts[key].in_order() for key, _ in parts_of(self._container) or ()]
+            return with_parts(self._container, parts)
         if self._scalars:
             return torch.stack(self._scalars)
         if self._level is None:

@@ -115,8 +115,8 @@ class StaticBatch(BatchArrays):
         A compiled step is warmed up with it before any data is read.
         """
         store = GraphColumns.zeros(layout.schema)
-        made = padded(store, np.empty(0, np.int64), layout)
-        return cls(layout, {name: t.to(device) for name, t in made.tensors.items()})
+        padding = padded(store, np.empty(0, np.int64), layout)
+        return cls(layout, {name: t.to(device) for name, t in padding.tensors.items()})
 
     def release(self) -> None:
         """Gives the memory back before the batch is dropped; any later use raises.
@@ -202,10 +202,10 @@ class StaticBatch(BatchArrays):
         """Returns the argument for a model's parameter of this name; None if the batch has none."""
         if name in self._tensors or name in _COUNTED or name in _SIZES:
             return getattr(self, name)
-        found = derived(self, name)
-        if found is None and self.layout.schema.hetero:
-            found = by_type(self, name)
-        return found
+        value = derived(self, name)
+        if value is None and self.layout.schema.hetero:
+            value = by_type(self, name)
+        return value
 
     def replace(self, **tensors: Tensor) -> StaticBatch:
         """Returns the same batch with some tensors replaced.
@@ -352,6 +352,6 @@ def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> Stati
         GraphTooLarge: together the graphs exceed the capacity.
     """
     graphs = several_graphs(ids, len(store))
-    made = padded(store, graphs, layout)
-    pickled_batch.note(made.buffer, layout.lengths)
-    return StaticBatch(layout, made.tensors, made.real, objects=store.objects_of(graphs))
+    arrays = padded(store, graphs, layout)
+    pickled_batch.note(arrays.buffer, layout.lengths)
+    return StaticBatch(layout, arrays.tensors, arrays.real, objects=store.objects_of(graphs))

@@ -60,10 +60,10 @@ def fill(
     Raises:
         GraphTooLarge: together the graphs exceed the bucket; the slot is left as it was.
     """
-    asked = np.ascontiguousarray(ids, dtype=np.int64)
-    store.verify(asked)
-    store, ids = store.held(asked, layout.pointers)
-    real = real_counts(store, ids, layout.capacity, asked)
+    stored = np.ascontiguousarray(ids, dtype=np.int64)
+    store.verify(stored)
+    store, ids = store.held(stored, layout.pointers)
+    real = real_counts(store, ids, layout.capacity, stored)
     schema = layout.schema
     if schema.one_kind:
         _structure(
@@ -83,7 +83,7 @@ def fill(
             fill_index(store, ids, field, arrays[field.name])
     for field, _ in layout.paddings:
         _fill_field(store, ids, field, arrays[field.name])
-    arrays["graph_ids"][: len(asked)] = asked
+    arrays["graph_ids"][: len(stored)] = stored
     pad_rows(layout, arrays, real)
     if layout.pointers:
         _pointers(

@@ -68,11 +68,11 @@ def announced(
         ends: the ends of the windows, in batches; the last is the number of batches.
         ranks: how many ranks share each window, and so each of its blocks.
     """
-    begin, asked = 0, 0
+    begin, requested = 0, 0
     for number, end in enumerate(ends):
-        for coming in ends[asked : number + 2]:  # this window and the next
-            _ask(batches[ends[asked - 1] if asked else 0 : coming], store, blocks, ranks)
-            asked += 1
+        for coming in ends[requested : number + 2]:  # this window and the next
+            _ask(batches[ends[requested - 1] if requested else 0 : coming], store, blocks, ranks)
+            requested += 1
         yield from batches[begin:end]
         begin = end
 
@@ -83,11 +83,11 @@ def _ask(batches: Sequence[BatchIds], store: GraphColumns, blocks: Blocks, ranks
         return
     here = np.concatenate([batch.ids for batch in batches])
     of_block = here // blocks.graphs
-    found, graphs_of = np.unique(of_block, return_counts=True)
-    lengths = np.minimum(blocks.graphs, len(store) - found * blocks.graphs)
+    blocks_read, graphs_of = np.unique(of_block, return_counts=True)
+    lengths = np.minimum(blocks.graphs, len(store) - blocks_read * blocks.graphs)
     whole = graphs_of * (PART * ranks) >= lengths
-    for block in found[whole].tolist():
+    for block in blocks_read[whole].tolist():
         first = block * blocks.graphs
         read_ahead(store, first, min(first + blocks.graphs, len(store)))
-    for graph in here[np.isin(of_block, found[~whole])].tolist():
+    for graph in here[np.isin(of_block, blocks_read[~whole])].tolist():
         read_ahead(store, graph, graph + 1)

@@ -127,7 +127,7 @@ class CompiledFunction:
         self._function = with_own_code(function, name)
         self._fused = mode.fused
         self._inductor = None if mode.fused else inductor(mode.inductor)
-        self._recorded = mode.recording or mode.own
+        self._recorded = mode.recording or mode.by_library
         self._device = rewritten_on
         self._call = torch.compile(
             self._function,
@@ -231,9 +231,9 @@ class CompiledFunction:
                 f"{of_setting(changed) or KEEP_IN_TENSORS}:\n{changed.partition('- User stack')[0]}"
             ) from error
         except AttributeError as error:
-            if (told := self._deletes(error)) is None:
+            if (deleted := self._deletes(error)) is None:
                 raise
-            raise told from error
+            raise deleted from error
 
     def _deletes(self, error: AttributeError) -> NotStatic | None:
         """The error for a ``del self.e`` of an ``e`` that existed only before the first call.

@@ -120,22 +120,22 @@ class GuardedCall:
         self._locals = {
             name: cell.cell_contents for name, cell in zip(code.co_freevars, cells, strict=True)
         }
-        self._given = code.co_varnames[0] if code.co_varnames else ""
+        self._parameter = code.co_varnames[0] if code.co_varnames else ""
 
     def __call__(self, tensors: tuple[Tensor, ...]) -> Any:
         """Returns the function's result; raises what ``torch.compile`` raises if a guard fails."""
-        found = self._traced
-        if found is None or not as_usual():
+        traced = self._traced
+        if traced is None or not as_usual():
             return self._call(*tensors)
-        given = {**self._locals, self._given: tensors}
-        if found.holds(given):
-            return found.run(*tensors)
+        bindings = {**self._locals, self._parameter: tensors}
+        if traced.holds(bindings):
+            return traced.run(*tensors)
         if not watched():
             return self._refused(*tensors)
         with unwatched():
-            if not found.holds(given):
+            if not traced.holds(bindings):
                 return self._refused(*tensors)
-        return found.run(*tensors)  # watched operation by operation, as it would be untraced
+        return traced.run(*tensors)  # watched operation by operation, as it would be untraced
 
 
 _PART = torch.ops.higher_order.tag_activation_checkpoint
@@ -153,12 +153,12 @@ def checked(graph: torch.fx.GraphModule, name: str) -> Callable[..., Any]:
     Raises (when called):
         NotStatic: such a part writes.
     """
-    given = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     parts = [node for node in graph.graph.nodes if node.target is _PART]
-    read = {arg: part for part in parts for arg in part.args if arg in given}
+    read = {arg: part for part in parts for arg in part.args if arg in placeholders}
     if not read:
         return graph.forward
-    places = [(number, read[node]) for number, node in enumerate(given) if node in read]
+    places = [(number, read[node]) for number, node in enumerate(placeholders) if node in read]
     passed = False
 
     def run(*inputs: Any) -> Any:
@@ -172,7 +172,9 @@ def checked(graph: torch.fx.GraphModule, name: str) -> Callable[..., Any]:
             if isinstance(value := inputs[number], Tensor)
         ]
         result = graph.forward(*inputs)
-        written = [kept for kept in before if version_of(kept[0]) != kept[1]]
+        written = [
+            before_run for before_run in before if version_of(before_run[0]) != before_run[1]
+        ]
         with torch.no_grad():
             for value, _, was, _ in written:
                 value.copy_(was)

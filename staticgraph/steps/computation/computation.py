@@ -158,13 +158,13 @@ class Computation:
         if self.optional is None:
             self.optional = optional_fields(self._model, batch)
         training = self._model.training
-        found, capacity = self._known.get(training), batch.capacity
+        provenance, capacity = self._known.get(training), batch.capacity
         sizes = {capacity.rows(level) for level in batch.levels}
-        if found is None or found.sizes & sizes:
-            self._sizes |= sizes | (frozenset() if found is None else found.sizes)
-            kept = untouched(self._model, beside=self._beside, trained=False)
-            with self.active(), kept, self.precision():
-                found = run_elsewhere(
+        if provenance is None or provenance.sizes & sizes:
+            self._sizes |= sizes | (frozenset() if provenance is None else provenance.sizes)
+            restored = untouched(self._model, beside=self._beside, trained=False)
+            with self.active(), restored, self.precision():
+                provenance = run_elsewhere(
                     self._model,
                     self._output_elsewhere,
                     self._loss,
@@ -172,21 +172,21 @@ class Computation:
                     self._device,
                     self._sizes,
                 )
-            for path in found.uncounted:
+            for path in provenance.uncounted:
                 flag_single_rows(self._model.get_submodule(path), self._device)
-            self._known[training] = found
-            self._context.apart = {**self._context.apart, **found.apart}
-        return found
+            self._known[training] = provenance
+            self._context.apart = {**self._context.apart, **provenance.apart}
+        return provenance
 
     def _output_elsewhere(self, batch: StaticBatch) -> Any:
         """Returns the model's output over a batch that is not the user's; restores its counters."""
-        kept = untouched(self._model, beside=self._beside, trained=False, attributes=True)
-        with kept, asks() as asked:
+        restored = untouched(self._model, beside=self._beside, trained=False, attributes=True)
+        with restored, asks() as sizes_read:
             self._own_sizes, before = True, self._own_sizes
             try:
                 return self._forward_of(batch)[1]
             finally:
-                self._own_sizes = before or bool(asked)
+                self._own_sizes = before or bool(sizes_read)
 
     def assume_rows(self, like: Computation | None = None) -> None:
         """Skips the separate run: an output's rows are taken from its leading dimension, and
@@ -324,15 +324,15 @@ class Computation:
         self,
         out: Any,
         batch: StaticBatch,
-        given: StaticBatch,
+        received: StaticBatch,
         known: Provenance,
         shared: bool = False,
     ) -> Any:
-        """Takes ``given``, the batch as received, and ``batch`` as the model left it."""
+        """Takes ``received``, the batch as received, and ``batch`` as the model left it."""
         assert self._loss is not None
         if known.loss is None:
             _refuse(LossTerms.of(self._loss(out, batch)).values, batch)
-        return (share_of_loss if shared else mean_loss)(self._loss, out, batch, given)
+        return (share_of_loss if shared else mean_loss)(self._loss, out, batch, received)
 
 
 def _refused(out: Any, overflows: list[Tensor]) -> Any:
@@ -366,20 +366,20 @@ def _refuse(values: Tensor, batch: StaticBatch) -> None:
         return
     shape, level = list(values.shape), row_level(values, batch)
     if level is not None:
-        found = (
+        shapes = (
             f"it gives a tensor of shape {shape}, whose leading size does not change with the "
             "batch's; return one value per row, such as F.mse_loss(out, batch.y, reduction='none')"
         )
     else:
         rows = ", ".join(f"{batch.capacity.rows(name)} {name} rows" for name in batch.levels)
-        found = (
+        shapes = (
             f"it gives a tensor of shape {shape}, and the bucket has {rows}; return one value per "
             "row, such as F.mse_loss(out, batch.y, reduction='none'), in place of loss[mask] "
             "return (loss, mask), and for rows of two kinds joined by torch.cat the one's values "
             "with the other's rows, whose mean is added: (values, None, others)"
         )
     raise ValueError(
-        f"the loss has no rows of the batch: {found}; for a scalar to add once (a penalty, a KL "
+        f"the loss has no rows of the batch: {shapes}; for a scalar to add once (a penalty, a KL "
         "term) return (loss, None, scalar)"
     )
 

@@ -145,8 +145,13 @@ class Subject:
         """
         if not isinstance(model, Subject):
             return cls(model, loss, optimizer, forward, autocast, **options)
-        given = {"loss": loss, "optimizer": optimizer, "forward": forward, "autocast": autocast}
-        twice = [name for name, value in (given | options).items() if value is not None]
+        options_of_step = {
+            "loss": loss,
+            "optimizer": optimizer,
+            "forward": forward,
+            "autocast": autocast,
+        }
+        twice = [name for name, value in (options_of_step | options).items() if value is not None]
         if twice:
             raise TypeError(
                 f"{', '.join(f'{name}=' for name in twice)} next to a Subject, which says it: give "
@@ -165,8 +170,8 @@ class Subject:
         They are read again at every call, since either may gain parameters during training.
         """
         groups = () if self.optimizer is None else self.optimizer.param_groups
-        given = [*self.model.parameters(), *(p for group in groups for p in group["params"])]
-        return list(dict.fromkeys(given))
+        parameters = [*self.model.parameters(), *(p for group in groups for p in group["params"])]
+        return list(dict.fromkeys(parameters))
 
     @property
     def functions(self) -> tuple[object, ...]:
@@ -201,9 +206,9 @@ def warn_of_another_models_optimizer(subject: Subject) -> None:
     This happens when the optimizer was made from the parameters of another model, for example by a
     notebook cell that ran before the model was built again.
     """
-    mine = {id(p) for p in subject.model.parameters() if p.requires_grad}
+    trained = {id(p) for p in subject.model.parameters() if p.requires_grad}
     groups = [] if subject.optimizer is None else subject.optimizer.param_groups
-    if mine and mine.isdisjoint(id(p) for group in groups for p in group["params"]):
+    if trained and trained.isdisjoint(id(p) for group in groups for p in group["params"]):
         warnings.warn(
             f"the optimizer has none of the parameters of {type(subject.model).__name__}, so "
             "training would leave it as it is: make the optimizer of model.parameters() after the "

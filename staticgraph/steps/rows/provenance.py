@@ -81,35 +81,35 @@ class Provenance:
     guessed: bool = False
 
 
-def level_in(out: Any, batch: StaticBatch, known: Provenance, said: Mapping[Any, Any]) -> Any:
+def level_in(out: Any, batch: StaticBatch, known: Provenance, rows: Mapping[Any, Any]) -> Any:
     """Maps the path of each tensor in an output to the level of its rows, None for no rows.
 
     Args:
         out: a tensor, or tuples, lists and dicts of them; anything else has no rows.
         batch: what it was computed from.
         known: what a run over another batch found.
-        said: ``{key or position: level}`` from the user, None for no rows.
+        rows: ``{key or position: level}`` from the user, None for no rows.
 
     Raises:
-        ValueError: the level cannot be known, or ``said`` names a tensor that does not exist.
+        ValueError: the level cannot be known, or ``rows`` names a tensor that does not exist.
     """
-    found = dict(leaves(out))
-    names = {name_of(path): path for path in found}
-    unknown = [key for key in said if str(key) not in names]
+    tensors = dict(leaves(out))
+    names = {name_of(path): path for path in tensors}
+    unknown = [key for key in rows if str(key) not in names]
     if unknown:
         raise ValueError(
             f"rows={{{unknown[0]!r}: ...}}, but the model's output has "
-            f"{', '.join(map(repr, names)) if SOLE not in found else 'one tensor, without a name'}"
+            + (", ".join(map(repr, names)) if SOLE not in tensors else "one tensor, without a name")
         )
     levels: dict[Path, Level | None] = {}
-    for path, value in found.items():
+    for path, value in tensors.items():
         level = row_level(value, batch)
-        told = {str(key): level for key, level in said.items()}
-        if name_of(path) in told:
-            levels[path] = _as_said(told[name_of(path)], path, value, batch)
+        chosen = {str(key): level for key, level in rows.items()}
+        if name_of(path) in chosen:
+            levels[path] = _as_said(chosen[name_of(path)], path, value, batch)
         elif level is None or known.ran:
             levels[path] = level if known.levels.get(path) == level else None
-        elif len(found) > 1 and not known.guessed:
+        elif len(tensors) > 1 and not known.guessed:
             raise ValueError(
                 f"the model's output {name_of(path)!r} of shape {list(value.shape)} may be rows "
                 f"({level}) or the model's own, and the model does not run over a batch of other "
@@ -204,7 +204,7 @@ def run_elsewhere(
         norm.__dict__[APART] = True
     for norm, flat in noted.flat.items():
         norm.__dict__[FLAT] = tuple({*(getattr(norm, FLAT, None) or ()), *flat})
-    norms = [(names[norm], level) for norm, found in noted.norms.items() for level in found]
+    norms = [(names[norm], level) for norm, of_norm in noted.norms.items() for level in of_norm]
     ran = not isinstance(out, Exception)
     levels = {path: row_level(value, batch) for path, value in leaves(out)} if ran else {}
     unknown = noted.unknown
@@ -220,9 +220,11 @@ def run_elsewhere(
             ),
             device,
         )
-        asked, second = _noting(forward, again, Stems(again))
+        further_run, second = _noting(forward, again, Stems(again))
         if not isinstance(second, Exception):
-            unknown = {size: layer for size, layer in unknown.items() if size in asked.unknown}
+            unknown = {
+                size: layer for size, layer in unknown.items() if size in further_run.unknown
+            }
     return Provenance(
         levels=levels,
         loss=_loss_level(loss, out, batch) if ran and loss is not None else "",
@@ -271,10 +273,10 @@ def _loss_level(
 
 def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Capacity:
     """Returns a small bucket for the same data that shares no size with a layout nor ``used``."""
-    given = layout.capacity
-    taken = set(_sizes(given)) | used
+    capacity = layout.capacity
+    taken = set(_sizes(capacity)) | used
     graphs = _free(3, taken)
-    each, rest = divmod(given.nodes, given.graphs)
+    each, rest = divmod(capacity.nodes, capacity.graphs)
     if rest or each == 1:
         nodes = _free(13, taken)
     else:  # perhaps of graphs of equal size, x.view(-1, each, F)
@@ -283,21 +285,21 @@ def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Ca
         nodes = _free(each * graphs, taken)
     keep_order = layout.schema.keep_order  # an even number: a model may read edges in pairs
     edges = _free(30, taken, 2) if keep_order else _free(29, taken)
-    extra = {name: _free(41 + 4 * place, taken) for place, (name, _) in enumerate(given.extra)}
+    extra = {name: _free(41 + 4 * place, taken) for place, (name, _) in enumerate(capacity.extra)}
     # Layers that join all types make as many rows as the sum of theirs.
     for kind in (layout.schema.node_axes, layout.schema.edge_axes):
         while len(kind) > 1 and sum(extra[axis.name] for axis in kind) in taken:
             extra[kind[-1].name] = _free(extra[kind[-1].name] + 1, taken)
         taken.add(sum(extra[axis.name] for axis in kind))
-    largest = nodes - given.node_reserve
+    largest = nodes - capacity.node_reserve
     return Capacity(
         nodes,
         edges,
         graphs,
         largest,
         tuple(extra.items()),
-        given.edge_reserve,
-        given.node_reserve,
+        capacity.edge_reserve,
+        capacity.node_reserve,
     )
 
 
@@ -334,8 +336,8 @@ class Stems(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-        marked = any(self.of(value) for value in given)
+        inputs = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        marked = any(self.of(value) for value in inputs)
         out = func(*args, **kwargs)
         if marked:
             self.mark(tree_leaves(out))

@@ -73,7 +73,7 @@ def held_by(*functions: Any) -> Held:
             if _can_be_put_back(value):
                 tensors[id(value)] = value
         else:
-            waiting.extend((found, depth + 1) for found in _reached_from(value, depth == 0))
+            waiting.extend((reached, depth + 1) for reached in _reached_from(value, depth == 0))
     return Held(list(modules.values()), list(tensors.values()))
 
 

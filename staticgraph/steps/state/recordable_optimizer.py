@@ -59,8 +59,8 @@ def make_recordable(optimizer: torch.optim.Optimizer | None) -> None:
 
 
 def _can_be_fused(group: dict[str, Any]) -> bool:
-    given = group.get("fused") is False or group.get("foreach") or group.get("differentiable")
-    return not given and all(parameter.is_floating_point() for parameter in group["params"])
+    other_form = group.get("fused") is False or group.get("foreach") or group.get("differentiable")
+    return not other_form and all(parameter.is_floating_point() for parameter in group["params"])
 
 
 def make_capturable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -149,12 +149,12 @@ class SavedOptimizer:
             for group in optimizer.param_groups
         ]
         self._kept = _Kept()
-        self._own = {
+        self._attributes = {
             name: value
             for name, value in vars(optimizer).items()
             if name not in _OF_TORCH and not name.startswith("_optimizer_")
         }
-        for value in self._own.values():
+        for value in self._attributes.values():
             self._kept.note(value)
 
     @torch.no_grad()
@@ -168,10 +168,10 @@ class SavedOptimizer:
                     now.copy_(value)
                 elif not isinstance(now, Tensor) and now != value:  # a recording reads its tensors
                     group[name] = value
-        own = vars(self._optimizer)
-        for name, value in self._own.items():
-            if own.get(name) is not value:
-                own[name] = value
+        attributes = vars(self._optimizer)
+        for name, value in self._attributes.items():
+            if attributes.get(name) is not value:
+                attributes[name] = value
         self._kept.restore()
 
     def _restore_states(self) -> None:

@@ -149,8 +149,8 @@ class _Attributes:
 
     def restore(self) -> None:
         """Restores the attributes and buffers of the modules."""
-        for module, own, buffers in self._modules:
-            _put_back(vars(module), own)
+        for module, attributes, buffers in self._modules:
+            _put_back(vars(module), attributes)
             _put_back(module._buffers, buffers)
 
 
@@ -169,11 +169,11 @@ def _parameters(
     optimizer: torch.optim.Optimizer | None,
 ) -> list[Tensor]:
     """Everything a step may train: parameters, other tensors, and the optimizer's own."""
-    found = [p for root in roots for p in root.parameters()]
-    found += [tensor for tensor in tensors if tensor.requires_grad]
+    parameters = [p for root in roots for p in root.parameters()]
+    parameters += [tensor for tensor in tensors if tensor.requires_grad]
     for group in () if optimizer is None else optimizer.param_groups:
-        found += group["params"]
-    return _once(found)
+        parameters += group["params"]
+    return _once(parameters)
 
 
 def _once(*lists: Sequence[Tensor]) -> list[Tensor]:

@@ -247,17 +247,17 @@ def untraceable(
         warned: what the model warns of in eager, by ``file:line``.
     """
     lines = [line.strip() for line in message.strip().splitlines()]
-    said = [lines[0] if lines else "torch.compile gave no reason"]
-    said += [line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")]
+    words = [lines[0] if lines else "torch.compile gave no reason"]
+    words += [line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")]
     frames = [(m["file"], int(m["line"])) for m in _FRAME.finditer(message)]
     frames = [f for f in frames if "/staticgraph/" not in f[0]]
-    own = [f for f in frames if _of_model(f[0])] or frames
-    where = f"{own[-1][0]}:{own[-1][1]}" if own else defined_at(model)
-    source = linecache.getline(*own[-1]).strip() if own else f"class {model.__name__}"
+    of_model = [f for f in frames if _of_model(f[0])] or frames
+    where = f"{of_model[-1][0]}:{of_model[-1][1]}" if of_model else defined_at(model)
+    source = linecache.getline(*of_model[-1]).strip() if of_model else f"class {model.__name__}"
     known = remedy(message)
-    if raised_inside := _FAKES.search("\n".join(said)):
-        said = [raised_inside[1]]
-        known = known or advice_for(RuntimeError(said[0])) or None
+    if raised_inside := _FAKES.search("\n".join(words)):
+        words = [raised_inside[1]]
+        known = known or advice_for(RuntimeError(words[0])) or None
     makes = _MAKES_DATA.search(source) or _MAKES_DATA.search(seen or "")
     inside = any("/torch_geometric/data/" in file for file, _ in frames)
     advice = _OF_DATA if makes or inside else known
@@ -267,7 +267,7 @@ def untraceable(
         return Obstacle(f"warnings.warn({text!r})", where, source, "warns")
     if seen is not None:
         return Obstacle(seen, where, source, "raises while it is traced", "", advice)
-    return Obstacle(": ".join(said[:2]), where, source, "cannot be traced", "", advice)
+    return Obstacle(": ".join(words[:2]), where, source, "cannot be traced", "", advice)
 
 
 def why_not_compiled(error: Exception, seen: str | None) -> str:
@@ -280,12 +280,12 @@ def why_not_compiled(error: Exception, seen: str | None) -> str:
         seen: the exception of the model or the loss that torch met, if any.
     """
     message = str(error)
-    found = untraceable(message, type(error), seen)
-    lines = [f"the model or the loss raises {seen}" if seen else found.operation]
+    obstacle = untraceable(message, type(error), seen)
+    lines = [f"the model or the loss raises {seen}" if seen else obstacle.operation]
     if any(_of_model(match["file"]) for match in _FRAME.finditer(message)):
-        lines.append(f"{found.where}: {found.line}")
+        lines.append(f"{obstacle.where}: {obstacle.line}")
     if not (seen or "").startswith(NotStatic.__name__):  # whose own text says what to do
-        lines.append(found.advice or "Give the operation a static form, or use mode='eager'")
+        lines.append(obstacle.advice or "Give the operation a static form, or use mode='eager'")
     return "\n".join([*lines, "torch's own text: str(error.__context__)"])
 
 
@@ -299,19 +299,19 @@ def remedy(message: str) -> str | None:
 def failed_guard(changed: str) -> str | None:
     """Returns what no longer holds, and where the model reads it, from torch's message of a
     recompilation; None if it does not say."""
-    found = _GUARD.search(changed)
-    if found is None:
+    guard = _GUARD.search(changed)
+    if guard is None:
         return None
-    return f"{found['guard'].strip()} no longer holds ({found['line'].strip()!r} reads it)"
+    return f"{guard['guard'].strip()} no longer holds ({guard['line'].strip()!r} reads it)"
 
 
 def of_setting(changed: str) -> str | None:
     """Returns what to do if a process-wide setting changed since the trace; else None."""
-    found = _SETTING.search(changed)
-    if found is None or found[1] not in _SETTINGS:
+    setting = _SETTING.search(changed)
+    if setting is None or setting[1] not in _SETTINGS:
         return None
     return (
-        f"A compiled step is traced for torch's settings as they are: call {_SETTINGS[found[1]]} "
+        f"A compiled step is traced for torch's settings as they are: call {_SETTINGS[setting[1]]} "
         "before warmup() and the first step, and put it back around what needs another, such as a "
         "validation of your own; or use mode='eager'"
     )
@@ -323,8 +323,8 @@ def observed(error: BaseException | None) -> str | None:
     The text is that of torch's message; None if tracing stopped for another reason.
     """
     while error is not None:
-        if found := _OBSERVED.search(str(error)):
-            return _CONSTANT.sub(r"(\1)", found[1])
+        if exception := _OBSERVED.search(str(error)):
+            return _CONSTANT.sub(r"(\1)", exception[1])
         error = error.__cause__ or error.__context__
     return None
 

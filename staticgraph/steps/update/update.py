@@ -85,7 +85,7 @@ class Accumulation:
         self._sums = {p: g.to(p.device, copy=True) for p, g in pairs if g is not None}
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def set_aside(self) -> Iterator[None]:
         """A ``with`` block for steps that do not train, without accumulation; state is restored."""
         before = self._every, self._sums, self._count
         self._every, self._sums, self._count = 1, {}, 0
@@ -183,15 +183,17 @@ class StepState:
                 self._copies[place] = version, tensor.clone()
         self._before = [(buffers, dict(buffers)) for buffers in self._buffers]
         self._before += [
-            (own, {name: value for name, value in own.items() if type(value) in NUMBERS})
-            for own in self._attributes
+            (values, {name: value for name, value in values.items() if type(value) in NUMBERS})
+            for values in self._attributes
         ]
 
     @torch.no_grad()
     def restore(self) -> None:
         """Puts back what :meth:`keep` copied, in place."""
-        for own, before in self._before:
-            own |= {name: value for name, value in before.items() if own.get(name) is not value}
+        for values, before in self._before:
+            values |= {
+                name: value for name, value in before.items() if values.get(name) is not value
+            }
         if self._norms:
             copy_all(self._norms, self._of_norms)
         for place, tensor in enumerate(self._others):
