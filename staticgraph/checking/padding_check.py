@@ -24,7 +24,8 @@ from threading import Lock
 
 import torch
 
-from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
+from staticgraph.batches.batch.batch_arrays import looked_in_epoch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.comparison import Comparer, RunOptions, attempt, several_ranks
 from staticgraph.checking.edge_order import order_error
 from staticgraph.checking.example_batch import revalued, with_gaps

@@ -28,7 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
+from staticgraph.batches.batch.batch_arrays import looked_in_epoch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.from_device import CollatedTensors
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from staticgraph.batches.batch.batch_arrays import looked_in_epoch
 from staticgraph.batches.batch.containers import leaves_of, mapped, with_leaves
-from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.from_device import CollatedTensors
 from staticgraph.errors import NotStatic, StaleOutput
 from staticgraph.internals.dispatch import copies_of, version_of

@@ -23,7 +23,8 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
+from staticgraph.batches.batch.batch_arrays import looked_in_epoch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import UNPLANNED
 from staticgraph.errors import NotStatic

@@ -58,7 +58,7 @@ def as_static(runner: Any, batch: Any, training: bool = False) -> Any:
         padded = _agreed(padder, batch, ranks)
     else:
         padded = padder.pad(batch, grows=ranks is None)
-    if padder.plan.capacities != runner.plan.capacities:
+    if padder.plan.capacities != runner.steps.plan.capacities:
         _grow(runner, padder)
     if isinstance(padded, SplitBatch):
         return SplitBatch(part.to(runner.device) for part in padded)

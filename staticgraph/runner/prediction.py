@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from staticgraph.batches.batch.predictions import Predictions
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.batches.padding.read_batch import is_pyg_batch
 from staticgraph.nn.context.present import Restored
@@ -17,11 +20,38 @@ from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 
 
-def predict(predictor: Any, graphs: Any, schema: Schema | None) -> Any:
+class Predictor(Protocol):
+    """Runs batches of a plan: a :class:`staticgraph.StaticGraphRunner` or an exported model."""
+
+    @property
+    def plan(self) -> BucketPlan:
+        """The buckets."""
+        ...
+
+    @property
+    def pointers(self) -> bool:
+        """Whether batches need row pointers."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """The device it runs on."""
+        ...
+
+    def predict(self, graphs: Any) -> Any:
+        """Returns the outputs of graphs."""
+        ...
+
+    def predict_batch(self, batch: StaticBatch) -> Any:
+        """Returns the output of a batch."""
+        ...
+
+
+def predict(predictor: Predictor, graphs: Any, schema: Schema | None) -> Any:
     """Returns the outputs of graphs, in the order given, without padding.
 
     Args:
-        predictor: a :class:`staticgraph.StaticGraphRunner` or an exported model.
+        predictor: runs the batches.
         graphs: a list of ``Data``, a PyG dataset, or any iterable of graphs; or a store.
         schema: the fields to expect; None reads them from the graphs.
 

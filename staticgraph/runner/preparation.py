@@ -28,8 +28,9 @@ from typing import Any
 
 import torch
 
+from staticgraph.batches.batch.batch_arrays import looked_in_epoch
 from staticgraph.batches.batch.own_class import static_of
-from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.padding.read_batch import graphs_of, stored_batch
 from staticgraph.checking.comparison import Comparer
 from staticgraph.checking.example_batch import example_of

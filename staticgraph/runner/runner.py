@@ -334,13 +334,13 @@ class StaticGraphRunner(Inference):
             loss = self.steps.train(batch)
             if batch.bucket != UNPLANNED:
                 statistics.ended(started)
-            self.steps.finite.count()
+            self.steps.count()
         return loss
 
     def _step_parts(self, parts: SplitBatch) -> Tensor:
         with self._turns.step:
             loss = train_parts(self.steps, [take(self, part, "step") for part in parts])
-            self.steps.finite.count()
+            self.steps.count()
         return loss
 
     def state_dict(self) -> dict[str, Any]:

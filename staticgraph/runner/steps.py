@@ -100,6 +100,7 @@ class Steps:
         self.finite: FiniteLosses = FiniteLosses(
             plan.capacities, subject.device, subject.check_finite, model
         )
+        self._every, self._counted = subject.check_finite, 0
         self.ranks: Ranks | None = ranks
         self.averaging: Averaging | None = None if ranks is None else Averaging(subject, ranks)
         self.recording: Recording = execution.recording
@@ -294,6 +295,16 @@ class Steps:
         if self.accumulated.add():
             self.update()
         return loss.detach().clone() if self._copies_loss else loss.detach()
+
+    def count(self) -> None:
+        """Counts one finished training step; reads the flags of earlier steps when that is due.
+
+        Raises:
+            NonFiniteLoss: a loss was NaN or infinite.
+        """
+        self._counted += 1
+        if self._every and self._counted % self._every == 0:
+            self.finite.check()
 
     def _backward(self, result: Any, batch: StaticBatch) -> Tensor:
         """Computes the gradients, averaged over the ranks if several; returns the mean loss.

@@ -7,6 +7,7 @@ and known before any graph is, so a compiled step may branch on them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -210,3 +211,19 @@ class BatchArrays:
                 "batch.num_real_graphs, a tensor"
             )
         return self.real
+
+
+def looked_in_epoch(batch: BatchArrays) -> set[int] | None:
+    """The numbers of the recordings that have checked the model in a batch's epoch.
+
+    See ``looked`` of :class:`staticgraph.batches.slots.slots.SlotPool`; None for a batch that is
+    not from a loader.
+    """
+    lease = batch._lease
+    return None if lease is None else lease.pool.looked
+
+
+def loader_of(batch: BatchArrays) -> Mapping[str, Any] | None:
+    """The settings of the loader that a batch is from, one object per epoch; None without."""
+    lease = batch._lease
+    return None if lease is None else lease.pool.loader

@@ -329,22 +329,6 @@ class StaticBatch(BatchArrays):
 _OWN = (*BatchArrays.__slots__, *StaticBatch.__slots__)
 
 
-def looked_in_epoch(batch: StaticBatch) -> set[int] | None:
-    """The numbers of the recordings that have checked the model in a batch's epoch.
-
-    See ``looked`` of :class:`staticgraph.batches.slots.slots.SlotPool`; None for a batch that is
-    not from a loader.
-    """
-    lease = batch._lease
-    return None if lease is None else lease.pool.looked
-
-
-def loader_of(batch: StaticBatch) -> Mapping[str, Any] | None:
-    """The settings of the loader that a batch is from, one object per epoch; None without."""
-    lease = batch._lease
-    return None if lease is None else lease.pool.loader
-
-
 def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> StaticBatch:
     """Does the work of :meth:`StaticBatch.of` with an existing layout, for stores with its fields.
 

@@ -94,9 +94,9 @@ def level_in(out: Any, batch: StaticBatch, known: Provenance, rows: Mapping[Any,
         ValueError: the level cannot be known, or ``rows`` names a tensor that does not exist.
     """
     tensors = dict(leaves(out))
-    names = {name_of(path): path for path in tensors}
-    unknown = [key for key in rows if str(key) not in names]
-    if unknown:
+    chosen = {str(key): level for key, level in rows.items()}
+    names = [name_of(path) for path in tensors] if chosen else []
+    if unknown := [key for key in rows if str(key) not in names]:
         raise ValueError(
             f"rows={{{unknown[0]!r}: ...}}, but the model's output has "
             + (", ".join(map(repr, names)) if SOLE not in tensors else "one tensor, without a name")
@@ -104,8 +104,7 @@ def level_in(out: Any, batch: StaticBatch, known: Provenance, rows: Mapping[Any,
     levels: dict[Path, Level | None] = {}
     for path, value in tensors.items():
         level = row_level(value, batch)
-        chosen = {str(key): level for key, level in rows.items()}
-        if name_of(path) in chosen:
+        if chosen and name_of(path) in chosen:
             levels[path] = _as_said(chosen[name_of(path)], path, value, batch)
         elif level is None or known.ran:
             levels[path] = level if known.levels.get(path) == level else None

@@ -25,7 +25,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from staticgraph.batches.batch.static_batch import StaticBatch, loader_of
+from staticgraph.batches.batch.batch_arrays import loader_of
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.distributed.one_model import apart, checksum
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.distributed.reduction import (
