@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from staticgraph.internals.hooks import MESSAGE_HOOKS, MODULE_HOOKS
-from staticgraph.steps.state.reachable_state import LIBRARIES, globals_in, names_in
+from staticgraph.steps.state.reachable_state import LIBRARIES, globals_in, names_in, of_library
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial)
@@ -257,10 +257,10 @@ def _of_callable(value: Any, depth: int, met: set[int]) -> Iterator[tuple[str, A
         if isinstance(function, types.FunctionType):
             names = tuple(names_in(function.__code__))
             yield from _of_attributes("self", value.__self__, names, depth, met)
-            if (function.__module__ or "").partition(".")[0] not in LIBRARIES:
+            if not of_library(function):
                 yield from _of_function(function, depth, met)
     elif isinstance(value, types.FunctionType):
-        if (value.__module__ or "").partition(".")[0] not in LIBRARIES:
+        if not of_library(value):
             yield from _of_function(value, depth, met)
     elif isinstance(value, torch.nn.Module):
         yield from _of_callable(types.MethodType(type(value).forward, value), depth, met)

@@ -32,7 +32,7 @@ from torch.utils.hooks import RemovableHandle
 
 from staticgraph.nn.registrations import watch
 from staticgraph.recording.premises import GONE, Change, NotedModule, differ, read_by, text_of
-from staticgraph.steps.state.reachable_state import LIBRARIES, names_in
+from staticgraph.steps.state.reachable_state import names_in, of_library
 from staticgraph.steps.state.training_hooks import callbacks_of
 
 
@@ -125,8 +125,7 @@ class Signature:
             attributes, children = vars(noted.module), noted.module._modules
             if _reads_training(noted.kind):
                 values.append((attributes, "training", training))
-            library = noted.kind.__module__.partition(".")[0] in LIBRARIES
-            kinds = float if library else (float, bool, int, str, NoneType)
+            kinds = float if of_library(noted.kind) else (float, bool, int, str, NoneType)
             values += [
                 (attributes, name, value)
                 for name, value in noted.attributes.items()

@@ -19,6 +19,7 @@ from staticgraph.schema import Level
 from staticgraph.steps.computation.model_arguments import Forward
 from staticgraph.steps.loss.finite_losses import EVERY
 from staticgraph.steps.loss.mean_loss import Loss
+from staticgraph.steps.state.recordable_optimizer import parameters_of
 from staticgraph.text.numeric_options import real_option, whole_option
 
 # The dtypes that torch.autocast computes in.
@@ -169,9 +170,7 @@ class Subject:
 
         They are read again at every call, since either may gain parameters during training.
         """
-        groups = () if self.optimizer is None else self.optimizer.param_groups
-        parameters = [*self.model.parameters(), *(p for group in groups for p in group["params"])]
-        return list(dict.fromkeys(parameters))
+        return list(dict.fromkeys([*self.model.parameters(), *parameters_of(self.optimizer)]))
 
     @property
     def functions(self) -> tuple[object, ...]:
@@ -207,8 +206,7 @@ def warn_of_another_models_optimizer(subject: Subject) -> None:
     notebook cell that ran before the model was built again.
     """
     trained = {id(p) for p in subject.model.parameters() if p.requires_grad}
-    groups = [] if subject.optimizer is None else subject.optimizer.param_groups
-    if trained and trained.isdisjoint(id(p) for group in groups for p in group["params"]):
+    if trained and trained.isdisjoint(map(id, parameters_of(subject.optimizer))):
         warnings.warn(
             f"the optimizer has none of the parameters of {type(subject.model).__name__}, so "
             "training would leave it as it is: make the optimizer of model.parameters() after the "

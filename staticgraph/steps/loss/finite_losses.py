@@ -27,6 +27,7 @@ from contextlib import contextmanager, suppress
 import torch
 from torch import Tensor
 
+from staticgraph.batches.batch.derived_attributes import wide_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import NonFiniteLoss, users_level
 from staticgraph.nn.norm.batch_norm import SINGLE
@@ -130,7 +131,7 @@ class FiniteLosses:
         if self._device.type == "cpu" and not bad.any():
             return
         with suppress(ValueError):  # rows of nothing: every one counts
-            bad = bad & batch.mask_of(gradient).view(-1, *(1,) * (gradient.dim() - 1))
+            bad = bad & wide_mask(batch.mask_of(gradient), gradient)
         if self._device.type != "cpu":
             self.note(torch.where(bad.any(), torch.nan, 0.0), batch)
             self.count()

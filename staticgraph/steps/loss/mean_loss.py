@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from staticgraph.batches.batch.derived_attributes import wide_mask
 from staticgraph.batches.batch.own_class import static_of
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.distributed.reduction import Share
@@ -278,7 +279,7 @@ def _masked_sum(
             "as many as the mask has True: return (values, mask) of all rows instead; targets "
             "that are NaN are left out anyway, without a mask"
         ) from None
-    mask = rows.view(-1, *(1,) * (values.dim() - 1)).expand(values.shape)
+    mask = wide_mask(rows, values).expand(values.shape)
     mask, lost = labelled(values, batch, mask, read)
     wide = _added_up_in(values)
     if weights is None:

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from staticgraph.batches.batch.containers import parts_of, with_parts
-from staticgraph.batches.batch.derived_attributes import field_mask
+from staticgraph.batches.batch.derived_attributes import field_mask, wide_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
@@ -356,8 +356,7 @@ def zero_padding(
         level = levels.get(path)
         if level is None:
             return out
-        mask = batch[f"{level}_mask"].view(-1, *(1,) * (out.dim() - 1))
-        return _zero_but(mask, out)
+        return _zero_but(batch[f"{level}_mask"], out)
     parts = parts_of(out)
     if parts is None:
         return out
@@ -372,7 +371,7 @@ def sanitized(batch: StaticBatch) -> StaticBatch:
             continue  # an index must keep its padding, which refers to padding rows
         value = batch[each.name]
         mask = field_mask(batch, each)
-        clean[each.name] = _zero_but(mask.view(-1, *(1,) * (value.dim() - 1)), value)
+        clean[each.name] = _zero_but(mask, value)
     return batch.replace(**clean)
 
 
@@ -381,4 +380,4 @@ def _zero_but(mask: Tensor, value: Tensor) -> Tensor:
 
     With the number 0, bool would become int64, which indexes rows instead of masking them.
     """
-    return torch.where(mask, value, False if value.dtype == torch.bool else 0)
+    return torch.where(wide_mask(mask, value), value, False if value.dtype == torch.bool else 0)

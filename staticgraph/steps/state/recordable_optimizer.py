@@ -40,6 +40,12 @@ STARTS_AT_ZERO = (
 )
 
 
+def parameters_of(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
+    """Returns what an optimizer steps, in its order."""
+    groups = () if optimizer is None else optimizer.param_groups
+    return [parameter for group in groups for parameter in group["params"]]
+
+
 def make_recordable(optimizer: torch.optim.Optimizer | None) -> None:
     """Makes an optimizer that has not stepped yet recordable, in place.
 

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from staticgraph.errors import NotStatic
 from staticgraph.internals.hooks import MODULE_HOOKS
 from staticgraph.nn.refused import unheard_hooks
+from staticgraph.steps.state.recordable_optimizer import parameters_of
 
 Hooks = dict[tuple[str, str], tuple[int, ...]]
 
@@ -111,9 +112,7 @@ def without_callbacks(
     Afterwards all are back in their order. Autograd reads the very dictionaries, so these are
     emptied and filled again.
     """
-    parameters = list(model.parameters())
-    for group in () if optimizer is None else optimizer.param_groups:
-        parameters += group["params"]
+    parameters = [*model.parameters(), *parameters_of(optimizer)]
     removed: dict[int, tuple[Any, Any]] = {}
     owners = [(owner, _OF_PARAMETERS) for owner in parameters] + [(optimizer, _OF_OPTIMIZERS)]
     for owner, names in owners:

@@ -45,7 +45,7 @@ from staticgraph.internals.dispatch import preserved_versions
 from staticgraph.nn.context.asked import APART, FLAT
 from staticgraph.nn.norm.batch_norm import SINGLE
 from staticgraph.steps.state.reachable_state import held_by, of_forwards
-from staticgraph.steps.state.recordable_optimizer import SavedOptimizer, on_host
+from staticgraph.steps.state.recordable_optimizer import SavedOptimizer, on_host, parameters_of
 from staticgraph.steps.state.training_hooks import callbacks_of
 
 # For runs that only inspect a model: each draws the same numbers.
@@ -171,9 +171,7 @@ def _parameters(
     """Everything a step may train: parameters, other tensors, and the optimizer's own."""
     parameters = [p for root in roots for p in root.parameters()]
     parameters += [tensor for tensor in tensors if tensor.requires_grad]
-    for group in () if optimizer is None else optimizer.param_groups:
-        parameters += group["params"]
-    return _once(parameters)
+    return _once(parameters, parameters_of(optimizer))
 
 
 def _once(*lists: Sequence[Tensor]) -> list[Tensor]:

@@ -23,7 +23,8 @@ from torch.nn.parameter import is_lazy
 from staticgraph.internals.dispatch import copy_all, version_of
 from staticgraph.nn.registrations import watch
 from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.steps.state.reachable_state import LIBRARIES, held_by, of_forwards
+from staticgraph.steps.state.reachable_state import held_by, of_forwards, of_library
+from staticgraph.steps.state.recordable_optimizer import parameters_of
 
 # Elements of a tensor that a loss may write to at every step; anything larger is data.
 SMALL = 1 << 16
@@ -111,9 +112,8 @@ class Update:
     def zero_grad(self) -> None:
         """Sets all gradients of model and optimizer to None, so that a backward does not add."""
         drop_gradients(self._model)
-        for group in () if self.optimizer is None else self.optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        for parameter in parameters_of(self.optimizer):
+            parameter.grad = None
 
     def __call__(self) -> None:
         """Clips without reading the norm on the host, then steps the optimizer.
@@ -209,9 +209,7 @@ class StepState:
         modules = list(dict.fromkeys(modules))
         watch(modules, self)
         self._buffers = [m._buffers for m in modules if m._buffers]
-        self._attributes = [
-            vars(m) for m in modules if type(m).__module__.partition(".")[0] not in LIBRARIES
-        ]
+        self._attributes = [vars(m) for m in modules if not of_library(type(m))]
         norms = [m for m in modules if isinstance(m, _NormBase)]
         self._norms = _copied(b for m in norms for b in m._buffers.values())
         self._of_norms = [tensor.clone() for tensor in self._norms]
