@@ -22,7 +22,8 @@ they were recorded raises instead of computing with old ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -154,7 +155,7 @@ class RecordedSteps:
         keys = [key]
         if self._inputs.collation is not None and self._one_launch:
             keys.append(key._replace(from_ids=True))
-        try:
+        with self._all_or_none():
             for each in keys:
                 if each.from_ids and self._inputs.collation is not None:
                     self._inputs.collation.clear()
@@ -162,19 +163,22 @@ class RecordedSteps:
                 self._recordings[each] = self._recorded_model.record(
                     self._recorder, (body,), str(each), REMEDY, before, between
                 )
-        except NotStatic as error:
-            self._abandon(error.__cause__ or error)
-            raise
 
-    def _abandon(self, error: BaseException) -> None:
-        """Frees everything after an error, which remains the one that is raised.
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """A ``with`` block whose failure frees everything; the first error is the one raised.
 
         After a failed capture the device may refuse even to free.
         """
         try:
-            self.close()
-        except Exception as further:
-            error.add_note(f"the teardown failed as well: {type(further).__name__}: {further}")
+            yield
+        except NotStatic as error:
+            try:
+                self.close()
+            except Exception as further:
+                note = f"the teardown failed as well: {type(further).__name__}: {further}"
+                (error.__cause__ or error).add_note(note)
+            raise
 
     def _body(self, key: RecordingKey) -> Callable[[], Any]:
         """Returns the function to record: it reads the input slot and returns tensors."""
@@ -276,16 +280,13 @@ class RecordedSteps:
             self._work.computation.known(inputs)
 
         model, recorder = self._recorded_model, self._recorder
-        try:
+        with self._all_or_none():
             self._pairs[key] = RecordedPair(
                 key, self._subject, model, recorder, compute, inputs, before, REMEDY
             )
             if self._inputs.collation is not None and self._one_launch:
                 self._inputs.collation.clear()
                 self._inputs.collation.record(self._recorder, bucket)
-        except NotStatic as error:
-            self._abandon(error.__cause__ or error)
-            raise
         return key
 
     def forward(self, batch: StaticBatch) -> Any:

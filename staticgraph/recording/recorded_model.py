@@ -12,8 +12,7 @@ it is made once per parameter or layer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter, is_
@@ -147,46 +146,26 @@ class RecordedModel:
             for body in bodies:
                 arguments = (body(*arguments),)
 
-        with self._recording(what, remedy) as signature:
-            before()
-            signature.note_registered()
-            flags = signature.flags(True)
-            recorder.warm(run_all, WARM_RUNS)
-            between()
-            recorded: list[Recorded] = []
-            for body in bodies:
-                # Else a replay would read old casts of the weights for ever.
-                torch.clear_autocast_cache()
-                arguments = (recorded[-1].result,) if recorded else ()
-                recorded.append(recorder.record(partial(body, *arguments)))
-            check_can_be_handed_out(recorded[-1].result, what)
-            grads = [parameter.grad for parameter in signature.parameters]
-        if not any(grad is not None for grad in grads):
-            flags = flags._replace(wanted=None)
-        parameters = signature.parameters
-        return ModelRecording(recorded, what, parameters, _addresses(parameters), grads, flags)
-
-    @contextmanager
-    def _recording(self, what: str, remedy: str) -> Iterator[Signature]:
-        """A ``with`` block around a recording: restores everything it touches.
-
-        Also notes what the recording assumes of the model.
-
-        Args:
-            what: the name of the work, for the message.
-            remedy: what usually prevents recording, and what to do.
-
-        Raises:
-            NotStatic: it cannot be recorded, or the model has changed since the last recording.
-        """
         stepped = None if self._steps_outside else self._optimizer
         signature = self._signature or Signature(self._model, self._functions, stepped)
         if changes := signature.changes():
             raise NotStatic(f"{what}: {changes_in_words(changes, 'record all again')}")
+        beside = tuple(self._functions.values())
         try:
-            beside = tuple(self._functions.values())
             with untouched(self._model, self._optimizer, beside=beside):
-                yield signature
+                before()
+                signature.note_registered()
+                flags = signature.flags(True)
+                recorder.warm(run_all, WARM_RUNS)
+                between()
+                recorded: list[Recorded] = []
+                for body in bodies:
+                    # Else a replay would read old casts of the weights for ever.
+                    torch.clear_autocast_cache()
+                    arguments = (recorded[-1].result,) if recorded else ()
+                    recorded.append(recorder.record(partial(body, *arguments)))
+                check_can_be_handed_out(recorded[-1].result, what)
+                grads = [parameter.grad for parameter in signature.parameters]
                 torch.clear_autocast_cache()  # its memory belongs to the recording
         except NotStatic:
             raise
@@ -196,6 +175,10 @@ class RecordedModel:
             ) from error
         signature.settle()
         self._signature = signature
+        if not any(grad is not None for grad in grads):
+            flags = flags._replace(wanted=None)
+        parameters = signature.parameters
+        return ModelRecording(recorded, what, parameters, _addresses(parameters), grads, flags)
 
     def check(self, recording: ModelRecording, remedy: str, looked: set[int] | None = None) -> None:
         """Refuses to replay a model that is not the one that was recorded.

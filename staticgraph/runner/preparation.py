@@ -47,7 +47,7 @@ from staticgraph.schema import Schema
 from staticgraph.steps.compilation.graph_trees import drop_recordings, whole_recording
 from staticgraph.steps.compilation.modes import OWN
 from staticgraph.steps.state.training_hooks import without_callbacks
-from staticgraph.steps.state.training_state import evaluating, train, untouched
+from staticgraph.steps.state.training_state import untouched
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.how_many import how_many
@@ -382,19 +382,13 @@ class Preparation:
 
     def _run_in(self, way: str, batch: StaticBatch, phase: str, runs: int) -> None:
         """Runs a phase of a batch, so that it compiles and, where torch records, is recorded."""
-        work = "step" if phase == "step" else "forward"
         for turn in range(runs if self.warmed is None else max(runs, 2)):
             if phase == "step":
                 # The gradients of a graph that torch recorded are gone when its next run begins.
                 self._steps.update.zero_grad()
             if turn == 1 and self.warmed is not None:
                 self.warmed()
-            if phase == "eval":
-                with evaluating(self._model):
-                    self._steps.run(work, batch, way)
-                continue
-            train(self._model)
-            result = self._steps.run(work, batch, way)
+            result = self._steps.run_phase(phase, batch, way)
             if phase == "step":
                 with without_callbacks(self._model, self._subject.optimizer):
                     (result if self._steps.averaging is None else result.total).backward()

@@ -36,7 +36,7 @@ from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.finite_losses import FiniteLosses
 from staticgraph.steps.state.recordable_optimizer import check_recordable
-from staticgraph.steps.state.training_state import train
+from staticgraph.steps.state.training_state import evaluating, train
 from staticgraph.steps.update.rank_averaging import Averaging
 from staticgraph.steps.update.update import Accumulation, StepState, Update
 from staticgraph.store.on_device import DeviceStore
@@ -246,6 +246,14 @@ class Steps:
             return self.compiled.run(work, batch, way == FUSED)
         with self.computation.active():
             return self.computation.run(work, batch)
+
+    def run_phase(self, phase: str, batch: StaticBatch, way: str) -> Any:
+        """Returns the result of a phase: of ``eval`` in evaluation mode, else in training."""
+        if phase == "eval":
+            with evaluating(self._model):
+                return self.run("forward", batch, way)
+        train(self._model)
+        return self.run("step" if phase == "step" else "forward", batch, way)
 
     def _replayed(self, work: str, batch: StaticBatch, gradients: bool = False) -> Any:
         """Replays a recording, after a check for single rows if the counts call for one."""

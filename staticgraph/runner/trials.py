@@ -46,7 +46,6 @@ from staticgraph.runner.way_choice import (
 from staticgraph.schema import Schema
 from staticgraph.steps.compilation.modes import FUSED, OWN, without_fused
 from staticgraph.steps.state.training_hooks import without_callbacks
-from staticgraph.steps.state.training_state import evaluating, train
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Bar
@@ -286,12 +285,8 @@ class Trials:
         if phase == "step":
             with without_callbacks(self._model, self._optimizer):
                 self._steps.train(batch, way)
-        elif phase == "eval":
-            with evaluating(self._model):
-                self._steps.run("forward", batch, way)
         else:
-            train(self._model)
-            self._steps.run("forward", batch, way)
+            self._steps.run_phase(phase, batch, way)
 
 
 def _fingerprint(steps: Steps) -> dict[str, Any]:
