@@ -24,7 +24,7 @@ from torch_geometric.nn import global_add_pool, global_mean_pool
 from torch_geometric.utils import scatter
 
 import staticgraph as sg
-from staticgraph.batches.batch.derived_attributes import field_mask
+from staticgraph.batches.batch.batch_arrays import field_mask
 from staticgraph.errors import BadGraph, PlanMismatch
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.derived_attributes import field_mask, wide_mask
+from staticgraph.batches.batch.batch_arrays import field_mask, wide_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import GraphTooLarge
 from staticgraph.plans.plan import BucketPlan

@@ -15,7 +15,7 @@ from staticgraph.batches.padding.read_batch import is_pyg_batch
 from staticgraph.nn.context.present import Restored
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Level, Schema
-from staticgraph.steps.rows.provenance import Path, leaves, name_of
+from staticgraph.steps.rows.provenance import Path, name_of, output_tensors
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 
@@ -113,7 +113,7 @@ def require_rows(out: Any, levels: Mapping[Path, Level | None]) -> None:
     Raises:
         ValueError: there is such a tensor; the message names it.
     """
-    tensors = dict(leaves(out))
+    tensors = dict(output_tensors(out))
     for path, level in levels.items():
         if level is None and tensors[path].dim():
             raise ValueError(

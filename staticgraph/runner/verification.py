@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.derived_attributes import field_mask
+from staticgraph.batches.batch.batch_arrays import field_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.comparison import attempt
 from staticgraph.checking.equal_draws import EqualDraws, nudge
@@ -37,7 +37,7 @@ from staticgraph.errors import users_level
 from staticgraph.runner.steps import Steps
 from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.steps.rows.provenance import leaves
+from staticgraph.steps.rows.provenance import output_tensors
 from staticgraph.steps.state.training_hooks import without_callbacks
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.text.how_many import how_many
@@ -273,7 +273,7 @@ def _rows(runner: Any, batch: StaticBatch, eager: bool) -> list[Tensor]:
     levels = runner.steps.computation.levels(out, batch)
     return [
         (value if (level := levels[path]) is None else value[batch[f"{level}_mask"]]).clone()
-        for path, value in leaves(out)
+        for path, value in output_tensors(out)
     ]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import Lease, SlotLayout
 from staticgraph.errors import StaleBatch
-from staticgraph.schema import COUNTS, Level
+from staticgraph.schema import COUNTS, Field, Level
 from staticgraph.sizes.capacity import Capacity
 
 
@@ -227,3 +227,14 @@ def loader_of(batch: BatchArrays) -> Mapping[str, Any] | None:
     """The settings of the loader that a batch is from, one object per epoch; None without."""
     lease = batch._lease
     return None if lease is None else lease.pool.loader
+
+
+def wide_mask(mask: Tensor, value: Tensor) -> Tensor:
+    """Returns a mask of rows ``[R]`` that broadcasts over a tensor ``[R, ...]``."""
+    return mask.view(-1, *(1,) * (value.dim() - 1))
+
+
+def field_mask(batch: BatchArrays, field: Field) -> Tensor:
+    """``[rows of the field]`` bool: its level's mask, each entry ``field.rows`` times."""
+    mask = batch.tensors()[f"{field.level}_mask"]
+    return mask if field.rows == 1 else mask.repeat_interleave(field.rows)

@@ -151,14 +151,3 @@ def exchanged(
             if name not in replacements:
                 exchanged_tensors.pop(name, None)
     return exchanged_tensors
-
-
-def wide_mask(mask: Tensor, value: Tensor) -> Tensor:
-    """Returns a mask of rows ``[R]`` that broadcasts over a tensor ``[R, ...]``."""
-    return mask.view(-1, *(1,) * (value.dim() - 1))
-
-
-def field_mask(batch: BatchArrays, field: Field) -> Tensor:
-    """``[rows of the field]`` bool: its level's mask, each entry ``field.rows`` times."""
-    mask = batch.tensors()[f"{field.level}_mask"]
-    return mask if field.rows == 1 else mask.repeat_interleave(field.rows)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.containers import mapped, tensors_in
+from staticgraph.batches.batch.containers import mapped
 from staticgraph.batches.batch.own_class import built_like
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
@@ -44,6 +44,7 @@ from staticgraph.steps.rows.provenance import (
     Path,
     Provenance,
     level_in,
+    output_tensors,
     row_level,
     run_elsewhere,
     sanitized,
@@ -239,7 +240,7 @@ class Computation:
             if work == "both":
                 result = out, result
         if torch.is_grad_enabled() and not traced_here():
-            remember(tensors_in(result))
+            remember([tensor for _, tensor in output_tensors(result)])
         if not keep:
             self._context.leave()
         return result

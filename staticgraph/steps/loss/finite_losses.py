@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.derived_attributes import wide_mask
+from staticgraph.batches.batch.batch_arrays import wide_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import NonFiniteLoss, users_level
 from staticgraph.nn.norm.batch_norm import SINGLE

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.derived_attributes import wide_mask
+from staticgraph.batches.batch.batch_arrays import wide_mask
 from staticgraph.batches.batch.own_class import static_of
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.distributed.reduction import Share

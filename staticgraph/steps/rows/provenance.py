@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from staticgraph.batches.batch.batch_arrays import field_mask, wide_mask
 from staticgraph.batches.batch.containers import parts_of, with_parts
-from staticgraph.batches.batch.derived_attributes import field_mask, wide_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
@@ -93,7 +93,7 @@ def level_in(out: Any, batch: StaticBatch, known: Provenance, rows: Mapping[Any,
     Raises:
         ValueError: the level cannot be known, or ``rows`` names a tensor that does not exist.
     """
-    tensors = dict(leaves(out))
+    tensors = dict(output_tensors(out))
     chosen = {str(key): level for key, level in rows.items()}
     names = [name_of(path) for path in tensors] if chosen else []
     if unknown := [key for key in rows if str(key) not in names]:
@@ -120,13 +120,13 @@ def level_in(out: Any, batch: StaticBatch, known: Provenance, rows: Mapping[Any,
     return levels
 
 
-def leaves(out: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+def output_tensors(out: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     """Yields the tensors of an output that may be rows, each with its path."""
     if isinstance(out, Tensor):
         yield path, out
         return
     for key, item in parts_of(out) or ():
-        yield from leaves(item, (*path, key))
+        yield from output_tensors(item, (*path, key))
 
 
 def name_of(path: Path) -> str:
@@ -205,7 +205,7 @@ def run_elsewhere(
         norm.__dict__[FLAT] = tuple({*(getattr(norm, FLAT, None) or ()), *flat})
     norms = [(names[norm], level) for norm, of_norm in noted.norms.items() for level in of_norm]
     ran = not isinstance(out, Exception)
-    levels = {path: row_level(value, batch) for path, value in leaves(out)} if ran else {}
+    levels = {path: row_level(value, batch) for path, value in output_tensors(out)} if ran else {}
     unknown = noted.unknown
     if unknown and ran:
         # A size made up of the batch's, such as edges plus self-loops, differs in another bucket.
