@@ -27,7 +27,7 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.steps.rows.provenance import Path, Stems, output_tensors
+from staticgraph.steps.computation.provenance import Path, Stems, output_tensors
 
 # What an argument is: the batch, one of its arrays or counts, or a constant value.
 Named = tuple[str, Any]

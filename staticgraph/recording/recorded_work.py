@@ -29,8 +29,8 @@ from staticgraph.recording.recording import Scope
 from staticgraph.steps.compilation.compiled_steps import CompiledSteps
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.loss.finite_losses import FiniteLosses
-from staticgraph.steps.update.rank_averaging import Averaging
-from staticgraph.steps.update.update import Update
+from staticgraph.steps.rank_averaging import Averaging
+from staticgraph.steps.update import Update
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,10 @@ from staticgraph.steps.compilation.modes import FUSED, OWN, Mode
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.finite_losses import FiniteLosses
+from staticgraph.steps.rank_averaging import Averaging
 from staticgraph.steps.state.recordable_optimizer import check_recordable
 from staticgraph.steps.state.training_state import evaluating, train
-from staticgraph.steps.update.rank_averaging import Averaging
-from staticgraph.steps.update.update import Accumulation, StepState, Update
+from staticgraph.steps.update import Accumulation, StepState, Update
 from staticgraph.store.on_device import DeviceStore
 
 

@@ -37,7 +37,7 @@ from staticgraph.errors import users_level
 from staticgraph.runner.steps import Steps
 from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.steps.rows.provenance import output_tensors
+from staticgraph.steps.computation.provenance import output_tensors
 from staticgraph.steps.state.training_hooks import without_callbacks
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.text.how_many import how_many

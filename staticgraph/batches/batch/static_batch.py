@@ -14,8 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch import pickled_batch
-from staticgraph.batches.batch.batch_arrays import BatchArrays
+from staticgraph.batches.batch.batch_arrays import (
+    BatchArrays,
+    moved_edges,
+    note_indices,
+    state_of,
+    whole_of,
+)
 from staticgraph.batches.batch.derived_attributes import (
     TypeView,
     axis_of,
@@ -25,6 +30,7 @@ from staticgraph.batches.batch.derived_attributes import (
 )
 from staticgraph.batches.batch.predictions import to_data_list, unpadded
 from staticgraph.batches.collation.collate import padded
+from staticgraph.batches.slots.batch_memory import note
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import Lease, SlotLayout
 from staticgraph.schema import COUNTS, OPTIONAL, PRIVATE, Level
@@ -253,7 +259,7 @@ class StaticBatch(BatchArrays):
         return self.clone()
 
     def __getstate__(self) -> dict[str, Any]:
-        return pickled_batch.state_of(self, self.real, self._objects, self._extra)
+        return state_of(self, self.real, self._objects, self._extra)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         tensors = state["tensors"]
@@ -261,7 +267,7 @@ class StaticBatch(BatchArrays):
             tensors = state["layout"].tensors(tensors)
         self.__init__(state["layout"], tensors, state["real"], objects=state["objects"])
         self._extra = state["extra"]
-        pickled_batch.note_indices(self)
+        note_indices(self)
 
     def pin_memory(self) -> StaticBatch:
         """Returns the batch in pinned memory, as torch's ``DataLoader(pin_memory=True)`` asks."""
@@ -273,13 +279,13 @@ class StaticBatch(BatchArrays):
     def _changed(self, change: Callable[[Tensor], Tensor]) -> StaticBatch:
         """Returns the batch in other memory: a single copy where its tensors share a buffer."""
         self._check_lease()
-        whole = pickled_batch.whole_of(self)
+        whole = whole_of(self)
         if whole is not None:
             tensors = self.layout.tensors(change(whole))
         else:
             tensors = {name: change(value) for name, value in self._tensors.items()}
         moved = StaticBatch(self.layout, tensors, self.real, objects=self._objects)
-        pickled_batch.note_indices(moved)
+        note_indices(moved)
         moved._extra = {
             name: change(value) if isinstance(value, Tensor) else value
             for name, value in self._extra.items()
@@ -307,7 +313,7 @@ class StaticBatch(BatchArrays):
     def first_places(self, level: Level) -> IntArray | None:
         """Returns which row each edge of the real graphs was before they were sorted; None if none
         was moved."""
-        return pickled_batch.moved_edges(self.layout.schema, self._objects).get(level)
+        return moved_edges(self.layout.schema, self._objects).get(level)
 
     def to_data_list(self) -> list[Any]:
         """Returns the real graphs as ``Data`` or ``HeteroData``, edges sorted by destination."""
@@ -337,5 +343,5 @@ def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> Stati
     """
     graphs = several_graphs(ids, len(store))
     arrays = padded(store, graphs, layout)
-    pickled_batch.note(arrays.buffer, layout.lengths)
+    note(arrays.buffer, layout.lengths)
     return StaticBatch(layout, arrays.tensors, arrays.real, objects=store.objects_of(graphs))

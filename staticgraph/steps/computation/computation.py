@@ -39,8 +39,7 @@ from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.schema import COUNTS, Level
 from staticgraph.steps.computation.model_arguments import forward_of, optional_fields
 from staticgraph.steps.computation.model_setup import Subject, name_of
-from staticgraph.steps.loss.mean_loss import LossTerms, mean_loss, share_of_loss
-from staticgraph.steps.rows.provenance import (
+from staticgraph.steps.computation.provenance import (
     Path,
     Provenance,
     level_in,
@@ -50,6 +49,7 @@ from staticgraph.steps.rows.provenance import (
     sanitized,
     zero_padding,
 )
+from staticgraph.steps.loss.mean_loss import LossTerms, mean_loss, share_of_loss
 from staticgraph.steps.state.training_hooks import HeardHooks
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.steps.tracing.trace import advise
@@ -210,7 +210,7 @@ class Computation:
     def levels(self, out: Any, batch: StaticBatch) -> dict[Path, Level | None]:
         """Returns the level of each tensor of an output.
 
-        See :func:`staticgraph.steps.rows.provenance.level_in`.
+        See :func:`staticgraph.steps.computation.provenance.level_in`.
         """
         return level_in(out, batch, self.known(batch), self._rows)
 
