@@ -24,7 +24,6 @@ from staticgraph.internals.dispatch import copy_all, version_of
 from staticgraph.nn.registrations import watch
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.reachable_state import held_by, of_forwards, of_library
-from staticgraph.steps.state.recordable_optimizer import parameters_of
 
 # Elements of a tensor that a loss may write to at every step; anything larger is data.
 SMALL = 1 << 16
@@ -112,8 +111,9 @@ class Update:
     def zero_grad(self) -> None:
         """Sets all gradients of model and optimizer to None, so that a backward does not add."""
         drop_gradients(self._model)
-        for parameter in parameters_of(self.optimizer):
-            parameter.grad = None
+        for group in () if self.optimizer is None else self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def __call__(self) -> None:
         """Clips without reading the norm on the host, then steps the optimizer.
