@@ -33,8 +33,8 @@ from bench import tables
 from bench.interleave import interleave
 from bench.machine import machine, write
 from bench.options import options_of
+from staticgraph.checking.explain import CapturedStep
 from staticgraph.dryrun.operations import count_step
-from staticgraph.steps.compilation.captured_step import CapturedStep
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_arguments import forward_of
 from staticgraph.steps.computation.model_setup import Subject

@@ -36,7 +36,7 @@ from bench.parts import answer
 from bench.rehearsal import LABEL, REHEARSAL
 from bench.steps import Contender, Shape, Workload, compiled_graphs, kernels_per_step, milliseconds
 from staticgraph.files.versions import STEPS, versions
-from staticgraph.runner.intake import device_name
+from staticgraph.runner.counters import device_name
 from staticgraph.text.table import table
 
 # Float32 trajectories differ by the effect of flipped ReLUs; bfloat16 ones by rounding.

@@ -29,7 +29,7 @@ from bench.options import options_of
 from bench.rehearsal import LABEL, recorder
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.models import build
-from staticgraph.runner.intake import device_name
+from staticgraph.runner.counters import device_name
 from staticgraph.steps.computation.model_arguments import forward_of
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table

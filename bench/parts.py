@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bench.machine import write
-from staticgraph.runner.intake import device_name
+from staticgraph.runner.counters import device_name
 
 
 def answer(

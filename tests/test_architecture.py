@@ -70,7 +70,7 @@ FLOORS_OF = {
         "embeddings",
         "layers",
     ),
-    "steps": ("state", "loss", "rows", "tracing", "computation", "update", "compilation"),
+    "steps": ("state", "loss", "tracing", "computation", "compilation"),
     "serving": ("bodies", "engine", "http"),
 }
 PURE = ("errors", "jit", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")

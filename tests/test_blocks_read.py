@@ -12,7 +12,7 @@ from support.graphs import random_graph
 from support.written_stores import LEVELS, graphs_of
 
 import staticgraph as sg
-from staticgraph.batches.loading import read_ahead as announcing
+from staticgraph.batches.loading import loaded_graphs as announcing
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.store import checks
 from staticgraph.store.parts import read_ahead

@@ -15,9 +15,8 @@ from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of
 from support.places import AsTraced
 
 import staticgraph as sg
-from staticgraph.recording.capture import captured
 from staticgraph.recording.recorded_inputs import RecordedInputs
-from staticgraph.recording.recorder import MISMATCH, CudaGraphRecorder
+from staticgraph.recording.recorder import MISMATCH, CudaGraphRecorder, captured
 from staticgraph.steps.computation.model_setup import Subject
 
 CUDA = torch.device("cuda", 0)

@@ -21,8 +21,8 @@ from torch_geometric.nn import HeteroBatchNorm, global_add_pool
 
 import staticgraph as sg
 from staticgraph.distributed.one_model import apart, checksum, differ
+from staticgraph.steps import rank_averaging
 from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.steps.update import rank_averaging
 
 TOLERANCE = 1e-10
 

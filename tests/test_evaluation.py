@@ -9,8 +9,7 @@ from support.gine_net import CAPACITIES, Net, batches_of, bce
 from torch import nn
 
 import staticgraph as sg
-from staticgraph.steps.state.evaluation_mode import Evaluation
-from staticgraph.steps.state.training_state import evaluating
+from staticgraph.steps.state.training_state import Evaluation, evaluating
 
 
 def flags(model) -> list[bool]:

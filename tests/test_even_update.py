@@ -12,8 +12,8 @@ from support.runners import made_runner
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import staticgraph as sg
-from staticgraph.recording import even_update
-from staticgraph.recording.even_update import PIECE, EvenUpdate
+from staticgraph.recording import recorded_work
+from staticgraph.recording.recorded_work import PIECE, EvenUpdate
 
 
 class Noted(TorchDispatchMode):
@@ -56,8 +56,8 @@ def test_an_update_in_pieces_has_the_same_bits(kind, options):
 
 
 def test_a_recorded_step_updates_in_pieces(hiv, monkeypatch):
-    whole, called = even_update.in_pieces, []
-    monkeypatch.setattr(even_update, "in_pieces", lambda c: called.append(len(c[0])) or whole(c))
+    whole, called = recorded_work.in_pieces, []
+    monkeypatch.setattr(recorded_work, "in_pieces", lambda c: called.append(len(c[0])) or whole(c))
     plan = sg.BucketPlan.of(CAPACITIES[:1], batch_size=30)
     model = Net(0.0)
     adam = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), fused=True, capturable=True)

@@ -24,7 +24,7 @@ from torch_geometric.nn import global_add_pool, global_mean_pool
 from torch_geometric.utils import scatter
 
 import staticgraph as sg
-from staticgraph.batches.batch.field_mask import field_mask
+from staticgraph.batches.batch.batch_arrays import field_mask
 from staticgraph.errors import BadGraph, PlanMismatch
 
 
@@ -335,3 +335,13 @@ def test_a_pool_by_another_index_is_not_one_to_graphs():
     for mode in ("eager", "fused"):  # a captured graph does not see how many there are
         with pytest.raises(sg.NotStatic, match=r"this one names \d+ groups: pass size="):
             sg.StaticGraphRunner(model, plan, mode).predict(graphs)
+
+
+def test_a_field_of_several_rows_per_graph_has_a_mask_of_as_many():
+    cells = [Data(pos=torch.randn(n, 3), cell=torch.randn(3, 3)) for n in (2, 4)]
+    store = sg.GraphStore.from_pyg(cells)
+    batch = sg.StaticBatch.of(store, [0, 1], (9, 3, 5))
+    for name, real in (("pos", 6), ("cell", 6)):
+        mask = field_mask(batch, store.schema[name])
+        assert mask.shape == batch[name].shape[:1]
+        assert int(mask.sum()) == real

@@ -20,7 +20,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.batches.batch.typed_views import TypeView
+from staticgraph.batches.batch.derived_attributes import TypeView
 from staticgraph.batches.collation.collate_arguments import OUTPUTS
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.schema import PRIVATE, RESERVED_OF_TYPE, Axis, Field

@@ -13,7 +13,7 @@ from staticgraph.batches.loading.from_device import SlotIds
 from staticgraph.batches.slots.slots import Slot
 from staticgraph.kernels import register
 from staticgraph.runner.auto import Stopwatch
-from staticgraph.runner.intake import BucketStatistics
+from staticgraph.runner.counters import BucketStatistics
 
 OTHER = torch.device("cuda", 1)
 

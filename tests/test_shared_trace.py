@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import sgd
+from support.alike import assert_same_state, sgd
 from torch import nn
 from torch_geometric.nn import GINEConv, GPSConv, global_add_pool
 
@@ -15,7 +15,8 @@ import staticgraph as sg
 from staticgraph.errors import NotStatic
 from staticgraph.internals.tracing import counters
 
-PLAN = sg.BucketPlan.of([(300, 640, 17, 60), (500, 1100, 17, 61), (700, 1500, 25, 70)], batch_size=16)
+SIZES = [(300, 640, 17, 60), (500, 1100, 17, 61), (700, 1500, 25, 70)]
+PLAN = sg.BucketPlan.of(SIZES, batch_size=16)
 
 
 class Net(nn.Module):
@@ -48,20 +49,23 @@ def squares(out, batch):
     return F.mse_loss(out, batch.y.double(), reduction="none")
 
 
+def runner_of(model, mode="fused"):
+    return sg.StaticGraphRunner(model, PLAN, mode=mode, optimizer=sgd(model, 1e-4), loss=squares)
+
+
+def batches_of(store, graphs=8):
+    """A batch of every bucket."""
+    capacities = enumerate(PLAN.capacities)
+    return [sg.StaticBatch.of(store, range(graphs), each, number) for number, each in capacities]
+
+
 def trained(model, store, mode):
-    """A runner after two steps and one evaluation in every bucket, with the losses and outputs."""
-    runner = sg.StaticGraphRunner(model, PLAN, mode=mode, optimizer=sgd(model, 1e-4), loss=squares)
-    runner.warmup(store, progress=False)
-    results = []
-    for bucket, (nodes, graphs) in enumerate(((300, 17), (500, 17), (700, 25))):
-        for first in (0, 50):
-            batch = sg.StaticBatch.of(
-                store, range(first, first + graphs - 6), PLAN.capacities[bucket], bucket
-            )
-            assert batch.num_nodes == nodes
-            results.append(runner.step(batch).detach().clone())
-        results.append(runner.eval_step(batch).loss.clone())
-    return runner, results
+    """A runner after two steps and an evaluation in every bucket, and all losses."""
+    runner, losses = runner_of(model, mode).warmup(store, progress=False), []
+    for first, second in zip(batches_of(store), batches_of(store, 11), strict=True):
+        losses += [runner.step(first).clone(), runner.step(second).clone()]
+        losses.append(runner.eval_step(first).loss.clone())
+    return runner, losses
 
 
 @pytest.mark.parametrize(
@@ -72,46 +76,38 @@ def trained(model, store, mode):
 def test_buckets_share_what_fits_them_and_compute_what_eager_does(esol, options, traces):
     torch.manual_seed(0)
     model = Net(**options).double()
-    other = copy.deepcopy(model)
+    plain = copy.deepcopy(model)
     before = counters["stats"]["unique_graphs"]
-    runner, results = trained(model, esol, "fused")
+    runner, losses = trained(model, esol, "fused")
     assert counters["stats"]["unique_graphs"] - before == traces
     assert [bucket.compiles for bucket in runner.report().buckets] == [2, 2, 2]
-    _, expected = trained(other, esol, "eager")
-    for result, value in zip(results, expected, strict=True):
-        torch.testing.assert_close(result, value, rtol=1e-11, atol=1e-11)
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, other.state_dict()[name], rtol=1e-11, atol=1e-11)
+    near = {"rtol": 1e-11, "atol": 1e-11}
+    torch.testing.assert_close(losses, trained(plain, esol, "eager")[1], **near)
+    assert_same_state(model, plain, **near)
 
 
 def test_a_changed_model_is_refused_in_every_bucket(esol):
     model = Net().double()
     runner, _ = trained(model, esol, "fused")
     model.scale = 2.0
-    for bucket, capacity in enumerate(PLAN.capacities):
-        batch = sg.StaticBatch.of(esol, range(8), capacity, bucket)
+    for batch in batches_of(esol):
         with pytest.raises(NotStatic, match="scale"):
             runner.step(batch)
 
 
 def test_a_bucket_that_comes_after_a_change_is_traced_alone(esol):
     model = Net().double()
-    runner = sg.StaticGraphRunner(model, PLAN, mode="fused", optimizer=sgd(model, 1e-4), loss=squares)
-    batches = [sg.StaticBatch.of(esol, range(8), c, i) for i, c in enumerate(PLAN.capacities)]
-    runner.step(batches[0])
+    runner, (first, second, _) = runner_of(model), batches_of(esol)
+    runner.step(first)
     model.scale = 2.0
     plain = copy.deepcopy(model)
-    loss = runner.step(batches[1])
-    eager = sg.StaticGraphRunner(plain, PLAN, mode="eager", optimizer=sgd(plain, 1e-4), loss=squares)
-    torch.testing.assert_close(loss, eager.step(batches[1]), rtol=1e-11, atol=1e-11)
+    loss, expected = runner.step(second), runner_of(plain, "eager").step(second)
+    torch.testing.assert_close(loss, expected, rtol=1e-11, atol=1e-11)
 
 
 def test_a_trace_draws_no_numbers_and_leaves_no_mark(esol):
-    model = Net().double()
-    batches = [sg.StaticBatch.of(esol, range(8), c, i) for i, c in enumerate(PLAN.capacities)]
-    runner = sg.StaticGraphRunner(model, PLAN, mode="fused", optimizer=sgd(model, 1e-4), loss=squares)
-    state = torch.get_rng_state()
+    runner, batches, state = runner_of(Net().double()), batches_of(esol), torch.get_rng_state()
     for batch in batches:
         runner.step(batch)
-        assert not any(hasattr(t, "_dynamo_weak_dynamic_indices") for t in batch.tensors().values())
+        assert not any(hasattr(a, "_dynamo_weak_dynamic_indices") for a in batch.tensors().values())
     assert torch.equal(torch.get_rng_state(), state)

@@ -18,6 +18,7 @@ from torch_geometric.nn import BatchNorm, TopKPooling, global_add_pool
 
 import staticgraph as sg
 from staticgraph.kernels.batch_norm import Running, batch_norm
+from staticgraph.nn.norm.batch_norm import SINGLE, flag_single_rows
 
 CAPACITY = (12, 20, 4)
 
@@ -92,6 +93,28 @@ def test_one_real_row_is_refused_as_torch_refuses_it(store, level, mode, kernels
         assert torch.equal(value, dict(model.named_buffers())[name]), name
     runner.step(batch_of(store, [0, 1]))
     runner.eval_step(batch_of(store, [0]))  # the running statistics work for any number of rows
+
+
+def test_two_real_rows_and_discarded_flags_are_not_reported(store):
+    model = Net("graph")
+    runner = runner_of(store, model)
+    two = batch_of(store, [1, 2])
+    two.real = None
+    runner.step(two)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runner.check_finite()
+    flag_single_rows(model.norm, torch.device("cpu"))
+    model.norm._buffers[SINGLE].fill_(True)
+    single = batch_of(store, [1])
+    single.real = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runner.steps.finite.clear()
+        runner.check_finite()
+        runner.step(single)
+        runner.steps.finite.clear()
+        runner.check_finite()
 
 
 @pytest.mark.parametrize(

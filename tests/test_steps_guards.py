@@ -119,7 +119,7 @@ def test_what_a_user_changes_is_refused(change, one_for_all, monkeypatch):
     """Nothing is traced for it; once the change is undone, the step runs again."""
     runner, batch = one_for_all
     traced = []
-    monkeypatch.setattr(type(function_of(runner)._backend), "__call__", lambda *_: traced.append(1))
+    monkeypatch.setattr(type(function_of(runner)), "_compile", lambda *_: traced.append(1))
     with CHANGES[change](runner.model), pytest.raises(sg.NotStatic, match="compiled again"):
         runner(batch)
     assert not traced

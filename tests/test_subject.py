@@ -91,15 +91,17 @@ def test_a_subject_is_checked_once_where_it_is_made():
 def test_auto_is_a_mode_and_the_word_means_its_default():
     for mode in ("auto", Auto()):
         runner = sg.StaticGraphRunner(Net(), CAPACITIES, mode)
-        assert runner._execution.auto.ways == ("eager", "fused"), (
+        assert runner.steps.execution.auto.ways == ("eager", "fused"), (
             "on a CPU nothing is compiled unasked"
         )
         assert runner.mode.name == "eager"
     runner = sg.StaticGraphRunner(Net(), CAPACITIES, Auto(on_cpu=True, rounds=7))
-    assert runner._execution.auto == Auto(on_cpu=True, rounds=7, ways=("eager", "fused", "default"))
+    assert runner.steps.execution.auto == Auto(
+        on_cpu=True, rounds=7, ways=("eager", "fused", "default")
+    )
     able = sg.Recording(recorder=TapeRecorder)
     runner = sg.StaticGraphRunner(Net(), CAPACITIES, Auto(on_cpu=True), recording=able)
-    assert runner._execution.auto.ways == ("eager", "fused", "default", "cuda-graph")
+    assert runner.steps.execution.auto.ways == ("eager", "fused", "default", "cuda-graph")
 
 
 # ---------------------------------------------------------------------- optimizers

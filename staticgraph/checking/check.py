@@ -53,9 +53,8 @@ from staticgraph.steps.computation.model_arguments import Forward, forward_of
 from staticgraph.steps.computation.model_setup import StepOptions, Subject
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.steps.loss.weighted_means import stock_mean
-from staticgraph.steps.tracing.failures import defined_at, raised, untraceable
 from staticgraph.steps.tracing.obstacles import RECORDING_ALONE, Obstacle
-from staticgraph.steps.tracing.trace import trace_step
+from staticgraph.steps.tracing.trace import defined_at, raised, trace_step, untraceable
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.how_many import how_many
 

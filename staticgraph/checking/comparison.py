@@ -21,8 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.checking.equal_draws import Draw, EqualDraws
-from staticgraph.checking.jitter import Jitter, nudge
+from staticgraph.checking.equal_draws import Draw, EqualDraws, Jitter, nudge
 from staticgraph.checking.outcome import Difference, Outcome, Tolerance
 from staticgraph.checking.padding_culprit import real_rows
 from staticgraph.checking.plain_batch import (

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.comparison import Comparer, RunOptions, attempt, several_ranks
-from staticgraph.checking.jitter import Jitter
+from staticgraph.checking.equal_draws import Jitter
 from staticgraph.checking.outcome import Difference, Outcome
 from staticgraph.checking.padding_culprit import Culprit, Trail
 from staticgraph.checking.plain_batch import PlainBatch, plain_batch

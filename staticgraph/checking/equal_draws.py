@@ -1,19 +1,30 @@
-"""Random numbers that are equal although the shapes they are drawn for are not.
+"""Random numbers that are equal on both sides of a comparison, and ties that break alike.
 
 A padded batch and plain PyG's draw over other shapes, so a generator gives their real rows other
 numbers. Inside :class:`EqualDraws` a number depends on the draw and on its position alone, by a
 hash. A position counts real rows before padding rows, so that a real row draws what it draws
 without padding.
+
+Ties are broken in the same way on both sides (:class:`Jitter`). A model that chooses among rows
+(TopK, a maximum, a sort) chooses by rounding if two are equal, as symmetric atoms of a molecule
+are, and sums over padded rows round differently from those over real ones. Such a difference is not
+caused by the padding. It vanishes when no two rows are equal, so noise is added to the nodes' float
+fields, to what embeddings and linear layers compute for nodes, and to the scores of pools, which a
+saturated ``tanh`` makes equal. A real row gets the same noise with padding and without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import TorchDispatchMode, current_graph_task
 from staticgraph.nn.context.present import present
 
@@ -86,13 +97,13 @@ class EqualDraws(TorchDispatchMode):
         seed = int(torch.randint(1 << 62, ()))
         name = func._schema.name.removeprefix("aten::").rstrip("_").removesuffix("_like")
         parts = func._schema.arguments
-        given = {part.name: part.default_value for part in parts if part.has_default_value()}
-        given |= dict(zip((part.name for part in parts), args, strict=False)) | kwargs
+        arguments = {part.name: part.default_value for part in parts if part.has_default_value()}
+        arguments |= dict(zip((part.name for part in parts), args, strict=False)) | kwargs
         value_of = VALUES.get(name)
         torch.manual_seed(seed)
-        started = _generators(given)
+        started = _generators(arguments)
         result = func(*args, **kwargs)
-        if value_of is None and started == _generators(given):
+        if value_of is None and started == _generators(arguments):
             torch.set_rng_state(before)
             return result
         torch.manual_seed(seed)
@@ -101,7 +112,7 @@ class EqualDraws(TorchDispatchMode):
             self._note(name, first, value_of is not None)
         if value_of is None:
             return result
-        value = value_of(self._uniform(first, seed), given)
+        value = value_of(self._uniform(first, seed), arguments)
         if isinstance(value, tuple):  # dropout, and what it keeps
             result[1].copy_(value[1])
         first.copy_(value[0] if isinstance(value, tuple) else value)
@@ -135,11 +146,11 @@ class EqualDraws(TorchDispatchMode):
         return ((code & _BITS).double() + 0.5) / (_BITS + 1)
 
 
-def _generators(given: dict[str, Any]) -> tuple[bytes, list[int]]:
+def _generators(arguments: dict[str, Any]) -> tuple[bytes, list[int]]:
     """The states of torch's generators, of CUDA's only where an operation runs there."""
     offsets = [
         torch.cuda.default_generators[value.device.index or 0].get_offset()
-        for value in given.values()
+        for value in arguments.values()
         if isinstance(value, Tensor) and value.is_cuda
     ]
     return torch.get_rng_state().numpy().tobytes(), offsets
@@ -168,33 +179,33 @@ def _mixed(code: Tensor) -> Tensor:
     return code ^ (code >> 33)
 
 
-def _integers(uniform: Tensor, given: dict[str, Any]) -> Tensor:
-    low = given.get("low", 0)
-    return (low + uniform * (given["high"] - low)).floor()
+def _integers(uniform: Tensor, arguments: dict[str, Any]) -> Tensor:
+    low = arguments.get("low", 0)
+    return (low + uniform * (arguments["high"] - low)).floor()
 
 
-def _exponential(uniform: Tensor, given: dict[str, Any]) -> Tensor:
-    return -torch.log1p(-uniform) / given["lambd"]
+def _exponential(uniform: Tensor, arguments: dict[str, Any]) -> Tensor:
+    return -torch.log1p(-uniform) / arguments["lambd"]
 
 
-def _dropout(uniform: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    x, p = given["input"], given["p"]
-    if not given["train"]:
+def _dropout(uniform: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    x, p = arguments["input"], arguments["p"]
+    if not arguments["train"]:
         return x, torch.ones_like(uniform)
     keeps = 1 - uniform < 1 - p
     return torch.where(keeps, x / (1 - p), 0), keeps
 
 
-def _normal(uniform: Tensor, given: dict[str, Any]) -> Tensor:
-    return given["mean"] + given["std"] * torch.special.ndtri(uniform)
+def _normal(uniform: Tensor, arguments: dict[str, Any]) -> Tensor:
+    return arguments["mean"] + arguments["std"] * torch.special.ndtri(uniform)
 
 
-def _bernoulli(uniform: Tensor, given: dict[str, Any]) -> Tensor:
-    return 1 - uniform < given.get("p", given["self"])  # so that the constant keeps
+def _bernoulli(uniform: Tensor, arguments: dict[str, Any]) -> Tensor:
+    return 1 - uniform < arguments.get("p", arguments["self"])  # so that the constant keeps
 
 
-def _between(uniform: Tensor, given: dict[str, Any]) -> Tensor:
-    return given["from"] + (given["to"] - given["from"]) * uniform
+def _between(uniform: Tensor, arguments: dict[str, Any]) -> Tensor:
+    return arguments["from"] + (arguments["to"] - arguments["from"]) * uniform
 
 
 # From uniform numbers and the operation's arguments to its result.
@@ -209,3 +220,93 @@ VALUES: dict[str, Callable[[Tensor, dict[str, Any]], Any]] = {
     "randperm": lambda uniform, _: uniform.argsort(stable=True),
     "uniform": _between,
 }
+
+
+# Of a tensor's largest value: far above rounding, far below the effect of another input.
+SIZE = 1e-2
+# PyG's Linear included, by its name.
+_MIXES = ("Linear", "Embedding")
+
+
+class Jitter:
+    """Noise for the rows of one batch.
+
+    Args:
+        batch: its real nodes get noise, its padding none.
+    """
+
+    def __init__(self, batch: StaticBatch) -> None:
+        self._rows = batch.capacity.nodes
+        self._real = batch.real_counts.nodes
+        self._fields = [
+            field.name
+            for field in batch.layout.schema
+            if field.level == "node" and not field.is_index
+        ]
+
+    @contextmanager
+    def on(self, model: torch.nn.Module) -> Iterator[None]:
+        """A ``with`` block in which noise is added to what the model computes for nodes."""
+        with ExitStack() as stack:
+            for path, module in model.named_modules():
+                kinds = {kind.__name__ for kind in type(module).__mro__}
+                if not kinds.isdisjoint(_MIXES):
+                    stack.callback(module.register_forward_hook(self._hook(path)).remove)
+                elif "SelectTopK" in kinds and isinstance(module.act, torch.nn.Module):
+                    stack.callback(module.act.register_forward_hook(_score_hook(path)).remove)
+            yield
+
+    def of(self, batch: Any) -> Any:
+        """Sets the noisy fields on a batch, with padding or without, and returns it."""
+        for name in self._fields:
+            value = getattr(batch, name)
+            if value.is_floating_point():
+                batch[name] = self._noisy(value, name)
+        return batch
+
+    def _hook(self, path: str) -> Any:
+        calls = 0
+
+        def hook(_: torch.nn.Module, inputs: Any, out: Any) -> Any:
+            """Adds this call's noise to the output of a module, if it is a tensor of nodes."""
+            nonlocal calls
+            calls += 1
+            if not isinstance(out, Tensor) or not out.dim():
+                return None
+            return self._noisy(out, f"{path} {calls}")
+
+        return hook
+
+    def _noisy(self, value: Tensor, name: str) -> Tensor:
+        if value.shape[0] not in (self._rows, self._real):
+            return value
+        random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        drawn = torch.rand((self._real, *value.shape[1:]), generator=random, dtype=torch.float64)
+        largest = value[: self._real].detach().abs().max().clamp(min=1e-6)
+        noise = torch.zeros_like(value)
+        noise[: self._real] = (drawn.to(value) - 0.5) * largest * SIZE
+        return value + noise
+
+
+def _score_hook(path: str) -> Any:
+    """Noise for the scores of a pool: real rows come first, in the same order, in every layer."""
+    calls = 0
+
+    def add_noise(_: torch.nn.Module, inputs: Any, scores: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        random = np.random.default_rng(zlib.crc32(f"{path} {calls}".encode()))
+        return scores + torch.from_numpy(random.random(len(scores)) - 0.5).to(scores) * SIZE
+
+    return add_noise
+
+
+@torch.no_grad()
+def nudge(model: torch.nn.Module) -> None:
+    """Moves the parameters by a few units in their last place."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            noise = torch.rand(parameter.shape, generator=generator) - 0.5
+            eps = 8 * torch.finfo(parameter.dtype).eps
+            parameter.mul_((1 + eps * noise.double()).to(parameter))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.field_mask import field_mask
+from staticgraph.batches.batch.batch_arrays import field_mask, wide_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import GraphTooLarge
 from staticgraph.plans.plan import BucketPlan
@@ -224,7 +224,7 @@ def poisoned(batch: StaticBatch) -> StaticBatch:
             real = torch.where(mask)[0]
             drawn = torch.randint(0, max(1, len(real)), (len(value),), generator=random)
             garbage = value[real[drawn.to(real.device)]] if len(real) else value
-        wide = mask.view(-1, *(1,) * (value.dim() - 1))
+        wide = wide_mask(mask, value)
         tensors[field.name] = torch.where(wide, value, garbage.to(value))
     return batch.replace(**tensors)
 
@@ -263,7 +263,7 @@ def revalued(batch: StaticBatch, seed: int = 0, whole_rows: bool = False) -> Sta
         else:
             rows = drawn.view(len(value), -1)[:, 0] * len(real)
             other = torch.nan_to_num(real)[rows.long().clamp(max=len(real) - 1)]
-        wide = mask.view(-1, *(1,) * (value.dim() - 1))
+        wide = wide_mask(mask, value)
         value = torch.where(wide, value, other.to(value.dtype))
         tensors[field.name] = value.view_as(batch[field.name])
     return batch.replace(**tensors)

@@ -3,28 +3,105 @@
 A copy of the model is captured over one padded batch, as mode ``fused`` captures it, and the graph
 is rewritten (:mod:`staticgraph.rewrites`); the rewrites themselves report what they did. The given
 model is not changed.
+
+:class:`CapturedStep` is one step captured and rewritten, for inspection and counting.
 """
 
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from staticgraph.batches.batch.row_pointers import with_pointers
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.example_batch import batch_of
+from staticgraph.nn.context.present import Restored
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.rewrites import Captured, RewriteTarget, rewrite
 from staticgraph.rewrites.captured_graph.captured import Rewritten
 from staticgraph.rewrites.explain import Explanation
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.compilation.captured_step import CapturedStep
+from staticgraph.steps.compilation.compiled_function import with_own_code
+from staticgraph.steps.compilation.guards import GuardedCall, drop_what_is_known
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_arguments import Forward
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
+from staticgraph.steps.tracing.trace import tracing_options
 from staticgraph.store.graph_store import GraphStore
+
+
+class CapturedStep:
+    """A step of one batch as mode ``fused`` runs it; a call runs it again over the same batch.
+
+    torch.compile itself does not run inside a mode that counts operations; this does.
+
+    Args:
+        computation: the model's computation.
+        work: ``forward`` or ``step``.
+        batch: is given row pointers if it has none; one run over it changes everything that a step
+            changes, except gradients.
+    """
+
+    def __init__(self, computation: Computation, work: str, batch: StaticBatch) -> None:
+        if batch.layout.schema.has_pointers:
+            batch = with_pointers(batch)
+        self._captures: list[Captured] = []
+        self._inputs: tuple[Any, ...] = ()
+        self._device = batch.device.type
+        self._function = with_own_code(computation.of_tensors(work, batch, leaves=True), "captured")
+        self._tensors = tuple(batch.tensors().values())
+        self._idle: Any = None
+        call = torch.compile(self._function, fullgraph=True, dynamic=False, backend=self._take)
+        with tracing_options(), Restored(nothing=True):
+            self.result: Any = call(*self._tensors)
+        self._guarded = GuardedCall(self._function, call)
+
+    def _take(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        self._captures.append(rewrite(graph, RewriteTarget(self._device, compiled=False), inputs))
+        drop_what_is_known(self._function, self.captured)
+
+        def run(*given: Any) -> Any:
+            """Keeps the inputs of a call and runs the graph on them."""
+            if self._idle is not None:
+                return self._idle
+            self._inputs = given
+            return graph.forward(*given)
+
+        return run
+
+    @property
+    def captured(self) -> Captured:
+        """The rewritten graph."""
+        return self._captures[0]
+
+    def seconds_around(self, calls: int = 50, rounds: int = 20) -> float:
+        """Returns a call's overhead over the graph in seconds, in the best round.
+
+        It consists of guards, dispatch and arguments.
+        """
+        self._idle, best = (torch.zeros(()),), float("inf")
+        try:
+            with Restored(nothing=True):
+                for _ in range(rounds):
+                    started = time.perf_counter()
+                    for _ in range(calls):
+                        self._guarded(self._tensors)
+                    best = min(best, (time.perf_counter() - started) / calls)
+        finally:
+            self._idle = None
+        return best
+
+    def __call__(self) -> Tensor:
+        """Returns the first tensor of the result."""
+        return self.captured.module.forward(*self._inputs)[0]
+
 
 ORDERED = Rewritten(
     "every rewrite over edges",
@@ -68,6 +145,8 @@ def explain(
     subject = replace(subject, model=copy.deepcopy(subject.model).train(), optimizer=None)
     computation = Computation(subject)
     work = "forward" if subject.loss is None else "step"
-    found = Explanation.of([CapturedStep(computation, work, batch.to(subject.device)).captured])
-    missed = (*found.missed, *([ORDERED] if batch.layout.schema.keep_order else []))
-    return replace(found, missed=missed)
+    explanation = Explanation.of(
+        [CapturedStep(computation, work, batch.to(subject.device)).captured]
+    )
+    missed = (*explanation.missed, *([ORDERED] if batch.layout.schema.keep_order else []))
+    return replace(explanation, missed=missed)

@@ -97,20 +97,22 @@ class Outcome(NamedTuple):
             }
         )
         for path, module in model.named_modules():
-            own = {n: b for n, b in module._buffers.items() if b is not None and not b.is_complex()}
+            buffers = {
+                n: b for n, b in module._buffers.items() if b is not None and not b.is_complex()
+            }
             for floating in (True, False):
                 outcome._add(
                     {
                         f"the buffer {path}.{name}".replace(" .", " "): real_part(buffer, context)
-                        for name, buffer in own.items()
+                        for name, buffer in buffers.items()
                         if buffer.is_floating_point() is floating
                     },
                     None if floating else 1.0,
                 )
         state = optimizer.state if optimizer is not None else {}
         for key in dict.fromkeys(key for values in state.values() for key in values):
-            kept = {name: state[p].get(key) for name, p in parameters.items() if p in state}
-            tensors = {n: value for n, value in kept.items() if isinstance(value, Tensor)}
+            of_key = {name: state[p].get(key) for name, p in parameters.items() if p in state}
+            tensors = {n: value for n, value in of_key.items() if isinstance(value, Tensor)}
             outcome._add({f"the optimizer's {key} of {n}": t.clone() for n, t in tensors.items()})
         return outcome._replace(draws=tuple(draws))
 
@@ -126,30 +128,30 @@ class Outcome(NamedTuple):
         """Whether all values are finite."""
         return all(bool(torch.isfinite(value).all()) for value in self.values.values())
 
-    def differences(self, found: Outcome, kind: str = "") -> list[Difference]:
+    def differences(self, other: Outcome, kind: str = "") -> list[Difference]:
         """Returns how far each value is from another outcome's, where both have it in one shape.
 
         Args:
-            found: the other outcome.
+            other: the other outcome.
             kind: the beginning of the values' names.
         """
         return [
-            Difference(name, self._off(found, name))
+            Difference(name, self._off(other, name))
             for name, value in self.values.items()
             if name.startswith(kind)
-            and name in found.values
-            and found.values[name].shape == value.shape
+            and name in other.values
+            and other.values[name].shape == value.shape
         ]
 
-    def _off(self, found: Outcome, name: str) -> float:
-        a, b = self.values[name], found.values[name]
+    def _off(self, other: Outcome, name: str) -> float:
+        a, b = self.values[name], other.values[name]
         if not a.numel():
             return 0.0
         off = float((a.double() - b.double()).abs().max()) / self.scales[name]
         return off if off == off else float("inf")
 
     def clear_difference(
-        self, found: Outcome, tolerance: float, nudged: Callable[[], Outcome | None]
+        self, other: Outcome, tolerance: float, nudged: Callable[[], Outcome | None]
     ) -> Difference | None:
         """Returns the first value that differs by more than a tolerance and than rounding.
 
@@ -157,12 +159,12 @@ class Outcome(NamedTuple):
         another order at every run.
 
         Args:
-            found: the other outcome.
+            other: the other outcome.
             tolerance: below it, nothing differs.
             nudged: computes this outcome from parameters that are moved by a few units in their
                 last place; None if it cannot.
         """
-        differences = [each for each in self.differences(found) if not each.off <= tolerance]
+        differences = [each for each in self.differences(other) if not each.off <= tolerance]
         if not differences:
             return None
         again = nudged()

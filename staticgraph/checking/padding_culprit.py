@@ -136,14 +136,14 @@ class Trail:
 
     def _parts(self, value: Any) -> list[Tensor]:
         bound = self._context if self._context.batch is not None else None
-        found = []
+        parts = []
         for tensor in tensors_in(value):
             if not tensor.is_floating_point() or not tensor.untyped_storage().size():
                 continue
             part = real_part(tensor, bound)
             if part is not None:
-                found.append(part.cpu())
-        return found
+                parts.append(part.cpu())
+        return parts
 
 
 class _Operations(TorchFunctionMode):
@@ -182,31 +182,31 @@ class NonFinite(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         with DisableTorchFunction():
-            given = _floats([args, kwargs])
-            if self.found is None and not _finite(_floats(result)) and _finite(given):
-                self._note(calling_line(), "is not finite", given)
-            for value in given:
+            inputs = _floats([args, kwargs])
+            if self.found is None and not _finite(_floats(result)) and _finite(inputs):
+                self._note(calling_line(), "is not finite", inputs)
+            for value in inputs:
                 if value.requires_grad and not value.is_leaf and id(value) not in self._hooked:
                     self._hooked[id(value)] = value
-                    value.register_hook(self._hook(calling_line(), given))
+                    value.register_hook(self._hook(calling_line(), inputs))
         return result
 
-    def _hook(self, place: tuple[str, int, str] | None, given: list[Tensor]) -> Any:
+    def _hook(self, place: tuple[str, int, str] | None, inputs: list[Tensor]) -> Any:
         def hook(gradient: Tensor) -> None:
             """Notes the line that uses a tensor, if its gradient is the first of this kind."""
             if self.found is None and not _finite([gradient]):
-                self._note(place, "has no finite derivative", given)
+                self._note(place, "has no finite derivative", inputs)
 
         return hook
 
-    def _note(self, place: tuple[str, int, str] | None, how: str, given: list[Tensor]) -> None:
+    def _note(self, place: tuple[str, int, str] | None, how: str, inputs: list[Tensor]) -> None:
         if place is not None:
             self.found, self.how = _at(None, place), how
             ends = [
                 (name, field.data_ptr(), field.data_ptr() + field.nbytes)
                 for name, field in self._fields().items()
             ]
-            places = [value.data_ptr() for value in given]
+            places = [value.data_ptr() for value in inputs]
             names = (n for at in places for n, first, end in ends if first <= at < end)
             self.field = next(names, "")
 
@@ -242,13 +242,13 @@ def real_part(value: Tensor, context: BatchContext | None) -> Tensor | None:
     part = value.detach()
     if context is None:
         return part.clone()
-    told = False
+    selected = False
     for dim, size in enumerate(value.shape):
         rows = context.find_rows(size)
-        if rows is not None and (dim == 0 or not told):
+        if rows is not None and (dim == 0 or not selected):
             part = part.index_select(dim, torch.where(rows.mask)[0])
-            told = True
-    if not told:
+            selected = True
+    if not selected:
         present = context.present
         sizes = {present.num_nodes, present.num_edges} - {0, 1}
         if any(size >= known and size % known == 0 for size in value.shape for known in sizes):

@@ -90,7 +90,7 @@ def _compile_failure(error: Exception) -> tuple[Frame | None, str]:
         File, line and function (empty if unknown) of the user's code that was traced last, or None
         if this library or no line of the user raised the error; and the reason.
     """
-    from staticgraph.steps.tracing.failures import observed
+    from staticgraph.steps.tracing.trace import observed
 
     text = str(error.__context__)
     frames = [(m["file"], int(m["line"]), m["name"]) for m in _FRAME.finditer(text)]

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
+from staticgraph.checking.explain import CapturedStep
 from staticgraph.dryrun.ask import dry_run
 from staticgraph.dryrun.operations import Operations, count_step
 from staticgraph.dryrun.report import PARTS
 from staticgraph.nn import convert
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.steps.compilation.captured_step import CapturedStep
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import mean_loss

@@ -47,7 +47,9 @@ class Symbols:
         self._symbols: dict[tuple[int, int], Any] = {}  # by input and dimension
         for symbol, sources in self.mode.shape_env.var_to_sources.items():
             for source in sources:
-                found = size.fullmatch(source.name if isinstance(source.name, str) else source.name())
+                found = size.fullmatch(
+                    source.name if isinstance(source.name, str) else source.name()
+                )
                 if found is not None:
                     self._symbols[int(found[1]), int(found[2])] = symbol
         # A trace looks at an input, and then at all of its sizes, when the function reads it.

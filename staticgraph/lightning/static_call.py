@@ -27,7 +27,7 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.steps.rows.provenance import Path, Stems, leaves
+from staticgraph.steps.computation.provenance import Path, Stems, output_tensors
 
 # What an argument is: the batch, one of its arrays or counts, or a constant value.
 Named = tuple[str, Any]
@@ -178,7 +178,7 @@ class StaticCall:
         static = batch.whole()
         out = runner(static)
         levels = runner.steps.computation.levels(out, static)
-        levels = {id(value): levels[path] for path, value in leaves(out)}
+        levels = {id(value): levels[path] for path, value in output_tensors(out)}
         return _cut(batch, out, lambda value: levels.get(id(value)))
 
     def _by_bound(self, batch: RealBatch, flat: list[Any], spec: TreeSpec) -> Any:
@@ -201,12 +201,12 @@ class StaticCall:
         with bound(self._module, static), stems or nullcontext():
             out = self._forward(*args, **kwargs)
         if stems is not None:
-            known = {path: stems.of(value) for path, value in leaves(out)}
+            known = {path: stems.of(value) for path, value in output_tensors(out)}
             self._stem[spec, static.bucket] = known
         sizes = {static.capacity.rows(name): name for name in static.levels}
         levels = {
             id(value): sizes.get(len(value))
-            for path, value in leaves(out)
+            for path, value in output_tensors(out)
             if value.dim() and (known or {}).get(path, True)
         }
         return _cut(batch, out, lambda value: levels.get(id(value)))

@@ -110,9 +110,9 @@ def check_can_be_handed_out(result: Any, what: str) -> None:
     Raises:
         NotStatic: the result holds such a container; the message names its class.
     """
-    if (found := opaque(result)) is not None:
+    if (container := opaque(result)) is not None:
         raise NotStatic(
-            f"{what}: the model returns a {found}, and tensors in it would change at the next "
+            f"{what}: the model returns a {container}, and tensors in it would change at the next "
             "replay: return tensors, in tuples, lists, dicts or dataclasses, or give "
             "StaticGraphRunner(model, plan, forward=lambda model, batch: ...)"
         )

@@ -22,32 +22,27 @@ they were recorded raises instead of computing with old ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
+from staticgraph.batches.batch.batch_arrays import looked_in_epoch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.from_device import CollatedTensors
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
-from staticgraph.recording.keys import Misses, RecordingKey
 from staticgraph.recording.lending import handed_out
 from staticgraph.recording.recorded_inputs import RecordedCollation, RecordedInputs
-from staticgraph.recording.recorded_model import ModelRecording, RecordedModel
+from staticgraph.recording.recorded_model import ModelRecording, RecordableOptimizer, RecordedModel
 from staticgraph.recording.recorded_pair import RecordedPair
 from staticgraph.recording.recorded_work import RecordedWork
 from staticgraph.recording.recorder import Recorder
-from staticgraph.recording.recording import Recording, Scope
-from staticgraph.steps.compilation.compiled_steps import CompiledSteps
-from staticgraph.steps.computation.computation import Computation
+from staticgraph.recording.recording import Misses, Recording, RecordingKey, Scope
 from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.steps.loss.finite_losses import FiniteLosses
-from staticgraph.steps.state.recordable_optimizer import RecordableOptimizer
 from staticgraph.steps.state.training_state import train
-from staticgraph.steps.update.rank_averaging import Averaging
-from staticgraph.steps.update.update import Update
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.how_many import how_many
 
@@ -62,13 +57,8 @@ class RecordedSteps:
 
     Args:
         subject: its model's parameters are watched; its dtype is part of the keys.
-        computation: computes the forward, or forward and mean loss, of a batch.
-        compiled: its functions are recorded if the recorder wants compiled ones.
-        update: clipping and the optimizer, inside the recording for ``scope="step"``.
-        recording: how to record, and how much of a training step.
-        finite: notes losses that are not finite, inside the recordings.
-        averaging: averages over several ranks, inside the recordings for ``scope="step"``; with
-            other scopes the caller averages the gradients, and a step returns a ``Share``.
+        work: what is recorded.
+        recording: how to record.
 
     Raises:
         NotStatic: the optimizer's step cannot be recorded.
@@ -77,25 +67,18 @@ class RecordedSteps:
     def __init__(
         self,
         subject: Subject,
-        computation: Computation,
-        compiled: CompiledSteps,
-        update: Update,
+        work: RecordedWork,
         recording: Recording,
-        finite: FiniteLosses | None = None,
-        averaging: Averaging | None = None,
     ) -> None:
-        self.scope: Scope = recording.scope
+        self.scope: Scope = work.scope
         self.frozen: bool = False
         self._model = subject.model
-        self._computation = computation
         self._device = subject.device
         self._recorder: Recorder | None = recording.recorder_on(self._device)
-        self._update = update
         optimizer = subject.optimizer
         self._autocast = subject.precision
-        self._finite = finite
         self._misses = Misses(recording.on_miss)
-        self._work = RecordedWork(computation, compiled, update, self.scope, finite, averaging)
+        self._work = work
         self._watched: RecordableOptimizer | None = None
         if self.scope == "step" and optimizer is not None:
             self._watched = RecordableOptimizer(optimizer)
@@ -135,7 +118,7 @@ class RecordedSteps:
     @property
     def _precision(self) -> str | None:
         """The subject's precision, or that of an autocast currently entered."""
-        return self._autocast or self._computation.precision.around
+        return self._autocast or self._work.computation.precision.around
 
     def record(self, bucket: int, work: str, warmed: Callable[[], None] | None = None) -> None:
         """Warms up and records one key; everything the run touches is restored.
@@ -154,25 +137,25 @@ class RecordedSteps:
         if self._recorder is None:
             raise NotStatic(f"{key} cannot be recorded: the runner was closed")
         inputs = self._inputs.blank(bucket)
-        if self._finite is not None:
-            self._finite.prepare(bucket)
+        if self._work.finite is not None:
+            self._work.finite.prepare(bucket)
 
         def before() -> None:
             """Sets the model's mode, and finds out which results are rows."""
             train(self._model) if work == "step" else self._model.eval()
-            self._computation.known(inputs)  # its separate run cannot be recorded
+            self._work.computation.known(inputs)  # its separate run cannot be recorded
 
         def between() -> None:
             """Drops the gradients after the warm-up, and calls ``warmed``."""
             if work == "step":
-                self._update.zero_grad()  # those of the warm-up; a recording makes its own
+                self._work.update.zero_grad()  # those of the warm-up; a recording makes its own
             if warmed is not None:
                 warmed()
 
         keys = [key]
         if self._inputs.collation is not None and self._one_launch:
             keys.append(key._replace(from_ids=True))
-        try:
+        with self._all_or_none():
             for each in keys:
                 if each.from_ids and self._inputs.collation is not None:
                     self._inputs.collation.clear()
@@ -180,19 +163,22 @@ class RecordedSteps:
                 self._recordings[each] = self._recorded_model.record(
                     self._recorder, (body,), str(each), REMEDY, before, between
                 )
-        except NotStatic as error:
-            self._abandon(error.__cause__ or error)
-            raise
 
-    def _abandon(self, error: BaseException) -> None:
-        """Frees everything after an error, which remains the one that is raised.
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """A ``with`` block whose failure frees everything; the first error is the one raised.
 
         After a failed capture the device may refuse even to free.
         """
         try:
-            self.close()
-        except Exception as further:
-            error.add_note(f"the teardown failed as well: {type(further).__name__}: {further}")
+            yield
+        except NotStatic as error:
+            try:
+                self.close()
+            except Exception as further:
+                note = f"the teardown failed as well: {type(further).__name__}: {further}"
+                (error.__cause__ or error).add_note(note)
+            raise
 
     def _body(self, key: RecordingKey) -> Callable[[], Any]:
         """Returns the function to record: it reads the input slot and returns tensors."""
@@ -291,19 +277,16 @@ class RecordedSteps:
             """Sets the model's mode, and finds out which results are rows."""
             if training is not self._model.training:
                 self._model.train(training)
-            self._computation.known(inputs)
+            self._work.computation.known(inputs)
 
         model, recorder = self._recorded_model, self._recorder
-        try:
+        with self._all_or_none():
             self._pairs[key] = RecordedPair(
                 key, self._subject, model, recorder, compute, inputs, before, REMEDY
             )
             if self._inputs.collation is not None and self._one_launch:
                 self._inputs.collation.clear()
                 self._inputs.collation.record(self._recorder, bucket)
-        except NotStatic as error:
-            self._abandon(error.__cause__ or error)
-            raise
         return key
 
     def forward(self, batch: StaticBatch) -> Any:

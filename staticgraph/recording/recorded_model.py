@@ -12,11 +12,10 @@ it is made once per parameter or layer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -24,10 +23,12 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from staticgraph.errors import NotStatic
+from staticgraph.internals.dispatch import version_of
 from staticgraph.recording.lending import check_can_be_handed_out
-from staticgraph.recording.noted_module import told
+from staticgraph.recording.premises import changes_in_words
 from staticgraph.recording.recorder import Recorded, Recorder, Replays
 from staticgraph.recording.signature import Flags, Signature, Watched
+from staticgraph.steps.state.recordable_optimizer import check_recordable
 from staticgraph.steps.state.training_state import untouched
 
 # torch's own recipe warms up three times: lazily allocated workspaces and states must exist by
@@ -145,46 +146,26 @@ class RecordedModel:
             for body in bodies:
                 arguments = (body(*arguments),)
 
-        with self._recording(what, remedy) as signature:
-            before()
-            signature.note_registered()
-            flags = signature.flags(True)
-            recorder.warm(run_all, WARM_RUNS)
-            between()
-            recorded: list[Recorded] = []
-            for body in bodies:
-                # Else a replay would read old casts of the weights for ever.
-                torch.clear_autocast_cache()
-                arguments = (recorded[-1].result,) if recorded else ()
-                recorded.append(recorder.record(partial(body, *arguments)))
-            check_can_be_handed_out(recorded[-1].result, what)
-            grads = [parameter.grad for parameter in signature.parameters]
-        if not any(grad is not None for grad in grads):
-            flags = flags._replace(wanted=None)
-        parameters = signature.parameters
-        return ModelRecording(recorded, what, parameters, _addresses(parameters), grads, flags)
-
-    @contextmanager
-    def _recording(self, what: str, remedy: str) -> Iterator[Signature]:
-        """A ``with`` block around a recording: restores everything it touches.
-
-        Also notes what the recording assumes of the model.
-
-        Args:
-            what: the name of the work, for the message.
-            remedy: what usually prevents recording, and what to do.
-
-        Raises:
-            NotStatic: it cannot be recorded, or the model has changed since the last recording.
-        """
         stepped = None if self._steps_outside else self._optimizer
         signature = self._signature or Signature(self._model, self._functions, stepped)
         if changes := signature.changes():
-            raise NotStatic(f"{what}: {told(changes, 'record all again')}")
+            raise NotStatic(f"{what}: {changes_in_words(changes, 'record all again')}")
+        beside = tuple(self._functions.values())
         try:
-            beside = tuple(self._functions.values())
             with untouched(self._model, self._optimizer, beside=beside):
-                yield signature
+                before()
+                signature.note_registered()
+                flags = signature.flags(True)
+                recorder.warm(run_all, WARM_RUNS)
+                between()
+                recorded: list[Recorded] = []
+                for body in bodies:
+                    # Else a replay would read old casts of the weights for ever.
+                    torch.clear_autocast_cache()
+                    arguments = (recorded[-1].result,) if recorded else ()
+                    recorded.append(recorder.record(partial(body, *arguments)))
+                check_can_be_handed_out(recorded[-1].result, what)
+                grads = [parameter.grad for parameter in signature.parameters]
                 torch.clear_autocast_cache()  # its memory belongs to the recording
         except NotStatic:
             raise
@@ -194,6 +175,10 @@ class RecordedModel:
             ) from error
         signature.settle()
         self._signature = signature
+        if not any(grad is not None for grad in grads):
+            flags = flags._replace(wanted=None)
+        parameters = signature.parameters
+        return ModelRecording(recorded, what, parameters, _addresses(parameters), grads, flags)
 
     def check(self, recording: ModelRecording, remedy: str, looked: set[int] | None = None) -> None:
         """Refuses to replay a model that is not the one that was recorded.
@@ -225,7 +210,7 @@ class RecordedModel:
             or (looked is not None and recording.number not in looked)
         ):
             if changes := signature.changes(recording.flags):
-                raise NotStatic(f"{recording.what}: {told(changes, remedy)}")
+                raise NotStatic(f"{recording.what}: {changes_in_words(changes, remedy)}")
             if looked is not None:
                 looked.add(recording.number)
             if not recording.holds:
@@ -259,3 +244,110 @@ class RecordedModel:
 
 def _addresses(parameters: list[Tensor]) -> list[int]:
     return list(map(Tensor.data_ptr, parameters))
+
+
+class RecordableOptimizer:
+    """Watches one optimizer for a recorder.
+
+    Raises:
+        NotStatic: the optimizer's step cannot be recorded; the message says what to do.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._replaced = False
+        check_recordable(optimizer)
+        self._initial = [group["lr"] for group in optimizer.param_groups]
+        self._rates = [self._as_tensor(group) for group in optimizer.param_groups]
+        self._versions = [version_of(rate) for rate in self._rates]
+        # What a step reads. The rest of a group belongs to schedulers, such as initial_lr.
+        self._names = [name for name in optimizer.defaults if name != "lr"]
+        self._settings = [self._of(group) for group in optimizer.param_groups]
+        self._hook = optimizer.register_load_state_dict_post_hook(self._note_replaced)
+
+    def _of(self, group: dict[str, Any]) -> list[Any]:
+        return list(map(group.get, self._names))
+
+    def _as_tensor(self, group: dict[str, Any]) -> Tensor:
+        rate = group["lr"]
+        device = group["params"][0].device
+        if not isinstance(rate, Tensor):
+            rate = torch.tensor(float(rate), dtype=torch.float32, device=device)
+        group["lr"] = rate.to(device)
+        return group["lr"]
+
+    def _note_replaced(self, _: torch.optim.Optimizer) -> None:
+        self._replaced = True
+
+    def before_replay(self) -> None:
+        """Copies a changed learning rate to its address; refuses any other change.
+
+        Raises:
+            NotStatic: a setting or the state was replaced since the recording.
+        """
+        if self._replaced:
+            raise NotStatic(
+                "the optimizer's state was exchanged (load_state_dict) after its step was "
+                "recorded, which would go on with the old one: load it before warmup(), or call "
+                "warmup() again"
+            )
+        if len(self._optimizer.param_groups) != len(self._rates):
+            raise NotStatic(
+                "the optimizer was given another parameter group after its step was recorded, "
+                "which would leave it out: add it before warmup(), or call warmup() again"
+            )
+        # torch's schedulers warn unless they see a step; Python does not see a replay.
+        self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
+        for group, rate, noted in zip(
+            self._optimizer.param_groups, self._rates, self._settings, strict=True
+        ):
+            if group["lr"] is not rate:
+                rate.fill_(group["lr"])
+                group["lr"] = rate
+            # Usually the same objects, which saves comparing values.
+            if not all(map(is_, map(group.get, self._names), noted)):
+                self._compare(group, noted)
+
+    def _compare(self, group: dict[str, Any], noted: list[Any]) -> None:
+        """Refuses other values; equal values in other objects become the ones to expect next."""
+        present = self._of(group)
+        pairs = zip(self._names, present, noted, strict=True)
+        changed = [name for name, now, before in pairs if _differs(now, before)]
+        if changed:
+            cycled = not {"betas", "momentum"}.isdisjoint(changed)
+            raise NotStatic(
+                f"the optimizer's {', '.join(sorted(changed))} changed after its step was "
+                "recorded; only lr may: call warmup() again, or use scope='forward_backward'"
+                + (" (a OneCycleLR or CyclicLR needs cycle_momentum=False)" if cycled else "")
+            )
+        noted[:] = present
+
+    def close(self) -> None:
+        """Stops watching, and turns a learning rate that nobody wrote to back into a number.
+
+        Reads nothing from the device, which may refuse after a failed capture.
+        """
+        self._hook.remove()
+        for group, initial, rate, version in zip(
+            self._optimizer.param_groups,
+            self._initial,
+            self._rates,
+            self._versions,
+            strict=True,
+        ):
+            unchanged = group["lr"] is rate and version_of(rate) == version
+            if unchanged and not isinstance(initial, Tensor):
+                group["lr"] = initial
+
+
+def _differs(now: Any, noted: Any) -> bool:
+    """Whether a setting was replaced.
+
+    A tensor's value is not compared, since the recording reads it in place, and comparing it here
+    would make the host wait for the device.
+    """
+    if isinstance(now, tuple | list) and isinstance(noted, tuple | list):
+        return len(now) != len(noted) or any(map(_differs, now, noted))
+    if isinstance(now, Tensor) or isinstance(noted, Tensor):
+        return now is not noted
+    return bool(now != noted)

@@ -23,15 +23,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from staticgraph.batches.batch.batch_arrays import looked_in_epoch
 from staticgraph.batches.batch.containers import leaves_of, mapped, with_leaves
-from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.from_device import CollatedTensors
 from staticgraph.errors import NotStatic, StaleOutput
 from staticgraph.internals.dispatch import copies_of, version_of
-from staticgraph.recording.keys import RecordingKey
 from staticgraph.recording.lending import LentTensor, check_can_be_handed_out, is_small
 from staticgraph.recording.recorded_model import ModelRecording, RecordedModel
 from staticgraph.recording.recorder import Recorder
+from staticgraph.recording.recording import RecordingKey
 from staticgraph.steps.computation.model_setup import Subject
 
 

@@ -11,7 +11,7 @@ compares the values that people change between steps (:class:`Watched`). Whateve
 next replay then checks. What the loss and the forward read is checked with it
 (:mod:`staticgraph.recording.premises`).
 
-Noted are every module (:mod:`staticgraph.recording.noted_module`) and, for each recording, the
+Noted are every module (:mod:`staticgraph.recording.premises`) and, for each recording, the
 training flags and which parameters require gradients. What the recorded run itself wrote (a
 counter, an activation kept for later) is not assumed, and is left out.
 
@@ -31,9 +31,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from staticgraph.nn.registrations import watch
-from staticgraph.recording.noted_module import GONE, Change, NotedModule, differ, text_of
-from staticgraph.recording.premises import read_by
-from staticgraph.steps.state.reachable_state import LIBRARIES, names_in
+from staticgraph.recording.premises import GONE, Change, NotedModule, differ, read_by, text_of
+from staticgraph.steps.state.reachable_state import names_in, of_library
 from staticgraph.steps.state.training_hooks import callbacks_of
 
 
@@ -123,17 +122,16 @@ class Signature:
         values: list[tuple[dict[str, Any], str, Any]] = []
         counted: list[dict[str, Any]] = []
         for noted, training in zip(self._modules, flags.training, strict=True):
-            own, children = vars(noted.module), noted.module._modules
+            attributes, children = vars(noted.module), noted.module._modules
             if _reads_training(noted.kind):
-                values.append((own, "training", training))
-            library = noted.kind.__module__.partition(".")[0] in LIBRARIES
-            kinds = float if library else (float, bool, int, str, NoneType)
+                values.append((attributes, "training", training))
+            kinds = float if of_library(noted.kind) else (float, bool, int, str, NoneType)
             values += [
-                (own, name, value)
+                (attributes, name, value)
                 for name, value in noted.attributes.items()
                 if isinstance(value, kinds) or name == "track_running_stats"
             ]
-            counted += [own, children] if children else [own]
+            counted += [attributes, children] if children else [attributes]
         return Watched(
             [owner for owner, _, _ in values],
             [name for _, name, _ in values],
@@ -162,24 +160,24 @@ class Signature:
 
     def changes(self, flags: Flags | None = None) -> list[Change]:
         """Returns what has changed, including the flags if given."""
-        found: list[Change] = []
+        changes: list[Change] = []
         self.doubtful = False
         self.hooks_made = RemovableHandle.next_id
         for place, noted in enumerate(self._modules):
-            found += noted.changes()
+            changes += noted.changes()
             if flags is not None and noted.module.training is not flags.training[place]:
                 training = flags.training[place]
-                found.append(noted.changed("training", str(training), str(not training)))
+                changes.append(noted.changed("training", str(training), str(not training)))
         if flags is not None and flags.wanted is not None:
-            for asked, (name, parameter) in zip(
+            for wanted, (name, parameter) in zip(
                 flags.wanted, self._parameters.items(), strict=True
             ):
-                if parameter.requires_grad is not asked:
-                    found.append(Change(f"{name}.requires_grad", str(asked), str(not asked)))
+                if parameter.requires_grad is not wanted:
+                    changes.append(Change(f"{name}.requires_grad", str(wanted), str(not wanted)))
         callbacks = callbacks_of(self.parameters, self._optimizer)
         if callbacks != self._callbacks:
             before, after = str(len(self._callbacks)), str(len(callbacks))
-            found.append(Change("hooks of parameters and of the optimizer", before, after))
+            changes.append(Change("hooks of parameters and of the optimizer", before, after))
         now = read_by(self._functions)
         evaluates = flags is not None and flags.wanted is None  # then no loss was recorded
         for where, value in self._read.items():
@@ -187,7 +185,7 @@ class Signature:
                 continue
             if differ(present := now.get(where, GONE), value):
                 before, after = text_of(value), text_of(present)
-                found.append(Change(where, before, "another" if after == before else after))
-        if found:
+                changes.append(Change(where, before, "another" if after == before else after))
+        if changes:
             self.doubtful = True
-        return found
+        return changes

@@ -1,4 +1,17 @@
-"""How ``mode="auto"`` measures, and the clock that it measures by."""
+"""How a runner executes its steps, and how ``mode="auto"`` measures the ways to choose from.
+
+This is settled once, from the runner's arguments and the model's device.
+
+A mode alone does not settle it: ``auto`` measures on some devices and has a single way on others, a
+step with gradient accumulation is recorded without its update, and several ranks must decide by the
+same times. What is settled here never changes; :class:`staticgraph.runner.steps.Steps` records less
+where an optimizer, or a sum over ranks, cannot be recorded.
+
+The problem of trials on several ranks: a rank that finds its time limit spent, or another way
+faster, prepares and steps differently from the rest, and a sum over ranks then waits for ever. The
+idea: every measurement is replaced by that of the slowest rank, on all ranks, so that all of them
+decide alike; the slowest rank is also the one that a step waits for.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +22,10 @@ from typing import Any
 
 import torch
 
-from staticgraph.steps.compilation.modes import FUSED, OWN
+from staticgraph.distributed.ranks import Ranks, ranks_for
+from staticgraph.recording.recording import Recording
+from staticgraph.steps.compilation.modes import FUSED, OWN, Mode, resolve, without_fused
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.text.numeric_options import real_option, whole_option
 
 # Simplest first: a tie goes to the earlier way.
@@ -100,3 +116,117 @@ class Auto:
             left_out |= {"default", OWN}
         ways = tuple(way for way in self.ways if way not in left_out)
         return replace(self, ways=ways) if len(ways) > 1 or self.on_cpu else None
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How the steps of one runner are executed.
+
+    Attributes:
+        mode: the mode of every bucket; with ``auto``, until it has measured.
+        auto: how the ways of each bucket are measured; None where there is nothing to choose.
+        recording: how, and how much, is recorded.
+        ranks: the processes that train the model together; None for this process alone.
+    """
+
+    mode: Mode
+    auto: Auto | None
+    recording: Recording
+    ranks: Ranks | None
+
+    @classmethod
+    def of(
+        cls,
+        subject: Subject,
+        mode: str | Auto,
+        recording: Recording | None,
+        distributed: str | torch.distributed.ProcessGroup,
+    ) -> Execution:
+        """Settles the execution from the arguments of :class:`staticgraph.StaticGraphRunner`.
+
+        Raises:
+            ValueError: the mode is unknown, or not available on this device or for this model.
+        """
+        recording, device = recording or Recording(), subject.device
+        if subject.accumulate > 1 and recording.scope == "step":
+            recording = replace(recording, scope="forward_backward")
+        auto = Auto.of(mode)
+        ranks = ranks_for(distributed, device) if subject.trains else None
+        auto = shared(auto and auto.on(device, recording.records_on(device)), ranks)
+        name = mode if isinstance(mode, str) else "auto"
+        resolved = resolve(name, device.type, recording.anywhere)
+        if auto is not None and not resolved.compiled:
+            until = f"auto: eager on {device.type}, until warmup() has measured"
+            resolved = resolved._replace(reason=until)
+        if resolved.fused and (why := without_fused(subject.differentiable)):
+            raise ValueError(f"mode='fused' cannot be: {why}; give mode='eager', or a compiled one")
+        return cls(resolved, auto, recording, ranks)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether there is anything to prepare before the first step."""
+        return self.mode.compiled or self.auto is not None
+
+    @property
+    def records(self) -> bool:
+        """Whether this library may record CUDA graphs."""
+        return self.mode.by_library or (self.auto is not None and OWN in self.auto.ways)
+
+    @property
+    def records_step(self) -> bool:
+        """Whether a recorded training step may include the optimizer's update."""
+        return self.records and self.recording.scope == "step"
+
+    @property
+    def records_gradients(self) -> bool:
+        """Whether a recorded training step may include its backward."""
+        return self.records and self.recording.scope != "forward"
+
+    @property
+    def tries_fused(self) -> bool:
+        """Whether ``auto`` measures the rewritten graph."""
+        return self.auto is not None and FUSED in self.auto.ways
+
+    @property
+    def only_fused(self) -> bool:
+        """Whether ``auto`` has nothing to measure but the rewritten graph.
+
+        The user did not request that graph, so where it cannot be captured, all runs in eager.
+        """
+        return self.auto is not None and set(self.auto.ways) <= {"eager", FUSED}
+
+
+class SharedStopwatch(Stopwatch):
+    """A stopwatch that returns the slowest rank's times.
+
+    Args:
+        own: this rank's stopwatch.
+        ranks: the ranks that measure.
+    """
+
+    def __init__(self, stopwatch: Stopwatch, ranks: Ranks) -> None:
+        self._stopwatch, self._ranks = stopwatch, ranks
+        self._begun = stopwatch.now()
+
+    def now(self) -> float:
+        """Returns seconds since this was made, the largest of all ranks."""
+        return self._ranks.largest(self._stopwatch.now() - self._begun)
+
+    def milliseconds(self, way: str, step: Callable[[], Any]) -> float:
+        """Returns how long one step took on the slowest rank; raises on all if it does on one."""
+        with self._ranks.together():
+            taken = self._stopwatch.milliseconds(way, step)
+        return self._ranks.largest(taken)
+
+
+def shared(auto: Auto | None, ranks: Ranks | None) -> Auto | None:
+    """Returns the same options, measured by :class:`SharedStopwatch` if there are several ranks."""
+    if auto is None or ranks is None:
+        return auto
+    this_ranks = auto.stopwatch
+
+    def stopwatch(device: torch.device) -> Stopwatch:
+        """Makes a stopwatch whose times are the slowest rank's."""
+        return SharedStopwatch(this_ranks(device), ranks)
+
+    return replace(auto, stopwatch=stopwatch)

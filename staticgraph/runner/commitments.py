@@ -242,9 +242,9 @@ class PlanSource:
         self.schema: Schema = plan.schema
         last = plan.capacities[-1]
         mean = [last.node_limit // last.graph_limit, last.edge_limit // last.graph_limit]
-        own = [-(-rows // last.graph_limit) for rows in last.extra_limits]
+        extra = [-(-rows // last.graph_limit) for rows in last.extra_limits]
         self.sizes: IntArray = np.array(
-            [[max(1, mean[0]), mean[1], *own]] * 31 + [[last.max_graph_nodes, mean[1], *own]],
+            [[max(1, mean[0]), mean[1], *extra]] * 31 + [[last.max_graph_nodes, mean[1], *extra]],
             dtype=np.int64,
         )
 

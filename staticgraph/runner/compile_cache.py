@@ -91,7 +91,10 @@ def load(path: str | Path, device: torch.device) -> float | None:
     except (NotOurs, OSError) as error:
         _refuse(source, str(error))
         return None
-    signed, found = contents[: -own_cache.SIGNATURE_BYTES], contents[-own_cache.SIGNATURE_BYTES :]
+    signed, signature = (
+        contents[: -own_cache.SIGNATURE_BYTES],
+        contents[-own_cache.SIGNATURE_BYTES :],
+    )
     head = contents.removeprefix(MAGIC).partition(b"\n")[0]
     try:
         expected = json.loads(head) if contents.startswith(MAGIC) else None
@@ -106,7 +109,7 @@ def load(path: str | Path, device: torch.device) -> float | None:
         )
         return None
     try:
-        ours = hmac.compare_digest(own_cache.signature(signed), found)
+        ours = hmac.compare_digest(own_cache.signature(signed), signature)
     except NotOurs as error:
         _refuse(source, f"its signature cannot be checked: {error}")
         return None

@@ -109,10 +109,10 @@ class ExportManifest:
                 f"{folder} has no {FILE}: make it with runner.export({str(folder)!r})"
             )
         content = (folder / FILE).read_bytes()  # the bytes hashed are those parsed
-        found = document.read_document(
+        kind = document.read_document(
             folder / FILE, "an exported model", _build, ExportRefused, content
         )
-        return found(digest_of(content))
+        return kind(digest_of(content))
 
 
 def _build(values: dict[str, Any]) -> Any:
@@ -154,11 +154,11 @@ def _build(values: dict[str, Any]) -> Any:
 def _categories(values: dict[str, Any], schema: Schema) -> dict[str, tuple[int, ...]]:
     """Validates the categories, which arrays are compared with; older exports have none."""
     width = {item.name: item.width for item in schema}
-    found = {_text(name): tuple(_list(sizes)) for name, sizes in values.items()}
-    for name, sizes in found.items():
+    categories = {_text(name): tuple(_list(sizes)) for name, sizes in values.items()}
+    for name, sizes in categories.items():
         if len(sizes) != width.get(name) or not all(type(n) is int and n > 0 for n in sizes):
             raise ValueError(f"categories of {name!r} that are no number for each of its columns")
-    return found
+    return categories
 
 
 def _text(value: Any) -> str:
@@ -232,17 +232,17 @@ def require_machine(folder: Path, manifest: ExportManifest) -> None:
     Raises:
         ExportRefused: the message says what differs.
     """
-    if (found := _difference(manifest)) is not None:
-        raise ExportRefused(f"{folder}: {found}")
+    if (difference := _difference(manifest)) is not None:
+        raise ExportRefused(f"{folder}: {difference}")
 
 
 def _difference(manifest: ExportManifest) -> str | None:
     here = versions(STEPS)
-    made, mine = manifest.versions.get("torch", "?"), here["torch"]
-    if made.partition("+")[0] != mine.partition("+")[0]:
+    exported_with, installed = manifest.versions.get("torch", "?"), here["torch"]
+    if exported_with.partition("+")[0] != installed.partition("+")[0]:
         return (
-            f"this model was exported with torch {made}, and here is torch {mine}: compiled code "
-            "fits the version that made it; export it again with this one"
+            f"this model was exported with torch {exported_with}, and here is torch {installed}: "
+            "compiled code fits the version that made it; export it again with this one"
         )
     if manifest.device not in ("cpu", "cuda"):
         return f"this model was exported for {manifest.device!r}: use cpu or cuda"
@@ -263,11 +263,11 @@ def _difference(manifest: ExportManifest) -> str | None:
             f"this model was compiled for a processor with {', '.join(sorted(lacking))}, which "
             "this one lacks: export it on a machine like this one"
         )
-    wanted, found = manifest.machine.get("capability"), machine.get("capability")
-    if wanted != found:
+    wanted, present = manifest.machine.get("capability"), machine.get("capability")
+    if wanted != present:
         return (
-            f"this model was compiled for a GPU of capability {wanted}, and this one has {found}: "
-            "export it on such a GPU"
+            f"this model was compiled for a GPU of capability {wanted}, and this one has "
+            f"{present}: export it on such a GPU"
         )
     return None
 
@@ -285,9 +285,9 @@ def checked_package(folder: Path, bucket: int, manifest: ExportManifest) -> byte
         content = path.read_bytes()
     except OSError as error:
         raise ExportRefused(f"{path} cannot be read ({error}): export it again") from error
-    if (found := digest_of(content)) != manifest.packages[bucket]:
+    if (digest := digest_of(content)) != manifest.packages[bucket]:
         raise ExportRefused(
-            f"{path} has the SHA-256 {found}, and {FILE} says {manifest.packages[bucket]}: it was "
+            f"{path} has the SHA-256 {digest}, and {FILE} says {manifest.packages[bucket]}: it was "
             "changed or cut short; export it again"
         )
     check_entries(path, content)
@@ -332,9 +332,11 @@ def categories_of(weights: Mapping[str, Tensor], schema: Schema) -> dict[str, tu
         weights: ``state_dict()`` of a model of the zoo; of other models nothing is known.
         schema: the fields of a graph.
     """
-    found = {name: _table_sizes(weights, part) for name, part in ENCODERS.items()}
+    tables = {name: _table_sizes(weights, part) for name, part in ENCODERS.items()}
     width = {item.name: item.width for item in schema}
-    return {name: sizes for name, sizes in found.items() if sizes and width.get(name) == len(sizes)}
+    return {
+        name: sizes for name, sizes in tables.items() if sizes and width.get(name) == len(sizes)
+    }
 
 
 def _table_sizes(weights: Mapping[str, Tensor], part: str) -> tuple[int, ...]:

@@ -20,8 +20,8 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.padding.padder import Padder, SplitBatch
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner.counters import BucketStatistics, take
 from staticgraph.runner.export import export
-from staticgraph.runner.intake import BucketStatistics, take
 from staticgraph.runner.model_locks import Turns, check_not_traced
 from staticgraph.runner.own_batches import as_static
 from staticgraph.runner.prediction import predict, require_rows
@@ -29,7 +29,7 @@ from staticgraph.runner.preparation import Preparation
 from staticgraph.runner.steps import Steps
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
-from staticgraph.steps.state.evaluation_mode import Evaluation
+from staticgraph.steps.state.training_state import Evaluation
 from staticgraph.store.graph_store import GraphStore
 
 
@@ -44,8 +44,6 @@ class Inference:
     """Evaluation and prediction with one model.
 
     Args:
-        subject: the model, and how it is run.
-        plan: the buckets.
         turns: locks the model; every forward of a batch takes a turn.
         steps: run the batches, each in its bucket's way.
         preparation: prepares the steps.
@@ -60,23 +58,25 @@ class Inference:
 
     def __init__(
         self,
-        subject: Subject,
-        plan: BucketPlan,
         turns: Turns,
         steps: Steps,
         preparation: Preparation,
     ) -> None:
-        self.subject: Subject = subject
-        self.plan: BucketPlan = plan
-        self.device: torch.device = subject.device
+        self.subject: Subject = steps.subject
+        self.device: torch.device = steps.subject.device
         self.steps: Steps = steps
         self.preparation: Preparation = preparation
         self.statistics: list[BucketStatistics] = [
-            BucketStatistics(capacity, subject.device) for capacity in plan.capacities
+            BucketStatistics(capacity, self.device) for capacity in steps.plan.capacities
         ]
         self._turns = turns
-        self._evaluating = Evaluation(subject.model)
+        self._evaluating = Evaluation(steps.subject.model)
         self.padder: Padder | None = None
+
+    @property
+    def plan(self) -> BucketPlan:
+        """The buckets."""
+        return self.steps.plan
 
     @property
     def model(self) -> torch.nn.Module:

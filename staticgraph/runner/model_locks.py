@@ -162,8 +162,8 @@ def _locks_of(model: torch.nn.Module) -> tuple[_Lock, ...]:
     """The locks that a model's modules have, in a global order; one new lock for the rest."""
     with _BOOKS:
         modules = list(model.modules())
-        found = {lock for module in modules if (lock := _MODULES.get(module)) is not None}
-        locks = sorted(found or {_Lock()}, key=lambda lock: lock.number)
+        present = {lock for module in modules if (lock := _MODULES.get(module)) is not None}
+        locks = sorted(present or {_Lock()}, key=lambda lock: lock.number)
         for module in modules:
             _MODULES.setdefault(module, locks[0])
         return tuple(locks)

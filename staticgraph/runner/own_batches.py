@@ -11,7 +11,6 @@ are added up with the weights of their rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from staticgraph.batches.padding.padder import Padder, SplitBatch
 from staticgraph.batches.padding.read_batch import is_graph
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.distributed.ranks import Ranks
-from staticgraph.runner.intake import BucketStatistics
+from staticgraph.runner.counters import BucketStatistics
 from staticgraph.runner.steps import Steps
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.store.graph_columns import StoredGraphs
@@ -59,7 +58,7 @@ def as_static(runner: Any, batch: Any, training: bool = False) -> Any:
         padded = _agreed(padder, batch, ranks)
     else:
         padded = padder.pad(batch, grows=ranks is None)
-    if padder.plan.capacities != runner.plan.capacities:
+    if padder.plan.capacities != runner.steps.plan.capacities:
         _grow(runner, padder)
     if isinstance(padded, SplitBatch):
         return SplitBatch(part.to(runner.device) for part in padded)
@@ -101,22 +100,20 @@ def _grow(runner: Any, padder: Padder) -> None:
     steps.close()
     steps.grow(plan.capacities)
     runner.statistics[bucket:] = [BucketStatistics(capacity, runner.device)]
-    # The fields of its own data, if any, have the order of edges in which they were stored.
-    runner.plan = preparation._plan = replace(runner.plan, capacities=plan.capacities)
     if not warm:
         return
     steps.compiled.warmed_up = False
     subject, phases = runner.subject, ("step", "eval") if runner.subject.trains else ("eval",)
     with (
         untouched(subject.model, subject.optimizer, beside=subject.functions),
-        steps.accumulated.kept(),
+        steps.accumulated.set_aside(),
     ):
         for number in range(bucket, -1 if recorded else bucket - 1, -1):
             for phase in phases:
                 way = steps.way_of(number, phase)
                 preparation.prepare(way, number, phase, plan.schema)
     preparation.finish()
-    steps.clear()
+    steps.finite.clear()
 
 
 def train_parts(steps: Steps, parts: Sequence[StaticBatch]) -> Tensor:
@@ -136,7 +133,7 @@ def train_parts(steps: Steps, parts: Sequence[StaticBatch]) -> Tensor:
     steps._state.keep()
     computation, shared = steps.computation, steps.computation.shared
     try:
-        steps._update.zero_grad()
+        steps.update.zero_grad()
         total = weight = torch.zeros((), device=parts[0].device)
         computation.shared = True
         for part in parts:
@@ -160,5 +157,5 @@ def train_parts(steps: Steps, parts: Sequence[StaticBatch]) -> Tensor:
     finally:
         computation.shared = shared
     if steps.accumulated.add():
-        steps._update()
+        steps.update()
     return (total / weight).detach()

@@ -15,7 +15,7 @@ from staticgraph.batches.padding.read_batch import is_pyg_batch
 from staticgraph.nn.context.present import Restored
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Level, Schema
-from staticgraph.steps.rows.provenance import Path, leaves, name_of
+from staticgraph.steps.computation.provenance import Path, name_of, output_tensors
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 
@@ -66,10 +66,10 @@ def predict(predictor: Predictor, graphs: Any, schema: Schema | None) -> Any:
                 "predict() takes graphs, not a StaticLoader: give it the store, or eval_step() "
                 "each of the loader's batches"
             )
-        elif len(given := listed(graphs)) == 0:
+        elif len(every := listed(graphs)) == 0:
             return []
         else:
-            store = new_graphs(given, predictor.plan, schema, progress=True)
+            store = new_graphs(every, predictor.plan, schema, progress=True)
         any_data = replace(predictor.plan, digest=None)
         loader = StaticLoader(
             store, any_data, exact=False, device=predictor.device, pointers=predictor.pointers
@@ -113,7 +113,7 @@ def require_rows(out: Any, levels: Mapping[Path, Level | None]) -> None:
     Raises:
         ValueError: there is such a tensor; the message names it.
     """
-    tensors = dict(leaves(out))
+    tensors = dict(output_tensors(out))
     for path, level in levels.items():
         if level is None and tensors[path].dim():
             raise ValueError(

@@ -28,29 +28,26 @@ from typing import Any
 
 import torch
 
+from staticgraph.batches.batch.batch_arrays import looked_in_epoch
 from staticgraph.batches.batch.own_class import static_of
-from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.padding.read_batch import graphs_of, stored_batch
 from staticgraph.checking.comparison import Comparer
 from staticgraph.checking.example_batch import example_of
 from staticgraph.checking.padding_check import PaddingCheck, next_look
 from staticgraph.distributed.ranks import smallest_budget
 from staticgraph.memory.budget import MemoryBudget
-from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner import compile_cache
 from staticgraph.runner.commitments import Commitments
-from staticgraph.runner.execution import Execution
-from staticgraph.runner.first_steps import FirstSteps
 from staticgraph.runner.steps import Steps
 from staticgraph.runner.trials import Trials, trial_batch
+from staticgraph.runner.verification import FirstSteps
 from staticgraph.runner.way_choice import WayChoice
 from staticgraph.schema import Schema
 from staticgraph.steps.compilation.graph_trees import drop_recordings, whole_recording
 from staticgraph.steps.compilation.modes import OWN
-from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_hooks import without_callbacks
-from staticgraph.steps.state.training_state import evaluating, train, untouched
-from staticgraph.steps.update.update import Update
+from staticgraph.steps.state.training_state import untouched
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.how_many import how_many
@@ -69,9 +66,6 @@ class Preparation:
     """Prepares everything a runner runs, and keeps what it learned on the way.
 
     Args:
-        subject: the model, and how it is run.
-        plan: the buckets.
-        execution: how the steps are executed.
         steps: the steps to prepare.
         budget: a cap on what torch holds; None for no cap.
 
@@ -101,35 +95,33 @@ class Preparation:
 
     def __init__(
         self,
-        subject: Subject,
-        plan: BucketPlan,
-        execution: Execution,
         steps: Steps,
         budget: MemoryBudget | None,
     ) -> None:
+        subject, execution = steps.subject, steps.execution
         self.choices: tuple[WayChoice, ...] = ()
         self.least_fills: dict[int, float] = {}
         self.notes: list[str] = []
         self.seconds: float | None = None
         self.cold_s: float | None = None
-        self.schema: Schema | None = plan.schema
+        self.schema: Schema | None = steps.plan.schema
         self.padding: PaddingCheck | None = None
         if subject.check_padding:
             compiled = execution.mode.compiled and execution.auto is None
             self.padding = PaddingCheck(Comparer(subject, steps.computation, compiled))
+        budget = budget and smallest_budget(budget, execution.ranks)
         self.commitments: Commitments | None = budget and Commitments.of(
-            subject, plan, smallest_budget(budget, execution.ranks), execution.records_gradients
+            subject, steps.plan, budget, execution.records_gradients
         )
-        self.compared: FirstSteps = FirstSteps(subject, steps)
+        self.compared: FirstSteps = FirstSteps(steps)
         self.watched: Callable[[int, str], AbstractContextManager[object]] = _unwatched
         self.warmed: Callable[[], None] | None = None
         self.ready: set[tuple[int, str, bool, bool]] = set()
         self.taken: int = -1
         self.next_look: float = 0.0
         self.epoch: object = None
-        self._subject, self._plan, self._execution = subject, plan, execution
+        self._steps, self._subject, self._execution = steps, subject, execution
         self._model, self._device = subject.model, subject.device
-        self._steps, self._update = steps, Update(subject)
         self._trials: Trials | None = None
         self._recorded_whole: set[tuple[str, int, str]] = set()
 
@@ -190,7 +182,7 @@ class Preparation:
             torch.inference_mode(False),
             torch.enable_grad(),
             untouched(subject.model, subject.optimizer, beside=subject.functions),
-            steps.accumulated.kept(),
+            steps.accumulated.set_aside(),
         ):
             self._take_choices(trials.finish(steps.accept(batch), phase))
         return steps.accept(batch)
@@ -242,7 +234,7 @@ class Preparation:
         else:
             example = static_of(source) or stored_batch(source, self.schema)
         if example is None:
-            example = graphs_of(self._plan)
+            example = graphs_of(self._steps.plan)
         if example is not None:
             self.schema = _schema_of(example)
         self._check_padding(example)
@@ -265,7 +257,7 @@ class Preparation:
         if self.padding is None or (example is None and not made_up):
             return
         device, schema = self._device, self.schema
-        batch = example_of(self._plan, schema, example, self._subject.pointers)
+        batch = example_of(self._steps.plan, schema, example, self._subject.pointers)
         if batch is None:
             return
         phase = "step" if self._subject.trains else "eval"
@@ -284,11 +276,11 @@ class Preparation:
         steps_to_come: int | None,
     ) -> None:
         # Largest first: later, smaller recordings fit into the memory of earlier ones.
-        keys = [(b, p) for b in reversed(range(len(self._plan.capacities))) for p in phases]
+        keys = [(b, p) for b in reversed(range(len(self._steps.plan.capacities))) for p in phases]
         device, auto = self._device, self._execution.auto
         if isinstance(cache, bool):
             name = self._execution.mode.name
-            what = (self._subject.model, self._plan.capacities, schema, name, device)
+            what = (self._subject.model, self._steps.plan.capacities, schema, name, device)
             cache = compile_cache.default_path(*what) if cache else None
         started = time.perf_counter()
         self.cold_s = None if cache is None else compile_cache.load(cache, device)
@@ -298,7 +290,7 @@ class Preparation:
         prepare, subject = partial(self.prepare, schema=schema), self._subject
         with (
             untouched(subject.model, subject.optimizer, beside=subject.functions),
-            self._steps.accumulated.kept(),
+            self._steps.accumulated.set_aside(),
             bar(keys, desc="warming up", unit="", show=progress) as shown,
         ):
             if auto is None:
@@ -308,7 +300,7 @@ class Preparation:
             else:
                 # Several ranks need not meet a bucket in the same step, so none of them waits.
                 waits = self._execution.only_fused and self._execution.ranks is None
-                trials = Trials(self._subject, self._steps, auto, prepare, steps_to_come, waits)
+                trials = Trials(self._steps, auto, prepare, steps_to_come, waits)
                 self._trials = trials
                 file = f"{cache}.choices.json" if choices is None and cache else choices
                 batches = partial(trial_batch, example=example, device=device)
@@ -321,14 +313,14 @@ class Preparation:
         if cache is not None:
             compile_cache.save(cache, device, self.seconds if self.cold_s is None else self.cold_s)
         self.finish()
-        self._steps.clear()  # the warm-up's losses are not losses of data
+        self._steps.finite.clear()  # the warm-up's losses are not losses of data
 
     def _compare(self, schema: Schema, example: StaticBatch | GraphColumns, progress: bool) -> None:
         """Compares the first step of every bucket with eager, and prints what it cost."""
         steps, first = self._steps, self.compared
         first.buckets.clear()
         first.seconds = 0.0
-        for bucket in range(len(self._plan.capacities)):
+        for bucket in range(len(self._steps.plan.capacities)):
             batch = trial_batch(steps.layout(bucket, schema), example, self._device)
             first.compare(batch)
         if progress and first.buckets:
@@ -350,11 +342,11 @@ class Preparation:
         """Commits, in advance, the gradients of recordings beyond one step per bucket."""
         if self.commitments is None:
             return
-        buckets = len(self._plan.capacities)
+        buckets = len(self._steps.plan.capacities)
         if "step" in phases and self._steps.joins_collation:
             self.commitments.steps_from_ids(buckets)
-        own = self._execution.records and self._steps.records("forward")
-        if "forward" in phases and own:
+        recorded = self._execution.records and self._steps.records("forward")
+        if "forward" in phases and recorded:
             self.commitments.pairs(buckets)
 
     def _prepare(self, way: str, bucket: int, phase: str, schema: Schema) -> None:
@@ -381,30 +373,24 @@ class Preparation:
         batch = StaticBatch.blank(steps.layout(bucket, schema), self._device)
         key = (way, bucket, phase)
         if steps.mode.recording and key not in self._recorded_whole:
-            with whole_recording(self._device, phase, f"bucket {bucket} {phase}") as found:
+            with whole_recording(self._device, phase, f"bucket {bucket} {phase}") as graphs:
                 self._run_in(way, batch, phase, RECORDING_RUNS)
-            steps.compiled.note_recorded(bucket, work, phase != "eval", found)
+            steps.compiled.note_recorded(bucket, work, phase != "eval", graphs)
             self._recorded_whole.add(key)
         else:
             self._run_in(way, batch, phase, RECORDING_RUNS if steps.mode.recording else 1)
 
     def _run_in(self, way: str, batch: StaticBatch, phase: str, runs: int) -> None:
         """Runs a phase of a batch, so that it compiles and, where torch records, is recorded."""
-        work = "step" if phase == "step" else "forward"
         for turn in range(runs if self.warmed is None else max(runs, 2)):
             if phase == "step":
                 # The gradients of a graph that torch recorded are gone when its next run begins.
-                self._update.zero_grad()
+                self._steps.update.zero_grad()
             if turn == 1 and self.warmed is not None:
                 self.warmed()
-            if phase == "eval":
-                with evaluating(self._model):
-                    self._steps.run(work, batch, way)
-                continue
-            train(self._model)
-            result = self._steps.run(work, batch, way)
+            result = self._steps.run_phase(phase, batch, way)
             if phase == "step":
-                with without_callbacks(self._model, self._update.optimizer):
+                with without_callbacks(self._model, self._subject.optimizer):
                     (result if self._steps.averaging is None else result.total).backward()
 
     def finish(self) -> None:

@@ -82,42 +82,42 @@ class Report:
         """Rebuilds a report from what :meth:`to_dict` returned."""
         buckets = tuple(BucketReport(**bucket) for bucket in values["buckets"])
         choices = tuple(map(WayChoice.from_dict, values.get("choices", ())))
-        given = {
+        parts = {
             "buckets": buckets,
             "choices": choices,
             "attention": tuple(map(AttentionRow.from_dict, values.get("attention", ()))),
             "fallbacks": tuple(values["fallbacks"]),
             "optional": tuple(values.get("optional", ())),
         }
-        return cls(**{**values, **given})
+        return cls(**{**values, **parts})
 
     def _table(self) -> str:
         """One line per bucket; columns with nothing to report are left out."""
-        found = self.buckets
+        buckets = self.buckets
         columns: dict[str, list[object]] = {
-            "bucket": [b.bucket for b in found],
-            "nodes": [f"{b.nodes:,}" for b in found],
-            "edges": [f"{b.edges:,}" for b in found],
-            "graphs": [f"{b.graphs:,}" for b in found],
-            "steps": [f"{b.batches:,}" for b in found],
-            "evals": [f"{b.eval_batches:,}" for b in found],
-            "nodes filled": [percent(b.node_efficiency) for b in found],
-            "edges filled": [percent(b.edge_efficiency) for b in found],
-            "graphs filled": [percent(b.graph_efficiency) for b in found],
+            "bucket": [b.bucket for b in buckets],
+            "nodes": [f"{b.nodes:,}" for b in buckets],
+            "edges": [f"{b.edges:,}" for b in buckets],
+            "graphs": [f"{b.graphs:,}" for b in buckets],
+            "steps": [f"{b.batches:,}" for b in buckets],
+            "evals": [f"{b.eval_batches:,}" for b in buckets],
+            "nodes filled": [percent(b.node_efficiency) for b in buckets],
+            "edges filled": [percent(b.edge_efficiency) for b in buckets],
+            "graphs filled": [percent(b.graph_efficiency) for b in buckets],
             "compiles": [
                 f"{b.compiles}" + (f" (+{b.late_compiles} late)" if b.late_compiles else "")
-                for b in found
+                for b in buckets
             ],
         }
-        if any(b.graph_breaks for b in found):
-            columns["graph breaks"] = [b.graph_breaks for b in found]
-        if any(b.recordings for b in found):
-            columns["recordings"] = [b.recordings for b in found]
-        columns["step ms"] = [_ms(b.step_ms) for b in found]
-        columns["p90 ms"] = [_ms(b.step_ms_p90) for b in found]
-        if any(b.predicted_bytes is not None for b in found):
-            columns["predicted"] = [_bytes(b.predicted_bytes) for b in found]
-            columns["measured"] = [_bytes(b.measured_bytes) for b in found]
+        if any(b.graph_breaks for b in buckets):
+            columns["graph breaks"] = [b.graph_breaks for b in buckets]
+        if any(b.recordings for b in buckets):
+            columns["recordings"] = [b.recordings for b in buckets]
+        columns["step ms"] = [_ms(b.step_ms) for b in buckets]
+        columns["p90 ms"] = [_ms(b.step_ms_p90) for b in buckets]
+        if any(b.predicted_bytes is not None for b in buckets):
+            columns["predicted"] = [_bytes(b.predicted_bytes) for b in buckets]
+            columns["measured"] = [_bytes(b.measured_bytes) for b in buckets]
         return table(list(columns), zip(*columns.values(), strict=True))
 
     _repr_html_ = as_preformatted
@@ -139,7 +139,7 @@ class Report:
         ]
         if self.optional:
             lines.append(f"optional arguments from fields: {', '.join(self.optional)}")
-        lines += [f"choice: {made}" for made in self.choices]
+        lines += [f"choice: {choice}" for choice in self.choices]
         lines += [str(row) for row in self.attention]
         lines += [f"fallback: {reason}" for reason in self.fallbacks] or ["fallbacks: none"]
         return "\n".join(lines)

@@ -36,12 +36,10 @@ from staticgraph.nn.bound import bound
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
-from staticgraph.runner.auto import Auto
+from staticgraph.runner.auto import Auto, Execution
 from staticgraph.runner.commitments import RunnerStats
-from staticgraph.runner.counters import RUNNERS
-from staticgraph.runner.execution import Execution
+from staticgraph.runner.counters import RUNNERS, report_of, take
 from staticgraph.runner.inference import Inference
-from staticgraph.runner.intake import report_of, take
 from staticgraph.runner.model_locks import (
     Turns,
     check_not_traced,
@@ -61,8 +59,8 @@ from staticgraph.steps.computation.model_setup import (
     warn_of_another_models_optimizer,
 )
 from staticgraph.steps.loss.mean_loss import Loss
-from staticgraph.steps.state.evaluation_mode import settle_training
 from staticgraph.steps.state.recordable_optimizer import make_recordable
+from staticgraph.steps.state.training_state import settle_training
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.how_many import how_many
@@ -151,7 +149,7 @@ class StaticGraphRunner(Inference):
         padder = plan if isinstance(plan, Padder) else None
         plan = plan.plan if isinstance(plan, Padder) else plan
         plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
-        self._execution = execution = Execution.of(subject, mode, recording, distributed)
+        execution = Execution.of(subject, mode, recording, distributed)
         self.mode: Mode = execution.mode
         self.ranks: Ranks | None = execution.ranks
         self._watching = Watching(self.ranks)
@@ -167,9 +165,9 @@ class StaticGraphRunner(Inference):
                 check_not_wrapped(subject.model)
                 capacities = list(map(str, plan.capacities))
                 self.ranks.check_alike({"the plan": capacities, "the mode": self.mode.name})
-            steps = Steps(subject, plan.capacities, execution)
-            preparation = Preparation(subject, plan, execution, steps, budget)
-        super().__init__(subject, plan, turns, steps, preparation)
+            steps = Steps(subject, plan, execution)
+            preparation = Preparation(steps, budget)
+        super().__init__(turns, steps, preparation)
         self.padder = padder
         if padder is not None:
             padder.least_fills = preparation.least_fills
@@ -190,7 +188,7 @@ class StaticGraphRunner(Inference):
     @property
     def measures(self) -> bool:
         """Whether ``warmup()`` times the ways of each bucket, if given graphs to time them with."""
-        return self._execution.auto is not None
+        return self.steps.execution.auto is not None
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuses to be copied or pickled.
@@ -239,8 +237,8 @@ class StaticGraphRunner(Inference):
                     f"runner.loader() gives {name}= itself, by the runner's model: leave it out"
                 )
         if self.ranks is not None:
-            own = {"rank": self.ranks.rank, "world_size": self.ranks.world_size}
-            options = {**own, **options}
+            place = {"rank": self.ranks.rank, "world_size": self.ranks.world_size}
+            options = {**place, **options}
         return StaticLoader(
             store,
             self.plan,
@@ -375,7 +373,7 @@ class StaticGraphRunner(Inference):
             NonFiniteLoss: a loss since the last check was NaN or infinite; the error names the
                 graphs.
         """
-        self.steps.check()
+        self.steps.finite.check()
 
     def eager_step(self, batch: StaticBatch) -> Tensor:
         """Takes a :meth:`step` without compiling or recording, whatever the mode: the reference."""
@@ -389,7 +387,7 @@ class StaticGraphRunner(Inference):
         See :func:`staticgraph.runner.verification.verify`.
         """
         batch = as_static(self, batch, training=True)
-        with self._turns.whole, self.steps.accumulated.kept():
+        with self._turns.whole, self.steps.accumulated.set_aside():
             return verify(self, batch)
 
     # ------------------------------------------------------------------ warming up
@@ -457,7 +455,7 @@ class StaticGraphRunner(Inference):
 
     def report(self) -> Report:
         """Returns what ran so far, per bucket."""
-        report = report_of(self, self.plan)
+        report = report_of(self)
         counts = None if self.padder is None else self.padder.counts
         if counts is None or not counts.overflowed + counts.unplanned:
             return report

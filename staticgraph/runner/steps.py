@@ -11,7 +11,6 @@ mean loss; ``forward``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +23,11 @@ from staticgraph.batches.slots.slots import UNPLANNED, SlotLayout
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.distributed.reduction import Share
 from staticgraph.errors import NotStatic
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recorded import RecordedSteps
+from staticgraph.recording.recorded_work import RecordedWork
 from staticgraph.recording.recording import Recording
-from staticgraph.runner.execution import Execution
+from staticgraph.runner.auto import Execution
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.compiled_steps import CompiledSteps
@@ -34,11 +35,10 @@ from staticgraph.steps.compilation.modes import FUSED, OWN, Mode
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.finite_losses import FiniteLosses
-from staticgraph.steps.rows.single_row_norms import SingleRows
+from staticgraph.steps.rank_averaging import Averaging
 from staticgraph.steps.state.recordable_optimizer import check_recordable
-from staticgraph.steps.state.training_state import StepState, train
-from staticgraph.steps.update.rank_averaging import Averaging
-from staticgraph.steps.update.update import Accumulation, Update
+from staticgraph.steps.state.training_state import evaluating, train
+from staticgraph.steps.update import Accumulation, StepState, Update
 from staticgraph.store.on_device import DeviceStore
 
 
@@ -47,13 +47,14 @@ class Steps:
 
     Args:
         subject: the model, and how it is run.
-        capacities: one per bucket.
+        plan: the buckets.
         execution: how a bucket runs unless ``ways`` says otherwise, how steps are recorded, and
             with which ranks. Where ``fused`` may be among the ways, batches carry row pointers.
 
     Attributes:
         computation: computes the forward, or forward and mean loss, of a batch.
-        capacities: as given.
+        plan: the buckets, one capacity each.
+        execution: as settled at first.
         fused: whether a way in use is rewritten to this library's operators.
         compiled: the compiled functions.
         recording: how, and how much, is recorded: as given, or with the smaller scope that the
@@ -62,8 +63,8 @@ class Steps:
             needed, and freed together, since they share their memory.
         store: a dataset on the device, whose batches the recordings make from graph ids.
         accumulated: the gradients of batches that no update has followed yet.
-        finite: watches the losses of training steps.
-        single_rows: watches the norms for batches with a single row.
+        update: what follows a backward.
+        finite: watches the losses of training steps, and norms over a single row.
         subject: the model, and how it is run.
         mode: the mode of a bucket, unless ``ways`` says otherwise.
         ways: the chosen way of each (bucket, phase) for which one was chosen.
@@ -74,15 +75,17 @@ class Steps:
     def __init__(
         self,
         subject: Subject,
-        capacities: Sequence[Capacity],
+        plan: BucketPlan,
         execution: Execution,
     ) -> None:
+        self.plan: BucketPlan = plan
+        self.execution: Execution = execution
         mode, ranks = execution.mode, execution.ranks
         compiled_mode = mode if mode.compiled else Mode("default", "chosen by time")
         model = self._model = subject.model
         self.subject: Subject = subject
         self._device, self._pointers = subject.device, subject.pointers
-        self._update = Update(subject)
+        self.update: Update = Update(subject)
         self._state = StepState(model, subject.functions)
         self.mode: Mode = mode
         self._way = mode.name
@@ -90,18 +93,15 @@ class Steps:
         self.ways: dict[tuple[int, str], str] = {}
         self.computation: Computation = Computation(subject)
         self.computation.shared = ranks is not None
-        self.capacities: Sequence[Capacity] = capacities
         self.fused: bool = mode.fused
-        self._tries_fused = execution.tries_fused
-        self._may_rewrite = self._tries_fused or self.fused or self.computation.context.kernels
+        self._may_rewrite = execution.tries_fused or self.fused or self.computation.context.kernels
         self.compiled: CompiledSteps = CompiledSteps(
-            model, self.computation, compiled_mode, len(capacities)
+            model, self.computation, compiled_mode, len(plan.capacities)
         )
         self.accumulated: Accumulation = Accumulation(subject)
         self.finite: FiniteLosses = FiniteLosses(
-            capacities, subject.device, subject.check_finite, model
+            plan.capacities, subject.device, subject.check_finite, model
         )
-        self.single_rows: SingleRows = SingleRows(model)
         self._every, self._counted = subject.check_finite, 0
         self.ranks: Ranks | None = ranks
         self.averaging: Averaging | None = None if ranks is None else Averaging(subject, ranks)
@@ -121,9 +121,9 @@ class Steps:
 
     def layout(self, bucket: int, schema: Schema) -> SlotLayout:
         """The layout of a bucket's batches."""
-        reads = self.rewrites or self._tries_fused
+        reads = self.rewrites or self.execution.tries_fused
         pointers = self._pointers or (reads and schema.has_pointers)
-        return SlotLayout(bucket, self.capacities[bucket], schema, pointers)
+        return SlotLayout(bucket, self.plan.capacities[bucket], schema, pointers)
 
     def accept(self, batch: StaticBatch) -> StaticBatch:
         """Returns a batch as the steps take it: with row pointers only if they are read.
@@ -144,7 +144,8 @@ class Steps:
         if self.computation.newcomers.came:
             self.computation.settle()
         layout, bucket = batch.layout, batch.bucket
-        known = self.capacities[bucket] if bucket < len(self.capacities) else None
+        capacities = self.plan.capacities
+        known = capacities[bucket] if bucket < len(capacities) else None
         if layout.capacity is not known and layout.capacity != known and bucket != UNPLANNED:
             raise ValueError(
                 f"the batch belongs to bucket {bucket} of {layout.capacity}, which is not in "
@@ -191,16 +192,16 @@ class Steps:
     def begin_recording(self, schema: Schema) -> RecordedSteps:
         """Returns the recorded steps, making them first if there are none."""
         if self.recorded is None:
-            self.recorded = RecordedSteps(
-                self.subject,
+            work = RecordedWork(
                 self.computation,
                 self.compiled,
-                self._update,
-                self.recording,
+                self.update,
+                self.recording.scope,
                 self.finite if self.finite.watches else None,
                 self.averaging,
             )
-            buckets = range(len(self.capacities))
+            self.recorded = RecordedSteps(self.subject, work, self.recording)
+            buckets = range(len(self.plan.capacities))
             self.recorded.prepare([self.layout(bucket, schema) for bucket in buckets])
             if self.store is not None:
                 self.recorded.collate_from(self.store)
@@ -214,10 +215,10 @@ class Steps:
 
     # ------------------------------------------------------------------ running
 
-    def grow(self, capacities: Sequence[Capacity]) -> None:
+    def grow(self, capacities: tuple[Capacity, ...]) -> None:
         """Takes other capacities, of which only the last is new."""
         bucket = len(capacities) - 1
-        self.capacities = capacities
+        self.plan = replace(self.plan, capacities=capacities)
         self.finite.grow(capacities)
         self.compiled.forget(bucket)
         self.ways = {key: way for key, way in self.ways.items() if key[0] != bucket}
@@ -248,6 +249,14 @@ class Steps:
         with self.computation.active():
             return self.computation.run(work, batch)
 
+    def run_phase(self, phase: str, batch: StaticBatch, way: str) -> Any:
+        """Returns the result of a phase: of ``eval`` in evaluation mode, else in training."""
+        if phase == "eval":
+            with evaluating(self._model):
+                return self.run("forward", batch, way)
+        train(self._model)
+        return self.run("step" if phase == "step" else "forward", batch, way)
+
     def _replayed(self, work: str, batch: StaticBatch, gradients: bool = False) -> Any:
         """Replays a recording, after a check for single rows if the counts call for one."""
         real = batch.real
@@ -270,7 +279,7 @@ class Steps:
         if not self._model.training:
             train(self._model)
         if batch.real is None:
-            self.single_rows.note(batch, self.computation.known(batch))
+            self.finite.note_single_rows(batch, self.computation.known(batch).norms)
         if self.averaging is not None:
             self.averaging.begin(batch)
         way = way or self.way_of(batch.bucket, "step")
@@ -280,11 +289,11 @@ class Steps:
                 if self.averaging is not None:
                     loss = self._averaged(loss, batch)
                 if self.accumulated.add():
-                    self._update()
+                    self.update()
             return loss
         self._state.keep()
         try:
-            self._update.zero_grad()
+            self.update.zero_grad()
             if way == "eager":
                 with self.computation.active():
                     loss = self._backward(self.computation.run("step", batch, keep=True), batch)
@@ -294,33 +303,18 @@ class Steps:
             self._state.restore()
             raise
         if self.accumulated.add():
-            self._update()
+            self.update()
         return loss.detach().clone() if self._copies_loss else loss.detach()
 
     def count(self) -> None:
         """Counts one finished training step; reads the flags of earlier steps when that is due.
 
         Raises:
-            NonFiniteLoss: as :meth:`check`.
+            NonFiniteLoss: a loss was NaN or infinite.
         """
         self._counted += 1
         if self._every and self._counted % self._every == 0:
             self.finite.check()
-            self.single_rows.check()
-
-    def check(self) -> None:
-        """Waits for the device and reads what the steps so far have flagged.
-
-        Raises:
-            NonFiniteLoss: a loss was NaN or infinite.
-        """
-        self.single_rows.check()
-        self.finite.check()
-
-    def clear(self) -> None:
-        """Discards the flags."""
-        self.single_rows.clear()
-        self.finite.clear()
 
     def _backward(self, result: Any, batch: StaticBatch) -> Tensor:
         """Computes the gradients, averaged over the ranks if several; returns the mean loss.

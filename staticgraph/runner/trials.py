@@ -44,11 +44,8 @@ from staticgraph.runner.way_choice import (
     settled,
 )
 from staticgraph.schema import Schema
-from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.modes import FUSED, OWN, without_fused
-from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_hooks import without_callbacks
-from staticgraph.steps.state.training_state import evaluating, train
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Bar
@@ -67,8 +64,7 @@ class Trials:
     """The measurements of one warm-up.
 
     Args:
-        subject: its model's flags are set for each phase.
-        steps: the ways to run.
+        steps: the ways to run; their model's flags are set for each phase.
         options: see :class:`staticgraph.runner.auto.Auto`.
         prepare: ``prepare(way, bucket, phase)`` compiles or records, under the runner's budget.
         steps_to_come: how many steps a bucket will run; None where that is not known.
@@ -81,7 +77,6 @@ class Trials:
 
     def __init__(
         self,
-        subject: Subject,
         steps: Steps,
         options: Auto,
         prepare: Callable[[str, int, str], None],
@@ -92,9 +87,9 @@ class Trials:
         self.waiting: dict[tuple[int, str], list[str]] = {}
         self._steps_to_come, self._waits = steps_to_come, waits
         self._took_s: dict[str, float] = {}
-        self._subject, self._model = subject, subject.model
+        self._steps, subject = steps, steps.subject
+        self._model, self._optimizer = subject.model, subject.optimizer
         self._without_fused = without_fused(subject.differentiable)
-        self._steps = steps
         self._options = options
         self._prepare = prepare
         self._stopwatch = options.stopwatch(subject.device)
@@ -123,13 +118,13 @@ class Trials:
         """
         if OWN in self._options.ways:
             self.notes += self._steps.fit_scope()
-        made_for = _fingerprint(self._subject, self._steps.capacities)
-        found = None if file is None else _fixed(file, keys, made_for)
+        made_for = _fingerprint(self._steps)
+        choices = None if file is None else _fixed(file, keys, made_for)
         ranks = self._steps.ranks
-        if ranks is not None and not ranks.all(found is not None):
-            found = None  # a rank without the file would measure alone
-        if found is not None:
-            for choice in sorted(found, key=lambda choice: choice.bucket, reverse=True):
+        if ranks is not None and not ranks.all(choices is not None):
+            choices = None  # a rank without the file would measure alone
+        if choices is not None:
+            for choice in sorted(choices, key=lambda choice: choice.bucket, reverse=True):
                 shown.set_postfix_str(f"bucket {choice.bucket} {choice.phase}")
                 self._prepare(choice.way, choice.bucket, choice.phase)
                 shown.update()
@@ -138,13 +133,13 @@ class Trials:
                 shown.set_postfix_str(f"bucket {bucket} {phase}")
                 self.measure(batch_of(self._steps.layout(bucket, schema)), phase)
                 shown.update()
-            found = self.choices()
-            if all(choice.way != OWN for choice in found):
+            choices = self.choices()
+            if all(choice.way != OWN for choice in choices):
                 self._steps.close()
             if file is not None and not self.waiting and (ranks is None or ranks.first):
-                save(file, found, made_for)
-        self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in found})
-        return tuple(found)
+                save(file, choices, made_for)
+        self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in choices})
+        return tuple(choices)
 
     def measure(self, batch: StaticBatch, phase: str) -> None:
         """Prepares and times every way for one phase of a batch's bucket."""
@@ -214,16 +209,16 @@ class Trials:
             All choices so far.
         """
         self.time(batch, phase, self.waiting.pop((batch.bucket, phase)))
-        found = self.choices()
-        self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in found})
-        return tuple(found)
+        choices = self.choices()
+        self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in choices})
+        return tuple(choices)
 
     def choices(self) -> list[WayChoice]:
         """Returns the choice for each measured key, smallest bucket first.
 
         Recordings are freed together, so if one failed, none is chosen.
         """
-        found = []
+        choices = []
         for key in sorted(self._times):
             times, refused = dict(self._times[key]), dict(self._refused[key])
             if self._lost is not None and OWN in times:
@@ -232,8 +227,8 @@ class Trials:
             choice = choose(*key, times, refused)
             if key in self._empty_ms:
                 choice = replace(choice, least_fill=least_fill(choice, self._empty_ms[key]))
-            found.append(choice)
-        return found
+            choices.append(choice)
+        return choices
 
     def _cannot(self, way: str, bucket: int, phase: str) -> str | None:
         """Prepares a way; returns the reason if it cannot run."""
@@ -288,19 +283,15 @@ class Trials:
 
     def _run(self, way: str, batch: StaticBatch, phase: str) -> None:
         if phase == "step":
-            with without_callbacks(self._model, self._subject.optimizer):
+            with without_callbacks(self._model, self._optimizer):
                 self._steps.train(batch, way)
-        elif phase == "eval":
-            with evaluating(self._model):
-                self._steps.run("forward", batch, way)
         else:
-            train(self._model)
-            self._steps.run("forward", batch, way)
+            self._steps.run_phase(phase, batch, way)
 
 
-def _fingerprint(subject: Subject, capacities: Sequence[Capacity]) -> dict[str, Any]:
+def _fingerprint(steps: Steps) -> dict[str, Any]:
     """What a choice among the ways depends on, as values that survive JSON."""
-    device = subject.device
+    subject, device = steps.subject, steps.subject.device
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
@@ -308,7 +299,7 @@ def _fingerprint(subject: Subject, capacities: Sequence[Capacity]) -> dict[str, 
         "parameters": sum(p.numel() for p in subject.model.parameters()),
         "optimizer": type(subject.optimizer).__name__,
         "autocast": subject.precision,
-        "capacities": [str(capacity) for capacity in capacities],
+        "capacities": [str(capacity) for capacity in steps.plan.capacities],
     }
 
 
@@ -319,11 +310,11 @@ def _fixed(
     if not Path(file).exists():
         return None
     try:
-        found = load(file, made_for)
+        choices = load(file, made_for)
     except ValueError as error:
         warnings.warn(f"{error}; measuring again and replacing it", stacklevel=4)
         return None
-    return found if {(choice.bucket, choice.phase) for choice in found} >= set(keys) else None
+    return choices if {(choice.bucket, choice.phase) for choice in choices} >= set(keys) else None
 
 
 def trial_batch(layout: SlotLayout, example: Any, device: torch.device) -> StaticBatch:

@@ -8,55 +8,171 @@ large rounding is; such elements are not compared after the step, and the result
 are. Then each input field is changed in turn, and the output must change. A recording whose input
 was never copied passes every test of shapes and fails these.
 
-On a user's own run, :mod:`staticgraph.runner.first_steps` makes the first of these
-comparisons by itself.
+On a user's own run, :class:`FirstSteps` makes the first of these comparisons by itself. A compiled,
+rewritten or recorded step should be what the model says. Where it is not, it still gives numbers.
+So the first one of each bucket that does not run in eager is taken from the same state as an eager
+one, over the same rows, and loss, gradients, buffers and optimizer state are compared.
+
+Invariant: everything that a step changes is restored.
 """
 
 from __future__ import annotations
 
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.field_mask import field_mask
+from staticgraph.batches.batch.batch_arrays import field_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.checking.outcome import Outcome, Tolerance
-from staticgraph.runner.first_steps import KINDS, after_step, leave_out_rounding
+from staticgraph.checking.comparison import attempt
+from staticgraph.checking.equal_draws import EqualDraws, nudge
+from staticgraph.checking.outcome import CLEAR, Difference, Outcome, Tolerance
+from staticgraph.errors import users_level
 from staticgraph.runner.steps import Steps
+from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.steps.rows.provenance import leaves
+from staticgraph.steps.computation.provenance import output_tensors
+from staticgraph.steps.state.training_hooks import without_callbacks
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import as_preformatted, table
 
+# What is compared after a step, and how an outcome's names of it begin.
+KINDS = {
+    "loss": "the loss",
+    "gradients": "the gradient of ",
+    "parameters": "the parameter ",
+    "buffers": "the buffer ",
+    "optimizer": "the optimizer's ",
+}
+
+
+class FirstSteps:
+    """Compares the first step of every bucket that does not run in eager with the same in eager.
+
+    Random numbers are one constant on both sides; where they are drawn inside compiled code, a
+    model that draws any is not compared. Several ranks, whose batches may be of different buckets,
+    do not compare.
+
+    Args:
+        steps: of the model.
+
+    Attributes:
+        buckets: those that were compared.
+        seconds: how long it took.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self.buckets: set[int] = set()
+        self.seconds: float = 0.0
+        self._steps = steps
+
+    def compare(self, batch: StaticBatch) -> None:
+        """Compares, once per bucket; warns if the step is not what eager computes."""
+        steps, bucket = self._steps, batch.bucket
+        way = steps.way_of(bucket, "step")
+        if bucket in self.buckets or way == "eager" or steps.ranks is not None or not batch.real:
+            return
+        self.buckets.add(bucket)
+        started = time.perf_counter()
+        with steps.accumulated.set_aside(), steps.finite.unread():
+            difference = attempt(lambda: self._difference(batch, way))
+        if difference is not None:
+            warnings.warn(
+                f"the first step of bucket {bucket}, run as {way!r}, is not that of eager: "
+                f"{difference.name} is off by {difference.how}. runner.verify(batch) compares them "
+                "in detail; mode='eager' computes what the model says",
+                stacklevel=users_level(),
+            )
+        self.seconds += time.perf_counter() - started
+
+    def _difference(self, batch: StaticBatch, way: str) -> Difference | None:
+        subject, train = self._steps.subject, self._steps.train
+        plain = batch.replace()
+        plain.real = None
+        stepped = after_step(subject, lambda: train(batch.clone(), way))
+        if way == FUSED:  # compiled now; it calls its operators one by one, as eager does
+            stepped = after_step(subject, lambda: train(batch.clone(), way), constant=True)
+        eager, nudged = (
+            after_step(subject, lambda: train(plain.clone(), "eager"), nudged, constant=True)
+            for nudged in (False, True)
+        )
+        if len(stepped.draws) != len(eager.draws) or not all(draw.hashed for draw in stepped.draws):
+            return None
+        dtype = next(p.dtype for p in subject.model.parameters())
+        tolerance = Tolerance.of(subject.autocast or dtype).other_order
+        for name in [n for n in eager.values if n.startswith(KINDS["parameters"])]:
+            del eager.values[name]  # Adam moves them by a whole learning rate even for rounding
+        return eager.clear_difference(stepped, tolerance, lambda: nudged)
+
+
+def after_step(
+    subject: Subject, step: Callable[[], Tensor], nudged: bool = False, constant: bool = False
+) -> Outcome:
+    """Returns loss, gradients, parameters, buffers and optimizer state after one step from the
+    current state."""
+    random = EqualDraws(constant=True) if constant else None
+    restored = untouched(subject.model, subject.optimizer, beside=subject.functions)
+    with restored, without_callbacks(subject.model, subject.optimizer):
+        if nudged:
+            nudge(subject.model)
+        with random or nullcontext():
+            loss = step()
+        draws = random.draws if random else ()
+        return Outcome.of(subject.model, None, loss, None, draws, subject.optimizer)
+
+
+def leave_out_rounding(ours: Outcome, theirs: Outcome, nudged: Outcome) -> int:
+    """Sets the elements of parameters whose gradient is rounding to zero.
+
+    Args:
+        ours: after the runner's step.
+        theirs: after that of eager.
+        nudged: after that of eager from nudged parameters; how far its gradients are from
+            ``theirs`` is rounding, whatever the runner computed.
+
+    Returns:
+        The number of these elements.
+    """
+    kind = KINDS["gradients"]
+    ours_of, theirs_of, nudged_of = (
+        {name.removeprefix(kind): v for name, v in outcome.values.items() if name.startswith(kind)}
+        for outcome in (ours, theirs, nudged)
+    )
+    masks = _unclear(ours_of, theirs_of, nudged_of)
+    for outcome in (ours, theirs, nudged):
+        for name, mask in masks.items():
+            outcome.values[KINDS["parameters"] + name].masked_fill_(mask, 0)
+    return sum(int(mask.sum()) for mask in masks.values())
+
+
+def _unclear(
+    ours: dict[str, Tensor],
+    theirs: dict[str, Tensor],
+    nudged: dict[str, Tensor],
+) -> dict[str, Tensor]:
+    """Masks of the elements whose gradient is no larger than rounding, by name.
+
+    Equal gradients are clear, zero or not: they must move a parameter alike.
+    """
+    masks = {}
+    for name in ours.keys() & theirs.keys() & nudged.keys():
+        rounding = (nudged[name] - theirs[name]).abs()
+        if rounding.numel() and bool(rounding.isfinite().all()):
+            small = theirs[name].abs() <= CLEAR * rounding.max()
+            masks[name] = small & (ours[name] != theirs[name])
+    return masks
+
+
 # TF32 and bfloat16 round more coarsely and need a larger one.
 TOLERANCE = Tolerance.of(torch.float32).other_order
 _NO_MODEL = torch.nn.Module()
-
-
-class RunsBothWays(Protocol):
-    """A runner as a verification uses it: each of its calls, and the same call in eager."""
-
-    subject: Subject
-    steps: Steps
-
-    def step(self, batch: StaticBatch) -> Tensor:
-        """Takes one training step."""
-        ...
-
-    def eager_step(self, batch: StaticBatch) -> Tensor:
-        """The same step in eager."""
-        ...
-
-    def eval_step(self, batch: StaticBatch) -> Any:
-        """Returns the output in evaluation mode, as ``.out``."""
-        ...
-
-    def eager_forward(self, batch: StaticBatch) -> Any:
-        """Returns the output in evaluation mode, in eager."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +218,7 @@ class Verification:
         return [f"parameters: without {elements} whose gradient is rounding, of either sign"]
 
 
-def verify(runner: RunsBothWays, batch: StaticBatch, tolerance: float = TOLERANCE) -> Verification:
+def verify(runner: Any, batch: StaticBatch, tolerance: float = TOLERANCE) -> Verification:
     """Compares a runner's step and forward with eager on one batch, without changing anything.
 
     Args:
@@ -147,7 +263,7 @@ def _worst(theirs: Outcome, ours: Outcome, kind: str) -> float:
     return max((each.off for each in theirs.differences(ours, kind)), default=0.0)
 
 
-def _rows(runner: RunsBothWays, batch: StaticBatch, eager: bool) -> list[Tensor]:
+def _rows(runner: Any, batch: StaticBatch, eager: bool) -> list[Tensor]:
     """The real rows of each tensor of the output in evaluation mode.
 
     A tensor without rows of the batch, such as a loss among the outputs, is returned whole.
@@ -157,7 +273,7 @@ def _rows(runner: RunsBothWays, batch: StaticBatch, eager: bool) -> list[Tensor]
     levels = runner.steps.computation.levels(out, batch)
     return [
         (value if (level := levels[path]) is None else value[batch[f"{level}_mask"]]).clone()
-        for path, value in leaves(out)
+        for path, value in output_tensors(out)
     ]
 
 

@@ -71,7 +71,7 @@ class WayChoice:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WayChoice:
         """Rebuilds a choice from what ``dataclasses.asdict`` returned."""
-        contenders = tuple(Contender(**one) for one in values["contenders"])
+        contenders = tuple(Contender(**contender) for contender in values["contenders"])
         return cls(**{**values, "contenders": contenders})
 
 
@@ -162,17 +162,17 @@ def load(path: str | Path, made_for: Mapping[str, Any]) -> list[WayChoice]:
     """
     try:
         values = document.load(path)
-        choices = [WayChoice.from_dict(one) for one in values["choices"]]
-        found = values["made_for"]
-        if not isinstance(found, dict):
-            raise TypeError(f"made_for is {found!r}")
+        choices = [WayChoice.from_dict(choice) for choice in values["choices"]]
+        origin = values["made_for"]
+        if not isinstance(origin, dict):
+            raise TypeError(f"made_for is {origin!r}")
     except NOT_THERE as error:
         raise ValueError(f"{path} holds no choices: {type(error).__name__}: {error}") from error
     expected = json.loads(json.dumps(dict(made_for)))
-    if found != expected:
-        differ = sorted(k for k in {*found, *expected} if found.get(k) != expected.get(k))
+    if origin != expected:
+        differ = sorted(k for k in {*origin, *expected} if origin.get(k) != expected.get(k))
         raise ValueError(
             f"{path} was made for another {', '.join(differ)}: "
-            f"{ {k: found.get(k) for k in differ} }, now { {k: expected.get(k) for k in differ} }"
+            f"{ {k: origin.get(k) for k in differ} }, now { {k: expected.get(k) for k in differ} }"
         )
     return choices

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 import staticgraph as sg
-from staticgraph.batches.batch.field_mask import field_mask
+from staticgraph.batches.batch.batch_arrays import field_mask
 
 from .graph_sets import GraphSet, graph_sets
 from .nets import Net, nets

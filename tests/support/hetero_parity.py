@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 import staticgraph as sg
-from staticgraph.batches.batch.field_mask import field_mask
+from staticgraph.batches.batch.batch_arrays import field_mask
 from staticgraph.nn import context_of
 from staticgraph.nn.context.present import Restored
 from staticgraph.steps.loss.mean_loss import masked_mean

@@ -50,14 +50,14 @@ def with_parts(out: Any, values: Sequence[Any]) -> Any:
     if kind is OrderedDict:  # torch 2.15 does not trace a copy of one
         return OrderedDict(zip(out, values, strict=True))
     if isinstance(out, dict):
-        made = copy.copy(out)
+        rebuilt = copy.copy(out)
         for key, value in zip(list(out), values, strict=True):
-            made[key] = value
-        return made
-    made = copied(out)
+            rebuilt[key] = value
+        return rebuilt
+    rebuilt = copied(out)
     for field, value in zip(dataclasses.fields(out), values, strict=True):
-        object.__setattr__(made, field.name, value)  # works for frozen ones, too
-    return made
+        object.__setattr__(rebuilt, field.name, value)  # works for frozen ones, too
+    return rebuilt
 
 
 def mapped(change: Callable[[Tensor], Any], out: Any) -> Any:

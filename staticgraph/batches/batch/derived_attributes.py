@@ -1,19 +1,100 @@
 """Attributes of a batch that have no array of their own and follow from other attributes.
 
-If nodes have types: ``x_dict``, ``edge_index_dict``, ``num_nodes_dict``. Otherwise ``x_batch`` and
-``x_ptr`` of a field ``x``, as with PyG's ``follow_batch``.
+Without types of nodes these are ``x_batch`` and ``x_ptr`` of a field ``x``, as with PyG's
+``follow_batch``. With types they are what PyG's ``HeteroData`` batch has: ``batch["atom"].x``,
+``batch["atom", "bond", "atom"].edge_index``, ``batch.x_dict``, ``batch.edge_index_dict`` and
+``batch.batch_dict``, views of the batch's own tensors, which it stores under plain names
+(``atom.x``). Nothing is copied; masks are available by type as well.
+
+Row pointers follow from the edges, and fused loops rely on that: if edges are replaced, pointers to
+the previous ones would silently give wrong sums. So they are dropped, and made again where they are
+needed (:mod:`staticgraph.batches.batch.row_pointers`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.typed_views import by_type, rows_by_type
-from staticgraph.batches.slots.batch_arrays import BatchArrays
-from staticgraph.schema import AXIS_ARRAYS, DICT_SUFFIX, EDGE_INDEX, Field
+from staticgraph.batches.batch.batch_arrays import BatchArrays
+from staticgraph.schema import AXIS_ARRAYS, DICT_SUFFIX, EDGE_INDEX, POINTERS, Axis, Field, Schema
+
+
+def axis_of(schema: Schema, key: Any) -> Axis | None:
+    """Returns the axis of a node type or an edge type, or None.
+
+    An edge type is a triple, or source and destination if a single relation joins them.
+    """
+    wanted = key if isinstance(key, tuple) else (key,)
+    exact = [axis for axis in schema.axes if axis.type == wanted]
+    if not exact and len(wanted) == 2:
+        exact = [axis for axis in schema.edge_axes if (axis.type[0], axis.type[2]) == wanted]
+    if not exact and len(wanted) == 1:  # a relation's name, as HeteroData takes it
+        exact = [axis for axis in schema.edge_axes if axis.type[1] == wanted[0]]
+    return exact[0] if len(exact) == 1 else None
+
+
+def array_name(axis: Axis, name: str) -> str:
+    """Returns the batch's name for the array ``name`` of a type."""
+    return f"{axis.name}_{name}" if name in AXIS_ARRAYS else f"{axis.name}.{name}"
+
+
+def by_type(batch: BatchArrays, name: str) -> dict[Any, Tensor] | None:
+    """Returns ``{type: tensor}`` for every type that has such a field; None if none has."""
+    schema, tensors = batch.layout.schema, batch.tensors()
+    axes = schema.node_axes if name in ("batch", "ptr") else schema.axes
+    of_types = {axis.key: tensors.get(array_name(axis, name)) for axis in axes}
+    of_types = {key: value for key, value in of_types.items() if value is not None}
+    return of_types or None
+
+
+def rows_by_type(batch: BatchArrays) -> dict[Any, int]:
+    """Returns ``{node type: physical rows}``, PyG's ``num_nodes_dict``."""
+    schema = batch.layout.schema
+    return {axis.key: batch.capacity.rows(axis.name) for axis in schema.node_axes}
+
+
+class TypeView:
+    """The fields of one type of a batch, as in PyG's storages."""
+
+    __slots__ = ("_axis", "_batch")
+
+    def __init__(self, batch: BatchArrays, axis: Axis) -> None:
+        self._batch = batch
+        self._axis = axis
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in ("num_nodes", "num_edges"):
+            return self._batch.capacity.rows(self._axis.name)
+        value = self._batch.tensors().get(array_name(self._axis, name))
+        if value is None:
+            raise AttributeError(
+                f"{self._axis.key!r} has no {name!r}; it has {', '.join(self.keys())}"
+            )
+        return value
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __contains__(self, name: str) -> bool:
+        return array_name(self._axis, name) in self._batch.tensors()
+
+    def keys(self) -> list[str]:
+        """Returns the names of the type's fields, and of its masks."""
+        start = f"{self._axis.name}."
+        fields = [f.name.removeprefix(start) for f in self._batch.layout.schema]
+        of_type = [f.name.startswith(start) for f in self._batch.layout.schema]
+        return [name for name, included in zip(fields, of_type, strict=True) if included] + list(
+            AXIS_ARRAYS
+        )
+
+    def __repr__(self) -> str:
+        return f"{self._axis.key!r}: {', '.join(self.keys())}"
 
 
 def followed(batch: BatchArrays, field: Field, part: str) -> Tensor | None:
@@ -54,3 +135,19 @@ def derived(batch: BatchArrays, name: str) -> Any:
     if part in AXIS_ARRAYS and field in schema:
         return followed(batch, schema[field], part)
     return None
+
+
+def exchanged(
+    tensors: Mapping[str, Tensor], replacements: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Returns ``tensors`` updated with the ``replacements`` ones.
+
+    The row pointers of replaced edges are dropped, unless they are given too.
+    """
+    edges = tensors.get(EDGE_INDEX)
+    exchanged_tensors = {**tensors, **replacements}
+    if replacements.get(EDGE_INDEX, edges) is not edges:
+        for name in POINTERS:
+            if name not in replacements:
+                exchanged_tensors.pop(name, None)
+    return exchanged_tensors

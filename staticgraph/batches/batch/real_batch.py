@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from staticgraph.batches.batch.derived_attributes import array_name, axis_of
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.batches.batch.typed_views import array_name, axis_of
 from staticgraph.schema import DICT_SUFFIX, OPTIONAL, Axis, Level
 from staticgraph.text.how_many import how_many
 

@@ -60,11 +60,11 @@ def with_pointers(batch: StaticBatch) -> StaticBatch:
     if batch.layout.pointers and POINTERS[0] in batch.tensors():
         return batch
     layout = batch.layout if batch.layout.pointers else batch.layout.counterpart
-    made: dict[str, Tensor] = dict(zip(POINTERS, _pointers(batch), strict=True))
+    pointers: dict[str, Tensor] = dict(zip(POINTERS, _pointers(batch), strict=True))
     tensors = batch.tensors()
-    given = {**tensors, **made}
-    every = {entry.name: given[entry.name] for entry in layout.entries}
-    more = {name: found for name, found in tensors.items() if name not in every}
+    arrays = {**tensors, **pointers}
+    every = {entry.name: arrays[entry.name] for entry in layout.entries}
+    more = {name: tensor for name, tensor in tensors.items() if name not in every}
     pointed = StaticBatch(layout, {**every, **more}, batch.real, batch._lease, batch._objects)
     pointed._extra = batch._extra
     return pointed

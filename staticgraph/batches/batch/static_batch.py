@@ -14,15 +14,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch import pickled_batch, unbatch
-from staticgraph.batches.batch.derived_attributes import derived
-from staticgraph.batches.batch.replaced_tensors import exchanged
-from staticgraph.batches.batch.typed_views import TypeView, axis_of, by_type
-from staticgraph.batches.collation.padded_graphs import padded
-from staticgraph.batches.slots.bucket_shape import BucketShape
+from staticgraph.batches.batch.batch_arrays import (
+    BatchArrays,
+    moved_edges,
+    note_indices,
+    state_of,
+    whole_of,
+)
+from staticgraph.batches.batch.derived_attributes import (
+    TypeView,
+    axis_of,
+    by_type,
+    derived,
+    exchanged,
+)
+from staticgraph.batches.batch.predictions import to_data_list, unpadded
+from staticgraph.batches.collation.collate import padded
+from staticgraph.batches.slots.batch_memory import note
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import Lease, SlotLayout
-from staticgraph.errors import StaleBatch
 from staticgraph.schema import COUNTS, OPTIONAL, PRIVATE, Level
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
@@ -35,7 +45,7 @@ _SIZES = ("num_nodes", "num_edges", "num_graphs", "batch_size")
 STANDS_IN = "_stands_in_for_batch"
 
 
-class StaticBatch(BucketShape):
+class StaticBatch(BatchArrays):
     """Tensors of one bucket's shapes, made by a :class:`StaticLoader` or with :meth:`of`.
 
     Attributes (``N, E, G`` are the bucket's physical sizes):
@@ -72,7 +82,7 @@ class StaticBatch(BucketShape):
 
     _stands_in_for_batch = True
 
-    __slots__ = ("_extra", "_lease", "_objects", "_tensors", "real")
+    __slots__ = ("_extra", "_objects")
 
     def __init__(
         self,
@@ -82,10 +92,7 @@ class StaticBatch(BucketShape):
         lease: Lease | None = None,
         objects: Mapping[str, list[Any]] | None = None,
     ) -> None:
-        super().__init__(layout)
-        self.real: RealCounts | None = real
-        self._tensors = tensors
-        self._lease = lease
+        super().__init__(layout, tensors, real, lease)
         self._extra: Mapping[str, Any] = {}
         self._objects = {} if objects is None else objects
 
@@ -114,52 +121,8 @@ class StaticBatch(BucketShape):
         A compiled step is warmed up with it before any data is read.
         """
         store = GraphColumns.zeros(layout.schema)
-        made = padded(store, np.empty(0, np.int64), layout)
-        return cls(layout, {name: t.to(device) for name, t in made.tensors.items()})
-
-    @property
-    def num_real_nodes(self) -> Tensor:
-        """The number of real nodes, 0-dim int64 on the device."""
-        return self._tensors[COUNTS][0]
-
-    @property
-    def num_real_edges(self) -> Tensor:
-        """The number of real edges, 0-dim int64 on the device."""
-        return self._tensors[COUNTS][1]
-
-    @property
-    def num_real_graphs(self) -> Tensor:
-        """The number of real graphs, 0-dim int64 on the device."""
-        return self._tensors[COUNTS][2]
-
-    @property
-    def buffer(self) -> Tensor | None:
-        """The single buffer that all tensors of a loader's batch are views of, ``[nbytes]`` uint8.
-
-        None if a tensor was replaced or has its own memory.
-        """
-        views = None if self._lease is None else self._lease.slot.views.get(self.bucket)
-        return views.whole if views is not None and self._tensors is views.tensors else None
-
-    @property
-    def num_node_features(self) -> int:
-        """The number of columns of ``x``, 0 without ``x``, as in PyG."""
-        x = self._tensors.get("x")
-        return 0 if x is None else 1 if x.dim() == 1 else x.size(-1)
-
-    num_features = num_node_features
-
-    @property
-    def num_edge_features(self) -> int:
-        """The number of columns of ``edge_attr``, 0 without it, as in PyG."""
-        attr = self._tensors.get("edge_attr")
-        return 0 if attr is None else 1 if attr.dim() == 1 else attr.size(-1)
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the tensors are on."""
-        # The mapping's own attribute, if any, does not trigger making the arrays.
-        return getattr(self._tensors, "device", None) or self._tensors["graph_ids"].device
+        padding = padded(store, np.empty(0, np.int64), layout)
+        return cls(layout, {name: t.to(device) for name, t in padding.tensors.items()})
 
     def release(self) -> None:
         """Gives the memory back before the batch is dropped; any later use raises.
@@ -168,15 +131,6 @@ class StaticBatch(BucketShape):
         """
         if self._lease is not None:
             self._lease.give_back()
-
-    def _check_lease(self) -> None:
-        lease = self._lease
-        if lease is not None and lease.generation != lease.slot.generation:
-            raise StaleBatch(
-                f"this batch of bucket {self.bucket} gave its slot back, and the slot has been or "
-                "will be filled with other graphs: use a batch before release(), or keep a copy "
-                "with batch.clone()"
-            )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -250,35 +204,14 @@ class StaticBatch(BucketShape):
         names = dict.fromkeys((*self._tensors, *self._objects, *self._extra))
         return [name for name in names if name != COUNTS]
 
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Returns all tensors by name, including the counts of real rows, in the layout's order."""
-        self._check_lease()
-        return self._tensors
-
     def argument(self, name: str) -> Any:
         """Returns the argument for a model's parameter of this name; None if the batch has none."""
         if name in self._tensors or name in _COUNTED or name in _SIZES:
             return getattr(self, name)
-        found = derived(self, name)
-        if found is None and self.layout.schema.hetero:
-            found = by_type(self, name)
-        return found
-
-    @property
-    def node_masks(self) -> dict[str, Tensor]:
-        """``{node type: [rows] bool}``, True on real rows, if nodes have types."""
-        schema = self.layout.schema
-        return {axis.key: self._tensors[f"{axis.name}_mask"] for axis in schema.node_axes}
-
-    @property
-    def edge_masks(self) -> dict[tuple[str, str, str], Tensor]:
-        """``{edge type: [rows] bool}``, True on real rows, if nodes have types."""
-        schema = self.layout.schema
-        return {axis.key: self._tensors[f"{axis.name}_mask"] for axis in schema.edge_axes}
-
-    def mask_of(self, value: Tensor) -> Tensor:
-        """Returns the mask that fits a tensor's rows; see :meth:`level_of`."""
-        return self._tensors[f"{self.level_of(value)}_mask"]
+        value = derived(self, name)
+        if value is None and self.layout.schema.hetero:
+            value = by_type(self, name)
+        return value
 
     def replace(self, **tensors: Tensor) -> StaticBatch:
         """Returns the same batch with some tensors replaced.
@@ -326,7 +259,7 @@ class StaticBatch(BucketShape):
         return self.clone()
 
     def __getstate__(self) -> dict[str, Any]:
-        return pickled_batch.state_of(self, self.real, self._objects, self._extra)
+        return state_of(self, self.real, self._objects, self._extra)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         tensors = state["tensors"]
@@ -334,7 +267,7 @@ class StaticBatch(BucketShape):
             tensors = state["layout"].tensors(tensors)
         self.__init__(state["layout"], tensors, state["real"], objects=state["objects"])
         self._extra = state["extra"]
-        pickled_batch.note_indices(self)
+        note_indices(self)
 
     def pin_memory(self) -> StaticBatch:
         """Returns the batch in pinned memory, as torch's ``DataLoader(pin_memory=True)`` asks."""
@@ -346,13 +279,13 @@ class StaticBatch(BucketShape):
     def _changed(self, change: Callable[[Tensor], Tensor]) -> StaticBatch:
         """Returns the batch in other memory: a single copy where its tensors share a buffer."""
         self._check_lease()
-        whole = pickled_batch.whole_of(self)
+        whole = whole_of(self)
         if whole is not None:
             tensors = self.layout.tensors(change(whole))
         else:
             tensors = {name: change(value) for name, value in self._tensors.items()}
         moved = StaticBatch(self.layout, tensors, self.real, objects=self._objects)
-        pickled_batch.note_indices(moved)
+        note_indices(moved)
         moved._extra = {
             name: change(value) if isinstance(value, Tensor) else value
             for name, value in self._extra.items()
@@ -375,49 +308,20 @@ class StaticBatch(BucketShape):
         Raises:
             ValueError: a tensor without rows of this batch; the message names its key.
         """
-        return unbatch.unpadded(self, value, name)
+        return unpadded(self, value, name)
 
     def first_places(self, level: Level) -> IntArray | None:
         """Returns which row each edge of the real graphs was before they were sorted; None if none
         was moved."""
-        return pickled_batch.moved_edges(self.layout.schema, self._objects).get(level)
+        return moved_edges(self.layout.schema, self._objects).get(level)
 
     def to_data_list(self) -> list[Any]:
         """Returns the real graphs as ``Data`` or ``HeteroData``, edges sorted by destination."""
-        graphs = unbatch.to_data_list(self)
+        graphs = to_data_list(self)
         for name, values in self._objects.items():
             for data, value in zip(graphs, values, strict=True):
                 setattr(data, name, value)
         return graphs
-
-    @property
-    def real_nodes(self) -> int:
-        """The number of real nodes on the host; see :attr:`real_graphs`."""
-        return self.real_counts.nodes
-
-    @property
-    def real_edges(self) -> int:
-        """The number of real edges on the host; see :attr:`real_graphs`."""
-        return self.real_counts.edges
-
-    @property
-    def real_graphs(self) -> int:
-        """The number of real graphs on the host, as in ``out[: batch.real_graphs]``.
-
-        Raises:
-            RuntimeError: inside a compiled step, which does not know it.
-        """
-        return self.real_counts.graphs
-
-    @property
-    def real_counts(self) -> RealCounts:
-        """The real counts as host numbers; RuntimeError inside a compiled step."""
-        if self.real is None:
-            raise RuntimeError(
-                "a compiled step does not know the real counts: use the masks, or "
-                "batch.num_real_graphs, a tensor"
-            )
-        return self.real
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, self._tensors[name]) for name in self._tensors if name != COUNTS)
@@ -428,23 +332,7 @@ class StaticBatch(BucketShape):
         return f"StaticBatch(bucket={self.bucket}{real}, {shapes})"
 
 
-_OWN = (*BucketShape.__slots__, *StaticBatch.__slots__)
-
-
-def looked_in_epoch(batch: StaticBatch) -> set[int] | None:
-    """The numbers of the recordings that have checked the model in a batch's epoch.
-
-    See ``looked`` of :class:`staticgraph.batches.slots.slots.SlotPool`; None for a batch that is
-    not from a loader.
-    """
-    lease = batch._lease
-    return None if lease is None else lease.pool.looked
-
-
-def loader_of(batch: StaticBatch) -> Mapping[str, Any] | None:
-    """The settings of the loader that a batch is from, one object per epoch; None without."""
-    lease = batch._lease
-    return None if lease is None else lease.pool.loader
+_OWN = (*BatchArrays.__slots__, *StaticBatch.__slots__)
 
 
 def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> StaticBatch:
@@ -454,6 +342,6 @@ def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> Stati
         GraphTooLarge: together the graphs exceed the capacity.
     """
     graphs = several_graphs(ids, len(store))
-    made = padded(store, graphs, layout)
-    pickled_batch.note(made.buffer, layout.lengths)
-    return StaticBatch(layout, made.tensors, made.real, objects=store.objects_of(graphs))
+    arrays = padded(store, graphs, layout)
+    note(arrays.buffer, layout.lengths)
+    return StaticBatch(layout, arrays.tensors, arrays.real, objects=store.objects_of(graphs))

@@ -19,7 +19,11 @@ Every fill writes every element of the slot, so nothing of an earlier batch rema
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+import torch
+from torch import Tensor
 
 from staticgraph.batches.collation.collate_axes import (
     fill_axis,
@@ -56,10 +60,10 @@ def fill(
     Raises:
         GraphTooLarge: together the graphs exceed the bucket; the slot is left as it was.
     """
-    asked = np.ascontiguousarray(ids, dtype=np.int64)
-    store.verify(asked)
-    store, ids = store.held(asked, layout.pointers)
-    real = real_counts(store, ids, layout.capacity, asked)
+    stored = np.ascontiguousarray(ids, dtype=np.int64)
+    store.verify(stored)
+    store, ids = store.held(stored, layout.pointers)
+    real = real_counts(store, ids, layout.capacity, stored)
     schema = layout.schema
     if schema.one_kind:
         _structure(
@@ -79,7 +83,7 @@ def fill(
             fill_index(store, ids, field, arrays[field.name])
     for field, _ in layout.paddings:
         _fill_field(store, ids, field, arrays[field.name])
-    arrays["graph_ids"][: len(asked)] = asked
+    arrays["graph_ids"][: len(stored)] = stored
     pad_rows(layout, arrays, real)
     if layout.pointers:
         _pointers(
@@ -275,3 +279,34 @@ def _look_up_rows(
         for k in range(offsets[g] * width, offsets[g + 1] * width):
             target[at] = given[source[k]]
             at += 1
+
+
+class Padded(NamedTuple):
+    """The filled arrays of a bucket.
+
+    Attributes:
+        buffer: ``[nbytes]`` uint8, which the tensors are views of.
+        tensors: by name, in the layout's order.
+        real: how many of their rows are real.
+    """
+
+    buffer: Tensor
+    tensors: dict[str, Tensor]
+    real: RealCounts
+
+
+def padded(store: GraphColumns, graphs: IntArray, layout: SlotLayout) -> Padded:
+    """Pads some graphs of a store to a bucket's shapes.
+
+    Args:
+        store: the graphs.
+        graphs: ``[g]`` int64, which graphs; empty gives padding alone.
+        layout: the bucket's layout.
+
+    Raises:
+        GraphTooLarge: together they exceed the capacity.
+    """
+    buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
+    tensors = layout.tensors(buffer)
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    return Padded(buffer, tensors, fill(store, graphs, layout, arrays))

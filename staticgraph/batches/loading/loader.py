@@ -24,9 +24,8 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.collation.collate import fill
 from staticgraph.batches.collation.transform import Transform, apply_transform, check_transform
 from staticgraph.batches.loading.from_device import IdsFeed
-from staticgraph.batches.loading.loaded_graphs import LoadedGraphs
+from staticgraph.batches.loading.loaded_graphs import LoadedGraphs, announced
 from staticgraph.batches.loading.loader_options import check_options
-from staticgraph.batches.loading.read_ahead import announced
 from staticgraph.batches.slots.batch_memory import used
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import Lease, Slot, SlotLayout, SlotPool

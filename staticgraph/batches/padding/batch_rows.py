@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch import pickled_batch
 from staticgraph.batches.batch.static_batch import StaticBatch, filled
 from staticgraph.batches.collation.collate import pad_rows
+from staticgraph.batches.slots.batch_memory import note
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import BadGraph
@@ -257,7 +257,7 @@ class BatchRows(Rows):
                 )
             tensors[each.name].narrow(each.cat_dim or 0, 0, rows).copy_(value)
         pad_rows(layout, arrays, real)
-        pickled_batch.note(buffer, layout.lengths)
+        note(buffer, layout.lengths)
         return StaticBatch(layout, tensors, real, objects=self.objects)
 
 

@@ -2,8 +2,9 @@
 
 A tensor's leading size tells what its rows are only if that size came from the batch. A batch of
 other sizes separates the two cases: rows of the batch change in number with it, while a table of
-the model's own keeps its size. :mod:`staticgraph.steps.rows.provenance` runs a model once on such a
-batch; the layers' queries during that run are recorded here. An actual step is never recorded.
+the model's own keeps its size. :mod:`staticgraph.steps.computation.provenance` runs a model once on
+such a batch; the layers' queries during that run are recorded here. An actual step is never
+recorded.
 """
 
 from __future__ import annotations

@@ -235,10 +235,11 @@ class BatchContext:
             if rows is None:
                 noted.size(size)
         elif rows is not None and any(size == known for known in self.apart):
+            layer = self.apart[int(size)]
             raise NotStatic(
-                f"{self.apart[int(size)]}: {size} rows are {rows.what} in this bucket, and a tensor "
-                "that the layer is called with has as many in every bucket, so it is unknown "
-                "which they are: plan with another number of rows (raise the capacity by 1)"
+                f"{layer}: {size} rows are {rows.what} in this bucket, and a tensor that the layer "
+                "is called with has as many in every bucket, so it is unknown which they are: plan "
+                "with another number of rows (raise the capacity by 1)"
             )
         return rows
 

@@ -29,20 +29,19 @@ from staticgraph.internals.tracing import (
     watched,
 )
 from staticgraph.kernels.register import NAMESPACE
-from staticgraph.steps.compilation.activation_checkpointing import checked
 from staticgraph.steps.compilation.graph_trees import skipped_recordings
-from staticgraph.steps.compilation.guards import GuardedCall, drop_what_is_known
+from staticgraph.steps.compilation.guards import GuardedCall, checked, drop_what_is_known
 from staticgraph.steps.compilation.modes import Mode
 from staticgraph.steps.compilation.shared_trace import COMPILING, SharedTrace
-from staticgraph.steps.tracing.failures import (
+from staticgraph.steps.tracing.obstacles import obstacles, unrecordable
+from staticgraph.steps.tracing.trace import (
     KEEP_IN_TENSORS,
     failed_guard,
     observed,
     of_setting,
+    tracing_options,
     why_not_compiled,
 )
-from staticgraph.steps.tracing.obstacles import obstacles, unrecordable
-from staticgraph.steps.tracing.trace import tracing_options
 from staticgraph.text.how_many import how_many
 
 if TYPE_CHECKING:
@@ -79,69 +78,6 @@ class CompileCounts:
         self.skipped += now[2] - before[2]
 
 
-class _StaticBackend:
-    """Compiles one graph whose every shape is a number, once.
-
-    The graph is rewritten if requested, then compiled by Inductor in one of torch's modes or, in
-    mode ``fused``, run as it is.
-
-    Attributes:
-        captured: the rewritten graph; None if nothing was rewritten.
-        guards: how many guards remain, for a graph that runs as it is; None for any other.
-    """
-
-    def __init__(self, function: FunctionType, mode: Mode, name: str, device: str | None) -> None:
-        self._function = function
-        self.guards: int | None = None
-        self._inductor = None
-        if not mode.fused:
-            self._inductor = inductor(mode.inductor)
-        self._recorded = mode.recording or mode.own
-        self._device, self._compiled = device, not mode.fused
-        self._name = name
-        # Keeps Inductor's output alive, with its constants: a recording reads them, and
-        # ``torch.compiler.reset()`` would free them. Inductor's own recordings look after
-        # themselves.
-        self._kept: list[Any] | None = None if mode.recording else []
-        self.done = False
-        self.captured: Captured | None = None
-
-    @property
-    def relied(self) -> set[str]:
-        """Sources of the tensors for whose gradients the rewritten graph has guards."""
-        return set() if self.captured is None else self.captured.relied
-
-    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        if self.done:
-            raise NotStatic(f"{self._name} is compiled")
-        if found := obstacles(graph):
-            raise NotStatic(
-                f"{self._name} has shapes or numbers that depend on data:\n"
-                + "\n".join(f"  {obstacle}" for obstacle in found)
-                + "\nGive the sizes instead of reading them (batch.num_graphs, x.size(0)), use "
-                "torch.where instead of a mask index, or use mode='eager'"
-            )
-        if self._recorded and (found := unrecordable(graph)):
-            raise NotStatic(
-                f"{self._name} has operators that no recording can hold:\n"
-                + "\n".join(f"  {obstacle}" for obstacle in found)
-                + f"\n{found[0].reason}: {found[0].remedy}"
-            )
-        if self._device is not None:
-            from staticgraph.rewrites import RewriteTarget, rewrite
-
-            self.captured = rewrite(graph, RewriteTarget(self._device, self._compiled), inputs)
-        if self._inductor is None:
-            if TracingContext.try_get() is not None:
-                self.guards = drop_what_is_known(self._function, self.captured)
-            return checked(graph, self._name)
-        declare_operators(NAMESPACE)
-        made = self._inductor(graph, inputs)
-        if self._kept is not None:
-            self._kept.append(made)
-        return made
-
-
 def with_own_code(function: Callable[..., Any], name: str) -> FunctionType:
     """Returns the same function with its own code object, which is what torch counts by."""
     assert isinstance(function, FunctionType)
@@ -157,6 +93,9 @@ def with_own_code(function: Callable[..., Any], name: str) -> FunctionType:
 class CompiledFunction:
     """A function of tensors, compiled at its first call and never again.
 
+    Its one graph, whose every shape is a number, is rewritten if requested, then compiled by
+    Inductor in one of torch's modes or, in mode ``fused``, run as it is.
+
     Args:
         function: takes tensors of fixed shapes.
         mode: a compiled mode.
@@ -165,6 +104,10 @@ class CompiledFunction:
         rewritten_on: the device whose operators the graph is rewritten to; None leaves it as it is.
         shared: a trace for all buckets, in mode ``fused``; where this bucket does not fit it, or
             there is none, the bucket is traced alone.
+
+    Attributes:
+        captured: the rewritten graph, after the first call; None if nothing is rewritten.
+        guards: how many guards a call of mode ``fused`` checks; None in any other mode.
 
     Raises (when called):
         NotStatic: tracing failed, or a later call would have compiled again; the message carries
@@ -182,26 +125,59 @@ class CompiledFunction:
     ) -> None:
         self.layout = layout
         self._shared = shared
-        own = with_own_code(function, name)
-        self._function = own
+        self._function = with_own_code(function, name)
         self._fused = mode.fused
-        self._backend = _StaticBackend(own, mode, name, rewritten_on)
-        self._call = torch.compile(own, fullgraph=True, dynamic=False, backend=self._backend)
+        self._inductor = None if mode.fused else inductor(mode.inductor)
+        self._recorded = mode.recording or mode.by_library
+        self._device = rewritten_on
+        self._call = torch.compile(
+            self._function,
+            fullgraph=True,
+            dynamic=False,
+            backend=lambda *traced: self._compile(*traced),
+        )
         self._next: Callable[[tuple[Tensor, ...]], Any] = self._compiled
         self._name = name
         self._warm = False
         self._recording = mode.recording
+        # Keeps Inductor's output alive, with its constants: a recording reads them, and
+        # ``torch.compiler.reset()`` would free them. Inductor's own recordings look after
+        # themselves.
+        self._outputs: list[Any] | None = None if mode.recording else []
         self.counts: CompileCounts = CompileCounts()
+        self.captured: Captured | None = None
+        self.guards: int | None = None
 
-    @property
-    def captured(self) -> Captured | None:
-        """The rewritten graph, after the first call."""
-        return self._backend.captured
+    def _compile(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        """Compiles the graph; torch calls it."""
+        if self._warm:
+            raise NotStatic(f"{self._name} is compiled")
+        if on_data := obstacles(graph):
+            raise NotStatic(
+                f"{self._name} has shapes or numbers that depend on data:\n"
+                + "\n".join(f"  {obstacle}" for obstacle in on_data)
+                + "\nGive the sizes instead of reading them (batch.num_graphs, x.size(0)), use "
+                "torch.where instead of a mask index, or use mode='eager'"
+            )
+        if self._recorded and (unfit := unrecordable(graph)):
+            raise NotStatic(
+                f"{self._name} has operators that no recording can hold:\n"
+                + "\n".join(f"  {obstacle}" for obstacle in unfit)
+                + f"\n{unfit[0].reason}: {unfit[0].remedy}"
+            )
+        if self._device is not None:
+            from staticgraph.rewrites import RewriteTarget, rewrite
 
-    @property
-    def guards(self) -> int | None:
-        """How many guards a call of mode ``fused`` checks; None in any other mode."""
-        return self._backend.guards
+            self.captured = rewrite(graph, RewriteTarget(self._device, not self._fused), inputs)
+        if self._inductor is None:
+            if TracingContext.try_get() is not None:
+                self.guards = drop_what_is_known(self._function, self.captured)
+            return checked(graph, self._name)
+        declare_operators(NAMESPACE)
+        output = self._inductor(graph, inputs)
+        if self._outputs is not None:
+            self._outputs.append(output)
+        return output
 
     def __call__(self, *tensors: Tensor) -> Any:
         """Runs the compiled function; the first call compiles it."""
@@ -231,7 +207,7 @@ class CompiledFunction:
                 f"{self._name} cannot be compiled in fixed shapes:\n"
                 f"{why_not_compiled(error, observed(error))}"
             ) from None  # the context is torch's long message, which is not shown again
-        self._warm = self._backend.done = True
+        self._warm = True
         self.counts.seconds += time.perf_counter() - started
         self.counts.add_since(before)
         self.counts.compiles = max(1, self.counts.compiles)  # another bucket's trace is one as well
@@ -242,10 +218,10 @@ class CompiledFunction:
         shared = self._shared
         plain = all(type(value) is Tensor and not value.requires_grad for value in tensors)
         if shared is not None and shared.usable and plain:
-            found = shared.bucket(self.layout, tensors, self._in_numbers)
-            if found is not None:
-                result, self._next = found
-                self._call = found[1].unguarded
+            first = shared.bucket(self.layout, tensors, self._in_numbers)
+            if first is not None:
+                result, self._next = first
+                self._call = first[1].unguarded
                 return result
         result = self._call(*tensors)
         if self._fused:
@@ -256,7 +232,8 @@ class CompiledFunction:
         """Compiles a shared graph in this bucket's sizes; None if the shared guards lack one that
         its rewrites need."""
         assert self._shared is not None
-        run, relied = self._backend(graph, inputs), self._backend.relied
+        run = self._compile(graph, inputs)
+        relied = set() if self.captured is None else self.captured.relied
         if TracingContext.try_get() is not None:
             self._shared.relied = relied
         return run if relied <= self._shared.relied else None
@@ -280,9 +257,9 @@ class CompiledFunction:
                 f"{of_setting(changed) or KEEP_IN_TENSORS}:\n{changed.partition('- User stack')[0]}"
             ) from error
         except AttributeError as error:
-            if (told := self._deletes(error)) is None:
+            if (deleted := self._deletes(error)) is None:
                 raise
-            raise told from error
+            raise deleted from error
 
     def _deletes(self, error: AttributeError) -> NotStatic | None:
         """The error for a ``del self.e`` of an ``e`` that existed only before the first call.

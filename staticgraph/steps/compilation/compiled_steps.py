@@ -89,8 +89,12 @@ class CompiledSteps:
         """Returns the function for a batch and the current flags; warns if it is made late."""
         fused = fused or self._mode.fused
         grad = torch.is_grad_enabled()
-        asked = grad and work == "forward"
-        inputs = tuple(n for n, t in batch.tensors().items() if t.requires_grad) if asked else ()
+        may_differentiate = grad and work == "forward"
+        inputs = (
+            tuple(n for n, t in batch.tensors().items() if t.requires_grad)
+            if may_differentiate
+            else ()
+        )
         around = self._computation.precision.around
         key = Key(batch.bucket, work, self._model.training, grad, fused, inputs, around)
         if key not in self._functions:
@@ -122,13 +126,15 @@ class CompiledSteps:
             self._shared[family] = SharedTrace(with_own_code(function, f"any {key.work}"))
         return self._shared[family]
 
-    def note_recorded(self, bucket: int, work: str, training: bool, found: RecordedGraphs) -> None:
+    def note_recorded(
+        self, bucket: int, work: str, training: bool, recorded: RecordedGraphs
+    ) -> None:
         """Adds what torch recorded of a key, forward and backward, after its first run."""
         around = self._computation.precision.around
         key = Key(bucket, work, training, training and torch.is_grad_enabled(), around=around)
         counts = self._functions[key].counts
-        counts.recordings += found.graphs
-        counts.skipped = max(counts.skipped, found.skipped)
+        counts.recordings += recorded.graphs
+        counts.skipped = max(counts.skipped, recorded.skipped)
 
     @property
     def counts(self) -> list[tuple[Key, CompileCounts]]:

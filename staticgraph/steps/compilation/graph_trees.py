@@ -70,22 +70,22 @@ def whole_recording(device: torch.device, phase: str, name: str) -> Iterator[Rec
     Raises:
         NotStatic: there are more or fewer recordings than a whole one takes.
     """
-    found = RecordedGraphs()
+    recorded = RecordedGraphs()
     if device.type != "cuda":
-        yield found
+        yield recorded
         return
     before, skipped = recorded_graphs(device), skipped_recordings()
 
-    with counting_pieces() as made:
-        yield found
-    pieces = made.count
-    found.graphs = recorded_graphs(device) - before
-    found.skipped = skipped_recordings() - skipped
+    with counting_pieces() as counted:
+        yield recorded
+    pieces = counted.count
+    recorded.graphs = recorded_graphs(device) - before
+    recorded.skipped = skipped_recordings() - skipped
     whole = WHOLE.get(phase)
-    if whole is None or pieces == whole <= found.graphs:
+    if whole is None or pieces == whole <= recorded.graphs:
         return
     raise NotStatic(
-        f"{name} is not recorded whole: torch recorded {found.graphs} of "
+        f"{name} is not recorded whole: torch recorded {recorded.graphs} of "
         f"{how_many(pieces, 'piece')}, where a whole recording has {whole} (one each way). "
         "Something in it cannot be recorded, such as a part on the CPU, an operator tagged "
         "cudagraph_unsafe, or an input that is written and may move; TORCH_LOGS=cudagraphs or "

@@ -10,6 +10,13 @@ what changed.
 Invariant: whatever a user can change between two steps (a module's attributes, parameters, flags
 and hooks, what its forward reads of the user's own modules and globals, torch's own modes and
 flags) is guarded as torch guards it.
+
+The problem of checkpointed parts, which a backward runs again: torch keeps the inputs of such a
+part and, in the backward, finds that the part itself has written to them, as BatchNorm does to its
+running statistics. Compilers move such writes out of the part. A graph that runs as it is cannot,
+and its backward would end in an autograd error that names neither the part nor a remedy. The idea:
+the first run compares the versions of the inputs of such parts. Graphs without them, and later
+runs, are not checked.
 """
 
 from __future__ import annotations
@@ -25,6 +32,11 @@ from staticgraph.internals.tracing import as_usual, drop_guards, traced, unwatch
 
 if TYPE_CHECKING:
     from staticgraph.rewrites import Captured
+import torch
+
+from staticgraph.errors import NotStatic
+from staticgraph.internals.dispatch import version_of
+from staticgraph.steps.tracing.obstacles import place_of
 
 HOME = "staticgraph.steps.computation.computation"  # where the steps' functions are made
 # Dynamo's names for guards of identity, on things that are fixed once a library is imported.
@@ -40,7 +52,9 @@ _OURS = re.compile(r"G\['(?!__)|G\['__import_staticgraph_|.*\.torch_geometric\.t
 # The scope in which a named tuple's class was made, and Dynamo's own names for imported modules.
 _MADE = re.compile(r"G\['___unnamed_scope_\w+'\](\['_tuple_new'\].*)?$|G\['__import_\w+'\]$")
 # Cells, set once, of the function that ``Computation.of_tensors`` makes; the class of its context.
-_CELLS = re.compile(r"L\['(layout|names|known|work|leaves)'\]|L\['run'\]\.__self__\._context\)")
+_CELLS = re.compile(
+    r"L\['(layout|names|known|work|leaves|any_bucket)'\]|L\['run'\]\.__self__\._context\)"
+)
 # Prefixes of guards on an object's class and on what it holds, which the patterns ignore.
 _CLASS = re.compile(r"^(dict\()?(type\()?")
 # These attributes of a module are always dictionaries, and its layers were converted together.
@@ -110,24 +124,78 @@ class GuardedCall:
         self._locals = {
             name: cell.cell_contents for name, cell in zip(code.co_freevars, cells, strict=True)
         }
-        self._given = code.co_varnames[0] if code.co_varnames else ""
+        self._parameter = code.co_varnames[0] if code.co_varnames else ""
 
     def holds(self, tensors: tuple[Tensor, ...]) -> bool:
         """Whether all guards hold for these tensors."""
-        given = {**self._locals, self._given: tensors}
-        return self._traced is not None and self._traced.holds(given)
+        traced = self._traced
+        return traced is not None and traced.holds({**self._locals, self._parameter: tensors})
 
     def __call__(self, tensors: tuple[Tensor, ...]) -> Any:
         """Returns the function's result; raises what ``torch.compile`` raises if a guard fails."""
-        found = self._traced
-        if found is None or not as_usual():
+        traced = self._traced
+        if traced is None or not as_usual():
             return self._call(*tensors)
-        given = {**self._locals, self._given: tensors}
-        if found.holds(given):
-            return found.run(*tensors)
+        bindings = {**self._locals, self._parameter: tensors}
+        if traced.holds(bindings):
+            return traced.run(*tensors)
         if not watched():
             return self._refused(*tensors)
         with unwatched():
-            if not found.holds(given):
+            if not traced.holds(bindings):
                 return self._refused(*tensors)
-        return found.run(*tensors)  # watched operation by operation, as it would be untraced
+        return traced.run(*tensors)  # watched operation by operation, as it would be untraced
+
+
+_PART = torch.ops.higher_order.tag_activation_checkpoint
+
+
+def checked(graph: torch.fx.GraphModule, name: str) -> Callable[..., Any]:
+    """Returns the graph's forward, which at its first run refuses parts that write to their inputs.
+
+    The writes are undone.
+
+    Args:
+        graph: as Dynamo captured it.
+        name: what messages call it.
+
+    Raises (when called):
+        NotStatic: such a part writes.
+    """
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    parts = [node for node in graph.graph.nodes if node.target is _PART]
+    read = {arg: part for part in parts for arg in part.args if arg in placeholders}
+    if not read:
+        return graph.forward
+    places = [(number, read[node]) for number, node in enumerate(placeholders) if node in read]
+    passed = False
+
+    def run(*inputs: Any) -> Any:
+        """Runs the graph; the first time, also checks whether inputs change."""
+        nonlocal passed
+        if passed:
+            return graph.forward(*inputs)
+        before = [
+            (value, version_of(value), value.detach().clone(), part)
+            for number, part in places
+            if isinstance(value := inputs[number], Tensor)
+        ]
+        result = graph.forward(*inputs)
+        written = [
+            before_run for before_run in before if version_of(before_run[0]) != before_run[1]
+        ]
+        with torch.no_grad():
+            for value, _, was, _ in written:
+                value.copy_(was)
+        if written:
+            where, line = place_of(written[0][3].stack_trace or "")
+            raise NotStatic(
+                f"{name}: activation checkpointing runs a part of the forward again, which writes "
+                f"to a buffer (running statistics of a norm, a counter), at {where}: {line}; "
+                "its second run would write again: give mode='eager' or a compiled one, or leave "
+                "the norm out of the checkpointed block"
+            )
+        passed = True
+        return result
+
+    return run

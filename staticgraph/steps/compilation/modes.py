@@ -51,14 +51,14 @@ class Mode(NamedTuple):
         return self.name in RECORDING_MODES
 
     @property
-    def own(self) -> bool:
+    def by_library(self) -> bool:
         """Whether this library records."""
         return self.name == OWN
 
     @property
     def inductor(self) -> str:
         """The mode that is passed to torch.compile."""
-        return "default" if self.own else self.name
+        return "default" if self.by_library else self.name
 
 
 def without_fused(differentiable: Sequence[str]) -> str | None:

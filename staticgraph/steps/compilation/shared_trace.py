@@ -228,7 +228,8 @@ class _SymbolicGraph:
         home = str(getattr(node.target, "__module__", ""))
         if node.op != "call_function" or home.startswith(_STATEFUL):
             return _UNKNOWN
-        return node.target(*args, **kwargs)
+        function: Any = node.target
+        return function(*args, **kwargs)
 
 
 _UNKNOWN = object()
@@ -251,7 +252,9 @@ def _in_numbers(example: Any, numbers: dict[Any, int]) -> Any:
     """An input without values, in numbers; called under its mode."""
     if not isinstance(example, Tensor):
         return as_number(example, numbers)
-    shape, stride = ([as_number(n, numbers) for n in each] for each in (example.shape, example.stride()))
+    shape, stride = (
+        [as_number(n, numbers) for n in each] for each in (example.shape, example.stride())
+    )
     value = torch.empty_strided(shape, stride, dtype=example.dtype, device=example.device)
     if isinstance(example, torch.nn.Parameter):
         return torch.nn.Parameter(value, example.requires_grad)

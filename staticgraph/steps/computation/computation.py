@@ -4,17 +4,26 @@ The same function runs in eager, is compiled, and is recorded. While it runs, th
 layers see the batch and PyG's functions have fixed shapes, in the running thread alone; before and
 after, neither is the case. A backward that runs parts of the forward again (activation
 checkpointing) runs them under the same conditions, in whichever thread.
+
+The precision of a step is its subject's autocast, or one that is entered around it. In eager an
+autocast around a call has its usual effect. A compiled or recorded step keeps the autocast that it
+was made in, so that is part of its key, and a call inside another autocast reports it instead of
+computing in the wrong precision. Autocast keeps its casts of weights until its outermost block
+ends. Inside a block around a whole loop, they would stay those of the first step, and a recording
+made there would read them, too. So they are dropped after every update, and before and after
+everything that is recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.containers import mapped, tensors_in
+from staticgraph.batches.batch.containers import mapped
 from staticgraph.batches.batch.own_class import built_like
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.sizes import SizedLayout
@@ -30,19 +39,56 @@ from staticgraph.nn.refused import caching_layers
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.schema import COUNTS, Level
 from staticgraph.steps.computation.model_arguments import forward_of, optional_fields
-from staticgraph.steps.computation.model_setup import Precision, Subject
-from staticgraph.steps.loss.mean_loss import LossTerms, mean_loss, share_of_loss
-from staticgraph.steps.rows.padding import sanitized, zero_padding
-from staticgraph.steps.rows.provenance import (
+from staticgraph.steps.computation.model_setup import Subject, name_of
+from staticgraph.steps.computation.provenance import (
     Path,
     Provenance,
     level_in,
+    output_tensors,
     row_level,
     run_elsewhere,
+    sanitized,
+    zero_padding,
 )
+from staticgraph.steps.loss.mean_loss import LossTerms, mean_loss, share_of_loss
 from staticgraph.steps.state.training_hooks import HeardHooks
 from staticgraph.steps.state.training_state import untouched
-from staticgraph.steps.tracing.failures import advise
+from staticgraph.steps.tracing.trace import advise
+
+
+class Precision:
+    """The precision of one subject's steps.
+
+    Args:
+        autocast: the subject's own; None leaves whatever is entered around a call.
+        device: the device of its model.
+    """
+
+    def __init__(self, autocast: torch.dtype | None, device: torch.device) -> None:
+        self._autocast, self._device = autocast, device.type
+
+    def __call__(self) -> AbstractContextManager[Any]:
+        """A ``with`` block around a forward and its loss."""
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self._device, dtype=self._autocast)
+
+    def alone(self) -> AbstractContextManager[Any]:
+        """A ``with`` block around a compiled step, without the caller's autocast.
+
+        That autocast does not apply if the subject has its own, which is entered inside the step.
+        """
+        if self._autocast is None or not torch.is_autocast_enabled(self._device):
+            return nullcontext()
+        return torch.autocast(self._device, enabled=False)
+
+    @property
+    def around(self) -> str | None:
+        """The dtype of the autocast around the current call; None if the subject has its own."""
+        if self._autocast is not None or not torch.is_autocast_enabled(self._device):
+            return None
+        return name_of(torch.get_autocast_dtype(self._device))
+
 
 # The arrays by which a rewrite recognises an index as the batch's own.
 ARRAYS = tuple(COUNTS if name == "counts" else name for name in FACTS)
@@ -114,13 +160,13 @@ class Computation:
         if self.optional is None:
             self.optional = optional_fields(self._model, batch)
         training = self._model.training
-        found, capacity = self._known.get(training), batch.capacity
+        provenance, capacity = self._known.get(training), batch.capacity
         sizes = {capacity.rows(level) for level in batch.levels}
-        if found is None or found.sizes & sizes:
-            self._sizes |= sizes | (frozenset() if found is None else found.sizes)
-            kept = untouched(self._model, beside=self._beside, trained=False)
-            with self.active(), kept, self.precision():
-                found = run_elsewhere(
+        if provenance is None or provenance.sizes & sizes:
+            self._sizes |= sizes | (frozenset() if provenance is None else provenance.sizes)
+            restored = untouched(self._model, beside=self._beside, trained=False)
+            with self.active(), restored, self.precision():
+                provenance = run_elsewhere(
                     self._model,
                     self._output_elsewhere,
                     self._loss,
@@ -128,21 +174,21 @@ class Computation:
                     self._device,
                     self._sizes,
                 )
-            for path in found.uncounted:
+            for path in provenance.uncounted:
                 flag_single_rows(self._model.get_submodule(path), self._device)
-            self._known[training] = found
-            self._context.apart = {**self._context.apart, **found.apart}
-        return found
+            self._known[training] = provenance
+            self._context.apart = {**self._context.apart, **provenance.apart}
+        return provenance
 
     def _output_elsewhere(self, batch: StaticBatch) -> Any:
         """Returns the model's output over a batch that is not the user's; restores its counters."""
-        kept = untouched(self._model, beside=self._beside, trained=False, attributes=True)
-        with kept, asks() as asked:
+        restored = untouched(self._model, beside=self._beside, trained=False, attributes=True)
+        with restored, asks() as sizes_read:
             self._own_sizes, before = True, self._own_sizes
             try:
                 return self._forward_of(batch)[1]
             finally:
-                self._own_sizes = before or bool(asked)
+                self._own_sizes = before or bool(sizes_read)
 
     def assume_rows(self, like: Computation | None = None) -> None:
         """Skips the separate run: an output's rows are taken from its leading dimension, and
@@ -165,7 +211,7 @@ class Computation:
     def levels(self, out: Any, batch: StaticBatch) -> dict[Path, Level | None]:
         """Returns the level of each tensor of an output.
 
-        See :func:`staticgraph.steps.rows.provenance.level_in`.
+        See :func:`staticgraph.steps.computation.provenance.level_in`.
         """
         return level_in(out, batch, self.known(batch), self._rows)
 
@@ -195,7 +241,7 @@ class Computation:
             if work == "both":
                 result = out, result
         if torch.is_grad_enabled() and not traced_here():
-            remember(tensors_in(result))
+            remember([tensor for _, tensor in output_tensors(result)])
         if not keep:
             self._context.leave()
         return result
@@ -268,18 +314,12 @@ class Computation:
 
         def function(*tensors: Tensor) -> Any:
             """Runs the work over a batch of these tensors."""
-            batch = StaticBatch(layout, dict(zip(names, tensors, strict=True)))
+            sized: Any = SizedLayout(layout, tensors[-1].shape) if any_bucket else layout
+            arrays = tensors[:-1] if any_bucket else tensors
+            batch = StaticBatch(sized, dict(zip(names, arrays, strict=True)))
             return run(work, batch, known=known, leaves=leaves)
 
-        def of_any_bucket(*tensors: Tensor) -> Any:
-            """Runs the work over a batch of these tensors, in the sizes that the last one has."""
-            *arrays, sizes = tensors
-            batch = StaticBatch(
-                SizedLayout(layout, sizes.shape), dict(zip(names, arrays, strict=True))
-            )
-            return run(work, batch, known=known, leaves=leaves)
-
-        return of_any_bucket if any_bucket else function
+        return function
 
     def mean_loss(self, out: Any, batch: StaticBatch) -> Tensor:
         """Returns the loss over the real rows of a batch, 0-dim, in the precision of a step."""
@@ -291,15 +331,15 @@ class Computation:
         self,
         out: Any,
         batch: StaticBatch,
-        given: StaticBatch,
+        received: StaticBatch,
         known: Provenance,
         shared: bool = False,
     ) -> Any:
-        """Takes ``given``, the batch as received, and ``batch`` as the model left it."""
+        """Takes ``received``, the batch as received, and ``batch`` as the model left it."""
         assert self._loss is not None
         if known.loss is None:
             _refuse(LossTerms.of(self._loss(out, batch)).values, batch)
-        return (share_of_loss if shared else mean_loss)(self._loss, out, batch, given)
+        return (share_of_loss if shared else mean_loss)(self._loss, out, batch, received)
 
 
 def _refused(out: Any, overflows: list[Tensor]) -> Any:
@@ -333,20 +373,20 @@ def _refuse(values: Tensor, batch: StaticBatch) -> None:
         return
     shape, level = list(values.shape), row_level(values, batch)
     if level is not None:
-        found = (
+        shapes = (
             f"it gives a tensor of shape {shape}, whose leading size does not change with the "
             "batch's; return one value per row, such as F.mse_loss(out, batch.y, reduction='none')"
         )
     else:
         rows = ", ".join(f"{batch.capacity.rows(name)} {name} rows" for name in batch.levels)
-        found = (
+        shapes = (
             f"it gives a tensor of shape {shape}, and the bucket has {rows}; return one value per "
             "row, such as F.mse_loss(out, batch.y, reduction='none'), in place of loss[mask] "
             "return (loss, mask), and for rows of two kinds joined by torch.cat the one's values "
             "with the other's rows, whose mean is added: (values, None, others)"
         )
     raise ValueError(
-        f"the loss has no rows of the batch: {found}; for a scalar to add once (a penalty, a KL "
+        f"the loss has no rows of the batch: {shapes}; for a scalar to add once (a penalty, a KL "
         "term) return (loss, None, scalar)"
     )
 

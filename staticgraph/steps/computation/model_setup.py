@@ -3,21 +3,12 @@
 A model by itself does not define a step. With its loss, its optimizer, the way it is called and
 what is done to inputs and gradients, it does; so these travel together, and are checked once, here.
 How a step runs (its mode, recording, budget) is not part of it.
-
-The precision of a step is its subject's autocast, or one that is entered around it. In eager an
-autocast around a call has its usual effect. A compiled or recorded step keeps the autocast that it
-was made in, so that is part of its key, and a call inside another autocast reports it instead of
-computing in the wrong precision. Autocast keeps its casts of weights until its outermost block
-ends. Inside a block around a whole loop, they would stay those of the first step, and a recording
-made there would read them, too. So they are dropped after every update, and before and after
-everything that is recorded.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
@@ -28,6 +19,7 @@ from staticgraph.schema import Level
 from staticgraph.steps.computation.model_arguments import Forward
 from staticgraph.steps.loss.finite_losses import EVERY
 from staticgraph.steps.loss.mean_loss import Loss
+from staticgraph.steps.state.recordable_optimizer import parameters_of
 from staticgraph.text.numeric_options import real_option, whole_option
 
 # The dtypes that torch.autocast computes in.
@@ -37,45 +29,6 @@ AUTOCAST = (torch.bfloat16, torch.float16)
 def name_of(dtype: torch.dtype) -> str:
     """Returns ``bfloat16`` for ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")
-
-
-def entered(device: str) -> str | None:
-    """Returns the dtype of the autocast currently entered for a device type; None for none."""
-    if not torch.is_autocast_enabled(device):
-        return None
-    return name_of(torch.get_autocast_dtype(device))
-
-
-class Precision:
-    """The precision of one subject's steps.
-
-    Args:
-        autocast: the subject's own; None leaves whatever is entered around a call.
-        device: the device of its model.
-    """
-
-    def __init__(self, autocast: torch.dtype | None, device: torch.device) -> None:
-        self._autocast, self._device = autocast, device.type
-
-    def __call__(self) -> AbstractContextManager[Any]:
-        """A ``with`` block around a forward and its loss."""
-        if self._autocast is None:
-            return nullcontext()
-        return torch.autocast(self._device, dtype=self._autocast)
-
-    def alone(self) -> AbstractContextManager[Any]:
-        """A ``with`` block around a compiled step, without the caller's autocast.
-
-        That autocast does not apply if the subject has its own, which is entered inside the step.
-        """
-        if self._autocast is None or not torch.is_autocast_enabled(self._device):
-            return nullcontext()
-        return torch.autocast(self._device, enabled=False)
-
-    @property
-    def around(self) -> str | None:
-        """The dtype of the autocast around the current call; None if the subject has its own."""
-        return None if self._autocast is not None else entered(self._device)
 
 
 def check_autocast(dtype: object) -> None:
@@ -193,8 +146,13 @@ class Subject:
         """
         if not isinstance(model, Subject):
             return cls(model, loss, optimizer, forward, autocast, **options)
-        given = {"loss": loss, "optimizer": optimizer, "forward": forward, "autocast": autocast}
-        twice = [name for name, value in (given | options).items() if value is not None]
+        options_of_step = {
+            "loss": loss,
+            "optimizer": optimizer,
+            "forward": forward,
+            "autocast": autocast,
+        }
+        twice = [name for name, value in (options_of_step | options).items() if value is not None]
         if twice:
             raise TypeError(
                 f"{', '.join(f'{name}=' for name in twice)} next to a Subject, which says it: give "
@@ -212,9 +170,7 @@ class Subject:
 
         They are read again at every call, since either may gain parameters during training.
         """
-        groups = () if self.optimizer is None else self.optimizer.param_groups
-        given = [*self.model.parameters(), *(p for group in groups for p in group["params"])]
-        return list(dict.fromkeys(given))
+        return list(dict.fromkeys([*self.model.parameters(), *parameters_of(self.optimizer)]))
 
     @property
     def functions(self) -> tuple[object, ...]:
@@ -249,9 +205,8 @@ def warn_of_another_models_optimizer(subject: Subject) -> None:
     This happens when the optimizer was made from the parameters of another model, for example by a
     notebook cell that ran before the model was built again.
     """
-    mine = {id(p) for p in subject.model.parameters() if p.requires_grad}
-    groups = [] if subject.optimizer is None else subject.optimizer.param_groups
-    if mine and mine.isdisjoint(id(p) for group in groups for p in group["params"]):
+    trained = {id(p) for p in subject.model.parameters() if p.requires_grad}
+    if trained and trained.isdisjoint(map(id, parameters_of(subject.optimizer))):
         warnings.warn(
             f"the optimizer has none of the parameters of {type(subject.model).__name__}, so "
             "training would leave it as it is: make the optimizer of model.parameters() after the "

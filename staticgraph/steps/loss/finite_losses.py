@@ -1,4 +1,4 @@
-"""Losses that are not finite, found without waiting for the device at every step.
+"""Losses that are not finite, and norms over a single row, found without waiting for the device.
 
 The problem: one NaN in a feature or a target, or too high a learning rate, makes every parameter
 NaN with one update, and training goes on to its end. Reading each loss would stall a device that
@@ -7,20 +7,31 @@ loss that is not finite, together with the ids of that batch's graphs, inside a 
 the flags are read every :data:`EVERY` steps by default and at the end of an epoch. On the CPU,
 where reading costs nothing, the loss is read before the update, which then does not happen.
 
+Torch refuses statistics over a single value, and so do steps that know their counts. Where only the
+device knows them (a batch without counts, rows that a pool chose), running statistics are left
+unchanged, which is right, but unreported. So there is a flag for each level of rows with norms, and
+one in each norm over chosen rows, set when this happens and read with the losses; the user is told
+once, by name. A norm over rows of known levels costs nothing in the step; one over chosen rows
+costs a comparison of its count.
+
 Invariant: no host read in a recorded step, and none between checks.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
 
+from staticgraph.batches.batch.batch_arrays import wide_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.errors import NonFiniteLoss
+from staticgraph.errors import NonFiniteLoss, users_level
+from staticgraph.nn.norm.batch_norm import SINGLE
+from staticgraph.schema import COUNTS, LEVELS, Level
 from staticgraph.sizes.capacity import Capacity
 
 # Reading the flags waits for the device; once in this many steps the cost is negligible.
@@ -36,7 +47,8 @@ class FiniteLosses:
         capacities: one per bucket.
         device: the device of the losses.
         every: after how many steps to read the flags; 0 watches nothing.
-        model: its layers whose overflow makes a loss NaN are named as the likely cause.
+        model: its norms over single rows are reported, and its layers whose overflow makes a loss
+            NaN are named as the likely cause.
 
     Raises:
         ValueError: ``every`` is negative.
@@ -60,6 +72,9 @@ class FiniteLosses:
         # or
         # else of the latest batch. Each launch here is paid in every step.
         self._flags: dict[int, tuple[Tensor, Tensor]] = {}
+        # Per level: True once a batch of unknown counts had a single real row, and the norms on it.
+        self._levels: dict[Level, tuple[Tensor, set[str]]] = {}
+        self._reported: set[str] = set()
 
     def grow(self, capacities: Sequence[Capacity]) -> None:
         """Takes other capacities, of which only the last is new."""
@@ -116,7 +131,7 @@ class FiniteLosses:
         if self._device.type == "cpu" and not bad.any():
             return
         with suppress(ValueError):  # rows of nothing: every one counts
-            bad = bad & batch.mask_of(gradient).view(-1, *(1,) * (gradient.dim() - 1))
+            bad = bad & wide_mask(batch.mask_of(gradient), gradient)
         if self._device.type != "cpu":
             self.note(torch.where(bad.any(), torch.nan, 0.0), batch)
             self.count()
@@ -150,6 +165,22 @@ class FiniteLosses:
             torch.where(torch.isnan(flag), ids, batch.graph_ids, out=ids)
             flag.add_(loss, alpha=0)  # loss * 0 is NaN for infinity and NaN, else 0
 
+    def note_single_rows(self, batch: StaticBatch, norms: Sequence[tuple[str, Level]]) -> None:
+        """Flags the levels of which a batch of unknown counts has a single real row; reads nothing.
+
+        Args:
+            batch: without real counts, with which a step over a single row is refused.
+            norms: the paths of norms over rows of the batch, with the level.
+        """
+        counts = batch.tensors()[COUNTS]
+        for norm, level in norms:
+            if level not in self._levels:
+                self._levels[level] = counts.new_zeros((), dtype=torch.bool), set()
+            self._levels[level][1].add(norm)
+        levels = (*LEVELS, *(axis.name for axis in batch.layout.schema.axes))
+        for level in {level for _, level in norms}:
+            self._levels[level][0].logical_or_(counts[levels.index(level)] == 1)
+
     def prepare(self, bucket: int) -> tuple[Tensor, Tensor]:
         """Returns a bucket's flag and ids, at fixed addresses."""
         if bucket not in self._flags:
@@ -175,28 +206,55 @@ class FiniteLosses:
         return True
 
     def check(self) -> None:
-        """Reads and clears the flags.
+        """Waits for the device and reads the flags; clears those of losses.
+
+        Warns once of each norm that met a single real row.
 
         Raises:
             NonFiniteLoss: a loss since the last check was not finite.
         """
+        self._warn_of_single_rows()
         if not self._flags:
             return
         buckets = list(self._flags)
-        found = torch.stack([self._flags[bucket][0] for bucket in buckets]).tolist()
-        found = map(math.isnan, found)
-        for bucket, bad in zip(buckets, found, strict=True):
-            if bad:
+        flags = torch.stack([self._flags[bucket][0] for bucket in buckets]).tolist()
+        for bucket, flag in zip(buckets, flags, strict=True):
+            if math.isnan(flag):
                 graphs = _graphs(self._flags[bucket][1])
-                self.clear()
+                for other, _ in self._flags.values():
+                    other.zero_()
                 raise self._error(
                     graphs, "was not finite, which a check after it found: later updates are lost"
                 )
 
     def clear(self) -> None:
         """Clears all flags, in place."""
-        for flag, _ in self._flags.values():
+        flags = [flag for flag, _ in (*self._flags.values(), *self._levels.values())]
+        for flag in (*flags, *(flag for flag, _ in self._norm_flags())):
             flag.zero_()
+
+    def _norm_flags(self) -> Iterator[tuple[Tensor, set[str]]]:
+        """The flags of norms over chosen rows, each with the path of its norm."""
+        modules = () if self._model is None else self._model.named_modules()
+        for path, module in modules:
+            if (flag := module._buffers.get(SINGLE)) is not None:
+                yield flag, {path or "the model"}
+
+    def _warn_of_single_rows(self) -> None:
+        flagged = [*self._levels.values(), *self._norm_flags()]
+        if not flagged:
+            return
+        flags = torch.stack([flag for flag, _ in flagged]).tolist()
+        norms = {n for (_, names), flag in zip(flagged, flags, strict=True) if flag for n in names}
+        if new := sorted(norms - self._reported):
+            self._reported |= norms
+            warnings.warn(
+                f"{', '.join(new)}: had one real row to take statistics over, in a batch whose "
+                "counts only the device knows, where torch would have refused it; the running "
+                "statistics were left alone. Leave graphs out that come down to one row, choose a "
+                "larger batch, or set the layer to eval()",
+                stacklevel=users_level(),
+            )
 
     def _error(self, graphs: list[int], what: str) -> NonFiniteLoss:
         named = ", ".join(map(str, graphs[:NAMED]))

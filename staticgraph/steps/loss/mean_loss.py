@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from staticgraph.batches.batch.batch_arrays import wide_mask
 from staticgraph.batches.batch.own_class import static_of
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.distributed.reduction import Share
@@ -95,7 +96,7 @@ def _check_weights(values: Tensor, weights: object) -> None:
             "as two tensors"
         )
     fits = weights.dim() == values.dim() and all(
-        own in (1, of) for own, of in zip(weights.shape, values.shape, strict=True)
+        length in (1, of) for length, of in zip(weights.shape, values.shape, strict=True)
     )
     if not fits:
         raise ValueError(
@@ -105,39 +106,41 @@ def _check_weights(values: Tensor, weights: object) -> None:
         )
 
 
-def mean_loss(loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch | None = None) -> Tensor:
+def mean_loss(
+    loss: Loss, out: Any, batch: StaticBatch, received: StaticBatch | None = None
+) -> Tensor:
     """The mean of ``loss(out, batch)`` over real rows and labelled targets, 0-dim.
 
     Args:
         loss: returns one value per row, or :class:`LossTerms`.
         out: the model's output.
         batch: the batch, perhaps with other tensors that the model has set.
-        given: the batch as the model received it.
+        received: the batch as the model received it.
 
     Raises:
         ValueError: see :func:`masked_mean`.
     """
-    given = batch if given is None else given
-    terms, read = _terms(loss, out, batch, given)
-    mean = _mean(terms.values, given, read, terms.weights)
+    received = batch if received is None else received
+    terms, read = _terms(loss, out, batch, received)
+    mean = _mean(terms.values, received, read, terms.weights)
     added = terms.added
     if isinstance(added, Tensor) and terms.adds_rows:
-        total, count = _sum_of_added(added, given)
+        total, count = _sum_of_added(added, received)
         added = _rounded(total / count.clamp(min=1), added)
     return mean if added is None else mean + added
 
 
 def share_of_loss(
-    loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch | None = None
+    loss: Loss, out: Any, batch: StaticBatch, received: StaticBatch | None = None
 ) -> Share:
     """Returns what a batch contributes to the mean over the batches of all ranks.
 
     Without added rows :func:`mean_loss` is its ``total / weight``. A scalar that is added once has
     the weight of the batch's rows.
     """
-    given = batch if given is None else given
-    terms, read = _terms(loss, out, batch, given)
-    total, count = _masked_sum(terms.values, given, read, terms.weights)
+    received = batch if received is None else received
+    terms, read = _terms(loss, out, batch, received)
+    total, count = _masked_sum(terms.values, received, read, terms.weights)
     physical = max(1, terms.values.numel())
     total, weight = total / physical, count.to(total.dtype) / physical
     added = terms.added
@@ -146,7 +149,7 @@ def share_of_loss(
     added = torch.as_tensor(added, device=total.device)
     if not added.dim():
         return Share(total + added * weight, weight, added.detach())
-    rows, count = _sum_of_added(added, given)
+    rows, count = _sum_of_added(added, received)
     physical = max(1, added.numel())
     rows, row_weight = rows / physical, count.to(rows.dtype) / physical
     return Share(total, weight, rows=rows, row_weight=row_weight)
@@ -164,14 +167,14 @@ def _sum_of_added(added: Tensor, batch: StaticBatch) -> tuple[Tensor, Tensor]:
 
 
 def _terms(
-    loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch
+    loss: Loss, out: Any, batch: StaticBatch, received: StaticBatch
 ) -> tuple[LossTerms, Sequence[str]]:
     """Returns the loss terms, and the float fields that the loss read."""
-    seen, fields = for_loss(batch, given)
+    seen, fields = for_loss(batch, received)
     terms = LossTerms.of(loss(out, seen))
     if terms.weights is None:
         check_not_broadcast(terms.values, out)
-        _check_level(terms.values, out, given)
+        _check_level(terms.values, out, received)
     return terms, fields.read
 
 
@@ -276,7 +279,7 @@ def _masked_sum(
             "as many as the mask has True: return (values, mask) of all rows instead; targets "
             "that are NaN are left out anyway, without a mask"
         ) from None
-    mask = rows.view(-1, *(1,) * (values.dim() - 1)).expand(values.shape)
+    mask = wide_mask(rows, values).expand(values.shape)
     mask, lost = labelled(values, batch, mask, read)
     wide = _added_up_in(values)
     if weights is None:
@@ -338,10 +341,15 @@ def _check_level(values: Tensor, out: object, batch: StaticBatch) -> None:
     masks = {"graph": batch.graph_mask, "node": batch.node_mask, "edge": batch.edge_mask}
     rows = {level: mask.shape[0] for level, mask in masks.items()}
     of = next((level for level, count in rows.items() if count == values.shape[1]), None)
-    own = next((level for level, count in rows.items() if count == out.shape[0]), None)
-    if of is not None and own is not None and of != own and values.shape[0] == out.shape[0]:
+    of_output = next((level for level, count in rows.items() if count == out.shape[0]), None)
+    if (
+        of is not None
+        and of_output is not None
+        and of != of_output
+        and values.shape[0] == out.shape[0]
+    ):
         raise ValueError(
             f"the loss of an output of shape {list(out.shape)} has the shape {list(values.shape)}: "
-            f"the model gives a row per {own}, and the target has a row per {of}; pool nodes to "
-            "graphs in the model, or give the target the level of the output"
+            f"the model gives a row per {of_output}, and the target has a row per {of}; pool nodes "
+            "to graphs in the model, or give the target the level of the output"
         )

@@ -61,21 +61,21 @@ class ReadFields(Mapping[str, Tensor]):
         return len(self._tensors)
 
 
-def for_loss(batch: StaticBatch, given: StaticBatch) -> tuple[StaticBatch, ReadFields]:
+def for_loss(batch: StaticBatch, received: StaticBatch) -> tuple[StaticBatch, ReadFields]:
     """Returns a batch for a loss to read, and the fields that note its reads.
 
     Args:
         batch: the batch, perhaps with other tensors that the model has set.
-        given: the batch as the model received it; only a field that is unchanged since can be a
+        received: the batch as the model received it; only a field that is unchanged since can be a
             label.
     """
-    own, came = batch.tensors(), given.tensors()
+    arrays, came = batch.tensors(), received.tensors()
     watched = [
         field.name
         for field in batch.layout.schema
-        if field.dtype.startswith("float") and own.get(field.name) is came[field.name]
+        if field.dtype.startswith("float") and arrays.get(field.name) is came[field.name]
     ]
-    fields = ReadFields(own, watched)
+    fields = ReadFields(arrays, watched)
     return batch.with_tensors(fields), fields
 
 

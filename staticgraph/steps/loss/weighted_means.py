@@ -54,21 +54,21 @@ class StockMeans(TorchFunctionMode):
         out = func(*args, **kwargs)
         if func not in _STOCK:
             return out
-        given = inspect.signature(func).bind(*args, **kwargs).arguments
-        if given.get("reduction", "mean") != "none" or not _weighs(given):
+        arguments = inspect.signature(func).bind(*args, **kwargs).arguments
+        if arguments.get("reduction", "mean") != "none" or not _weighs(arguments):
             return out
         self.called.append(f"F.{func.__name__}")
         if not self._scaled:
             return out
-        own = func(**{**given, "reduction": "mean"})
+        stock = func(**{**arguments, "reduction": "mean"})
         mean = out.mean()
-        return torch.where(mean == 0, out, out * (own / mean))
+        return torch.where(mean == 0, out, out * (stock / mean))
 
 
-def _weighs(given: dict[str, Any]) -> bool:
-    ignored = given.get("ignore_index", _NO_TARGET)
-    target = given.get("target")
-    if given.get("weight") is not None or ignored != _NO_TARGET:
+def _weighs(arguments: dict[str, Any]) -> bool:
+    ignored = arguments.get("ignore_index", _NO_TARGET)
+    target = arguments.get("target")
+    if arguments.get("weight") is not None or ignored != _NO_TARGET:
         return True
     indices = isinstance(target, Tensor) and not target.is_floating_point()
     return indices and bool((target == ignored).any())  # pyright: ignore
@@ -100,5 +100,5 @@ def stock_mean(loss: Callable[[Any, Any], Any], out: Any, data: Any) -> tuple[Te
     if not watch.called or terms.weights is not None:
         return mean, mean, ""
     with StockMeans(scaled=True):
-        own = LossTerms.of(loss(out, data)).mean()
-    return mean, own, watch.called[0]
+        stock = LossTerms.of(loss(out, data)).mean()
+    return mean, stock, watch.called[0]

@@ -39,6 +39,11 @@ _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 LIBRARIES = ("torch", "torch_geometric", "numpy", "staticgraph")
 
 
+def of_library(thing: Any) -> bool:
+    """Whether a function or a class belongs to one of :data:`LIBRARIES`."""
+    return (thing.__module__ or "").partition(".")[0] in LIBRARIES
+
+
 class Held(NamedTuple):
     """The modules and tensors that were found, each once.
 
@@ -73,14 +78,14 @@ def held_by(*functions: Any) -> Held:
             if _can_be_put_back(value):
                 tensors[id(value)] = value
         else:
-            waiting.extend((found, depth + 1) for found in _reached_from(value, depth == 0))
+            waiting.extend((reached, depth + 1) for reached in _reached_from(value, depth == 0))
     return Held(list(modules.values()), list(tensors.values()))
 
 
 def of_forwards(model: nn.Module) -> Iterator[Any]:
     """Yields the forwards of a user's own modules, and their unregistered attributes."""
     for module in model.modules():
-        if type(module).__module__.partition(".")[0] not in LIBRARIES:
+        if not of_library(type(module)):
             yield type(module).forward
             yield tuple(value for name, value in vars(module).items() if not name.startswith("_"))
 
@@ -96,7 +101,7 @@ def _reached_from(value: Any, called: bool) -> Iterator[Any]:
         else:
             yield from getattr(value.__self__, "__dict__", {}).values()
     elif isinstance(value, FunctionType):
-        if (value.__module__ or "").partition(".")[0] not in LIBRARIES:
+        if not of_library(value):
             yield from _of_function(value)
     elif isinstance(value, dict | list | tuple | deque):
         if len(value) <= MOST_ITEMS:

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from staticgraph.errors import NotStatic
 from staticgraph.internals.hooks import MODULE_HOOKS
 from staticgraph.nn.refused import unheard_hooks
+from staticgraph.steps.state.recordable_optimizer import parameters_of
 
 Hooks = dict[tuple[str, str], tuple[int, ...]]
 
@@ -35,7 +36,7 @@ class HeardHooks:
         self._model = model
         self._traced: Hooks | None = None  # None: nothing is compiled yet
         self._standing: list[tuple[Mapping[int, object], int]] = []
-        self._made = -1  # the process's count of hooks at the last check
+        self._hooks_made = -1  # the process's count of hooks at the last check
 
     def note(self) -> None:
         """Notes the hooks; called before a step is traced.
@@ -44,8 +45,8 @@ class HeardHooks:
             NotStatic: as :meth:`check`.
         """
         if self._traced is None:
-            self._traced = {place: tuple(kept) for place, kept in self._found()}
-            self._standing = [(kept, len(kept)) for _, kept in self._found()]
+            self._traced = {place: tuple(hooks) for place, hooks in self._present()}
+            self._standing = [(hooks, len(hooks)) for _, hooks in self._present()]
         self._look()
 
     def check(self) -> None:
@@ -55,11 +56,11 @@ class HeardHooks:
             NotStatic: hooks came or went since it was traced, or there are hooks that no compiled
                 step runs.
         """
-        if RemovableHandle.next_id != self._made:
+        if RemovableHandle.next_id != self._hooks_made:
             self._look()
             return
-        for kept, count in self._standing:
-            if len(kept) != count:
+        for hooks, count in self._standing:
+            if len(hooks) != count:
                 self._look()
 
     def forget(self) -> None:
@@ -67,10 +68,10 @@ class HeardHooks:
         self._traced, self._standing = None, []
 
     def _look(self) -> None:
-        self._made = -1  # so that a refusal is repeated at the next call
+        self._hooks_made = -1  # so that a refusal is repeated at the next call
         for path, why in unheard_hooks(self._model).items():
             raise NotStatic(f"{path}: {why}" if path else why)
-        now = {place: tuple(kept) for place, kept in self._found()}
+        now = {place: tuple(hooks) for place, hooks in self._present()}
         traced = now if self._traced is None else self._traced
         for path, kind in now.keys() | traced.keys():
             if now.get((path, kind)) != traced.get((path, kind)):
@@ -80,13 +81,13 @@ class HeardHooks:
                     "would have to be compiled again: register hooks before warmup() and the "
                     "first step, make a new runner, or use mode='eager'"
                 )
-        self._made = RemovableHandle.next_id
+        self._hooks_made = RemovableHandle.next_id
 
-    def _found(self) -> Iterator[tuple[tuple[str, str], Mapping[int, object]]]:
+    def _present(self) -> Iterator[tuple[tuple[str, str], Mapping[int, object]]]:
         for path, module in self._model.named_modules():
             for kind in MODULE_HOOKS:
-                if kept := getattr(module, kind):
-                    yield (path, kind), kept
+                if hooks := getattr(module, kind):
+                    yield (path, kind), hooks
 
 
 _OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -98,8 +99,8 @@ def callbacks_of(
 ) -> list[Any]:
     """Returns the hooks themselves."""
     owners = [(p, _OF_PARAMETERS) for p in parameters] + [(optimizer, _OF_OPTIMIZERS)]
-    found = [getattr(owner, name, None) for owner, names in owners for name in names]
-    return [hook for hooks in found if hooks for hook in hooks.values()]
+    hook_dicts = [getattr(owner, name, None) for owner, names in owners for name in names]
+    return [hook for hooks in hook_dicts if hooks for hook in hooks.values()]
 
 
 @contextmanager
@@ -111,20 +112,18 @@ def without_callbacks(
     Afterwards all are back in their order. Autograd reads the very dictionaries, so these are
     emptied and filled again.
     """
-    parameters = list(model.parameters())
-    for group in () if optimizer is None else optimizer.param_groups:
-        parameters += group["params"]
-    found: dict[int, tuple[Any, Any]] = {}
+    parameters = [*model.parameters(), *parameters_of(optimizer)]
+    removed: dict[int, tuple[Any, Any]] = {}
     owners = [(owner, _OF_PARAMETERS) for owner in parameters] + [(optimizer, _OF_OPTIMIZERS)]
     for owner, names in owners:
         for name in names:
             hooks = getattr(owner, name, None)
             if hooks:
-                found.setdefault(id(hooks), (hooks, list(hooks.items())))
-    for hooks, _ in found.values():
+                removed.setdefault(id(hooks), (hooks, list(hooks.items())))
+    for hooks, _ in removed.values():
         hooks.clear()
     try:
         yield
     finally:
-        for hooks, items in found.values():
+        for hooks, items in removed.values():
             hooks.update(items)

@@ -13,36 +13,45 @@ those of a GNN across the bus takes little time compared with a compilation.
 What the loss and the forward hold in addition to the model
 (:mod:`staticgraph.steps.state.reachable_state`) is restored with it. A user's list or dict that a
 forward appends to, or a user's own random generator, is not restored.
+
+:class:`Evaluation` puts a model's modules into evaluation mode and back. The problem:
+``model.eval()`` and the way back visit every module through Python generators, twice per batch of
+an evaluation, although the modules stay the same. The idea: list the modules once, with the
+submodules of each, and at each call compare those with the current ones: objects in a flat list, in
+C loops. Any change of modules, by whatever means, makes a new list.
+
+Invariant: flags are those that ``model.eval()`` sets, and afterwards those from before. If a module
+defines evaluation mode itself (its own ``train`` or ``eval``), the model's ``eval()`` is called. A
+model that is not in training mode itself keeps all its flags: the user put it into evaluation, and
+perhaps some of its modules back into training (dropout that is to be sampled).
 """
 
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.modules.batchnorm import _NormBase
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from staticgraph.internals.dispatch import copy_all, preserved_versions, version_of
+from staticgraph.internals.dispatch import preserved_versions
 from staticgraph.nn.context.asked import APART, FLAT
 from staticgraph.nn.norm.batch_norm import SINGLE
-from staticgraph.nn.registrations import watch
-from staticgraph.steps.state.reachable_state import LIBRARIES, held_by, of_forwards
-from staticgraph.steps.state.saved_optimizer import SavedOptimizer, on_host
+from staticgraph.steps.state.reachable_state import held_by, of_forwards
+from staticgraph.steps.state.recordable_optimizer import SavedOptimizer, on_host, parameters_of
 from staticgraph.steps.state.training_hooks import callbacks_of
 
 # For runs that only inspect a model: each draws the same numbers.
 SEED = 0
 # Attributes in which an inspection notes facts about a norm, which the runner must keep.
 KEPT = {APART, FLAT, SINGLE}
-# Elements of a tensor that a loss may write to at every step; anything larger is data.
-SMALL = 1 << 16
-NUMBERS = (bool, int, float)
 
 
 def train(model: torch.nn.Module) -> None:
@@ -140,8 +149,8 @@ class _Attributes:
 
     def restore(self) -> None:
         """Restores the attributes and buffers of the modules."""
-        for module, own, buffers in self._modules:
-            _put_back(vars(module), own)
+        for module, attributes, buffers in self._modules:
+            _put_back(vars(module), attributes)
             _put_back(module._buffers, buffers)
 
 
@@ -154,104 +163,15 @@ def _put_back(present: dict[str, Any], before: dict[str, Any]) -> None:
             present[name] = value
 
 
-class StepState:
-    """What a training step writes before its update, put back where no update follows.
-
-    That is every buffer (running statistics and their counters), small tensors that the loss and
-    the forward write to, and the numbers and flags that the user's own modules hold; not
-    parameters, which only the update writes to, nor random states. The cost is one copy of the
-    buffers that were written to since the last step: 17 us for four norms (one CPU core,
-    2026-11-24).
-
-    Args:
-        model: the model that is trained.
-        beside: the loss and the forward.
-    """
-
-    def __init__(self, model: torch.nn.Module, beside: Sequence[object]) -> None:
-        self._model, self._beside = model, beside
-        self._listed = False
-        self._modules: list[torch.nn.Module] = []
-        self._bound: list[tuple[dict[str, Any], dict[str, Any]]] = []  # now, and before the step
-        self._norms: list[Tensor] = []  # torch's norms write without counting a version
-        self._of_norms: list[Tensor] = []
-        self._others: list[Tensor] = []
-        self._copies: dict[int, tuple[int, Tensor]] = {}  # place in the list: version, value
-
-    def registered(self, layer: bool) -> None:
-        """Called when torch reports a registration in one of the modules."""
-        self._listed = False
-
-    @torch.no_grad()
-    def keep(self) -> None:
-        """Copies the state; called before a step."""
-        if not self._listed:
-            self._list()
-        if self._norms:
-            copy_all(self._of_norms, self._norms)
-        for place, tensor in enumerate(self._others):
-            version = version_of(tensor)
-            if place not in self._copies or self._copies[place][0] != version:
-                self._copies[place] = version, tensor.clone()
-        self._bound = [(m._buffers, dict(m._buffers)) for m in self._modules if m._buffers]
-        self._bound += [
-            (own, {name: value for name, value in own.items() if type(value) in NUMBERS})
-            for module in self._modules
-            if not _of_library(module)
-            for own in (vars(module),)
-        ]
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Puts back what :meth:`keep` copied, in place."""
-        for own, before in self._bound:
-            own |= {name: value for name, value in before.items() if own.get(name) is not value}
-        if self._norms:
-            copy_all(self._norms, self._of_norms)
-        for place, tensor in enumerate(self._others):
-            version, value = self._copies[place]
-            if version_of(tensor) != version:
-                tensor.copy_(value)
-                self._copies[place] = version_of(tensor), value
-
-    def _list(self) -> None:
-        self._listed = True  # first, so that a registration meanwhile is not lost
-        held = held_by(*self._beside, *of_forwards(self._model))
-        modules = [m for root in (self._model, *held.modules) for m in root.modules()]
-        modules = list(dict.fromkeys(modules))
-        watch(modules, self)
-        self._modules = [m for m in modules if m._buffers or not _of_library(m)]
-        norms = [m for m in modules if isinstance(m, _NormBase)]
-        self._norms = _plain(b for m in norms for b in m._buffers.values())
-        self._of_norms = [tensor.clone() for tensor in self._norms]
-        of_norms = set(map(id, self._norms))
-        tensors = [t for t in held.tensors if not t.requires_grad and t.numel() <= SMALL]
-        tensors += [b for m in modules for b in m._buffers.values() if b is not None]
-        self._others = [tensor for tensor in _plain(tensors) if id(tensor) not in of_norms]
-        self._copies = {}
-
-
-def _plain(tensors: Iterable[Tensor | None]) -> list[Tensor]:
-    """Returns the tensors whose values can be copied and whose writes are counted, each once."""
-    found = [t for t in tensors if t is not None and not is_lazy(t) and not t.is_inference()]
-    return _once([tensor for tensor in found if tensor.layout is torch.strided])
-
-
-def _of_library(module: torch.nn.Module) -> bool:
-    return type(module).__module__.partition(".")[0] in LIBRARIES
-
-
 def _parameters(
     roots: Sequence[torch.nn.Module],
     tensors: Sequence[Tensor],
     optimizer: torch.optim.Optimizer | None,
 ) -> list[Tensor]:
     """Everything a step may train: parameters, other tensors, and the optimizer's own."""
-    found = [p for root in roots for p in root.parameters()]
-    found += [tensor for tensor in tensors if tensor.requires_grad]
-    for group in () if optimizer is None else optimizer.param_groups:
-        found += group["params"]
-    return _once(found)
+    parameters = [p for root in roots for p in root.parameters()]
+    parameters += [tensor for tensor in tensors if tensor.requires_grad]
+    return _once(parameters, parameters_of(optimizer))
 
 
 def _once(*lists: Sequence[Tensor]) -> list[Tensor]:
@@ -294,3 +214,98 @@ def untouched(
             )
         raise
     saved.restore()
+
+
+_SUBMODULES = attrgetter("_modules")
+
+
+class Evaluation:
+    """Evaluation mode of one model.
+
+    Args:
+        model: its modules may change; they are checked at every call.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._modules: list[nn.Module] = []
+        self._counts: list[int] = []
+        self._children: list[nn.Module | None] = []
+        self._says_itself = False
+        self._warned = False
+
+    @contextmanager
+    def __call__(self) -> Iterator[bool]:
+        """A ``with`` block in evaluation mode, without gradients; every module's flag is restored.
+
+        Yields whether modules stay in training inside, because the model itself is in evaluation
+        already; a warning names them, once.
+        """
+        if not self._listed():
+            self._list()
+        trained, sampled = [module for module in self._modules if module.training], False
+        if not self._model.training:
+            sampled = bool(trained) and not self._says_itself
+            if sampled:
+                self._warn(trained)
+            trained = []
+        elif self._says_itself:
+            self._model.eval()
+        else:
+            for module in trained:
+                module.training = False
+        try:
+            with torch.no_grad():
+                yield sampled
+        finally:
+            for module in trained:
+                module.training = True
+
+    def _warn(self, trained: list[nn.Module]) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        kinds = ", ".join(sorted({type(module).__name__ for module in trained}))
+        warnings.warn(
+            f"the model is in evaluation mode, but layers in it are in training mode ({kinds}): it "
+            "runs with these flags, in eager mode, as sampling with dropout needs; for plain "
+            "evaluation call model.eval()",
+            stacklevel=5,
+        )
+
+    def _listed(self) -> bool:
+        """Whether the modules are still those in the list."""
+        if not self._modules:
+            return False
+        submodules = list(map(_SUBMODULES, self._modules))
+        if list(map(len, submodules)) != self._counts:
+            return False
+        now = chain.from_iterable(map(dict.values, submodules))
+        return all(map(is_, now, self._children))
+
+    def _list(self) -> None:
+        self._modules = list(self._model.modules())
+        submodules = list(map(_SUBMODULES, self._modules))
+        self._counts = list(map(len, submodules))
+        self._children = list(chain.from_iterable(map(dict.values, submodules)))
+        self._says_itself = says_itself(self._modules)
+
+
+def says_itself(modules: Iterable[nn.Module]) -> bool:
+    """Whether any of the modules has its own ``train`` or ``eval``."""
+    base = nn.Module.train, nn.Module.eval
+    return any(
+        (type(m).train, type(m).eval) != base or {"train", "eval"} & vars(m).keys() for m in modules
+    )
+
+
+def settle_training(model: nn.Module) -> None:
+    """Calls ``model.train()`` on a newly made model in which a module defines training itself.
+
+    Examples are norms frozen in ``train()`` and a teacher that stays in evaluation mode; a
+    hand-written loop makes the same call. A model with any flag off was set up already, and stays
+    as it is.
+    """
+    modules = list(model.modules())
+    if all(module.training for module in modules) and says_itself(modules):
+        model.train()

@@ -171,7 +171,7 @@ def obstacles(graph: torch.fx.GraphModule) -> list[Obstacle]:
     to device; operations that only pass such a size on are left out. What one line does again and
     again, as ``tolist`` reads each number, is in the list once.
     """
-    found, known = [], set()
+    obstacles_here, known = [], set()
     for node in graph.graph.nodes:
         value = node.meta.get("example_value")
         if node.op not in ("call_function", "call_method", "call_module"):
@@ -185,22 +185,22 @@ def obstacles(graph: torch.fx.GraphModule) -> list[Obstacle]:
             kind = "host-to-device copy"
         if kind:
             where, line = place_of(node.stack_trace or "")
-            found.append(Obstacle(_name(node.target), where, line, kind))
+            obstacles_here.append(Obstacle(_name(node.target), where, line, kind))
         known |= fresh
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(obstacles_here))
 
 
 def unrecordable(graph: torch.fx.GraphModule) -> list[Obstacle]:
     """Finds the operators that their author has tagged as unfit for CUDA graphs, in order."""
-    found = []
+    unfit = []
     for node in graph.graph.nodes:
         operators = [node.target]
         if isinstance(node.target, OpOverloadPacket):
             operators = [getattr(node.target, name) for name in node.target.overloads()]
         if any(CUDAGRAPH_UNSAFE in getattr(op, "tags", ()) for op in operators):
             where, line = place_of(node.stack_trace or "")
-            found.append(Obstacle(_name(node.target), where, line, "cannot be recorded"))
-    return list(dict.fromkeys(found))
+            unfit.append(Obstacle(_name(node.target), where, line, "cannot be recorded"))
+    return list(dict.fromkeys(unfit))
 
 
 def is_mask(index: Any) -> bool:

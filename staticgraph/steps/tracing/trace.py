@@ -3,13 +3,19 @@
 ``torch.compile`` with Inductor takes tens of seconds; tracing alone takes about one. The backend
 here only inspects the captured graph and then runs it as it is, operation by operation, so that one
 call tells both whether the step is static and what numbers it computes.
+
+A model that fails is an obstacle, too: at which line of the model, and briefly why.
 """
 
 from __future__ import annotations
 
 import gc
+import inspect
+import linecache
+import re
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,8 +31,7 @@ from staticgraph.internals.tracing import (
     guards_not_timed,
     switched,
 )
-from staticgraph.steps.tracing.failures import observed
-from staticgraph.steps.tracing.obstacles import Obstacle, obstacles
+from staticgraph.steps.tracing.obstacles import KINDS, Obstacle, obstacles
 
 
 @dataclass(slots=True)
@@ -118,3 +123,219 @@ def tracing_options() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+_LIBRARIES = ("/torch/", "/torch_geometric/", "/staticgraph/", "/jinja2/")
+_OBSERVED = re.compile(r"raised exception (\w+\(.+\))")
+# How torch writes what an operation raised over tensors without values.
+_FAKES = re.compile(r"got (\w+\(.+\))$", re.MULTILINE)
+# How torch 2.11 writes the exception's text inside that.
+_CONSTANT = re.compile(r"\(\[ConstantVariable\(\w+: (.+)\)\]\)")
+# What an exception's text suggests as its cause; the first match counts.
+_ADVICE = (
+    (
+        r"NoneType|be Tensor, not None",
+        "print(store) lists the fields of the data: x, y, pos, edge_attr and edge_weight are None "
+        "where the data have none, as in PyG",
+    ),
+    (
+        r"same dtype|scalar type|Float and Double|not implemented for '",
+        "print(store) tells each field's dtype: model.double() for float64 data, x.float() in the "
+        "forward for integers",
+    ),
+    (
+        r"does not require grad|have been used in the graph",
+        "a model that differentiates by a field (torch.autograd.grad) needs it named: "
+        "StaticGraphRunner(..., differentiable=('pos',)), in prediction as well",
+    ),
+    (
+        r"index out of range|out of bounds",
+        "a table has fewer rows than the field has categories: print(store.x.max()) of the field "
+        "that it looks up",
+    ),
+    (
+        r"shape '\[.*\]' is invalid for input of size|don't multiply up to the size of dim 0",
+        "x.view(-1, n, F) for graphs of n nodes each needs a bucket with n nodes for each of its "
+        "graphs, padding graphs included: plan_buckets(store) makes such, by hand (n * graphs, "
+        "edges, graphs); a number of rows must follow from a shape or the batch "
+        "(batch.num_graphs)",
+    ),
+    (
+        r"mat1 and mat2 shapes|size of tensor|invalid for input of size|Expected size|shape",
+        "print(store) tells each field's width; a number of rows must follow from a shape "
+        "(x.size(0)) or the batch (batch.num_graphs), not from one batch",
+    ),
+)
+_MAKES_DATA = re.compile(r"\b(Hetero)?(Data|Batch)(\(|' object)")
+_OF_DATA = (
+    "the model makes a PyG Data or Batch inside its forward, whose attributes torch.compile cannot "
+    "follow: hand the tensors on themselves, conv(x, edge_index); or mode='eager'"
+)
+# Messages of torch; before 2.12 the second.
+_ASKS_DERIVATIVE = ("source-less requires_grad_()", "Unsupported Tensor.requires_grad_() call")
+_DERIVED = (
+    "a tensor that the forward makes asks for its own derivative: ask it of the input itself "
+    "(pos = pos.requires_grad_(), without detach() or clone() before), and name the field: "
+    "differentiable=(\"pos\",); or mode='eager'"
+)
+# The advice of a compiled step that met another value than it was traced with.
+KEEP_IN_TENSORS = (
+    "Keep a number that changes between steps in a tensor, and write to it in place "
+    "(tensor.fill_(value)); change other things before warmup(), or make a new runner; or use "
+    "mode='eager'"
+)
+# Messages of torch about a number or a size that is data.
+_ON_DATA = re.compile(r"data-dependent (expression|symbol)|unbacked symbol", re.IGNORECASE)
+_FOLLOWS = "a number or a size here follows from data: {}; or use mode='eager'".format(
+    KINDS["host read"][1]
+)
+# Process-wide settings that torch.compile traces for, by torch's names, and the calls that set
+# them.
+_SETTINGS = {
+    "num_threads": "torch.set_num_threads",
+    "default_dtype": "torch.set_default_dtype",
+    "deterministic_algorithms": "torch.use_deterministic_algorithms",
+    "allow_tf32": "torch.set_float32_matmul_precision",
+}
+_SETTING = re.compile(r"GLOBAL_STATE changed: (\w+)")
+# The value of the model that a guard compares, and the line that reads it.
+_GUARD = re.compile(r"- \d+/\d+: run\.__self__\._(?P<guard>model\..+?) +# (?P<line>.+?) +# ")
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def raised(error: Exception, module: str) -> Obstacle:
+    """Returns an exception as an obstacle, at the innermost line that belongs to the model."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = ([f for f in frames if _of_model(f.filename)] or frames)[-1]
+    kind = "refused" if isinstance(error, NotStatic) else "the model raises"
+    text = str(error) if isinstance(error, NotStatic) else f"{type(error).__name__}: {error}"
+    where = f"{frame.filename}:{frame.lineno}"
+    advice = None if kind == "refused" else advice_for(error)
+    return Obstacle(text, where, frame.line or "", kind, module, advice)
+
+
+def advice_for(error: BaseException) -> str:
+    """Returns advice for an exception of the model; empty if its own text must do."""
+    text = str(error)
+    for pattern, advice in _ADVICE:
+        if re.search(pattern, text):
+            return advice
+    return ""
+
+
+def advise(error: BaseException) -> None:
+    """Adds what to do to an exception in torch's own words, as a note that a traceback shows."""
+    if type(error) not in (RuntimeError, TypeError, IndexError, AttributeError):
+        return
+    advice = advice_for(error)
+    if advice and advice not in getattr(error, "__notes__", ()):
+        error.add_note(advice)
+
+
+def untraceable(
+    message: str, model: type, seen: str | None = None, warned: Mapping[str, str] | None = None
+) -> Obstacle:
+    """Returns torch.compile's failure as an obstacle, in the first words of its message.
+
+    The place is the innermost line of the model that the message names, or the model's class if it
+    names none.
+
+    Args:
+        message: torch's message.
+        model: the model's class.
+        seen: the exception of the model that torch met, if any.
+        warned: what the model warns of in eager, by ``file:line``.
+    """
+    lines = [line.strip() for line in message.strip().splitlines()]
+    words = [lines[0] if lines else "torch.compile gave no reason"]
+    words += [line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")]
+    frames = [(m["file"], int(m["line"])) for m in _FRAME.finditer(message)]
+    frames = [f for f in frames if "/staticgraph/" not in f[0]]
+    of_model = [f for f in frames if _of_model(f[0])] or frames
+    where = f"{of_model[-1][0]}:{of_model[-1][1]}" if of_model else defined_at(model)
+    source = linecache.getline(*of_model[-1]).strip() if of_model else f"class {model.__name__}"
+    known = remedy(message)
+    if raised_inside := _FAKES.search("\n".join(words)):
+        words = [raised_inside[1]]
+        known = known or advice_for(RuntimeError(words[0])) or None
+    makes = _MAKES_DATA.search(source) or _MAKES_DATA.search(seen or "")
+    inside = any("/torch_geometric/data/" in file for file, _ in frames)
+    advice = _OF_DATA if makes or inside else known
+    if "_warnings.warn" in message:
+        texts = warned or {}
+        text = texts.get(where) or " / ".join(texts.values())
+        return Obstacle(f"warnings.warn({text!r})", where, source, "warns")
+    if seen is not None:
+        return Obstacle(seen, where, source, "raises while it is traced", "", advice)
+    return Obstacle(": ".join(words[:2]), where, source, "cannot be traced", "", advice)
+
+
+def why_not_compiled(error: Exception, seen: str | None) -> str:
+    """Returns torch.compile's failure in short: why, at which line of the model, and what to do.
+
+    torch's own message is a page of hints and frames.
+
+    Args:
+        error: torch's exception.
+        seen: the exception of the model or the loss that torch met, if any.
+    """
+    message = str(error)
+    obstacle = untraceable(message, type(error), seen)
+    lines = [f"the model or the loss raises {seen}" if seen else obstacle.operation]
+    if any(_of_model(match["file"]) for match in _FRAME.finditer(message)):
+        lines.append(f"{obstacle.where}: {obstacle.line}")
+    if not (seen or "").startswith(NotStatic.__name__):  # whose own text says what to do
+        lines.append(obstacle.advice or "Give the operation a static form, or use mode='eager'")
+    return "\n".join([*lines, "torch's own text: str(error.__context__)"])
+
+
+def remedy(message: str) -> str | None:
+    """Returns what to write instead of what stopped torch.compile; None if unknown."""
+    if any(words in message for words in _ASKS_DERIVATIVE):
+        return _DERIVED
+    return _FOLLOWS if _ON_DATA.search(message) else None
+
+
+def failed_guard(changed: str) -> str | None:
+    """Returns what no longer holds, and where the model reads it, from torch's message of a
+    recompilation; None if it does not say."""
+    guard = _GUARD.search(changed)
+    if guard is None:
+        return None
+    return f"{guard['guard'].strip()} no longer holds ({guard['line'].strip()!r} reads it)"
+
+
+def of_setting(changed: str) -> str | None:
+    """Returns what to do if a process-wide setting changed since the trace; else None."""
+    setting = _SETTING.search(changed)
+    if setting is None or setting[1] not in _SETTINGS:
+        return None
+    return (
+        f"A compiled step is traced for torch's settings as they are: call {_SETTINGS[setting[1]]} "
+        "before warmup() and the first step, and put it back around what needs another, such as a "
+        "validation of your own; or use mode='eager'"
+    )
+
+
+def observed(error: BaseException | None) -> str | None:
+    """Returns the exception of the model or the loss that torch.compile met while tracing.
+
+    The text is that of torch's message; None if tracing stopped for another reason.
+    """
+    while error is not None:
+        if exception := _OBSERVED.search(str(error)):
+            return _CONSTANT.sub(r"(\1)", exception[1])
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def defined_at(kind: Any) -> str:
+    """Returns ``file:line`` of a class or a function."""
+    try:
+        return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
+    except (OSError, TypeError):
+        return kind.__module__
+
+
+def _of_model(file: str) -> bool:
+    return not any(name in file for name in _LIBRARIES)

@@ -35,7 +35,7 @@ from staticgraph.checking.comparison import Comparer, RunOptions, attempt
 from staticgraph.checking.outcome import Tolerance, largest_of
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.choose import plan_buckets
-from staticgraph.runner.intake import device_name
+from staticgraph.runner.counters import device_name
 from staticgraph.runner.way_choice import choose
 from staticgraph.steps.computation.model_arguments import Forward, forward_of
 from staticgraph.steps.computation.model_setup import Subject

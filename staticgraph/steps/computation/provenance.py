@@ -14,6 +14,12 @@ columns; this needs neither.
 
 If a model cannot run over such a batch (because numbers of the plan are written into it), a sole
 output is taken by its leading dimension, and each of several must be named by ``rows=``.
+
+A step also computes something in the padding rows. In outputs that are rows they are set to zero,
+so that a sum over all rows by mistake is still finite. In inputs, every fill of a slot already sets
+them to zero; only a batch from elsewhere can carry NaN or infinities in its padding, which no later
+mask undoes (zero times NaN is NaN in a weight's gradient). ``sanitize=True`` sets them to zero
+inside the step.
 """
 
 from __future__ import annotations
@@ -26,7 +32,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from staticgraph.batches.batch.containers import parts_of
+from staticgraph.batches.batch.batch_arrays import field_mask, wide_mask
+from staticgraph.batches.batch.containers import parts_of, with_parts
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
@@ -74,35 +81,34 @@ class Provenance:
     guessed: bool = False
 
 
-def level_in(out: Any, batch: StaticBatch, known: Provenance, said: Mapping[Any, Any]) -> Any:
+def level_in(out: Any, batch: StaticBatch, known: Provenance, rows: Mapping[Any, Any]) -> Any:
     """Maps the path of each tensor in an output to the level of its rows, None for no rows.
 
     Args:
         out: a tensor, or tuples, lists and dicts of them; anything else has no rows.
         batch: what it was computed from.
         known: what a run over another batch found.
-        said: ``{key or position: level}`` from the user, None for no rows.
+        rows: ``{key or position: level}`` from the user, None for no rows.
 
     Raises:
-        ValueError: the level cannot be known, or ``said`` names a tensor that does not exist.
+        ValueError: the level cannot be known, or ``rows`` names a tensor that does not exist.
     """
-    found = dict(leaves(out))
-    names = {name_of(path): path for path in found}
-    unknown = [key for key in said if str(key) not in names]
-    if unknown:
+    tensors = dict(output_tensors(out))
+    chosen = {str(key): level for key, level in rows.items()}
+    names = [name_of(path) for path in tensors] if chosen else []
+    if unknown := [key for key in rows if str(key) not in names]:
         raise ValueError(
             f"rows={{{unknown[0]!r}: ...}}, but the model's output has "
-            f"{', '.join(map(repr, names)) if SOLE not in found else 'one tensor, without a name'}"
+            + (", ".join(map(repr, names)) if SOLE not in tensors else "one tensor, without a name")
         )
     levels: dict[Path, Level | None] = {}
-    for path, value in found.items():
+    for path, value in tensors.items():
         level = row_level(value, batch)
-        told = {str(key): level for key, level in said.items()}
-        if name_of(path) in told:
-            levels[path] = _as_said(told[name_of(path)], path, value, batch)
+        if chosen and name_of(path) in chosen:
+            levels[path] = _as_said(chosen[name_of(path)], path, value, batch)
         elif level is None or known.ran:
             levels[path] = level if known.levels.get(path) == level else None
-        elif len(found) > 1 and not known.guessed:
+        elif len(tensors) > 1 and not known.guessed:
             raise ValueError(
                 f"the model's output {name_of(path)!r} of shape {list(value.shape)} may be rows "
                 f"({level}) or the model's own, and the model does not run over a batch of other "
@@ -114,13 +120,13 @@ def level_in(out: Any, batch: StaticBatch, known: Provenance, said: Mapping[Any,
     return levels
 
 
-def leaves(out: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+def output_tensors(out: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     """Yields the tensors of an output that may be rows, each with its path."""
     if isinstance(out, Tensor):
         yield path, out
         return
     for key, item in parts_of(out) or ():
-        yield from leaves(item, (*path, key))
+        yield from output_tensors(item, (*path, key))
 
 
 def name_of(path: Path) -> str:
@@ -197,9 +203,9 @@ def run_elsewhere(
         norm.__dict__[APART] = True
     for norm, flat in noted.flat.items():
         norm.__dict__[FLAT] = tuple({*(getattr(norm, FLAT, None) or ()), *flat})
-    norms = [(names[norm], level) for norm, found in noted.norms.items() for level in found]
+    norms = [(names[norm], level) for norm, of_norm in noted.norms.items() for level in of_norm]
     ran = not isinstance(out, Exception)
-    levels = {path: row_level(value, batch) for path, value in leaves(out)} if ran else {}
+    levels = {path: row_level(value, batch) for path, value in output_tensors(out)} if ran else {}
     unknown = noted.unknown
     if unknown and ran:
         # A size made up of the batch's, such as edges plus self-loops, differs in another bucket.
@@ -213,9 +219,11 @@ def run_elsewhere(
             ),
             device,
         )
-        asked, second = _noting(forward, again, Stems(again))
+        further_run, second = _noting(forward, again, Stems(again))
         if not isinstance(second, Exception):
-            unknown = {size: layer for size, layer in unknown.items() if size in asked.unknown}
+            unknown = {
+                size: layer for size, layer in unknown.items() if size in further_run.unknown
+            }
     return Provenance(
         levels=levels,
         loss=_loss_level(loss, out, batch) if ran and loss is not None else "",
@@ -264,10 +272,10 @@ def _loss_level(
 
 def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Capacity:
     """Returns a small bucket for the same data that shares no size with a layout nor ``used``."""
-    given = layout.capacity
-    taken = set(_sizes(given)) | used
+    capacity = layout.capacity
+    taken = set(_sizes(capacity)) | used
     graphs = _free(3, taken)
-    each, rest = divmod(given.nodes, given.graphs)
+    each, rest = divmod(capacity.nodes, capacity.graphs)
     if rest or each == 1:
         nodes = _free(13, taken)
     else:  # perhaps of graphs of equal size, x.view(-1, each, F)
@@ -276,21 +284,21 @@ def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Ca
         nodes = _free(each * graphs, taken)
     keep_order = layout.schema.keep_order  # an even number: a model may read edges in pairs
     edges = _free(30, taken, 2) if keep_order else _free(29, taken)
-    extra = {name: _free(41 + 4 * place, taken) for place, (name, _) in enumerate(given.extra)}
+    extra = {name: _free(41 + 4 * place, taken) for place, (name, _) in enumerate(capacity.extra)}
     # Layers that join all types make as many rows as the sum of theirs.
     for kind in (layout.schema.node_axes, layout.schema.edge_axes):
         while len(kind) > 1 and sum(extra[axis.name] for axis in kind) in taken:
             extra[kind[-1].name] = _free(extra[kind[-1].name] + 1, taken)
         taken.add(sum(extra[axis.name] for axis in kind))
-    largest = nodes - given.node_reserve
+    largest = nodes - capacity.node_reserve
     return Capacity(
         nodes,
         edges,
         graphs,
         largest,
         tuple(extra.items()),
-        given.edge_reserve,
-        given.node_reserve,
+        capacity.edge_reserve,
+        capacity.node_reserve,
     )
 
 
@@ -327,11 +335,49 @@ class Stems(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-        marked = any(self.of(value) for value in given)
+        inputs = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        marked = any(self.of(value) for value in inputs)
         out = func(*args, **kwargs)
         if marked:
             self.mark(tree_leaves(out))
             named = zip(func._schema.arguments, args, strict=False)
             self.mark([a for s, a in named if s.alias_info and s.alias_info.is_write])
         return out
+
+
+def zero_padding(
+    out: Any, batch: StaticBatch, levels: Mapping[Path, Level | None], path: Path = ()
+) -> Any:
+    """Returns ``out`` with zeros in the padding rows of the tensors whose level is known.
+
+    Tuples, lists and dicts are searched; anything else is left alone.
+    """
+    if isinstance(out, Tensor):
+        level = levels.get(path)
+        if level is None:
+            return out
+        return _zero_but(batch[f"{level}_mask"], out)
+    parts = parts_of(out)
+    if parts is None:
+        return out
+    return with_parts(out, [zero_padding(item, batch, levels, (*path, key)) for key, item in parts])
+
+
+def sanitized(batch: StaticBatch) -> StaticBatch:
+    """Returns the batch with zeros in every padding row of every field, whatever they contained."""
+    clean = {}
+    for each in batch.layout.schema:
+        if each.is_index:
+            continue  # an index must keep its padding, which refers to padding rows
+        value = batch[each.name]
+        mask = field_mask(batch, each)
+        clean[each.name] = _zero_but(mask, value)
+    return batch.replace(**clean)
+
+
+def _zero_but(mask: Tensor, value: Tensor) -> Tensor:
+    """Returns the value where the mask is True, else zero, in the value's own dtype.
+
+    With the number 0, bool would become int64, which indexes rows instead of masking them.
+    """
+    return torch.where(wide_mask(mask, value), value, False if value.dtype == torch.bool else 0)

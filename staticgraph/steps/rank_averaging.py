@@ -25,7 +25,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from staticgraph.batches.batch.static_batch import StaticBatch, loader_of
+from staticgraph.batches.batch.batch_arrays import loader_of
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.distributed.one_model import apart, checksum
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.distributed.reduction import (
@@ -330,9 +331,13 @@ def _norms_of_one_rank(model: torch.nn.Module) -> list[Any]:
 
 def _held_modules(subject: Subject) -> list[torch.nn.Module]:
     """The modules of the loss and the forward that are not part of the model."""
-    own = {id(module) for module in subject.model.modules()}
-    found = held_by(*subject.functions).modules
-    return [held for held in found if not any(id(module) in own for module in held.modules())]
+    of_model = {id(module) for module in subject.model.modules()}
+    held_modules = held_by(*subject.functions).modules
+    return [
+        held
+        for held in held_modules
+        if not any(id(module) in of_model for module in held.modules())
+    ]
 
 
 def _state_of(module: torch.nn.Module) -> list[Tensor]:

@@ -1,1 +1,0 @@
-"""Which results are rows of the batch, and how the padding among them is treated."""

@@ -1,1 +1,0 @@
-"""After a backward: gradients accumulated, averaged over ranks, clipped; the optimizer step."""
