@@ -183,7 +183,7 @@ class RecordedModel:
             raise NotStatic(f"{what}: {told(changes, 'record all again')}")
         try:
             beside = tuple(self._functions.values())
-            with untouched(self._model, self._optimizer, beside=beside):
+            with untouched(self._model, self._optimizer, beside=beside, attributes=False):
                 yield signature
                 torch.clear_autocast_cache()  # its memory belongs to the recording
         except NotStatic:

@@ -25,9 +25,7 @@ from staticgraph.checking.outcome import CLEAR, Difference, Outcome, Tolerance
 from staticgraph.errors import users_level
 from staticgraph.runner.steps import Steps
 from staticgraph.steps.compilation.modes import FUSED
-from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_hooks import without_callbacks
-from staticgraph.steps.state.training_state import untouched
 
 # What is compared after a step, and how an outcome's names of it begin.
 KINDS = {
@@ -47,7 +45,6 @@ class FirstSteps:
     do not compare.
 
     Args:
-        subject: the model, and how it is trained.
         steps: its steps.
 
     Attributes:
@@ -55,10 +52,10 @@ class FirstSteps:
         seconds: how long it took.
     """
 
-    def __init__(self, subject: Subject, steps: Steps) -> None:
+    def __init__(self, steps: Steps) -> None:
         self.buckets: set[int] = set()
         self.seconds: float = 0.0
-        self._subject, self._steps = subject, steps
+        self._steps = steps
 
     def compare(self, batch: StaticBatch) -> None:
         """Compares, once per bucket; warns if the step is not what eager computes."""
@@ -80,14 +77,14 @@ class FirstSteps:
         self.seconds += time.perf_counter() - started
 
     def _difference(self, batch: StaticBatch, way: str) -> Difference | None:
-        subject, train = self._subject, self._steps.train
+        steps, subject, train = self._steps, self._steps.subject, self._steps.train
         plain = batch.replace()
         plain.real = None
-        own = after_step(subject, lambda: train(batch.clone(), way))
+        own = after_step(steps, lambda: train(batch.clone(), way))
         if way == FUSED:  # compiled now; it calls its operators one by one, as eager does
-            own = after_step(subject, lambda: train(batch.clone(), way), constant=True)
+            own = after_step(steps, lambda: train(batch.clone(), way), constant=True)
         eager, nudged = (
-            after_step(subject, lambda: train(plain.clone(), "eager"), nudged, constant=True)
+            after_step(steps, lambda: train(plain.clone(), "eager"), nudged, constant=True)
             for nudged in (False, True)
         )
         if len(own.draws) != len(eager.draws) or not all(draw.hashed for draw in own.draws):
@@ -100,13 +97,13 @@ class FirstSteps:
 
 
 def after_step(
-    subject: Subject, step: Callable[[], Tensor], nudged: bool = False, constant: bool = False
+    steps: Steps, step: Callable[[], Tensor], nudged: bool = False, constant: bool = False
 ) -> Outcome:
     """Returns loss, gradients, parameters, buffers and optimizer state after one step from the
     current state."""
     random = EqualDraws(constant=True) if constant else None
-    kept = untouched(subject.model, subject.optimizer, beside=subject.functions)
-    with kept, without_callbacks(subject.model, subject.optimizer):
+    subject = steps.subject
+    with steps.untouched(), without_callbacks(subject.model, subject.optimizer):
         if nudged:
             nudge(subject.model)
         with random or nullcontext():

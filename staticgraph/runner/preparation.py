@@ -49,7 +49,7 @@ from staticgraph.steps.compilation.graph_trees import drop_recordings, whole_rec
 from staticgraph.steps.compilation.modes import OWN
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_hooks import without_callbacks
-from staticgraph.steps.state.training_state import evaluating, train, untouched
+from staticgraph.steps.state.training_state import evaluating, train
 from staticgraph.steps.update.update import Update
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.on_device import DeviceStore
@@ -120,7 +120,7 @@ class Preparation:
         self.commitments: Commitments | None = budget and Commitments.of(
             subject, plan, smallest_budget(budget, execution.ranks), execution.records_gradients
         )
-        self.compared: FirstSteps = FirstSteps(subject, steps)
+        self.compared: FirstSteps = FirstSteps(steps)
         self.watched: Callable[[int, str], AbstractContextManager[object]] = _unwatched
         self.warmed: Callable[[], None] | None = None
         self.ready: set[tuple[int, str, bool, bool]] = set()
@@ -181,7 +181,7 @@ class Preparation:
 
     def _choose_on(self, batch: StaticBatch, work: str) -> StaticBatch:
         """Chooses how a batch's bucket runs, if that waits for a batch with graphs."""
-        trials, subject, steps = self._trials, self._subject, self._steps
+        trials, steps = self._trials, self._steps
         phase = steps.phase(work)  # outside of the block, which enables gradients
         if trials is None or not self._waits(batch, work) or not batch.real:
             return batch
@@ -189,7 +189,7 @@ class Preparation:
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            untouched(subject.model, subject.optimizer, beside=subject.functions),
+            steps.untouched(),
             steps.accumulated.kept(),
         ):
             self._take_choices(trials.finish(steps.accept(batch), phase))
@@ -295,9 +295,9 @@ class Preparation:
         self._steps.close()
         self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
         self._commit_gradients(phases)
-        prepare, subject = partial(self.prepare, schema=schema), self._subject
+        prepare = partial(self.prepare, schema=schema)
         with (
-            untouched(subject.model, subject.optimizer, beside=subject.functions),
+            self._steps.untouched(),
             self._steps.accumulated.kept(),
             bar(keys, desc="warming up", unit="", show=progress) as shown,
         ):

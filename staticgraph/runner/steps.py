@@ -12,6 +12,7 @@ mean loss; ``forward``).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +37,7 @@ from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.finite_losses import FiniteLosses
 from staticgraph.steps.rows.single_row_norms import SingleRows
 from staticgraph.steps.state.recordable_optimizer import check_recordable
-from staticgraph.steps.state.training_state import StepState, train
+from staticgraph.steps.state.training_state import StepState, train, untouched
 from staticgraph.steps.update.rank_averaging import Averaging
 from staticgraph.steps.update.update import Accumulation, Update
 from staticgraph.store.on_device import DeviceStore
@@ -81,6 +82,7 @@ class Steps:
         compiled_mode = mode if mode.compiled else Mode("default", "chosen by time")
         model = self._model = subject.model
         self.subject: Subject = subject
+        self._records = execution.records
         self._device, self._pointers = subject.device, subject.pointers
         self._update = Update(subject)
         self._state = StepState(model, subject.functions)
@@ -203,6 +205,11 @@ class Steps:
             if self.store is not None:
                 self.recorded.collate_from(self.store)
         return self.recorded
+
+    def untouched(self) -> AbstractContextManager[None]:
+        """A ``with`` block after which the model, and all else that a step writes, is restored."""
+        subject, own = self.subject, not self._records
+        return untouched(subject.model, subject.optimizer, beside=subject.functions, attributes=own)
 
     def close(self) -> None:
         """Frees the recordings, all together."""

@@ -27,7 +27,6 @@ from staticgraph.runner.first_steps import KINDS, after_step, leave_out_rounding
 from staticgraph.runner.steps import Steps
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.rows.provenance import leaves
-from staticgraph.steps.state.training_state import untouched
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import as_preformatted, table
 
@@ -116,12 +115,12 @@ def verify(runner: RunsBothWays, batch: StaticBatch, tolerance: float = TOLERANC
     left_out = 0
     subject = runner.subject
     if subject.trains:
-        ours = after_step(subject, lambda: runner.step(batch.clone()))
-        theirs = after_step(subject, lambda: runner.eager_step(plain.clone()))
-        nudged = after_step(subject, lambda: runner.eager_step(plain.clone()), nudged=True)
+        ours = after_step(runner.steps, lambda: runner.step(batch.clone()))
+        theirs = after_step(runner.steps, lambda: runner.eager_step(plain.clone()))
+        nudged = after_step(runner.steps, lambda: runner.eager_step(plain.clone()), nudged=True)
         left_out = leave_out_rounding(ours, theirs, nudged)
         errors = {word: _worst(theirs, ours, kind) for word, kind in KINDS.items()}
-    with untouched(subject.model, subject.optimizer, beside=subject.functions):
+    with runner.steps.untouched():
         out = _rows(runner, batch, eager=False)
         eager = Outcome.of(_NO_MODEL, _rows(runner, plain, eager=True), None, None)
         errors["output"] = _worst(eager, Outcome.of(_NO_MODEL, out, None, None), "")

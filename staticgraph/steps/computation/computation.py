@@ -135,7 +135,7 @@ class Computation:
 
     def _output_elsewhere(self, batch: StaticBatch) -> Any:
         """Returns the model's output over a batch that is not the user's; restores its counters."""
-        kept = untouched(self._model, beside=self._beside, trained=False, attributes=True)
+        kept = untouched(self._model, beside=self._beside, trained=False)
         with kept, asks() as asked:
             self._own_sizes, before = True, self._own_sizes
             try:

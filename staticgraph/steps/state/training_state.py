@@ -84,7 +84,7 @@ class SavedTraining:
         *,
         beside: Sequence[object] = (),
         trained: bool = True,
-        attributes: bool = False,
+        attributes: bool = True,
     ) -> None:
         hooks = callbacks_of(model.parameters(), optimizer) if trained else ()
         held = held_by(*beside, *hooks, *of_forwards(model))
@@ -172,6 +172,7 @@ class StepState:
         self._model, self._beside = model, beside
         self._listed = False
         self._modules: list[torch.nn.Module] = []
+        self._buffers: list[int] = []
         self._bound: list[tuple[dict[str, Any], dict[str, Any]]] = []  # now, and before the step
         self._norms: list[Tensor] = []  # torch's norms write without counting a version
         self._of_norms: list[Tensor] = []
@@ -185,7 +186,7 @@ class StepState:
     @torch.no_grad()
     def keep(self) -> None:
         """Copies the state; called before a step."""
-        if not self._listed:
+        if not self._listed or self._of_modules() != self._buffers:
             self._list()
         if self._norms:
             copy_all(self._of_norms, self._norms)
@@ -214,6 +215,10 @@ class StepState:
                 tensor.copy_(value)
                 self._copies[place] = version_of(tensor), value
 
+    def _of_modules(self) -> list[int]:
+        """The buffers as objects; compiled code does not report that it binds others."""
+        return [id(b) for m in self._modules for b in m._buffers.values()]
+
     def _list(self) -> None:
         self._listed = True  # first, so that a registration meanwhile is not lost
         held = held_by(*self._beside, *of_forwards(self._model))
@@ -221,6 +226,7 @@ class StepState:
         modules = list(dict.fromkeys(modules))
         watch(modules, self)
         self._modules = [m for m in modules if m._buffers or not _of_library(m)]
+        self._buffers = self._of_modules()
         norms = [m for m in modules if isinstance(m, _NormBase)]
         self._norms = _plain(b for m in norms for b in m._buffers.values())
         self._of_norms = [tensor.clone() for tensor in self._norms]
@@ -265,14 +271,15 @@ def untouched(
     *,
     beside: Sequence[object] = (),
     trained: bool = True,
-    attributes: bool = False,
+    attributes: bool = True,
     seeded: bool = False,
 ) -> Iterator[None]:
     """A ``with`` block after which everything is restored.
 
     Args:
         model, optimizer, beside, trained, attributes: as for :class:`SavedTraining`; with
-            ``trained``, gradients are None at the start of the block.
+            ``trained``, gradients are None at the start of the block. A replay runs no Python and
+            so binds no activation again: a block that may record leaves attributes as they are.
         seeded: whether every such block draws the same random numbers.
     """
     saved = SavedTraining(model, optimizer, beside=beside, trained=trained, attributes=attributes)
