@@ -299,3 +299,15 @@ def test_a_fused_forward_may_bind_tensors():
     with pytest.raises(sg.NonFiniteLoss):
         runner.step(batch.replace(x=batch.x * torch.inf))
     equal([ours.seen], [before])
+
+
+def test_a_model_of_another_dtype_is_named_by_a_fused_step():
+    model = made()
+    runner = sg.StaticGraphRunner(model, FOURS, "fused", loss=squared, optimizer=sgd(model))
+    batches = iter(runner.loader(STORE))
+    runner.step(next(batches))
+    model.head.float()
+    with pytest.raises(sg.NotStatic, match=r"head\.weight was torch\.float64 .* torch\.float32"):
+        runner.step(next(batches))
+    model.head.double()
+    runner.step(next(batches))
