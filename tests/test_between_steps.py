@@ -282,14 +282,16 @@ class Bound(Net):
         return super().forward(x, edge_index, batch, num_graphs) * (self.seen + self.other)
 
 
-def test_a_fused_forward_may_bind_tensors():
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_fused_forward_may_bind_tensors(warm):
     """Also once the padding check of the second epoch is over; a failing step puts them back."""
     torch.manual_seed(0)
     ours, theirs = Bound().to(D), Bound().to(D)
     theirs.load_state_dict(ours.state_dict())
     first, second = sgd(ours), sgd(theirs)
     runner = sg.StaticGraphRunner(ours, FOURS, "fused", loss=squared, optimizer=first)
-    runner.warmup(STORE, progress=False)
+    if warm:
+        runner.warmup(STORE, progress=False)
     loader = runner.loader(STORE, indices=range(8))
     for _ in range(3):
         for batch in loader:
