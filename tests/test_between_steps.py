@@ -265,3 +265,51 @@ def test_a_change_between_steps_is_followed_or_refused(name, mode, monkeypatch):
             return
         equal([loss], [plain_step(theirs, second, ids)])
     equal(ours.state_dict().values(), theirs.state_dict().values())
+
+
+class Bound(Net):
+    """Its forward binds a buffer, as that of ``parametrizations.spectral_norm`` does, and more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.other = torch.zeros((), dtype=D)
+
+    def forward(self, x, edge_index, batch, num_graphs):
+        self.seen.add_(2.0)
+        self.seen = self.seen * 0.5
+        self.other = self.other * 0.5 + 1.0
+        return super().forward(x, edge_index, batch, num_graphs) * (self.seen + self.other)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_fused_forward_may_bind_tensors(warm):
+    """Also once the padding check of the second epoch is over; a failing step puts them back."""
+    torch.manual_seed(0)
+    ours, theirs = Bound().to(D), Bound().to(D)
+    theirs.load_state_dict(ours.state_dict())
+    first, second = sgd(ours), sgd(theirs)
+    runner = sg.StaticGraphRunner(ours, FOURS, "fused", loss=squared, optimizer=first)
+    if warm:
+        runner.warmup(STORE, progress=False)
+    loader = runner.loader(STORE, indices=range(8))
+    for _ in range(3):
+        for batch in loader:
+            equal([runner.step(batch)], [plain_step(theirs, second, real_ids(batch))])
+    equal(ours.state_dict().values(), theirs.state_dict().values())
+    before = ours.seen.clone()
+    with pytest.raises(sg.NonFiniteLoss):
+        runner.step(batch.replace(x=batch.x * torch.inf))
+    equal([ours.seen], [before])
+
+
+def test_a_model_of_another_dtype_is_named_by_a_fused_step():
+    model = made()
+    runner = sg.StaticGraphRunner(model, FOURS, "fused", loss=squared, optimizer=sgd(model))
+    batches = iter(runner.loader(STORE))
+    runner.step(next(batches))
+    model.head.float()
+    with pytest.raises(sg.NotStatic, match=r"head\.weight was torch\.float64 .* torch\.float32"):
+        runner.step(next(batches))
+    model.head.double()
+    runner.step(next(batches))

@@ -184,6 +184,21 @@ def test_what_is_indifferent_to_the_order_is_served_from_either():
     runner_of(made(ByNumber), [(60, 90, 9)]).step(sg.StaticBatch.of(store, range(6), (60, 90, 9)))
 
 
+class Rejecting(DMPNN):
+    """It does not read edges by their position, and draws until a number fits."""
+
+    def reverse(self, h):
+        while torch.rand(()) > 0.5:
+            pass
+        return h
+
+
+def test_a_model_that_draws_until_a_number_fits_is_checked_in_finite_time():
+    store, plan = stored(keep_order=False), [(60, 90, 9)]
+    model = made(Rejecting)
+    assert runner_of(model, plan).step(sg.StaticBatch.of(store, range(6), plan[0])).isfinite()
+
+
 def test_a_padder_sorts_edges_where_it_is_asked_to():
     """As a store does: kernels over neighbours, rows of edges in PyG's order again, and a model
     that reads edges by their position refused, as with a plan whose store sorted them."""

@@ -79,6 +79,15 @@ def test_other_things_are_named(store, plan):
         runner.warmup(DataLoader(list(store[:4])))
     with pytest.raises(ValueError, match="is not the state of a runner"):
         runner.load_state_dict({"model": model.state_dict()})
+    with pytest.raises(TypeError, match="3 is not graphs: give a list"):
+        runner.predict(3)
+    for option, text in {
+        "loss": "loss='node' is not a function",
+        "forward": "forward='node' is not a function",
+        "rows": "rows='node': give a dict",
+    }.items():
+        with pytest.raises(TypeError, match=text):
+            sg.StaticGraphRunner(model, plan, **{option: "node"})
     with pytest.raises(TypeError, match="a GraphStore is not a plan"):
         sg.StaticGraphRunner(model, store)
     with pytest.raises(TypeError, match="takes a padded batch, not a DataBatch"):

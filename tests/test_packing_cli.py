@@ -88,6 +88,9 @@ def test_errors_are_one_line(capsys, tmp_path):
     (tmp_path / "bad.csv").write_text("nodes,edges\n1,2\n")
     assert main(["plan", "--histogram", str(tmp_path / "bad.csv"), "--graphs", "3"]) == 2
     assert "expected num_nodes,num_edges,count" in capsys.readouterr().err
+    (tmp_path / "bad.csv").write_text("num_nodes,num_edges,count\n3,4,2\n5,6,-1\n")
+    assert main(["plan", "--histogram", str(tmp_path / "bad.csv"), "--graphs", "3"]) == 2
+    assert "bad.csv: counts must be at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

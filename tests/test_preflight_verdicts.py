@@ -78,6 +78,12 @@ class Deprecated(Net):
         return h
 
 
+class Sparse(Net):
+    def trick(self, h):
+        rows = torch.zeros_like(h[:, 0], dtype=torch.long)
+        return torch.sparse_coo_tensor(torch.stack([rows, rows]), h[:, 0], [len(h)] * 2) @ h  # here
+
+
 class MakesBatch(Net):
     def trick(self, h):
         data = Batch(x=h, batch=h[:, 0].long())  # here
@@ -94,6 +100,7 @@ class Caught(Net):
 def test_the_exception_below_dynamos_is_shown():
     for kind, first, advice in (
         (Deprecated, "warns: warnings.warn('trick is deprecated, use stunt')", "in __init__"),
+        (Sparse, "cannot be traced: ", "does not follow sparse tensors: sum over edges"),
         (MakesBatch, "raises while it is traced: ", "PyG Data or Batch inside its forward"),
         (Caught, "raises while it is traced: KeyError('zork')", "operations on tensors"),
     ):

@@ -216,9 +216,7 @@ class Comparer:
     @contextmanager
     def _run(self, options: RunOptions) -> Iterator[None]:
         subject, model, jitter = self._subject, self.model, options.jitter
-        kept = untouched(
-            model, subject.optimizer, beside=subject.functions, attributes=True, seeded=True
-        )
+        kept = untouched(model, subject.optimizer, beside=subject.functions, seeded=True)
         gradients = torch.enable_grad() if options.gradients else torch.no_grad()
         with (
             kept,

@@ -30,6 +30,8 @@ from staticgraph.nn.context.present import present
 
 # Dropout keeps a value by it, and a normal number is positive.
 CONSTANT = 0.9
+# A model that draws until a number fits would never end where all numbers are equal.
+MOST_DRAWS = 10_000
 _BITS = (1 << 52) - 1
 DROPOUT = "staticgraph::dropout_sum"
 # This library's operators that draw by a seed of their own.
@@ -72,6 +74,9 @@ class EqualDraws(TorchDispatchMode):
 
     Attributes:
         draws: the operations that drew so far.
+
+    Raises:
+        RuntimeError: more than :data:`MOST_DRAWS` draws of constants.
     """
 
     supports_higher_order_operators = True
@@ -121,6 +126,8 @@ class EqualDraws(TorchDispatchMode):
     def _note(self, name: str, drawn: Tensor, hashed: bool) -> None:
         real = tuple(map(_real_size, drawn.shape))
         self.draws.append(Draw(name, tuple(drawn.shape), real, hashed))
+        if self._constant and len(self.draws) > MOST_DRAWS:
+            raise RuntimeError(f"{name} is drawn until a number is another, and all are equal here")
 
     def _draw_by_seed(self, func: Any, args: Any) -> Any:
         """Runs a kernel that drops by a seed and the position in a bucket; ``p`` is its last."""

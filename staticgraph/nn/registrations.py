@@ -5,7 +5,8 @@ set of them when the first model is watched. Listeners are stored per module, we
 model nor a listener is kept alive from here.
 
 Modules may be built and watched in several threads: the tuples that a hook reads are never changed,
-only replaced, so that no registration waits for a lock.
+only replaced, so that no registration waits for a lock. A buffer that compiled code binds is not
+reported.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
@@ -71,6 +73,8 @@ def _layer_registered(module: nn.Module, name: str, value: Any) -> None:
 
 
 def _tell(module: nn.Module, layer: bool) -> None:
+    if torch.compiler.is_compiling():  # a call would look for these listeners by their places
+        return
     for kept in _LISTENERS.get(module, ()):
         if (listener := kept()) is not None:
             listener.registered(layer)

@@ -235,7 +235,7 @@ def unchanged(subject: Subject) -> Iterator[None]:
     kinds = [(module, type(module)) for module in model.modules()]
     stepped = optimizer is not None and bool(optimizer.state)
     beside = (subject.loss, subject.forward)
-    with untouched(model, optimizer, beside=beside, attributes=True):
+    with untouched(model, optimizer, beside=beside):
         try:
             yield
         finally:

@@ -152,7 +152,7 @@ class RecordedModel:
             raise NotStatic(f"{what}: {changes_in_words(changes, 'record all again')}")
         beside = tuple(self._functions.values())
         try:
-            with untouched(self._model, self._optimizer, beside=beside):
+            with untouched(self._model, self._optimizer, beside=beside, attributes=False):
                 before()
                 signature.note_registered()
                 flags = signature.flags(True)

@@ -24,7 +24,6 @@ from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.runner.counters import BucketStatistics
 from staticgraph.runner.steps import Steps
-from staticgraph.steps.state.training_state import untouched
 from staticgraph.store.graph_columns import StoredGraphs
 
 
@@ -103,9 +102,9 @@ def _grow(runner: Any, padder: Padder) -> None:
     if not warm:
         return
     steps.compiled.warmed_up = False
-    subject, phases = runner.subject, ("step", "eval") if runner.subject.trains else ("eval",)
+    phases = ("step", "eval") if runner.subject.trains else ("eval",)
     with (
-        untouched(subject.model, subject.optimizer, beside=subject.functions),
+        steps.untouched(),
         steps.accumulated.set_aside(),
     ):
         for number in range(bucket, -1 if recorded else bucket - 1, -1):

@@ -84,6 +84,8 @@ def listed(graphs: Any) -> Any:
     """Graphs with a length: an iterator is turned into a list."""
     if is_pyg_batch(graphs):
         return graphs.to_data_list()
+    if not any(hasattr(graphs, name) for name in ("__len__", "__iter__", "__getitem__")):
+        raise TypeError(f"{graphs!r} is not graphs: give a list of torch_geometric.data.Data")
     return graphs if hasattr(graphs, "__len__") else list(graphs)
 
 

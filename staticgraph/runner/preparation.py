@@ -47,7 +47,6 @@ from staticgraph.schema import Schema
 from staticgraph.steps.compilation.graph_trees import drop_recordings, whole_recording
 from staticgraph.steps.compilation.modes import OWN
 from staticgraph.steps.state.training_hooks import without_callbacks
-from staticgraph.steps.state.training_state import untouched
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.how_many import how_many
@@ -173,7 +172,7 @@ class Preparation:
 
     def _choose_on(self, batch: StaticBatch, work: str) -> StaticBatch:
         """Chooses how a batch's bucket runs, if that waits for a batch with graphs."""
-        trials, subject, steps = self._trials, self._subject, self._steps
+        trials, steps = self._trials, self._steps
         phase = steps.phase(work)  # outside of the block, which enables gradients
         if trials is None or not self._waits(batch, work) or not batch.real:
             return batch
@@ -181,7 +180,7 @@ class Preparation:
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            untouched(subject.model, subject.optimizer, beside=subject.functions),
+            steps.untouched(),
             steps.accumulated.set_aside(),
         ):
             self._take_choices(trials.finish(steps.accept(batch), phase))
@@ -287,9 +286,9 @@ class Preparation:
         self._steps.close()
         self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
         self._commit_gradients(phases)
-        prepare, subject = partial(self.prepare, schema=schema), self._subject
+        prepare = partial(self.prepare, schema=schema)
         with (
-            untouched(subject.model, subject.optimizer, beside=subject.functions),
+            self._steps.untouched(),
             self._steps.accumulated.set_aside(),
             bar(keys, desc="warming up", unit="", show=progress) as shown,
         ):

@@ -11,6 +11,7 @@ mean loss; ``forward``).
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +38,7 @@ from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.finite_losses import FiniteLosses
 from staticgraph.steps.rank_averaging import Averaging
 from staticgraph.steps.state.recordable_optimizer import check_recordable
-from staticgraph.steps.state.training_state import evaluating, train
+from staticgraph.steps.state.training_state import evaluating, train, untouched
 from staticgraph.steps.update import Accumulation, StepState, Update
 from staticgraph.store.on_device import DeviceStore
 
@@ -206,6 +207,11 @@ class Steps:
             if self.store is not None:
                 self.recorded.collate_from(self.store)
         return self.recorded
+
+    def untouched(self) -> AbstractContextManager[None]:
+        """A ``with`` block after which the model, and all else that a step writes, is restored."""
+        subject, own = self.subject, not self.execution.records
+        return untouched(subject.model, subject.optimizer, beside=subject.functions, attributes=own)
 
     def close(self) -> None:
         """Frees the recordings, all together."""

@@ -36,10 +36,8 @@ from staticgraph.checking.outcome import CLEAR, Difference, Outcome, Tolerance
 from staticgraph.errors import users_level
 from staticgraph.runner.steps import Steps
 from staticgraph.steps.compilation.modes import FUSED
-from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.computation.provenance import output_tensors
 from staticgraph.steps.state.training_hooks import without_callbacks
-from staticgraph.steps.state.training_state import untouched
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import as_preformatted, table
 
@@ -93,14 +91,14 @@ class FirstSteps:
         self.seconds += time.perf_counter() - started
 
     def _difference(self, batch: StaticBatch, way: str) -> Difference | None:
-        subject, train = self._steps.subject, self._steps.train
+        steps, subject, train = self._steps, self._steps.subject, self._steps.train
         plain = batch.replace()
         plain.real = None
-        stepped = after_step(subject, lambda: train(batch.clone(), way))
+        stepped = after_step(steps, lambda: train(batch.clone(), way))
         if way == FUSED:  # compiled now; it calls its operators one by one, as eager does
-            stepped = after_step(subject, lambda: train(batch.clone(), way), constant=True)
+            stepped = after_step(steps, lambda: train(batch.clone(), way), constant=True)
         eager, nudged = (
-            after_step(subject, lambda: train(plain.clone(), "eager"), nudged, constant=True)
+            after_step(steps, lambda: train(plain.clone(), "eager"), nudged, constant=True)
             for nudged in (False, True)
         )
         if len(stepped.draws) != len(eager.draws) or not all(draw.hashed for draw in stepped.draws):
@@ -113,13 +111,13 @@ class FirstSteps:
 
 
 def after_step(
-    subject: Subject, step: Callable[[], Tensor], nudged: bool = False, constant: bool = False
+    steps: Steps, step: Callable[[], Tensor], nudged: bool = False, constant: bool = False
 ) -> Outcome:
     """Returns loss, gradients, parameters, buffers and optimizer state after one step from the
     current state."""
     random = EqualDraws(constant=True) if constant else None
-    restored = untouched(subject.model, subject.optimizer, beside=subject.functions)
-    with restored, without_callbacks(subject.model, subject.optimizer):
+    subject = steps.subject
+    with steps.untouched(), without_callbacks(subject.model, subject.optimizer):
         if nudged:
             nudge(subject.model)
         with random or nullcontext():
@@ -232,12 +230,12 @@ def verify(runner: Any, batch: StaticBatch, tolerance: float = TOLERANCE) -> Ver
     left_out = 0
     subject = runner.subject
     if subject.trains:
-        ours = after_step(subject, lambda: runner.step(batch.clone()))
-        theirs = after_step(subject, lambda: runner.eager_step(plain.clone()))
-        nudged = after_step(subject, lambda: runner.eager_step(plain.clone()), nudged=True)
+        ours = after_step(runner.steps, lambda: runner.step(batch.clone()))
+        theirs = after_step(runner.steps, lambda: runner.eager_step(plain.clone()))
+        nudged = after_step(runner.steps, lambda: runner.eager_step(plain.clone()), nudged=True)
         left_out = leave_out_rounding(ours, theirs, nudged)
         errors = {word: _worst(theirs, ours, kind) for word, kind in KINDS.items()}
-    with untouched(subject.model, subject.optimizer, beside=subject.functions):
+    with runner.steps.untouched():
         out = _rows(runner, batch, eager=False)
         eager = Outcome.of(_NO_MODEL, _rows(runner, plain, eager=True), None, None)
         errors["output"] = _worst(eager, Outcome.of(_NO_MODEL, out, None, None), "")

@@ -111,16 +111,14 @@ class SizeHistogram:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about a file without rows, which raises below
                 rows = np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.int64, ndmin=2)
+            components = tuple(name.removeprefix("num_") for name in header[:-1])
+            if rows.size:
+                rows = rows[np.lexsort(rows[:, -2::-1].T)]
+                sizes, counts = map(np.ascontiguousarray, (rows[:, :-1], rows[:, -1]))
+                return cls(sizes, counts, components)
         except (ValueError, OverflowError) as error:
             raise ValueError(f"{path}: {error}; expected whole numbers below the header") from None
-        if not rows.size:
-            raise ValueError(f"{path} has no rows below its header; expected sizes and counts")
-        components = tuple(name.removeprefix("num_") for name in header[:-1])
-        order = np.lexsort(rows[:, -2::-1].T)
-        rows = rows[order]
-        return cls(
-            np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, -1]), components
-        )
+        raise ValueError(f"{path} has no rows below its header; expected sizes and counts")
 
     @property
     def num_graphs(self) -> int:

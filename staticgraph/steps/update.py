@@ -159,6 +159,7 @@ class StepState:
         self._model, self._beside = model, beside
         self._listed = False
         self._buffers: list[dict[str, Any]] = []  # of the modules that have any
+        self._listed_as: list[int] = []  # these buffers as objects
         self._attributes: list[dict[str, Any]] = []  # of the user's own modules
         self._before: list[tuple[dict[str, Any], dict[str, Any]]] = []  # each now, and then
         self._norms: list[Tensor] = []  # torch's norms write without counting a version
@@ -173,7 +174,7 @@ class StepState:
     @torch.no_grad()
     def keep(self) -> None:
         """Copies the state; called before a step."""
-        if not self._listed:
+        if not self._listed or self._bound() != self._listed_as:
             self._list()
         if self._norms:
             copy_all(self._of_norms, self._norms)
@@ -202,6 +203,10 @@ class StepState:
                 tensor.copy_(value)
                 self._copies[place] = version_of(tensor), value
 
+    def _bound(self) -> list[int]:
+        """The buffers as objects; compiled code does not report that it binds others."""
+        return [id(buffer) for buffers in self._buffers for buffer in buffers.values()]
+
     def _list(self) -> None:
         self._listed = True  # first, so that a registration meanwhile is not lost
         held = held_by(*self._beside, *of_forwards(self._model))
@@ -209,6 +214,7 @@ class StepState:
         modules = list(dict.fromkeys(modules))
         watch(modules, self)
         self._buffers = [m._buffers for m in modules if m._buffers]
+        self._listed_as = self._bound()
         self._attributes = [vars(m) for m in modules if not of_library(type(m))]
         norms = [m for m in modules if isinstance(m, _NormBase)]
         self._norms = _copied(b for m in norms for b in m._buffers.values())

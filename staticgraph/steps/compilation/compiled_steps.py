@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.errors import NotStatic
 from staticgraph.nn.context.present import Restored
 from staticgraph.steps.compilation.compiled_function import (
     CompileCounts,
@@ -66,6 +67,7 @@ class CompiledSteps:
         self._functions: dict[Key, CompiledFunction] = {}
         self._several = buckets > 1
         self._shared: dict[Any, SharedTrace] = {}
+        self._dtypes: dict[str, tuple[torch.Tensor, torch.dtype]] = {}
 
     def __len__(self) -> int:
         return len(self._functions)
@@ -80,10 +82,25 @@ class CompiledSteps:
                 then has row pointers, if nodes have one type.
         """
         self._computation.hooks.check()
+        self._check_dtypes()
         # The guards assume that no other forward, and no autocast but the subject's own, is active.
         with Restored(nothing=True), self._computation.precision.alone():
             function = self.of(work, batch, fused)
             return function(*function.layout.in_order(batch.layout, batch.tensors()))
+
+    def _check_dtypes(self) -> None:
+        """Refuses a model that was converted since its steps were compiled.
+
+        Raises:
+            NotStatic: a parameter has another dtype.
+        """
+        for name, (parameter, dtype) in self._dtypes.items():
+            if parameter.dtype is not dtype:
+                raise NotStatic(
+                    f"{name} was {dtype} when the steps were compiled and is {parameter.dtype}: "
+                    "convert a model (model.double()) before its runner is made, or make a new "
+                    "runner; or use mode='eager'"
+                )
 
     def of(self, work: str, batch: StaticBatch, fused: bool = False) -> CompiledFunction:
         """Returns the function for a batch and the current flags; warns if it is made late."""
@@ -110,6 +127,8 @@ class CompiledSteps:
             function = self._computation.of_tensors(work, batch, leaves=rewritten)
             mode = Mode(FUSED, "as asked") if fused else self._mode
             device = batch.device.type if rewritten else None
+            parameters = self._model.named_parameters()
+            self._dtypes = {name: (p, p.dtype) for name, p in parameters}
             shared = self._trace_for(key, batch) if fused and self._several else None
             self._functions[key] = CompiledFunction(
                 function, mode, str(key), batch.layout, device, shared
@@ -151,4 +170,5 @@ class CompiledSteps:
         """Forgets all functions."""
         self._functions.clear()
         self._shared.clear()
+        self._dtypes.clear()
         self._computation.hooks.forget()

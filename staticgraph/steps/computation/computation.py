@@ -182,7 +182,7 @@ class Computation:
 
     def _output_elsewhere(self, batch: StaticBatch) -> Any:
         """Returns the model's output over a batch that is not the user's; restores its counters."""
-        restored = untouched(self._model, beside=self._beside, trained=False, attributes=True)
+        restored = untouched(self._model, beside=self._beside, trained=False)
         with restored, asks() as sizes_read:
             self._own_sizes, before = True, self._own_sizes
             try:

@@ -116,6 +116,16 @@ class Subject:
 
     def __post_init__(self) -> None:
         _check_given(self.model, self.loss, self.optimizer)
+        for call, function in (("loss", self.loss), ("forward", self.forward)):
+            if function is not None and not callable(function):
+                raise TypeError(
+                    f"{call}={function!r} is not a function: give {call}=lambda ..., batch: ..."
+                )
+        if self.rows is not None and not isinstance(self.rows, Mapping):
+            raise TypeError(
+                f"rows={self.rows!r}: give a dict of what the rows of each output are, by its key "
+                "or position, such as {'embedding': 'node', 1: None}"
+            )
         if isinstance(self.differentiable, str):
             raise TypeError(
                 f"differentiable={self.differentiable!r}: give names of fields, such as ('pos',)"

@@ -93,7 +93,7 @@ class SavedTraining:
         *,
         beside: Sequence[object] = (),
         trained: bool = True,
-        attributes: bool = False,
+        attributes: bool = True,
     ) -> None:
         hooks = callbacks_of(model.parameters(), optimizer) if trained else ()
         held = held_by(*beside, *hooks, *of_forwards(model))
@@ -185,14 +185,15 @@ def untouched(
     *,
     beside: Sequence[object] = (),
     trained: bool = True,
-    attributes: bool = False,
+    attributes: bool = True,
     seeded: bool = False,
 ) -> Iterator[None]:
     """A ``with`` block after which everything is restored.
 
     Args:
         model, optimizer, beside, trained, attributes: as for :class:`SavedTraining`; with
-            ``trained``, gradients are None at the start of the block.
+            ``trained``, gradients are None at the start of the block. A replay runs no Python and
+            so binds no activation again: a block that may record leaves attributes as they are.
         seeded: whether every such block draws the same random numbers.
     """
     saved = SavedTraining(model, optimizer, beside=beside, trained=trained, attributes=attributes)

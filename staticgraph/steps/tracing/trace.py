@@ -186,6 +186,10 @@ KEEP_IN_TENSORS = (
 )
 # Messages of torch about a number or a size that is data.
 _ON_DATA = re.compile(r"data-dependent (expression|symbol)|unbacked symbol", re.IGNORECASE)
+_OF_SPARSE = (
+    "torch.compile does not follow sparse tensors: sum over edges, as a MessagePassing layer or "
+    "scatter(h[edge_index[0]], edge_index[1], 0, h.size(0)) does; or mode='eager'"
+)
 _FOLLOWS = "a number or a size here follows from data: {}; or use mode='eager'".format(
     KINDS["host read"][1]
 )
@@ -261,10 +265,10 @@ def untraceable(
     makes = _MAKES_DATA.search(source) or _MAKES_DATA.search(seen or "")
     inside = any("/torch_geometric/data/" in file for file, _ in frames)
     advice = _OF_DATA if makes or inside else known
-    if "_warnings.warn" in message:
+    if "module: _warnings" in message:
         texts = warned or {}
         text = texts.get(where) or " / ".join(texts.values())
-        return Obstacle(f"warnings.warn({text!r})", where, source, "warns")
+        return Obstacle(f"warnings.warn({text!r})", where, source, "warns", "", KINDS["warns"][1])
     if seen is not None:
         return Obstacle(seen, where, source, "raises while it is traced", "", advice)
     return Obstacle(": ".join(words[:2]), where, source, "cannot be traced", "", advice)
@@ -293,6 +297,8 @@ def remedy(message: str) -> str | None:
     """Returns what to write instead of what stopped torch.compile; None if unknown."""
     if any(words in message for words in _ASKS_DERIVATIVE):
         return _DERIVED
+    if re.search("sparse_|sparse Tensor", message):
+        return _OF_SPARSE
     return _FOLLOWS if _ON_DATA.search(message) else None
 
 
