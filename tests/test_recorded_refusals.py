@@ -63,6 +63,43 @@ class TestRefusals:
         runner.warmup(hiv, progress=False)
         runner.step(batches_of(hiv, 1)[0])
 
+    @pytest.mark.parametrize("kind", ["average", "count", "last"])
+    def test_a_tensor_that_the_next_step_reads(self, hiv, kind):
+        class Carries(Net):
+            def __init__(self):
+                super().__init__()
+                self.seen = torch.zeros((), dtype=torch.int64 if kind == "count" else None)
+
+            def forward(self, x, edge_index, edge_attr, batch):
+                before, out = self.seen, super().forward(x, edge_index, edge_attr, batch)
+                self.seen = before + 1 if kind == "count" else self.head.weight.detach().mean()
+                if kind == "average":
+                    self.seen = 0.5 * before + self.seen
+                return out + before
+
+        model = Carries()
+        seen, state = model.seen, copy.deepcopy(model.state_dict())
+        with pytest.raises(sg.NotStatic, match=r"reads the seen that the step before bound"):
+            runner_of(model, hiv)
+        assert model.seen is seen
+        assert_same_state(model, state)
+
+    def test_a_tensor_for_inspection_alone_is_recorded(self, hiv):
+        class Shows(Net):
+            def __init__(self):
+                super().__init__()
+                self.shown = torch.zeros(())
+
+            def forward(self, x, edge_index, edge_attr, batch):
+                out = super().forward(x, edge_index, edge_attr, batch)
+                self.shown = out.detach()
+                return out
+
+        model = Shows()
+        runner = runner_of(model, hiv)
+        runner.step(batches_of(hiv, 1)[0])
+        assert model.shown.any() and model.shown.isfinite().all()
+
     def test_a_parameter_moved_later(self, hiv):
         model = Net()
         runner = runner_of(model, hiv)

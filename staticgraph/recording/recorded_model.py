@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from staticgraph.errors import NotStatic
-from staticgraph.internals.dispatch import version_of
+from staticgraph.internals.dispatch import tree_leaves, version_of
 from staticgraph.recording.lending import check_can_be_handed_out
 from staticgraph.recording.premises import changes_in_words
 from staticgraph.recording.recorder import Recorded, Recorder, Replays
@@ -34,6 +34,7 @@ from staticgraph.steps.state.training_state import untouched
 # torch's own recipe warms up three times: lazily allocated workspaces and states must exist by
 # then.
 WARM_RUNS = 3
+OTHER = 7  # added to a count to see who reads it
 # Replays between two checks of a model. A check took 94 us (GINE, 5 layers) and 400 us (GPS, 10
 # layers) on one core of the 2-core CPU that bench_host_time ran on: below one microsecond per
 # replay.
@@ -139,12 +140,14 @@ class RecordedModel:
         Raises:
             NotStatic: it cannot be recorded, or the model has changed since the last recording.
         """
+        results: list[Any] = []
 
         def run_all() -> None:
             """Runs the bodies one after another: the warm-up."""
             arguments: tuple[Any, ...] = ()
             for body in bodies:
                 arguments = (body(*arguments),)
+            results[:] = arguments
 
         stepped = None if self._steps_outside else self._optimizer
         signature = self._signature or Signature(self._model, self._functions, stepped)
@@ -156,7 +159,17 @@ class RecordedModel:
                 before()
                 signature.note_registered()
                 flags = signature.flags(True)
+                held = _held_tensors(self._model)
                 recorder.warm(run_all, WARM_RUNS)
+                written = [h for h in held if isinstance(h.now, Tensor) and h.now is not h.tensor]
+                if written and (name := self._carried(written, recorder, run_all, results)):
+                    for each in written:
+                        each.values[each.name] = each.tensor
+                    raise NotStatic(
+                        f"{what}: the forward reads the {name} that the step before bound, and "
+                        "binds it again, which a replay does not: register_buffer() it and write "
+                        "to it in place (self.seen.mul_(0.5).add_(1)); or use mode='eager'"
+                    )
                 between()
                 recorded: list[Recorded] = []
                 for body in bodies:
@@ -179,6 +192,39 @@ class RecordedModel:
             flags = flags._replace(wanted=None)
         parameters = signature.parameters
         return ModelRecording(recorded, what, parameters, _addresses(parameters), grads, flags)
+
+    def _carried(
+        self,
+        written: Sequence[_HeldTensor],
+        recorder: Recorder,
+        run_all: Callable[[], None],
+        results: list[Any],
+    ) -> str | None:
+        """Returns which of the tensors that a forward binds again decides what the next step is.
+
+        A forward may also bind one for inspection alone. So it is run with NaN in their place, or
+        other counts: they then show in what is computed or bound.
+        """
+        with untouched(
+            self._model,
+            self._optimizer,
+            beside=tuple(self._functions.values()),
+            attributes=False,
+        ):
+            starts = [each.now for each in written]
+            recorder.warm(run_all, 1)
+            firsts = [each.now for each in written]
+            if _has_nan([*results, *firsts]):
+                return None
+            for each, start in zip(written, starts, strict=True):
+                floats = start.is_floating_point()
+                each.values[each.name] = start * torch.nan if floats else start + OTHER
+            recorder.warm(run_all, 1)
+            for each, first in zip(written, firsts, strict=True):
+                counted = not first.is_floating_point() and first.shape == each.now.shape
+                if _has_nan([each.now]) or (counted and bool((each.now - first == OTHER).all())):
+                    return each.path
+            return written[0].path if _has_nan(results) else None
 
     def check(self, recording: ModelRecording, remedy: str, looked: set[int] | None = None) -> None:
         """Refuses to replay a model that is not the one that was recorded.
@@ -240,6 +286,41 @@ class RecordedModel:
         for parameter in self._model.parameters():
             if id(parameter.grad) in owned:
                 parameter.grad = None
+
+
+class _HeldTensor(NamedTuple):
+    """A plain attribute of a module that is a tensor, neither a parameter nor a buffer.
+
+    Attributes:
+        path: of the attribute in the model.
+        values: the module's attributes.
+        name: its name among them.
+        tensor: what it was.
+    """
+
+    path: str
+    values: dict[str, Any]
+    name: str
+    tensor: Tensor
+
+    @property
+    def now(self) -> Any:
+        """What the attribute is."""
+        return self.values.get(self.name)
+
+
+def _held_tensors(model: torch.nn.Module) -> list[_HeldTensor]:
+    return [
+        _HeldTensor(f"{path}.{name}".removeprefix("."), vars(module), name, value)
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor) and value.dtype is not torch.bool
+    ]
+
+
+def _has_nan(values: Any) -> bool:
+    tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+    return any(bool(tensor.isnan().any()) for tensor in tensors)
 
 
 def _addresses(parameters: list[Tensor]) -> list[int]:
