@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from staticgraph.errors import NotStatic
-from staticgraph.internals.dispatch import tree_leaves, version_of
+from staticgraph.internals.dispatch import version_of
 from staticgraph.recording.lending import check_can_be_handed_out
 from staticgraph.recording.premises import changes_in_words
 from staticgraph.recording.recorder import Recorded, Recorder, Replays
@@ -140,14 +140,12 @@ class RecordedModel:
         Raises:
             NotStatic: it cannot be recorded, or the model has changed since the last recording.
         """
-        results: list[Any] = []
 
         def run_all() -> None:
             """Runs the bodies one after another: the warm-up."""
             arguments: tuple[Any, ...] = ()
             for body in bodies:
                 arguments = (body(*arguments),)
-            results[:] = arguments
 
         stepped = None if self._steps_outside else self._optimizer
         signature = self._signature or Signature(self._model, self._functions, stepped)
@@ -162,7 +160,7 @@ class RecordedModel:
                 held = _held_tensors(self._model)
                 recorder.warm(run_all, WARM_RUNS)
                 written = [h for h in held if isinstance(h.now, Tensor) and h.now is not h.tensor]
-                if written and (name := self._carried(written, recorder, run_all, results)):
+                if written and (name := self._carried(written, recorder, run_all)):
                     for each in written:
                         each.values[each.name] = each.tensor
                     raise NotStatic(
@@ -198,12 +196,12 @@ class RecordedModel:
         written: Sequence[_HeldTensor],
         recorder: Recorder,
         run_all: Callable[[], None],
-        results: list[Any],
     ) -> str | None:
-        """Returns which of the tensors that a forward binds again decides what the next step is.
+        """Returns which of the tensors that a forward binds again follows from what it was.
 
         A forward may also bind one for inspection alone. So it is run with NaN in their place, or
-        other counts: they then show in what is computed or bound.
+        with other counts, which then show in what is bound next. A tensor that one step binds
+        without regard to its value, and the next one reads, is not seen.
         """
         with untouched(
             self._model,
@@ -214,7 +212,7 @@ class RecordedModel:
             starts = [each.now for each in written]
             recorder.warm(run_all, 1)
             firsts = [each.now for each in written]
-            if _has_nan([*results, *firsts]):
+            if any(map(_has_nan, firsts)):
                 return None
             for each, start in zip(written, starts, strict=True):
                 floats = start.is_floating_point()
@@ -222,9 +220,9 @@ class RecordedModel:
             recorder.warm(run_all, 1)
             for each, first in zip(written, firsts, strict=True):
                 counted = not first.is_floating_point() and first.shape == each.now.shape
-                if _has_nan([each.now]) or (counted and bool((each.now - first == OTHER).all())):
+                if _has_nan(each.now) or (counted and bool((each.now - first == OTHER).all())):
                     return each.path
-            return written[0].path if _has_nan(results) else None
+            return None
 
     def check(self, recording: ModelRecording, remedy: str, looked: set[int] | None = None) -> None:
         """Refuses to replay a model that is not the one that was recorded.
@@ -318,9 +316,8 @@ def _held_tensors(model: torch.nn.Module) -> list[_HeldTensor]:
     ]
 
 
-def _has_nan(values: Any) -> bool:
-    tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
-    return any(bool(tensor.isnan().any()) for tensor in tensors)
+def _has_nan(tensor: Tensor) -> bool:
+    return bool(tensor.isnan().any())
 
 
 def _addresses(parameters: list[Tensor]) -> list[int]:
