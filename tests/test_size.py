@@ -20,34 +20,49 @@ SIZES = {
     "bench": (38, 27009),  # padder, break-even, the GPU suite in place of two shell scripts
     "staticgraph": (5, 3527),  # declared classes, dense batches, old names that still work
     "staticgraph/atoms": (6, 4669),  # neighbours found in a step, ASE's calculator, streams
-    "staticgraph/batches": (36, 20133),  # anybody's batches, dense ones, min_fill, sorted edges
-    "staticgraph/checking": (15, 13545),  # inputs, the optimizer's state, edges on ranks
+    "staticgraph/batches": (
+        29,
+        20329,
+    ),  # anybody's batches, min_fill, sorted edges, sizes that a trace keeps
+    "staticgraph/checking": (
+        13,
+        13805,
+    ),  # inputs, optimizer state, edges on ranks; the captured step moved in
     "staticgraph/cli": (19, 11894),  # predict, try --submit, the text of --help in place of rich
     "staticgraph/datasets": (10, 6647),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
     "staticgraph/dryrun": (19, 11577),  # a line every two seconds
     "staticgraph/epochs": (9, 6136),  # torch's samplers
     "staticgraph/files": (12, 3041),  # scratch names without secrets
-    "staticgraph/internals": (7, 1395),  # whether PyG is there, operators declared to Inductor
+    "staticgraph/internals": (8, 1737),  # whether PyG is there, declared operators, symbolic sizes
     "staticgraph/kernels": (82, 50433),  # tiles of a linear layer's backward, measured on a GPU
     "staticgraph/lightning": (4, 2375),  # own loaders
     "staticgraph/memory": (6, 4172),
     "staticgraph/models": (5, 1389),
-    "staticgraph/nn": (45, 20769),  # radius_graph and knn_graph of fixed shape
+    "staticgraph/nn": (
+        45,
+        20883,
+    ),  # radius_graph and knn_graph of fixed shape; sizes that are not hashed
     "staticgraph/outofcore": (29, 20173),  # annotated attributes
     "staticgraph/packing": (17, 12974),
     "staticgraph/plans": (14, 9771),  # plans for batches drawn at random, of any sequence of graphs
-    "staticgraph/probing": (10, 5433),
-    "staticgraph/recording": (15, 8173),  # annotated attributes, optimizer steps in even pieces
+    "staticgraph/probing": (10, 5431),
+    "staticgraph/recording": (
+        11,
+        8861,
+    ),  # attributes of modules; the optimizer's moved in; tensors carried over
     "staticgraph/rewrites": (45, 33076),  # any message, generated; errors that name the rewrite
-    "staticgraph/runner": (22, 16427),  # batches of anyone's loader, prepare
+    "staticgraph/runner": (19, 16348),  # batches of anyone's loader, prepare
     "staticgraph/serving": (17, 9643),  # connections that end
-    "staticgraph/sizes": (6, 2820),  # seed vectors, needed without PyG, graphs of one size
-    "staticgraph/steps": (37, 17874),  # batches in parts, added buckets
+    "staticgraph/sizes": (
+        6,
+        2875,
+    ),  # seed vectors, needed without PyG, graphs of one size, paths in a trace
+    "staticgraph/steps": (29, 18593),  # batches in parts, added buckets, one trace for all buckets
     "staticgraph/store": (25, 23777),  # lists of graphs without a store
     "staticgraph/text": (6, 1849),
     "staticgraph/training": (17, 16172),  # predict, ticks with room
-    "tests": (244, 217689),  # the padder, atoms, dense batches, no PyG, old names, half precision
+    "tests": (245, 219315),  # padder, atoms, dense batches, no PyG, half precision, shared traces
     "tests/support": (81, 39577),  # saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
