@@ -23,11 +23,11 @@ SIZES = {
     "staticgraph/batches": (
         29,
         20329,
-    ),  # anybody's batches, min_fill, sorted edges, sizes that a trace keeps
+    ),  # anybody's batches, sorted edges, symbolic sizes
     "staticgraph/checking": (
         13,
         13805,
-    ),  # inputs, optimizer state, edges on ranks; the captured step moved in
+    ),  # edges on ranks; the captured step moved in
     "staticgraph/cli": (19, 11894),  # predict, try --submit, the text of --help in place of rich
     "staticgraph/datasets": (10, 6647),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
@@ -42,7 +42,7 @@ SIZES = {
     "staticgraph/nn": (
         45,
         20883,
-    ),  # radius_graph and knn_graph of fixed shape; sizes that are not hashed
+    ),  # radius_graph of fixed shape, symbolic sizes
     "staticgraph/outofcore": (29, 20173),  # annotated attributes
     "staticgraph/packing": (17, 12974),
     "staticgraph/plans": (14, 9771),  # plans for batches drawn at random, of any sequence of graphs
@@ -50,15 +50,15 @@ SIZES = {
     "staticgraph/recording": (
         11,
         8861,
-    ),  # attributes of modules; the optimizer's moved in; tensors carried over
+    ),  # the optimizer's moved in, tensors carried over
     "staticgraph/rewrites": (45, 33076),  # any message, generated; errors that name the rewrite
     "staticgraph/runner": (19, 16348),  # batches of anyone's loader, prepare
     "staticgraph/serving": (17, 9643),  # connections that end
     "staticgraph/sizes": (
         6,
         2875,
-    ),  # seed vectors, needed without PyG, graphs of one size, paths in a trace
-    "staticgraph/steps": (29, 18593),  # batches in parts, added buckets, one trace for all buckets
+    ),  # graphs of one size, paths in a trace
+    "staticgraph/steps": (29, 18594),  # batches in parts, added buckets, one trace for all buckets
     "staticgraph/store": (25, 23777),  # lists of graphs without a store
     "staticgraph/text": (6, 1849),
     "staticgraph/training": (17, 16172),  # predict, ticks with room

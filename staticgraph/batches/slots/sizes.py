@@ -31,10 +31,13 @@ class Sizes:
     """The part of a :class:`Capacity` that a forward reads."""
 
     def __init__(self, like: Capacity, shape: Sequence[int]) -> None:
-        self.nodes, self.edges, self.graphs, self.max_graph_nodes = shape[:4]
+        self.nodes: int = shape[0]
+        self.edges: int = shape[1]
+        self.graphs: int = shape[2]
+        self.max_graph_nodes: int = shape[3]
         names = tuple(name for name, _ in like.extra)
-        self.extra = tuple(zip(names, shape[4:], strict=True))
-        self.node_limit = self.nodes - like.node_reserve
+        self.extra: tuple[tuple[str, int], ...] = tuple(zip(names, shape[4:], strict=True))
+        self.node_limit: int = self.nodes - like.node_reserve
 
     @property
     def nodes_each(self) -> int:

@@ -54,7 +54,7 @@ class SharedTrace:
     """
 
     def __init__(self, function: FunctionType) -> None:
-        self.usable = True
+        self.usable: bool = True
         self.relied: set[str] = set()
         self._function = function
         self._call: Callable[..., Any] = torch.compile(
