@@ -20,14 +20,8 @@ SIZES = {
     "bench": (38, 27009),  # padder, break-even, the GPU suite in place of two shell scripts
     "staticgraph": (5, 3527),  # declared classes, dense batches, old names that still work
     "staticgraph/atoms": (6, 4669),  # neighbours found in a step, ASE's calculator, streams
-    "staticgraph/batches": (
-        29,
-        20329,
-    ),  # anybody's batches, sorted edges, symbolic sizes
-    "staticgraph/checking": (
-        13,
-        13805,
-    ),  # edges on ranks; the captured step moved in
+    "staticgraph/batches": (29, 20353),  # anybody's batches, sorted edges, symbolic sizes
+    "staticgraph/checking": (13, 13805),  # edges on ranks; the captured step moved in
     "staticgraph/cli": (19, 11894),  # predict, try --submit, the text of --help in place of rich
     "staticgraph/datasets": (10, 6647),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
@@ -39,25 +33,16 @@ SIZES = {
     "staticgraph/lightning": (4, 2375),  # own loaders
     "staticgraph/memory": (6, 4172),
     "staticgraph/models": (5, 1389),
-    "staticgraph/nn": (
-        45,
-        20883,
-    ),  # radius_graph of fixed shape, symbolic sizes
+    "staticgraph/nn": (45, 20883),  # radius_graph of fixed shape, symbolic sizes
     "staticgraph/outofcore": (29, 20173),  # annotated attributes
     "staticgraph/packing": (17, 12974),
     "staticgraph/plans": (14, 9771),  # plans for batches drawn at random, of any sequence of graphs
     "staticgraph/probing": (10, 5431),
-    "staticgraph/recording": (
-        11,
-        8861,
-    ),  # the optimizer's moved in, tensors carried over
+    "staticgraph/recording": (11, 8861),  # the optimizer's moved in, tensors carried over
     "staticgraph/rewrites": (45, 33076),  # any message, generated; errors that name the rewrite
     "staticgraph/runner": (19, 16348),  # batches of anyone's loader, prepare
     "staticgraph/serving": (17, 9643),  # connections that end
-    "staticgraph/sizes": (
-        6,
-        2875,
-    ),  # graphs of one size, paths in a trace
+    "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
     "staticgraph/steps": (29, 18594),  # batches in parts, added buckets, one trace for all buckets
     "staticgraph/store": (25, 23777),  # lists of graphs without a store
     "staticgraph/text": (6, 1849),
