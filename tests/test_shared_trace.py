@@ -19,6 +19,17 @@ SIZES = [(300, 640, 17, 60), (500, 1100, 17, 61), (700, 1500, 25, 70)]
 PLAN = sg.BucketPlan.of(SIZES, batch_size=16)
 
 
+class PerNode(nn.Module):
+    """A number for every node, from a model in which no layer asks what its rows are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(9, 1)
+
+    def forward(self, x):
+        return self.head(x.double())
+
+
 class Net(nn.Module):
     """A GINE with a norm, whose forward may look at the sizes of a batch.
 
@@ -84,6 +95,17 @@ def test_buckets_share_what_fits_them_and_compute_what_eager_does(esol, options,
     near = {"rtol": 1e-11, "atol": 1e-11}
     torch.testing.assert_close(losses, trained(plain, esol, "eager")[1], **near)
     assert_same_state(model, plain, **near)
+
+
+def test_padding_rows_of_an_output_are_zero_in_every_bucket(esol):
+    model = PerNode().double()
+    runner = sg.StaticGraphRunner(model, PLAN, mode="fused")
+    before = counters["stats"]["unique_graphs"]
+    for batch in batches_of(esol):
+        out = runner.eval_step(batch).out
+        torch.testing.assert_close(out[batch.node_mask], model(batch.x[batch.node_mask]))
+        assert not out[~batch.node_mask].any()
+    assert counters["stats"]["unique_graphs"] - before == 1
 
 
 def test_a_changed_model_is_refused_in_every_bucket(esol):

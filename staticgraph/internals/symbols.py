@@ -6,13 +6,13 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import sympy
 import torch
 from torch import Tensor
 from torch._dynamo import maybe_mark_dynamic
+from torch._functorch.autograd_function import autograd_function_apply
 from torch._guards import TracingContext
 
-__all__ = ["Symbols", "as_number", "mark_symbolic"]
+__all__ = ["Symbols", "as_number", "autograd_function_apply", "mark_symbolic"]
 
 
 def mark_symbolic(tensor: Tensor, lengths: Collection[int]) -> None:
@@ -22,36 +22,30 @@ def mark_symbolic(tensor: Tensor, lengths: Collection[int]) -> None:
             maybe_mark_dynamic(tensor, dim)
 
 
-def _expression(size: Any) -> Any:
-    """What a size is in the symbols of its trace, a SymPy expression."""
-    return size.node._expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
-
-
 def as_number(size: Any, numbers: Mapping[Any, int]) -> int:
     """Evaluates a size with these numbers for its symbols."""
-    return int(_expression(size).xreplace(numbers))
+    return int(size.node._expr.xreplace(numbers)) if isinstance(size, torch.SymInt) else size
 
 
 class Symbols:
     """The symbolic sizes of a trace, and its conditions on them; made by a backend.
 
     Args:
-        name: the parameter ``*name`` of the traced function, which takes nothing else.
+        parameter: ``*parameter`` of the traced function, which takes nothing else.
         inputs: the contiguous tensors that it was called with.
     """
 
-    def __init__(self, name: str, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, parameter: str, inputs: Sequence[Tensor]) -> None:
         self.mode: Any = TracingContext.get().fake_mode
         self._shapes = [tuple(value.shape) for value in inputs]
-        size = re.compile(rf"L\['{name}'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
+        size = re.compile(rf"L\['{parameter}'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
         self._symbols: dict[tuple[int, int], Any] = {}  # by input and dimension
         for symbol, sources in self.mode.shape_env.var_to_sources.items():
             for source in sources:
-                found = size.fullmatch(
-                    source.name if isinstance(source.name, str) else source.name()
-                )
-                if found is not None:
-                    self._symbols[int(found[1]), int(found[2])] = symbol
+                name: Any = source.name  # a method before torch 2.12
+                place = size.fullmatch(str(name() if callable(name) else name))
+                if place is not None:
+                    self._symbols[int(place[1]), int(place[2])] = symbol
         # A trace looks at an input, and then at all of its sizes, when the function reads it.
         self._read = {place for place, _ in self._symbols}
 
@@ -70,4 +64,4 @@ class Symbols:
         if min(numbers.values(), default=2) < 2:
             return None
         conditions = (guard.expr.xreplace(numbers) for guard in self.mode.shape_env.guards)
-        return numbers if all(condition == sympy.true for condition in conditions) else None
+        return numbers if all(str(condition) == "True" for condition in conditions) else None

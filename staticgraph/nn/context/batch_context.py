@@ -189,24 +189,22 @@ class BatchContext:
             mask = mask if places is None else mask & places()
             return RowKind("places of a dense block", mask.reshape(-1), groups)
 
-        self._places.set(groups * width, make)
-
-    @property
-    def _places(self) -> SizeRegister:
-        """By size, what makes the meaning of a dense block laid out flat."""
-        return self._made.setdefault("places", SizeRegister())
+        self._made.setdefault("places", SizeRegister()).set(groups * width, make)
 
     def _known_rows(self, size: int) -> RowKind | None:
         """The meaning of a size: registered rows, or a dense block laid out flat."""
         binding = present()  # looked up once: tracing follows every call
         assert binding is not None
         rows = binding.rows.get(size)
-        if rows is None and (places := binding.made.get("places")) is not None:
-            make = places.get(size)
-            if make is not None:
-                rows = make()
-                binding.rows.set(size, rows)
+        if rows is None and (make := self._places_of(size)) is not None:
+            rows = make()
+            binding.rows.set(size, rows)
         return rows
+
+    def _places_of(self, size: int) -> Callable[[], RowKind] | None:
+        """What makes the meaning of a dense block laid out flat; None if there is none."""
+        places = self._made.get("places")
+        return None if places is None else places.get(size)
 
     def _check_apart_from_places(self, size: int) -> None:
         """Refuses a size that is both rows of the batch and a dense block of as many places.
@@ -216,7 +214,7 @@ class BatchContext:
         """
         assert self._rows is not None
         rows = self._rows.get(size)
-        if rows is not None and rows.counted and self._places.get(size) is not None:
+        if rows is not None and rows.counted and self._places_of(size) is not None:
             raise NotStatic(
                 f"{size} rows are {rows.what} in this bucket, and a dense block laid out flat has "
                 "as many places, so it is unknown which of them a norm runs over: plan with "

@@ -228,14 +228,15 @@ class CompiledFunction:
             self._next = GuardedCall(self._function, self._call, self._refused)
         return result
 
-    def _in_numbers(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    def _in_numbers(self, graph: torch.fx.GraphModule) -> Any:
         """Compiles a shared graph in this bucket's sizes; None if the shared guards lack one that
         its rewrites need."""
         assert self._shared is not None
-        run = self._compile(graph, inputs)
+        run = self._compile(graph, [])
         relied = set() if self.captured is None else self.captured.relied
         if TracingContext.try_get() is not None:
-            self._shared.relied = relied
+            self._shared.relied, self._shared.guards = relied, self.guards
+        self.guards = self._shared.guards
         return run if relied <= self._shared.relied else None
 
     def _compiled(self, tensors: tuple[Tensor, ...]) -> Any:

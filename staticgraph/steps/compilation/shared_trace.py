@@ -23,19 +23,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.autograd_function import autograd_function_apply
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from staticgraph.batches.slots.sizes import sizes_of
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
-from staticgraph.internals.symbols import Symbols, as_number, mark_symbolic
+from staticgraph.internals.dispatch import enter_autocast, exit_autocast
+from staticgraph.internals.symbols import (
+    Symbols,
+    as_number,
+    autograd_function_apply,
+    mark_symbolic,
+)
 from staticgraph.internals.tracing import switched
 from staticgraph.steps.compilation.guards import GuardedCall
 
 # Compiles a graph in numbers; None if it cannot be told from the graph that was traced.
-Compile = Callable[[GraphModule, list[Any]], Callable[..., Any] | None]
+Compile = Callable[[GraphModule], Callable[..., Any] | None]
 
 
 # torch compiles one function at a time, and its counters and settings are process-wide.
@@ -51,14 +56,16 @@ class SharedTrace:
     Attributes:
         usable: whether it has a trace in symbolic sizes, or may get one.
         relied: sources of the tensors for whose gradients it has guards.
+        guards: how many guards it has.
     """
 
     def __init__(self, function: FunctionType) -> None:
         self.usable: bool = True
         self.relied: set[str] = set()
+        self.guards: int | None = None
         self._function = function
         self._call: Callable[..., Any] = torch.compile(
-            function, fullgraph=True, dynamic=None, backend=self._take
+            function, fullgraph=True, dynamic=False, backend=self._take
         )
         self._graph: _SymbolicGraph | None = None
         self._guarded: GuardedCall | None = None
@@ -83,7 +90,10 @@ class SharedTrace:
         given = (*tensors, sizes)
         if self._graph is None or not self._guarded.holds(given):
             return None
-        run = self._graph.compiled(self._graph.symbols.numbers(given), compile)
+        try:
+            run = self._graph.compiled(given, compile)
+        except Exception:  # its own trace says why, if there is no way at all
+            return None
         if run is None:
             return None
         later = SharedCall(self, run, sizes)
@@ -132,7 +142,7 @@ class SharedTrace:
         given, compile = self._first
         name = self._function.__code__.co_varnames[0]
         self._graph = _SymbolicGraph(module, Symbols(name, given))
-        run = self._graph.compiled(self._graph.symbols.numbers(given), compile)
+        run = self._graph.compiled(given, compile)
         if run is None:
             raise NotStatic("the graph has no form in numbers")
         self._here.run = run
@@ -172,45 +182,48 @@ class _SymbolicGraph:
     """A graph in symbolic sizes, as Dynamo captured it."""
 
     def __init__(self, module: GraphModule, symbols: Symbols) -> None:
-        self.symbols = symbols
-        self._module = module
+        self._symbols, self._module = symbols, module
 
-    def compiled(self, numbers: dict[Any, int] | None, compile: Compile) -> Any:
-        """Returns a function of the graph's inputs, compiled in numbers; None if there is none."""
-        made = None if numbers is None else self.in_numbers(numbers)
-        run = None if made is None else compile(*made)
+    def compiled(self, given: tuple[Tensor, ...], compile: Compile) -> Any:
+        """Returns a function of the graph's inputs, compiled in the sizes of these arguments of the
+        traced function; None if there is none."""
+        numbers = self._symbols.numbers(given)
+        graph = None if numbers is None else self._in_numbers(numbers)
+        run = None if graph is None else compile(graph)
         if run is None:
             return None
         inputs = [node for node in self._module.graph.nodes if node.op == "placeholder"]
         places = [place for place, node in enumerate(inputs) if _is_tensor(node)]
         return lambda given: run(*[given[place] for place in places])
 
-    def in_numbers(self, numbers: dict[Any, int]) -> tuple[GraphModule, list[Any]] | None:
-        """Returns the graph and its inputs in these sizes, as a trace in them would have found it;
-        None if it has parts that cannot be run node by node."""
-        graph, inputs = Graph(), []
+    def _in_numbers(self, numbers: dict[Any, int]) -> GraphModule | None:
+        """Returns the graph in these sizes, as a trace in them would have found it; None if it has
+        parts that cannot be run node by node."""
+        graph = Graph()
         values: dict[Node, Any] = {}  # in numbers
         nodes: dict[Node, Any] = {}  # of the new graph, or what is a number there
-        random = torch.get_rng_state()
-        with self.symbols.mode, torch.set_grad_enabled(torch.is_grad_enabled()):
-            for node in self._module.graph.nodes:
-                if node.op == "output":
-                    graph.node_copy(node, nodes.__getitem__)
-                    continue
-                value = self._value(node, values, numbers)
-                if value is _UNKNOWN:
-                    return None
-                values[node] = value
-                if _is_number(value):
-                    nodes[node] = value
-                    continue
-                copy = nodes[node] = graph.node_copy(node, nodes.__getitem__)
-                if "example_value" in copy.meta:
-                    copy.meta["example_value"] = value
-                if node.op == "placeholder":
-                    inputs.append(value)
-        torch.set_rng_state(random)
-        return GraphModule(self._module, graph), inputs
+        grad = torch.set_grad_enabled(torch.is_grad_enabled())  # which the graph may change
+        try:
+            with self._symbols.mode, torch.random.fork_rng(devices=[]), grad:
+                for node in self._module.graph.nodes:
+                    if node.op == "output":
+                        graph.node_copy(node, nodes.__getitem__)
+                        continue
+                    value = self._value(node, values, numbers)
+                    if value is _UNKNOWN:
+                        return None
+                    values[node] = value
+                    if _is_number(value):
+                        nodes[node] = value
+                        continue
+                    copy = nodes[node] = graph.node_copy(node, nodes.__getitem__)
+                    if "example_value" in copy.meta:
+                        copy.meta["example_value"] = value
+        finally:
+            for node in reversed(values):  # of a graph that was left in the middle
+                if node.target is enter_autocast and not values.keys() & node.users.keys():
+                    exit_autocast(values[node])
+        return GraphModule(self._module, graph)
 
     def _value(self, node: Node, values: dict[Node, Any], numbers: dict[Any, int]) -> Any:
         """The example value of a node in numbers, from those of its operands."""
@@ -225,10 +238,10 @@ class _SymbolicGraph:
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        home = str(getattr(node.target, "__module__", ""))
-        if node.op != "call_function" or home.startswith(_STATEFUL):
-            return _UNKNOWN
         function: Any = node.target
+        stateful = str(getattr(function, "__module__", "")).startswith(_STATEFUL)
+        if stateful and function is not autograd_function_apply:
+            return _UNKNOWN
         return function(*args, **kwargs)
 
 

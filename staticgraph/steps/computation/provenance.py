@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from staticgraph.batches.batch.batch_arrays import field_mask, wide_mask
 from staticgraph.batches.batch.containers import parts_of, with_parts
@@ -141,7 +141,7 @@ def row_level(value: Tensor, batch: StaticBatch) -> Level | None:
     for level in batch.levels:
         # No guard on a size that depends on data: the trace should fail at the line that made the
         # size, not here.
-        if statically_known_true(value.shape[0] == batch.capacity.rows(level)):
+        if guard_or_false(value.shape[0] == batch.capacity.rows(level)):
             return level
     return None
 
