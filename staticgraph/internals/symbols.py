@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo import maybe_mark_dynamic
-from torch._functorch.autograd_function import autograd_function_apply
+from torch._functorch import autograd_function
 from torch._guards import TracingContext
 
-__all__ = ["Symbols", "as_number", "autograd_function_apply", "mark_symbolic"]
+__all__ = ["APPLY", "Symbols", "as_number", "mark_symbolic"]
+
+# The call as which a traced graph shows a ``torch.autograd.Function``.
+APPLY: Any = autograd_function.autograd_function_apply
 
 
 def mark_symbolic(tensor: Tensor, lengths: Collection[int]) -> None:

@@ -30,12 +30,7 @@ from staticgraph.batches.slots.sizes import sizes_of
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import enter_autocast, exit_autocast
-from staticgraph.internals.symbols import (
-    Symbols,
-    as_number,
-    autograd_function_apply,
-    mark_symbolic,
-)
+from staticgraph.internals.symbols import APPLY, Symbols, as_number, mark_symbolic
 from staticgraph.internals.tracing import switched
 from staticgraph.steps.compilation.guards import GuardedCall
 
@@ -233,14 +228,14 @@ class _SymbolicGraph:
             held = operator.attrgetter(str(node.target))(self._module)
             if isinstance(held, GraphModule):  # a part of the graph that a call runs
                 parts = {user.target for user in node.users}
-                return held if parts <= {autograd_function_apply} else _UNKNOWN
+                return held if parts <= {APPLY} else _UNKNOWN
             return node.meta.get("example_value", _UNKNOWN)
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         function: Any = node.target
         stateful = str(getattr(function, "__module__", "")).startswith(_STATEFUL)
-        if stateful and function is not autograd_function_apply:
+        if stateful and function is not APPLY:
             return _UNKNOWN
         return function(*args, **kwargs)
 
