@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from support.alike import assert_same_state, sgd
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GINEConv, GPSConv, global_add_pool
 
 import staticgraph as sg
@@ -28,6 +29,24 @@ class PerNode(nn.Module):
 
     def forward(self, x):
         return self.head(x.double())
+
+
+class PerEdge(PerNode):
+    """A number for every edge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, edge_attr):
+        return self.head(edge_attr.double())
+
+
+class Checkpointed(PerNode):
+    """Its layer is run again by a backward."""
+
+    def forward(self, x):
+        return checkpoint(lambda rows: self.head(rows).relu(), x.float(), use_reentrant=False)
 
 
 class Net(nn.Module):
@@ -106,6 +125,32 @@ def test_padding_rows_of_an_output_are_zero_in_every_bucket(esol):
         torch.testing.assert_close(out[batch.node_mask], model(batch.x[batch.node_mask]))
         assert not out[~batch.node_mask].any()
     assert counters["stats"]["unique_graphs"] - before == 1
+
+
+def test_a_bucket_of_one_edge_is_traced_alone(esol):
+    """A size of one broadcasts, so a trace takes its symbols to be larger."""
+    plan = sg.BucketPlan.of([(40, 1, 9, 10), (300, 640, 17, 60)], batch_size=8)
+    runner = sg.StaticGraphRunner(PerEdge().double(), plan, mode="fused")
+    single = [graph for graph in range(len(esol)) if esol[graph].num_edges == 0][:2]
+    before = counters["stats"]["unique_graphs"]
+    for bucket, ids in ((1, range(8)), (0, single)):
+        batch = sg.StaticBatch.of(esol, ids, plan.capacities[bucket], bucket)
+        out = runner.eval_step(batch).out
+        expected = runner.model(batch.edge_attr[batch.edge_mask])
+        torch.testing.assert_close(out[batch.edge_mask], expected)
+    assert counters["stats"]["unique_graphs"] - before == 2
+
+
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+def test_a_checkpointed_part_is_traced_per_bucket_and_leaves_autocast_as_it_was(esol, precision):
+    model = Checkpointed()
+    runner = sg.StaticGraphRunner(model, PLAN, mode="fused", autocast=precision)
+    plain = sg.StaticGraphRunner(copy.deepcopy(model), PLAN, mode="eager", autocast=precision)
+    before = counters["stats"]["unique_graphs"]
+    for batch in batches_of(esol):
+        torch.testing.assert_close(runner.eval_step(batch).out, plain.eval_step(batch).out)
+        assert not torch.is_autocast_enabled("cpu")
+    assert counters["stats"]["unique_graphs"] - before == len(SIZES)
 
 
 def test_a_changed_model_is_refused_in_every_bucket(esol):

@@ -34,7 +34,8 @@ from staticgraph.steps.state.training_state import untouched
 # torch's own recipe warms up three times: lazily allocated workspaces and states must exist by
 # then.
 WARM_RUNS = 3
-OTHER = 7  # added to a count to see who reads it
+# Added to a count that a forward binds again, to see whether the next one follows from it.
+MORE = 7
 # Replays between two checks of a model. A check took 94 us (GINE, 5 layers) and 400 us (GPS, 10
 # layers) on one core of the 2-core CPU that bench_host_time ran on: below one microsecond per
 # replay.
@@ -216,11 +217,11 @@ class RecordedModel:
                 return None
             for each, start in zip(written, starts, strict=True):
                 floats = start.is_floating_point()
-                each.values[each.name] = start * torch.nan if floats else start + OTHER
+                each.values[each.name] = start * torch.nan if floats else start + MORE
             recorder.warm(run_all, 1)
             for each, first in zip(written, firsts, strict=True):
                 counted = not first.is_floating_point() and first.shape == each.now.shape
-                if _has_nan(each.now) or (counted and bool((each.now - first == OTHER).all())):
+                if _has_nan(each.now) or (counted and bool((each.now - first == MORE).all())):
                     return each.path
             return None
 

@@ -11,12 +11,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from staticgraph.batches.slots.sizes import sizes_of
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.internals.inductor import declare_operators, inductor
@@ -220,8 +222,9 @@ class CompiledFunction:
         if shared is not None and shared.usable and plain:
             first = shared.bucket(self.layout, tensors, self._in_numbers)
             if first is not None:
-                result, self._next = first
-                self._call = first[1].unguarded
+                result, run = first
+                bucket = run, sizes_of(self.layout.capacity)
+                self._next, self._call = partial(shared.run, *bucket), partial(shared.call, *bucket)
                 return result
         result = self._call(*tensors)
         if self._fused:

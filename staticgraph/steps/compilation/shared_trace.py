@@ -17,7 +17,6 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -34,9 +33,10 @@ from staticgraph.internals.symbols import APPLY, Symbols, as_number, mark_symbol
 from staticgraph.internals.tracing import switched
 from staticgraph.steps.compilation.guards import GuardedCall
 
-# Compiles a graph in numbers; None if it cannot be told from the graph that was traced.
+# Compiles a graph in numbers; None if the bucket has to be traced alone.
 Compile = Callable[[GraphModule], Callable[..., Any] | None]
-
+# A graph in a bucket's sizes, of the inputs that Dynamo passes to the symbolic one.
+Run = Callable[[tuple[Any, ...]], Any]
 
 # torch compiles one function at a time, and its counters and settings are process-wide.
 COMPILING = threading.RLock()
@@ -70,9 +70,9 @@ class SharedTrace:
 
     def bucket(
         self, layout: SlotLayout, tensors: tuple[Tensor, ...], compile: Compile
-    ) -> tuple[Any, SharedCall] | None:
-        """Returns the result for a first batch of a bucket, and what runs the later ones; None if
-        the bucket needs a trace of its own.
+    ) -> tuple[Any, Run] | None:
+        """Returns the result for a first batch of a bucket, and the graph in its sizes, which
+        :meth:`run` and :meth:`call` take; None if the bucket needs a trace of its own.
 
         Args:
             layout: of the bucket.
@@ -91,12 +91,11 @@ class SharedTrace:
             return None
         if run is None:
             return None
-        later = SharedCall(self, run, sizes)
-        return later(tensors), later
+        return self.run(run, sizes, tensors), run
 
     def _trace(
         self, layout: SlotLayout, tensors: tuple[Tensor, ...], sizes: Tensor, compile: Compile
-    ) -> tuple[Any, SharedCall] | None:
+    ) -> tuple[Any, Run] | None:
         lengths = {*layout.lengths, *(length + 1 for length in layout.lengths)}
         # Copies, on which the marks stay, and whose places in memory are no symbols.
         arrays = tuple(tensor.clone() for tensor in tensors)
@@ -114,18 +113,20 @@ class SharedTrace:
         finally:
             self._first = None
         self._guarded = GuardedCall(self._function, self._call, self._refused)
-        return result, SharedCall(self, self._here.run, sizes)
+        return result, self._here.run
 
-    def run(self, run: Any, given: tuple[Tensor, ...]) -> Any:
-        """Runs the graph of one bucket, after the guards."""
+    def run(self, run: Run, sizes: Tensor, tensors: tuple[Tensor, ...]) -> Any:
+        """Runs the graph of one bucket, after the guards; raises what ``torch.compile`` raises if
+        one fails."""
         assert self._guarded is not None
         self._here.run = run
-        return self._guarded(given)
+        return self._guarded((*tensors, sizes))
 
-    def call(self, run: Any, given: tuple[Tensor, ...]) -> Any:
-        """Runs the graph of one bucket through torch.compile's own function."""
+    def call(self, run: Run, sizes: Tensor, *tensors: Tensor) -> Any:
+        """Runs the graph of one bucket through torch.compile's own function, which checks its
+        guards itself."""
         self._here.run = run
-        return self._call(*given)
+        return self._call(*tensors, sizes)
 
     def _refused(self, *given: Tensor) -> Any:
         with COMPILING, switched(error_on_recompile=True):
@@ -150,36 +151,13 @@ class SharedTrace:
         return dispatch
 
 
-@dataclass(frozen=True, slots=True)
-class SharedCall:
-    """A shared trace as one bucket runs it.
-
-    Attributes:
-        trace: the trace.
-        compiled: the graph in the bucket's sizes.
-        sizes: the bucket's sizes, as the trace takes them.
-    """
-
-    trace: SharedTrace
-    compiled: Any
-    sizes: Tensor
-
-    def __call__(self, tensors: tuple[Tensor, ...]) -> Any:
-        """Returns the result for a batch; raises what ``torch.compile`` raises if a guard fails."""
-        return self.trace.run(self.compiled, (*tensors, self.sizes))
-
-    def unguarded(self, *tensors: Tensor) -> Any:
-        """Calls torch.compile's own function, which checks its guards itself."""
-        return self.trace.call(self.compiled, (*tensors, self.sizes))
-
-
 class _SymbolicGraph:
     """A graph in symbolic sizes, as Dynamo captured it."""
 
     def __init__(self, module: GraphModule, symbols: Symbols) -> None:
         self._symbols, self._module = symbols, module
 
-    def compiled(self, given: tuple[Tensor, ...], compile: Compile) -> Any:
+    def compiled(self, given: tuple[Tensor, ...], compile: Compile) -> Run | None:
         """Returns a function of the graph's inputs, compiled in the sizes of these arguments of the
         traced function; None if there is none."""
         numbers = self._symbols.numbers(given)
@@ -187,9 +165,10 @@ class _SymbolicGraph:
         run = None if graph is None else compile(graph)
         if run is None:
             return None
-        inputs = [node for node in self._module.graph.nodes if node.op == "placeholder"]
-        places = [place for place, node in enumerate(inputs) if _is_tensor(node)]
-        return lambda given: run(*[given[place] for place in places])
+        placeholders = [node for node in self._module.graph.nodes if node.op == "placeholder"]
+        examples = [node.meta["example_value"] for node in placeholders]
+        places = [place for place, value in enumerate(examples) if isinstance(value, Tensor)]
+        return lambda inputs: run(*[inputs[place] for place in places])
 
     def _in_numbers(self, numbers: dict[Any, int]) -> GraphModule | None:
         """Returns the graph in these sizes, as a trace in them would have found it; None if it has
@@ -199,7 +178,7 @@ class _SymbolicGraph:
         nodes: dict[Node, Any] = {}  # of the new graph, or what is a number there
         grad = torch.set_grad_enabled(torch.is_grad_enabled())  # which the graph may change
         try:
-            with self._symbols.mode, torch.random.fork_rng(devices=[]), grad:
+            with self._symbols.mode, grad:  # tensors without values draw no numbers
                 for node in self._module.graph.nodes:
                     if node.op == "output":
                         graph.node_copy(node, nodes.__getitem__)
@@ -223,7 +202,7 @@ class _SymbolicGraph:
     def _value(self, node: Node, values: dict[Node, Any], numbers: dict[Any, int]) -> Any:
         """The example value of a node in numbers, from those of its operands."""
         if node.op == "placeholder":
-            return _in_numbers(node.meta["example_value"], numbers)
+            return _input(node.meta["example_value"], numbers)
         if node.op == "get_attr":
             held = operator.attrgetter(str(node.target))(self._module)
             if isinstance(held, GraphModule):  # a part of the graph that a call runs
@@ -245,18 +224,14 @@ _UNKNOWN = object()
 _STATEFUL = ("torch._functorch", "torch._C._functorch")
 
 
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta["example_value"], Tensor)
-
-
 def _is_number(value: Any) -> bool:
     """Whether a trace in fixed sizes would have made a constant of it."""
     if isinstance(value, tuple | list):
         return len(value) > 0 and all(_is_number(item) for item in value)
-    return isinstance(value, int | float | torch.Size)
+    return isinstance(value, int | float)
 
 
-def _in_numbers(example: Any, numbers: dict[Any, int]) -> Any:
+def _input(example: Any, numbers: dict[Any, int]) -> Any:
     """An input without values, in numbers; called under its mode."""
     if not isinstance(example, Tensor):
         return as_number(example, numbers)
