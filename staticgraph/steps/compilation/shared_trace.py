@@ -28,7 +28,6 @@ from torch.fx.node import map_arg
 from staticgraph.batches.slots.sizes import sizes_of
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
-from staticgraph.internals.dispatch import enter_autocast, exit_autocast
 from staticgraph.internals.symbols import APPLY, Symbols, as_number, mark_symbolic
 from staticgraph.internals.tracing import switched
 from staticgraph.steps.compilation.guards import GuardedCall
@@ -177,26 +176,23 @@ class _SymbolicGraph:
         values: dict[Node, Any] = {}  # in numbers
         nodes: dict[Node, Any] = {}  # of the new graph, or what is a number there
         grad = torch.set_grad_enabled(torch.is_grad_enabled())  # which the graph may change
-        try:
-            with self._symbols.mode, grad:  # tensors without values draw no numbers
-                for node in self._module.graph.nodes:
-                    if node.op == "output":
-                        graph.node_copy(node, nodes.__getitem__)
-                        continue
-                    value = self._value(node, values, numbers)
-                    if value is _UNKNOWN:
-                        return None
-                    values[node] = value
-                    if _is_number(value):
-                        nodes[node] = value
-                        continue
-                    copy = nodes[node] = graph.node_copy(node, nodes.__getitem__)
-                    if "example_value" in copy.meta:
-                        copy.meta["example_value"] = value
-        finally:
-            for node in reversed(values):  # of a graph that was left in the middle
-                if node.target is enter_autocast and not values.keys() & node.users.keys():
-                    exit_autocast(values[node])
+        with self._symbols.mode, grad:  # tensors without values draw no numbers
+            for node in self._module.graph.nodes:
+                if node.op == "output":
+                    graph.node_copy(node, nodes.__getitem__)
+                    continue
+                value = self._value(node, values, numbers)
+                if (
+                    value is _UNKNOWN
+                ):  # met first in a backend, after which Dynamo restores autocast
+                    return None
+                values[node] = value
+                if _is_number(value):
+                    nodes[node] = value
+                    continue
+                copy = nodes[node] = graph.node_copy(node, nodes.__getitem__)
+                if "example_value" in copy.meta:
+                    copy.meta["example_value"] = value
         return GraphModule(self._module, graph)
 
     def _value(self, node: Node, values: dict[Node, Any], numbers: dict[Any, int]) -> Any:
