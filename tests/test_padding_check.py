@@ -216,6 +216,28 @@ def test_random_numbers_alone_are_no_difference():
     assert parity.worst < 1e-12
 
 
+class SinglePrecision(Probe):
+    """Eigenvalues in float32, which round otherwise in a matrix with more rows of zeros."""
+
+    def forward(self, x, edge_index, batch):
+        real = batch < int(BATCH.graph_mask.sum())
+        h = real[:, None] * self.trick(self.conv(x, edge_index))
+        values = torch.linalg.eigvalsh((h @ h.T).float())[-C:].to(x.dtype)
+        return self.head(global_mean_pool(h, batch) + values)
+
+
+class SinglePrecisionMean(SinglePrecision, Mean):
+    """The same, and padding reaches it."""
+
+
+def test_rounding_of_a_part_in_single_precision_is_no_difference():
+    stock, model = made(SinglePrecision), made(SinglePrecision)
+    found = runner_of(model).step(BATCH)
+    assert float(found) == pytest.approx(plain_loss(stock), rel=1e-6)
+    with pytest.raises(sg.errors.PaddingLeaks, match="padding reaches real rows"):
+        runner_of(made(SinglePrecisionMean)).step(BATCH)
+
+
 def _run_steps(runner, count):
     for _ in range(count):
         runner.step(BATCH)

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.checking.equal_draws import Draw, EqualDraws, Jitter, nudge
+from staticgraph.checking.equal_draws import Draw, EqualDraws, Jitter, NarrowNoise, nudge
 from staticgraph.checking.outcome import Difference, Outcome, Tolerance
 from staticgraph.checking.padding_culprit import real_rows
 from staticgraph.checking.plain_batch import (
@@ -224,6 +224,7 @@ class Comparer:
             gradients,
             torch.autograd.set_multithreading_enabled(False),  # a backward may draw: checkpoints
             nullcontext() if jitter is None else jitter.on(model),
+            NarrowNoise(self._dtype) if options.nudged else nullcontext(),
         ):
             if options.training is not model.training:
                 model.train(options.training)

@@ -25,7 +25,12 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.internals.dispatch import TorchDispatchMode, current_graph_task
+from staticgraph.internals.dispatch import (
+    TorchDispatchMode,
+    current_graph_task,
+    tree_leaves,
+    tree_map_only,
+)
 from staticgraph.nn.context.present import present
 
 # Dropout keeps a value by it, and a normal number is positive.
@@ -314,6 +319,42 @@ def nudge(model: torch.nn.Module) -> None:
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         if parameter.is_floating_point():
-            noise = torch.rand(parameter.shape, generator=generator) - 0.5
-            eps = 8 * torch.finfo(parameter.dtype).eps
-            parameter.mul_((1 + eps * noise.double()).to(parameter))
+            parameter.mul_(_units(parameter, generator))
+
+
+class NarrowNoise(TorchDispatchMode):
+    """While entered, moves what is computed in a narrower type by a few units in its last place.
+
+    Moved parameters do not show how coarse that part is: eigenvalues that a model in float64 takes
+    of an adjacency matrix in float32.
+
+    Args:
+        dtype: results that are no coarser than this stay.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._eps = torch.finfo(dtype).eps
+        self._generator = torch.Generator().manual_seed(1)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        aliases = func.is_view or func._schema.is_mutable
+        if aliases or not any(map(_is_float, tree_leaves(args))):
+            return result
+        return tree_map_only(Tensor, self._moved, result)
+
+    def _moved(self, result: Tensor) -> Tensor:
+        if not _is_float(result) or torch.finfo(result.dtype).eps <= self._eps:
+            return result
+        return result * _units(result, self._generator)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _units(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Factors near 1, a few units in the last place of a tensor's type away."""
+    noise = torch.rand(like.shape, generator=generator) - 0.5
+    return (1 + 8 * torch.finfo(like.dtype).eps * noise.double()).to(like)
