@@ -198,7 +198,8 @@ def _same_state(model: nn.Module, plain: nn.Module) -> None:
     scale = max(1.0, max(float(v.abs().max()) for v in theirs.values() if v.numel()))
     for name, value in model.state_dict().items():
         close(value, theirs[name], name, scale)
-    assert not differing(bystanders(plain), bystanders(model))
+    apart = differing(bystanders(plain), bystanders(model))
+    assert not apart, apart
 
 
 def _same_outputs(
