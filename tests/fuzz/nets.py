@@ -92,7 +92,8 @@ def conv_of(name: str) -> nn.Module | None:
         "graph": lambda: gnn.GraphConv(w, w, aggr="mean"),
         "transformer": lambda: gnn.TransformerConv(w, w // 2, heads=2, edge_dim=w),
         "edge": lambda: gnn.EdgeConv(nn.Sequential(nn.Linear(2 * w, w), nn.Tanh()), aggr="max"),
-        "gated": lambda: gnn.ResGatedGraphConv(w, w, edge_dim=w),
+        # PyG's default for act is one module, which all layers share with its training flag.
+        "gated": lambda: gnn.ResGatedGraphConv(w, w, edge_dim=w, act=nn.Sigmoid()),
         "pna": lambda: gnn.PNAConv(
             w, w, ["mean", "max", "std"], ["identity", "amplification"],
             torch.tensor([1, 2, 3, 1]), edge_dim=w,
