@@ -412,13 +412,13 @@ class Candidates:
             None if value is None else value.detach().cpu().clone()
             for value in (pos.double(), cell, pbc, graph, mask)
         )
-        kept = self._lists.get(len(pos))
-        if kept is None or not self._holds(kept[0], whole):
+        candidates = self._lists.get(len(pos))
+        if candidates is None or not self._holds(candidates[0], whole):
             self.builds += 1
-            kept = (whole, *_by_cell_list(*whole, cutoff + self.skin))  # pyright: ignore
+            candidates = (whole, *_by_cell_list(*whole, cutoff + self.skin))  # pyright: ignore
             if self.skin:
-                self._lists[len(pos)] = kept
-        _, edges, shift = kept
+                self._lists[len(pos)] = candidates
+        _, edges, shift = candidates
         if not self.skin:
             return edges, shift
         points, cells, _, owner, _ = whole

@@ -80,10 +80,10 @@ class Stream:
     def __iter__(self) -> Iterator[Finished]:
         capacity = max(self.runner.plan.capacities, key=lambda each: each.nodes)
         while True:
-            seen = self._seen
+            counts = self._seen
             yield from self._enter(capacity)
             if not self._running:
-                if self._seen == seen:
+                if self._seen == counts:
                     return
                 continue
             outputs = self._outputs([each.system for each in self._running])
@@ -92,11 +92,11 @@ class Stream:
             staying = []
             for each, output in zip(self._running, outputs, strict=True):
                 each.steps += 1
-                left = self._advanced(each, output)
-                if left is None:
+                finished = self._advanced(each, output)
+                if finished is None:
                     staying.append(each)
                 else:
-                    yield left
+                    yield finished
             self._running = staying
 
     def _advanced(self, each: _Running, output: Any) -> Finished | None:

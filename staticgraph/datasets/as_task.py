@@ -41,7 +41,7 @@ def as_task(store: GraphStore, task: str) -> GraphStore:
     if np.dtype(y.dtype).kind not in "fiub":
         raise BadGraph(f"{store.name} has y as {y.describe()}, of which there is no {task}")
     if task == "classes":
-        found, made = _classes(store.name, y, values)
+        field, targets = _classes(store.name, y, values)
     else:
         if task == "binary" and not np.isin(values[~_missing(values)], (0, 1)).all():
             odd = values[~_missing(values) & ~np.isin(values, (0, 1))][0]
@@ -51,9 +51,9 @@ def as_task(store: GraphStore, task: str) -> GraphStore:
             )
         if np.dtype(y.dtype).kind == "f":
             return store
-        found = replace(y, dtype="float32", classes=())
-        made = as_float32(values, store.name)
-    if found == y:
+        field = replace(y, dtype="float32", classes=())
+        targets = as_float32(values, store.name)
+    if field == y:
         return store
     if isinstance(store, Sharded):
         raise ValueError(
@@ -61,11 +61,11 @@ def as_task(store: GraphStore, task: str) -> GraphStore:
             f"from its source with staticgraph convert --task {task}; or join it, staticgraph "
             f"convert --data ITS_FOLDER --out JOINED, and give --data JOINED --task {task}"
         )
-    fields = tuple(found if item.name == "y" else item for item in store.schema)
+    fields = tuple(field if item.name == "y" else item for item in store.schema)
     return replace(
         store,
         schema=replace(store.schema, fields=fields),
-        columns={**store.columns, "y": made},
+        columns={**store.columns, "y": targets},
     )
 
 

@@ -104,12 +104,12 @@ def convert(
     """
     several = not isinstance(spec, str | Path)
     text = tuple(map(str, spec)) if several else str(spec)
-    wanted = (target,) if isinstance(target, str) else tuple(target or ())
-    source, graphs, splits, name = _source(text, wanted, task, seed, progress)
+    targets = (target,) if isinstance(target, str) else tuple(target or ())
+    source, graphs, splits, name = _source(text, targets, task, seed, progress)
     if isinstance(source, GraphStore):
         workers = 1  # it is in this process's memory
     workers = max(1, min(workers, -(-graphs // part_graphs)))
-    job = Conversion(text, wanted, task, seed, workers, part_graphs, graphs, name, keep_order)
+    job = Conversion(text, targets, task, seed, workers, part_graphs, graphs, name, keep_order)
     root = Path(folder)
     _begin(root, job)
     shards = [
@@ -139,8 +139,8 @@ def _source(
     The source is a table, a store in memory, or None if each worker maps the store itself.
     """
     if isinstance(spec, tuple):
-        given = {"task": task if task != AUTO else "", "target": ", ".join(target)}
-        for option, value in given.items():
+        options = {"task": task if task != AUTO else "", "target": ", ".join(target)}
+        for option, value in options.items():
             if value:
                 raise ValueError(
                     f"{option}={value!r}: several stores are put together as they are; convert "
@@ -166,10 +166,10 @@ def _begin(folder: Path, job: Conversion) -> None:
     """
     parts = parts_folder(folder)
     note = parts / BEGUN
-    now = document.digest(asdict(job))
+    digest = document.digest(asdict(job))
     if parts.is_dir() and any(parts.iterdir()):
         before = note.read_text().strip() if note.exists() else "of another program"
-        if before != now:
+        if before != digest:
             raise FileExistsError(
                 f"{parts} has parts of another conversion (other data, --workers or "
                 "--part-graphs): finish that one with the command that began it, or remove the "
@@ -177,7 +177,7 @@ def _begin(folder: Path, job: Conversion) -> None:
             )
         return
     parts.mkdir(parents=True, exist_ok=True)
-    write_bytes(note, now.encode())
+    write_bytes(note, digest.encode())
 
 
 def _stretches(job: Conversion, source: Source, first: int, last: int) -> Iterable[GraphColumns]:
@@ -240,13 +240,13 @@ def _write_in_processes(job: Conversion, folder: Path, source: Source, tell: Any
         while waiting:
             for end in wait(list(waiting)):
                 assert isinstance(end, Connection)
-                told = _told(end, processes[waiting[end]], waiting[end], folder)
-                if told is None:
+                message = _told(end, processes[waiting[end]], waiting[end], folder)
+                if message is None:
                     del waiting[end]
-                elif isinstance(told, BaseException):
-                    raise told
+                elif isinstance(message, BaseException):
+                    raise message
                 else:
-                    tell(told)
+                    tell(message)
     finally:
         for process in processes.values():
             process.terminate() if process.is_alive() else None

@@ -159,10 +159,10 @@ def both_directions(pairs: Array) -> tuple[IntArray, IntArray]:
 
 def _check_length(name: str, key: str, values: Array, graphs: int) -> None:
     """Rejects an array that does not have one entry per graph."""
-    found = len(values) if values.ndim else 1
-    if found != graphs:
+    length = len(values) if values.ndim else 1
+    if length != graphs:
         raise BadGraph(
-            f"{name}: {key!r} has {how_many(found, 'entry')} for {how_many(graphs, 'graph')} "
+            f"{name}: {key!r} has {how_many(length, 'entry')} for {how_many(graphs, 'graph')} "
             "(num_nodes); one per graph is needed: write the file again from one list of graphs"
         )
 

@@ -63,25 +63,25 @@ class Table:
             BadGraph: as :func:`open_csv`, except for errors in a SMILES or a label, which are found
                 when it is read.
         """
-        wanted = (target,) if isinstance(target, str) else tuple(target or ())
+        targets = (target,) if isinstance(target, str) else tuple(target or ())
         graphs, words = 0, bytearray()
         numbers, cells, split = NumberColumns(()), Cells(()), None
         for row, line in each_row(path):
             if not graphs:
                 names = columns_of(path, row)
                 split = names.get("split")
-                if missing := [name for name in wanted if name not in row]:
+                if missing := [name for name in targets if name not in row]:
                     raise BadGraph(f"{path} has no column {missing[0]!r}; it has {', '.join(row)}")
                 others = (name for name in row if name and name not in (names["smiles"], split))
-                candidates = wanted or tuple(others)
-                numbers, cells = NumberColumns(() if wanted else candidates), Cells(candidates)
+                candidates = targets or tuple(others)
+                numbers, cells = NumberColumns(() if targets else candidates), Cells(candidates)
             numbers.see(row, line)
             cells.see(row, line)
             if split is not None:
                 words.append(SPLITS.index(split_of(path, row[split], line)))
             graphs += 1
-        columns = wanted or tuple(numbers.targets(path))
-        if progress and not wanted:
+        columns = targets or tuple(numbers.targets(path))
+        if progress and not targets:
             numbers.tell(path, list(columns))
         predicted = target_of(path, columns, cells, task)
         if progress and (line := predicted.said(path)):
@@ -106,13 +106,15 @@ class Table:
         while here := list(islice(rows, graphs)):
             name = columns_of(self.path, here[0][0])["smiles"]
             labels = self.target.labels(self.path, [row for row, _ in here], [n for _, n in here])
-            shown = bar(
+            progress_bar = bar(
                 here,
                 desc=f"reading {self.path.stem}",
                 unit=" graphs",
                 show=progress and len(here) >= PROGRESS_FROM,
             )
-            molecules = [smiles.molecule(chem, row[name], self.path, line) for row, line in shown]
+            molecules = [
+                smiles.molecule(chem, row[name], self.path, line) for row, line in progress_bar
+            ]
             yield smiles.store_of(molecules, labels, {}, self.path.stem, self.target.classes)
 
 

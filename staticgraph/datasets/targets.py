@@ -66,10 +66,10 @@ class Cells:
                 count, first = self.empty.get(name, (0, line))
                 self.empty[name] = count + 1, first
                 continue
-            found = self.found.setdefault(name, Counter())
-            if found is not None:
-                found[cell] += 1
-                if len(found) > MOST_CLASSES:
+            counts = self.found.setdefault(name, Counter())
+            if counts is not None:
+                counts[cell] += 1
+                if len(counts) > MOST_CLASSES:
                     self.found[name] = None
 
 
@@ -160,13 +160,13 @@ def target_of(
     check_task(task)
     names = tuple(columns)
     if task == "classes" or (task == "auto" and len(names) == 1):
-        found = cells.found.get(names[0]) or Counter()
+        counts = cells.found.get(names[0]) or Counter()
         if task == "classes":
             return _classes(path, names, cells)
-        if found and not any(map(is_number, found)) and not _yes_or_no(found):
-            _refuse_names(path, names[0], found)
+        if counts and not any(map(is_number, counts)) and not _yes_or_no(counts):
+            _refuse_names(path, names[0], counts)
             return _classes(path, names, cells, guessed=True)
-        if _are_codes(found):
+        if _are_codes(counts):
             if names[0] not in cells.empty:
                 return _classes(path, names, cells, guessed=True)
             return PredictionTarget(names, "regression", unlabelled=cells.empty[names[0]][1])
@@ -186,41 +186,41 @@ def target_of(
     return PredictionTarget(names, "binary" if answers else "regression")
 
 
-def _yes_or_no(found: Counter[str] | None) -> bool:
+def _yes_or_no(counts: Counter[str] | None) -> bool:
     """Returns whether all cells are 0, 1, true or false."""
-    return found is not None and all(
-        cell.lower() in WORDS or (is_number(cell) and float(cell) in (0.0, 1.0)) for cell in found
+    return counts is not None and all(
+        cell.lower() in WORDS or (is_number(cell) and float(cell) in (0.0, 1.0)) for cell in counts
     )
 
 
-def _odd(found: Counter[str] | None) -> str:
+def _odd(counts: Counter[str] | None) -> str:
     """Returns a cell that is not 0, 1, true or false."""
-    cells = found or Counter(["more than 1,000 different cells"])
+    cells = counts or Counter(["more than 1,000 different cells"])
     return next(cell for cell in cells if not _yes_or_no(Counter([cell])))
 
 
-def _are_codes(found: Counter[str]) -> bool:
+def _are_codes(counts: Counter[str]) -> bool:
     """Returns whether numbers look like classes.
 
     They do if they are few, whole, each in several rows on average, and either exactly two, or
     without gaps from 0 or 1. 0 and 1 alone are binary answers instead.
     """
-    if not found or not all(map(is_number, found)):
+    if not counts or not all(map(is_number, counts)):
         return False
-    values = sorted({float(cell) for cell in found})
+    values = sorted({float(cell) for cell in counts})
     if not 1 < len(values) <= MOST_GUESSED or not all(value.is_integer() for value in values):
         return False
     unbroken = values[0] in (0, 1) and all(b - a == 1 for a, b in pairwise(values))
-    often = found.total() >= ROWS_EACH * len(values)
+    often = counts.total() >= ROWS_EACH * len(values)
     return often and values != [0.0, 1.0] and (unbroken or len(values) == 2)
 
 
-def _refuse_names(path: Path, name: str, found: Counter[str]) -> None:
+def _refuse_names(path: Path, name: str, counts: Counter[str]) -> None:
     """Rejects words that are mostly distinct; called only if the task was not given."""
-    if len(found) > FEW_WORDS and found.total() < 2 * len(found):
+    if len(counts) > FEW_WORDS and counts.total() < 2 * len(counts):
         raise BadGraph(
-            f"{path}: {name} has {how_many(len(found), 'different word')} in "
-            f"{how_many(found.total(), 'row')}, as a name has: give another --target, or --task "
+            f"{path}: {name} has {how_many(len(counts), 'different word')} in "
+            f"{how_many(counts.total(), 'row')}, as a name has: give another --target, or --task "
             "classes if they are classes"
         )
 
@@ -242,24 +242,24 @@ def _classes(
             "and classes take one in every row: drop such rows; or write the classes as columns of "
             "0 and 1, yes-no questions, of which an empty cell counts in neither loss nor metric"
         )
-    found = cells.found.get(name)
-    if not found:
+    counts = cells.found.get(name)
+    if not counts:
         raise BadGraph(
             f"{path}: {name} has more than {MOST_CLASSES:,} different cells, which are no classes: "
             "give --task regression, or another --target"
         )
-    if not all(map(is_number, found)):
-        words = sorted(found)
+    if not all(map(is_number, counts)):
+        words = sorted(counts)
         return PredictionTarget(
             names, "classes", tuple((word,) for word in words), tuple(words), guessed
         )
-    values = sorted({float(cell) for cell in found})
-    if broken := [cell for cell in found if not float(cell).is_integer()]:
+    values = sorted({float(cell) for cell in counts})
+    if broken := [cell for cell in counts if not float(cell).is_integer()]:
         raise BadGraph(
             f"{path}: --task classes takes words or whole numbers, and {name} has {broken[0]!r}: "
             "give --task regression"
         )
-    codes = tuple(tuple(cell for cell in found if float(cell) == value) for value in values)
+    codes = tuple(tuple(cell for cell in counts if float(cell) == value) for value in values)
     counted = values == list(range(len(values)))
     called = () if counted else tuple(f"{value:.15g}" for value in values)
     return PredictionTarget(names, "classes", codes, called, guessed)
@@ -294,33 +294,33 @@ class NumberColumns:
         Raises:
             BadGraph: if there is none; the message says why for each column.
         """
-        found = [name for name in self.names if name in self.filled and name not in self.broken]
-        if not found:
-            why = f": {self._why_not(found)}" if self.names else ""
+        targets = [name for name in self.names if name in self.filled and name not in self.broken]
+        if not targets:
+            why = f": {self._why_not(targets)}" if self.names else ""
             column = next(iter(self.broken)) if len(self.broken) == 1 else "COLUMN"
             raise BadGraph(
                 f"{path} has no column of numbers to predict{why}; add one, and leave its cell "
                 f"empty where there is no label, or name a column of classes: --target {column}"
             )
-        return found
+        return targets
 
-    def tell(self, path: Path, found: list[str]) -> None:
+    def tell(self, path: Path, targets: list[str]) -> None:
         """Reports the chosen columns on stderr if there was a choice."""
         if len(self.names) > 1:
-            others = self._why_not(found)
+            others = self._why_not(targets)
             say(
-                f"{path.name}: predicts {some(found)}"
+                f"{path.name}: predicts {some(targets)}"
                 + (f"; not {others}" if others else "")
-                + ("; --target names the right ones" if len(found) > 1 else "")
+                + ("; --target names the right ones" if len(targets) > 1 else "")
             )
 
-    def _why_not(self, found: list[str]) -> str:
+    def _why_not(self, targets: list[str]) -> str:
         return some(
             f"{name} (line {self.broken[name][0]}: {self.broken[name][1][:40]!r} is not a number)"
             if name in self.broken
             else f"{name} (empty)"
             for name in self.names
-            if name not in found
+            if name not in targets
         )
 
 

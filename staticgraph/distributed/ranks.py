@@ -42,7 +42,7 @@ def smallest_budget(budget: MemoryBudget, ranks: Ranks | None) -> MemoryBudget:
     """
     if ranks is None:
         return budget
-    told = ranks.told(
+    sizes = ranks.told(
         (
             budget.max_bytes - budget.data_set_bytes,
             budget.max_bytes,
@@ -52,8 +52,8 @@ def smallest_budget(budget: MemoryBudget, ranks: Ranks | None) -> MemoryBudget:
             budget.data_set_bytes,
         )
     )
-    rank = min(range(len(told)), key=lambda number: (told[number][0], number))
-    _, most, driver, headroom, device, data_set = told[rank]
+    rank = min(range(len(sizes)), key=lambda number: (sizes[number][0], number))
+    _, most, driver, headroom, device, data_set = sizes[rank]
     return replace(
         budget,
         max_bytes=most,
@@ -113,13 +113,13 @@ class Ranks:
         Raises:
             RuntimeError: the group was destroyed.
         """
-        found = self._group()
-        if found is None:
+        group = self._group()
+        if group is None:
             raise RuntimeError(
                 "the process group of this job was destroyed: make the runner after "
                 "dist.init_process_group(), and use it before dist.destroy_process_group()"
             )
-        return found
+        return group
 
     @property
     def first(self) -> bool:
@@ -151,10 +151,10 @@ class Ranks:
         counts[self.rank] = len(value)
         dist.all_reduce(counts, group=self.group)
         most = int(counts.max())
-        mine = value.new_zeros((most, *value.shape[1:]))
-        mine[: len(value)] = value
-        parts = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(parts, mine, group=self.group)
+        padded = value.new_zeros((most, *value.shape[1:]))
+        padded[: len(value)] = value
+        parts = [torch.empty_like(padded) for _ in range(self.world_size)]
+        dist.all_gather(parts, padded, group=self.group)
         return [p[:n].cpu() for p, n in zip(parts, counts.tolist(), strict=True)]
 
     def told(self, value: Any) -> list[Any]:
@@ -297,12 +297,12 @@ def check_not_wrapped(model: torch.nn.Module) -> None:
     """
     for path, module in model.named_modules():
         kinds = [kind.__name__ for kind in type(module).__mro__]
-        found = [kind for kind in kinds if kind in _WRAPPERS]
-        if not found:
+        wrappers = [kind for kind in kinds if kind in _WRAPPERS]
+        if not wrappers:
             continue
         where = f"{path!r} of the model" if path else "the model"
         raise ValueError(
-            f"{where} is wrapped in {found[0]}, which {_WRAPPERS[found[0]]}: give the runner the "
+            f"{where} is wrapped in {wrappers[0]}, which {_WRAPPERS[wrappers[0]]}: give the runner the "
             "module inside (model.module), and it averages the gradients itself; or pass "
             "distributed='off' and train it yourself with runner(batch)"
         )

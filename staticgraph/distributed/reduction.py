@@ -233,10 +233,10 @@ class _Buffers:
     ) -> None:
         self._rank = ranks.rank
         self._asks = asks
-        wanted = [*parameters, *statistics]
+        tensors = [*parameters, *statistics]
         tail = ranks.world_size * COLUMNS + (len(parameters) if asks else 0)
         groups: list[tuple[torch.dtype, list[int], int]] = []
-        for number, tensor in enumerate(wanted):
+        for number, tensor in enumerate(tensors):
             dtype, size = _summed_in(tensor), _size(tensor)
             last = next((g for g in reversed(groups) if g[0] == dtype), None)
             if last is None or (last[2] + size) * dtype.itemsize > buffer_bytes:
@@ -260,26 +260,26 @@ class _Buffers:
             flat = torch.zeros(size + more, dtype=dtype, device=device)
             begin = 0
             for number in numbers:
-                like = wanted[number]
+                like = tensors[number]
                 views[number] = _view(flat[begin : begin + _size(like)], like)
                 begin += _size(like)
             self.flats.append(flat)
             self.sums.append(flat[:size])
             statistics_of = [n for n in numbers if n >= len(parameters)]
-            count = sum(_size(wanted[n]) for n in statistics_of)
+            count = sum(_size(tensors[n]) for n in statistics_of)
             if count:
                 self._statistics.append(flat[size - count : size])
                 self._before.append(torch.zeros_like(self._statistics[-1]))
-                parts = self._before[-1].split([_size(wanted[n]) for n in statistics_of])
+                parts = self._before[-1].split([_size(tensors[n]) for n in statistics_of])
                 before |= {
-                    n: _view(part, wanted[n]) for n, part in zip(statistics_of, parts, strict=True)
+                    n: _view(part, tensors[n]) for n, part in zip(statistics_of, parts, strict=True)
                 }
         last = self.flats[-1][len(self.sums[-1]) :]
         self.table = last[: ranks.world_size * COLUMNS].view(ranks.world_size, COLUMNS)
         self.used = last[ranks.world_size * COLUMNS :]
         self._tail = last
         self.of_parameter = [views[n] for n in range(len(parameters))]
-        of_statistics = range(len(parameters), len(wanted))
+        of_statistics = range(len(parameters), len(tensors))
         self._of_statistic = [views[n] for n in of_statistics]
         self._before_of = [before[n] for n in of_statistics]
         self.nbytes = sum(flat.nbytes for flat in self.flats)

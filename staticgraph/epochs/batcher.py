@@ -142,12 +142,12 @@ class Batcher:
         self._draw = draw
         self.rank, self.world_size, self.min_steps = rank, world_size, min_steps
         self._rank_bounds = checked_bounds(rank_bounds, world_size, len(self.sizes))
-        given = checked_indices(indices, len(self.sizes))
-        self._used = histogram_of(self.sizes, given)
-        self.plan, self.indices = settle_oversize(self.sizes, given, self._used, plan, oversize)
-        if len(self.indices) < len(given):
+        used = checked_indices(indices, len(self.sizes))
+        self._used = histogram_of(self.sizes, used)
+        self.plan, self.indices = settle_oversize(self.sizes, used, self._used, plan, oversize)
+        if len(self.indices) < len(used):
             self._used = histogram_of(self.sizes, self.indices)
-        self._skipped = len(given) - len(self.indices)
+        self._skipped = len(used) - len(self.indices)
         self._limits = limits_array(self.plan.capacities)
         self._main = 0
         if exact and len(self.indices):
@@ -222,11 +222,11 @@ class Batcher:
                 f"this {type(state).__name__} is not the state of a loader: pass what "
                 "loader.state_dict() returned; a checkpoint may hold it among other states"
             )
-        now, then = self._fingerprint(), state["of"]
+        present, then = self._fingerprint(), state["of"]
         differing = [
-            f"{name} was {then.get(name)!r} and is {now.get(name)!r}"
-            for name in sorted({*now, *then})
-            if now.get(name) != then.get(name)
+            f"{name} was {then.get(name)!r} and is {present.get(name)!r}"
+            for name in sorted({*present, *then})
+            if present.get(name) != then.get(name)
         ]
         if differing:
             raise ValueError(

@@ -107,11 +107,11 @@ class Epoch:
         The last entry is the number of steps. An entry repeats for a window in which the rank has
         no batch. A batch belongs to the window in which it begins.
         """
-        own = self.steps[:, rank]
-        begins = np.where(own < 0, 0, self._bounds[own])
+        windows = self.steps[:, rank]
+        begins = np.where(windows < 0, 0, self._bounds[windows])
         reached = np.maximum.accumulate(np.searchsorted(self._windows, begins, side="right"))
         ends = np.searchsorted(reached, np.arange(1, len(self._windows) + 1), side="right")
-        return ends if len(ends) else np.array([len(own)])
+        return ends if len(ends) else np.array([len(windows)])
 
     def rows(self, sizes: IntArray) -> IntArray:
         """``[S, ranks, 1 + C]`` int64 graphs, nodes, edges and any further component of each batch.
@@ -170,23 +170,23 @@ def dealt(buckets: IntArray, ranks: int) -> tuple[IntArray, IntArray]:
     """
     full, late, full_buckets, late_buckets = [], [], [], []
     for bucket in np.unique(buckets):
-        own = np.flatnonzero(buckets == bucket)
-        whole = len(own) // ranks * ranks
-        full.append(own[:whole].reshape(-1, ranks))
+        of_bucket = np.flatnonzero(buckets == bucket)
+        whole = len(of_bucket) // ranks * ranks
+        full.append(of_bucket[:whole].reshape(-1, ranks))
         full_buckets.append(np.full(whole // ranks, bucket))
-        if whole < len(own):
+        if whole < len(of_bucket):
             rest = np.full(ranks, -1, np.int64)
-            rest[: len(own) - whole] = own[whole:]
+            rest[: len(of_bucket) - whole] = of_bucket[whole:]
             late.append(rest)
             late_buckets.append(bucket)
     nothing = np.empty((0, ranks), np.int64)
     steps = np.concatenate([nothing, *full]).astype(np.int64)
-    found = np.concatenate([np.empty(0, np.int64), *full_buckets]).astype(np.int64)
+    order = np.concatenate([np.empty(0, np.int64), *full_buckets]).astype(np.int64)
     when = np.argsort(steps[:, -1], kind="stable") if len(steps) else np.empty(0, np.int64)
     behind = sorted(range(len(late)), key=lambda k: late[k][0])
     return (
         np.concatenate([steps[when], nothing, *(late[k][None] for k in behind)]).astype(np.int64),
-        np.append(found[when], [late_buckets[k] for k in behind]).astype(np.int64),
+        np.append(order[when], [late_buckets[k] for k in behind]).astype(np.int64),
     )
 
 
@@ -202,18 +202,18 @@ def side_by_side(buckets: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
         the epochs of their ranks.
     """
     firsts = np.cumsum([0, *map(len, buckets)])
-    steps, found, late = [], [], []
+    steps, numbers, late = [], [], []
     for bucket in np.unique(np.concatenate(buckets)) if firsts[-1] else ():
-        own = [np.flatnonzero(of == bucket) for of in buckets]
-        table = np.full((max(map(len, own)), len(buckets)), -1, np.int64)
+        of_bucket = [np.flatnonzero(of == bucket) for of in buckets]
+        table = np.full((max(map(len, of_bucket)), len(buckets)), -1, np.int64)
         when = np.full(table.shape, -1.0)
-        for rank, batches in enumerate(own):
+        for rank, batches in enumerate(of_bucket):
             table[: len(batches), rank] = firsts[rank] + batches
             when[: len(batches), rank] = batches / max(1, len(buckets[rank]))
         steps.append(table)
-        found.append(np.full(len(table), bucket, np.int64))
+        numbers.append(np.full(len(table), bucket, np.int64))
         late.append(when.max(axis=1))
     if not steps:
         return np.empty((0, len(buckets)), np.int64), np.empty(0, np.int64)
     order = np.argsort(np.concatenate(late), kind="stable")
-    return np.concatenate(steps)[order], np.concatenate(found)[order]
+    return np.concatenate(steps)[order], np.concatenate(numbers)[order]

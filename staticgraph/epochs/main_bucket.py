@@ -35,8 +35,8 @@ def main_bucket(used: SizeHistogram, capacities: Sequence[Capacity], batch_size:
         fitting = int(counts[within].sum())
         share = (fitting / graphs) ** batch_size
         totals = counts[within] @ sizes[within]
-        own = totals * (min(graphs, batch_size) / max(1, fitting))
-        holds_mean = bool((np.array(capacity.size_limits) >= own).all())
+        mean_batch = totals * (min(graphs, batch_size) / max(1, fitting))
+        holds_mean = bool((np.array(capacity.size_limits) >= mean_batch).all())
         if holds_mean and capacity.graph_limit >= min(batch_size, graphs) and share >= 0.5:
             return number
     held = [c.node_limit if c.graph_limit >= batch_size else -1 for c in capacities]

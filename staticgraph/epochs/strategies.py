@@ -89,9 +89,9 @@ def exact_epoch(
         batches = len(bounds) - 1
         stretches = max(1, batches // max(1, STRETCH // batch_size))
         edges = batches * np.arange(stretches + 1) // stretches
-        own = edges if windows is None else np.unique(np.searchsorted(bounds, windows))
-        join = len(own) > len(edges)
-        overflowed, left = _repaired(order, sizes, bounds, limits[main], key, own, join)
+        starts = edges if windows is None else np.unique(np.searchsorted(bounds, windows))
+        join = len(starts) > len(edges)
+        overflowed, left = _repaired(order, sizes, bounds, limits[main], key, starts, join)
         if left and join:  # windows of large graphs at the end give some to others
             left = _repaired(order, sizes, bounds, limits[main], key, edges)[1]
         buckets = place_batches(sizes, order, bounds, limits)
@@ -159,9 +159,9 @@ def _repaired(
                 begin, excess, waiting = last, np.zeros(len(allowed)), 0
                 continue
         cuts = bounds[begin : last + 1]
-        own = key if not number else stream_of(int(key), number)
+        stream = key if not number else stream_of(int(key), number)
         over, _, still = repair(
-            order[cuts[0] : cuts[-1]], sizes, cuts - cuts[0], size_limits(limit), own
+            order[cuts[0] : cuts[-1]], sizes, cuts - cuts[0], size_limits(limit), stream
         )
         overflowed, left = overflowed + over, left + still
         begin, excess, waiting = last, np.zeros(len(allowed)), 0

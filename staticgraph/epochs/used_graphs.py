@@ -43,17 +43,17 @@ def checked_bounds(bounds: ArrayLike | None, world_size: int, graphs: int) -> In
     """
     if bounds is None or world_size == 1:
         return None
-    given = whole_numbers(np.asarray(bounds), "rank_bounds")
-    if given.shape != (world_size + 1,) or (np.diff(given) < 0).any() or given[0] != 0:
+    checked = whole_numbers(np.asarray(bounds), "rank_bounds")
+    if checked.shape != (world_size + 1,) or (np.diff(checked) < 0).any() or checked[0] != 0:
         raise ValueError(
-            f"rank_bounds={given.tolist()} for {how_many(world_size, 'rank')}: give where each "
+            f"rank_bounds={checked.tolist()} for {how_many(world_size, 'rank')}: give where each "
             f"rank's graphs begin, from 0, and last their number, {graphs}"
         )
-    if given[-1] != graphs:
+    if checked[-1] != graphs:
         raise ValueError(
-            f"rank_bounds end at {given[-1]}, and there are {how_many(graphs, 'graph')}"
+            f"rank_bounds end at {checked[-1]}, and there are {how_many(graphs, 'graph')}"
         )
-    return given
+    return checked
 
 
 def pieces(indices: IntArray) -> Iterator[IntArray]:
@@ -97,15 +97,15 @@ def checked_indices(indices: ArrayLike | None, total: int) -> IntArray:
     dtype = np.int32 if NARROW_FROM <= total <= np.iinfo(np.int32).max else np.int64
     if indices is None:
         return cast(IntArray, np.arange(total, dtype=dtype))
-    given = np.asarray(indices)
-    if given.dtype == bool:
-        if given.shape != (total,):
-            raise ValueError(f"a mask of shape {given.shape} for {how_many(total, 'graph')}")
-        given = np.flatnonzero(given)
-    given = np.array(whole_numbers(given, "indices")).reshape(-1)
-    bad = np.flatnonzero((given < 0) | (given >= total))
+    checked = np.asarray(indices)
+    if checked.dtype == bool:
+        if checked.shape != (total,):
+            raise ValueError(f"a mask of shape {checked.shape} for {how_many(total, 'graph')}")
+        checked = np.flatnonzero(checked)
+    checked = np.array(whole_numbers(checked, "indices")).reshape(-1)
+    bad = np.flatnonzero((checked < 0) | (checked >= total))
     if len(bad):
         raise IndexError(
-            f"indices[{bad[0]}] is {given[bad[0]]}, but the store has graphs 0 to {total - 1}"
+            f"indices[{bad[0]}] is {checked[bad[0]]}, but the store has graphs 0 to {total - 1}"
         )
-    return cast(IntArray, given.astype(dtype, copy=False))
+    return cast(IntArray, checked.astype(dtype, copy=False))

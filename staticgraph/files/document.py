@@ -95,9 +95,9 @@ def check(values: Any) -> Any:
     if not isinstance(values, dict) or KEY not in values:
         return values
     rest = {key: value for key, value in values.items() if key != KEY}
-    if values[KEY] != (found := digest(rest)):
+    if values[KEY] != (actual := digest(rest)):
         raise ValueError(
-            f"its values have the checksum {found}, but {values[KEY]} was written: it was changed; "
+            f"its values have the checksum {actual}, but {values[KEY]} was written: it was changed; "
             f"make it again, or delete its {KEY!r} if the change is intentional"
         )
     return rest

@@ -90,25 +90,25 @@ def require_replaceable(target: Path, kind: Kind, overwrite: bool) -> None:
         return
     if not target.is_dir():
         raise FileExistsError(f"{target} exists and is not a {kind.noun}; choose another folder")
-    there = sorted(path.name for path in target.iterdir())
-    if not there:
+    names = sorted(path.name for path in target.iterdir())
+    if not names:
         return
     not_ours = f"{target} exists and is not a {kind.noun}"
-    if kind.manifest not in there:
+    if kind.manifest not in names:
         raise FileExistsError(
-            f"{not_ours}: it holds {there[0]!r} and no {kind.manifest}; choose another folder"
+            f"{not_ours}: it holds {names[0]!r} and no {kind.manifest}; choose another folder"
         )
     try:
         values = document.read(target / kind.manifest)
-        said, files = values.get("format"), {kind.manifest, *kind.files(values)}
+        format_name, files = values.get("format"), {kind.manifest, *kind.files(values)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        said, files = None, set[str]()
-    if said != kind.format:
+        format_name, files = None, set[str]()
+    if format_name != kind.format:
         raise FileExistsError(
-            f"{not_ours}: its {kind.manifest} says {said!r}, not {kind.format!r}; choose another "
+            f"{not_ours}: its {kind.manifest} says {format_name!r}, not {kind.format!r}; choose another "
             "folder, or remove it yourself"
         )
-    foreign = [name for name in there if name not in files or not (target / name).is_file()]
+    foreign = [name for name in names if name not in files or not (target / name).is_file()]
     if foreign:
         raise FileExistsError(
             f"{target} is a {kind.noun}, but {', '.join(map(repr, foreign[:3]))} in it is not "

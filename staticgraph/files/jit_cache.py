@@ -48,13 +48,17 @@ def ensure() -> None:
 
 def places() -> list[Path]:
     """Returns the folders where numba would cache this package's code, in numba's order."""
-    given = os.environ.get("NUMBA_CACHE_DIR")
+    directory = os.environ.get("NUMBA_CACHE_DIR")
     user = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
     if sys.platform == "darwin":
         user = os.path.expanduser("~/Library/Caches")
     elif sys.platform == "win32":
         user = os.environ.get("LOCALAPPDATA") or os.path.expanduser("~/AppData/Local")
-    return [*([Path(given)] if given else []), PACKAGE / "__pycache__", Path(user) / "numba"]
+    return [
+        *([Path(directory)] if directory else []),
+        PACKAGE / "__pycache__",
+        Path(user) / "numba",
+    ]
 
 
 def _takes_files(folder: Path) -> bool:

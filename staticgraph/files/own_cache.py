@@ -38,10 +38,10 @@ def folder() -> Path:
         root = Path(base) if base else Path("~/.cache").expanduser()
         path = root / "staticgraph" / "compiled"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             raise NotOurs(f"{path} is not a folder of this user")
-        if found.st_mode & 0o077:
+        if status.st_mode & 0o077:
             path.chmod(0o700)
     except (OSError, RuntimeError) as error:  # without a home there is no ~
         raise NotOurs(f"no cache folder can be written ({error})") from None
@@ -61,12 +61,12 @@ def key() -> bytes:
             _make(path)
         with path.open("rb") as file:
             require_own(file, path, private=True)
-            found = file.read(KEY_BYTES + 1)
+            content = file.read(KEY_BYTES + 1)
     except OSError as error:
         raise NotOurs(f"the key {path} cannot be written or read ({error})") from None
-    if len(found) != KEY_BYTES:
+    if len(content) != KEY_BYTES:
         raise NotOurs(f"{path} is not a key of {KEY_BYTES} bytes; remove it")
-    return found
+    return content
 
 
 def signature(contents: bytes) -> bytes:
@@ -89,13 +89,13 @@ def require_own(file: BinaryIO, path: Path, private: bool = False) -> None:
     Raises:
         NotOurs: if the file is rejected; the message gives the owner or the permissions.
     """
-    found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
         raise NotOurs(f"{path} is not a regular file")
-    if found.st_uid != os.geteuid():
-        raise NotOurs(f"{path} belongs to user {found.st_uid}, not to you ({os.geteuid()})")
-    if found.st_mode & (0o077 if private else 0o022):
-        rights = stat.filemode(found.st_mode)
+    if status.st_uid != os.geteuid():
+        raise NotOurs(f"{path} belongs to user {status.st_uid}, not to you ({os.geteuid()})")
+    if status.st_mode & (0o077 if private else 0o022):
+        rights = stat.filemode(status.st_mode)
         what = "read or written" if private else "written"
         remedy = "chmod go-rwx" if private else "chmod go-w"
         raise NotOurs(f"{path} can be {what} by others ({rights}): {remedy}")

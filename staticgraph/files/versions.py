@@ -12,10 +12,10 @@ STEPS = ("torch", "torch_geometric")
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Returns the versions of Python and of each package; ``unknown`` if it is not installed."""
-    found = {"python": platform.python_version()}
+    numbers = {"python": platform.python_version()}
     for name in packages:
         try:
-            found[name] = metadata.version(name)
+            numbers[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "unknown"
-    return found
+            numbers[name] = "unknown"
+    return numbers

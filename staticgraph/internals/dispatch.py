@@ -116,20 +116,20 @@ def shapes_before(values: Tensor) -> set[tuple[int, ...]] | None:
     """
     if values.grad_fn is None:
         return None
-    own, found = tuple(values.shape), set[tuple[int, ...]]()
+    own, shapes = tuple(values.shape), set[tuple[int, ...]]()
     nodes: list[Any] = [values.grad_fn]
-    seen = set(nodes)
-    while nodes and len(seen) < MOST:
+    visited = set(nodes)
+    while nodes and len(visited) < MOST:
         for node, place in nodes.pop().next_functions:
-            if node is None or node in seen or not node.next_functions:  # ends at a parameter
+            if node is None or node in visited or not node.next_functions:  # ends at a parameter
                 continue
             shape = tuple(node._input_metadata[place].shape)
             if shape == own:
-                seen.add(node)
+                visited.add(node)
                 nodes.append(node)
             else:
-                found.add(shape)
-    return found
+                shapes.add(shape)
+    return shapes
 
 
 DisableTorchFunction: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
@@ -166,9 +166,9 @@ def preserved_versions(tensors: Iterable[Tensor]) -> AbstractContextManager[None
     return torch.autograd._unsafe_preserve_version_counter(counted)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def delayed_error(message: str, given: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+def delayed_error(message: str, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """Returns ``given`` with a gradient function that raises ``RuntimeError(message)`` in
     backward."""
     kind = torch._C._functions.DelayedError  # pyright: ignore[reportAttributeAccessIssue]
-    kept = kind(message.encode(), len(given))(*given)
-    return kept if isinstance(kept, tuple) else (kept,)  # torch returns a single result as a tensor
+    node = kind(message.encode(), len(tensors))(*tensors)
+    return node if isinstance(node, tuple) else (node,)  # torch returns a single result as a tensor

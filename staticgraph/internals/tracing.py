@@ -68,12 +68,12 @@ class Traced(NamedTuple):
 
 def traced(function: FunctionType) -> Traced | None:
     """Returns what Dynamo made of a function that it traced exactly once; None otherwise."""
-    found = eval_frame._debug_get_cache_entry_list(function.__code__)
-    if len(found) != 1:
+    entries = eval_frame._debug_get_cache_entry_list(function.__code__)
+    if len(entries) != 1:
         return None
-    own = (function.__name__, function.__defaults__, function.__closure__)
-    run = FunctionType(found[0].code, function.__globals__, *own)
-    return Traced(found[0].guard_manager.root.check, run)
+    identity = (function.__name__, function.__defaults__, function.__closure__)
+    run = FunctionType(entries[0].code, function.__globals__, *identity)
+    return Traced(entries[0].guard_manager.root.check, run)
 
 
 def watched() -> bool:
@@ -92,13 +92,13 @@ def unwatched() -> Iterator[None]:
     With these hooks, modes track which module is running; torch 2.11 guards on their absence.
     """
     with _disable_current_modes(), ExitStack() as stack:
-        for kept in (hooks._global_forward_pre_hooks, hooks._global_forward_hooks):
-            if any(_tracks(hook) for hook in kept.values()):
-                stack.callback(kept.update, dict(kept))  # keeps their order
-                stack.callback(kept.clear)
-                others = {key: hook for key, hook in kept.items() if not _tracks(hook)}
-                kept.clear()
-                kept.update(others)
+        for registry in (hooks._global_forward_pre_hooks, hooks._global_forward_hooks):
+            if any(_tracks(hook) for hook in registry.values()):
+                stack.callback(registry.update, dict(registry))  # keeps their order
+                stack.callback(registry.clear)
+                others = {key: hook for key, hook in registry.items() if not _tracks(hook)}
+                registry.clear()
+                registry.update(others)
         yield
 
 
@@ -118,13 +118,13 @@ def drop_guards(dropped: Callable[[str, str], bool]) -> int:
     ``("TENSOR_MATCH", "L['x']")``, or if it repeats another guard.
     """
     guards = TracingContext.get().guards_context.dynamo_guards
-    said = set()
+    names = set()
     for guard in list(guards):
         kind, name = guard.create_fn_name(), guard.name
         what = (kind, name, _options(guard.create_fn))
-        if dropped(kind, name) or what in said:
+        if dropped(kind, name) or what in names:
             guards.inner.discard(guard)
-        said.add(what)
+        names.add(what)
     return len(guards)
 
 

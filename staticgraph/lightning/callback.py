@@ -99,11 +99,11 @@ class StaticGraphs(Callback):
 
     def _take_own_batches(self, pl_module: LightningModule, plan: BucketPlan) -> None:
         """Pads the batches of the user's own loader, and gives steps their real rows."""
-        given, padder = pl_module.on_after_batch_transfer, Padder(plan)
+        transfer, padder = pl_module.on_after_batch_transfer, Padder(plan)
 
         def transferred(batch: Any, dataloader_idx: int) -> Any:
             """The real rows of a static batch, or of one of PyG's, padded."""
-            batch = given(batch, dataloader_idx)
+            batch = transfer(batch, dataloader_idx)
             if is_pyg_batch(batch):
                 batch = padder.pad(batch)
             return RealBatch(batch) if isinstance(batch, StaticBatch) else batch
@@ -180,8 +180,8 @@ class StepComparer(Comparer):
 
     def plain(self, batch: StaticBatch, data: PlainBatch, options: RunOptions) -> Outcome:
         """Runs the step over PyG's own batch."""
-        own = data.clone()
-        return self._step(own if options.jitter is None else options.jitter.of(own), options)
+        copy = data.clone()
+        return self._step(copy if options.jitter is None else options.jitter.of(copy), options)
 
     def _step(self, data: Any, options: RunOptions) -> Outcome:
         module = self._module

@@ -71,9 +71,9 @@ class StaticDataModule(LightningDataModule):
 
     def split(self, name: str) -> np.ndarray | None:
         """The indices of the graphs of a split, or None if there is no such split."""
-        for known in _NAMES.get(name, (name,)):
-            if known in self._splits:
-                return np.asarray(self._splits[known])
+        for alias in _NAMES.get(name, (name,)):
+            if alias in self._splits:
+                return np.asarray(self._splits[alias])
         return None
 
     def loader(self, indices: Any, **options: Any) -> StaticLoader:

@@ -165,8 +165,8 @@ class StaticCall:
 
             def forward(_: torch.nn.Module, data: Any) -> Any:
                 """Calls the module's forward with the arguments taken from a batch."""
-                given = [_argument(data, *name) for name in names]
-                args, kwargs = tree_unflatten(given, spec)
+                arguments = [_argument(data, *name) for name in names]
+                args, kwargs = tree_unflatten(arguments, spec)
                 return self._forward(*args, **kwargs)
 
             calls = self._calls
@@ -183,8 +183,10 @@ class StaticCall:
 
     def _by_bound(self, batch: RealBatch, flat: list[Any], spec: TreeSpec) -> Any:
         """Runs a call eagerly on padded arguments, some of which the step computed itself."""
-        given = [self._full(batch, value, (spec, place)) for place, value in enumerate(flat)]
-        if any(value is None for value, seen in zip(given, flat, strict=True) if seen is not None):
+        arguments = [self._full(batch, value, (spec, place)) for place, value in enumerate(flat)]
+        if any(
+            value is None for value, seen in zip(arguments, flat, strict=True) if seen is not None
+        ):
             self._tell(
                 "rows",
                 f"{type(self._module).__name__} is called with a tensor of which it cannot be told "
@@ -192,12 +194,12 @@ class StaticCall:
                 "compute it inside of the module's forward",
             )
             return self._as_plain(flat, spec)
-        args, kwargs = tree_unflatten(given, spec)
+        args, kwargs = tree_unflatten(arguments, spec)
         static = batch.whole()
         known = self._stem.get((spec, static.bucket))
         stems = Stems(static) if known is None else None
         if stems is not None:
-            stems.mark(given)
+            stems.mark(arguments)
         with bound(self._module, static), stems or nullcontext():
             out = self._forward(*args, **kwargs)
         if stems is not None:
@@ -225,10 +227,10 @@ class StaticCall:
             return origin.full
         if not isinstance(value, Tensor) or not value.dim():
             return value
-        own = self._own.setdefault(place, set())
+        shapes = self._own.setdefault(place, set())
         if not batch.levels_of(value):
-            own.add(len(value))
-        return None if len(value) in own else batch.padded(value)
+            shapes.add(len(value))
+        return None if len(value) in shapes else batch.padded(value)
 
     def close(self) -> None:
         """Frees the recordings."""
@@ -280,7 +282,7 @@ def _cut(batch: RealBatch, out: Any, level: Callable[[Tensor], str | None]) -> A
 
     def real(value: Any) -> Any:
         """A tensor with rows of the batch without its padding; any other value unchanged."""
-        found = level(value) if isinstance(value, Tensor) else None
-        return value if found is None else batch.real(value, counts.of(found))
+        row_level = level(value) if isinstance(value, Tensor) else None
+        return value if row_level is None else batch.real(value, counts.of(row_level))
 
     return tree_map(real, out)

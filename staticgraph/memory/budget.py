@@ -160,13 +160,13 @@ class MemoryBudget:
 
         if not 0 < safety <= 1:
             raise ValueError(f"safety={safety} must be above 0 and at most 1, such as 0.95")
-        found = device_memory(device)
-        ours = found.free_bytes + found.held_bytes
+        device_bytes = device_memory(device)
+        ours = device_bytes.free_bytes + device_bytes.held_bytes
         most = int(safety * ours)
         if max_bytes is not None:
             most = min(most, parse_bytes(max_bytes))
-        driver = found.total_bytes - ours
-        return cls(most, driver, ours - most, found.name)
+        driver = device_bytes.total_bytes - ours
+        return cls(most, driver, ours - most, device_bytes.name)
 
     def with_data_set(self, nbytes: int) -> MemoryBudget:
         """The same cap with ``nbytes`` more of it used by a data set on the device."""
@@ -229,8 +229,8 @@ class MemoryBudget:
         recorded: int = 1,
     ) -> bool:
         """Whether a plan of these capacities stays within the cap."""
-        found = self.breakdown(memory, capacities, slots=slots, recorded=recorded)
-        return found.total_bytes <= self.max_bytes
+        breakdown = self.breakdown(memory, capacities, slots=slots, recorded=recorded)
+        return breakdown.total_bytes <= self.max_bytes
 
     def check(
         self,
@@ -246,26 +246,28 @@ class MemoryBudget:
             BudgetExceeded: the plan does not fit; the message has the breakdown, the floor and the
                 remedies.
         """
-        found = self.breakdown(memory, capacities, slots=slots, recorded=recorded)
-        if found.total_bytes <= self.max_bytes:
-            return found
+        breakdown = self.breakdown(memory, capacities, slots=slots, recorded=recorded)
+        if breakdown.total_bytes <= self.max_bytes:
+            return breakdown
         raise BudgetExceeded(
-            f"the plan needs {human_bytes(found.total_bytes)}, the cap is "
-            f"{human_bytes(self.max_bytes)} ({self.device}):\n{found}\n"
-            f"{self._remedies(memory, found, slots, recorded)}",
-            found,
-            found.total_bytes,
+            f"the plan needs {human_bytes(breakdown.total_bytes)}, the cap is "
+            f"{human_bytes(self.max_bytes)} ({self.device}):\n{breakdown}\n"
+            f"{self._remedies(memory, breakdown, slots, recorded)}",
+            breakdown,
+            breakdown.total_bytes,
         )
 
-    def _remedies(self, memory: MemoryModel, found: Breakdown, slots: int, recorded: int) -> str:
+    def _remedies(
+        self, memory: MemoryModel, breakdown: Breakdown, slots: int, recorded: int
+    ) -> str:
         """The three remedies, each with its number."""
 
         def fits(capacity: Capacity) -> bool:
             """Whether a single bucket of this capacity stays within the cap."""
             return self.fits(memory, [capacity], slots=slots, recorded=recorded)
 
-        bucket = found.bucket
-        raise_it = f"raise the cap to {found.total_bytes:,} bytes, the floor for this plan"
+        bucket = breakdown.bucket
+        raise_it = f"raise the cap to {breakdown.total_bytes:,} bytes, the floor for this plan"
         smallest = scaled(bucket, 0.0)
         if not fits(smallest):
             least = self.breakdown(memory, [smallest], slots=slots, recorded=recorded).total_bytes
@@ -276,11 +278,11 @@ class MemoryBudget:
         steps = 1 << 20
         at_most = largest(lambda k: fits(scaled(bucket, k / steps)), 0, steps)
         fitting = scaled(bucket, at_most / steps)
-        own = "".join(f", {how_many(rows, 'row')} of {name}" for name, rows in fitting.extra)
+        extra = "".join(f", {how_many(rows, 'row')} of {name}" for name, rows in fitting.extra)
         return (
             f"Either {raise_it}, or take batches of at most "
             f"{how_many(fitting.graph_limit, 'graph')}, or buckets of at most "
-            f"{how_many(fitting.nodes, 'node')} (with {how_many(fitting.edges, 'edge')}{own})"
+            f"{how_many(fitting.nodes, 'node')} (with {how_many(fitting.edges, 'edge')}{extra})"
         )
 
     def __str__(self) -> str:

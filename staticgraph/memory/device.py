@@ -40,5 +40,5 @@ def device_memory(device: Any = None) -> DeviceMemory:
         raise ValueError(
             "the free main memory cannot be read here: give a cap, MemoryBudget('20GiB')"
         ) from None
-    found = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
-    return DeviceMemory("cpu", found["MemTotal"], found["MemAvailable"], 0)
+    fields = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
+    return DeviceMemory("cpu", fields["MemTotal"], fields["MemAvailable"], 0)

@@ -109,17 +109,17 @@ class MemoryModel:
             ValueError: a coefficient that is negative, or that the form does not have.
         """
         bad = [name for name in coefficients if name not in TERMS[form]]
-        given = {**coefficients, **(axes or {})}
-        negative = [name for name, value in given.items() if value < 0]
+        terms = {**coefficients, **(axes or {})}
+        negative = [name for name, value in terms.items() if value < 0]
         if bad or negative:
             raise ValueError(
                 f"the {form} form has no term {bad[0]!r}; it has {', '.join(TERMS[form])}"
                 if bad
-                else f"{negative[0]}={given[negative[0]]} is negative"
+                else f"{negative[0]}={terms[negative[0]]} is negative"
             )
         values = tuple(float(coefficients.get(term, 0.0)) for term in TERMS[form])
-        own = {name: float(value) for name, value in (axes or {}).items()}
-        fit = Fit(form, ((*values, *own.values()),), axes=tuple(own))
+        per_axis = {name: float(value) for name, value in (axes or {}).items()}
+        fit = Fit(form, ((*values, *per_axis.values()),), axes=tuple(per_axis))
         return cls(fit, resident or NOTHING_RESIDENT)
 
     def step_bytes(self, capacity: Capacity) -> int:
@@ -144,8 +144,8 @@ class MemoryModel:
         shares, counts = self.fit.shares(capacity), counts_of(capacity)
         shares["fixed"] += self.resident.before_step + self.batch.fixed
         for term in ("nodes", "edges", "graphs"):
-            taken = getattr(self.batch, f"per_{term[:-1]}") * counts[term]
-            shares[term] = shares.get(term, 0.0) + taken
+            batch_bytes = getattr(self.batch, f"per_{term[:-1]}") * counts[term]
+            shares[term] = shares.get(term, 0.0) + batch_bytes
         for name, nbytes in self.batch.per_axis:
             shares[rows_of(name)] += nbytes * counts[rows_of(name)]
         shares["attention"] = sum(shares.pop(term, 0.0) for term in BLOCK_TERMS)

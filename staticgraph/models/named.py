@@ -40,15 +40,15 @@ def named(spec: str, option: str) -> Any:
     """
     module, name = require_module(spec, option)
     try:
-        found = importlib.import_module(module)
+        value = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise no_module(spec, option) from None
-    if not hasattr(found, name):
-        meant = or_nearest(name, (each for each in vars(found) if not each.startswith("_")))
+    if not hasattr(value, name):
+        meant = or_nearest(name, (each for each in vars(value) if not each.startswith("_")))
         raise ValueError(f"{option} {spec}: {module} has nothing called {name!r}{meant}")
-    return getattr(found, name)
+    return getattr(value, name)
 
 
 def function_named(spec: str, option: str) -> Any:
@@ -57,10 +57,12 @@ def function_named(spec: str, option: str) -> Any:
     Raises:
         ValueError: nothing callable has that name.
     """
-    found = named(spec, option)
-    if not callable(found):
-        raise ValueError(f"{option} {spec}: it is of type {type(found).__name__}; name a function")
-    return found
+    function = named(spec, option)
+    if not callable(function):
+        raise ValueError(
+            f"{option} {spec}: it is of type {type(function).__name__}; name a function"
+        )
+    return function
 
 
 def made(name: str, store: GraphStore | None, option: str = "--model") -> Module:

@@ -72,9 +72,9 @@ def sized_plan(
 
     if batch_size is not None:
         plan = make(batch_size, margin)
-        found = check(plan)
-        asked = plan.note or f"batch_size={batch_size} as asked"
-        return replace(plan, note=_note(asked, found, budget))
+        fit = check(plan)
+        request = plan.note or f"batch_size={batch_size} as asked"
+        return replace(plan, note=_note(request, fit, budget))
 
     def planned(size: int, tried: float | None) -> BucketPlan:
         """A plan for a batch size and a margin, rounded to tiles."""
@@ -91,18 +91,18 @@ def sized_plan(
         margin = planned(largest_at(FIRST_MARGIN), None).margin
     chosen = largest_at(margin or 0.0)
     plan = planned(chosen, margin)
-    found = check(plan)
+    fit = check(plan)
     limit = (
         f"batch_size={chosen} by min_steps_per_epoch={min_steps_per_epoch}, memory to spare"
         if chosen == most
-        else f"batch_size={chosen} by memory, most of it {found.binding}"
+        else f"batch_size={chosen} by memory, most of it {fit.binding}"
     )
-    return replace(plan, note=_note(limit, found, budget))
+    return replace(plan, note=_note(limit, fit, budget))
 
 
-def _note(limit: str, found: Breakdown, budget: MemoryBudget) -> str:
+def _note(limit: str, fit: Breakdown, budget: MemoryBudget) -> str:
     return (
-        f"{limit}; predicted {human_bytes(found.total_bytes)} of at most "
+        f"{limit}; predicted {human_bytes(fit.total_bytes)} of at most "
         f"{human_bytes(budget.max_bytes)} ({budget.device})"
     )
 

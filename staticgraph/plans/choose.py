@@ -221,14 +221,14 @@ def _for_packs(
     if num_buckets == 1 and streamed:
         return stream_capacity(data, graphs, seed)
     chosen = several_capacities(data, num_buckets, graphs, cost, fits)
-    found = len(chosen.capacities)
-    if found > 1:
+    shapes = len(chosen.capacities)
+    if shapes > 1:
         notes = [_of_coarsening(histogram)]
     else:
         chosen = stream_capacity(data, graphs, seed) if streamed else chosen
         notes = [chosen.note]
-    if num_buckets is not None and found < num_buckets:
-        notes.append(f"num_buckets={num_buckets} was asked, {found:,} cost less than more")
+    if num_buckets is not None and shapes < num_buckets:
+        notes.append(f"num_buckets={num_buckets} was asked, {shapes:,} cost less than more")
     return chosen._replace(note="; ".join(note for note in notes if note))
 
 
@@ -251,9 +251,9 @@ def _of_packings(
     packs = sum(packing.num_packs for packing in packings)
     least = sum(packing.proven or packing.volume_bound for packing in packings)
     nodes, edges, graphs = (real / np.maximum(1, rows)).tolist()
-    kept = f"{how_many(packs, 'pack')} {'is' if packs == 1 else 'are'} kept; none of fewer than "
-    kept += f"{least:,} exist"
-    return kept, (nodes, edges, graphs)
+    count = f"{how_many(packs, 'pack')} {'is' if packs == 1 else 'are'} kept; none of fewer than "
+    count += f"{least:,} exist"
+    return count, (nodes, edges, graphs)
 
 
 def _check_fits(capacities: tuple[Capacity, ...], fits: Callable[[Capacity], bool] | None) -> None:

@@ -119,15 +119,15 @@ def limits_for_graphs(histogram: SizeHistogram, graphs: int) -> LimitsChoice:
         graphs: how many graphs a pack should hold on average, at least 1.
     """
     most = int(np.ceil(GRAPHS_OVER_MEAN * graphs))
-    wanted = max(1, round(histogram.num_graphs / graphs))
+    packs = max(1, round(histogram.num_graphs / graphs))
     coarse = coarsened(histogram)
     rounded, maxima = coarse.histogram, histogram.maxima
     best, filled = fill_histogram(rounded, np.maximum(rounded.totals, maxima)), -1.0
-    swaps = partial(pack_by_swaps, rounded, packs=wanted, max_graphs=most)
+    swaps = partial(pack_by_swaps, rounded, packs=packs, max_graphs=most)
     fills = partial(fill_histogram, rounded, max_graphs=most)
     for method in (swaps, fills) if graphs >= MIN_GRAPHS else (fills,):
         for excess in EXCESS:
-            mean = np.ceil(rounded.totals / wanted * (1.0 + excess)).astype(np.int64)
+            mean = np.ceil(rounded.totals / packs * (1.0 + excess)).astype(np.int64)
             packing = method(limits=np.maximum(mean, maxima))
             if packing is None:
                 continue
@@ -137,7 +137,7 @@ def limits_for_graphs(histogram: SizeHistogram, graphs: int) -> LimitsChoice:
                 break
         if filled >= FILLED:
             break
-    best, how = coarse.expanded(best), f"limits over the mean of {how_many(wanted, 'pack')}"
+    best, how = coarse.expanded(best), f"limits over the mean of {how_many(packs, 'pack')}"
     reached = filled >= FILLED
     return LimitsChoice(best, reached, how if reached else _why_not(best, FILLED))
 

@@ -194,7 +194,7 @@ def stream_limits(sizes: IntArray, graphs: int, seed: int = 0) -> tuple[IntArray
         ``[C]`` usable limits, and the harmonic mean of the efficiencies that the trials reached.
     """
     totals, maxima = sizes.sum(axis=0), sizes.max(axis=0)
-    wanted = max(1, round(len(sizes) / graphs))
+    batches = max(1, round(len(sizes) / graphs))
     slots = graph_slots(graphs)
     orders, packed = [], np.zeros(len(totals))
     for trial in range(STREAM_TRIALS):
@@ -204,7 +204,7 @@ def stream_limits(sizes: IntArray, graphs: int, seed: int = 0) -> tuple[IntArray
         packed += sizes[orders[-1]].sum(axis=0) / STREAM_TRIALS
     tried: list[tuple[IntArray, float]] = []
     for excess in EXCESS:
-        limits = np.maximum(np.ceil(totals / wanted * (1.0 + excess)).astype(np.int64), maxima)
+        limits = np.maximum(np.ceil(totals / batches * (1.0 + excess)).astype(np.int64), maxima)
         packs = [
             int(pack_stream(sizes, limits, max_graphs=slots, order=order).max()) + 1
             for order in orders

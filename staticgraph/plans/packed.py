@@ -72,10 +72,10 @@ def several_capacities(
     capacities[-1] = Capacity.distinct(
         max(last.nodes, largest + 1), max(last.edges, int(data.maxima[1])), last.graphs, largest
     )
-    found = tuple(sorted(set(capacities)))
+    distinct = tuple(sorted(set(capacities)))
     if len(data.components) > 2:
-        found = _with_components(found, data)
-    return Chosen(found, chosen.efficiency())
+        distinct = _with_components(distinct, data)
+    return Chosen(distinct, chosen.efficiency())
 
 
 def _with_components(
@@ -89,8 +89,8 @@ def _with_components(
     for number, capacity in enumerate(ordered):
         here, trained = data.all[of_all == number], data.trained[of_trained == number]
         totals = (trained if len(trained) else here).sum(axis=0)
-        wanted = totals[2:] * (MORE_ROWS * capacity.node_limit / max(1, totals[0]))
-        limits = np.maximum(np.ceil(wanted), here[:, 2:].max(axis=0, initial=0)).astype(np.int64)
+        rows = totals[2:] * (MORE_ROWS * capacity.node_limit / max(1, totals[0]))
+        limits = np.maximum(np.ceil(rows), here[:, 2:].max(axis=0, initial=0)).astype(np.int64)
         limits = np.concatenate([[capacity.node_limit, capacity.edge_limit], limits])
         largest = capacity.max_graph_nodes
         dressed.append(capacity_of(limits, data.components, capacity.graphs, largest))

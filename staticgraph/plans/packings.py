@@ -29,12 +29,12 @@ ARRAYS = ("starts", "types", "copies", "counts")
 
 def digest_of_packings(packings: Sequence[Packing]) -> str:
     """A digest of 16 hexadecimal digits that distinguishes packings with different patterns."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for packing in packings:
         for name in ARRAYS:
             values = np.ascontiguousarray(getattr(packing, name), dtype=np.int64)
-            found.update(len(values).to_bytes(8, "little") + values.tobytes())
-    return found.hexdigest()[:16]
+            digest.update(len(values).to_bytes(8, "little") + values.tobytes())
+    return digest.hexdigest()[:16]
 
 
 def packings_for(
@@ -54,20 +54,20 @@ def packings_for(
         time_limit: seconds for all buckets together.
         progress: whether to show progress.
     """
-    found = []
+    packings = []
     at_home = homes(sizes, capacities)
     used = [k for k in range(len(capacities)) if (at_home == k).any()]
     for number in used:
         histogram = histogram_at(sizes[at_home == number])
         limits, graphs = capacities[number].size_limits, capacities[number].graph_limit
         share = time_limit / len(used)
-        found.append(
+        packings.append(
             pack_histogram(
                 histogram, limits, max_graphs=graphs, effort=effort, time_limit=share,
                 progress=progress,
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(packings)
 
 
 def histogram_at(sizes: IntArray) -> SizeHistogram:

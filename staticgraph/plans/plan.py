@@ -165,8 +165,8 @@ class BucketPlan:
                 f"{what} is not a plan: BucketPlan.load(path) reads one from its file, "
                 "plan_buckets(store, ...) makes one"
             )
-        given = (c if isinstance(c, Capacity) else Capacity.of(c) for c in capacities)
-        return cls(tuple(sorted(set(given))), batch_size=batch_size)
+        checked = (c if isinstance(c, Capacity) else Capacity.of(c) for c in capacities)
+        return cls(tuple(sorted(set(checked))), batch_size=batch_size)
 
     def with_bucket_for(self, sizes: ArrayLike) -> BucketPlan:
         """This plan with one more bucket, placed last, that holds each of these graphs by itself.

@@ -47,12 +47,12 @@ def autosize_workers(
     most = max(1, available - 1)
     # 0.1 + 0.2 is slightly more than three times 0.1, a difference no clock would see.
     needed = (read_s + collate_s) * (1.0 - ROUNDING)
-    wanted = math.ceil(needed / step_s)
-    wanted += wanted * step_s < needed  # the quotient itself was rounded down
-    count = min(wanted, most)
+    workers = math.ceil(needed / step_s)
+    workers += workers * step_s < needed  # the quotient itself was rounded down
+    count = min(workers, most)
     reason = (
         f"{1e3 * (read_s + collate_s):.2f} ms to make a batch, {1e3 * step_s:.2f} ms per step"
-        + (f"; {wanted} wanted, {how_many(available, 'core')}" if wanted > most else "")
+        + (f"; {workers} wanted, {how_many(available, 'core')}" if workers > most else "")
     )
     # One in use, one handed over, and one for each worker to fill.
     return WorkerCount(count, 2 + count, reason)

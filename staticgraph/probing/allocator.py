@@ -57,14 +57,14 @@ class ProfilerAllocator:
         results: Any = getattr(self._profile.profiler, "kineto_results", None)
         self._profile = None
         waiting: list[Any] = list(results.experimental_event_tree())
-        found: list[tuple[int, int]] = []
+        changes: list[tuple[int, int]] = []
         while waiting:
             event = waiting.pop()
             waiting.extend(event.children)
             if event.tag == ALLOCATION and event.extra_fields.device.type == "cpu":
-                found.append((event.start_time_ns, event.extra_fields.alloc_size))
+                changes.append((event.start_time_ns, event.extra_fields.alloc_size))
         highest = self._live
-        for _, nbytes in sorted(found, key=lambda item: item[0]):
+        for _, nbytes in sorted(changes, key=lambda item: item[0]):
             self._live += nbytes
             highest = max(highest, self._live)
         return highest
@@ -80,15 +80,15 @@ class ProfilerAllocator:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silences stderr: torch 2.13's profiler writes a line to it whenever it starts or stops."""
-    kept = os.dup(2)
+    stderr = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 class CudaAllocator:
@@ -173,12 +173,14 @@ class AllocatorReader:
             peak, update = peaks.parts[0], peaks.parts[-1] if updates else start
             overhead = allocator.reserved() / max(1, peak, update) - 1
             # What a warm step leaves that is neither state nor batch was allocated by libraries.
-            known = base + state_bytes(subject.optimizer) + distinct_bytes(batch.tensors().values())
+            resident = (
+                base + state_bytes(subject.optimizer) + distinct_bytes(batch.tensors().values())
+            )
             return Reading(
                 peak - start,
                 update - start,
                 max(0.0, overhead),
-                max(0, start - known),
+                max(0, start - resident),
                 np.array(peaks.moments, np.float64) - start if peaks.moments else None,
                 np.array(peaks.operations, np.int64) if peaks.moments else None,
                 step.widths,

@@ -65,8 +65,8 @@ class _Steps:
             with self._ready(capacity, updates=False) as (live, step):
                 before = live.live_bytes
                 reading = step()
-                left = live.live_bytes - before
-            if not left:
+                resident = live.live_bytes - before
+            if not resident:
                 return reading._replace(update=self._update)
         with self._ready(capacity, updates=True) as (_, step):
             first = warm = step()
@@ -107,12 +107,12 @@ class _Steps:
         """Reads a step and frees all gradients afterwards."""
         start = live.live_bytes
         live.reset_peak()
-        seen, update = step(batch, between=live.reset_peak), live.peak_bytes
-        if seen is None:  # an evaluation updates nothing
-            seen, update = live.reset_peak(), start
+        passes, update = step(batch, between=live.reset_peak), live.peak_bytes
+        if passes is None:  # an evaluation updates nothing
+            passes, update = live.reset_peak(), start
         step.model.zero_grad()
-        moments = np.array(seen[0], np.float64) - start
-        operations = np.array(seen[1], np.int64)
+        moments = np.array(passes[0], np.float64) - start
+        operations = np.array(passes[1], np.int64)
         workspaces = CUBLAS_WORKSPACES if self._on_cuda else 0
         step_bytes, added = int(moments.max()), update - start
         return Reading(step_bytes, added, 0.0, workspaces, moments, operations, step.widths)

@@ -72,8 +72,8 @@ class Fitting:
 
     def _grow(self, capacities: Sequence[Capacity]) -> bool:
         """Reads further capacities; returns whether any was read."""
-        known = {capacity for capacity, _ in self.readings}
-        capacities = [c for c in dict.fromkeys(capacities) if c not in known]
+        probed = {capacity for capacity, _ in self.readings}
+        capacities = [c for c in dict.fromkeys(capacities) if c not in probed]
         if not capacities or self.note:
             return False
         further, self.note = self.read(capacities)

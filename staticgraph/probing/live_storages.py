@@ -174,25 +174,25 @@ class LiveStorages(TorchDispatchMode):
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key, nbytes = storage._cdata, -(-storage.nbytes() // self._block) * self._block
-        known = self._sizes.get(key)
-        if known == nbytes:
+        size = self._sizes.get(key)
+        if size == nbytes:
             return
-        if known is None:
+        if size is None:
             # weakref.finalize would also work, at several times the cost for every tensor.
             self._alive[key] = weakref.ref(storage, partial(self._gone, key))
         self._sizes[key] = nbytes
         if self._pool is not None:
             self._pool.free(key)
             self._pool.allocate(key, nbytes)
-        self.live_bytes += nbytes - (known or 0)
+        self.live_bytes += nbytes - (size or 0)
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def reset_peak(self) -> tuple[list[int], list[int]]:
         """Returns moments and operations so far; resets them, and the peak to live bytes."""
-        seen = self.moments, self.operations
+        progress = self.moments, self.operations
         self.moments, self.operations = [], []
         self.peak_bytes = self.live_bytes
-        return seen
+        return progress
 
     def _gone(self, key: int, _: weakref.ref[Any]) -> None:
         del self._alive[key]
@@ -205,10 +205,10 @@ class LiveStorages(TorchDispatchMode):
 def _rules_of(func: Any) -> tuple[Callable[[tuple[Any, ...]], int], ...]:
     """The functions that compute, from an operation's arguments, the bytes that its CPU kernel
     allocates and frees internally; empty for most operations."""
-    found = [INSIDE[func.name()]] if func.name() in INSIDE else []
+    rules = [INSIDE[func.name()]] if func.name() in INSIDE else []
     if torch.Tag.pointwise in getattr(func, "tags", ()) and func.overloadpacket not in UNCAST:
-        found.append(_cast_bytes)
-    return tuple(found)
+        rules.append(_cast_bytes)
+    return tuple(rules)
 
 
 def _cast_bytes(args: tuple[Any, ...]) -> int:

@@ -161,7 +161,7 @@ def probe_capacities(
         rows = max(mean[0] * graphs, widest + 1) * nodes
         # At least one row and one edge per graph: a component that is rare, or in no graph (a set,
         # a cloud of points), is measured with enough rows to separate it from zero.
-        own = {
+        extra = {
             name: max(
                 2,
                 round(
@@ -178,7 +178,7 @@ def probe_capacities(
             round(max(mean[1], 1.0) * graphs * edges),
             max(2, round(graphs * count)),
             largest,
-            own,
+            extra,
         )
         return with_reserves(capacity, schema) if axes else with_pairs(capacity, schema)
 

@@ -42,8 +42,8 @@ def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
     """Bytes of an optimizer's current state."""
     if optimizer is None:
         return 0
-    found = (v for values in optimizer.state.values() for v in values.values())
-    return distinct_bytes(v for v in found if isinstance(v, Tensor))
+    values_of_state = (v for values in optimizer.state.values() for v in values.values())
+    return distinct_bytes(v for v in values_of_state if isinstance(v, Tensor))
 
 
 def distinct_bytes(tensors: Iterable[Tensor]) -> int:

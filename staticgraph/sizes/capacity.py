@@ -81,10 +81,10 @@ class Capacity:
         if not self.max_graph_nodes:
             object.__setattr__(self, "max_graph_nodes", max(1, self.node_limit))
         if self.max_graph_nodes > max(1, self.node_limit):
-            kept = "the padding node" if self.node_reserve == 1 else "its padding nodes"
+            reserve = "the padding node" if self.node_reserve == 1 else "its padding nodes"
             raise ValueError(
                 f"{self}: a graph of {how_many(self.max_graph_nodes, 'node')} does not fit next to "
-                f"{kept}; raise nodes to {self.max_graph_nodes + self.node_reserve}"
+                f"{reserve}; raise nodes to {self.max_graph_nodes + self.node_reserve}"
             )
 
     @classmethod
@@ -146,12 +146,12 @@ class Capacity:
             edges += 1
         while graphs in (nodes, edges):
             graphs += 1
-        taken, free = {nodes, edges, graphs}, {}
+        used, free = {nodes, edges, graphs}, {}
         for name, rows in dict(extra).items():
-            while rows in taken:
+            while rows in used:
                 rows += 1
             free[name] = rows
-            taken.add(rows)
+            used.add(rows)
         return cls(
             nodes,
             edges,
@@ -194,8 +194,8 @@ class Capacity:
         Raises:
             KeyError: the capacity has no such component.
         """
-        known = {"node": self.nodes, "edge": self.edges, "graph": self.graphs, **dict(self.extra)}
-        return known[level]
+        counts = {"node": self.nodes, "edge": self.edges, "graph": self.graphs, **dict(self.extra)}
+        return counts[level]
 
     @property
     def graph_limit(self) -> int:

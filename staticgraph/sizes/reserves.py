@@ -57,12 +57,12 @@ def _reserved(capacity: Capacity, schema: Schema) -> Capacity:
     of_nodes = [axis.name for axis in schema.node_axes]
     of_edges = [axis.name for axis in schema.edge_axes]
     last = {of[-1] for of in (of_nodes, of_edges) if of}
-    taken = {graphs}
+    used = {graphs}
     for name in (*of_edges, *of_nodes):
         if name not in last:
-            rows[name] = _raised(rows[name], taken)
-    total_nodes = _with_total(rows, of_nodes, taken)
-    total_edges = _with_total(rows, of_edges, taken)
+            rows[name] = _raised(rows[name], used)
+    total_nodes = _with_total(rows, of_nodes, used)
+    total_edges = _with_total(rows, of_edges, used)
     nodes = max(total_nodes, capacity.max_graph_nodes + 1)
     edges = total_edges
     while len({nodes, edges, graphs, *rows.values()}) < 3 + len(rows):
@@ -92,19 +92,19 @@ def in_form_of(capacity: Capacity, planned: Capacity) -> Capacity:
     return of_equal_graphs(capacity, each) if fits else capacity
 
 
-def _raised(rows: int, taken: set[int], others: int = 0) -> int:
+def _raised(rows: int, used: set[int], others: int = 0) -> int:
     """The first number from ``rows`` upwards that is not taken and whose sum with ``others`` is not
     taken; both are then marked as taken. Both grow by one per try, so the search terminates."""
-    while rows in taken or rows + others in taken:
+    while rows in used or rows + others in used:
         rows += 1
-    taken.update((rows, rows + others))
+    used.update((rows, rows + others))
     return rows
 
 
-def _with_total(rows: dict[str, int], types: list[str], taken: set[int]) -> int:
+def _with_total(rows: dict[str, int], types: list[str], used: set[int]) -> int:
     """Raises the rows of the last type until they and the total differ from everything that is
     taken; returns the total."""
     others = sum(rows[name] for name in types[:-1])
     if types:
-        rows[types[-1]] = _raised(rows[types[-1]], taken, others)
+        rows[types[-1]] = _raised(rows[types[-1]], used, others)
     return sum(rows[name] for name in types)

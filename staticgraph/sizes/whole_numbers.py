@@ -26,19 +26,19 @@ def whole_numbers(values: ArrayLike, what: str, error: type[ValueError] = ValueE
     Raises:
         ValueError: (or ``error``) a value is not a whole number of 64 bits; the message says which.
     """
-    given = np.asarray(values)
-    if given.dtype.kind in "iu" and given.dtype != np.uint64:
-        return given.astype(np.int64, copy=False)
-    if given.size == 0:
-        return np.zeros(given.shape, np.int64)
-    if given.dtype.kind not in "fu":
-        raise error(f"{what}: {given.dtype} are no whole numbers")
-    wrong = given != np.floor(given) if given.dtype.kind == "f" else np.zeros(given.shape, bool)
-    wrong |= ~(np.abs(given) < 2**63)
+    array = np.asarray(values)
+    if array.dtype.kind in "iu" and array.dtype != np.uint64:
+        return array.astype(np.int64, copy=False)
+    if array.size == 0:
+        return np.zeros(array.shape, np.int64)
+    if array.dtype.kind not in "fu":
+        raise error(f"{what}: {array.dtype} are no whole numbers")
+    wrong = array != np.floor(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
+    wrong |= ~(np.abs(array) < 2**63)
     if wrong.any():
         at = int(wrong.reshape(-1).argmax())
-        raise error(f"{what}: entry {at} is {given.reshape(-1)[at]}, which is not a whole number")
-    return given.astype(np.int64)
+        raise error(f"{what}: entry {at} is {array.reshape(-1)[at]}, which is not a whole number")
+    return array.astype(np.int64)
 
 
 def distinct_rows(rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -73,8 +73,8 @@ def counted_rows(rows: IntArray) -> tuple[IntArray, IntArray]:
         distinct, _, counts = distinct_rows(rows)
         return distinct, counts
     times = np.bincount(np.ravel_multi_index(tuple(rows.T), shape))
-    there = np.flatnonzero(times)
-    return np.stack(np.unravel_index(there, shape), axis=1).astype(np.int64), times[there]
+    present = np.flatnonzero(times)
+    return np.stack(np.unravel_index(present, shape), axis=1).astype(np.int64), times[present]
 
 
 def pointer_dtype(edges: int) -> str:

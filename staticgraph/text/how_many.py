@@ -16,9 +16,9 @@ ALIKE = 0.6
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
     """Returns the most similar of ``words``, ignoring case; None if none is similar."""
-    known = {each.lower(): each for each in words}
-    matches = difflib.get_close_matches(word.lower(), known, n=1, cutoff=ALIKE)
-    return known[matches[0]] if matches else None
+    by_lower = {each.lower(): each for each in words}
+    matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=ALIKE)
+    return by_lower[matches[0]] if matches else None
 
 
 def or_nearest(word: str, words: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 def whole_option(
     name: str,
-    given: SupportsIndex,
+    value: SupportsIndex,
     least: int | None = None,
     error: type[ValueError] = ValueError,
 ) -> int:
@@ -31,18 +31,18 @@ def whole_option(
         ValueError: (or ``error``) it is not a whole number, or it is below ``least``.
     """
     try:
-        number = None if isinstance(given, bool | np.bool_) else operator.index(given)
+        number = None if isinstance(value, bool | np.bool_) else operator.index(value)
     except (TypeError, ValueError):
         number = None
     if number is None or (least is not None and number < least):
         bound = "" if least is None else f" of at least {least}"
-        raise error(f"{name}={given!r}: give a whole number{bound}")
+        raise error(f"{name}={value!r}: give a whole number{bound}")
     return number
 
 
 def real_option(
     name: str,
-    given: Any,
+    value: Any,
     least: float | None = None,
     *,
     more: bool = False,
@@ -61,12 +61,12 @@ def real_option(
         ValueError: it is not such a number; NaN never is.
     """
     try:
-        number = math.nan if isinstance(given, str | bytes | bool) else float(given)
+        number = math.nan if isinstance(value, str | bytes | bool) else float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         number = math.nan
     low = -math.inf if least is None else least
     allowed = low < number if more else low <= number
     if not allowed or math.isnan(number) or (math.isinf(number) and not infinite):
         bound = "" if least is None else f" above {low:g}" if more else f" of at least {low:g}"
-        raise ValueError(f"{name}={given!r}: give a number{bound}")
+        raise ValueError(f"{name}={value!r}: give a number{bound}")
     return number

@@ -66,13 +66,13 @@ def _blocks(widths: Sequence[int], most: int | None) -> list[list[int]]:
     fit."""
     if most is None or len(widths) < 2:
         return [list(range(len(widths)))]
-    blocks, taken = [[0]], widths[0]
+    blocks, used = [[0]], widths[0]
     for column, width in enumerate(widths[1:], 1):
-        if taken + len(GAP) + width > most and len(blocks[-1]) > 1:
+        if used + len(GAP) + width > most and len(blocks[-1]) > 1:
             blocks.append([0])
-            taken = widths[0]
+            used = widths[0]
         blocks[-1].append(column)
-        taken += len(GAP) + width
+        used += len(GAP) + width
     return blocks
 
 
