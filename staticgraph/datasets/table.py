@@ -106,14 +106,14 @@ class Table:
         while here := list(islice(rows, graphs)):
             name = columns_of(self.path, here[0][0])["smiles"]
             labels = self.target.labels(self.path, [row for row, _ in here], [n for _, n in here])
-            progress_bar = bar(
+            rows_read = bar(
                 here,
                 desc=f"reading {self.path.stem}",
                 unit=" graphs",
                 show=progress and len(here) >= PROGRESS_FROM,
             )
             molecules = [
-                smiles.molecule(chem, row[name], self.path, line) for row, line in progress_bar
+                smiles.molecule(chem, row[name], self.path, line) for row, line in rows_read
             ]
             yield smiles.store_of(molecules, labels, {}, self.path.stem, self.target.classes)
 

@@ -302,8 +302,8 @@ def check_not_wrapped(model: torch.nn.Module) -> None:
             continue
         where = f"{path!r} of the model" if path else "the model"
         raise ValueError(
-            f"{where} is wrapped in {wrappers[0]}, which {_WRAPPERS[wrappers[0]]}: give the runner the "
-            "module inside (model.module), and it averages the gradients itself; or pass "
+            f"{where} is wrapped in {wrappers[0]}, which {_WRAPPERS[wrappers[0]]}: give the runner "
+            "the module inside (model.module), and it averages the gradients itself; or pass "
             "distributed='off' and train it yourself with runner(batch)"
         )
 

@@ -97,8 +97,8 @@ def check(values: Any) -> Any:
     rest = {key: value for key, value in values.items() if key != KEY}
     if values[KEY] != (actual := digest(rest)):
         raise ValueError(
-            f"its values have the checksum {actual}, but {values[KEY]} was written: it was changed; "
-            f"make it again, or delete its {KEY!r} if the change is intentional"
+            f"its values have the checksum {actual}, but {values[KEY]} was written: it was "
+            f"changed; make it again, or delete its {KEY!r} if the change is intentional"
         )
     return rest
 

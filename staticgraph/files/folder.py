@@ -105,8 +105,8 @@ def require_replaceable(target: Path, kind: Kind, overwrite: bool) -> None:
         format_name, files = None, set[str]()
     if format_name != kind.format:
         raise FileExistsError(
-            f"{not_ours}: its {kind.manifest} says {format_name!r}, not {kind.format!r}; choose another "
-            "folder, or remove it yourself"
+            f"{not_ours}: its {kind.manifest} says {format_name!r}, not {kind.format!r}; choose "
+            "another folder, or remove it yourself"
         )
     foreign = [name for name in names if name not in files or not (target / name).is_file()]
     if foreign:
