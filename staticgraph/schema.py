@@ -31,6 +31,9 @@ EDGE_INDEX = "edge_index"
 # that sorts the edges by source.
 POINTERS = ("row_ptr", "col_ptr", "transpose")
 
+# How edges are ordered, by whether a schema keeps their order.
+ORDERS = ("sorted by destination", "in the order of the data set")
+
 # The attributes that PyG's ``Data`` has as None where a data set lacks them.
 OPTIONAL = frozenset(
     ["x", "edge_index", "edge_weight", "edge_attr", "y", "pos", "batch", "time", "face"]

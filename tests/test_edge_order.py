@@ -227,6 +227,10 @@ def test_a_padder_sorts_edges_where_it_is_asked_to():
             expected.backward()
             optimizer.step()
             assert torch.allclose(runner.step(batch), expected.detach(), rtol=1e-9)
+    with pytest.raises(
+        sg.errors.NotStatic, match=r"in the order of.*one Padder in place of the plan"
+    ):
+        runner.step(sg.Padder(sg.plan_stream(GRAPHS, batch_size=6, buckets=1))(GRAPHS[:6]))
     functions = list(runner.steps.compiled._functions.values())
     assert len(functions) == 2, "step and evaluation, from the warm-up"
     for function in functions:

@@ -22,7 +22,7 @@ from staticgraph.batches.slots.batch_memory import note
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import BadGraph
-from staticgraph.schema import EDGE_INDEX, Field, Schema
+from staticgraph.schema import EDGE_INDEX, ORDERS, Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import sort_by_destination
 from staticgraph.store.graph_columns import StoredGraphs
@@ -84,10 +84,9 @@ class StoredRows(Rows):
                 "sg.plan_stream(store, ...)"
             )
         if schema.one_kind and schema.keep_order is not store.schema.keep_order:
-            orders = ("sorted by destination", "in the order of the data set")
             raise BadGraph(
-                f"the edges of {store.name} are {orders[store.schema.keep_order]}, those of the "
-                f"plan's batches {orders[schema.keep_order]}: make the plan for it, "
+                f"the edges of {store.name} are {ORDERS[store.schema.keep_order]}, those of the "
+                f"plan's batches {ORDERS[schema.keep_order]}: make the plan for it, "
                 "sg.plan_stream(store, ...)"
             )
         return filled(layout, self._graphs.store, self._graphs.graphs)

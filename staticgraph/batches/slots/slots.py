@@ -22,7 +22,7 @@ from torch import Tensor
 from staticgraph.batches.slots.batch_memory import note
 from staticgraph.errors import NotStatic, PlanMismatch, SlotsExhausted
 from staticgraph.kernels.collate.arguments import COPY, LINE, ZERO
-from staticgraph.schema import COUNTS, Field, Schema
+from staticgraph.schema import COUNTS, ORDERS, Field, Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import pointer_dtype
 from staticgraph.store.columns import Array
@@ -167,9 +167,17 @@ class SlotLayout:
             theirs, ours = ({entry[:3] for entry in each.entries} for each in (layout, self))
             if theirs != ours:
                 names = ", ".join(sorted({name for name, _, _ in theirs ^ ours}))
+                remedy = "make the loader over the data that the plan was made for"
+                if layout.schema.keep_order is not self.schema.keep_order:
+                    remedy = (
+                        f"its edges are {ORDERS[layout.schema.keep_order]}, the step was prepared "
+                        f"for edges {ORDERS[self.schema.keep_order]}: give the runner and "
+                        "the loader one Padder in place of the plan, or make the plan for the "
+                        "loader's store, or warmup(batch) with a batch of the loader"
+                    )
                 raise NotStatic(
-                    f"the batch and the step, as it was compiled or recorded, differ in {names}: "
-                    "make the loader over the data that the plan was made for"
+                    "the batch and the step, as it was compiled or recorded, differ in "
+                    f"{names}: {remedy}"
                 )
             return [arrays[entry.name] for entry in self.entries]
         return list(arrays.values())
