@@ -150,8 +150,8 @@ def _run(words: list[str]) -> int:
         sys.exit(0)
     program = f"staticgraph {command}".rstrip()
     if command == "":
-        known = f"give one of {', '.join(COMMANDS)}{or_nearest(words[0], COMMANDS)}"
-        _refuse(program, f"{words[0]!r}: {known}")
+        choices = f"give one of {', '.join(COMMANDS)}{or_nearest(words[0], COMMANDS)}"
+        _refuse(program, f"{words[0]!r}: {choices}")
     failures.USER_CODE.clear()
     try:
         run, bound, _ = make_app(command).parse_args(

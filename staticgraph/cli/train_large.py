@@ -374,12 +374,12 @@ def _graph(
     manifest = graph.manifest
     sizes = manifest.num_nodes, manifest.num_edges, manifest.num_partitions
     existing = (*sizes, manifest.seed, manifest.near)
-    wanted = (num_nodes, edges.shape[1], p, options.seed, near)
-    if existing == wanted:
+    request = (num_nodes, edges.shape[1], p, options.seed, near)
+    if existing == request:
         return graph
     raise ValueError(
         f"{folder} has nodes, edges, partitions, seed, hops from the training nodes {existing}, "
-        f"and these options need {wanted}: choose another --out, or --overwrite"
+        f"and these options need {request}: choose another --out, or --overwrite"
     )
 
 

@@ -140,7 +140,7 @@ def launched(
     run = report.run(MODE, bucket=largest)
     if not run.ok:
         raise RuntimeError(f"the step does not record whole, so nothing is counted:\n{report}")
-    kinds = {kind for found in run.launches.values() for kind in found}
+    kinds = {kind for launches in run.launches.values() for kind in launches}
     column = BaselineColumn(
         KERNELS if kernels else STOCK,
         "launches",

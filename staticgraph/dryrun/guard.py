@@ -101,10 +101,10 @@ def built(folder: Path | None = None) -> Path:
     torch = torch_folder()
     standard = "c++20" if tuple(map(int, release(version).split("."))) >= CXX20_SINCE else "c++17"
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
-        made = Path(scratch) / "guard.so"
+        library = Path(scratch) / "guard.so"
         done = subprocess.run(
             [command, f"-std={standard}", "-shared", "-fPIC", f"-I{torch / 'include'}",
-             f"-L{torch / 'lib'}", str(SOURCE), "-lc10", "-ltorch_cpu", "-o", str(made)],
+             f"-L{torch / 'lib'}", str(SOURCE), "-lc10", "-ltorch_cpu", "-o", str(library)],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
@@ -112,7 +112,7 @@ def built(folder: Path | None = None) -> Path:
                 f"{command} could not build the dry run's guard for torch {version}:\n"
                 + done.stderr[-2000:]
             )
-        os.replace(made, out)  # atomic, also where two processes build
+        os.replace(library, out)  # atomic, also where two processes build
     return out
 
 

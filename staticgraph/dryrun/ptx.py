@@ -81,11 +81,11 @@ def _spilled(kernel: Any) -> int:
     target = _TARGET.search(ptx)
     assert target is not None
     with tempfile.TemporaryDirectory() as folder:
-        given = Path(folder) / "kernel.ptx"
-        given.write_text(ptx)
-        out = str(given.with_suffix(".cubin"))
-        said = _tool(get_ptxas(arch).path, "-v", f"--gpu-name={target[1]}", str(given), "-o", out)
-    return max((int(found) for pair in _SPILLS.findall(said) for found in pair), default=0)
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        out = str(source.with_suffix(".cubin"))
+        log = _tool(get_ptxas(arch).path, "-v", f"--gpu-name={target[1]}", str(source), "-o", out)
+    return max((int(spill) for pair in _SPILLS.findall(log) for spill in pair), default=0)
 
 
 def _usage(cubin: bytes) -> tuple[int, int, int]:
@@ -96,11 +96,11 @@ def _usage(cubin: bytes) -> tuple[int, int, int]:
         file.write(cubin)
         file.flush()
         folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-        said = _tool(folder / "cuobjdump", "-res-usage", file.name)
-    found = _USAGE.search(said)
-    if found is None:
-        raise RuntimeError(f"cuobjdump says nothing of registers:\n{said}")
-    registers, stack, local = (int(number) for number in found.groups())
+        log = _tool(folder / "cuobjdump", "-res-usage", file.name)
+    usage = _USAGE.search(log)
+    if usage is None:
+        raise RuntimeError(f"cuobjdump says nothing of registers:\n{log}")
+    registers, stack, local = (int(number) for number in usage.groups())
     return registers, stack, local
 
 

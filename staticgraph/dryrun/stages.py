@@ -25,7 +25,7 @@ from staticgraph.internals.tracing import forget_compiled
 
 def tried(points: PatchPoints) -> list[dict[str, Any]]:
     """Runs all stages; for each its name, whether it passed, and the details if not."""
-    found = []
+    causes = []
     for name, (groups, stage) in STAGES.items():
         WATCH.graphs, WATCH.skips, WATCH.sources = [], [], {}
         forget_compiled()
@@ -33,13 +33,13 @@ def tried(points: PatchPoints) -> list[dict[str, Any]]:
             stage()
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)
-            said = " ".join([str(error), *(f"{f.name} {f.line}" for f in frames)])
+            text = " ".join([str(error), *(f"{f.name} {f.line}" for f in frames)])
             symbols = [p.symbol.replace(":", ".") for p in points.points if p.group in groups]
             # Those that the error or its stack names; the whole group where it names none.
-            named = [s for s in symbols if re.search(rf"\b{re.escape(s.rsplit('.')[-1])}\b", said)]
+            named = [s for s in symbols if re.search(rf"\b{re.escape(s.rsplit('.')[-1])}\b", text)]
             symbols = named or symbols
             last = next((f for f in reversed(frames) if "/torch/" in f.filename), frames[-1])
-            found.append(
+            causes.append(
                 {
                     "stage": name,
                     "ok": False,
@@ -49,8 +49,8 @@ def tried(points: PatchPoints) -> list[dict[str, Any]]:
                 }
             )
         else:
-            found.append({"stage": name, "ok": True})
-    return found
+            causes.append({"stage": name, "ok": True})
+    return causes
 
 
 def _net() -> Callable[[torch.Tensor], torch.Tensor]:
@@ -86,9 +86,9 @@ def _compiled() -> None:
         step(x).backward()
         launches, _ = WATCH.end()
     kinds = {(launch.part, launch.kind) for launch in launches}
-    wanted = {(part, kind) for part in ("forward", "backward") for kind in ("inductor", "library")}
-    if not wanted <= kinds:
-        raise RuntimeError(f"launches of {sorted(wanted - kinds)} are not seen")
+    parts = {(part, kind) for part in ("forward", "backward") for kind in ("inductor", "library")}
+    if not parts <= kinds:
+        raise RuntimeError(f"launches of {sorted(parts - kinds)} are not seen")
 
 
 def _recorded() -> None:

@@ -164,11 +164,11 @@ def _kernels(points: PatchPoints) -> None:
 def _graphs(points: PatchPoints) -> None:
     kind = "torch._inductor.output_code:CompiledFxGraph"
     why = "says what a graph mutates, and whether it is recorded"
-    made = points.real(f"{kind}.__init__", why)
+    create = points.real(f"{kind}.__init__", why)
 
     def init(self: Any, current_callable: Any, graph: Any, gm: Any, *rest: Any, **kw: Any) -> None:
         """Makes the graph, and notes what it mutates and why it is not recorded."""
-        made(self, current_callable, graph, gm, *rest, **kw)
+        create(self, current_callable, graph, gm, *rest, **kw)
         causes, WATCH.causes = WATCH.causes, []
         self._dry_run = CompiledGraph(
             backward=bool(graph.is_backward),
@@ -292,12 +292,14 @@ def _recordings(points: PatchPoints) -> None:
     points.put(f"{trees}:get_manager", lambda *_, **__: TREES, "holds graphs of the device")
     points.put(f"{trees}:reset_cudagraph_trees", TREES.roots.clear, "frees graphs of the device")
     symbol = "log_cudagraph_skip_and_bump_counter"
-    said = points.real(f"torch._inductor.cudagraph_utils:{symbol}", "says why nothing is recorded")
+    report = points.real(
+        f"torch._inductor.cudagraph_utils:{symbol}", "says why nothing is recorded"
+    )
 
     def skip(message: str) -> Any:
         """Notes the reason, then reports it as torch does."""
         WATCH.skips.append(message)
-        return said(message)
+        return report(message)
 
     for module in ("cudagraph_utils", "output_code"):
         points.put(f"torch._inductor.{module}:{symbol}", skip, "says why nothing is recorded")

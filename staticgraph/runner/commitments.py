@@ -155,19 +155,19 @@ class Commitments:
         self._own_gradients(OF_PAIRS, buckets, "leave 'forward' out of warmup(phases=...)")
 
     def _own_gradients(self, name: str, buckets: int, remedy: str) -> None:
-        wanted = buckets * self._gradients
+        nbytes = buckets * self._gradients
         others = sum(self._committed.get(n, 0) for n in (FROM_IDS, OF_PAIRS) if n != name)
-        needed = self.breakdown.total_bytes + others + wanted
+        needed = self.breakdown.total_bytes + others + nbytes
         if needed > self._cap:
             raise BudgetExceeded(
                 f"{name}, a set for each of {how_many(buckets, 'bucket')}, want "
-                f"{human_bytes(wanted)} in addition to the plan; that makes "
+                f"{human_bytes(nbytes)} in addition to the plan; that makes "
                 f"{human_bytes(needed)}, the cap "
                 f"is {human_bytes(self._cap)}: raise the cap to {needed:,} bytes, or {remedy}",
                 self.breakdown,
                 needed,
             )
-        self._committed[name] = max(self._committed.get(name, 0), wanted)
+        self._committed[name] = max(self._committed.get(name, 0), nbytes)
 
     def warmed(self) -> None:
         """Starts measuring: everything a :meth:`recording` block did before this was warm-up."""
@@ -201,21 +201,21 @@ class Commitments:
             ) from error
         if self.allocator is None:
             return
-        taken = self.allocator.peak() - self._before
-        self.measured[bucket] = max(taken, self.measured[bucket] or 0)
+        nbytes = self.allocator.peak() - self._before
+        self.measured[bucket] = max(nbytes, self.measured[bucket] or 0)
         others = sum(n for name, n in self._committed.items() if name not in (STEP, GRADIENTS))
         if FROM_IDS in self._committed:
             others -= self._gradients  # this bucket's gradients are counted in ``taken``
-        if others + taken > self._cap:
+        if others + nbytes > self._cap:
             self._end(tear_down)
             raise BudgetExceeded(
-                f"bucket {bucket} {self._plan.capacities[bucket]} took {human_bytes(taken)} "
+                f"bucket {bucket} {self._plan.capacities[bucket]} took {human_bytes(nbytes)} "
                 f"measured, {human_bytes(self.predicted[bucket])} predicted; with "
                 f"{human_bytes(others)} for all else that passes the cap of "
-                f"{human_bytes(self._cap)}. {WHAT_NOW} raise the cap to {others + taken:,} bytes, "
+                f"{human_bytes(self._cap)}. {WHAT_NOW} raise the cap to {others + nbytes:,} bytes, "
                 "or probe on the device (reader='cuda') and plan again",
                 self.breakdown,
-                others + taken,
+                others + nbytes,
             )
 
     def _end(self, tear_down: Callable[[], Any]) -> None:

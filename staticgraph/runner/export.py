@@ -76,9 +76,9 @@ def export(
         replacing(folder, KIND, overwrite) as new,
         untouched(subject.model, subject.optimizer),
         evaluating(subject.model),
-        bar(range(len(plan.capacities)), desc="exporting", unit="", show=progress) as shown,
+        bar(range(len(plan.capacities)), desc="exporting", unit="", show=progress) as progress_bar,
     ):
-        for bucket in shown:
+        for bucket in progress_bar:
             layout = SlotLayout(bucket, plan.capacities[bucket], schema, subject.pointers)
             batch = StaticBatch.blank(layout, subject.device)
             path = new / package_name(bucket)
@@ -114,14 +114,14 @@ def _compile(
         with torch.no_grad(), computation.active(), tracing_options():
             program = torch.export.export(_Forward(model, function), tensors, strict=False)
     except Exception as error:
-        said = str(error).splitlines()[0] if str(error) else "no message"
+        reasons = str(error).splitlines()[0] if str(error) else "no message"
         raise NotStatic(
             f"{type(model).__name__} cannot be exported in fixed shapes: {type(error).__name__}: "
-            f"{said}; sg.check(model, plan) names what stands in the way"
+            f"{reasons}; sg.check(model, plan) names what stands in the way"
         ) from error
-    if found := obstacles(program.graph_module):
+    if causes := obstacles(program.graph_module):
         raise NotStatic(
-            f"{type(model).__name__} has shapes or numbers that depend on data: {found[0]}; "
+            f"{type(model).__name__} has shapes or numbers that depend on data: {causes[0]}; "
             "sg.check(model, plan) names what stands in the way"
         )
     with warnings.catch_warnings():
@@ -132,7 +132,7 @@ def _compile(
 
 def _require_alike(forms: list[Any], model: torch.nn.Module) -> None:
     """Refuses an output whose form or plain values differ between buckets."""
-    if other := next((found for found in forms if found != forms[0]), None):
+    if other := next((form for form in forms if form != forms[0]), None):
         raise NotStatic(
             f"{type(model).__name__} returns {forms[0]} in the first bucket and {other} in another "
             "one, and an export has one answer for all: leave out what depends on the size of a "

@@ -88,10 +88,10 @@ class ExportedModel:
         self.manifest = manifest
         self.device: torch.device = torch.device(manifest.device)
         # Exactly the bytes that were checked are loaded; the files are not read again.
-        with tempfile.TemporaryDirectory(prefix="staticgraph-") as own:
+        with tempfile.TemporaryDirectory(prefix="staticgraph-") as folder:
             self._loaders = []
             for bucket, content in enumerate(packages):
-                path = Path(own) / package_name(bucket)
+                path = Path(folder) / package_name(bucket)
                 path.write_bytes(content)
                 self._loaders.append(package_loader()(str(path), "model", False, 1, -1))
 
@@ -144,5 +144,5 @@ def _unflat(form: Any, tensors: Iterator[Tensor]) -> Any:
         return items
     if kind == "dict":
         return {key: _unflat(item, tensors) for key, item in items}
-    found = [_unflat(item, tensors) for item in items]
-    return tuple(found) if kind == "tuple" else found
+    values = [_unflat(item, tensors) for item in items]
+    return tuple(values) if kind == "tuple" else values

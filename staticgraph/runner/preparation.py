@@ -290,11 +290,11 @@ class Preparation:
         with (
             self._steps.untouched(),
             self._steps.accumulated.set_aside(),
-            bar(keys, desc="warming up", unit="", show=progress) as shown,
+            bar(keys, desc="warming up", unit="", show=progress) as progress_bar,
         ):
             if auto is None:
-                for bucket, phase in shown:
-                    shown.set_postfix_str(f"bucket {bucket} {phase}")
+                for bucket, phase in progress_bar:
+                    progress_bar.set_postfix_str(f"bucket {bucket} {phase}")
                     prepare(self._steps.mode.name, bucket, phase)
             else:
                 # Several ranks need not meet a bucket in the same step, so none of them waits.
@@ -303,7 +303,7 @@ class Preparation:
                 self._trials = trials
                 file = f"{cache}.choices.json" if choices is None and cache else choices
                 batches = partial(trial_batch, example=example, device=device)
-                self._take_choices(trials.run(keys, schema, batches, file, shown))
+                self._take_choices(trials.run(keys, schema, batches, file, progress_bar))
                 self.notes = trials.notes
             unbound = self.commitments is None  # a budget holds no eager step beside these
             if unbound and self.padding is not None and example is not None and "step" in phases:

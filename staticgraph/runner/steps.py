@@ -146,8 +146,8 @@ class Steps:
             self.computation.settle()
         layout, bucket = batch.layout, batch.bucket
         capacities = self.plan.capacities
-        known = capacities[bucket] if bucket < len(capacities) else None
-        if layout.capacity is not known and layout.capacity != known and bucket != UNPLANNED:
+        capacity = capacities[bucket] if bucket < len(capacities) else None
+        if layout.capacity is not capacity and layout.capacity != capacity and bucket != UNPLANNED:
             raise ValueError(
                 f"the batch belongs to bucket {bucket} of {layout.capacity}, which is not in "
                 "this runner's plan: give the loader and the runner the same plan"
@@ -210,8 +210,10 @@ class Steps:
 
     def untouched(self) -> AbstractContextManager[None]:
         """A ``with`` block after which the model, and all else that a step writes, is restored."""
-        subject, own = self.subject, not self.execution.records
-        return untouched(subject.model, subject.optimizer, beside=subject.functions, attributes=own)
+        subject, attributes = self.subject, not self.execution.records
+        return untouched(
+            subject.model, subject.optimizer, beside=subject.functions, attributes=attributes
+        )
 
     def close(self) -> None:
         """Frees the recordings, all together."""

@@ -267,7 +267,7 @@ class Trials:
         for turn in range(UNTIMED_ROUNDS + self._options.rounds):
             for way in list(times):
                 try:
-                    taken = self._stopwatch.milliseconds(way, lambda w=way: run(w))
+                    elapsed = self._stopwatch.milliseconds(way, lambda w=way: run(w))
                 except Exception as error:
                     if way == ways[0] or not is_out_of_memory(error):
                         raise
@@ -275,7 +275,7 @@ class Trials:
                     del times[way]
                     continue
                 if turn >= UNTIMED_ROUNDS:
-                    times[way].append(taken)
+                    times[way].append(elapsed)
             timed = turn + 1 - UNTIMED_ROUNDS
             if timed >= LEAST_ROUNDS and (settled(times) or self._stopwatch.now() > self._until):
                 break

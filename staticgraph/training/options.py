@@ -191,8 +191,8 @@ def read_path(
 
 
 def _refused(text: str, remedy: str) -> ValueError:
-    shown = text if len(text) <= 80 else f"{text[:77]}..."
-    return ValueError(f"{shown!r}: {remedy}")
+    excerpt = text if len(text) <= 80 else f"{text[:77]}..."
+    return ValueError(f"{excerpt!r}: {remedy}")
 
 
 WHOLE = value(whole())

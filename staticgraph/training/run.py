@@ -209,7 +209,7 @@ class Training(RunParts):
             desc=f"epoch {epoch + 1}/{self.config.epochs}",
             unit=" graphs",
             show=self.progress,
-        ) as shown:
+        ) as progress_bar:
             for batch in self._batches():
                 graphs, nodes, edges, *_ = next(rows)
                 step = StepRecord(epoch, batch.bucket, graphs, nodes, edges, math.nan)
@@ -217,15 +217,15 @@ class Training(RunParts):
                 try:
                     loss = self.runner.step(batch)
                 except NonFiniteLoss as error:
-                    self._read(shown)
+                    self._read(progress_bar)
                     history.steps.append(step)
                     self._diverged(f"the loss of step {history.number}: {error}", error)
                 history.add(step, loss)
                 due = history.number % self.config.checkpoint_every == 0
                 stops = self._stops(interrupt, due or history.full)
                 if due or stops or history.full:
-                    self._read(shown)
-                shown.update(graphs)
+                    self._read(progress_bar)
+                progress_bar.update(graphs)
                 if due or stops:
                     clock = self._elapsed(clock)
                     self._save()
@@ -234,7 +234,7 @@ class Training(RunParts):
                         f"stopped after {how_many(history.number, 'step')}; continue with "
                         f"staticgraph train --resume --out {self.folder}"
                     )
-            self._read(shown)
+            self._read(progress_bar)
             try:
                 self.runner.check_finite()
             except NonFiniteLoss as error:

@@ -105,12 +105,12 @@ class Task:
     metric: Metric
 
 
-def task_of(store: GraphStore, asked: str = AUTO) -> Task:
+def task_of(store: GraphStore, name: str = AUTO) -> Task:
     """The task that a store's ``y`` defines.
 
     Args:
         store: the result of :func:`staticgraph.datasets.open` for the same task.
-        asked: one of :data:`staticgraph.datasets.specs.TASKS`; it decides what the dtype
+        name: one of :data:`staticgraph.datasets.specs.TASKS`; it decides what the dtype
             leaves open: whether 0 and 1 are yes-no answers or numbers.
 
     Raises:
@@ -126,10 +126,10 @@ def task_of(store: GraphStore, asked: str = AUTO) -> Task:
             "[1, T] for T targets"
         )
     if np.dtype(y.dtype).kind == "f":
-        known = column[~np.isnan(column)] if column.dtype.kind == "f" else column
-        if not known.size:
+        labelled = column[~np.isnan(column)] if column.dtype.kind == "f" else column
+        if not labelled.size:
             raise BadGraph(f"{store.name} has a target y, but every value of it is missing (NaN)")
-        if asked != "regression" and np.isin(known, (0, 1)).all():
+        if name != "regression" and np.isin(labelled, (0, 1)).all():
             return Task("binary", y.width, _binary_loss, "ROC-AUC", roc_auc)
         return Task("regression", y.width, _squared_error, "RMSE", rmse)
     if y.width != 1 or column.min() < 0:
@@ -168,12 +168,12 @@ def roc_auc(out: Tensor, y: Tensor) -> float:
     """
     areas = []
     for scores, answers in zip(_columns(out), _columns(y), strict=True):
-        known = ~torch.isnan(answers)
-        if scores[known].isnan().any():
+        labelled = ~torch.isnan(answers)
+        if scores[labelled].isnan().any():
             return float("nan")
-        if answers[known].unique().numel() == 2:
-            order = scores[known].unique(return_inverse=True)[1]
-            yes, no = (torch.bincount(order, (answers[known] == a).double()) for a in (1, 0))
+        if answers[labelled].unique().numel() == 2:
+            order = scores[labelled].unique(return_inverse=True)[1]
+            yes, no = (torch.bincount(order, (answers[labelled] == a).double()) for a in (1, 0))
             # Of each pair of a yes and a no: the yes is higher, or half of it where they tie.
             pairs = (yes * (no.cumsum(0) - no / 2)).sum()
             areas.append(float(pairs / (yes.sum() * no.sum())))
@@ -182,10 +182,10 @@ def roc_auc(out: Tensor, y: Tensor) -> float:
 
 def rmse(out: Tensor, y: Tensor) -> float:
     """The root of the mean squared error over all labelled targets."""
-    known = ~torch.isnan(y)
-    if not known.any():
+    labelled = ~torch.isnan(y)
+    if not labelled.any():
         return float("nan")
-    return float(F.mse_loss(out.view_as(y)[known].double(), y[known].double()).sqrt())
+    return float(F.mse_loss(out.view_as(y)[labelled].double(), y[labelled].double()).sqrt())
 
 
 def accuracy(out: Tensor, y: Tensor) -> float:

@@ -105,10 +105,10 @@ def _job(folder: Path, progress: bool) -> Iterator[Ranks | None]:
     with joined() as ranks:
         first = ranks is None or ranks.first
         lock = folder_lock(folder) if first else nullcontext()
-        shown = event.install_listener("numba:compile", _ShownCompilation())
+        compilation = event.install_listener("numba:compile", _ShownCompilation())
         first_alone(ranks, lock.__enter__)
         try:
-            with shown if progress and first else nullcontext():
+            with compilation if progress and first else nullcontext():
                 yield ranks
         finally:
             lock.__exit__(None, None, None)

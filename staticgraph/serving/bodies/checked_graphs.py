@@ -99,17 +99,17 @@ def cast(array: Array, name: str, dtype: str) -> Array:
     Raises:
         BadBody: a value does not fit the dtype or is not finite, or is not a number.
     """
-    wanted = np.dtype(dtype)
-    if wanted.kind != "f" and np.can_cast(array.dtype, wanted):  # without loss
-        return np.ascontiguousarray(array, wanted)
+    target = np.dtype(dtype)
+    if target.kind != "f" and np.can_cast(array.dtype, target):  # without loss
+        return np.ascontiguousarray(array, target)
     if array.dtype.kind not in "biuf":
         raise BadBody(f"{name!r} is no array of numbers with rows alike")
     with np.errstate(all="ignore"):
-        values = np.ascontiguousarray(array, wanted)
-        exact = array.dtype == wanted or wanted.kind == "f" or np.array_equal(values, array)
+        values = np.ascontiguousarray(array, target)
+        exact = array.dtype == target or target.kind == "f" or np.array_equal(values, array)
         # uint64 and int64 are compared as float64, which is not exact.
-        exact &= not (array.dtype == np.uint64 and wanted.kind == "i") or not (values < 0).any()
-    if not exact or (wanted.kind == "f" and not np.isfinite(values).all()):
+        exact &= not (array.dtype == np.uint64 and target.kind == "i") or not (values < 0).any()
+    if not exact or (target.kind == "f" and not np.isfinite(values).all()):
         raise BadBody(f"{name!r} has a value that is no {dtype}, or not finite")
     return values
 

@@ -110,6 +110,6 @@ def concatenated(spans: Sequence[Span]) -> GraphStore:
     for store, graphs in parts:
         store.verify(np.asarray(graphs))
     schema = stores[0].schema
-    seen = {f"column.{field.name}": field.dtype for field in schema}
-    arrays = gathered(parts, lambda name: seen.get(name, "int64"), without=("object",))
+    dtypes = {f"column.{field.name}": field.dtype for field in schema}
+    arrays = gathered(parts, lambda name: dtypes.get(name, "int64"), without=("object",))
     return assembled(GraphStore, schema, arrays, name="requests")

@@ -331,12 +331,12 @@ class Server:
         try:
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
                 after_batch = False
-                while (taken := self._next(after_batch)) is not None:
+                while (batch := self._next(after_batch)) is not None:
                     try:
-                        self._answer(taken)
+                        self._answer(batch)
                     except BaseException:  # the taken graphs are in no queue any more
                         log.exception("the server's thread failed")
-                        self._fail(requests_of(taken.pieces), ServerClosed, ENDED)
+                        self._fail(requests_of(batch.pieces), ServerClosed, ENDED)
                         raise
                     after_batch = True
         finally:
@@ -354,23 +354,23 @@ class Server:
         with self._changed:
             while True:
                 now = self._clock.now()
-                taken = self._waiting.take(now, everything=self._closed or after_batch)
-                if taken is not None:
-                    return taken
+                batch = self._waiting.take(now, everything=self._closed or after_batch)
+                if batch is not None:
+                    return batch
                 after_batch = False
                 due = self._waiting.due()
                 if due is None and self._closed:
                     return None
                 self._clock.wait(self._changed, None if due is None else max(0.0, due - now))
 
-    def _answer(self, taken: TakenBatch) -> None:
+    def _answer(self, batch: TakenBatch) -> None:
         began = self._clock.now()
-        pieces = [piece for piece in taken.pieces if piece.request.begin()]
+        pieces = [piece for piece in batch.pieces if piece.request.begin()]
         if not pieces:
             return
         requests = requests_of(pieces)
         try:
-            complete = self._run(pieces, taken.bucket, [began - r.arrived for r in requests])
+            complete = self._run(pieces, batch.bucket, [began - r.arrived for r in requests])
         except BaseException as error:  # even a model that calls sys.exit must not end the server
             with self._changed:
                 self._counts.failing += 1

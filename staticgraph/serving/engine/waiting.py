@@ -91,9 +91,9 @@ class Waiting:
         if chosen is None:
             return None
         bucket, ids = chosen
-        taken = TakenBatch([self._pieces[place] for place in ids], bucket)
+        batch = TakenBatch([self._pieces[place] for place in ids], bucket)
         self._keep(np.setdiff1d(np.arange(len(self._pieces)), ids, assume_unique=True))
-        return taken
+        return batch
 
     def clear(self) -> list[Request]:
         """Removes all graphs, and returns their requests."""

@@ -93,13 +93,13 @@ def plain_mean(loss: Loss, out: Any, data: PlainBatch, gaps: Sequence[str]) -> T
         data[name] = torch.where(torch.isnan(label), 0, label)
     read: Any = rows
     values, weights, added = LossTerms.of(loss(out, read))
-    known = torch.ones_like(values, dtype=torch.bool)
+    labelled = torch.ones_like(values, dtype=torch.bool)
     for name, label in labels.items():
         data[name] = label
-        if name in rows.read() and label.numel() == known.numel():
-            known &= ~torch.isnan(label).view(known.shape)
-    shares = known if weights is None else known * weights
-    return LossTerms(torch.where(known, values, 0), shares, added).mean()
+        if name in rows.read() and label.numel() == labelled.numel():
+            labelled &= ~torch.isnan(label).view(labelled.shape)
+    shares = labelled if weights is None else labelled * weights
+    return LossTerms(torch.where(labelled, values, 0), shares, added).mean()
 
 
 class Side:
