@@ -82,15 +82,18 @@ class TestRefusals:
         assert model.seen is seen
         assert_same_state(model, state)
 
-    def test_a_tensor_for_inspection_alone_is_recorded(self, hiv):
+    @pytest.mark.parametrize("seldom", [False, True])
+    def test_a_tensor_for_inspection_alone_is_recorded(self, hiv, seldom):
         class Shows(Net):
             def __init__(self):
                 super().__init__()
-                self.shown = torch.zeros(())
+                self.shown, self.other, self.calls = torch.zeros(()), torch.zeros(()), 0
 
             def forward(self, x, edge_index, edge_attr, batch):
                 out = super().forward(x, edge_index, edge_attr, batch)
-                self.shown = out.detach()
+                self.shown, self.calls = out.detach(), self.calls + 1
+                if seldom:
+                    self.other = out.detach() if self.calls % 2 else None
                 return out
 
         model = Shows()

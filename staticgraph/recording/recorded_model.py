@@ -213,14 +213,15 @@ class RecordedModel:
             starts = [each.now for each in written]
             recorder.warm(run_all, 1)
             firsts = [each.now for each in written]
-            if any(map(_has_nan, firsts)):
-                return None
+            if not all(isinstance(first, Tensor) for first in firsts) or any(map(_has_nan, firsts)):
+                return None  # what it binds differs from call to call, or is NaN by itself
             for each, start in zip(written, starts, strict=True):
                 floats = start.is_floating_point()
                 each.values[each.name] = start * torch.nan if floats else start + MORE
             recorder.warm(run_all, 1)
             for each, first in zip(written, firsts, strict=True):
-                counted = not first.is_floating_point() and first.shape == each.now.shape
+                floats = first.is_floating_point() or not isinstance(each.now, Tensor)
+                counted = not floats and first.shape == each.now.shape
                 if _has_nan(each.now) or (counted and bool((each.now - first == MORE).all())):
                     return each.path
             return None
@@ -317,8 +318,8 @@ def _held_tensors(model: torch.nn.Module) -> list[_HeldTensor]:
     ]
 
 
-def _has_nan(tensor: Tensor) -> bool:
-    return bool(tensor.isnan().any())
+def _has_nan(value: Any) -> bool:
+    return isinstance(value, Tensor) and bool(value.isnan().any())
 
 
 def _addresses(parameters: list[Tensor]) -> list[int]:
