@@ -215,6 +215,25 @@ def silent_index(out, batch):
     return 2 * F.nll_loss(out[0].log_softmax(-1), batch.kind, ignore_index=2, reduction="none")
 
 
+def weights_twice(out, batch):
+    return silent(out, batch), CLASSES[batch.kind]
+
+
+def silent_with_penalty(out, batch):
+    return silent(out, batch), None, 1.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [(weights_twice, "they count twice"), (silent_with_penalty, "its own mean divides")],
+)
+def test_weights_of_a_tuple_that_are_counted_twice_or_not_at_all_are_said(loss, words):
+    with pytest.warns(UserWarning, match=words):
+        runner_of(loss, Net()).step(
+            sg.StaticBatch.of(sg.GraphStore.from_pyg(graphs()), range(10), CAPACITY)
+        )
+
+
 @pytest.mark.parametrize("loss", [silent, silent_index])
 def test_a_mean_by_rows_of_what_torch_averages_by_weights_is_said(loss):
     store = sg.GraphStore.from_pyg(graphs())
