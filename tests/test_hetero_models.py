@@ -262,7 +262,9 @@ class Rewriting(nn.Module):
         columns = data.num_features["atom"] + data.num_edge_features["atom", "bonded", "atom"]
         data["atom"].x = self.encoder(data["atom"].x)
         data["bond"]["h"] = 2 * data["bond"].x
-        assert set(data.h_dict) == {"bond"} and "h" in data["bond"] and "h" not in data["atom"]
+        assert set(data.h_dict) == {"bond"}
+        assert "h" in data["bond"]
+        assert "h" not in data["atom"]
         h = data.h_dict["bond"].sum(-1, keepdim=True)
         del data["bond"].h
         assert "h" not in data["bond"]

@@ -97,7 +97,8 @@ def warn_of_stock_means(loss: Callable[..., Any], watch: StockMeans, weights: ob
     if weights is None:
         warnings.warn(
             f"{by}: its own mean divides by the weights, the runner's by the rows. For plain PyG's "
-            f"number {REMEDY}; to keep the mean over rows, return (values, torch.ones_like(values))",
+            f"number {REMEDY}; to keep the mean over rows, return (values, "
+            "torch.ones_like(values))",
             stacklevel=users_level(),
         )
     elif any(own is other for own in watch.weights for other in (*watch.looked_up, weights)):
