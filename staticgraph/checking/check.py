@@ -186,8 +186,9 @@ class _Check:
             watch.module = stack[-1] if stack else ""
 
         for path, module in model.named_modules():
-            module.register_forward_pre_hook(enter(path))
-            module.register_forward_hook(leave)
+            if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                module.register_forward_pre_hook(enter(path))
+                module.register_forward_hook(leave)
         unknown = StaticBatch(self._batch.layout, self._batch.tensors())
         with Restored(), torch.enable_grad(), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -238,7 +239,7 @@ class _Check:
         """
         for path, module in self._stock.named_modules():
             for name, value in vars(module).items():
-                computed = {f"{name}_orig", f"{name}_g"} & module._parameters.keys()
+                computed = {f"{name}_orig", f"{name}_g"} & dict(module._parameters).keys()
                 if isinstance(value, Tensor) and value.device.type == "cpu" and not computed:
                     self._obstacles.append(
                         Obstacle(
