@@ -42,6 +42,7 @@ from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.present import Restored
 from staticgraph.nn.convert import context_of
+from staticgraph.nn.norm.batch_norm import SINGLE
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.plans.plan import BucketPlan
@@ -240,7 +241,9 @@ class _Check:
         for path, module in self._stock.named_modules():
             for name, value in vars(module).items():
                 computed = {f"{name}_orig", f"{name}_g"} & dict(module._parameters).keys()
-                if isinstance(value, Tensor) and value.device.type == "cpu" and not computed:
+                if name == SINGLE or computed:
+                    continue
+                if isinstance(value, Tensor) and value.device.type == "cpu":
                     self._obstacles.append(
                         Obstacle(
                             f"self.{name}, a tensor that is not a buffer",

@@ -235,10 +235,10 @@ class FiniteLosses:
 
     def _norm_flags(self) -> Iterator[tuple[Tensor, set[str]]]:
         """The flags of norms over chosen rows, each with the path of its norm."""
-        for name, buffer in () if self._model is None else self._model.named_buffers():
-            path, _, last = name.rpartition(".")
-            if last == SINGLE:
-                yield buffer, {path or "the model"}
+        modules = () if self._model is None else self._model.named_modules()
+        for path, module in modules:
+            if (flag := vars(module).get(SINGLE)) is not None:
+                yield flag, {path or "the model"}
 
     def _warn_of_single_rows(self) -> None:
         flagged = [*self._levels.values(), *self._norm_flags()]

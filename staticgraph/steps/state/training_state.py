@@ -100,6 +100,7 @@ class SavedTraining:
         roots = [model, *held.modules]
         modules = list(dict.fromkeys(m for root in roots for m in root.modules()))
         buffers = [*(b for root in roots for b in root.buffers())]
+        buffers += [flag for m in modules if (flag := vars(m).get(SINGLE)) is not None]
         buffers += [t for t in held.tensors if not t.requires_grad]
         parameters = _parameters(roots, held.tensors, optimizer) if trained else []
         self.parameters: list[Tensor] = parameters
