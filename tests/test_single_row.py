@@ -20,6 +20,7 @@ from torch_geometric.nn import BatchNorm, TopKPooling, global_add_pool
 import staticgraph as sg
 from staticgraph.kernels.batch_norm import Running, batch_norm
 from staticgraph.nn.norm.batch_norm import SINGLE, flag_single_rows
+from staticgraph.steps.state.training_state import untouched
 
 CAPACITY = (12, 20, 4)
 
@@ -225,3 +226,9 @@ def test_a_twin_made_before_has_the_same_buffers(store, mode, monkeypatch):
     assert SINGLE in vars(model.norms[0])
     assert model.norms[0].running_mean.any()
     assert_same_state(averaged.module, model)
+    flag = getattr(model.norms[0], SINGLE)
+    with untouched(model):
+        flag.fill_(True)
+    assert not flag, "as a buffer of the model's own"
+    obstacles = sg.check(model, [CAPACITY], store).obstacles
+    assert not any(SINGLE in obstacle.operation for obstacle in obstacles)
