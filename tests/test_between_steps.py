@@ -313,3 +313,36 @@ def test_a_model_of_another_dtype_is_named_by_a_fused_step():
         runner.step(next(batches))
     model.head.double()
     runner.step(next(batches))
+
+
+class Counting(nn.Module):
+    """Writes to a buffer, as what e3nn and others hand to TorchScript may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 2)
+        self.register_buffer("calls", torch.zeros((), dtype=D))
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1.0
+        return self.lin(x) * self.calls
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_part_may_be_torchscript():
+    """Its parameters, buffers and submodules are no dicts, and it takes no hooks."""
+
+    class Scripted(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.jit.script(Counting())
+
+    runner, ours, theirs = grown(Scripted, lambda model, optimizer, number: None)
+    assert ours.head.calls == 3
+    whole = Batch.from_data_list(GRAPHS)
+    expected = theirs.eval()(whole.x, whole.edge_index, whole.batch, len(GRAPHS))
+    equal([runner.predict(GRAPHS)], [expected])
+    (obstacle,) = sg.check(ours, PLAN, STORE).obstacles
+    assert "torch.jit.script" in obstacle.operation

@@ -306,3 +306,10 @@ def test_options_are_checked():
         Auto(ways=("default",))
     with pytest.raises(ValueError, match="at least 5"):
         Auto(rounds=1)
+
+
+def test_the_reason_of_a_refused_way_is_printed():
+    """It follows a colon, on the second line of an error of several."""
+    refused = {"fused": "bucket 0 cannot be compiled:\n  no sparse tensors\nuse eager"}
+    printed = str(choose(0, "step", {"eager": [1.0, 1.0]}, refused))
+    assert "fused refused (bucket 0 cannot be compiled: no sparse tensors)" in printed

@@ -249,3 +249,33 @@ def test_targets_of_a_type_are_trained_and_predicted(mode, store, molecules):
             alone = twin.eval()(graph.x_dict, graph.edge_index_dict)
             for kind, value in alone.items():
                 torch.testing.assert_close(predicted[kind][number], value, rtol=1e-9, atol=1e-9)
+
+
+class Rewriting(nn.Module):
+    """Sets, reads and deletes fields of a type, as models of PyG's ``HeteroData`` do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(9, WIDTH)
+
+    def forward(self, data):
+        columns = data.num_features["atom"] + data.num_edge_features["atom", "bonded", "atom"]
+        data["atom"].x = self.encoder(data["atom"].x)
+        data["bond"]["h"] = 2 * data["bond"].x
+        assert set(data.h_dict) == {"bond"}
+        assert "h" in data["bond"]
+        assert "h" not in data["atom"]
+        h = data.h_dict["bond"].sum(-1, keepdim=True)
+        del data["bond"].h
+        assert "h" not in data["bond"]
+        pooled = global_add_pool(data.x_dict["atom"], data["atom"].batch, data.num_graphs)
+        return columns * pooled + global_add_pool(h, data["bond"].batch, data.num_graphs)
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_a_forward_sets_fields_of_a_type(mode, store, molecules):
+    torch.manual_seed(0)
+    model = Rewriting().double()
+    runner = sg.StaticGraphRunner(model, sg.plan_buckets(store, batch_size=8), mode)
+    expected = model(Batch.from_data_list(molecules))
+    torch.testing.assert_close(runner.predict(molecules), expected.detach(), rtol=1e-9, atol=1e-9)

@@ -215,6 +215,43 @@ def silent_index(out, batch):
     return 2 * F.nll_loss(out[0].log_softmax(-1), batch.kind, ignore_index=2, reduction="none")
 
 
+def weights_twice(out, batch):
+    return silent(out, batch), CLASSES[batch.kind]
+
+
+def silent_with_penalty(out, batch):
+    return silent(out, batch), None, 1.0
+
+
+def tasks_twice(out, batch):
+    weight = TASKS.expand_as(out[0])
+    return F.mse_loss(out[0], 0 * out[0], weight=weight, reduction="none"), weight
+
+
+def mean_over_rows(out, batch):
+    values = silent(out, batch)
+    return values, torch.ones_like(values)
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (weights_twice, "they count twice"),
+        (tasks_twice, "they count twice"),
+        (silent_with_penalty, "its own mean divides"),
+        (mean_over_rows, ""),
+    ],
+)
+def test_weights_of_a_tuple_that_are_counted_twice_or_not_at_all_are_said(loss, words):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        runner_of(loss, Net()).step(
+            sg.StaticBatch.of(sg.GraphStore.from_pyg(graphs()), range(10), CAPACITY)
+        )
+    texts = [str(each.message) for each in said if "is given weights" in str(each.message)]
+    assert [words in text for text in texts] == [True] * bool(words)
+
+
 @pytest.mark.parametrize("loss", [silent, silent_index])
 def test_a_mean_by_rows_of_what_torch_averages_by_weights_is_said(loss):
     store = sg.GraphStore.from_pyg(graphs())

@@ -8,17 +8,19 @@ import warnings
 
 import pytest
 import torch
-from support.alike import sgd
+from support.alike import assert_same_state, sgd
 from support.places import mode_of
 from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch_geometric.data import Data
 from torch_geometric.nn import BatchNorm, TopKPooling, global_add_pool
 
 import staticgraph as sg
 from staticgraph.kernels.batch_norm import Running, batch_norm
 from staticgraph.nn.norm.batch_norm import SINGLE, flag_single_rows
+from staticgraph.steps.state.training_state import untouched
 
 CAPACITY = (12, 20, 4)
 
@@ -105,7 +107,7 @@ def test_two_real_rows_and_discarded_flags_are_not_reported(store):
         warnings.simplefilter("error")
         runner.check_finite()
     flag_single_rows(model.norm, torch.device("cpu"))
-    model.norm._buffers[SINGLE].fill_(True)
+    getattr(model.norm, SINGLE).fill_(True)
     single = batch_of(store, [1])
     single.real = None
     with warnings.catch_warnings():
@@ -197,3 +199,36 @@ def test_the_kernel_s_statistics_move_from_two_rows_on(real, momentum):
     batch_norm(x, torch.ones(4), torch.zeros(4), count, eps=1e-5, running=running)
     assert int(running[2]) == (real > 1)
     assert torch.equal(running[1], torch.ones(4)) == (real < 2)
+
+
+class Pooling(nn.Module):
+    """Norms over rows that a pool selects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = TopKPooling(3, 0.9)
+        self.norms = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3))
+
+    def forward(self, x, edge_index, batch, batch_size):
+        x, _, _, batch, _, _ = self.pool(x, edge_index, batch=batch)
+        return global_add_pool(self.norms(x), batch, batch_size)
+
+
+@pytest.mark.parametrize("mode", ["eager", "traced", "cuda-graph"])
+def test_a_twin_made_before_has_the_same_buffers(store, mode, monkeypatch):
+    """``AveragedModel(use_buffers=True)`` and others pair them by their order."""
+    model = Pooling()
+    averaged = AveragedModel(model, avg_fn=lambda mean, value, count: value, use_buffers=True)
+    runner = runner_of(store, model, mode_of(mode, monkeypatch))
+    runner.step(batch_of(store, [0, 1, 2]))
+    averaged.update_parameters(model)
+    averaged.update_parameters(model)
+    assert SINGLE in vars(model.norms[0])
+    assert model.norms[0].running_mean.any()
+    assert_same_state(averaged.module, model)
+    flag = getattr(model.norms[0], SINGLE)
+    with untouched(model):
+        flag.fill_(True)
+    assert not flag, "as a buffer of the model's own"
+    obstacles = sg.check(model, [CAPACITY], store).obstacles
+    assert not any(SINGLE in obstacle.operation for obstacle in obstacles)

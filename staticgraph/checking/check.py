@@ -42,6 +42,7 @@ from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.present import Restored
 from staticgraph.nn.convert import context_of
+from staticgraph.nn.norm.batch_norm import SINGLE
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.plans.plan import BucketPlan
@@ -186,8 +187,9 @@ class _Check:
             watch.module = stack[-1] if stack else ""
 
         for path, module in model.named_modules():
-            module.register_forward_pre_hook(enter(path))
-            module.register_forward_hook(leave)
+            if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                module.register_forward_pre_hook(enter(path))
+                module.register_forward_hook(leave)
         unknown = StaticBatch(self._batch.layout, self._batch.tensors())
         with Restored(), torch.enable_grad(), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -238,8 +240,10 @@ class _Check:
         """
         for path, module in self._stock.named_modules():
             for name, value in vars(module).items():
-                computed = {f"{name}_orig", f"{name}_g"} & module._parameters.keys()
-                if isinstance(value, Tensor) and value.device.type == "cpu" and not computed:
+                computed = {f"{name}_orig", f"{name}_g"} & dict(module._parameters).keys()
+                if name == SINGLE or computed:
+                    continue
+                if isinstance(value, Tensor) and value.device.type == "cpu":
                     self._obstacles.append(
                         Obstacle(
                             f"self.{name}, a tensor that is not a buffer",

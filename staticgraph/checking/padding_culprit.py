@@ -83,6 +83,8 @@ class Trail:
         """A ``with`` block that follows everything run inside, in this thread."""
         with ExitStack() as stack:
             for path, module in self._model.named_modules():
+                if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                    continue
                 before = module.register_forward_pre_hook(self._entering(path))
                 after = module.register_forward_hook(self._leaving(path), with_kwargs=True)
                 stack.callback(before.remove)

@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
-from torch._dynamo import eval_frame
+from torch._dynamo import eval_frame, mark_static_address
 from torch._dynamo import guards as made_guards
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.source import ConstantSource
@@ -38,6 +38,7 @@ __all__ = [
     "drop_guards",
     "forget_compiled",
     "guards_not_timed",
+    "mark_static_address",
     "switched",
     "traced",
     "unwatched",

@@ -185,13 +185,15 @@ class NotedModule:
         for kind, before in zip(_REGISTERED, self.registered, strict=True):
             now = values[kind]
             if len(now) != len(before) or not all(map(is_, now.values(), before.values())):
+                now = dict(now)
                 for name in {**before, **now}:
                     if (noted := before.get(name)) is not (other := now.get(name)):
                         after = "another" if type(noted) is type(other) else _kind_of(other)
                         yield self.changed(name, _kind_of(noted), after)
+        buffers = dict(module._buffers)  # those of TorchScript are no dict
         for name, address in self.addresses.items():
-            now = _address(module._buffers.get(name))
-            if now != address and module._buffers.get(name) is self.registered[1].get(name):
+            now = _address(buffers.get(name))
+            if now != address and buffers.get(name) is self.registered[1].get(name):
                 yield self.changed(name, f"at address {address:#x}", f"at {now:#x}")
         hooks = [len(values.get(name) or ()) for name in _HOOKS]
         if hooks != self.hooks:

@@ -41,7 +41,9 @@ class Contender:
 
     def __str__(self) -> str:
         if self.median_ms is None:
-            why = (self.refused or "not timed").splitlines()[0]
+            lines = (self.refused or "not timed").splitlines()
+            # A message of several lines may have its reason after a colon.
+            why = " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
             return f"{self.way} {why if why.startswith(NOT_TRIED) else f'refused ({why})'}"
         return f"{self.way} {self.median_ms:.3g} ms ({self.p10_ms:.3g} to {self.p90_ms:.3g})"
 

@@ -10,7 +10,7 @@ nothing of its slot. The arrays of a slot are views of one buffer in many dtypes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from staticgraph.batches.slots.batch_memory import note
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import Lease, SlotLayout
 from staticgraph.errors import StaleBatch
-from staticgraph.schema import COUNTS, Field, Level, Schema
+from staticgraph.schema import COUNTS, Axis, Field, Level, Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.objects import HostObjects
@@ -35,7 +35,7 @@ class BatchArrays:
         real: the real counts as host numbers, or None inside a compiled step.
     """
 
-    __slots__ = ("_lease", "_tensors", "bucket", "layout", "real")
+    __slots__ = ("_extra", "_lease", "_tensors", "bucket", "layout", "real")
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class BatchArrays:
         self.real: RealCounts | None = real
         self._tensors = tensors
         self._lease = lease
+        self._extra: Mapping[str, Any] = {}  # what a model has set under names of its own
 
     @property
     def capacity(self) -> Capacity:
@@ -141,18 +142,25 @@ class BatchArrays:
         return views.whole if views is not None and self._tensors is views.tensors else None
 
     @property
-    def num_node_features(self) -> int:
-        """The number of columns of ``x``, 0 without ``x``, as in PyG."""
-        x = self._tensors.get("x")
-        return 0 if x is None else 1 if x.dim() == 1 else x.size(-1)
+    def num_node_features(self) -> int | dict[str, int]:
+        """The number of columns of ``x``, 0 without ``x``; by type, if nodes have types."""
+        return self._columns("x", self.layout.schema.node_axes)
 
     num_features = num_node_features
 
     @property
-    def num_edge_features(self) -> int:
-        """The number of columns of ``edge_attr``, 0 without it, as in PyG."""
-        attr = self._tensors.get("edge_attr")
-        return 0 if attr is None else 1 if attr.dim() == 1 else attr.size(-1)
+    def num_edge_features(self) -> int | dict[tuple[str, str, str], int]:
+        """The number of columns of ``edge_attr``, 0 without it; by type, if nodes have types."""
+        return self._columns("edge_attr", self.layout.schema.edge_axes)
+
+    def _columns(self, field: str, axes: Iterable[Axis]) -> Any:
+        def of(name: str) -> int:
+            value = self._tensors.get(name)
+            return 0 if value is None else 1 if value.dim() == 1 else value.size(-1)
+
+        if self.layout.schema.hetero:
+            return {axis.key: of(f"{axis.name}.{field}") for axis in axes}
+        return of(field)
 
     @property
     def device(self) -> torch.device:

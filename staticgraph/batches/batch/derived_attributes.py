@@ -42,11 +42,18 @@ def array_name(axis: Axis, name: str) -> str:
     return f"{axis.name}_{name}" if name in AXIS_ARRAYS else f"{axis.name}.{name}"
 
 
+def array_of(batch: BatchArrays, axis: Axis, name: str) -> Any:
+    """Returns the array ``name`` of a type, or what a model has set under it; None if neither."""
+    key = array_name(axis, name)
+    value = batch.tensors().get(key)
+    return batch._extra.get(key) if value is None else value
+
+
 def by_type(batch: BatchArrays, name: str) -> dict[Any, Tensor] | None:
     """Returns ``{type: tensor}`` for every type that has such a field; None if none has."""
-    schema, tensors = batch.layout.schema, batch.tensors()
+    schema = batch.layout.schema
     axes = schema.node_axes if name in ("batch", "ptr") else schema.axes
-    of_types = {axis.key: tensors.get(array_name(axis, name)) for axis in axes}
+    of_types = {axis.key: array_of(batch, axis, name) for axis in axes}
     of_types = {key: value for key, value in of_types.items() if value is not None}
     return of_types or None
 
@@ -58,20 +65,20 @@ def rows_by_type(batch: BatchArrays) -> dict[Any, int]:
 
 
 class TypeView:
-    """The fields of one type of a batch, as in PyG's storages."""
+    """The fields of one type of a batch, as in PyG's storages; setting one sets the batch's."""
 
     __slots__ = ("_axis", "_batch")
 
     def __init__(self, batch: BatchArrays, axis: Axis) -> None:
-        self._batch = batch
-        self._axis = axis
+        object.__setattr__(self, "_batch", batch)
+        object.__setattr__(self, "_axis", axis)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         if name in ("num_nodes", "num_edges"):
             return self._batch.capacity.rows(self._axis.name)
-        value = self._batch.tensors().get(array_name(self._axis, name))
+        value = array_of(self._batch, self._axis, name)
         if value is None:
             raise AttributeError(
                 f"{self._axis.key!r} has no {name!r}; it has {', '.join(self.keys())}"
@@ -81,8 +88,22 @@ class TypeView:
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("num_nodes", "num_edges"):
+            raise AttributeError(
+                f"{name!r} of {self._axis.key!r} follows from the bucket and cannot be set: choose "
+                "another name"
+            )
+        setattr(self._batch, array_name(self._axis, name), value)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._batch, array_name(self._axis, name))
+
     def __contains__(self, name: str) -> bool:
-        return array_name(self._axis, name) in self._batch.tensors()
+        return array_of(self._batch, self._axis, name) is not None
 
     def keys(self) -> list[str]:
         """Returns the names of the type's fields, and of its masks."""

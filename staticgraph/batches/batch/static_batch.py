@@ -82,7 +82,7 @@ class StaticBatch(BatchArrays):
 
     _stands_in_for_batch = True
 
-    __slots__ = ("_extra", "_objects")
+    __slots__ = ("_objects",)
 
     def __init__(
         self,
@@ -93,7 +93,6 @@ class StaticBatch(BatchArrays):
         objects: Mapping[str, list[Any]] | None = None,
     ) -> None:
         super().__init__(layout, tensors, real, lease)
-        self._extra: Mapping[str, Any] = {}
         self._objects = {} if objects is None else objects
 
     @classmethod

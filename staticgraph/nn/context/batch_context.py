@@ -388,8 +388,10 @@ class BatchContext:
         if not ends:
             raise NotStatic(
                 f"the number of nodes of an edge_index of shape {list(edge_index.shape)} can only "
-                "be read from its values, which a recorded step cannot do: pass num_nodes= at "
-                "this call (x.size(0))"
+                "be read from its values, which a recorded step cannot do: pass num_nodes= "
+                "(x.size(0)) where the call takes it; where it does not (remove_self_loops, a "
+                "layer with add_self_loops=True), make these edges in a transform of the data set "
+                "(ToUndirected for both directions), or give the layer add_self_loops=False"
             )
         return ends
 

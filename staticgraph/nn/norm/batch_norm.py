@@ -25,17 +25,21 @@ from staticgraph.nn.context.leaf import leaf, leaves
 # The field of a batch that holds the number of real rows of a level.
 COUNTED = {"node": "num_real_nodes", "edge": "num_real_edges", "graph": "num_real_graphs"}
 
-# A buffer of a norm over rows that a pool selected: True once there was a single real row. Not part
-# of the model's state.
+# A tensor of a norm over rows that a pool selected: True once there was a single real row. It is no
+# buffer, so that a twin of the model made before (AveragedModel) has the same buffers in its order.
 SINGLE = "_staticgraph_single"
 
 
 def flag_single_rows(norm: torch.nn.Module, device: torch.device) -> None:
-    """Registers a norm's flag, at a fixed address, unless it has one."""
-    if norm._buffers.get(SINGLE) is None:
+    """Gives a norm its flag, at a fixed address, unless it has one on this device."""
+    from staticgraph.internals.tracing import mark_static_address  # loads Dynamo
+
+    present = vars(norm).get(SINGLE)
+    if present is None or present.device != device:
         with torch.inference_mode(False):  # training steps write to it, too
             flag = torch.zeros((), dtype=torch.bool, device=device)
-        norm.register_buffer(SINGLE, flag, persistent=False)
+        mark_static_address(flag)
+        setattr(norm, SINGLE, flag)
 
 
 def _shapes(input: Tensor) -> tuple[list[int], tuple[int, ...]]:

@@ -263,11 +263,11 @@ def _loss_level(
     try:
         with StockMeans() as watch:
             result = loss(out, batch.replace())
-        values = LossTerms.of(result).values
+        terms = LossTerms.of(result)
     except Exception:  # whatever the loss raises over padding alone
         return ""
-    warn_of_stock_means(loss, watch.called, result)
-    return row_level(values, batch)
+    warn_of_stock_means(loss, watch, terms.weights)
+    return row_level(terms.values, batch)
 
 
 def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Capacity:

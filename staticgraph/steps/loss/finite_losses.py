@@ -237,7 +237,7 @@ class FiniteLosses:
         """The flags of norms over chosen rows, each with the path of its norm."""
         modules = () if self._model is None else self._model.named_modules()
         for path, module in modules:
-            if (flag := module._buffers.get(SINGLE)) is not None:
+            if (flag := vars(module).get(SINGLE)) is not None:
                 yield flag, {path or "the model"}
 
     def _warn_of_single_rows(self) -> None:

@@ -4,7 +4,8 @@ The mean of ``F.cross_entropy(..., weight=w, ignore_index=i)`` divides by the su
 weights. With ``reduction="none"``, which a runner needs, it returns the weighted values alone, and
 their mean over rows is another number: 1.20 instead of 0.73, and nothing fails. So if a loss calls
 such a function with weights and returns no weights itself, a warning says so once; a check
-compares both means.
+compares both means. A loss that passes weights and returns them as well counts them twice, and is
+warned of, too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from staticgraph.errors import users_level
 from staticgraph.steps.loss.mean_loss import LossTerms
 
 _STOCK = {F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.huber_loss}
+_LOOKUPS = {Tensor.__getitem__, Tensor.index_select, torch.index_select, Tensor.take, torch.take}
 _NO_TARGET = -100  # torch's own ignore_index
 REMEDY = (
     "return (values, weights): F.cross_entropy(out, batch.y, reduction='none'), w[batch.y] for "
@@ -40,11 +42,15 @@ class StockMeans(TorchFunctionMode):
     Attributes:
         called: names of the functions that were called with weights, or with an ``ignore_index``
             that was passed or that occurs in the target.
+        weights: the weights that they were called with.
+        looked_up: the tensors that the loss itself indexed.
     """
 
     def __init__(self, scaled: bool = False) -> None:
         super().__init__()
         self.called: list[str] = []
+        self.weights: list[Tensor] = []
+        self.looked_up: list[Tensor] = []
         self._scaled = scaled
 
     def __torch_function__(
@@ -52,12 +58,16 @@ class StockMeans(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if func in _LOOKUPS:
+            self.looked_up.append(args[0])
         if func not in _STOCK:
             return out
         arguments = inspect.signature(func).bind(*args, **kwargs).arguments
         if arguments.get("reduction", "mean") != "none" or not _weighs(arguments):
             return out
         self.called.append(f"F.{func.__name__}")
+        if arguments.get("weight") is not None:
+            self.weights.append(arguments["weight"])
         if not self._scaled:
             return out
         stock = func(**{**arguments, "reduction": "mean"})
@@ -74,17 +84,29 @@ def _weighs(arguments: dict[str, Any]) -> bool:
     return indices and bool((target == ignored).any())  # pyright: ignore
 
 
-def warn_of_stock_means(loss: Callable[..., Any], called: list[str], result: Any) -> None:
-    """Warns that a loss takes the mean over rows of what torch averages by weights."""
-    if not called or isinstance(result, tuple):
+def warn_of_stock_means(loss: Callable[..., Any], watch: StockMeans, weights: object) -> None:
+    """Warns that a loss takes the mean over rows of what torch averages by weights.
+
+    Or that the ``weights`` it returns, None without, are those that it already gave to torch.
+    """
+    if not watch.called:
         return
-    warnings.warn(
-        f"{called[0]} is given weights or an ignore_index by the loss "
-        f"{getattr(loss, '__name__', type(loss).__name__)}: its own mean divides by the weights, "
-        f"the runner's by the rows. For plain PyG's number {REMEDY}; to keep the mean over rows, "
-        "return (values, torch.ones_like(values))",
-        stacklevel=users_level(),
+    by = f"{watch.called[0]} is given weights or an ignore_index by the loss " + getattr(
+        loss, "__name__", type(loss).__name__
     )
+    if weights is None:
+        warnings.warn(
+            f"{by}: its own mean divides by the weights, the runner's by the rows. For plain PyG's "
+            f"number {REMEDY}; to keep the mean over rows, return (values, "
+            "torch.ones_like(values))",
+            stacklevel=users_level(),
+        )
+    elif any(own is other for own in watch.weights for other in (*watch.looked_up, weights)):
+        warnings.warn(
+            f"{by}, which also returns these weights: they count twice. For plain PyG's number "
+            f"leave weight= out of the call, and {REMEDY}",
+            stacklevel=users_level(),
+        )
 
 
 def stock_mean(loss: Callable[[Any, Any], Any], out: Any, data: Any) -> tuple[Tensor, Tensor, str]:

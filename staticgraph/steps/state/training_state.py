@@ -33,7 +33,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, is_, methodcaller
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,7 @@ class SavedTraining:
         roots = [model, *held.modules]
         modules = list(dict.fromkeys(m for root in roots for m in root.modules()))
         buffers = [*(b for root in roots for b in root.buffers())]
+        buffers += [flag for m in modules if (flag := vars(m).get(SINGLE)) is not None]
         buffers += [t for t in held.tensors if not t.requires_grad]
         parameters = _parameters(roots, held.tensors, optimizer) if trained else []
         self.parameters: list[Tensor] = parameters
@@ -156,7 +157,7 @@ class _Attributes:
 
 def _put_back(present: dict[str, Any], before: dict[str, Any]) -> None:
     """Writes only what has changed, since another thread may read the rest; :data:`KEPT` stays."""
-    for name in present.keys() - before.keys() - KEPT:
+    for name in set(present.keys()) - before.keys() - KEPT:
         del present[name]
     for name, value in before.items():
         if name not in present or present[name] is not value:
@@ -218,6 +219,7 @@ def untouched(
 
 
 _SUBMODULES = attrgetter("_modules")
+_VALUES = methodcaller("values")  # TorchScript's modules have no dict
 
 
 class Evaluation:
@@ -281,14 +283,14 @@ class Evaluation:
         submodules = list(map(_SUBMODULES, self._modules))
         if list(map(len, submodules)) != self._counts:
             return False
-        now = chain.from_iterable(map(dict.values, submodules))
+        now = chain.from_iterable(map(_VALUES, submodules))
         return all(map(is_, now, self._children))
 
     def _list(self) -> None:
         self._modules = list(self._model.modules())
         submodules = list(map(_SUBMODULES, self._modules))
         self._counts = list(map(len, submodules))
-        self._children = list(chain.from_iterable(map(dict.values, submodules)))
+        self._children = list(chain.from_iterable(map(_VALUES, submodules)))
         self._says_itself = says_itself(self._modules)
 
 
