@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -82,18 +83,32 @@ class TestRefusals:
         assert model.seen is seen
         assert_same_state(model, state)
 
+    def test_a_number_that_every_forward_changes(self, hiv):
+        class Counts(Net):
+            def __init__(self):
+                super().__init__()
+                self.calls = 0
+
+            def forward(self, x, edge_index, edge_attr, batch):
+                self.calls += 1
+                return super().forward(x, edge_index, edge_attr, batch) / self.calls
+
+        model = Counts()
+        with pytest.raises(sg.NotStatic, match="changes the number calls"):
+            runner_of(model, hiv)
+
     @pytest.mark.parametrize("seldom", [False, True])
     def test_a_tensor_for_inspection_alone_is_recorded(self, hiv, seldom):
         class Shows(Net):
             def __init__(self):
                 super().__init__()
                 self.shown, self.other, self.calls = torch.zeros(()), torch.zeros(()), 0
+                self.turns = itertools.cycle([seldom, False])
 
             def forward(self, x, edge_index, edge_attr, batch):
                 out = super().forward(x, edge_index, edge_attr, batch)
                 self.shown, self.calls = out.detach(), self.calls + 1
-                if seldom:
-                    self.other = out.detach() if self.calls % 2 else None
+                self.other = out.detach() if next(self.turns) else None
                 return out
 
         model = Shows()

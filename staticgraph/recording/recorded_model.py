@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from staticgraph.errors import NotStatic
-from staticgraph.internals.dispatch import version_of
+from staticgraph.internals.dispatch import TorchDispatchMode, tree_leaves, version_of
 from staticgraph.recording.lending import check_can_be_handed_out
 from staticgraph.recording.premises import changes_in_words
 from staticgraph.recording.recorder import Recorded, Recorder, Replays
@@ -34,8 +34,9 @@ from staticgraph.steps.state.training_state import untouched
 # torch's own recipe warms up three times: lazily allocated workspaces and states must exist by
 # then.
 WARM_RUNS = 3
-# Added to a count that a forward binds again, to see whether the next one follows from it.
+# Added to a count that a forward changes, to see whether anything follows from it.
 MORE = 7
+NUMBERS = (int, float)
 # Replays between two checks of a model. A check took 94 us (GINE, 5 layers) and 400 us (GPS, 10
 # layers) on one core of the 2-core CPU that bench_host_time ran on: below one microsecond per
 # replay.
@@ -158,16 +159,25 @@ class RecordedModel:
                 before()
                 signature.note_registered()
                 flags = signature.flags(True)
-                held = _held_tensors(self._model)
-                recorder.warm(run_all, WARM_RUNS)
-                written = [h for h in held if isinstance(h.now, Tensor) and h.now is not h.tensor]
-                if written and (name := self._carried(written, recorder, run_all)):
-                    for each in written:
-                        each.values[each.name] = each.tensor
+                held, counts = _held_values(self._model, Tensor), _held_values(self._model, NUMBERS)
+                recorder.warm(run_all, WARM_RUNS - 1)
+                numbers = _held_values(self._model, NUMBERS)
+                recorder.warm(run_all, 1)
+                written = [h for h in held if isinstance(h.now, Tensor) and h.now is not h.value]
+                counted = [number for number in numbers if number.now != number.value]
+                name = self._carried(written, recorder, run_all) if written else None
+                if name is not None or (counted and self._depends(counted, recorder, run_all)):
+                    for each in (*written, *counts):
+                        each.values[each.name] = each.value
+                    carried = (
+                        f"reads the {name} that the step before bound, and binds it again"
+                        if name is not None
+                        else f"changes the number {counted[0].path}, on which its results depend"
+                    )
                     raise NotStatic(
-                        f"{what}: the forward reads the {name} that the step before bound, and "
-                        "binds it again, which a replay does not: register_buffer() it and write "
-                        "to it in place (self.seen.mul_(0.5).add_(1)); or use mode='eager'"
+                        f"{what}: the forward {carried}, which a replay does not: "
+                        "register_buffer() it and write to it in place "
+                        "(self.seen.mul_(0.5).add_(1)); or use mode='eager'"
                     )
                 between()
                 recorded: list[Recorded] = []
@@ -194,7 +204,7 @@ class RecordedModel:
 
     def _carried(
         self,
-        written: Sequence[_HeldTensor],
+        written: Sequence[_HeldValue],
         recorder: Recorder,
         run_all: Callable[[], None],
     ) -> str | None:
@@ -225,6 +235,36 @@ class RecordedModel:
                 if _has_nan(each.now) or (counted and bool((each.now - first == MORE).all())):
                     return each.path
             return None
+
+    def _depends(
+        self,
+        numbers: Sequence[_HeldValue],
+        recorder: Recorder,
+        run_all: Callable[[], None],
+    ) -> bool:
+        """Whether a forward computes something else if these numbers are larger.
+
+        All runs begin with the same state and random numbers. What differs between two with equal
+        numbers is left out: memory that is not written yet, sums in another order.
+        """
+        runs: list[_Operations] = []
+        for more in (0, 0, MORE):
+            runs.append(_Operations())
+            with untouched(
+                self._model,
+                self._optimizer,
+                beside=tuple(self._functions.values()),
+                attributes=False,
+                seeded=True,
+            ):
+                for each in numbers:
+                    each.values[each.name] = each.value + more
+                with runs[-1]:
+                    recorder.warm(run_all, 1)
+        first, again, other = (run.calls for run in runs)
+        if len(first) != len(other):
+            return True
+        return any(a == b != c for a, b, c in zip(first, again, other, strict=False))
 
     def check(self, recording: ModelRecording, remedy: str, looked: set[int] | None = None) -> None:
         """Refuses to replay a model that is not the one that was recorded.
@@ -288,20 +328,20 @@ class RecordedModel:
                 parameter.grad = None
 
 
-class _HeldTensor(NamedTuple):
-    """A plain attribute of a module that is a tensor, neither a parameter nor a buffer.
+class _HeldValue(NamedTuple):
+    """A plain attribute of a module, neither a parameter nor a buffer nor a module.
 
     Attributes:
         path: of the attribute in the model.
         values: the module's attributes.
         name: its name among them.
-        tensor: what it was.
+        value: what it was.
     """
 
     path: str
     values: dict[str, Any]
     name: str
-    tensor: Tensor
+    value: Any
 
     @property
     def now(self) -> Any:
@@ -309,13 +349,36 @@ class _HeldTensor(NamedTuple):
         return self.values.get(self.name)
 
 
-def _held_tensors(model: torch.nn.Module) -> list[_HeldTensor]:
+def _held_values(model: torch.nn.Module, kinds: Any) -> list[_HeldValue]:
     return [
-        _HeldTensor(f"{path}.{name}".removeprefix("."), vars(module), name, value)
+        _HeldValue(f"{path}.{name}".removeprefix("."), vars(module), name, value)
         for path, module in model.named_modules()
         for name, value in vars(module).items()
-        if isinstance(value, Tensor) and value.dtype is not torch.bool
+        if isinstance(value, kinds) and getattr(value, "dtype", None) is not torch.bool
     ]
+
+
+class _Operations(TorchDispatchMode):
+    """Notes the numbers that every operation is given, and the sums of its results.
+
+    Attributes:
+        calls: of each, in turn.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, list[Any], list[float]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        others = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, NUMBERS)]
+        results = [
+            torch.view_as_real(leaf) if leaf.is_complex() else leaf
+            for leaf in tree_leaves(result)
+            if isinstance(leaf, Tensor)
+        ]
+        self.calls.append((str(func), others, [float(each.double().sum()) for each in results]))
+        return result
 
 
 def _has_nan(value: Any) -> bool:
