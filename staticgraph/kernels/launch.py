@@ -9,6 +9,7 @@ registers of a few warps.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -66,6 +67,14 @@ def cells(h, heads, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def own_heads(heads, width, HEADS: tl.constexpr, BLOCK: tl.constexpr):
+    """Returns the number of the program, the heads and which of them exist, and :func:`cells`."""
+    h = tl.arange(0, HEADS)
+    place, inside = cells(h, heads, width, BLOCK)
+    return tl.program_id(0).to(tl.int64), h, h < heads, place, inside
+
+
+@triton.jit
 def read(at, mask, WIDE: tl.constexpr):
     """Loads numbers as another dtype; zeros outside of the mask."""
     return tl.load(at, mask=mask, other=0).to(WIDE)
@@ -101,10 +110,65 @@ def wide(dtype: torch.dtype) -> Any:
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
+class Launch:
+    """An operator on CUDA that is launches alone: what its kernels take has the operator's names.
+
+    Args:
+        kernels: Triton functions, launched in order. A parameter with the name of an argument or
+            result of the operator, or of one of :class:`~staticgraph.kernels.edges.Edges`, gets its
+            value, None included.
+        options: gets all of these by name; returns the number of programs as ``grid``, the kernels'
+            other parameters, those that they get in place of an argument or result, and Triton's
+            options.
+        finish: gets the results, and what the kernels got by name; returns the results. None if the
+            kernels wrote them.
+    """
+
+    def __init__(
+        self,
+        *kernels: Any,
+        options: Callable[..., dict[str, Any]],
+        finish: Callable[..., Any] | None = None,
+    ) -> None:
+        self.kernels: tuple[Any, ...] = kernels
+        self.options: Callable[..., dict[str, Any]] = options
+        self.finish: Callable[..., Any] | None = finish
+
+    def over_tensors(self, names: Sequence[str], shapes: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the CUDA side of an operator with arguments and results of these names; the
+        latter are allocated by ``shapes``."""
+
+        def on_cuda(*arguments: Any) -> Any:
+            """Allocates the results and launches the kernels."""
+            results = shapes(*arguments)
+            values: list[Any] = []
+            for value in (*arguments, *(results if isinstance(results, tuple) else (results,))):
+                values += value if isinstance(value, (list, tuple)) else [value]
+            named = dict(zip(names, values, strict=True))
+            named |= self.options(**named)
+            for kernel in self.kernels:
+                launch(kernel, named)
+            return results if self.finish is None else self.finish(results, **named)
+
+        return on_cuda
+
+
+def launch(kernel: Any, named: dict[str, Any]) -> None:
+    """Launches a kernel with those of the named values that it takes."""
+    taken = (*kernel.arg_names, "num_warps", "num_stages")
+    kernel[named["grid"]](**{name: named[name] for name in taken if name in named})
+
+
 def by_row(dtype: torch.dtype, width: int, rows: int = 1) -> dict[str, Any]:
     """Returns the options of kernels whose programs take ``rows`` rows of ``width`` columns."""
     columns = block(width)
-    return {"WIDE": wide(dtype), "BLOCK": columns, "num_warps": warps(rows * columns)}
+    options = {"WIDE": wide(dtype), "BLOCK": columns, "num_warps": warps(rows * columns)}
+    return {"width": width, **options}
+
+
+def each_row(x: Tensor, **_: Any) -> dict[str, Any]:
+    """Returns the options of kernels with one program per row of ``x``."""
+    return {"grid": (len(x),), **by_row(x.dtype, x.size(1))}
 
 
 def wide_like(value: Tensor, *shape: int) -> Tensor:

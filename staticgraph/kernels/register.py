@@ -45,7 +45,8 @@ def operator(
             ``Tensor(a!)``. No defaults: torch drops arguments that equal them.
         cpu: a loop that takes arguments and results of the schema by their names, or a function of
             plain tensors without autograd.
-        cuda: such a function for CUDA, or where it is, as ``folder.file:function``: Triton is
+        cuda: such a function for CUDA, or where it or a
+            :class:`~staticgraph.kernels.launch.Launch` is, as ``folder.file:name``: Triton is
             imported by the first call. None if torch's own operations are as good there and the
             operator is not called.
         fake: the same computation on shapes and dtypes alone; it also allocates a loop's results.
@@ -55,26 +56,27 @@ def operator(
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     found = Operator(getattr(getattr(torch.ops, NAMESPACE), name).default, backward)
+    names = []
+    for argument in (*found.arguments, *found.results):
+        names += Edges._fields if argument == "edges" else [argument]
     if isinstance(cpu, CpuLoop):
-        names = []
-        for argument in (*found.arguments, *found.results):
-            names += Edges._fields if argument == "edges" else [argument]
         cpu = over_tensors(cpu, names, fake, check)
     LIBRARY.impl(name, cpu, "CPU")
     if cuda is not None:
-        CUDA[name] = _imported(cuda) if isinstance(cuda, str) else cuda
+        CUDA[name] = _imported(cuda, names, fake) if isinstance(cuda, str) else cuda
         LIBRARY.impl(name, beside_its_tensors(CUDA[name]), "CUDA")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
     return found
 
 
-def _imported(address: str) -> Callable[..., Any]:
+def _imported(address: str, names: Sequence[str], fake: Callable[..., Any]) -> Callable[..., Any]:
     file, _, name = address.partition(":")
 
     @cache
     def function() -> Callable[..., Any]:
-        """Imports the function, once."""
-        return getattr(import_module(f"staticgraph.kernels.{file}"), name)
+        """Imports the function, or the launch with the operator's names and results, once."""
+        kernel = getattr(import_module(f"staticgraph.kernels.{file}"), name)
+        return kernel.over_tensors(names, fake) if hasattr(kernel, "over_tensors") else kernel
 
     return lambda *arguments: function()(*arguments)
 

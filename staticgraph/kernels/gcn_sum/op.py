@@ -93,19 +93,12 @@ _weights_backward = operator(
         x.new_empty(n, dtype=wide_dtype(x)) for n in (x.size(0), x.size(0), edges[0].size(0))
     ),
 )
-_backward = operator(
-    "gcn_sum_backward(Tensor grad, Tensor root, Tensor own, Tensor? weight, Tensor[] edges, "
-    "bool loops, ScalarType dtype) -> (Tensor dx)",
-    cpu=cpu.backward,
-    cuda="gcn_sum.gpu:backward",
-    fake=lambda grad, *rest: torch.empty_like(grad, dtype=rest[-1]),
-)
-_forward = operator(
+_gcn_sum = operator(
     "gcn_sum(Tensor x, Tensor? bias, Tensor root, Tensor own, Tensor? weight, Tensor[] edges, "
-    "bool loops, ScalarType dtype) -> Tensor",
+    "bool loops, ScalarType dtype, bool transposed) -> Tensor",
     cpu=cpu.forward,
     cuda="gcn_sum.gpu:forward",
-    fake=lambda x, *rest: torch.empty_like(x, dtype=rest[-1]),
+    fake=lambda x, *rest: torch.empty_like(x, dtype=rest[-2]),
 )
 
 
@@ -120,7 +113,7 @@ class GcnSum(torch.autograd.Function):
         ctx.weighs = any(ctx.needs_input_grad[2:5])
         ctx.save_for_backward(x if ctx.weighs else None, root, own, weight, *edges)
         ctx.dtype, ctx.bias_dtype = x.dtype, None if bias is None else bias.dtype
-        return _forward(*inputs)
+        return _gcn_sum(*inputs, False)
 
     @staticmethod
     @differentiable_once("gcn_sum")
@@ -128,11 +121,13 @@ class GcnSum(torch.autograd.Function):
         """Returns the gradients of rows, bias, roots, self-loops and weights that are needed."""
         x, root, own, weight, *edges = ctx.saved_tensors
         grad, needs = grads[0].contiguous(), ctx.needs_input_grad
-        dx = _backward(grad, root, own, weight, edges, ctx.loops, ctx.dtype) if needs[0] else None
+        given, dx = (root, own, weight, edges, ctx.loops), None
+        if needs[0]:  # the same sum, over the edges out of each node
+            dx = _gcn_sum(grad, None, *given, ctx.dtype, True)
         dbias = grad.sum(0, dtype=ctx.bias_dtype) if needs[1] else None
         rest = [None] * 3
         if ctx.weighs:
-            found = _weights_backward(grad, x, root, own, weight, edges, ctx.loops)
+            found = _weights_backward(grad, x, *given)
             rest = [
                 slope.to(of.dtype) if need else None
                 for slope, of, need in zip(found, (root, own, weight), needs[2:5], strict=True)
