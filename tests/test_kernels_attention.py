@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from staticgraph.kernels.graph_attention import (
     graph_attention_reference,
     kept,
 )
+from staticgraph.kernels.register import CUDA
 
 STARTS = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)
 NODES, REAL, HEADS = 23, 20, 2
@@ -32,12 +32,13 @@ NODES, REAL, HEADS = 23, 20, 2
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiles_for_hopper(dtype, size, p):
     """Tensor cores, wide loads, no atomics and almost no spills; one launch per direction."""
-    gpu = importlib.import_module("staticgraph.kernels.graph_attention.gpu")
     rows, seed = torch.zeros(NODES, 3 * 4 * size, dtype=dtype), torch.tensor([1]) if p else None
     out, lse = torch.zeros(NODES, 4 * size, dtype=dtype), torch.zeros(4, NODES)
     both = [
-        *launches(gpu.forward, rows, STARTS, seed, 4, 222, 4, p),
-        *launches(gpu.backward, out, rows, out, lse, STARTS, seed, 4, 222, 4, p),
+        *launches(CUDA["graph_attention"], rows, STARTS, seed, 4, 222, 4, p),
+        *launches(
+            CUDA["graph_attention_backward"], out, rows, out, lse, STARTS, seed, 4, 222, 4, p
+        ),
     ]
     assert [each.name for each in both] == ["graph_attention_forward", "graph_attention_backward"]
     for each in both:

@@ -9,7 +9,7 @@ registers of a few warps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
+from staticgraph.kernels.register import Operator
 from staticgraph.text.how_many import how_many
 
 # Triton's interpreter stores bfloat16 as integers, and would multiply those in a product of tiles.
@@ -52,18 +53,23 @@ def span(ptr, i):
 
 
 @triton.jit
+def places(r, rows, f, width):
+    """Returns the places of rows ``r`` at columns ``f``, and which of these exist."""
+    return r[:, None] * width + f[None, :], (r < rows)[:, None] & (f < width)[None, :]
+
+
+@triton.jit
 def tile(start, last, f, width, ROWS: tl.constexpr):
-    """Returns rows from ``start`` on, their places at columns ``f``, and which of these exist."""
+    """Returns rows from ``start`` on, and their :func:`places` at columns ``f``."""
     r = start + tl.arange(0, ROWS)
-    return r, r[:, None] * width + f[None, :], (r < last)[:, None] & (f < width)[None, :]
+    at, here = places(r, last, f, width)
+    return r, at, here
 
 
 @triton.jit
 def cells(h, heads, width, BLOCK: tl.constexpr):
     """Returns the places of heads ``h`` in a row of all heads, and which of these exist."""
-    c = tl.arange(0, BLOCK)
-    inside = (h < heads)[:, None] & (c < width)[None, :]
-    return h[:, None] * width + c[None, :], inside
+    return places(h, heads, tl.arange(0, BLOCK), width)
 
 
 @triton.jit
@@ -134,17 +140,16 @@ class Launch:
         self.options: Callable[..., dict[str, Any]] = options
         self.finish: Callable[..., Any] | None = finish
 
-    def over_tensors(self, names: Sequence[str], shapes: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the CUDA side of an operator with arguments and results of these names; the
-        latter are allocated by ``shapes``."""
+    def over(self, operator: Operator) -> Callable[..., Any]:
+        """Returns the CUDA side of an operator."""
 
         def on_cuda(*arguments: Any) -> Any:
             """Allocates the results and launches the kernels."""
-            results = shapes(*arguments)
+            results = operator.fake(*arguments)
             values: list[Any] = []
             for value in (*arguments, *(results if isinstance(results, tuple) else (results,))):
                 values += value if isinstance(value, (list, tuple)) else [value]
-            named = dict(zip(names, values, strict=True))
+            named = dict(zip(operator.names, values, strict=True))
             named |= self.options(**named)
             for kernel in self.kernels:
                 launch(kernel, named)

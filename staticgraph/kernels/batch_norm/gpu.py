@@ -18,8 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.batch_norm.results import gradients, results
-from staticgraph.kernels.launch import read, tile, wide, wide_like, write
+from staticgraph.kernels.batch_norm.op import BACKWARD, BATCH_NORM
+from staticgraph.kernels.launch import Launch, read, tile, wide, wide_like, write
+from staticgraph.kernels.shapes import contiguous
 
 ROWS = 32
 COLUMNS = 64
@@ -36,8 +37,6 @@ def batch_norm_statistics(
     tracked,
     width: tl.constexpr,
     rows_a_chunk,
-    ADDED: tl.constexpr,
-    RUNNING: tl.constexpr,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -49,7 +48,7 @@ def batch_norm_statistics(
     chunk = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real = tl.load(count)
-    if RUNNING:  # noqa: SIM102 (one is known at compile time, the other is not)
+    if tracked is not None:  # noqa: SIM102 (one is known at compile time, the other is not)
         # Here, not in the second launch, all of whose programs read the count.
         if (chunk == 0) & (tl.program_id(1) == 0) & (real > 1):
             tl.store(tracked, tl.load(tracked) + 1)
@@ -60,7 +59,7 @@ def batch_norm_statistics(
     for start in range(first, last, ROWS):
         _, at, here = tile(start, last, f, width, ROWS)
         rows = read(x + at, here, WIDE)
-        if ADDED:
+        if addend is not None:
             rows += read(addend + at, here, WIDE)
             rounded = rows.to(total.dtype.element_ty)
             tl.store(total + at, rounded, mask=here)
@@ -79,7 +78,7 @@ def batch_norm_statistics(
 
 @triton.jit
 def batch_norm_apply(
-    x,
+    summed,
     residual,
     weight,
     bias,
@@ -96,10 +95,7 @@ def batch_norm_apply(
     rows,
     width: tl.constexpr,
     rows_a_chunk,
-    RUNNING: tl.constexpr,
-    CUMULATIVE: tl.constexpr,
-    RELU: tl.constexpr,
-    JOINED: tl.constexpr,
+    relu: tl.constexpr,
     WIDE: tl.constexpr,
     CHUNKS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -128,10 +124,10 @@ def batch_norm_apply(
     if chunk == 0:
         tl.store(mean_out + f, mean, mask=inside)
         tl.store(var_out + f, var, mask=inside)
-        if RUNNING:  # noqa: SIM102
+        if tracked is not None:  # noqa: SIM102
             if real > 1:  # the variance of a single row is meaningless
                 share = momentum
-                if CUMULATIVE:
+                if momentum is None:
                     share = 1.0 / tl.load(tracked).to(WIDE)
                 unbias = real.to(WIDE) / tl.maximum(real - 1, 1).to(WIDE)
                 old = tl.load(running_mean + f, mask=inside).to(WIDE)
@@ -146,11 +142,11 @@ def batch_norm_apply(
     last = tl.minimum(first + rows_a_chunk, rows)
     for start in range(first, last, ROWS):
         r, at, here = tile(start, last, f, width, ROWS)
-        value = read(x + at, here, WIDE) * scale[None, :] + shift[None, :]
-        if RELU:
+        value = read(summed + at, here, WIDE) * scale[None, :] + shift[None, :]
+        if relu:
             value = tl.where(value <= 0, 0, value)
         value = tl.where((r < real)[:, None], value, 0)
-        if JOINED:
+        if residual is not None:
             value += read(residual + at, here, WIDE)
         write(out + at, value, here)
 
@@ -168,7 +164,7 @@ def batch_norm_gradient_sums(
     eps: tl.constexpr,
     width: tl.constexpr,
     rows_a_chunk,
-    RELU: tl.constexpr,
+    relu: tl.constexpr,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -190,7 +186,7 @@ def batch_norm_gradient_sums(
         _, at, here = tile(start, last, f, width, ROWS)
         value = read(x + at, here, WIDE)
         part = read(grad + at, here, WIDE)
-        if RELU:
+        if relu:
             part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
         sums += tl.sum(part, 0)
         products += tl.sum(tl.where(here, part * (value - mean[None, :]), 0), 0)
@@ -218,8 +214,7 @@ def batch_norm_apply_gradient(
     width: tl.constexpr,
     chunks,
     rows_a_chunk,
-    RELU: tl.constexpr,
-    INTO: tl.constexpr,
+    relu: tl.constexpr,
     WIDE: tl.constexpr,
     CHUNKS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -256,124 +251,47 @@ def batch_norm_apply_gradient(
         r, at, here = tile(start, last, f, width, ROWS)
         value = read(x + at, here, WIDE)
         part = read(grad + at, here, WIDE)
-        if RELU:
+        if relu:
             part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
         away = value - mean[None, :]
         part = scale[None, :] * (part - share[None, :] - slope[None, :] * away)
         part = tl.where((r < real)[:, None], part, 0)
         write(dx + at, part, here)
-        if INTO:
+        if into is not None:
             part += read(into + at, here, WIDE)
             write(both + at, part, here)
 
 
-def forward(
-    x: Tensor,
-    addend: Tensor | None,
-    residual: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    count: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    tracked: Tensor | None,
-    momentum: float | None,
-    eps: float,
-    relu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Runs forward in two launches.
-
-    Padding rows of the sum ``x + addend`` are neither written nor read later.
-    """
-    rows, width = x.shape
-    chunks, rows_a_chunk, grid, options = _chunks(x)
-    out, mean, var, total = results(x, addend, residual)
-    partial = wide_like(x, chunks, 2, width)
-    batch_norm_statistics[grid](
-        x,
-        x if addend is None else addend,
-        total,
-        count,
-        partial,
-        count if tracked is None else tracked,
-        width,
-        rows_a_chunk,
-        ADDED=addend is not None,
-        RUNNING=tracked is not None,
-        **options,
-    )
-    batch_norm_apply[grid](
-        x if addend is None else total,
-        x if residual is None else residual,
-        weight,
-        bias,
-        count,
-        partial,
-        out,
-        mean,
-        var,
-        mean if running_mean is None else running_mean,
-        var if running_var is None else running_var,
-        count if tracked is None else tracked,
-        eps,
-        0.0 if momentum is None else momentum,
-        rows,
-        width,
-        rows_a_chunk,
-        RUNNING=tracked is not None,
-        CUMULATIVE=momentum is None,
-        RELU=relu,
-        JOINED=residual is not None,
-        CHUNKS=triton.next_power_of_2(chunks),
-        **options,
-    )
-    return out, mean, var, total
-
-
-def backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    count: Tensor,
-    into: Tensor | None,
-    eps: float,
-    relu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Runs backward in two launches."""
-    grad = grad.contiguous()
-    rows, width = x.shape
-    chunks, rows_a_chunk, grid, options = _chunks(x)
-    partial = wide_like(x, chunks, 2, width)
-    into = None if into is None else into.contiguous()
-    dx, dweight, dbias, both = gradients(x, weight, bias, into)
-    given = (grad, x, weight, bias, mean, var, count, partial)
-    batch_norm_gradient_sums[grid](*given, eps, width, rows_a_chunk, RELU=relu, **options)
-    batch_norm_apply_gradient[grid](
-        *given,
-        x if into is None else into,
-        dx,
-        dweight,
-        dbias,
-        dx if into is None else both,
-        eps,
-        rows,
-        width,
-        chunks,
-        rows_a_chunk,
-        RELU=relu,
-        INTO=into is not None,
-        CHUNKS=triton.next_power_of_2(chunks),
-        **options,
-    )
-    return dx, dweight, dbias, both
-
-
-def _chunks(x: Tensor) -> tuple[int, int, tuple[int, int], dict[str, Any]]:
+def _chunks(x: Tensor) -> dict[str, Any]:
     rows, width = x.shape
     rows_a_chunk = triton.cdiv(triton.cdiv(max(rows, 1), MAX_PARTIALS), ROWS) * ROWS
     chunks = triton.cdiv(max(rows, 1), rows_a_chunk)
-    options = {"WIDE": wide(x.dtype), "ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": 4}
-    return chunks, rows_a_chunk, (chunks, triton.cdiv(width, COLUMNS)), options
+    return {
+        "grid": (chunks, triton.cdiv(width, COLUMNS)),
+        "rows": rows,
+        "width": width,
+        "chunks": chunks,
+        "rows_a_chunk": rows_a_chunk,
+        "partial": wide_like(x, chunks, 2, width),
+        "WIDE": wide(x.dtype),
+        "CHUNKS": triton.next_power_of_2(chunks),
+        "ROWS": ROWS,
+        "COLUMNS": COLUMNS,
+        "num_warps": 4,
+    }
+
+
+def _options(x: Tensor, addend: Tensor | None, total: Tensor, **_: Any) -> dict[str, Any]:
+    return {"summed": x if addend is None else total, **_chunks(x)}
+
+
+def _backward_options(grad: Tensor, x: Tensor, into: Tensor | None, **_: Any) -> dict[str, Any]:
+    grad, into = contiguous(grad, into)
+    return {"grad": grad, "into": into, **_chunks(x)}
+
+
+# Padding rows of the sum ``x + addend`` are neither written nor read later.
+forward = Launch(batch_norm_statistics, batch_norm_apply, options=_options).over(BATCH_NORM)
+backward = Launch(
+    batch_norm_gradient_sums, batch_norm_apply_gradient, options=_backward_options
+).over(BACKWARD)

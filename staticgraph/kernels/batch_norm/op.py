@@ -131,13 +131,12 @@ def launches(x: Tensor, cumulative: bool) -> int:
     return 1 if x.size(0) <= ONE_LAUNCH_ROWS and not cumulative else 2
 
 
-def _on_cuda(x, addend, residual, weight, bias, count, mean, var, tracked, momentum, eps, relu):
+def _on_cuda(x, *rest):
     from staticgraph.kernels.batch_norm import gpu, small
 
+    *_, tracked, momentum, _, _ = rest
     kernels = small if launches(x, tracked is not None and momentum is None) == 1 else gpu
-    return kernels.forward(
-        x, addend, residual, weight, bias, count, mean, var, tracked, momentum, eps, relu
-    )
+    return kernels.forward(x, *rest)
 
 
 def _backward_on_cuda(grad, x, *rest):
@@ -147,23 +146,23 @@ def _backward_on_cuda(grad, x, *rest):
     return kernels.backward(grad, x, *rest)
 
 
-_forward = operator(
+BATCH_NORM = operator(
     "batch_norm(Tensor x, Tensor? addend, Tensor? residual, Tensor weight, Tensor bias, "
     "Tensor count, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? tracked, "
     "float? momentum, float eps, bool relu) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
+    "-> (Tensor out, Tensor mean_out, Tensor var_out, Tensor total)",
     cpu=_on_cpu,
     cuda=_on_cuda,
     fake=lambda x, addend, residual, *_: results(x, addend, residual),
-).overload
-_backward = operator(
-    "batch_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean, "
-    "Tensor var, Tensor count, Tensor? into, float eps, bool relu) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
+)
+BACKWARD = operator(
+    "batch_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean_in, "
+    "Tensor var_in, Tensor count, Tensor? into, float eps, bool relu) "
+    "-> (Tensor dx, Tensor dweight, Tensor dbias, Tensor both)",
     cpu=_backward_on_cpu,
     cuda=_backward_on_cuda,
     fake=lambda grad, x, weight, bias, mean, var, count, into, *_: gradients(x, weight, bias, into),
-).overload
+)
 
 
 class BatchNorm(torch.autograd.Function):
@@ -178,7 +177,7 @@ class BatchNorm(torch.autograd.Function):
         handed on."""
         *given, handed = inputs
         x, addend, residual, weight, bias, count, *running, eps, relu = given
-        out, mean, var, total = _forward(*given)
+        out, mean, var, total = BATCH_NORM.overload(*given)
         if running[0] is not None and not torch.compiler.is_compiling():
             for moved in running[:3]:
                 torch.autograd.graph.increment_version(moved)
@@ -200,7 +199,8 @@ class BatchNorm(torch.autograd.Function):
         grad, into = grads[0], grads[3] if len(grads) > 3 else None
         if grad is None:
             return None, into, *(None,) * 11
-        dx, dweight, dbias, both = _backward(grad, *ctx.saved_tensors, into, ctx.eps, ctx.relu)
+        given = grad, *ctx.saved_tensors, into, ctx.eps, ctx.relu
+        dx, dweight, dbias, both = BACKWARD.overload(*given)
         if into is None:
             both = None if ctx.addend is None else dx.to(ctx.addend)
         dresidual = None if ctx.residual is None else grad.to(ctx.residual)

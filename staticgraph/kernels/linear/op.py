@@ -88,12 +88,13 @@ def _backward_on_cuda(grad, x, weight, out, into):
     return gpu.backward(grad, x, weight, out, into)
 
 
-_forward = operator(
+LINEAR = operator(
     "linear(Tensor x, Tensor weight, Tensor? bias, bool relu, ScalarType dtype) -> Tensor",
     cpu=linear_reference,
     cuda=_on_cuda,
     fake=lambda x, weight, bias, relu, dtype: x.new_empty(x.size(0), weight.size(0), dtype=dtype),
-).overload
+)
+_forward = LINEAR.overload
 _backward = operator(
     "linear_backward(Tensor grad, Tensor x, Tensor weight, Tensor? out, Tensor? into) "
     "-> (Tensor, Tensor, Tensor)",

@@ -20,11 +20,12 @@ from staticgraph.kernels.launch import Launch, by_row, own_heads, read, span, wi
 
 
 @triton.jit
-def summed(mine, rows, row, edge, edge_row, mask, WIDE: tl.constexpr):
-    """Returns the sum of a row, another one, and an edge's if there is one."""
-    value = mine + read(rows + row, mask, WIDE)
+def summed(mine, rows, r, edge, e, row, place, mask, WIDE: tl.constexpr):
+    """Returns the sum of a row, of row ``r``, and of row ``e`` of an edge operand if there is
+    one."""
+    value = mine + read(rows + r * row + place, mask, WIDE)
     if edge is not None:
-        value += read(edge + edge_row, mask, WIDE)
+        value += read(edge + e * row + place, mask, WIDE)
     return value
 
 
@@ -57,14 +58,13 @@ def pair_score_forward(
     row = heads * width
     by = read(weight + place, inside, WIDE)
     mine = read(right + i * row + place, inside, WIDE)
-    at = i * row + place
-    value = summed(mine, left, at, own, at, inside, WIDE)
+    value = summed(mine, left, i, own, i, row, place, inside, WIDE)
     value = tl.sum(by * activated(value, value, slope), 1)
     write(loop + i * heads + h, value, known)
     first, last = span(row_ptr, i)
     for e in range(first, last):
         j = tl.load(src + e)
-        value = summed(mine, left, j * row + place, edge, e * row + place, inside, WIDE)
+        value = summed(mine, left, j, edge, e, row, place, inside, WIDE)
         value = tl.sum(by * activated(value, value, slope), 1)
         write(score + e * heads + h, value, known)
 
@@ -96,8 +96,7 @@ def pair_score_targets(
     row = heads * width
     by = read(weight + place, inside, WIDE)
     mine = read(right + i * row + place, inside, WIDE)
-    at = i * row + place
-    value = summed(mine, left, at, own, at, inside, WIDE)
+    value = summed(mine, left, i, own, i, row, place, inside, WIDE)
     g = read(grad_loop + i * heads + h, known, WIDE)[:, None]
     to_weight = g * activated(value, value, slope)
     total = g * activated(value, by, slope)
@@ -106,7 +105,7 @@ def pair_score_targets(
     first, last = span(row_ptr, i)
     for e in range(first, last):
         j = tl.load(src + e)
-        value = summed(mine, left, j * row + place, edge, e * row + place, inside, WIDE)
+        value = summed(mine, left, j, edge, e, row, place, inside, WIDE)
         g = read(grad_score + e * heads + h, known, WIDE)[:, None]
         to_weight += g * activated(value, value, slope)
         total += g * activated(value, by, slope)
@@ -140,14 +139,13 @@ def pair_score_sources(
     row = heads * width
     by = read(weight + place, inside, WIDE)
     mine = read(left + j * row + place, inside, WIDE)
-    at = j * row + place
-    value = summed(mine, right, at, own, at, inside, WIDE)
+    value = summed(mine, right, j, own, j, row, place, inside, WIDE)
     g = read(grad_loop + j * heads + h, known, WIDE)[:, None]
     total = g * activated(value, by, slope)
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
-        value = summed(mine, right, i * row + place, edge, e * row + place, inside, WIDE)
+        value = summed(mine, right, i, edge, e, row, place, inside, WIDE)
         g = read(grad_score + e * heads + h, known, WIDE)[:, None]
         part = g * activated(value, by, slope)
         total += part
