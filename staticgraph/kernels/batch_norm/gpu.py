@@ -28,6 +28,20 @@ MAX_PARTIALS = 64
 
 
 @triton.jit
+def affine(weight, bias, mean, var, eps, f, inside, WIDE: tl.constexpr):
+    """Returns by what a norm multiplies columns ``f``, and what it then adds."""
+    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
+    return scale, read(bias + f, inside, WIDE) - mean * scale
+
+
+@triton.jit
+def move(running, f, value, share, inside):
+    """Moves running statistics of columns ``f`` by a share of the way to those of a batch."""
+    old = tl.load(running + f, mask=inside).to(value.dtype)
+    write(running + f, old + share * (value - old), inside)
+
+
+@triton.jit
 def batch_norm_statistics(
     x,
     addend,
@@ -130,14 +144,9 @@ def batch_norm_apply(
                 if momentum is None:
                     share = 1.0 / tl.load(tracked).to(WIDE)
                 unbias = real.to(WIDE) / tl.maximum(real - 1, 1).to(WIDE)
-                old = tl.load(running_mean + f, mask=inside).to(WIDE)
-                new = old + share * (mean - old)
-                write(running_mean + f, new, inside)
-                old = tl.load(running_var + f, mask=inside).to(WIDE)
-                new = old + share * (var * unbias - old)
-                write(running_var + f, new, inside)
-    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
-    shift = read(bias + f, inside, WIDE) - mean * scale
+                move(running_mean, f, mean, share, inside)
+                move(running_var, f, var * unbias, share, inside)
+    scale, shift = affine(weight, bias, mean, var, eps, f, inside, WIDE)
     first = chunk * rows_a_chunk
     last = tl.minimum(first + rows_a_chunk, rows)
     for start in range(first, last, ROWS):
@@ -176,8 +185,7 @@ def batch_norm_gradient_sums(
     inside = f < width
     mean = tl.load(mean_in + f, mask=inside, other=0)
     var = tl.load(var_in + f, mask=inside, other=0)
-    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
-    shift = read(bias + f, inside, WIDE) - mean * scale
+    scale, shift = affine(weight, bias, mean, var, eps, f, inside, WIDE)
     first = chunk * rows_a_chunk
     last = tl.minimum(first + rows_a_chunk, tl.load(count))
     sums = tl.zeros([COLUMNS], WIDE)
@@ -231,8 +239,7 @@ def batch_norm_apply_gradient(
     mean = tl.load(mean_in + f, mask=inside, other=0)
     var = tl.load(var_in + f, mask=inside, other=0)
     inverse = 1 / tl.sqrt(var + eps)
-    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
-    shift = read(bias + f, inside, WIDE) - mean * scale
+    scale, shift = affine(weight, bias, mean, var, eps, f, inside, WIDE)
     k = tl.arange(0, CHUNKS)
     joined = partial + (2 * k)[:, None] * width + f[None, :]
     given = (k < chunks)[:, None] & inside[None, :]

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from staticgraph.kernels.batch_norm.gpu import affine, move
 from staticgraph.kernels.batch_norm.op import BACKWARD, BATCH_NORM
 from staticgraph.kernels.launch import Launch, read, wide, write
 from staticgraph.kernels.shapes import contiguous
@@ -75,15 +76,10 @@ def batch_norm_few_rows_forward(
         if real > 1:  # the variance of a single row is meaningless
             if tl.program_id(0) == 0:
                 tl.store(tracked, tl.load(tracked) + 1)
-            old = tl.load(running_mean + f, mask=inside).to(WIDE)
-            new = old + momentum * (mean - old)
-            write(running_mean + f, new, inside)
-            old = tl.load(running_var + f, mask=inside).to(WIDE)
             unbias = n / tl.maximum(real - 1, 1).to(WIDE)
-            new = old + momentum * (var * unbias - old)
-            write(running_var + f, new, inside)
-    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
-    shift = read(bias + f, inside, WIDE) - mean * scale
+            move(running_mean, f, mean, momentum, inside)
+            move(running_var, f, var * unbias, momentum, inside)
+    scale, shift = affine(weight, bias, mean, var, eps, f, inside, WIDE)
     value = value * scale[None, :] + shift[None, :]
     if relu:
         value = tl.where(value <= 0, 0, value)
@@ -128,9 +124,8 @@ def batch_norm_few_rows_backward(
     mean = tl.load(mean_in + f, mask=inside, other=0)
     var = tl.load(var_in + f, mask=inside, other=0)
     inverse = 1 / tl.sqrt(var + eps)
-    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
+    scale, shift = affine(weight, bias, mean, var, eps, f, inside, WIDE)
     if relu:
-        shift = read(bias + f, inside, WIDE) - mean * scale
         part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
     away = tl.where(given, value - mean[None, :], 0)
     sums = tl.sum(part, 0)

@@ -68,6 +68,32 @@ def stays(seed, begin, i, j, h, site, p):
 
 
 @triton.jit
+def query_tile(
+    q_at,
+    g_at,
+    o_at,
+    l_at,
+    begin,
+    i,
+    n,
+    heads: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Loads queries ``i`` of the graph, their gradients and log-sum-exps, and the means by which
+    the gradients of their weights are centred.
+
+    Rows beyond the graph have zero gradients, so their weights have no effect as long as they are
+    finite.
+    """
+    q = tile_of(q_at, begin, i, n, 3 * heads * SIZE, SIZE, BLOCK)
+    g = tile_of(g_at, begin, i, n, heads * SIZE, SIZE, BLOCK)
+    o = tile_of(o_at, begin, i, n, heads * SIZE, SIZE, BLOCK)
+    mean = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
+    return q, g, mean, tl.load(l_at + i, mask=i < n, other=0)
+
+
+@triton.jit
 def graph_attention_forward(
     rows,
     starts,
@@ -87,6 +113,7 @@ def graph_attention_forward(
 ):
     """One program: the outputs and log-sum-exps of a tile of a graph's queries, for one head, over
     all its keys; it also clears its share of the padding rows."""
+    STRIDE: tl.constexpr = 3 * heads * SIZE
     program, h = tl.program_id(0), tl.program_id(1)
     r = tl.arange(0, TILE)
     begin = tl.load(starts + program // tiles).to(tl.int64)
@@ -97,14 +124,14 @@ def graph_attention_forward(
         k_at = q_at + heads * SIZE
         v_at = k_at + heads * SIZE
         i = first + r
-        q = tile_of(q_at, begin, i, n, 3 * heads * SIZE, SIZE, BLOCK)
+        q = tile_of(q_at, begin, i, n, STRIDE, SIZE, BLOCK)
         largest = tl.full([TILE], -float("inf"), tl.float32)
         total = tl.zeros([TILE], tl.float32)
         result = tl.zeros([TILE, BLOCK], tl.float32)
         for key in range(0, n, TILE):
             j = key + r
-            k = tile_of(k_at, begin, j, n, 3 * heads * SIZE, SIZE, BLOCK)
-            v = tile_of(v_at, begin, j, n, 3 * heads * SIZE, SIZE, BLOCK)
+            k = tile_of(k_at, begin, j, n, STRIDE, SIZE, BLOCK)
+            v = tile_of(v_at, begin, j, n, STRIDE, SIZE, BLOCK)
             score = scores_of(q, k, j, n, SCALE)
             more = tl.maximum(largest, tl.max(score, 1))
             weight = tl.exp(score - more[:, None])
@@ -150,6 +177,7 @@ def graph_attention_backward(
     They are computed as keys and values over all queries, then as queries over all keys. The
     program also clears its share of the padding rows.
     """
+    STRIDE: tl.constexpr = 3 * heads * SIZE
     program, h = tl.program_id(0), tl.program_id(1)
     r = tl.arange(0, TILE)
     begin = tl.load(starts + program // tiles).to(tl.int64)
@@ -166,19 +194,13 @@ def graph_attention_backward(
     dv_at = dk_at + heads * SIZE
     if first < n:
         j = first + r
-        k = tile_of(k_at, begin, j, n, 3 * heads * SIZE, SIZE, BLOCK)
-        v = tile_of(v_at, begin, j, n, 3 * heads * SIZE, SIZE, BLOCK)
+        k = tile_of(k_at, begin, j, n, STRIDE, SIZE, BLOCK)
+        v = tile_of(v_at, begin, j, n, STRIDE, SIZE, BLOCK)
         dk = tl.zeros([TILE, BLOCK], tl.float32)
         dv = tl.zeros([TILE, BLOCK], tl.float32)
         for query in range(0, n, TILE):
             i = query + r
-            q = tile_of(q_at, begin, i, n, 3 * heads * SIZE, SIZE, BLOCK)
-            g = tile_of(g_at, begin, i, n, heads * SIZE, SIZE, BLOCK)
-            o = tile_of(o_at, begin, i, n, heads * SIZE, SIZE, BLOCK)
-            # Rows beyond the graph have zero gradients, so their weights have no effect as long as
-            # they are finite.
-            mean = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
-            own = tl.load(l_at + i, mask=i < n, other=0)
+            q, g, mean, own = query_tile(q_at, g_at, o_at, l_at, begin, i, n, heads, SIZE, BLOCK)
             weight = tl.exp(scores_of(q, k, j, n, SCALE) - own[:, None])
             by_weight = product(g, tl.trans(v))
             share = weight
@@ -189,19 +211,15 @@ def graph_attention_backward(
             dv += product(tl.trans(share.to(g.dtype)), g)
             by_score = (weight * (by_weight - mean[:, None])).to(q.dtype)
             dk += product(tl.trans(by_score), q)
-        put_tile(dk_at, begin, j, n, dk * SCALE, 3 * heads * SIZE, SIZE, BLOCK)
-        put_tile(dv_at, begin, j, n, dv, 3 * heads * SIZE, SIZE, BLOCK)
+        put_tile(dk_at, begin, j, n, dk * SCALE, STRIDE, SIZE, BLOCK)
+        put_tile(dv_at, begin, j, n, dv, STRIDE, SIZE, BLOCK)
         i = first + r
-        q = tile_of(q_at, begin, i, n, 3 * heads * SIZE, SIZE, BLOCK)
-        g = tile_of(g_at, begin, i, n, heads * SIZE, SIZE, BLOCK)
-        o = tile_of(o_at, begin, i, n, heads * SIZE, SIZE, BLOCK)
-        mean = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
-        own = tl.load(l_at + i, mask=i < n, other=0)
+        q, g, mean, own = query_tile(q_at, g_at, o_at, l_at, begin, i, n, heads, SIZE, BLOCK)
         dq = tl.zeros([TILE, BLOCK], tl.float32)
         for key in range(0, n, TILE):
             j = key + r
-            k = tile_of(k_at, begin, j, n, 3 * heads * SIZE, SIZE, BLOCK)
-            v = tile_of(v_at, begin, j, n, 3 * heads * SIZE, SIZE, BLOCK)
+            k = tile_of(k_at, begin, j, n, STRIDE, SIZE, BLOCK)
+            v = tile_of(v_at, begin, j, n, STRIDE, SIZE, BLOCK)
             weight = tl.exp(scores_of(q, k, j, n, SCALE) - own[:, None])
             by_weight = product(g, tl.trans(v))
             if seed is not None:
@@ -209,14 +227,14 @@ def graph_attention_backward(
                 by_weight = tl.where(keep, by_weight / (1 - p), 0)
             by_score = (weight * (by_weight - mean[:, None])).to(k.dtype)
             dq += product(by_score, k)
-        put_tile(dq_at, begin, i, n, dq * SCALE, 3 * heads * SIZE, SIZE, BLOCK)
+        put_tile(dq_at, begin, i, n, dq * SCALE, STRIDE, SIZE, BLOCK)
     padding = tl.load(starts + graphs).to(tl.int64)
     zero = tl.zeros([TILE, BLOCK], tl.float32)
     tiled = tl.num_programs(0).to(tl.int64) * TILE
     for start in range(padding + program.to(tl.int64) * TILE, nodes, tiled):
-        put_tile(dq_at, start, r, nodes - start, zero, 3 * heads * SIZE, SIZE, BLOCK)
-        put_tile(dk_at, start, r, nodes - start, zero, 3 * heads * SIZE, SIZE, BLOCK)
-        put_tile(dv_at, start, r, nodes - start, zero, 3 * heads * SIZE, SIZE, BLOCK)
+        put_tile(dq_at, start, r, nodes - start, zero, STRIDE, SIZE, BLOCK)
+        put_tile(dk_at, start, r, nodes - start, zero, STRIDE, SIZE, BLOCK)
+        put_tile(dv_at, start, r, nodes - start, zero, STRIDE, SIZE, BLOCK)
 
 
 def _options(rows: Tensor, starts: Tensor, heads: int, longest: int, **_: Any) -> dict[str, Any]:
