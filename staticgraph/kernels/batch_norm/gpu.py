@@ -28,6 +28,21 @@ MAX_PARTIALS = 64
 
 
 @triton.jit
+def own_columns(width, COLUMNS: tl.constexpr):
+    """Returns the chunk of rows of the program, its columns, and which of them exist."""
+    f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    return tl.program_id(0).to(tl.int64), f, f < width
+
+
+@triton.jit
+def passed(part, value, scale, shift, relu: tl.constexpr):
+    """Returns the gradients of those values that ReLU, where there is one, let through."""
+    if relu:
+        part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
+    return part
+
+
+@triton.jit
 def affine(weight, bias, mean, var, eps, f, inside, WIDE: tl.constexpr):
     """Returns by what a norm multiplies columns ``f``, and what it then adds."""
     scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
@@ -59,8 +74,7 @@ def batch_norm_statistics(
 
     With an addend, it also writes the sum, and the statistics are those of the sum as rounded.
     """
-    chunk = tl.program_id(0).to(tl.int64)
-    f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    chunk, f, inside = own_columns(width, COLUMNS)
     real = tl.load(count)
     if tracked is not None:  # noqa: SIM102 (one is known at compile time, the other is not)
         # Here, not in the second launch, all of whose programs read the count.
@@ -86,8 +100,8 @@ def batch_norm_statistics(
         share = found / (done + found)
         square += tl.sum(away * away, 0) + step * step * done * share
         mean += step * share
-    tl.store(partial + (2 * chunk) * width + f, mean, mask=f < width)
-    tl.store(partial + (2 * chunk + 1) * width + f, square, mask=f < width)
+    tl.store(partial + (2 * chunk) * width + f, mean, mask=inside)
+    tl.store(partial + (2 * chunk + 1) * width + f, square, mask=inside)
 
 
 @triton.jit
@@ -120,9 +134,7 @@ def batch_norm_apply(
 
     The first chunk's program also stores mean and variance and updates the running statistics.
     """
-    chunk = tl.program_id(0).to(tl.int64)
-    f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = f < width
+    chunk, f, inside = own_columns(width, COLUMNS)
     real = tl.load(count)
     # All chunks at once: a loop over them would pay one memory latency per chunk.
     k = tl.arange(0, CHUNKS)
@@ -180,9 +192,7 @@ def batch_norm_gradient_sums(
 ):
     """One program: sums of the gradient, and of its product with the deviations, over a chunk of
     rows for a block of columns."""
-    chunk = tl.program_id(0).to(tl.int64)
-    f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = f < width
+    chunk, f, inside = own_columns(width, COLUMNS)
     mean = tl.load(mean_in + f, mask=inside, other=0)
     var = tl.load(var_in + f, mask=inside, other=0)
     scale, shift = affine(weight, bias, mean, var, eps, f, inside, WIDE)
@@ -193,9 +203,7 @@ def batch_norm_gradient_sums(
     for start in range(first, last, ROWS):
         _, at, here = tile(start, last, f, width, ROWS)
         value = read(x + at, here, WIDE)
-        part = read(grad + at, here, WIDE)
-        if relu:
-            part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
+        part = passed(read(grad + at, here, WIDE), value, scale, shift, relu)
         sums += tl.sum(part, 0)
         products += tl.sum(tl.where(here, part * (value - mean[None, :]), 0), 0)
     tl.store(partial + (2 * chunk) * width + f, sums, mask=inside)
@@ -233,9 +241,7 @@ def batch_norm_apply_gradient(
 
     The first chunk's program also writes the gradients of weight and bias.
     """
-    chunk = tl.program_id(0).to(tl.int64)
-    f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = f < width
+    chunk, f, inside = own_columns(width, COLUMNS)
     mean = tl.load(mean_in + f, mask=inside, other=0)
     var = tl.load(var_in + f, mask=inside, other=0)
     inverse = 1 / tl.sqrt(var + eps)
@@ -257,9 +263,7 @@ def batch_norm_apply_gradient(
     for start in range(first, last, ROWS):
         r, at, here = tile(start, last, f, width, ROWS)
         value = read(x + at, here, WIDE)
-        part = read(grad + at, here, WIDE)
-        if relu:
-            part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
+        part = passed(read(grad + at, here, WIDE), value, scale, shift, relu)
         away = value - mean[None, :]
         part = scale[None, :] * (part - share[None, :] - slope[None, :] * away)
         part = tl.where((r < real)[:, None], part, 0)

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.batch_norm.gpu import affine, move
+from staticgraph.kernels.batch_norm.gpu import affine, move, passed
 from staticgraph.kernels.batch_norm.op import BACKWARD, BATCH_NORM
 from staticgraph.kernels.launch import Launch, read, wide, write
 from staticgraph.kernels.shapes import contiguous
@@ -120,13 +120,11 @@ def batch_norm_few_rows_backward(
     given = (r < real)[:, None] & inside[None, :]
     at = r[:, None] * width + f[None, :]
     value = read(x + at, given, WIDE)
-    part = read(grad + at, given, WIDE)
     mean = tl.load(mean_in + f, mask=inside, other=0)
     var = tl.load(var_in + f, mask=inside, other=0)
     inverse = 1 / tl.sqrt(var + eps)
     scale, shift = affine(weight, bias, mean, var, eps, f, inside, WIDE)
-    if relu:
-        part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
+    part = passed(read(grad + at, given, WIDE), value, scale, shift, relu)
     away = tl.where(given, value - mean[None, :], 0)
     sums = tl.sum(part, 0)
     products = tl.sum(part * away, 0)

@@ -63,7 +63,7 @@ def forward(
     """Computes ``gcn_sum``; ``transposed``, over the edges out of each node."""
     nodes, width = x.shape
     ends, ptr = (dst, col_ptr) if transposed else (src, row_ptr)
-    begin, end = portion(nodes, 1, thread, threads)
+    begin, end = portion(nodes, thread, threads)
     for i in range(begin, end):
         mine = root[i]
         first = own[i] * mine * mine
@@ -99,7 +99,7 @@ def _products(
     rows."""
     nodes = len(down)
     width = len(grads) // max(nodes, 1)
-    begin, end = portion(nodes, 1, thread, threads)
+    begin, end = portion(nodes, thread, threads)
     for i in range(begin, end):
         down[i] = dot(grads, i * width, rows, i * width, width)
         for e in range(row_ptr[i], row_ptr[i + 1]):
