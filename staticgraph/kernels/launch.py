@@ -10,6 +10,7 @@ registers of a few warps.
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -123,9 +124,9 @@ class Launch:
         kernels: Triton functions, launched in order. A parameter with the name of an argument or
             result of the operator, or of one of :class:`~staticgraph.kernels.edges.Edges`, gets its
             value, None included.
-        options: gets all of these by name; returns the number of programs as ``grid``, the kernels'
-            other parameters, those that they get in place of an argument or result, and Triton's
-            options.
+        options: its parameters have such names, too; returns the number of programs as ``grid``,
+            the kernels' other parameters, those that they get in place of an argument or result,
+            and Triton's options.
         finish: gets the results, and what the kernels got by name; returns the results. None if the
             kernels wrote them.
     """
@@ -142,38 +143,45 @@ class Launch:
 
     def over(self, operator: Operator) -> Callable[..., Any]:
         """Returns the CUDA side of an operator."""
+        place = {name: at for at, name in enumerate(operator.names)}
+        edges = operator.arguments.index("edges") if "edges" in operator.arguments else -1
+        asked = [place[name] for name in signature(self.options).parameters]
+        launches = [
+            (kernel, [(name, place.get(name, -1)) for name in kernel.arg_names])
+            for kernel in self.kernels
+        ]
 
         def on_cuda(*arguments: Any) -> Any:
             """Allocates the results and launches the kernels."""
-            results = operator.fake(*arguments)
-            values: list[Any] = []
-            for value in (*arguments, *(results if isinstance(results, tuple) else (results,))):
-                values += value if isinstance(value, (list, tuple)) else [value]
-            named = dict(zip(operator.names, values, strict=True))
-            named |= self.options(**named)
-            for kernel in self.kernels:
-                launch(kernel, named)
-            return results if self.finish is None else self.finish(results, **named)
+            results, values = operator.fake(*arguments), list(arguments)
+            if edges >= 0:
+                values[edges : edges + 1] = values[edges]
+            values += results if isinstance(results, tuple) else [results]
+            options = self.options(*[values[at] for at in asked])
+            for kernel, names in launches:
+                given = [options[name] if name in options else values[at] for name, at in names]
+                how = {
+                    name: options[name] for name in ("num_warps", "num_stages") if name in options
+                }
+                kernel[options["grid"]](*given, **how)
+            if self.finish is None:
+                return results
+            return self.finish(results, dict(zip(operator.names, values, strict=True)) | options)
 
         return on_cuda
-
-
-def launch(kernel: Any, named: dict[str, Any]) -> None:
-    """Launches a kernel with those of the named values that it takes."""
-    taken = (*kernel.arg_names, "num_warps", "num_stages")
-    kernel[named["grid"]](**{name: named[name] for name in taken if name in named})
 
 
 def by_row(dtype: torch.dtype, width: int, rows: int = 1) -> dict[str, Any]:
     """Returns the options of kernels whose programs take ``rows`` rows of ``width`` columns."""
     columns = block(width)
-    options = {"WIDE": wide(dtype), "BLOCK": columns, "num_warps": warps(rows * columns)}
-    return {"width": width, **options}
+    how = warps(rows * columns)
+    return {"width": width, "WIDE": wide(dtype), "BLOCK": columns, "num_warps": how}
 
 
-def each_row(x: Tensor, **_: Any) -> dict[str, Any]:
+def each_row(x: Tensor) -> dict[str, Any]:
     """Returns the options of kernels with one program per row of ``x``."""
-    return {"grid": (len(x),), **by_row(x.dtype, x.size(1))}
+    rows, width = x.shape
+    return by_row(x.dtype, width) | {"grid": (rows,)}
 
 
 def wide_like(value: Tensor, *shape: int) -> Tensor:

@@ -292,11 +292,11 @@ def _chunks(x: Tensor) -> dict[str, Any]:
     }
 
 
-def _options(x: Tensor, addend: Tensor | None, total: Tensor, **_: Any) -> dict[str, Any]:
+def _options(x: Tensor, addend: Tensor | None, total: Tensor) -> dict[str, Any]:
     return {"summed": x if addend is None else total, **_chunks(x)}
 
 
-def _backward_options(grad: Tensor, x: Tensor, into: Tensor | None, **_: Any) -> dict[str, Any]:
+def _backward_options(grad: Tensor, x: Tensor, into: Tensor | None) -> dict[str, Any]:
     grad, into = contiguous(grad, into)
     return {"grad": grad, "into": into, **_chunks(x)}
 

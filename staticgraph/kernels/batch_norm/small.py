@@ -142,7 +142,7 @@ def batch_norm_few_rows_backward(
         write(both + at, part, here)
 
 
-def _options(x: Tensor, **_: Any) -> dict[str, Any]:
+def _options(x: Tensor) -> dict[str, Any]:
     count, width = x.shape
     rows, columns = triton.next_power_of_2(max(32, count)), SECTOR_BYTES // x.element_size()
     return {
@@ -157,7 +157,7 @@ def _options(x: Tensor, **_: Any) -> dict[str, Any]:
     }
 
 
-def _backward_options(grad: Tensor, x: Tensor, into: Tensor | None, **_: Any) -> dict[str, Any]:
+def _backward_options(grad: Tensor, x: Tensor, into: Tensor | None) -> dict[str, Any]:
     grad, into = contiguous(grad, into)
     return {"grad": grad, "into": into, **_options(x)}
 

@@ -185,12 +185,7 @@ def dot_attention_targets(
 
 
 def _options(
-    query: Tensor,
-    value: Tensor,
-    edge: Tensor | None,
-    code: Tensor | None,
-    heads: int,
-    **_: Any,
+    query: Tensor, value: Tensor, edge: Tensor | None, code: Tensor | None, heads: int
 ) -> dict[str, Any]:
     """Returns the options that all kernels share, and the edge operand with one row per edge."""
     width, columns = query.size(1) // heads, value.size(1) // heads
@@ -208,19 +203,27 @@ def _options(
     }
 
 
-def _backward_options(**named: Any) -> dict[str, Any]:
-    options, coded = _options(**named), named["code"] is not None
-    options["dscore"] = torch.empty_like(named["share"])
-    options["dedge"] = torch.empty_like(options["edge"]) if coded else named["dedge"]
+def _backward_options(
+    query: Tensor,
+    value: Tensor,
+    edge: Tensor | None,
+    code: Tensor | None,
+    heads: int,
+    share: Tensor,
+    dedge: Tensor,
+) -> dict[str, Any]:
+    options = _options(query, value, edge, code, heads)
+    options["dscore"] = torch.empty_like(share)
+    options["dedge"] = dedge if code is None else torch.empty_like(options["edge"])
     return options
 
 
-def _sum_tables(results: tuple[Tensor, ...], **named: Any) -> tuple[Tensor, ...]:
-    code, dedge = named["code"], named["dedge"]
-    if code is None:
+def _sum_tables(results: tuple[Tensor, ...], named: dict[str, Any]) -> tuple[Tensor, ...]:
+    if named["code"] is None:
         return results
     *others, table = results
-    return *others, tables.backward(dedge, code.view(-1, 1), None, len(table))
+    codes = named["code"].view(-1, 1)
+    return *others, tables.backward(named["dedge"], codes, None, len(table))
 
 
 forward = Launch(dot_attention_forward, options=_options)

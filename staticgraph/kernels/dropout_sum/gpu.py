@@ -53,7 +53,7 @@ def dropout_sum_fill(
     write(out + at, value, here)
 
 
-def _options(x: Tensor, **_: Any) -> dict[str, Any]:
+def _options(x: Tensor) -> dict[str, Any]:
     rows, width = x.shape
     grid = (triton.cdiv(max(x.numel(), 1), BLOCK),)
     return {"grid": grid, "rows": rows, "width": width, "WIDE": wide(x.dtype), "BLOCK": BLOCK}

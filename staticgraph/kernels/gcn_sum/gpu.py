@@ -152,7 +152,7 @@ def gcn_sum_degrees_backward(
         tl.store(dweight + e, value)
 
 
-def _each_node(root: Tensor, **_: Any) -> dict[str, Any]:
+def _each_node(root: Tensor) -> dict[str, Any]:
     return {"grid": (len(root),), "WIDE": wide(root.dtype), "num_warps": 1}
 
 

@@ -237,7 +237,7 @@ def graph_attention_backward(
         put_tile(dv_at, start, r, nodes - start, zero, STRIDE, SIZE, BLOCK)
 
 
-def _options(rows: Tensor, starts: Tensor, heads: int, longest: int, **_: Any) -> dict[str, Any]:
+def _options(rows: Tensor, starts: Tensor, heads: int, longest: int) -> dict[str, Any]:
     size, graphs = rows.size(1) // (3 * heads), len(starts) - 1
     tile = kernel_tile(longest, size)
     tiles = max(1, triton.cdiv(longest, tile))

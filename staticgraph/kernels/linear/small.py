@@ -208,7 +208,7 @@ def linear_small_join(
         write(dbias + o, total, o < OUT)
 
 
-def _forward_options(x: Tensor, weight: Tensor, dtype: torch.dtype, **_: Any) -> dict[str, Any]:
+def _forward_options(x: Tensor, weight: Tensor, dtype: torch.dtype) -> dict[str, Any]:
     rows, (high, width) = x.size(0), weight.shape
     return {
         "grid": (triton.cdiv(max(rows, 1), ROWS), triton.cdiv(high, COLUMNS)),

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import Launch, by_row, launch, own_heads, read, span, write
+from staticgraph.kernels.launch import Launch, by_row, own_heads, read, span, write
 
 
 @triton.jit
@@ -195,15 +195,16 @@ def neighbour_attention_targets(
     write(at, total, known)
 
 
-def _options(x: Tensor, heads: int, **_: Any) -> dict[str, Any]:
+def _options(x: Tensor, heads: int) -> dict[str, Any]:
     rows = triton.next_power_of_2(heads)
     options = by_row(x.dtype, x.size(1) // heads, rows)
     return {"grid": (len(x),), "nodes": len(x), "HEADS": rows, **options}
 
 
-def _sum_targets(results: tuple[Tensor, ...], **named: Any) -> tuple[Tensor, ...]:
+def _sum_targets(results: tuple[Tensor, ...], named: dict[str, Any]) -> tuple[Tensor, ...]:
     if named["pair"] is not None:
-        launch(neighbour_attention_targets, {**named, "num_warps": 1})
+        kernel = neighbour_attention_targets
+        kernel[named["grid"]](*(named[name] for name in kernel.arg_names), num_warps=1)
     return results
 
 

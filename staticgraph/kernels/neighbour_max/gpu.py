@@ -124,7 +124,7 @@ def neighbour_max_backward(
     write(dx + j * width + f, total, inside)
 
 
-def _backward_options(x: Tensor, edge: Tensor | None, out: Tensor, **_: Any) -> dict[str, Any]:
+def _backward_options(x: Tensor, edge: Tensor | None, out: Tensor) -> dict[str, Any]:
     share = wide_like(x, *x.shape)
     largest = out if edge is None else torch.empty_like(share)
     return {"share": share, "largest": largest, **each_row(x)}

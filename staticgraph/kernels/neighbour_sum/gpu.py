@@ -141,7 +141,7 @@ def neighbour_sum_backward(
     write(dx + j * width + f, total, inside)
 
 
-def _options(x: Tensor, edge: Tensor | None, **_: Any) -> dict[str, Any]:
+def _options(x: Tensor, edge: Tensor | None) -> dict[str, Any]:
     return {
         "grid": (len(x),),
         "SCALAR": edge is not None and edge.dim() == 1,
@@ -149,10 +149,16 @@ def _options(x: Tensor, edge: Tensor | None, **_: Any) -> dict[str, Any]:
     }
 
 
-def _backward_options(**named: Any) -> dict[str, Any]:
-    x, edge, code, each = (named[name] for name in ("x", "edge", "code", "each"))
+def _backward_options(
+    x: Tensor,
+    edge: Tensor | None,
+    code: Tensor | None,
+    into_x: Tensor | None,
+    into_edge: Tensor | None,
+    each: bool,
+) -> dict[str, Any]:
     options = _options(x, edge)
-    into_x, into_edge = contiguous(named["into_x"], named["into_edge"])
+    into_x, into_edge = contiguous(into_x, into_edge)
     if edge is not None and code is not None and not each:
         # An edge's part of a table's gradient stays in the accumulation dtype until it is summed.
         options["dedge"] = each_like(edge, code)
@@ -160,7 +166,7 @@ def _backward_options(**named: Any) -> dict[str, Any]:
     return {**options, "into_x": into_x, "into_edge": into_edge}
 
 
-def _sum_tables(results: tuple[Tensor, ...], **named: Any) -> tuple[Tensor, ...]:
+def _sum_tables(results: tuple[Tensor, ...], named: dict[str, Any]) -> tuple[Tensor, ...]:
     if "into_table" not in named:
         return results
     edge, parts, code = named["edge"], named["dedge"], named["code"].view(-1, 1)

@@ -154,7 +154,7 @@ def pair_score_sources(
     write(dleft + j * row + place, total, inside)
 
 
-def _options(left: Tensor, weight: Tensor, **_: Any) -> dict[str, Any]:
+def _options(left: Tensor, weight: Tensor) -> dict[str, Any]:
     heads, width = weight.shape
     rows = triton.next_power_of_2(heads)
     options = by_row(left.dtype, width, rows)
@@ -164,13 +164,13 @@ def _options(left: Tensor, weight: Tensor, **_: Any) -> dict[str, Any]:
 forward = Launch(pair_score_forward, options=_options)
 
 
-def _backward_options(left: Tensor, weight: Tensor, **_: Any) -> dict[str, Any]:
+def _backward_options(left: Tensor, weight: Tensor) -> dict[str, Any]:
     return {"partial": wide_like(left, len(left), *weight.shape), **_options(left, weight)}
 
 
-def _sum_weights(results: tuple[Tensor, ...], partial: Tensor, **_: Any) -> tuple[Tensor, ...]:
+def _sum_weights(results: tuple[Tensor, ...], named: dict[str, Any]) -> tuple[Tensor, ...]:
     dleft, dright, dweight, *rest = results
-    return dleft, dright, partial.sum(0).to(dweight.dtype), *rest
+    return dleft, dright, named["partial"].sum(0).to(dweight.dtype), *rest
 
 
 backward = Launch(

@@ -180,14 +180,17 @@ def segment_softmax_backward(
         write(dvalues + at, rows, here)
 
 
-def _options(ptr: Tensor, **named: Any) -> dict[str, Any]:
-    rows = named["out"] if "out" in named else named["grad"]
-    return {"grid": (len(ptr) - 1,), "ROWS": ROWS, **by_row(rows.dtype, rows.size(1), ROWS)}
+def _by_out(ptr: Tensor, out: Tensor) -> dict[str, Any]:
+    return {"grid": (len(ptr) - 1,), "ROWS": ROWS, **by_row(out.dtype, out.size(1), ROWS)}
 
 
-sum_forward = Launch(segment_sum_forward, options=_options)
-sum_backward = Launch(segment_sum_backward, options=_options)
-max_forward = Launch(segment_max_forward, options=_options)
-max_backward = Launch(segment_max_backward, options=_options)
-softmax_forward = Launch(segment_softmax_forward, options=_options)
-softmax_backward = Launch(segment_softmax_backward, options=_options)
+def _by_grad(ptr: Tensor, grad: Tensor) -> dict[str, Any]:
+    return _by_out(ptr, grad)
+
+
+sum_forward = Launch(segment_sum_forward, options=_by_out)
+sum_backward = Launch(segment_sum_backward, options=_by_grad)
+max_forward = Launch(segment_max_forward, options=_by_out)
+max_backward = Launch(segment_max_backward, options=_by_grad)
+softmax_forward = Launch(segment_softmax_forward, options=_by_out)
+softmax_backward = Launch(segment_softmax_backward, options=_by_grad)

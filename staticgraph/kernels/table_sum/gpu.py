@@ -197,12 +197,12 @@ def join(partial: Tensor, into: Tensor | None, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def _one_block(index: Tensor, **_: Any) -> dict[str, Any]:
+def _one_block(index: Tensor) -> dict[str, Any]:
     rows, columns = index.shape
     return {"grid": (triton.cdiv(rows, 256),), "rows": rows, "columns": columns, "BLOCK": 256}
 
 
-def _each_row(index: Tensor, weight: Tensor, **_: Any) -> dict[str, Any]:
+def _each_row(index: Tensor, weight: Tensor) -> dict[str, Any]:
     options = by_row(weight.dtype, weight.size(1))
     return {"grid": (len(index),), "columns": index.size(1), **options}
 
