@@ -117,6 +117,10 @@ def wide(dtype: torch.dtype) -> Any:
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
+# The options of a launch that are Triton's own.
+TRITON = ("num_warps", "num_stages")
+
+
 class Launch:
     """An operator on CUDA that is launches alone: what its kernels take has the operator's names.
 
@@ -160,9 +164,7 @@ class Launch:
             options = self.options(*[values[at] for at in asked])
             for kernel, names in launches:
                 given = [options[name] if name in options else values[at] for name, at in names]
-                how = {
-                    name: options[name] for name in ("num_warps", "num_stages") if name in options
-                }
+                how = {name: options[name] for name in TRITON if name in options}
                 kernel[options["grid"]](*given, **how)
             if self.finish is None:
                 return results

@@ -103,28 +103,13 @@ def launches(x: Tensor, cumulative: bool) -> int:
     return 1 if x.size(0) <= ONE_LAUNCH_ROWS and not cumulative else 2
 
 
-def _on_cuda(x, *rest):
-    from staticgraph.kernels.batch_norm import gpu, small
-
-    *_, tracked, momentum, _, _ = rest
-    kernels = small if launches(x, tracked is not None and momentum is None) == 1 else gpu
-    return kernels.forward(x, *rest)
-
-
-def _backward_on_cuda(grad, x, *rest):
-    from staticgraph.kernels.batch_norm import gpu, small
-
-    kernels = small if launches(x, False) == 1 else gpu
-    return kernels.backward(grad, x, *rest)
-
-
 BATCH_NORM = operator(
     "batch_norm(Tensor x, Tensor? addend, Tensor? residual, Tensor weight, Tensor bias, "
     "Tensor count, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? tracked, "
     "float? momentum, float eps, bool relu) "
     "-> (Tensor out, Tensor mean_out, Tensor var_out, Tensor total)",
     cpu=_on_cpu,
-    cuda=_on_cuda,
+    cuda="batch_norm.small:on_cuda",
     fake=lambda x, addend, residual, *_: results(x, addend, residual),
 )
 BACKWARD = operator(
@@ -132,7 +117,7 @@ BACKWARD = operator(
     "Tensor var_in, Tensor count, Tensor? into, float eps, bool relu) "
     "-> (Tensor dx, Tensor dweight, Tensor dbias, Tensor both)",
     cpu=_backward_on_cpu,
-    cuda=_backward_on_cuda,
+    cuda="batch_norm.small:backward_on_cuda",
     fake=lambda grad, x, weight, bias, mean, var, count, into, *_: gradients(x, weight, bias, into),
 )
 

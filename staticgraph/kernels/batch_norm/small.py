@@ -18,8 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from staticgraph.kernels.batch_norm import gpu
 from staticgraph.kernels.batch_norm.gpu import affine, move, passed
-from staticgraph.kernels.batch_norm.op import BACKWARD, BATCH_NORM
+from staticgraph.kernels.batch_norm.op import BACKWARD, BATCH_NORM, launches
 from staticgraph.kernels.launch import Launch, read, wide, write
 from staticgraph.kernels.shapes import contiguous
 
@@ -164,3 +165,15 @@ def _backward_options(grad: Tensor, x: Tensor, into: Tensor | None) -> dict[str,
 
 forward = Launch(batch_norm_few_rows_forward, options=_options).over(BATCH_NORM)
 backward = Launch(batch_norm_few_rows_backward, options=_backward_options).over(BACKWARD)
+
+
+def on_cuda(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Runs forward by these kernels or, with more rows or a cumulative average, the others."""
+    *_, tracked, momentum, _, _ = rest
+    few = launches(x, tracked is not None and momentum is None) == 1
+    return (forward if few else gpu.forward)(x, *rest)
+
+
+def backward_on_cuda(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Runs backward by these kernels or, with more rows, the others."""
+    return (backward if launches(x, False) == 1 else gpu.backward)(grad, x, *rest)

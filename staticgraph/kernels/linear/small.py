@@ -23,8 +23,9 @@ import triton.language as tl
 from torch import Tensor
 
 from staticgraph.kernels.launch import Launch, places, product, read, wide_like, write
-from staticgraph.kernels.linear.limits import chunks_of
-from staticgraph.kernels.linear.op import LINEAR
+from staticgraph.kernels.linear import gpu
+from staticgraph.kernels.linear.limits import chunks_of, fits
+from staticgraph.kernels.linear.op import LINEAR, by_library, shape_of
 
 # Sides of a tile of forward's results, and the depth that a program multiplies per step.
 ROWS, COLUMNS, STEP = 32, 64, 32
@@ -280,3 +281,19 @@ def backward_tiles(width: int, high: int, dtype: torch.dtype) -> dict[str, int]:
 
 def _tiles(rows: int, side: int, step: int) -> dict[str, int]:
     return {"ROWS": rows, "COLUMNS": COLUMNS, "SIDE": side, "STEP": step}
+
+
+def on_cuda(
+    x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, dtype: torch.dtype
+) -> Tensor:
+    """Runs forward by torch's product or this module's kernel."""
+    if by_library(x, weight, dtype):
+        cast = None if bias is None else bias.to(dtype)
+        return gpu.forward(x.to(dtype), weight.to(dtype), cast, relu)
+    return forward(x, weight, bias, relu, dtype)
+
+
+def backward_on_cuda(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Runs backward by this module's kernel or torch's products."""
+    few = fits(*shape_of(x, weight), grad.dtype, x.dtype, weight.dtype)
+    return (backward if few else gpu.backward)(grad, x, weight, *rest)
