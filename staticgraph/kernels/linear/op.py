@@ -60,6 +60,7 @@ def backward_launches(grad: Tensor, x: Tensor, weight: Tensor, relu: bool) -> in
 
 
 def shape_of(x: Tensor, weight: Tensor) -> tuple[int, int, int]:
+    """Returns rows, inputs and outputs of a layer."""
     return x.size(0), weight.size(1), weight.size(0)
 
 
