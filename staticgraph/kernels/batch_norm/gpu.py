@@ -12,6 +12,7 @@ result, ReLU and residual sum included. Running statistics are updated in the sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import triton
@@ -302,7 +303,9 @@ def _backward_options(grad: Tensor, x: Tensor, into: Tensor | None) -> dict[str,
 
 
 # Padding rows of the sum ``x + addend`` are neither written nor read later.
-forward = Launch(batch_norm_statistics, batch_norm_apply, options=_options).over(BATCH_NORM)
-backward = Launch(
+forward: Callable[..., Any] = Launch(
+    batch_norm_statistics, batch_norm_apply, options=_options
+).over(BATCH_NORM)
+backward: Callable[..., Any] = Launch(
     batch_norm_gradient_sums, batch_norm_apply_gradient, options=_backward_options
 ).over(BACKWARD)

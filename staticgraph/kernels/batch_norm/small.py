@@ -12,6 +12,7 @@ rows, and running statistics with a cumulative average, whose count every progra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import triton
@@ -163,8 +164,10 @@ def _backward_options(grad: Tensor, x: Tensor, into: Tensor | None) -> dict[str,
     return {"grad": grad, "into": into, **_options(x)}
 
 
-forward = Launch(batch_norm_few_rows_forward, options=_options).over(BATCH_NORM)
-backward = Launch(batch_norm_few_rows_backward, options=_backward_options).over(BACKWARD)
+forward: Callable[..., Any] = Launch(batch_norm_few_rows_forward, options=_options).over(BATCH_NORM)
+backward: Callable[..., Any] = Launch(batch_norm_few_rows_backward, options=_backward_options).over(
+    BACKWARD
+)
 
 
 def on_cuda(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:

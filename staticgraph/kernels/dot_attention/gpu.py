@@ -226,8 +226,8 @@ def _sum_tables(results: tuple[Tensor, ...], named: dict[str, Any]) -> tuple[Ten
     return *others, tables.backward(named["dedge"], codes, None, len(table))
 
 
-forward = Launch(dot_attention_forward, options=_options)
-backward = Launch(
+forward: Launch = Launch(dot_attention_forward, options=_options)
+backward: Launch = Launch(
     dot_attention_sources,
     dot_attention_targets,
     options=_backward_options,

@@ -59,4 +59,4 @@ def _options(x: Tensor) -> dict[str, Any]:
     return {"grid": grid, "rows": rows, "width": width, "WIDE": wide(x.dtype), "BLOCK": BLOCK}
 
 
-fill = Launch(dropout_sum_fill, options=_options)
+fill: Launch = Launch(dropout_sum_fill, options=_options)

@@ -156,7 +156,7 @@ def _each_node(root: Tensor) -> dict[str, Any]:
     return {"grid": (len(root),), "WIDE": wide(root.dtype), "num_warps": 1}
 
 
-degrees = Launch(gcn_sum_degrees, options=_each_node)
-forward = Launch(gcn_sum_forward, options=each_row)
-weights_backward = Launch(gcn_sum_weights, options=each_row)
-degrees_backward = Launch(gcn_sum_degrees_backward, options=_each_node)
+degrees: Launch = Launch(gcn_sum_degrees, options=_each_node)
+forward: Launch = Launch(gcn_sum_forward, options=each_row)
+weights_backward: Launch = Launch(gcn_sum_weights, options=each_row)
+degrees_backward: Launch = Launch(gcn_sum_degrees_backward, options=_each_node)

@@ -256,5 +256,5 @@ def _options(rows: Tensor, starts: Tensor, heads: int, longest: int) -> dict[str
     }
 
 
-forward = Launch(graph_attention_forward, options=_options)
-backward = Launch(graph_attention_backward, options=_options)
+forward: Launch = Launch(graph_attention_forward, options=_options)
+backward: Launch = Launch(graph_attention_backward, options=_options)

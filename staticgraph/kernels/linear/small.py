@@ -15,6 +15,7 @@ Not supported: float64, and shapes beyond :func:`fits`, for which torch's produc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -225,7 +226,7 @@ def _forward_options(x: Tensor, weight: Tensor, dtype: torch.dtype) -> dict[str,
 
 
 # Rounds as if operands had been cast to the result's dtype.
-forward = Launch(linear_small_forward, options=_forward_options).over(LINEAR)
+forward: Callable[..., Any] = Launch(linear_small_forward, options=_forward_options).over(LINEAR)
 
 
 def backward(

@@ -208,5 +208,5 @@ def _sum_targets(results: tuple[Tensor, ...], named: dict[str, Any]) -> tuple[Te
     return results
 
 
-forward = Launch(neighbour_attention_forward, options=_options)
-backward = Launch(neighbour_attention_sources, options=_options, finish=_sum_targets)
+forward: Launch = Launch(neighbour_attention_forward, options=_options)
+backward: Launch = Launch(neighbour_attention_sources, options=_options, finish=_sum_targets)

@@ -130,5 +130,5 @@ def _backward_options(x: Tensor, edge: Tensor | None, out: Tensor) -> dict[str, 
     return {"share": share, "largest": largest, **each_row(x)}
 
 
-forward = Launch(neighbour_max_forward, options=each_row)
-backward = Launch(neighbour_max_shares, neighbour_max_backward, options=_backward_options)
+forward: Launch = Launch(neighbour_max_forward, options=each_row)
+backward: Launch = Launch(neighbour_max_shares, neighbour_max_backward, options=_backward_options)

@@ -175,5 +175,5 @@ def _sum_tables(results: tuple[Tensor, ...], named: dict[str, Any]) -> tuple[Ten
     return results[0], dedge.view(edge.shape)
 
 
-forward = Launch(neighbour_sum_forward, options=_options)
-backward = Launch(neighbour_sum_backward, options=_backward_options, finish=_sum_tables)
+forward: Launch = Launch(neighbour_sum_forward, options=_options)
+backward: Launch = Launch(neighbour_sum_backward, options=_backward_options, finish=_sum_tables)

@@ -161,7 +161,7 @@ def _options(left: Tensor, weight: Tensor) -> dict[str, Any]:
     return {"grid": (len(left),), "heads": heads, "HEADS": rows, **options}
 
 
-forward = Launch(pair_score_forward, options=_options)
+forward: Launch = Launch(pair_score_forward, options=_options)
 
 
 def _backward_options(left: Tensor, weight: Tensor) -> dict[str, Any]:
@@ -173,6 +173,6 @@ def _sum_weights(results: tuple[Tensor, ...], named: dict[str, Any]) -> tuple[Te
     return dleft, dright, named["partial"].sum(0).to(dweight.dtype), *rest
 
 
-backward = Launch(
+backward: Launch = Launch(
     pair_score_targets, pair_score_sources, options=_backward_options, finish=_sum_weights
 )

@@ -188,9 +188,9 @@ def _by_grad(ptr: Tensor, grad: Tensor) -> dict[str, Any]:
     return _by_out(ptr, grad)
 
 
-sum_forward = Launch(segment_sum_forward, options=_by_out)
-sum_backward = Launch(segment_sum_backward, options=_by_grad)
-max_forward = Launch(segment_max_forward, options=_by_out)
-max_backward = Launch(segment_max_backward, options=_by_grad)
-softmax_forward = Launch(segment_softmax_forward, options=_by_out)
-softmax_backward = Launch(segment_softmax_backward, options=_by_grad)
+sum_forward: Launch = Launch(segment_sum_forward, options=_by_out)
+sum_backward: Launch = Launch(segment_sum_backward, options=_by_grad)
+max_forward: Launch = Launch(segment_max_forward, options=_by_out)
+max_backward: Launch = Launch(segment_max_backward, options=_by_grad)
+softmax_forward: Launch = Launch(segment_softmax_forward, options=_by_out)
+softmax_backward: Launch = Launch(segment_softmax_backward, options=_by_grad)

@@ -207,5 +207,5 @@ def _each_row(index: Tensor, weight: Tensor) -> dict[str, Any]:
     return {"grid": (len(index),), "columns": index.size(1), **options}
 
 
-forward = Launch(table_sum_forward, options=_each_row)
-codes = Launch(table_sum_codes, options=_one_block)
+forward: Launch = Launch(table_sum_forward, options=_each_row)
+codes: Launch = Launch(table_sum_codes, options=_one_block)
