@@ -25,6 +25,7 @@ from bench.options import options_of
 from bench.parts import answer
 from bench.settle import only_on_cuda
 from bench.steps import milliseconds
+from staticgraph.kernels.register import CUDA
 
 CALLS = 20
 # The nodes of 32 and of 256 molecules of HIV, padding included.
@@ -66,19 +67,18 @@ def torchs_backward(grad: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> obj
 
 def attention(device: str) -> Iterator[Case]:
     """Yields both directions over the same graphs, for a grid of longer and of shorter ones."""
-    from staticgraph.kernels.graph_attention import gpu
-
+    forward, backward = CUDA["graph_attention"], CUDA["graph_attention_backward"]
     rows = torch.randn(ROWS[0], 3 * 64, device=device)
     starts = torch.linspace(0, ROWS[0], 33, device=device).int()
     for longest in (222, 32):
-        out, lse = gpu.forward(rows, starts, None, 4, longest, 0, 0.0)
+        out, lse = forward(rows, starts, None, 4, longest, 0, 0.0)
         yield (
             f"attention forward, longest {longest}",
-            partial(gpu.forward, rows, starts, None, 4, longest, 0, 0.0),
+            partial(forward, rows, starts, None, 4, longest, 0, 0.0),
         )
         yield (
             f"attention backward, longest {longest}",
-            partial(gpu.backward, out, rows, out, lse, starts, None, 4, longest, 0, 0.0),
+            partial(backward, out, rows, out, lse, starts, None, 4, longest, 0, 0.0),
         )
 
 

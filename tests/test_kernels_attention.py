@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import copy
-import importlib
 
 import numpy as np
 import pytest
 import torch
 from support.attending import Attending, assert_drops_its_share, batch_of
 from support.compiled import launches
+from support.kernel_references import graph_attention_reference
 from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
 
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.dryrun.operations import OperationCounter
-from staticgraph.kernels.graph_attention import (
-    cpu,
-    graph_attention,
-    graph_attention_reference,
-    kept,
-)
+from staticgraph.kernels.graph_attention import cpu, graph_attention, kept
+from staticgraph.kernels.register import CUDA
 
 STARTS = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)
 NODES, REAL, HEADS = 23, 20, 2
@@ -32,12 +28,13 @@ NODES, REAL, HEADS = 23, 20, 2
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiles_for_hopper(dtype, size, p):
     """Tensor cores, wide loads, no atomics and almost no spills; one launch per direction."""
-    gpu = importlib.import_module("staticgraph.kernels.graph_attention.gpu")
     rows, seed = torch.zeros(NODES, 3 * 4 * size, dtype=dtype), torch.tensor([1]) if p else None
     out, lse = torch.zeros(NODES, 4 * size, dtype=dtype), torch.zeros(4, NODES)
     both = [
-        *launches(gpu.forward, rows, STARTS, seed, 4, 222, 4, p),
-        *launches(gpu.backward, out, rows, out, lse, STARTS, seed, 4, 222, 4, p),
+        *launches(CUDA["graph_attention"], rows, STARTS, seed, 4, 222, 4, p),
+        *launches(
+            CUDA["graph_attention_backward"], out, rows, out, lse, STARTS, seed, 4, 222, 4, p
+        ),
     ]
     assert [each.name for each in both] == ["graph_attention_forward", "graph_attention_backward"]
     for each in both:

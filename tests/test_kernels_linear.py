@@ -15,7 +15,6 @@ from staticgraph.kernels.linear import (
     gpu,
     limits,
     linear_reference,
-    op,
     small,
 )
 from staticgraph.rewrites.layers.gradient_sums import product_handed_on
@@ -80,14 +79,14 @@ def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
     most = limits.MAX_ROWS
     for rows, by, launched in ((128, "small", 1), (129, "small", 2), (most + 1, "gpu", 4)):
         x, grad = torch.empty(rows, 4), torch.empty(rows, 8)
-        op._backward_on_cuda(grad, x, weight, grad, None)
+        small.backward_on_cuda(grad, x, weight, grad, None)
         assert called.pop() == f"{by} backward"
         assert operations("staticgraph::linear_backward", (grad, x, weight, grad, None)) == launched
-        op._on_cuda(x, weight, None, False, torch.bfloat16)
+        small.on_cuda(x, weight, None, False, torch.bfloat16)
         assert called.pop() == f"{by} forward"
-        op._on_cuda(x, weight, None, False, torch.float32)
+        small.on_cuda(x, weight, None, False, torch.float32)
         assert called.pop() == "gpu forward"
-    op._backward_on_cuda(*(t.double() for t in (grad[:9], x[:9], weight)), None, None)
+    small.backward_on_cuda(*(t.double() for t in (grad[:9], x[:9], weight)), None, None)
     assert called == ["gpu backward"], "float64 has no tensor cores of ours"
     side = 512
     most = limits.MAX_WORK // side**2

@@ -40,11 +40,14 @@ UNAVAILABLE = 3
 MODEL_FAILED = 4
 NOT_RECORDED = "default"
 MODES = (NOT_RECORDED, "reduce-overhead", "cuda-graph")
-DRY_RUN = Group.create_ordered(
-    "a GPU that you do not have",
-    help="After the check, compile the training step for it in the modes that can run the model, "
-    "and count its launches; nothing runs on a device. The exit status is 1 where it does not "
-    "record whole, 3 where a dry run cannot work on this machine, 4 where the model failed.",
+DRY_RUN = Parameter(
+    group=Group.create_ordered(
+        "a GPU that you do not have",
+        help="After the check, compile the training step for it in the modes that can run the "
+        "model, and count its launches; nothing runs on a device. The exit status is 1 where it "
+        "does not record whole, 3 where a dry run cannot work on this machine, 4 where the model "
+        "failed.",
+    )
 )
 
 
@@ -63,19 +66,18 @@ class DryRunOptions:
         picture: draw the launches by kind, as PNG.
     """
 
-    gpu: Annotated[str | None, choice(*GPUS), Parameter(name="--for", group=DRY_RUN)] = None
+    gpu: Annotated[str | None, choice(*GPUS), DRY_RUN, Parameter(name="--for")] = None
     mode: Annotated[
         tuple[str, ...],
         several(one_of(*MODES)),
-        Parameter(group=DRY_RUN, choices=MODES, metavar="CHOICE..."),
+        DRY_RUN,
+        Parameter(choices=MODES, metavar="CHOICE..."),
     ] = ()
-    kernels: Annotated[bool, Parameter(group=DRY_RUN)] = False
-    autocast: Annotated[str | None, Parameter(group=DRY_RUN, metavar="DTYPE")] = None
-    loss: Annotated[str | None, WORDS, Parameter(group=DRY_RUN, metavar="MODULE:NAME")] = None
-    differentiable: Annotated[
-        tuple[str, ...], NAMES, Parameter(group=DRY_RUN, metavar="FIELD")
-    ] = ()
-    picture: Annotated[Path | None, PICTURE_FILE, Parameter(group=DRY_RUN)] = None
+    kernels: Annotated[bool, DRY_RUN] = False
+    autocast: Annotated[str | None, DRY_RUN, Parameter(metavar="DTYPE")] = None
+    loss: Annotated[str | None, WORDS, DRY_RUN, Parameter(metavar="MODULE:NAME")] = None
+    differentiable: Annotated[tuple[str, ...], NAMES, DRY_RUN, Parameter(metavar="FIELD")] = ()
+    picture: Annotated[Path | None, PICTURE_FILE, DRY_RUN] = None
 
 
 def run(

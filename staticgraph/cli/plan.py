@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from staticgraph.plans.plan import BucketPlan
     from staticgraph.sizes.histogram import SizeHistogram
 
-GOAL = Group.create_ordered("what to plan (one of; --graphs 128 by default)")
-MEMORY = Group.create_ordered("memory (with --data; the largest batches that fit)")
-HOW = Group.create_ordered("how")
+GOAL = Parameter(group=Group.create_ordered("what to plan (one of; --graphs 128 by default)"))
+MEMORY = Parameter(group=Group.create_ordered("memory (with --data; the largest batches that fit)"))
+HOW = Parameter(group=Group.create_ordered("how"))
 # Graphs per batch, about, where nothing else is given.
 GRAPHS = 128
 # The most buckets drawn with --knee.
@@ -75,33 +75,30 @@ class PlanOptions(MeasuredStep):
         knee: with --graphs: draw the cost against 1 to 6 buckets (PNG, or what the name ends in).
     """
 
-    data: Annotated[str, WORDS, Parameter(group=DATA, metavar="SPEC", required=False)] = ""
-    histogram: Annotated[Path | None, INPUT_FILE, Parameter(group=DATA)] = None
-    batch_size: Annotated[int | None, WHOLE, Parameter(group=GOAL, metavar="B")] = None
-    graphs: Annotated[int | None, WHOLE, Parameter(group=GOAL, metavar="B")] = None
-    efficiency: Annotated[
-        float | None, value(number(0, 1, above=True), metavar="X"), Parameter(group=GOAL)
-    ] = None
-    limits: Annotated[tuple[int, ...], several(whole(0)), Parameter(group=GOAL, metavar="N")] = ()
-    max_memory: Annotated[int | None, BYTES, Parameter(group=MEMORY)] = None
-    memory: Annotated[Path | None, INPUT_FILE, Parameter(group=MEMORY)] = None
-    min_steps: Annotated[int, WHOLE, Parameter(group=MEMORY, metavar="K")] = 32
-    max_graphs: Annotated[int | None, WHOLE, Parameter(group=HOW, metavar="G")] = None
-    buckets: Annotated[int | None, WHOLE, Parameter(group=HOW, metavar="K")] = None
+    data: Annotated[str, WORDS, DATA, Parameter(metavar="SPEC", required=False)] = ""
+    histogram: Annotated[Path | None, INPUT_FILE, DATA] = None
+    batch_size: Annotated[int | None, WHOLE, GOAL, Parameter(metavar="B")] = None
+    graphs: Annotated[int | None, WHOLE, GOAL, Parameter(metavar="B")] = None
+    efficiency: Annotated[float | None, value(number(0, 1, above=True), metavar="X"), GOAL] = None
+    limits: Annotated[tuple[int, ...], several(whole(0)), GOAL, Parameter(metavar="N")] = ()
+    max_memory: Annotated[int | None, BYTES, MEMORY] = None
+    memory: Annotated[Path | None, INPUT_FILE, MEMORY] = None
+    min_steps: Annotated[int, WHOLE, MEMORY, Parameter(metavar="K")] = 32
+    max_graphs: Annotated[int | None, WHOLE, HOW, Parameter(metavar="G")] = None
+    buckets: Annotated[int | None, WHOLE, HOW, Parameter(metavar="K")] = None
     cost: Annotated[
         tuple[float, ...],
         several(number(0)),
-        Parameter(group=HOW, metavar="FIXED NODE EDGE PAIR", consume_multiple=(4, 4)),
+        HOW,
+        Parameter(metavar="FIXED NODE EDGE PAIR", consume_multiple=(4, 4)),
     ] = ()
-    effort: Annotated[
-        Literal["fast", "best"] | None, choice("fast", "best"), Parameter(group=HOW)
-    ] = None
-    time_limit: Annotated[float | None, POSITIVE, Parameter(group=HOW, metavar="S")] = None
-    certify: Annotated[bool, Parameter(group=HOW)] = False
-    out: Annotated[Path | None, OUTPUT_FILE, Parameter(group=FILES)] = None
-    plot: Annotated[Path | None, PICTURE_FILE, Parameter(group=FILES)] = None
-    map: Annotated[Path | None, OUTPUT_FILE, Parameter(group=FILES)] = None
-    knee: Annotated[Path | None, PICTURE_FILE, Parameter(group=FILES)] = None
+    effort: Annotated[Literal["fast", "best"] | None, choice("fast", "best"), HOW] = None
+    time_limit: Annotated[float | None, POSITIVE, HOW, Parameter(metavar="S")] = None
+    certify: Annotated[bool, HOW] = False
+    out: Annotated[Path | None, OUTPUT_FILE, FILES] = None
+    plot: Annotated[Path | None, PICTURE_FILE, FILES] = None
+    map: Annotated[Path | None, OUTPUT_FILE, FILES] = None
+    knee: Annotated[Path | None, PICTURE_FILE, FILES] = None
 
 
 def run(*, options: PlanOptions | None = None, json: bool = False) -> int:

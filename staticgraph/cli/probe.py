@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from staticgraph.steps.loss.mean_loss import Loss
     from staticgraph.store.graph_store import GraphStore
 
-HOW = Group.create_ordered("how")
+HOW = Parameter(group=Group.create_ordered("how"))
 
 
 @Parameter(name="*")
@@ -50,10 +50,10 @@ class MeasuredStep(ModelOptions):
         accumulate: backward passes per update.
     """
 
-    optimizer: Annotated[str, choice("adam", "adamw", "sgd"), Parameter(group=MODEL)] = "adam"
-    autocast: Annotated[str | None, choice("bfloat16"), Parameter(group=MODEL)] = None
-    kernels: Annotated[bool, Parameter(group=MODEL)] = False
-    accumulate: Annotated[int, WHOLE, Parameter(group=MODEL)] = 1
+    optimizer: Annotated[str, choice("adam", "adamw", "sgd"), MODEL] = "adam"
+    autocast: Annotated[str | None, choice("bfloat16"), MODEL] = None
+    kernels: Annotated[bool, MODEL] = False
+    accumulate: Annotated[int, WHOLE, MODEL] = 1
 
 
 @Parameter(name="*")
@@ -70,13 +70,11 @@ class ProbeOptions:
         gpu: with --compiled: the device to compile for.
     """
 
-    form: Annotated[
-        str, choice("auto", "linear", "attention", "quadratic"), Parameter(group=HOW)
-    ] = "auto"
-    device: Annotated[str, choice("cpu", "cuda"), Parameter(group=HOW)] = "cpu"
-    like: Annotated[str, choice("cpu", "cuda"), Parameter(group=HOW)] = "cpu"
-    compiled: Annotated[bool, Parameter(group=HOW)] = False
-    gpu: Annotated[Gpu, Parameter(group=HOW)] = "h100"
+    form: Annotated[str, choice("auto", "linear", "attention", "quadratic"), HOW] = "auto"
+    device: Annotated[str, choice("cpu", "cuda"), HOW] = "cpu"
+    like: Annotated[str, choice("cpu", "cuda"), HOW] = "cpu"
+    compiled: Annotated[bool, HOW] = False
+    gpu: Annotated[Gpu, HOW] = "h100"
 
 
 def run(

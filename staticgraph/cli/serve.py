@@ -41,10 +41,10 @@ START_S = 120
 # Connections that wait until they are accepted.
 BACKLOG = 2048
 STOPPED = "all accepted requests are answered; stopped"
-SOURCE = Group.create_ordered("what is served (one of --run and --exported)")
-PLACE = Group.create_ordered("where")
-LIMITS = Group.create_ordered("requests")
-HOW = Group.create_ordered("how")
+SOURCE = Parameter(group=Group.create_ordered("what is served (one of --run and --exported)"))
+PLACE = Parameter(group=Group.create_ordered("where"))
+LIMITS = Parameter(group=Group.create_ordered("requests"))
+HOW = Parameter(group=Group.create_ordered("how"))
 
 
 @Parameter(name="*")
@@ -69,22 +69,20 @@ class ServeOptions:
         compile_mode: with --run: as for staticgraph train.
     """
 
-    folder: Annotated[Path | None, FOLDER, Parameter(name="--run", group=SOURCE)] = None
-    exported: Annotated[Path | None, FOLDER, Parameter(group=SOURCE)] = None
-    digest: Annotated[str | None, WORDS, Parameter(group=SOURCE)] = None
-    smiles: Annotated[bool, Parameter(group=SOURCE)] = False
-    task: Annotated[str | None, choice("binary", "classes"), Parameter(group=SOURCE)] = None
-    host: Annotated[str, WORDS, Parameter(group=PLACE)] = "127.0.0.1"
-    port: Annotated[int, value(whole(0, 65535)), Parameter(group=PLACE)] = 8000
-    max_wait_ms: Annotated[
-        float, value(number(0, 60_000), metavar="MS"), Parameter(group=LIMITS)
-    ] = 5.0
-    max_queue: Annotated[int, WHOLE, Parameter(group=LIMITS)] = 4096
-    max_graphs: Annotated[int, WHOLE, Parameter(group=LIMITS)] = 1024
-    max_body: Annotated[int, BYTES, Parameter(group=LIMITS, metavar="BYTES")] = 8 << 20
-    workers: Annotated[int, value(whole(0, 64), metavar="N"), Parameter(group=HOW)] = 1
-    device: Annotated[Device, Parameter(group=HOW)] = "auto"
-    compile_mode: Annotated[Mode, Parameter(group=HOW)] = "auto"
+    folder: Annotated[Path | None, FOLDER, SOURCE, Parameter(name="--run")] = None
+    exported: Annotated[Path | None, FOLDER, SOURCE] = None
+    digest: Annotated[str | None, WORDS, SOURCE] = None
+    smiles: Annotated[bool, SOURCE] = False
+    task: Annotated[str | None, choice("binary", "classes"), SOURCE] = None
+    host: Annotated[str, WORDS, PLACE] = "127.0.0.1"
+    port: Annotated[int, value(whole(0, 65535)), PLACE] = 8000
+    max_wait_ms: Annotated[float, value(number(0, 60_000), metavar="MS"), LIMITS] = 5.0
+    max_queue: Annotated[int, WHOLE, LIMITS] = 4096
+    max_graphs: Annotated[int, WHOLE, LIMITS] = 1024
+    max_body: Annotated[int, BYTES, LIMITS, Parameter(metavar="BYTES")] = 8 << 20
+    workers: Annotated[int, value(whole(0, 64), metavar="N"), HOW] = 1
+    device: Annotated[Device, HOW] = "auto"
+    compile_mode: Annotated[Mode, HOW] = "auto"
 
 
 def run(*, options: ServeOptions | None = None) -> int:

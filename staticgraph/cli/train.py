@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from staticgraph.cli import DIVERGED, INTERRUPTED
 from staticgraph.cli.loading import (
     OPTIONS_SET,
@@ -26,11 +24,11 @@ from staticgraph.training.options import FILES, INPUT_FILE, OUTPUT_FOLDER
 def run(
     *,
     settings: TrainConfig,
-    config: Annotated[Path | None, INPUT_FILE, Parameter(group=FILES)] = None,
-    out: Annotated[Path, OUTPUT_FOLDER, Parameter(group=FILES)] = Path("runs/latest"),
-    resume: Annotated[bool, Parameter(group=FILES)] = False,
-    overwrite: Annotated[bool, Parameter(group=FILES)] = False,
-    json: Annotated[bool, Parameter(group=FILES)] = False,
+    config: Annotated[Path | None, INPUT_FILE, FILES] = None,
+    out: Annotated[Path, OUTPUT_FOLDER, FILES] = Path("runs/latest"),
+    resume: Annotated[bool, FILES] = False,
+    overwrite: Annotated[bool, FILES] = False,
+    json: Annotated[bool, FILES] = False,
 ) -> int:
     """Train a graph neural network on a data set, in a few fixed shapes.
 

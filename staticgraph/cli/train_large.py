@@ -44,7 +44,7 @@ POLICIES = {
 # The contents of a run's folder.
 GRAPH, EMBEDDINGS, REPORT, PICTURE = "graph", "embeddings", "report.json", "schedule.png"
 BUFFER, TRAINING, LINKS, NODES = (
-    Group.create_ordered(name) for name in ("buffer", "training", "links", "nodes")
+    Parameter(group=Group.create_ordered(name)) for name in ("buffer", "training", "links", "nodes")
 )
 LAYER = choice("sage", "gcn", "gat")
 
@@ -85,29 +85,28 @@ class LargeOptions:
 
     data: Annotated[str, WORDS, Parameter(metavar="SPEC")]
     task: Annotated[str | None, choice("link", "node")] = None
-    policy: Annotated[str | None, choice(*SIZES), Parameter(group=BUFFER)] = None
-    partitions: Annotated[int | None, WHOLE, Parameter(group=BUFFER, metavar="P")] = None
-    buffer: Annotated[int | None, WHOLE, Parameter(group=BUFFER, metavar="C")] = None
-    memory: Annotated[int | None, BYTES, Parameter(group=BUFFER)] = None
-    epochs: Annotated[int | None, WHOLE, Parameter(group=TRAINING)] = None
-    batch_size: Annotated[int | None, WHOLE, Parameter(group=TRAINING)] = None
-    rate: Annotated[float | None, RATE, Parameter(group=TRAINING)] = None
-    seed: Annotated[Seed, Parameter(group=TRAINING)] = 0
+    policy: Annotated[str | None, choice(*SIZES), BUFFER] = None
+    partitions: Annotated[int | None, WHOLE, BUFFER, Parameter(metavar="P")] = None
+    buffer: Annotated[int | None, WHOLE, BUFFER, Parameter(metavar="C")] = None
+    memory: Annotated[int | None, BYTES, BUFFER] = None
+    epochs: Annotated[int | None, WHOLE, TRAINING] = None
+    batch_size: Annotated[int | None, WHOLE, TRAINING] = None
+    rate: Annotated[float | None, RATE, TRAINING] = None
+    seed: Annotated[Seed, TRAINING] = 0
     fanouts: Annotated[
         tuple[int, ...],
         value(read_fanouts, metavar="K,K"),
-        Parameter(group=TRAINING, show_default="10,10"),
+        TRAINING,
+        Parameter(show_default="10,10"),
     ] = (10, 10)
-    decoder: Annotated[str, choice("distmult", "complex", "transe"), Parameter(group=LINKS)] = (
-        "distmult"
-    )
-    dimension: Annotated[int, WIDTH, Parameter(group=LINKS)] = 50
-    chunks: Annotated[int | None, WHOLE, Parameter(group=LINKS)] = None
-    negatives: Annotated[int, WHOLE, Parameter(group=LINKS)] = 500
-    encoder: Annotated[str | None, LAYER, Parameter(group=LINKS)] = None
-    model: Annotated[str, LAYER, Parameter(group=NODES)] = "sage"
-    hidden: Annotated[int, WIDTH, Parameter(group=NODES)] = 64
-    dropout: Annotated[float, SHARE, Parameter(group=NODES)] = 0.5
+    decoder: Annotated[str, choice("distmult", "complex", "transe"), LINKS] = "distmult"
+    dimension: Annotated[int, WIDTH, LINKS] = 50
+    chunks: Annotated[int | None, WHOLE, LINKS] = None
+    negatives: Annotated[int, WHOLE, LINKS] = 500
+    encoder: Annotated[str | None, LAYER, LINKS] = None
+    model: Annotated[str, LAYER, NODES] = "sage"
+    hidden: Annotated[int, WIDTH, NODES] = 64
+    dropout: Annotated[float, SHARE, NODES] = 0.5
     out: Annotated[Path, OUTPUT_FOLDER] = Path("runs/large")
     overwrite: bool = False
 

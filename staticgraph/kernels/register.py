@@ -45,7 +45,8 @@ def operator(
             ``Tensor(a!)``. No defaults: torch drops arguments that equal them.
         cpu: a loop that takes arguments and results of the schema by their names, or a function of
             plain tensors without autograd.
-        cuda: such a function for CUDA, or where it is, as ``folder.file:function``: Triton is
+        cuda: such a function for CUDA, or where it or a
+            :class:`~staticgraph.kernels.launch.Launch` is, as ``folder.file:name``: Triton is
             imported by the first call. None if torch's own operations are as good there and the
             operator is not called.
         fake: the same computation on shapes and dtypes alone; it also allocates a loop's results.
@@ -54,27 +55,25 @@ def operator(
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    found = Operator(getattr(getattr(torch.ops, NAMESPACE), name).default, backward)
+    found = Operator(getattr(getattr(torch.ops, NAMESPACE), name).default, fake, backward)
     if isinstance(cpu, CpuLoop):
-        names = []
-        for argument in (*found.arguments, *found.results):
-            names += Edges._fields if argument == "edges" else [argument]
-        cpu = over_tensors(cpu, names, fake, check)
+        cpu = over_tensors(cpu, found.names, fake, check)
     LIBRARY.impl(name, cpu, "CPU")
     if cuda is not None:
-        CUDA[name] = _imported(cuda) if isinstance(cuda, str) else cuda
+        CUDA[name] = _imported(cuda, found) if isinstance(cuda, str) else cuda
         LIBRARY.impl(name, beside_its_tensors(CUDA[name]), "CUDA")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
     return found
 
 
-def _imported(address: str) -> Callable[..., Any]:
+def _imported(address: str, operator: Operator) -> Callable[..., Any]:
     file, _, name = address.partition(":")
 
     @cache
     def function() -> Callable[..., Any]:
-        """Imports the function, once."""
-        return getattr(import_module(f"staticgraph.kernels.{file}"), name)
+        """Imports the function, or the launch of the operator, once."""
+        kernel = getattr(import_module(f"staticgraph.kernels.{file}"), name)
+        return kernel.over(operator) if hasattr(kernel, "over") else kernel
 
     return lambda *arguments: function()(*arguments)
 
@@ -112,14 +111,22 @@ class Operator:
 
     Attributes:
         overload: as torch knows it.
+        fake: allocates the results.
         arguments, results: their names.
+        names: all of these, those of :class:`Edges` in place of the edges.
     """
 
-    def __init__(self, overload: OpOverload[..., Any], backward: Operator | None = None) -> None:
+    def __init__(
+        self, overload: OpOverload[..., Any], fake: Callable[..., Any], backward: Operator | None
+    ) -> None:
         schema = overload._schema
         self.overload: OpOverload[..., Any] = overload
+        self.fake: Callable[..., Any] = fake
         self.arguments: list[str] = [argument.name for argument in schema.arguments]
         self.results: list[str] = [result.name or "out" for result in schema.returns]
+        self.names: list[str] = []
+        for name in (*self.arguments, *self.results):
+            self.names += Edges._fields if name == "edges" else [name]
         self.backward: Operator | None = backward
         self._tensors: list[bool] = [
             "Tensor" in str(value.type) for value in (*schema.arguments, *schema.returns)

@@ -64,12 +64,9 @@ for _symbol in _SYMBOLS:
 
 
 @kernel_part
-def portion(number: int, whole: int, thread: int, threads: int) -> tuple[int, int]:
-    """Returns where a thread's part of ``number`` rows begins and ends, both multiples of ``whole``
-    except for the last end."""
-    parts = (number + whole - 1) // whole
-    first, last = parts * thread // threads, parts * (thread + 1) // threads
-    return min(first * whole, number), min(last * whole, number)
+def portion(number: int, thread: int, threads: int) -> tuple[int, int]:
+    """Returns where a thread's part of ``number`` rows begins and ends."""
+    return number * thread // threads, number * (thread + 1) // threads
 
 
 def on_threads(body: Any) -> Any:

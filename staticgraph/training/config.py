@@ -131,24 +131,22 @@ class TrainConfig(ModelOptions):
         ValueError: a setting is out of range; the message names it.
     """
 
-    batch_size: Annotated[BatchSize, Parameter(group=TRAINING, metavar="SIZE")] = 128
-    epochs: Annotated[int, WHOLE, Parameter(group=TRAINING)] = 3
-    lr: Annotated[float, RATE, Parameter(group=TRAINING)] = 1e-3
-    schedule: Annotated[str, choice(*SCHEDULES), Parameter(group=TRAINING)] = "constant"
-    clip_norm: Annotated[float | None, POSITIVE, Parameter(group=TRAINING, metavar="X")] = None
-    accumulate: Annotated[int, WHOLE, Parameter(group=TRAINING, metavar="K")] = 1
-    autocast: Annotated[str | None, choice("bfloat16"), Parameter(group=TRAINING)] = None
-    early_stop: Annotated[int | None, WHOLE, Parameter(group=TRAINING, metavar="EPOCHS")] = None
-    seed: Annotated[Seed, Parameter(group=TRAINING)] = 0
-    compile_mode: Annotated[Mode, Parameter(group=MACHINE, show_choices=False)] = "auto"
-    allow_cpu: Annotated[bool, Parameter(group=MACHINE)] = False
-    device: Annotated[Device, Parameter(group=MACHINE)] = "auto"
-    kernels: Annotated[str, choice("auto", "on", "off"), Parameter(group=MACHINE)] = "auto"
-    store: Annotated[str, choice("auto", "host", "device"), Parameter(group=MACHINE)] = "auto"
-    workers: Annotated[
-        int | str, value(auto_or(whole(0, 256)), metavar="N"), Parameter(group=MACHINE)
-    ] = 0
-    checkpoint_every: Annotated[int, WHOLE, Parameter(group=MACHINE, metavar="STEPS")] = 100
+    batch_size: Annotated[BatchSize, TRAINING, Parameter(metavar="SIZE")] = 128
+    epochs: Annotated[int, WHOLE, TRAINING] = 3
+    lr: Annotated[float, RATE, TRAINING] = 1e-3
+    schedule: Annotated[str, choice(*SCHEDULES), TRAINING] = "constant"
+    clip_norm: Annotated[float | None, POSITIVE, TRAINING, Parameter(metavar="X")] = None
+    accumulate: Annotated[int, WHOLE, TRAINING, Parameter(metavar="K")] = 1
+    autocast: Annotated[str | None, choice("bfloat16"), TRAINING] = None
+    early_stop: Annotated[int | None, WHOLE, TRAINING, Parameter(metavar="EPOCHS")] = None
+    seed: Annotated[Seed, TRAINING] = 0
+    compile_mode: Annotated[Mode, MACHINE, Parameter(show_choices=False)] = "auto"
+    allow_cpu: Annotated[bool, MACHINE] = False
+    device: Annotated[Device, MACHINE] = "auto"
+    kernels: Annotated[str, choice("auto", "on", "off"), MACHINE] = "auto"
+    store: Annotated[str, choice("auto", "host", "device"), MACHINE] = "auto"
+    workers: Annotated[int | str, value(auto_or(whole(0, 256)), metavar="N"), MACHINE] = 0
+    checkpoint_every: Annotated[int, WHOLE, MACHINE, Parameter(metavar="STEPS")] = 100
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, str | None):  # a list, from the command line or TOML

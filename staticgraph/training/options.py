@@ -42,7 +42,8 @@ LARGEST = 3.4e38
 PICTURES = ("", ".png", ".svg", ".pdf", ".jpg", ".jpeg")
 
 DATA, MODEL, TRAINING, MACHINE, FILES = (
-    Group.create_ordered(name) for name in ("data", "model", "training", "machine", "files")
+    Parameter(group=Group.create_ordered(name))
+    for name in ("data", "model", "training", "machine", "files")
 )
 
 
@@ -233,11 +234,9 @@ class DataOptions:
             dtype of y, or by the cells of a CSV.
     """
 
-    data: Annotated[str, WORDS, Parameter(group=DATA, metavar="SPEC")]
-    target: Annotated[
-        str | tuple[str, ...] | None, NAMES, Parameter(group=DATA, metavar="COLUMN")
-    ] = None
-    task: Annotated[str, choice(*TASKS), Parameter(group=DATA)] = "auto"
+    data: Annotated[str, WORDS, DATA, Parameter(metavar="SPEC")]
+    target: Annotated[str | tuple[str, ...] | None, NAMES, DATA, Parameter(metavar="COLUMN")] = None
+    task: Annotated[str, choice(*TASKS), DATA] = "auto"
 
 
 @Parameter(name="*")
@@ -256,9 +255,9 @@ class ModelOptions(DataOptions):
             the target y if it is left out.
     """
 
-    model: Annotated[str, value(read_model), Parameter(group=MODEL, metavar="NAME")] = "gine"
-    hidden: Annotated[int, WIDTH, Parameter(group=MODEL)] = 64
-    layers: Annotated[int, LAYERS, Parameter(group=MODEL)] = 4
-    dropout: Annotated[float, SHARE, Parameter(group=MODEL)] = 0.0
-    pool: Annotated[str, choice("mean", "add"), Parameter(group=MODEL)] = "mean"
-    loss: Annotated[str | None, WORDS, Parameter(group=MODEL, metavar="MODULE:NAME")] = None
+    model: Annotated[str, value(read_model), MODEL, Parameter(metavar="NAME")] = "gine"
+    hidden: Annotated[int, WIDTH, MODEL] = 64
+    layers: Annotated[int, LAYERS, MODEL] = 4
+    dropout: Annotated[float, SHARE, MODEL] = 0.0
+    pool: Annotated[str, choice("mean", "add"), MODEL] = "mean"
+    loss: Annotated[str | None, WORDS, MODEL, Parameter(metavar="MODULE:NAME")] = None

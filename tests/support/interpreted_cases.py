@@ -18,10 +18,7 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
 from staticgraph.kernels.batch_norm import op as norm_op  # noqa: E402
-from staticgraph.kernels.graph_attention import (  # noqa: E402
-    graph_attention,
-    graph_attention_reference,
-)
+from staticgraph.kernels.graph_attention import graph_attention  # noqa: E402
 from staticgraph.kernels.graph_attention import kept as weights_kept  # noqa: E402
 from staticgraph.kernels.linear import gpu as dense  # noqa: E402
 from staticgraph.kernels.linear import limits, linear_reference  # noqa: E402
@@ -31,6 +28,7 @@ from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
 from support.attending import assert_drops_its_share  # noqa: E402
 from support.kernel_cases import CASES, DROPPED, DTYPES, MORE, Sizes  # noqa: E402
 from support.kernel_oracle import SAMPLES, wrong_results  # noqa: E402
+from support.kernel_references import graph_attention_reference  # noqa: E402
 from support.sampled import in_turn  # noqa: E402
 
 # Operators without a CUDA kernel.
@@ -75,7 +73,8 @@ def test_counts_on_the_matrix_unit_lose_nothing():
 
 
 def test_an_index_outside_its_table_shows():
-    out = table.forward(torch.tensor([[0, 1], [0, 2]]), torch.tensor([0, 1, 3]), torch.ones(3, 4))
+    index, offsets = torch.tensor([[0, 1], [0, 2]]), torch.tensor([0, 1, 3])
+    out = CUDA["table_sum"](index, offsets, torch.ones(3, 4))
     assert torch.isfinite(out[0]).all()
     assert torch.isnan(out[1]).all()
 
@@ -86,7 +85,8 @@ def test_a_norm_in_chunks_is_the_reference(name, monkeypatch):
     monkeypatch.setattr(norm_op, "ONE_LAUNCH_ROWS", 0)
     monkeypatch.setattr(norm, "MAX_PARTIALS", 4)
     monkeypatch.setitem(SAMPLES, "chunks", (Sizes(300, 0, 9), 2, 19))
-    assert norm._chunks(torch.empty(300, 38))[:2] == (4, 96)
+    options = norm._chunks(torch.empty(300, 38))
+    assert (options["chunks"], options["rows_a_chunk"]) == (4, 96)
     for dtype in DTYPES:
         assert wrong_results(name, "chunks", dtype) == []
 

@@ -26,7 +26,7 @@ def _statistics(
     writes the sum for every row."""
     width, zero = x.shape[1], x.dtype.type(0)
     added = len(addend) > 0
-    begin, end = portion((len(x) + BLOCK - 1) // BLOCK, 1, thread, threads)
+    begin, end = portion((len(x) + BLOCK - 1) // BLOCK, thread, threads)
     for block in range(begin, end):
         first, last = block * BLOCK, min(len(x), (block + 1) * BLOCK)
         if added:
@@ -68,7 +68,7 @@ def _apply(
     residual, or zero."""
     width, zero = x.shape[1], x.dtype.type(0)
     floor = zero if relu else x.dtype.type(-np.inf)
-    begin, end = portion(len(x), 1, thread, threads)
+    begin, end = portion(len(x), thread, threads)
     real = max(begin, min(end, count))
     if len(residual) > 0:
         for r in range(begin, real):
@@ -107,7 +107,7 @@ def _gradient_sums(
     """
     width, zero = x.shape[1], x.dtype.type(0)
     floor = zero if relu else x.dtype.type(-np.inf)
-    begin, end = portion((count + BLOCK - 1) // BLOCK, 1, thread, threads)
+    begin, end = portion((count + BLOCK - 1) // BLOCK, thread, threads)
     for block in range(begin, end):
         part, product = parts[block, 0], parts[block, 1]
         for f in range(width):
@@ -138,7 +138,7 @@ def _apply_gradient(
     """Writes ``scale * passed - constant - slope * x`` in real rows, zero in the others."""
     width, zero = x.shape[1], x.dtype.type(0)
     floor = zero if relu else x.dtype.type(-np.inf)
-    begin, end = portion(len(x), 1, thread, threads)
+    begin, end = portion(len(x), thread, threads)
     real = max(begin, min(end, count))
     for r in range(begin, real):
         for f in range(width):

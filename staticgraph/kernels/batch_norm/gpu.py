@@ -12,18 +12,49 @@ result, ReLU and residual sum included. Running statistics are updated in the sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.batch_norm.results import gradients, results
-from staticgraph.kernels.launch import read, tile, wide, wide_like, write
+from staticgraph.kernels.batch_norm.op import BACKWARD, BATCH_NORM
+from staticgraph.kernels.launch import Launch, read, tile, wide, wide_like, write
+from staticgraph.kernels.shapes import contiguous
 
 ROWS = 32
 COLUMNS = 64
 MAX_PARTIALS = 64
+
+
+@triton.jit
+def own_columns(width, COLUMNS: tl.constexpr):
+    """Returns the chunk of rows of the program, its columns, and which of them exist."""
+    f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    return tl.program_id(0).to(tl.int64), f, f < width
+
+
+@triton.jit
+def passed(part, value, scale, shift, relu: tl.constexpr):
+    """Returns the gradients of those values that ReLU, where there is one, let through."""
+    if relu:
+        part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
+    return part
+
+
+@triton.jit
+def affine(weight, bias, mean, var, eps, f, inside, WIDE: tl.constexpr):
+    """Returns by what a norm multiplies columns ``f``, and what it then adds."""
+    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
+    return scale, read(bias + f, inside, WIDE) - mean * scale
+
+
+@triton.jit
+def move(running, f, value, share, inside):
+    """Moves running statistics of columns ``f`` by a share of the way to those of a batch."""
+    old = tl.load(running + f, mask=inside).to(value.dtype)
+    write(running + f, old + share * (value - old), inside)
 
 
 @triton.jit
@@ -36,8 +67,6 @@ def batch_norm_statistics(
     tracked,
     width: tl.constexpr,
     rows_a_chunk,
-    ADDED: tl.constexpr,
-    RUNNING: tl.constexpr,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -46,10 +75,9 @@ def batch_norm_statistics(
 
     With an addend, it also writes the sum, and the statistics are those of the sum as rounded.
     """
-    chunk = tl.program_id(0).to(tl.int64)
-    f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    chunk, f, inside = own_columns(width, COLUMNS)
     real = tl.load(count)
-    if RUNNING:  # noqa: SIM102 (one is known at compile time, the other is not)
+    if tracked is not None:  # noqa: SIM102 (one is known at compile time, the other is not)
         # Here, not in the second launch, all of whose programs read the count.
         if (chunk == 0) & (tl.program_id(1) == 0) & (real > 1):
             tl.store(tracked, tl.load(tracked) + 1)
@@ -60,7 +88,7 @@ def batch_norm_statistics(
     for start in range(first, last, ROWS):
         _, at, here = tile(start, last, f, width, ROWS)
         rows = read(x + at, here, WIDE)
-        if ADDED:
+        if addend is not None:
             rows += read(addend + at, here, WIDE)
             rounded = rows.to(total.dtype.element_ty)
             tl.store(total + at, rounded, mask=here)
@@ -73,13 +101,13 @@ def batch_norm_statistics(
         share = found / (done + found)
         square += tl.sum(away * away, 0) + step * step * done * share
         mean += step * share
-    tl.store(partial + (2 * chunk) * width + f, mean, mask=f < width)
-    tl.store(partial + (2 * chunk + 1) * width + f, square, mask=f < width)
+    tl.store(partial + (2 * chunk) * width + f, mean, mask=inside)
+    tl.store(partial + (2 * chunk + 1) * width + f, square, mask=inside)
 
 
 @triton.jit
 def batch_norm_apply(
-    x,
+    summed,
     residual,
     weight,
     bias,
@@ -96,10 +124,7 @@ def batch_norm_apply(
     rows,
     width: tl.constexpr,
     rows_a_chunk,
-    RUNNING: tl.constexpr,
-    CUMULATIVE: tl.constexpr,
-    RELU: tl.constexpr,
-    JOINED: tl.constexpr,
+    relu: tl.constexpr,
     WIDE: tl.constexpr,
     CHUNKS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -110,9 +135,7 @@ def batch_norm_apply(
 
     The first chunk's program also stores mean and variance and updates the running statistics.
     """
-    chunk = tl.program_id(0).to(tl.int64)
-    f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = f < width
+    chunk, f, inside = own_columns(width, COLUMNS)
     real = tl.load(count)
     # All chunks at once: a loop over them would pay one memory latency per chunk.
     k = tl.arange(0, CHUNKS)
@@ -128,29 +151,24 @@ def batch_norm_apply(
     if chunk == 0:
         tl.store(mean_out + f, mean, mask=inside)
         tl.store(var_out + f, var, mask=inside)
-        if RUNNING:  # noqa: SIM102
+        if tracked is not None:  # noqa: SIM102
             if real > 1:  # the variance of a single row is meaningless
                 share = momentum
-                if CUMULATIVE:
+                if momentum is None:
                     share = 1.0 / tl.load(tracked).to(WIDE)
                 unbias = real.to(WIDE) / tl.maximum(real - 1, 1).to(WIDE)
-                old = tl.load(running_mean + f, mask=inside).to(WIDE)
-                new = old + share * (mean - old)
-                write(running_mean + f, new, inside)
-                old = tl.load(running_var + f, mask=inside).to(WIDE)
-                new = old + share * (var * unbias - old)
-                write(running_var + f, new, inside)
-    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
-    shift = read(bias + f, inside, WIDE) - mean * scale
+                move(running_mean, f, mean, share, inside)
+                move(running_var, f, var * unbias, share, inside)
+    scale, shift = affine(weight, bias, mean, var, eps, f, inside, WIDE)
     first = chunk * rows_a_chunk
     last = tl.minimum(first + rows_a_chunk, rows)
     for start in range(first, last, ROWS):
         r, at, here = tile(start, last, f, width, ROWS)
-        value = read(x + at, here, WIDE) * scale[None, :] + shift[None, :]
-        if RELU:
+        value = read(summed + at, here, WIDE) * scale[None, :] + shift[None, :]
+        if relu:
             value = tl.where(value <= 0, 0, value)
         value = tl.where((r < real)[:, None], value, 0)
-        if JOINED:
+        if residual is not None:
             value += read(residual + at, here, WIDE)
         write(out + at, value, here)
 
@@ -168,20 +186,17 @@ def batch_norm_gradient_sums(
     eps: tl.constexpr,
     width: tl.constexpr,
     rows_a_chunk,
-    RELU: tl.constexpr,
+    relu: tl.constexpr,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """One program: sums of the gradient, and of its product with the deviations, over a chunk of
     rows for a block of columns."""
-    chunk = tl.program_id(0).to(tl.int64)
-    f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = f < width
+    chunk, f, inside = own_columns(width, COLUMNS)
     mean = tl.load(mean_in + f, mask=inside, other=0)
     var = tl.load(var_in + f, mask=inside, other=0)
-    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
-    shift = read(bias + f, inside, WIDE) - mean * scale
+    scale, shift = affine(weight, bias, mean, var, eps, f, inside, WIDE)
     first = chunk * rows_a_chunk
     last = tl.minimum(first + rows_a_chunk, tl.load(count))
     sums = tl.zeros([COLUMNS], WIDE)
@@ -189,9 +204,7 @@ def batch_norm_gradient_sums(
     for start in range(first, last, ROWS):
         _, at, here = tile(start, last, f, width, ROWS)
         value = read(x + at, here, WIDE)
-        part = read(grad + at, here, WIDE)
-        if RELU:
-            part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
+        part = passed(read(grad + at, here, WIDE), value, scale, shift, relu)
         sums += tl.sum(part, 0)
         products += tl.sum(tl.where(here, part * (value - mean[None, :]), 0), 0)
     tl.store(partial + (2 * chunk) * width + f, sums, mask=inside)
@@ -218,8 +231,7 @@ def batch_norm_apply_gradient(
     width: tl.constexpr,
     chunks,
     rows_a_chunk,
-    RELU: tl.constexpr,
-    INTO: tl.constexpr,
+    relu: tl.constexpr,
     WIDE: tl.constexpr,
     CHUNKS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -230,14 +242,11 @@ def batch_norm_apply_gradient(
 
     The first chunk's program also writes the gradients of weight and bias.
     """
-    chunk = tl.program_id(0).to(tl.int64)
-    f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = f < width
+    chunk, f, inside = own_columns(width, COLUMNS)
     mean = tl.load(mean_in + f, mask=inside, other=0)
     var = tl.load(var_in + f, mask=inside, other=0)
     inverse = 1 / tl.sqrt(var + eps)
-    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
-    shift = read(bias + f, inside, WIDE) - mean * scale
+    scale, shift = affine(weight, bias, mean, var, eps, f, inside, WIDE)
     k = tl.arange(0, CHUNKS)
     joined = partial + (2 * k)[:, None] * width + f[None, :]
     given = (k < chunks)[:, None] & inside[None, :]
@@ -255,125 +264,48 @@ def batch_norm_apply_gradient(
     for start in range(first, last, ROWS):
         r, at, here = tile(start, last, f, width, ROWS)
         value = read(x + at, here, WIDE)
-        part = read(grad + at, here, WIDE)
-        if RELU:
-            part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
+        part = passed(read(grad + at, here, WIDE), value, scale, shift, relu)
         away = value - mean[None, :]
         part = scale[None, :] * (part - share[None, :] - slope[None, :] * away)
         part = tl.where((r < real)[:, None], part, 0)
         write(dx + at, part, here)
-        if INTO:
+        if into is not None:
             part += read(into + at, here, WIDE)
             write(both + at, part, here)
 
 
-def forward(
-    x: Tensor,
-    addend: Tensor | None,
-    residual: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    count: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    tracked: Tensor | None,
-    momentum: float | None,
-    eps: float,
-    relu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Runs forward in two launches.
-
-    Padding rows of the sum ``x + addend`` are neither written nor read later.
-    """
-    rows, width = x.shape
-    chunks, rows_a_chunk, grid, options = _chunks(x)
-    out, mean, var, total = results(x, addend, residual)
-    partial = wide_like(x, chunks, 2, width)
-    batch_norm_statistics[grid](
-        x,
-        x if addend is None else addend,
-        total,
-        count,
-        partial,
-        count if tracked is None else tracked,
-        width,
-        rows_a_chunk,
-        ADDED=addend is not None,
-        RUNNING=tracked is not None,
-        **options,
-    )
-    batch_norm_apply[grid](
-        x if addend is None else total,
-        x if residual is None else residual,
-        weight,
-        bias,
-        count,
-        partial,
-        out,
-        mean,
-        var,
-        mean if running_mean is None else running_mean,
-        var if running_var is None else running_var,
-        count if tracked is None else tracked,
-        eps,
-        0.0 if momentum is None else momentum,
-        rows,
-        width,
-        rows_a_chunk,
-        RUNNING=tracked is not None,
-        CUMULATIVE=momentum is None,
-        RELU=relu,
-        JOINED=residual is not None,
-        CHUNKS=triton.next_power_of_2(chunks),
-        **options,
-    )
-    return out, mean, var, total
-
-
-def backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    count: Tensor,
-    into: Tensor | None,
-    eps: float,
-    relu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Runs backward in two launches."""
-    grad = grad.contiguous()
-    rows, width = x.shape
-    chunks, rows_a_chunk, grid, options = _chunks(x)
-    partial = wide_like(x, chunks, 2, width)
-    into = None if into is None else into.contiguous()
-    dx, dweight, dbias, both = gradients(x, weight, bias, into)
-    given = (grad, x, weight, bias, mean, var, count, partial)
-    batch_norm_gradient_sums[grid](*given, eps, width, rows_a_chunk, RELU=relu, **options)
-    batch_norm_apply_gradient[grid](
-        *given,
-        x if into is None else into,
-        dx,
-        dweight,
-        dbias,
-        dx if into is None else both,
-        eps,
-        rows,
-        width,
-        chunks,
-        rows_a_chunk,
-        RELU=relu,
-        INTO=into is not None,
-        CHUNKS=triton.next_power_of_2(chunks),
-        **options,
-    )
-    return dx, dweight, dbias, both
-
-
-def _chunks(x: Tensor) -> tuple[int, int, tuple[int, int], dict[str, Any]]:
+def _chunks(x: Tensor) -> dict[str, Any]:
     rows, width = x.shape
     rows_a_chunk = triton.cdiv(triton.cdiv(max(rows, 1), MAX_PARTIALS), ROWS) * ROWS
     chunks = triton.cdiv(max(rows, 1), rows_a_chunk)
-    options = {"WIDE": wide(x.dtype), "ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": 4}
-    return chunks, rows_a_chunk, (chunks, triton.cdiv(width, COLUMNS)), options
+    return {
+        "grid": (chunks, triton.cdiv(width, COLUMNS)),
+        "rows": rows,
+        "width": width,
+        "chunks": chunks,
+        "rows_a_chunk": rows_a_chunk,
+        "partial": wide_like(x, chunks, 2, width),
+        "WIDE": wide(x.dtype),
+        "CHUNKS": triton.next_power_of_2(chunks),
+        "ROWS": ROWS,
+        "COLUMNS": COLUMNS,
+        "num_warps": 4,
+    }
+
+
+def _options(x: Tensor, addend: Tensor | None, total: Tensor) -> dict[str, Any]:
+    return {"summed": x if addend is None else total, **_chunks(x)}
+
+
+def _backward_options(grad: Tensor, x: Tensor, into: Tensor | None) -> dict[str, Any]:
+    grad, into = contiguous(grad, into)
+    return {"grad": grad, "into": into, **_chunks(x)}
+
+
+# Padding rows of the sum ``x + addend`` are neither written nor read later.
+forward: Callable[..., Any] = Launch(
+    batch_norm_statistics, batch_norm_apply, options=_options
+).over(BATCH_NORM)
+backward: Callable[..., Any] = Launch(
+    batch_norm_gradient_sums, batch_norm_apply_gradient, options=_backward_options
+).over(BACKWARD)

@@ -1,4 +1,4 @@
-"""``batch_norm`` as a torch operator: reference, CPU kernel, Triton kernel, shapes, derivative."""
+"""``batch_norm`` as a torch operator: CPU kernel, Triton kernel, shapes, derivative."""
 
 from __future__ import annotations
 
@@ -12,34 +12,6 @@ from staticgraph.kernels.batch_norm.results import gradients, results
 from staticgraph.kernels.cpu_loop import cast, in_loops, plain
 from staticgraph.kernels.register import differentiable_once, operator
 from staticgraph.kernels.shapes import common_dtype, contiguous
-
-
-def batch_norm_reference(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    count: Tensor,
-    eps: float,
-    relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes ``batch_norm``; differentiable, on any device.
-
-    Statistics are float32 (float64 for float64). Arguments as in
-    :func:`staticgraph.kernels.batch_norm`.
-    """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    real = (torch.arange(len(x), device=x.device) < count).unsqueeze(-1)
-    values = torch.where(real, x.to(wide), 0)
-    rows = count.clamp(min=1).to(wide)
-    mean = values.sum(0) / rows
-    var = torch.where(real, values - mean, 0).square().sum(0) / rows
-    centred = torch.where(real, x.to(wide) - mean, 0)
-    out = centred * (var + eps).rsqrt() * weight.to(wide) + bias.to(wide)
-    out = torch.where(real, out.relu() if relu else out, 0)
-    out = out if residual is None else out + residual.to(wide)
-    return out.to(x.dtype), mean, var
-
 
 # Up to this many rows one program holds all rows of a few columns, and a norm is one launch in each
 # direction.
@@ -131,39 +103,23 @@ def launches(x: Tensor, cumulative: bool) -> int:
     return 1 if x.size(0) <= ONE_LAUNCH_ROWS and not cumulative else 2
 
 
-def _on_cuda(x, addend, residual, weight, bias, count, mean, var, tracked, momentum, eps, relu):
-    from staticgraph.kernels.batch_norm import gpu, small
-
-    kernels = small if launches(x, tracked is not None and momentum is None) == 1 else gpu
-    return kernels.forward(
-        x, addend, residual, weight, bias, count, mean, var, tracked, momentum, eps, relu
-    )
-
-
-def _backward_on_cuda(grad, x, *rest):
-    from staticgraph.kernels.batch_norm import gpu, small
-
-    kernels = small if launches(x, False) == 1 else gpu
-    return kernels.backward(grad, x, *rest)
-
-
-_forward = operator(
+BATCH_NORM = operator(
     "batch_norm(Tensor x, Tensor? addend, Tensor? residual, Tensor weight, Tensor bias, "
     "Tensor count, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? tracked, "
     "float? momentum, float eps, bool relu) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
+    "-> (Tensor out, Tensor mean_out, Tensor var_out, Tensor total)",
     cpu=_on_cpu,
-    cuda=_on_cuda,
+    cuda="batch_norm.small:on_cuda",
     fake=lambda x, addend, residual, *_: results(x, addend, residual),
-).overload
-_backward = operator(
-    "batch_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean, "
-    "Tensor var, Tensor count, Tensor? into, float eps, bool relu) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
+)
+BACKWARD = operator(
+    "batch_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean_in, "
+    "Tensor var_in, Tensor count, Tensor? into, float eps, bool relu) "
+    "-> (Tensor dx, Tensor dweight, Tensor dbias, Tensor both)",
     cpu=_backward_on_cpu,
-    cuda=_backward_on_cuda,
+    cuda="batch_norm.small:backward_on_cuda",
     fake=lambda grad, x, weight, bias, mean, var, count, into, *_: gradients(x, weight, bias, into),
-).overload
+)
 
 
 class BatchNorm(torch.autograd.Function):
@@ -178,7 +134,7 @@ class BatchNorm(torch.autograd.Function):
         handed on."""
         *given, handed = inputs
         x, addend, residual, weight, bias, count, *running, eps, relu = given
-        out, mean, var, total = _forward(*given)
+        out, mean, var, total = BATCH_NORM.overload(*given)
         if running[0] is not None and not torch.compiler.is_compiling():
             for moved in running[:3]:
                 torch.autograd.graph.increment_version(moved)
@@ -200,7 +156,8 @@ class BatchNorm(torch.autograd.Function):
         grad, into = grads[0], grads[3] if len(grads) > 3 else None
         if grad is None:
             return None, into, *(None,) * 11
-        dx, dweight, dbias, both = _backward(grad, *ctx.saved_tensors, into, ctx.eps, ctx.relu)
+        given = grad, *ctx.saved_tensors, into, ctx.eps, ctx.relu
+        dx, dweight, dbias, both = BACKWARD.overload(*given)
         if into is None:
             both = None if ctx.addend is None else dx.to(ctx.addend)
         dresidual = None if ctx.residual is None else grad.to(ctx.residual)

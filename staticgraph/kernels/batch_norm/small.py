@@ -12,14 +12,18 @@ rows, and running statistics with a cumulative average, whose count every progra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.batch_norm.results import gradients, results
-from staticgraph.kernels.launch import read, wide, write
+from staticgraph.kernels.batch_norm import gpu
+from staticgraph.kernels.batch_norm.gpu import affine, move, passed
+from staticgraph.kernels.batch_norm.op import BACKWARD, BATCH_NORM, launches
+from staticgraph.kernels.launch import Launch, read, wide, write
+from staticgraph.kernels.shapes import contiguous
 
 # The least that a load from memory transfers, per row.
 SECTOR_BYTES = 32
@@ -44,10 +48,7 @@ def batch_norm_few_rows_forward(
     momentum: tl.constexpr,
     rows,
     width: tl.constexpr,
-    ADDED: tl.constexpr,
-    RUNNING: tl.constexpr,
-    RELU: tl.constexpr,
-    JOINED: tl.constexpr,
+    relu: tl.constexpr,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -62,7 +63,7 @@ def batch_norm_few_rows_forward(
     given = (r < real)[:, None] & inside[None, :]
     at = r[:, None] * width + f[None, :]
     value = read(x + at, given, WIDE)
-    if ADDED:
+    if addend is not None:
         value += read(addend + at, given, WIDE)
         rounded = value.to(total.dtype.element_ty)
         tl.store(total + at, rounded, mask=given)
@@ -73,24 +74,19 @@ def batch_norm_few_rows_forward(
     var = tl.sum(away * away, 0) / n
     tl.store(mean_out + f, mean, mask=inside)
     tl.store(var_out + f, var, mask=inside)
-    if RUNNING:  # noqa: SIM102 (one is known at compile time, the other is not)
+    if tracked is not None:  # noqa: SIM102 (one is known at compile time, the other is not)
         if real > 1:  # the variance of a single row is meaningless
             if tl.program_id(0) == 0:
                 tl.store(tracked, tl.load(tracked) + 1)
-            old = tl.load(running_mean + f, mask=inside).to(WIDE)
-            new = old + momentum * (mean - old)
-            write(running_mean + f, new, inside)
-            old = tl.load(running_var + f, mask=inside).to(WIDE)
             unbias = n / tl.maximum(real - 1, 1).to(WIDE)
-            new = old + momentum * (var * unbias - old)
-            write(running_var + f, new, inside)
-    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
-    shift = read(bias + f, inside, WIDE) - mean * scale
+            move(running_mean, f, mean, momentum, inside)
+            move(running_var, f, var * unbias, momentum, inside)
+    scale, shift = affine(weight, bias, mean, var, eps, f, inside, WIDE)
     value = value * scale[None, :] + shift[None, :]
-    if RELU:
+    if relu:
         value = tl.where(value <= 0, 0, value)
     value = tl.where(given, value, 0)
-    if JOINED:
+    if residual is not None:
         value += read(residual + at, here, WIDE)
     write(out + at, value, here)
 
@@ -112,8 +108,7 @@ def batch_norm_few_rows_backward(
     eps: tl.constexpr,
     rows,
     width: tl.constexpr,
-    RELU: tl.constexpr,
-    INTO: tl.constexpr,
+    relu: tl.constexpr,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -127,14 +122,11 @@ def batch_norm_few_rows_backward(
     given = (r < real)[:, None] & inside[None, :]
     at = r[:, None] * width + f[None, :]
     value = read(x + at, given, WIDE)
-    part = read(grad + at, given, WIDE)
     mean = tl.load(mean_in + f, mask=inside, other=0)
     var = tl.load(var_in + f, mask=inside, other=0)
     inverse = 1 / tl.sqrt(var + eps)
-    scale = read(weight + f, inside, WIDE) / tl.sqrt(var + eps)
-    if RELU:
-        shift = read(bias + f, inside, WIDE) - mean * scale
-        part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
+    scale, shift = affine(weight, bias, mean, var, eps, f, inside, WIDE)
+    part = passed(read(grad + at, given, WIDE), value, scale, shift, relu)
     away = tl.where(given, value - mean[None, :], 0)
     sums = tl.sum(part, 0)
     products = tl.sum(part * away, 0)
@@ -147,83 +139,44 @@ def batch_norm_few_rows_backward(
     part = tl.where(given, part, 0)
     here = (r < rows)[:, None] & inside[None, :]
     write(dx + at, part, here)
-    if INTO:
+    if into is not None:
         part += read(into + at, here, WIDE)
         write(both + at, part, here)
 
 
-def forward(
-    x: Tensor,
-    addend: Tensor | None,
-    residual: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    count: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    tracked: Tensor | None,
-    momentum: float | None,
-    eps: float,
-    relu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Runs forward in one launch."""
-    rows, width = x.shape
-    out, mean, var, total = results(x, addend, residual)
-    grid, options = _options(x)
-    batch_norm_few_rows_forward[grid](
-        x,
-        x if addend is None else addend,
-        x if residual is None else residual,
-        weight,
-        bias,
-        count,
-        out,
-        total,
-        mean,
-        var,
-        mean if running_mean is None else running_mean,
-        var if running_var is None else running_var,
-        count if tracked is None else tracked,
-        eps,
-        0.0 if momentum is None else momentum,
-        rows,
-        width,
-        ADDED=addend is not None,
-        RUNNING=tracked is not None,
-        RELU=relu,
-        JOINED=residual is not None,
-        **options,
-    )
-    return out, mean, var, total
+def _options(x: Tensor) -> dict[str, Any]:
+    count, width = x.shape
+    rows, columns = triton.next_power_of_2(max(32, count)), SECTOR_BYTES // x.element_size()
+    return {
+        "grid": (triton.cdiv(width, columns),),
+        "rows": count,
+        "width": width,
+        "WIDE": wide(x.dtype),
+        "ROWS": rows,
+        "COLUMNS": columns,
+        # Sixteen values per thread and operand.
+        "num_warps": max(1, min(16, rows * columns // 512)),
+    }
 
 
-def backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    count: Tensor,
-    into: Tensor | None,
-    eps: float,
-    relu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Runs backward in one launch."""
-    rows, width = x.shape
-    into = None if into is None else into.contiguous()
-    dx, dweight, dbias, both = gradients(x, weight, bias, into)
-    grid, options = _options(x)
-    given = (grad.contiguous(), x, weight, bias, mean, var, count, x if into is None else into)
-    found = (dx, dweight, dbias, dx if into is None else both)
-    options["INTO"] = into is not None
-    batch_norm_few_rows_backward[grid](*given, *found, eps, rows, width, RELU=relu, **options)
-    return dx, dweight, dbias, both
+def _backward_options(grad: Tensor, x: Tensor, into: Tensor | None) -> dict[str, Any]:
+    grad, into = contiguous(grad, into)
+    return {"grad": grad, "into": into, **_options(x)}
 
 
-def _options(x: Tensor) -> tuple[tuple[int], dict[str, Any]]:
-    rows, columns = triton.next_power_of_2(max(32, len(x))), SECTOR_BYTES // x.element_size()
-    options = {"WIDE": wide(x.dtype), "ROWS": rows, "COLUMNS": columns}
-    # Sixteen values per thread and operand.
-    options["num_warps"] = max(1, min(16, rows * columns // 512))
-    return (triton.cdiv(x.size(1), columns),), options
+forward: Callable[..., Any] = Launch(batch_norm_few_rows_forward, options=_options).over(BATCH_NORM)
+backward: Callable[..., Any] = Launch(batch_norm_few_rows_backward, options=_backward_options).over(
+    BACKWARD
+)
+
+
+def on_cuda(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Runs forward by these kernels or, with more rows or a cumulative average, the others."""
+    *_, tracked, momentum, _, _ = rest
+    few = launches(x, tracked is not None and momentum is None) == 1
+    return (forward if few else gpu.forward)(x, *rest)
+
+
+def backward_on_cuda(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Runs backward by these kernels or, with more rows, the others."""
+    return (backward if launches(x, False) == 1 else gpu.backward)(grad, x, *rest)

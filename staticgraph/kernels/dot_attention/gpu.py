@@ -13,14 +13,24 @@ only ``grad . (v_j - out_i)``, since the mean of ``grad . v`` under the weights 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, cells, read, span, warps, wide, wide_like, write
+from staticgraph.kernels.launch import (
+    Launch,
+    block,
+    cells,
+    own_heads,
+    read,
+    span,
+    warps,
+    wide,
+    write,
+)
 from staticgraph.kernels.table_sum import gpu as tables
 
 
@@ -38,8 +48,8 @@ def dot_attention_forward(
     heads: tl.constexpr,
     width: tl.constexpr,
     columns: tl.constexpr,
-    KEYED: tl.constexpr,
-    VALUED: tl.constexpr,
+    to_key: tl.constexpr,
+    to_value: tl.constexpr,
     WIDE: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -47,10 +57,7 @@ def dot_attention_forward(
 ):
     """One program: the output row of node ``i``, all heads, and the weights of the edges into
     it."""
-    i = tl.program_id(0).to(tl.int64)
-    h = tl.arange(0, HEADS)
-    known = h < heads
-    place, inside = cells(h, heads, width, BLOCK)
+    i, h, known, place, inside = own_heads(heads, width, HEADS, BLOCK)
     spot, within = cells(h, heads, columns, COLUMNS)
     first, last = span(row_ptr, i)
     mine = read(query + i * heads * width + place, inside, WIDE)
@@ -60,7 +67,7 @@ def dot_attention_forward(
     for e in range(first, last):
         j = tl.load(src + e)
         row = read(key + j * heads * width + place, inside, WIDE)
-        if KEYED:
+        if to_key:
             row += read(edge + e * heads * width + place, inside, WIDE)
         score = tl.sum(mine * row, 1) * scale
         tl.store(share + e * heads + h, score, mask=known)
@@ -69,7 +76,7 @@ def dot_attention_forward(
         before = tl.where(largest == more, 1, tl.exp(largest - more))
         part = tl.where(score == more, 1, tl.exp(score - more))
         row = read(value + j * heads * columns + spot, within, WIDE)
-        if VALUED:
+        if to_value:
             row += read(edge + e * heads * columns + spot, within, WIDE)
         result = result * before[:, None] + part[:, None] * row
         total = total * before + part
@@ -104,8 +111,8 @@ def dot_attention_sources(
     heads: tl.constexpr,
     width: tl.constexpr,
     columns: tl.constexpr,
-    KEYED: tl.constexpr,
-    VALUED: tl.constexpr,
+    to_key: tl.constexpr,
+    to_value: tl.constexpr,
     WIDE: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -113,20 +120,17 @@ def dot_attention_sources(
 ):
     """One program: the gradients of node ``j``'s key and value, all heads, and of the rows and
     scores of the edges out of it."""
-    j = tl.program_id(0).to(tl.int64)
-    h = tl.arange(0, HEADS)
-    known = h < heads
-    place, inside = cells(h, heads, width, BLOCK)
+    j, h, known, place, inside = own_heads(heads, width, HEADS, BLOCK)
     spot, within = cells(h, heads, columns, COLUMNS)
     row = read(value + j * heads * columns + spot, within, WIDE)
-    to_key = tl.zeros([HEADS, BLOCK], WIDE)
-    to_value = tl.zeros([HEADS, COLUMNS], WIDE)
+    key_slope = tl.zeros([HEADS, BLOCK], WIDE)
+    value_slope = tl.zeros([HEADS, COLUMNS], WIDE)
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
         g = read(grad + i * heads * columns + spot, within, WIDE)
         apart = row - read(out + i * heads * columns + spot, within, WIDE)
-        if VALUED:
+        if to_value:
             apart += read(edge + e * heads * columns + spot, within, WIDE)
         part = tl.load(share + e * heads + h, mask=known, other=0)
         slope = scale * part * tl.sum(g * apart, 1)
@@ -134,20 +138,20 @@ def dot_attention_sources(
         theirs = read(query + i * heads * width + place, inside, WIDE)
         by_key = slope[:, None] * theirs
         by_value = part[:, None] * g
-        to_key += by_key
-        to_value += by_value
-        if KEYED:
+        key_slope += by_key
+        value_slope += by_value
+        if to_key:
             both = by_key
-            if VALUED:
+            if to_value:
                 both += by_value  # keys and values read the same edge columns
             to = dedge + e * heads * width + place
             write(to, both, inside)
-        elif VALUED:
+        elif to_value:
             to = dedge + e * heads * columns + spot
             write(to, by_value, within)
-    write(dkey + j * heads * width + place, to_key, inside)
+    write(dkey + j * heads * width + place, key_slope, inside)
     to = dvalue + j * heads * columns + spot
-    write(to, to_value, within)
+    write(to, value_slope, within)
 
 
 @triton.jit
@@ -160,128 +164,72 @@ def dot_attention_targets(
     dquery,
     heads: tl.constexpr,
     width: tl.constexpr,
-    KEYED: tl.constexpr,
+    to_key: tl.constexpr,
     WIDE: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program: the gradient of node ``i``'s query, all heads, from the scores of the edges into
     it."""
-    i = tl.program_id(0).to(tl.int64)
-    h = tl.arange(0, HEADS)
-    known = h < heads
-    place, inside = cells(h, heads, width, BLOCK)
+    i, h, known, place, inside = own_heads(heads, width, HEADS, BLOCK)
     total = tl.zeros([HEADS, BLOCK], WIDE)
-    for e in range(tl.load(row_ptr + i).to(tl.int64), tl.load(row_ptr + i + 1).to(tl.int64)):
+    first, last = span(row_ptr, i)
+    for e in range(first, last):
         j = tl.load(src + e)
         row = read(key + j * heads * width + place, inside, WIDE)
-        if KEYED:
+        if to_key:
             row += read(edge + e * heads * width + place, inside, WIDE)
         slope = tl.load(dscore + e * heads + h, mask=known, other=0)
         total += slope[:, None] * row
     write(dquery + i * heads * width + place, total, inside)
 
 
-def forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    edge: Tensor | None,
-    code: Tensor | None,
-    edges: Sequence[Tensor],
-    heads: int,
-    scale: float,
-    to_key: bool,
-    to_value: bool,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """Runs forward in one launch, plus a gather if edges read a table."""
-    src, _, row_ptr, _, _ = edges
-    out, share = torch.empty_like(value, dtype=dtype), wide_like(query, len(src), heads)
-    sizes, options = _sizes(query, value, heads)
-    dot_attention_forward[(len(query),)](
-        query,
-        key,
-        value,
-        _each(query, edge, code),
-        src,
-        row_ptr,
-        out,
-        share,
-        scale,
-        *sizes,
-        KEYED=to_key,
-        VALUED=to_value,
-        COLUMNS=block(sizes[2]),
-        **options,
-    )
-    return out, share
-
-
-def backward(
-    grad: Tensor,
-    out: Tensor,
-    share: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    edge: Tensor | None,
-    code: Tensor | None,
-    edges: Sequence[Tensor],
-    heads: int,
-    scale: float,
-    to_key: bool,
-    to_value: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Runs backward in two launches, plus a gather and the table's sum if edges read a table."""
-    src, dst, row_ptr, col_ptr, transpose = edges
-    dquery, dkey, dvalue = (torch.empty_like(one) for one in (query, key, value))
-    each, dscore = _each(query, edge, code), torch.empty_like(share)
-    dedge = query.new_empty(0, 0) if edge is None else torch.empty_like(each)
-    sizes, options = _sizes(query, value, heads)
-    dot_attention_sources[(len(query),)](
-        grad,
-        query,
-        key,
-        value,
-        each,
-        out,
-        share,
-        dst,
-        col_ptr,
-        transpose,
-        dkey,
-        dvalue,
-        dedge,
-        dscore,
-        scale,
-        *sizes,
-        KEYED=to_key,
-        VALUED=to_value,
-        COLUMNS=block(sizes[2]),
-        **options,
-    )
-    dot_attention_targets[(len(query),)](
-        dscore, key, each, src, row_ptr, dquery, *sizes[:2], KEYED=to_key, **options
-    )
-    if edge is not None and code is not None:
-        dedge = tables.backward(dedge, code.view(-1, 1), None, len(edge))
-    return dquery, dkey, dvalue, dedge
-
-
-def _each(query: Tensor, edge: Tensor | None, code: Tensor | None) -> Tensor:
-    """Returns the edge operand with one row per edge, ``[E, H * C]``; a placeholder without one."""
-    if edge is None:
-        return query
-    return edge if code is None else edge.index_select(0, code)
-
-
-def _sizes(
-    query: Tensor, value: Tensor, heads: int
-) -> tuple[tuple[int, int, int], dict[str, object]]:
-    """Returns heads and the columns of each, and the options that all kernels share."""
+def _options(
+    query: Tensor, value: Tensor, edge: Tensor | None, code: Tensor | None, heads: int
+) -> dict[str, Any]:
+    """Returns the options that all kernels share, and the edge operand with one row per edge."""
     width, columns = query.size(1) // heads, value.size(1) // heads
     rows = triton.next_power_of_2(heads)
-    options = {"WIDE": wide(query.dtype), "HEADS": rows, "BLOCK": block(width)}
-    options["num_warps"] = warps(rows * max(block(width), block(columns)))
-    return (heads, width, columns), options
+    return {
+        "grid": (len(query),),
+        "edge": edge if edge is None or code is None else edge.index_select(0, code),
+        "width": width,
+        "columns": columns,
+        "WIDE": wide(query.dtype),
+        "HEADS": rows,
+        "BLOCK": block(width),
+        "COLUMNS": block(columns),
+        "num_warps": warps(rows * max(block(width), block(columns))),
+    }
+
+
+def _backward_options(
+    query: Tensor,
+    value: Tensor,
+    edge: Tensor | None,
+    code: Tensor | None,
+    heads: int,
+    share: Tensor,
+    dedge: Tensor,
+) -> dict[str, Any]:
+    options = _options(query, value, edge, code, heads)
+    options["dscore"] = torch.empty_like(share)
+    options["dedge"] = dedge if code is None else torch.empty_like(options["edge"])
+    return options
+
+
+def _sum_tables(results: tuple[Tensor, ...], named: dict[str, Any]) -> tuple[Tensor, ...]:
+    if named["code"] is None:
+        return results
+    *others, table = results
+    codes = named["code"].view(-1, 1)
+    return *others, tables.backward(named["dedge"], codes, None, len(table))
+
+
+forward: Launch = Launch(dot_attention_forward, options=_options)
+backward: Launch = Launch(
+    dot_attention_sources,
+    dot_attention_targets,
+    options=_backward_options,
+    finish=_sum_tables,
+)

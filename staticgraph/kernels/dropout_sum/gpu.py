@@ -10,12 +10,13 @@ every replay.
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import read, wide, write
+from staticgraph.kernels.launch import Launch, read, wide, write
 
 BLOCK = 1024
 
@@ -31,8 +32,6 @@ def dropout_sum_fill(
     p: tl.constexpr,
     rows,
     width: tl.constexpr,
-    GATED: tl.constexpr,
-    ADDED: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -45,33 +44,19 @@ def dropout_sum_fill(
     none = place * 0
     drawn, _, _, _ = tl.philox(tl.load(seed), place, none + site, none, none)
     stays = tl.uint_to_uniform_float(drawn) >= p
-    if GATED:
+    if gate is not None:
         stays = stays & (read(gate + at, here, WIDE) > 0)
     value = read(x + at, here, WIDE) / (1 - p)
     value = tl.where(stays, value, 0)
-    if ADDED:
+    if residual is not None:
         value += read(residual + at, here, WIDE)
     write(out + at, value, here)
 
 
-def fill(
-    x: Tensor, gate: Tensor | None, residual: Tensor | None, seed: Tensor, site: int, p: float
-) -> Tensor:
-    """Runs the operator in one launch."""
-    out = torch.empty_like(x)
-    dropout_sum_fill[(triton.cdiv(max(x.numel(), 1), BLOCK),)](
-        x,
-        x if gate is None else gate,
-        x if residual is None else residual,
-        seed,
-        out,
-        site,
-        p,
-        x.size(0),
-        x.size(1),
-        GATED=gate is not None,
-        ADDED=residual is not None,
-        WIDE=wide(x.dtype),
-        BLOCK=BLOCK,
-    )
-    return out
+def _options(x: Tensor) -> dict[str, Any]:
+    rows, width = x.shape
+    grid = (triton.cdiv(max(x.numel(), 1), BLOCK),)
+    return {"grid": grid, "rows": rows, "width": width, "WIDE": wide(x.dtype), "BLOCK": BLOCK}
+
+
+fill: Launch = Launch(dropout_sum_fill, options=_options)

@@ -31,7 +31,7 @@ def forward(
     """Runs forward."""
     nodes, columns = out.shape
     zero, one = out.dtype.type(0), out.dtype.type(1)
-    begin, end = portion(nodes, 1, thread, threads)
+    begin, end = portion(nodes, thread, threads)
     for i in range(begin, end):
         first, last = row_ptr[i], row_ptr[i + 1]
         share = one / out.dtype.type(max(last - first, 1) if mean else 1)
@@ -64,7 +64,7 @@ def _of_edges(
     columns, one = grad.shape[1], grad.dtype.type(1)
     flat = matrices.reshape(-1)
     given = np.empty(columns, grad.dtype)
-    begin, end = portion(nodes, 1, thread, threads)
+    begin, end = portion(nodes, thread, threads)
     for i in range(begin, end):
         first, last = row_ptr[i], row_ptr[i + 1]
         share = one / grad.dtype.type(max(last - first, 1) if mean else 1)
@@ -89,7 +89,7 @@ def _of_sources(
 ) -> None:
     """Sums the row gradients of edges by source."""
     nodes, inputs = dx.shape
-    begin, end = portion(nodes, 1, thread, threads)
+    begin, end = portion(nodes, thread, threads)
     for j in range(begin, end):
         for k in range(inputs):
             dx[j, k] = 0

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.edge_rows.op import edge_rows_reference
-from staticgraph.kernels.segments import gpu as segments
+from staticgraph.kernels.register import CUDA
 from staticgraph.kernels.table_sum import gpu as tables
 
 
@@ -41,9 +41,9 @@ def backward(
     by_source, by_target, by_edge = (grad.new_empty(0, grad.size(1)) for _ in range(3))
     if source:
         ordered = grad.index_select(0, transpose.to(torch.int64))
-        by_source = segments.sum_forward(ordered, col_ptr, False)
+        by_source = CUDA["segment_sum"](ordered, col_ptr, False)
     if target:
-        by_target = segments.sum_forward(grad, row_ptr, False)
+        by_target = CUDA["segment_sum"](grad, row_ptr, False)
     if edge and code is not None:
         by_edge = tables.backward(grad, code.view(-1, 1), None, entries)
     return by_source, by_target, by_edge

@@ -52,20 +52,26 @@ def forward(
     own: Vector,
     weight: Vector,
     src: Indices,
+    dst: Indices,
     row_ptr: Pointers,
+    col_ptr: Pointers,
+    transpose: Pointers,
     loops: bool,
+    transposed: bool,
     out: Matrix,
 ) -> None:
-    """Runs forward."""
+    """Computes ``gcn_sum``; ``transposed``, over the edges out of each node."""
     nodes, width = x.shape
-    begin, end = portion(nodes, 1, thread, threads)
+    ends, ptr = (dst, col_ptr) if transposed else (src, row_ptr)
+    begin, end = portion(nodes, thread, threads)
     for i in range(begin, end):
         mine = root[i]
         first = own[i] * mine * mine
         for f in range(width):
             out[i, f] = first * x[i, f]
-        for e in range(row_ptr[i], row_ptr[i + 1]):
-            j = src[e]
+        for k in range(ptr[i], ptr[i + 1]):
+            e = transpose[k] if transposed else k
+            j = ends[e]
             if loops and j == i:
                 continue
             part = mine * root[j]
@@ -76,40 +82,6 @@ def forward(
         if len(bias) > 0:
             for f in range(width):
                 out[i, f] += bias[f]
-
-
-@CpuLoop
-def backward(
-    thread: int,
-    threads: int,
-    grad: Matrix,
-    root: Vector,
-    own: Vector,
-    weight: Vector,
-    dst: Indices,
-    col_ptr: Pointers,
-    transpose: Pointers,
-    loops: bool,
-    dx: Matrix,
-) -> None:
-    """Runs backward, for the rows alone."""
-    nodes, width = grad.shape
-    begin, end = portion(nodes, 1, thread, threads)
-    for j in range(begin, end):
-        mine = root[j]
-        first = own[j] * mine * mine
-        for f in range(width):
-            dx[j, f] = first * grad[j, f]
-        for k in range(col_ptr[j], col_ptr[j + 1]):
-            e = transpose[k]
-            i = dst[e]
-            if loops and i == j:
-                continue
-            part = mine * root[i]
-            if len(weight) > 0:
-                part = part * weight[e]
-            for f in range(width):
-                dx[j, f] += part * grad[i, f]
 
 
 @kernel_part
@@ -127,7 +99,7 @@ def _products(
     rows."""
     nodes = len(down)
     width = len(grads) // max(nodes, 1)
-    begin, end = portion(nodes, 1, thread, threads)
+    begin, end = portion(nodes, thread, threads)
     for i in range(begin, end):
         down[i] = dot(grads, i * width, rows, i * width, width)
         for e in range(row_ptr[i], row_ptr[i + 1]):

@@ -1,4 +1,4 @@
-"""``gcn_sum`` as a torch operator: reference, registration, shapes, derivative.
+"""``gcn_sum`` as a torch operator: registration, shapes, derivative.
 
 The self-loops that a GCN layer adds are not edges of the batch, and need not become edges: the
 message of a self-loop is the node's own row. So the sum runs over the batch's own edges, skips
@@ -22,51 +22,6 @@ from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.gcn_sum import cpu
 from staticgraph.kernels.register import differentiable_once, operator
 from staticgraph.kernels.shapes import contiguous, wide_dtype
-
-
-def gcn_degrees_reference(
-    src: Tensor, dst: Tensor, nodes: int, weight: Tensor | None, fill: float, loops: bool
-) -> tuple[Tensor, Tensor]:
-    """Computes ``gcn_degrees`` in eager torch.
-
-    Arguments as in :func:`staticgraph.kernels.gcn_sum.gcn_degrees`; edges may be in any order.
-    """
-    weights = torch.ones(len(src), dtype=torch.float64) if weight is None else weight.double()
-    own = weights.new_zeros(nodes)
-    if loops:
-        same = src == dst
-        own = (own + fill).index_put((dst[same],), weights[same])
-        weights = torch.where(same, 0, weights)
-    degree = own.index_add(0, dst, weights)
-    none = degree == 0
-    return degree.masked_fill(none, 1).pow(-0.5).masked_fill(none, 0), own
-
-
-def gcn_sum_reference(
-    x: Tensor,
-    bias: Tensor | None,
-    root: Tensor,
-    own: Tensor,
-    weight: Tensor | None,
-    src: Tensor,
-    dst: Tensor,
-    loops: bool,
-) -> Tensor:
-    """Computes ``gcn_sum``; differentiable.
-
-    Sums are float32 (float64 for float64). Arguments as in
-    :func:`staticgraph.kernels.gcn_sum.gcn_sum`; edges in any order.
-    """
-    values = x.to(torch.promote_types(x.dtype, torch.float32))
-    root, own = root.to(values), own.to(values)
-    share = root[src] * root[dst]
-    share = share if weight is None else share * weight.to(values)
-    if loops:
-        share = torch.where(src == dst, 0, share)
-    out = (own * root * root)[:, None] * values
-    out = out.index_add(0, dst, share[:, None] * values[src])
-    return (out if bias is None else out + bias.to(values)).to(x.dtype)
-
 
 _degrees = operator(
     "gcn_degrees(Tensor[] edges, Tensor? weight, float fill, bool loops, Tensor like) "
@@ -93,19 +48,12 @@ _weights_backward = operator(
         x.new_empty(n, dtype=wide_dtype(x)) for n in (x.size(0), x.size(0), edges[0].size(0))
     ),
 )
-_backward = operator(
-    "gcn_sum_backward(Tensor grad, Tensor root, Tensor own, Tensor? weight, Tensor[] edges, "
-    "bool loops, ScalarType dtype) -> (Tensor dx)",
-    cpu=cpu.backward,
-    cuda="gcn_sum.gpu:backward",
-    fake=lambda grad, *rest: torch.empty_like(grad, dtype=rest[-1]),
-)
-_forward = operator(
+_gcn_sum = operator(
     "gcn_sum(Tensor x, Tensor? bias, Tensor root, Tensor own, Tensor? weight, Tensor[] edges, "
-    "bool loops, ScalarType dtype) -> Tensor",
+    "bool loops, ScalarType dtype, bool transposed) -> Tensor",
     cpu=cpu.forward,
     cuda="gcn_sum.gpu:forward",
-    fake=lambda x, *rest: torch.empty_like(x, dtype=rest[-1]),
+    fake=lambda x, *rest: torch.empty_like(x, dtype=rest[-2]),
 )
 
 
@@ -120,7 +68,7 @@ class GcnSum(torch.autograd.Function):
         ctx.weighs = any(ctx.needs_input_grad[2:5])
         ctx.save_for_backward(x if ctx.weighs else None, root, own, weight, *edges)
         ctx.dtype, ctx.bias_dtype = x.dtype, None if bias is None else bias.dtype
-        return _forward(*inputs)
+        return _gcn_sum(*inputs, False)
 
     @staticmethod
     @differentiable_once("gcn_sum")
@@ -128,11 +76,13 @@ class GcnSum(torch.autograd.Function):
         """Returns the gradients of rows, bias, roots, self-loops and weights that are needed."""
         x, root, own, weight, *edges = ctx.saved_tensors
         grad, needs = grads[0].contiguous(), ctx.needs_input_grad
-        dx = _backward(grad, root, own, weight, edges, ctx.loops, ctx.dtype) if needs[0] else None
+        given, dx = (root, own, weight, edges, ctx.loops), None
+        if needs[0]:  # the same sum, over the edges out of each node
+            dx = _gcn_sum(grad, None, *given, ctx.dtype, True)
         dbias = grad.sum(0, dtype=ctx.bias_dtype) if needs[1] else None
         rest = [None] * 3
         if ctx.weighs:
-            found = _weights_backward(grad, x, root, own, weight, edges, ctx.loops)
+            found = _weights_backward(grad, x, *given)
             rest = [
                 slope.to(of.dtype) if need else None
                 for slope, of, need in zip(found, (root, own, weight), needs[2:5], strict=True)

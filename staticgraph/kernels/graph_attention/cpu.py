@@ -123,7 +123,7 @@ def forward(
 ) -> None:
     """Handles one thread's share of the graphs, and of the padding rows."""
     nodes, size = len(rows), rows.shape[1] // (3 * heads)
-    low, high = portion(nodes - starts[-1], 1, thread, threads)
+    low, high = portion(nodes - starts[-1], thread, threads)
     out[starts[-1] + low : starts[-1] + high] = 0
     lse[:, starts[-1] + low : starts[-1] + high] = 0
     rows, out = rows.reshape(nodes, 3, heads, size), out.reshape(nodes, heads, size)
@@ -135,7 +135,7 @@ def forward(
     weights, keep = np.empty(most, out.dtype), np.empty(most, out.dtype)
     found, nothing = np.empty(wide, out.dtype), np.zeros(wide, out.dtype)
     behind = np.zeros(most, out.dtype)
-    low, high = portion(len(starts) - 1, 1, thread, threads)
+    low, high = portion(len(starts) - 1, thread, threads)
     for g in range(low, high):
         begin, end = starts[g], starts[g + 1]
         nodes = end - begin
@@ -236,7 +236,7 @@ def backward(
 ) -> None:
     """Handles one thread's share of the graphs, and of the padding rows."""
     nodes, size = len(rows), rows.shape[1] // (3 * heads)
-    low, high = portion(nodes - starts[-1], 1, thread, threads)
+    low, high = portion(nodes - starts[-1], thread, threads)
     drows[starts[-1] + low : starts[-1] + high] = 0
     grad, rows = grad.reshape(nodes, 1, heads, size), rows.reshape(nodes, 3, heads, size)
     found = drows.reshape(nodes, 3, heads, size)
@@ -251,7 +251,7 @@ def backward(
     of_keys, of_values = np.empty(most * wide, kind), np.empty(most * wide, kind)
     weights, slopes = np.empty(QUERIES * most, kind), np.empty(QUERIES * most, kind)
     keep, terms, behind = np.empty(most, kind), np.empty(most, kind), np.empty(most, kind)
-    low, high = portion(len(starts) - 1, 1, thread, threads)
+    low, high = portion(len(starts) - 1, thread, threads)
     for g in range(low, high):
         begin, end = starts[g], starts[g + 1]
         nodes = end - begin

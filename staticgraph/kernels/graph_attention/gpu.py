@@ -19,12 +19,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, product, write
+from staticgraph.kernels.launch import Launch, block, product, write
 from staticgraph.sizes.attention import kernel_tile
 
 # Bytes of a head's row above which backward tiles fill the registers of four warps.
@@ -69,6 +68,32 @@ def stays(seed, begin, i, j, h, site, p):
 
 
 @triton.jit
+def query_tile(
+    q_at,
+    g_at,
+    o_at,
+    l_at,
+    begin,
+    i,
+    n,
+    heads: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Loads queries ``i`` of the graph, their gradients and log-sum-exps, and the means by which
+    the gradients of their weights are centred.
+
+    Rows beyond the graph have zero gradients, so their weights have no effect as long as they are
+    finite.
+    """
+    q = tile_of(q_at, begin, i, n, 3 * heads * SIZE, SIZE, BLOCK)
+    g = tile_of(g_at, begin, i, n, heads * SIZE, SIZE, BLOCK)
+    o = tile_of(o_at, begin, i, n, heads * SIZE, SIZE, BLOCK)
+    mean = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
+    return q, g, mean, tl.load(l_at + i, mask=i < n, other=0)
+
+
+@triton.jit
 def graph_attention_forward(
     rows,
     starts,
@@ -81,14 +106,14 @@ def graph_attention_forward(
     site,
     p: tl.constexpr,
     SCALE: tl.constexpr,
-    HEADS: tl.constexpr,
+    heads: tl.constexpr,
     SIZE: tl.constexpr,
-    DROPPED: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program: the outputs and log-sum-exps of a tile of a graph's queries, for one head, over
     all its keys; it also clears its share of the padding rows."""
+    STRIDE: tl.constexpr = 3 * heads * SIZE
     program, h = tl.program_id(0), tl.program_id(1)
     r = tl.arange(0, TILE)
     begin = tl.load(starts + program // tiles).to(tl.int64)
@@ -96,35 +121,35 @@ def graph_attention_forward(
     first = (program % tiles) * TILE
     if first < n:
         q_at = rows + h * SIZE
-        k_at = q_at + HEADS * SIZE
-        v_at = k_at + HEADS * SIZE
+        k_at = q_at + heads * SIZE
+        v_at = k_at + heads * SIZE
         i = first + r
-        q = tile_of(q_at, begin, i, n, 3 * HEADS * SIZE, SIZE, BLOCK)
+        q = tile_of(q_at, begin, i, n, STRIDE, SIZE, BLOCK)
         largest = tl.full([TILE], -float("inf"), tl.float32)
         total = tl.zeros([TILE], tl.float32)
         result = tl.zeros([TILE, BLOCK], tl.float32)
         for key in range(0, n, TILE):
             j = key + r
-            k = tile_of(k_at, begin, j, n, 3 * HEADS * SIZE, SIZE, BLOCK)
-            v = tile_of(v_at, begin, j, n, 3 * HEADS * SIZE, SIZE, BLOCK)
+            k = tile_of(k_at, begin, j, n, STRIDE, SIZE, BLOCK)
+            v = tile_of(v_at, begin, j, n, STRIDE, SIZE, BLOCK)
             score = scores_of(q, k, j, n, SCALE)
             more = tl.maximum(largest, tl.max(score, 1))
             weight = tl.exp(score - more[:, None])
             before = tl.exp(largest - more)
             total = total * before + tl.sum(weight, 1)
-            if DROPPED:
+            if seed is not None:
                 weight = tl.where(stays(seed, begin, i, j, h, site, p), weight / (1 - p), 0)
             result = result * before[:, None]
             result += product(weight.to(v.dtype), v)
             largest = more
         result = result / total[:, None]
-        put_tile(out + h * SIZE, begin, i, n, result, HEADS * SIZE, SIZE, BLOCK)
+        put_tile(out + h * SIZE, begin, i, n, result, heads * SIZE, SIZE, BLOCK)
         tl.store(lse + h.to(tl.int64) * nodes + begin + i, largest + tl.log(total), mask=i < n)
     padding = tl.load(starts + graphs).to(tl.int64)
     zero = tl.zeros([TILE, BLOCK], tl.float32)
     tiled = tl.num_programs(0).to(tl.int64) * TILE
     for start in range(padding + program.to(tl.int64) * TILE, nodes, tiled):
-        put_tile(out + h * SIZE, start, r, nodes - start, zero, HEADS * SIZE, SIZE, BLOCK)
+        put_tile(out + h * SIZE, start, r, nodes - start, zero, heads * SIZE, SIZE, BLOCK)
 
 
 @triton.jit
@@ -142,9 +167,8 @@ def graph_attention_backward(
     site,
     p: tl.constexpr,
     SCALE: tl.constexpr,
-    HEADS: tl.constexpr,
+    heads: tl.constexpr,
     SIZE: tl.constexpr,
-    DROPPED: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -153,152 +177,84 @@ def graph_attention_backward(
     They are computed as keys and values over all queries, then as queries over all keys. The
     program also clears its share of the padding rows.
     """
+    STRIDE: tl.constexpr = 3 * heads * SIZE
     program, h = tl.program_id(0), tl.program_id(1)
     r = tl.arange(0, TILE)
     begin = tl.load(starts + program // tiles).to(tl.int64)
     n = (tl.load(starts + program // tiles + 1) - begin).to(tl.int32)
     first = (program % tiles) * TILE
     q_at = rows + h * SIZE
-    k_at = q_at + HEADS * SIZE
-    v_at = k_at + HEADS * SIZE
+    k_at = q_at + heads * SIZE
+    v_at = k_at + heads * SIZE
     g_at = grad + h * SIZE
     o_at = out + h * SIZE
     l_at = lse + h.to(tl.int64) * nodes + begin
     dq_at = drows + h * SIZE
-    dk_at = dq_at + HEADS * SIZE
-    dv_at = dk_at + HEADS * SIZE
+    dk_at = dq_at + heads * SIZE
+    dv_at = dk_at + heads * SIZE
     if first < n:
         j = first + r
-        k = tile_of(k_at, begin, j, n, 3 * HEADS * SIZE, SIZE, BLOCK)
-        v = tile_of(v_at, begin, j, n, 3 * HEADS * SIZE, SIZE, BLOCK)
+        k = tile_of(k_at, begin, j, n, STRIDE, SIZE, BLOCK)
+        v = tile_of(v_at, begin, j, n, STRIDE, SIZE, BLOCK)
         dk = tl.zeros([TILE, BLOCK], tl.float32)
         dv = tl.zeros([TILE, BLOCK], tl.float32)
         for query in range(0, n, TILE):
             i = query + r
-            q = tile_of(q_at, begin, i, n, 3 * HEADS * SIZE, SIZE, BLOCK)
-            g = tile_of(g_at, begin, i, n, HEADS * SIZE, SIZE, BLOCK)
-            o = tile_of(o_at, begin, i, n, HEADS * SIZE, SIZE, BLOCK)
-            # Rows beyond the graph have zero gradients, so their weights have no effect as long as
-            # they are finite.
-            mean = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
-            own = tl.load(l_at + i, mask=i < n, other=0)
+            q, g, mean, own = query_tile(q_at, g_at, o_at, l_at, begin, i, n, heads, SIZE, BLOCK)
             weight = tl.exp(scores_of(q, k, j, n, SCALE) - own[:, None])
             by_weight = product(g, tl.trans(v))
             share = weight
-            if DROPPED:
+            if seed is not None:
                 keep = stays(seed, begin, i, j, h, site, p)
                 share = tl.where(keep, weight / (1 - p), 0)
                 by_weight = tl.where(keep, by_weight / (1 - p), 0)
             dv += product(tl.trans(share.to(g.dtype)), g)
             by_score = (weight * (by_weight - mean[:, None])).to(q.dtype)
             dk += product(tl.trans(by_score), q)
-        put_tile(dk_at, begin, j, n, dk * SCALE, 3 * HEADS * SIZE, SIZE, BLOCK)
-        put_tile(dv_at, begin, j, n, dv, 3 * HEADS * SIZE, SIZE, BLOCK)
+        put_tile(dk_at, begin, j, n, dk * SCALE, STRIDE, SIZE, BLOCK)
+        put_tile(dv_at, begin, j, n, dv, STRIDE, SIZE, BLOCK)
         i = first + r
-        q = tile_of(q_at, begin, i, n, 3 * HEADS * SIZE, SIZE, BLOCK)
-        g = tile_of(g_at, begin, i, n, HEADS * SIZE, SIZE, BLOCK)
-        o = tile_of(o_at, begin, i, n, HEADS * SIZE, SIZE, BLOCK)
-        mean = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
-        own = tl.load(l_at + i, mask=i < n, other=0)
+        q, g, mean, own = query_tile(q_at, g_at, o_at, l_at, begin, i, n, heads, SIZE, BLOCK)
         dq = tl.zeros([TILE, BLOCK], tl.float32)
         for key in range(0, n, TILE):
             j = key + r
-            k = tile_of(k_at, begin, j, n, 3 * HEADS * SIZE, SIZE, BLOCK)
-            v = tile_of(v_at, begin, j, n, 3 * HEADS * SIZE, SIZE, BLOCK)
+            k = tile_of(k_at, begin, j, n, STRIDE, SIZE, BLOCK)
+            v = tile_of(v_at, begin, j, n, STRIDE, SIZE, BLOCK)
             weight = tl.exp(scores_of(q, k, j, n, SCALE) - own[:, None])
             by_weight = product(g, tl.trans(v))
-            if DROPPED:
+            if seed is not None:
                 keep = stays(seed, begin, i, j, h, site, p)
                 by_weight = tl.where(keep, by_weight / (1 - p), 0)
             by_score = (weight * (by_weight - mean[:, None])).to(k.dtype)
             dq += product(by_score, k)
-        put_tile(dq_at, begin, i, n, dq * SCALE, 3 * HEADS * SIZE, SIZE, BLOCK)
+        put_tile(dq_at, begin, i, n, dq * SCALE, STRIDE, SIZE, BLOCK)
     padding = tl.load(starts + graphs).to(tl.int64)
     zero = tl.zeros([TILE, BLOCK], tl.float32)
     tiled = tl.num_programs(0).to(tl.int64) * TILE
     for start in range(padding + program.to(tl.int64) * TILE, nodes, tiled):
-        put_tile(dq_at, start, r, nodes - start, zero, 3 * HEADS * SIZE, SIZE, BLOCK)
-        put_tile(dk_at, start, r, nodes - start, zero, 3 * HEADS * SIZE, SIZE, BLOCK)
-        put_tile(dv_at, start, r, nodes - start, zero, 3 * HEADS * SIZE, SIZE, BLOCK)
+        put_tile(dq_at, start, r, nodes - start, zero, STRIDE, SIZE, BLOCK)
+        put_tile(dk_at, start, r, nodes - start, zero, STRIDE, SIZE, BLOCK)
+        put_tile(dv_at, start, r, nodes - start, zero, STRIDE, SIZE, BLOCK)
 
 
-def forward(
-    rows: Tensor,
-    starts: Tensor,
-    seed: Tensor | None,
-    heads: int,
-    longest: int,
-    site: int,
-    p: float,
-) -> tuple[Tensor, Tensor]:
-    """Runs forward in one launch."""
-    out = rows.new_empty(len(rows), rows.size(1) // 3)
-    lse = rows.new_empty(heads, len(rows), dtype=torch.float32)
-    tiles, grid, options = _options(rows, starts, seed, heads, longest)
-    graph_attention_forward[grid](
-        rows,
-        starts,
-        starts if seed is None else seed,
-        out,
-        lse,
-        len(rows),
-        len(starts) - 1,
-        tiles,
-        site,
-        p,
-        **options,
-    )
-    return out, lse
-
-
-def backward(
-    grad: Tensor,
-    rows: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    starts: Tensor,
-    seed: Tensor | None,
-    heads: int,
-    longest: int,
-    site: int,
-    p: float,
-) -> Tensor:
-    """Runs backward in one launch."""
-    found = torch.empty_like(rows)
-    tiles, grid, options = _options(rows, starts, seed, heads, longest)
-    graph_attention_backward[grid](
-        grad,
-        rows,
-        out,
-        lse,
-        starts,
-        starts if seed is None else seed,
-        found,
-        len(rows),
-        len(starts) - 1,
-        tiles,
-        site,
-        p,
-        **options,
-    )
-    return found
-
-
-def _options(
-    rows: Tensor, starts: Tensor, seed: Tensor | None, heads: int, longest: int
-) -> tuple[int, tuple[int, int], dict[str, Any]]:
-    size = rows.size(1) // (3 * heads)
+def _options(rows: Tensor, starts: Tensor, heads: int, longest: int) -> dict[str, Any]:
+    size, graphs = rows.size(1) // (3 * heads), len(starts) - 1
     tile = kernel_tile(longest, size)
     tiles = max(1, triton.cdiv(longest, tile))
-    options = {
+    return {
+        "grid": (graphs * tiles, heads),
+        "nodes": len(rows),
+        "graphs": graphs,
+        "tiles": tiles,
         "SCALE": size**-0.5,
-        "HEADS": heads,
         "SIZE": size,
-        "DROPPED": seed is not None,
         "TILE": tile,
         "BLOCK": block(size),
         # One stage: most graphs are a single tile, so there is no next tile to prefetch.
         "num_stages": 1,
         "num_warps": 8 if size * rows.element_size() > WIDE_HEAD_BYTES else 4,
     }
-    return tiles, ((len(starts) - 1) * tiles, heads), options
+
+
+forward: Launch = Launch(graph_attention_forward, options=_options)
+backward: Launch = Launch(graph_attention_backward, options=_options)

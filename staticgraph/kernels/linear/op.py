@@ -54,12 +54,13 @@ def launches(x: Tensor, weight: Tensor, dtype: torch.dtype, relu: bool, biased: 
 
 def backward_launches(grad: Tensor, x: Tensor, weight: Tensor, relu: bool) -> int:
     """Number of CUDA launches of a layer's backward."""
-    if not fits(*_shape(x, weight), grad.dtype, x.dtype, weight.dtype):
+    if not fits(*shape_of(x, weight), grad.dtype, x.dtype, weight.dtype):
         return 3 + relu
     return 1 if chunks_of(x.size(0))[0] == 1 else 2
 
 
-def _shape(x: Tensor, weight: Tensor) -> tuple[int, int, int]:
+def shape_of(x: Tensor, weight: Tensor) -> tuple[int, int, int]:
+    """Returns rows, inputs and outputs of a layer."""
     return x.size(0), weight.size(1), weight.size(0)
 
 
@@ -68,37 +69,21 @@ def by_library(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
     Triton kernel."""
     if x.dtype == weight.dtype == dtype:
         return True
-    return not fits(*_shape(x, weight), x.dtype, weight.dtype, dtype)
+    return not fits(*shape_of(x, weight), x.dtype, weight.dtype, dtype)
 
 
-def _on_cuda(x, weight, bias, relu, dtype):
-    from staticgraph.kernels.linear import gpu, small
-
-    if by_library(x, weight, dtype):
-        cast = None if bias is None else bias.to(dtype)
-        return gpu.forward(x.to(dtype), weight.to(dtype), cast, relu)
-    return small.forward(x, weight, bias, relu, dtype)
-
-
-def _backward_on_cuda(grad, x, weight, out, into):
-    from staticgraph.kernels.linear import gpu, small
-
-    if fits(*_shape(x, weight), grad.dtype, x.dtype, weight.dtype):
-        return small.backward(grad, x, weight, out, into)
-    return gpu.backward(grad, x, weight, out, into)
-
-
-_forward = operator(
+LINEAR = operator(
     "linear(Tensor x, Tensor weight, Tensor? bias, bool relu, ScalarType dtype) -> Tensor",
     cpu=linear_reference,
-    cuda=_on_cuda,
+    cuda="linear.small:on_cuda",
     fake=lambda x, weight, bias, relu, dtype: x.new_empty(x.size(0), weight.size(0), dtype=dtype),
-).overload
+)
+_forward = LINEAR.overload
 _backward = operator(
     "linear_backward(Tensor grad, Tensor x, Tensor weight, Tensor? out, Tensor? into) "
     "-> (Tensor, Tensor, Tensor)",
     cpu=_backward_on_cpu,
-    cuda=_backward_on_cuda,
+    cuda="linear.small:backward_on_cuda",
     fake=lambda grad, x, weight, *_: (
         torch.empty_like(x),
         torch.empty_like(weight),

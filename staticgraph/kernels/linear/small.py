@@ -15,16 +15,28 @@ Not supported: float64, and shapes beyond :func:`fits`, for which torch's produc
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import product, read, wide_like, write
-from staticgraph.kernels.linear.limits import chunks_of
+from staticgraph.kernels.launch import Launch, places, product, read, wide_like, write
+from staticgraph.kernels.linear import gpu
+from staticgraph.kernels.linear.limits import chunks_of, fits
+from staticgraph.kernels.linear.op import LINEAR, by_library, shape_of
 
 # Sides of a tile of forward's results, and the depth that a program multiplies per step.
 ROWS, COLUMNS, STEP = 32, 64, 32
+
+
+@triton.jit
+def matrix_tile(rows, r, last, c, width):
+    """Loads columns ``c`` of rows ``r``; zeros beyond the last."""
+    here = (r < last)[:, None] & (c < width)[None, :]
+    return tl.load(rows + r[:, None] * width + c[None, :], mask=here, other=0)
 
 
 @triton.jit
@@ -36,8 +48,7 @@ def linear_small_forward(
     rows,
     WIDTH: tl.constexpr,
     OUT: tl.constexpr,
-    BIASED: tl.constexpr,
-    RELU: tl.constexpr,
+    relu: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
@@ -49,26 +60,23 @@ def linear_small_forward(
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for first in range(0, WIDTH, STEP):
         i = first + tl.arange(0, STEP)
-        here = (r < rows)[:, None] & (i < WIDTH)[None, :]
-        value = tl.load(x + r[:, None] * WIDTH + i[None, :], mask=here, other=0)
-        here = (o < OUT)[:, None] & (i < WIDTH)[None, :]
-        by = tl.load(weight + o[:, None] * WIDTH + i[None, :], mask=here, other=0)
+        value = matrix_tile(x, r, rows, i, WIDTH)
+        by = matrix_tile(weight, o, OUT, i, WIDTH)
         total += product(value.to(narrow), tl.trans(by.to(narrow)))
-    if BIASED:
+    if bias is not None:
         total += read(bias + o, o < OUT, narrow).to(tl.float32)[None, :]
-    if RELU:
+    if relu:
         total = tl.where(total <= 0, 0, total)
     here = (r < rows)[:, None] & (o < OUT)[None, :]
-    tl.store(out + r[:, None] * OUT + o[None, :], total.to(narrow), mask=here)
+    write(out + r[:, None] * OUT + o[None, :], total, here)
 
 
 @triton.jit
-def masked(grad, out, r, o, last, OUT: tl.constexpr, RELU: tl.constexpr):
+def masked(grad, out, r, o, last, OUT: tl.constexpr):
     """Loads the gradient of rows ``r`` up to ``last``, columns ``o``, under ReLU's mask."""
-    here = (r < last)[:, None] & (o < OUT)[None, :]
-    at = r[:, None] * OUT + o[None, :]
+    at, here = places(r, last, o, OUT)
     found = tl.load(grad + at, mask=here, other=0)
-    if RELU:
+    if out is not None:
         found = tl.where(tl.load(out + at, mask=here, other=0) <= 0, 0, found)
     return found
 
@@ -84,8 +92,6 @@ def input_tile(
     rows,
     WIDTH: tl.constexpr,
     OUT: tl.constexpr,
-    RELU: tl.constexpr,
-    INTO: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
@@ -97,13 +103,11 @@ def input_tile(
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for first in range(0, OUT, STEP):
         o = first + tl.arange(0, STEP)
-        part = masked(grad, out, r, o, rows, OUT, RELU)
-        here = (o < OUT)[:, None] & (i < WIDTH)[None, :]
-        by = tl.load(weight + o[:, None] * WIDTH + i[None, :], mask=here, other=0)
+        part = masked(grad, out, r, o, rows, OUT)
+        by = matrix_tile(weight, o, OUT, i, WIDTH)
         total += product(part, by.to(part.dtype))
-    here = (r < rows)[:, None] & (i < WIDTH)[None, :]
-    at = r[:, None] * WIDTH + i[None, :]
-    if INTO:
+    at, here = places(r, rows, i, WIDTH)
+    if into is not None:
         total += read(into + at, here, tl.float32)
     write(dx + at, total, here)
 
@@ -120,7 +124,6 @@ def weight_tile(
     rows_a_chunk,
     WIDTH: tl.constexpr,
     OUT: tl.constexpr,
-    RELU: tl.constexpr,
     SIDE: tl.constexpr,
     STEP: tl.constexpr,
 ):
@@ -136,9 +139,8 @@ def weight_tile(
     last = tl.minimum((chunk + 1) * rows_a_chunk, rows)
     for first in range(chunk * rows_a_chunk, last, STEP):
         r = first + tl.arange(0, STEP)
-        part = masked(grad, out, r, o, last, OUT, RELU)
-        here = (r < last)[:, None] & (i < WIDTH)[None, :]
-        value = tl.load(x + r[:, None] * WIDTH + i[None, :], mask=here, other=0)
+        part = masked(grad, out, r, o, last, OUT)
+        value = matrix_tile(x, r, last, i, WIDTH)
         total += product(tl.trans(part), value.to(part.dtype))
         sums += tl.sum(part.to(tl.float32), 0)
     at = chunk * OUT * WIDTH + o[:, None] * WIDTH + i[None, :]
@@ -164,8 +166,6 @@ def linear_small_backward(
     of_input,
     WIDTH: tl.constexpr,
     OUT: tl.constexpr,
-    RELU: tl.constexpr,
-    INTO: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     SIDE: tl.constexpr,
@@ -175,14 +175,10 @@ def linear_small_backward(
     weight's gradient for the others."""
     tile = tl.program_id(0)
     if tile < of_input:
-        input_tile(
-            grad, weight, out, into, dx, tile, rows, WIDTH, OUT, RELU, INTO, ROWS, COLUMNS, STEP
-        )
+        input_tile(grad, weight, out, into, dx, tile, rows, WIDTH, OUT, ROWS, COLUMNS, STEP)
     else:
         tile -= of_input
-        weight_tile(
-            grad, x, out, dweight, dbias, tile, rows, rows_a_chunk, WIDTH, OUT, RELU, SIDE, STEP
-        )
+        weight_tile(grad, x, out, dweight, dbias, tile, rows, rows_a_chunk, WIDTH, OUT, SIDE, STEP)
 
 
 @triton.jit
@@ -214,29 +210,23 @@ def linear_small_join(
         write(dbias + o, total, o < OUT)
 
 
-def forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, dtype: torch.dtype
-) -> Tensor:
-    """Runs forward in one launch, rounding as if operands had been cast to ``dtype``."""
+def _forward_options(x: Tensor, weight: Tensor, dtype: torch.dtype) -> dict[str, Any]:
     rows, (high, width) = x.size(0), weight.shape
-    out = x.new_empty(rows, high, dtype=dtype)
-    linear_small_forward[(triton.cdiv(max(rows, 1), ROWS), triton.cdiv(high, COLUMNS))](
-        x,
-        weight,
-        weight if bias is None else bias,
-        out,
-        rows,
-        width,
-        high,
-        BIASED=bias is not None,
-        RELU=relu,
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
-        STEP=STEP * 4 // dtype.itemsize,
-        num_warps=4,
-        num_stages=2,
-    )
-    return out
+    return {
+        "grid": (triton.cdiv(max(rows, 1), ROWS), triton.cdiv(high, COLUMNS)),
+        "rows": rows,
+        "WIDTH": width,
+        "OUT": high,
+        "ROWS": ROWS,
+        "COLUMNS": COLUMNS,
+        "STEP": STEP * 4 // dtype.itemsize,
+        "num_warps": 4,
+        "num_stages": 2,
+    }
+
+
+# Rounds as if operands had been cast to the result's dtype.
+forward: Callable[..., Any] = Launch(linear_small_forward, options=_forward_options).over(LINEAR)
 
 
 def backward(
@@ -258,8 +248,8 @@ def backward(
         grad,
         x,
         weight,
-        grad if out is None else out,
-        x if into is None else into,
+        out,
+        into,
         dx,
         *summed,
         rows,
@@ -267,8 +257,6 @@ def backward(
         of_input,
         width,
         high,
-        RELU=out is not None,
-        INTO=into is not None,
         **tiles,
     )
     if chunks > 1:
@@ -294,3 +282,19 @@ def backward_tiles(width: int, high: int, dtype: torch.dtype) -> dict[str, int]:
 
 def _tiles(rows: int, side: int, step: int) -> dict[str, int]:
     return {"ROWS": rows, "COLUMNS": COLUMNS, "SIDE": side, "STEP": step}
+
+
+def on_cuda(
+    x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, dtype: torch.dtype
+) -> Tensor:
+    """Runs forward by torch's product or this module's kernel."""
+    if by_library(x, weight, dtype):
+        cast = None if bias is None else bias.to(dtype)
+        return gpu.forward(x.to(dtype), weight.to(dtype), cast, relu)
+    return forward(x, weight, bias, relu, dtype)
+
+
+def backward_on_cuda(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Runs backward by this module's kernel or torch's products."""
+    few = fits(*shape_of(x, weight), grad.dtype, x.dtype, weight.dtype)
+    return (backward if few else gpu.backward)(grad, x, weight, *rest)

@@ -9,15 +9,14 @@ and by source through the transpose, which messages those were.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import by_row, own_row, read, span, wide_like, write
-from staticgraph.kernels.shapes import empty_like
+from staticgraph.kernels.launch import Launch, each_row, own_row, read, span, wide_like, write
 
 
 @triton.jit
@@ -28,7 +27,6 @@ def neighbour_max_forward(
     row_ptr,
     out,
     width: tl.constexpr,
-    EDGED: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -40,7 +38,7 @@ def neighbour_max_forward(
     for e in range(first, last):
         j = tl.load(src + e)
         value = read(x + j * width + f, inside, WIDE)
-        if EDGED:
+        if edge is not None:
             value += read(edge + e * width + f, inside, WIDE)
             value = tl.where(value <= 0, 0, value)
         best = tl.where((value > best) | (value != value), value, best)
@@ -59,7 +57,6 @@ def neighbour_max_shares(
     share,
     largest,
     width: tl.constexpr,
-    EDGED: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -69,7 +66,9 @@ def neighbour_max_shares(
     """
     i, f, inside = own_row(width, BLOCK)
     first, last = span(row_ptr, i)
-    if EDGED:  # the result was rounded to its dtype, so the maximum is recomputed from the sums
+    if (
+        edge is not None
+    ):  # the result was rounded to its dtype, so the maximum is recomputed from the sums
         best = tl.zeros([BLOCK], WIDE)
         for e in range(first, last):
             value = read(x + tl.load(src + e) * width + f, inside, WIDE)
@@ -81,7 +80,7 @@ def neighbour_max_shares(
     count = tl.where(best == 0, 1, 0).to(WIDE)
     for e in range(first, last):
         value = read(x + tl.load(src + e) * width + f, inside, WIDE)
-        if EDGED:
+        if edge is not None:
             value += read(edge + e * width + f, inside, WIDE)
             value = tl.where(value <= 0, 0, value)
         count += tl.where(value == best, 1, 0)
@@ -101,7 +100,6 @@ def neighbour_max_backward(
     dx,
     dedge,
     width: tl.constexpr,
-    EDGED: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -115,7 +113,7 @@ def neighbour_max_backward(
         i = tl.load(dst + e)
         best = read(largest + i * width + f, inside, WIDE)
         part = read(share + i * width + f, inside, WIDE)
-        if EDGED:
+        if edge is not None:
             value = own + read(edge + e * width + f, inside, WIDE)
             part = part * ((value == best) & (value > 0)).to(WIDE)
             at = dedge + e * width + f
@@ -126,31 +124,11 @@ def neighbour_max_backward(
     write(dx + j * width + f, total, inside)
 
 
-def forward(x: Tensor, edge: Tensor | None, edges: Sequence[Tensor]) -> Tensor:
-    """Runs forward in one launch."""
-    out, (src, _, row_ptr, _, _) = torch.empty_like(x), edges
-    given = x if edge is None else edge
-    neighbour_max_forward[(len(x),)](x, given, src, row_ptr, out, x.size(1), **_options(x, edge))
-    return out
-
-
-def backward(
-    grad: Tensor, x: Tensor, edge: Tensor | None, out: Tensor, edges: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Runs backward in two launches."""
-    src, dst, row_ptr, col_ptr, transpose = edges
-    dx, share = torch.empty_like(x), wide_like(x, *x.shape)
-    dedge = empty_like(edge, x)
+def _backward_options(x: Tensor, edge: Tensor | None, out: Tensor) -> dict[str, Any]:
+    share = wide_like(x, *x.shape)
     largest = out if edge is None else torch.empty_like(share)
-    given, options = x if edge is None else edge, _options(x, edge)
-    neighbour_max_shares[(len(x),)](
-        grad, x, given, out, src, row_ptr, share, largest, x.size(1), **options
-    )
-    neighbour_max_backward[(len(x),)](
-        share, x, given, largest, dst, col_ptr, transpose, dx, dedge, x.size(1), **options
-    )
-    return dx, dedge
+    return {"share": share, "largest": largest, **each_row(x)}
 
 
-def _options(x: Tensor, edge: Tensor | None) -> dict[str, object]:
-    return {"EDGED": edge is not None, **by_row(x.dtype, x.size(1))}
+forward: Launch = Launch(neighbour_max_forward, options=each_row)
+backward: Launch = Launch(neighbour_max_shares, neighbour_max_backward, options=_backward_options)

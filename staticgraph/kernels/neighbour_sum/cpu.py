@@ -16,10 +16,14 @@ from __future__ import annotations
 from staticgraph.jit import inlined, kernel_part
 from staticgraph.kernels.cpu_loop import CpuLoop, Indices, Matrix, Pointers, Vector
 from staticgraph.kernels.lanes import dot
-from staticgraph.kernels.neighbour_sum.reference import COPY, MULTIPLY, WEIGHED
 from staticgraph.kernels.table_sum.pieces import join, of_pieces
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
+
+# How a message is made of a node and an edge; the last is "multiply" by one number per edge whose
+# gradient is not needed.
+TRANSFORMS = ("copy", "multiply", "relu_add")
+COPY, MULTIPLY, RELU_ADD, WEIGHED = range(4)
 
 
 @inlined
@@ -55,7 +59,7 @@ def forward(
     """Runs forward."""
     width, zero, one = x.shape[1], x.dtype.type(0), x.dtype.type(1)
     coded, weighted, scalar = len(code) > 0, len(weight) > 0, edge.shape[1] == 1
-    begin, end = portion(len(x), 1, thread, threads)
+    begin, end = portion(len(x), thread, threads)
     for i in range(begin, end):
         first, last = row_ptr[i], row_ptr[i + 1]
         share = one / x.dtype.type(max(last - first, 1) if mean else 1)
@@ -103,9 +107,9 @@ def _backward(
     dst, row_ptr, col_ptr, transpose = edges
     coded, weighted, scalar = len(code) > 0, len(weight) > 0, edge.shape[1] == 1
     grads, rows = grad.reshape(-1), x.reshape(-1)
-    begin, end = portion(pieces, 1, thread, threads)
+    begin, end = portion(pieces, thread, threads)
     for piece in range(begin, end):
-        first, last = portion(len(grad), 1, piece, pieces)
+        first, last = portion(len(grad), piece, pieces)
         table = tables[piece] if shared else dedge
         if shared:
             table[:] = 0

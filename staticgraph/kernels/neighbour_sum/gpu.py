@@ -12,15 +12,14 @@ edges' gradients by the matrix product of :mod:`staticgraph.kernels.table_sum`. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import by_row, own_row, read, write
-from staticgraph.kernels.neighbour_sum.reference import MULTIPLY, WEIGHED
+from staticgraph.kernels.launch import Launch, by_row, own_row, read, write
+from staticgraph.kernels.neighbour_sum.op import each_like
 from staticgraph.kernels.shapes import common_dtype, contiguous
 from staticgraph.kernels.table_sum import gpu as tables
 
@@ -39,12 +38,9 @@ def neighbour_sum_forward(
     weight,
     out,
     width: tl.constexpr,
-    TRANSFORM: tl.constexpr,
-    CODED: tl.constexpr,
+    transform: tl.constexpr,
+    mean: tl.constexpr,
     SCALAR: tl.constexpr,
-    SCALED: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    MEAN: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -56,23 +52,23 @@ def neighbour_sum_forward(
     for e in range(first, last):
         j = tl.load(src + e)
         value = read(x + j * width + f, inside, WIDE)
-        if TRANSFORM != COPY:
-            r = tl.load(code + e) if CODED else e + i * 0  # int64 from i
+        if transform != COPY:
+            r = tl.load(code + e) if code is not None else e + i * 0  # int64 from i
             if SCALAR:
                 value = value * tl.load(edge + r).to(WIDE)
             else:
                 term = read(edge + r * width + f, inside, WIDE)
-                if TRANSFORM == RELU_ADD:
+                if transform == RELU_ADD:
                     value = value + term
                     value = tl.where(value <= 0, 0, value)
                 else:
                     value = value * term
-        if WEIGHTED:
+        if weight is not None:
             value = value * tl.load(weight + e).to(WIDE)
         total += value
-    if MEAN:
+    if mean:
         total = total / tl.maximum(last - first, 1).to(WIDE)
-    if SCALED:
+    if self_eps is not None:
         own = read(x + i * width + f, inside, WIDE)
         total += (1 + tl.load(self_eps).to(WIDE)) * own
     write(out + i * width + f, total, inside)
@@ -95,14 +91,9 @@ def neighbour_sum_backward(
     dx,
     dedge,
     width: tl.constexpr,
-    INTO_X: tl.constexpr,
-    INTO_EDGE: tl.constexpr,
-    TRANSFORM: tl.constexpr,
-    CODED: tl.constexpr,
+    transform: tl.constexpr,
+    mean: tl.constexpr,
     SCALAR: tl.constexpr,
-    SCALED: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    MEAN: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -110,39 +101,39 @@ def neighbour_sum_backward(
     j, f, inside = own_row(width, BLOCK)
     own = read(x + j * width + f, inside, WIDE)
     total = tl.zeros([BLOCK], WIDE)
-    if INTO_X:
+    if into_x is not None:
         total += read(into_x + j * width + f, inside, WIDE)
-    if SCALED:
+    if self_eps is not None:
         mine = read(grad + j * width + f, inside, WIDE)
         total += (1 + tl.load(self_eps).to(WIDE)) * mine
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
         part = read(grad + i * width + f, inside, WIDE)
-        if MEAN:
+        if mean:
             part = part / (tl.load(row_ptr + i + 1) - tl.load(row_ptr + i)).to(WIDE)
-        if WEIGHTED:
+        if weight is not None:
             part = part * tl.load(weight + e).to(WIDE)
-        if TRANSFORM == COPY:
+        if transform == COPY:
             total += part
         else:
-            r = tl.load(code + e) if CODED else e
+            r = tl.load(code + e) if code is not None else e
             if SCALAR:
                 to_edge = tl.sum(part * own, 0)
-                if INTO_EDGE:
+                if into_edge is not None:
                     to_edge += tl.load(into_edge + e).to(WIDE)
                 tl.store(dedge + e, to_edge.to(dedge.dtype.element_ty))
                 total += part * tl.load(edge + r).to(WIDE)
             else:
                 term = read(edge + r * width + f, inside, WIDE)
-                if TRANSFORM == RELU_ADD:
+                if transform == RELU_ADD:
                     part = tl.where(own + term <= 0, 0, part)
                     to_edge = part
                 else:
                     to_edge = part * own
                     part = part * term
                 total += part
-                if INTO_EDGE:
+                if into_edge is not None:
                     before = tl.load(into_edge + e * width + f, mask=inside, other=0)
                     to_edge += before.to(WIDE)
                 at = dedge + e * width + f
@@ -150,99 +141,39 @@ def neighbour_sum_backward(
     write(dx + j * width + f, total, inside)
 
 
-def forward(
-    x: Tensor,
-    edge: Tensor | None,
-    code: Tensor | None,
-    edges: Sequence[Tensor],
-    self_eps: Tensor | None,
-    weight: Tensor | None,
-    transform: int,
-    mean: bool,
-) -> Tensor:
-    """Runs forward in one launch."""
-    out, (src, _, row_ptr, _, _) = torch.empty_like(x, dtype=common_dtype(x, edge)), edges
-    neighbour_sum_forward[(len(x),)](
-        x,
-        x if edge is None else edge,
-        src if code is None else code,
-        src,
-        row_ptr,
-        x if self_eps is None else self_eps,
-        x if weight is None else weight,
-        out,
-        x.size(1),
-        **_options(x, edge, code, self_eps, weight, transform, mean),
-    )
-    return out
-
-
-def backward(
-    grad: Tensor,
-    x: Tensor,
-    edge: Tensor | None,
-    code: Tensor | None,
-    edges: Sequence[Tensor],
-    self_eps: Tensor | None,
-    weight: Tensor | None,
-    into_x: Tensor | None,
-    into_edge: Tensor | None,
-    transform: int,
-    mean: bool,
-    each: bool,
-) -> tuple[Tensor, Tensor]:
-    """Runs backward in one launch, or three if edges share a table and ``each`` is false."""
-    _, dst, row_ptr, col_ptr, transpose = edges
-    dx, (into_x, into_edge) = torch.empty_like(x), contiguous(into_x, into_edge)
-    if edge is None:
-        dedge = x.new_empty(0)
-    else:
-        # An edge's part of a table's gradient stays in the accumulation dtype until it is summed.
-        dtype = edge.dtype if code is None else torch.promote_types(edge.dtype, torch.float32)
-        dedge = edge.new_empty(len(dst), *edge.shape[1:], dtype=dtype)
-    into_each = into_edge if code is None or each else None
-    neighbour_sum_backward[(len(x),)](
-        grad,
-        x,
-        x if edge is None else edge,
-        dst if code is None else code,
-        dst,
-        row_ptr,
-        col_ptr,
-        transpose,
-        x if self_eps is None else self_eps,
-        x if weight is None else weight,
-        x if into_x is None else into_x,
-        x if into_each is None else into_each,
-        dx,
-        dedge,
-        x.size(1),
-        INTO_X=into_x is not None,
-        INTO_EDGE=into_each is not None,
-        **_options(x, edge, code, self_eps, weight, transform, mean),
-    )
-    if edge is not None and code is not None and not each:
-        rows = dedge.unsqueeze(1) if dedge.dim() == 1 else dedge
-        dedge = tables.backward(rows, code.view(-1, 1), None, len(edge), into_edge, edge.dtype)
-        dedge = dedge.view(edge.shape)
-    return dx, dedge
-
-
-def _options(
-    x: Tensor,
-    edge: Tensor | None,
-    code: Tensor | None,
-    self_eps: Tensor | None,
-    weight: Tensor | None,
-    transform: int,
-    mean: bool,
-) -> dict[str, object]:
+def _options(x: Tensor, edge: Tensor | None) -> dict[str, Any]:
     return {
-        "TRANSFORM": MULTIPLY if transform == WEIGHED else transform,
-        "CODED": code is not None,
+        "grid": (len(x),),
         "SCALAR": edge is not None and edge.dim() == 1,
-        "SCALED": self_eps is not None,
-        "WEIGHTED": weight is not None,
-        "MEAN": mean,
         **by_row(common_dtype(x, edge), x.size(1)),
     }
+
+
+def _backward_options(
+    x: Tensor,
+    edge: Tensor | None,
+    code: Tensor | None,
+    into_x: Tensor | None,
+    into_edge: Tensor | None,
+    each: bool,
+) -> dict[str, Any]:
+    options = _options(x, edge)
+    into_x, into_edge = contiguous(into_x, into_edge)
+    if edge is not None and code is not None and not each:
+        # An edge's part of a table's gradient stays in the accumulation dtype until it is summed.
+        options["dedge"] = each_like(edge, code)
+        options["into_table"], into_edge = into_edge, None
+    return {**options, "into_x": into_x, "into_edge": into_edge}
+
+
+def _sum_tables(results: tuple[Tensor, ...], named: dict[str, Any]) -> tuple[Tensor, ...]:
+    if "into_table" not in named:
+        return results
+    edge, parts, code = named["edge"], named["dedge"], named["code"].view(-1, 1)
+    rows = parts.unsqueeze(1) if parts.dim() == 1 else parts
+    dedge = tables.backward(rows, code, None, len(edge), named["into_table"], edge.dtype)
+    return results[0], dedge.view(edge.shape)
+
+
+forward: Launch = Launch(neighbour_sum_forward, options=_options)
+backward: Launch = Launch(neighbour_sum_backward, options=_backward_options, finish=_sum_tables)

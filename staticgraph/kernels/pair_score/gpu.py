@@ -10,15 +10,29 @@ and ``own``, and each node's part of the weight gradient, which torch then sums)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import by_row, cells, read, wide_like, write
-from staticgraph.kernels.shapes import empty_like
+from staticgraph.kernels.launch import Launch, by_row, own_heads, read, span, wide_like, write
+
+
+@triton.jit
+def summed(mine, rows, r, edge, e, row, place, mask, WIDE: tl.constexpr):
+    """Returns the sum of a row, of row ``r``, and of row ``e`` of an edge operand if there is
+    one."""
+    value = mine + read(rows + r * row + place, mask, WIDE)
+    if edge is not None:
+        value += read(edge + e * row + place, mask, WIDE)
+    return value
+
+
+@triton.jit
+def activated(value, by, slope):
+    """Returns ``by`` times the derivative of the leaky ReLU at ``value``."""
+    return tl.where(value > 0, by, slope * by)
 
 
 @triton.jit
@@ -35,37 +49,29 @@ def pair_score_forward(
     slope: tl.constexpr,
     heads: tl.constexpr,
     width: tl.constexpr,
-    EDGED: tl.constexpr,
-    OWNED: tl.constexpr,
     WIDE: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program: the scores, all heads, of node ``i``'s self-loop and of the edges into it."""
-    i = tl.program_id(0).to(tl.int64)
-    h = tl.arange(0, HEADS)
-    known = h < heads
-    place, inside = cells(h, heads, width, BLOCK)
+    i, h, known, place, inside = own_heads(heads, width, HEADS, BLOCK)
     row = heads * width
     by = read(weight + place, inside, WIDE)
     mine = read(right + i * row + place, inside, WIDE)
-    value = mine + read(left + i * row + place, inside, WIDE)
-    if OWNED:
-        value += read(own + i * row + place, inside, WIDE)
-    value = tl.sum(by * tl.where(value > 0, value, slope * value), 1)
+    value = summed(mine, left, i, own, i, row, place, inside, WIDE)
+    value = tl.sum(by * activated(value, value, slope), 1)
     write(loop + i * heads + h, value, known)
-    for e in range(tl.load(row_ptr + i).to(tl.int64), tl.load(row_ptr + i + 1).to(tl.int64)):
+    first, last = span(row_ptr, i)
+    for e in range(first, last):
         j = tl.load(src + e)
-        value = mine + read(left + j * row + place, inside, WIDE)
-        if EDGED:
-            value += read(edge + e * row + place, inside, WIDE)
-        value = tl.sum(by * tl.where(value > 0, value, slope * value), 1)
+        value = summed(mine, left, j, edge, e, row, place, inside, WIDE)
+        value = tl.sum(by * activated(value, value, slope), 1)
         write(score + e * heads + h, value, known)
 
 
 @triton.jit
 def pair_score_targets(
-    grad,
+    grad_score,
     grad_loop,
     left,
     right,
@@ -75,49 +81,41 @@ def pair_score_targets(
     src,
     row_ptr,
     dright,
-    dweight,
+    partial,
     down,
     slope: tl.constexpr,
     heads: tl.constexpr,
     width: tl.constexpr,
-    EDGED: tl.constexpr,
-    OWNED: tl.constexpr,
     WIDE: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program: the gradients of node ``i``'s row as a target and of its self-loop's row, and
     its part of the weight gradient."""
-    i = tl.program_id(0).to(tl.int64)
-    h = tl.arange(0, HEADS)
-    known = h < heads
-    place, inside = cells(h, heads, width, BLOCK)
+    i, h, known, place, inside = own_heads(heads, width, HEADS, BLOCK)
     row = heads * width
     by = read(weight + place, inside, WIDE)
     mine = read(right + i * row + place, inside, WIDE)
-    value = mine + read(left + i * row + place, inside, WIDE)
-    if OWNED:
-        value += read(own + i * row + place, inside, WIDE)
+    value = summed(mine, left, i, own, i, row, place, inside, WIDE)
     g = read(grad_loop + i * heads + h, known, WIDE)[:, None]
-    to_weight = g * tl.where(value > 0, value, slope * value)
-    total = g * tl.where(value > 0, by, slope * by)
-    if OWNED:
+    to_weight = g * activated(value, value, slope)
+    total = g * activated(value, by, slope)
+    if own is not None:
         write(down + i * row + place, total, inside)
-    for e in range(tl.load(row_ptr + i).to(tl.int64), tl.load(row_ptr + i + 1).to(tl.int64)):
+    first, last = span(row_ptr, i)
+    for e in range(first, last):
         j = tl.load(src + e)
-        value = mine + read(left + j * row + place, inside, WIDE)
-        if EDGED:
-            value += read(edge + e * row + place, inside, WIDE)
-        g = read(grad + e * heads + h, known, WIDE)[:, None]
-        to_weight += g * tl.where(value > 0, value, slope * value)
-        total += g * tl.where(value > 0, by, slope * by)
+        value = summed(mine, left, j, edge, e, row, place, inside, WIDE)
+        g = read(grad_score + e * heads + h, known, WIDE)[:, None]
+        to_weight += g * activated(value, value, slope)
+        total += g * activated(value, by, slope)
     write(dright + i * row + place, total, inside)
-    tl.store(dweight + i * row + place, to_weight, mask=inside)
+    tl.store(partial + i * row + place, to_weight, mask=inside)
 
 
 @triton.jit
 def pair_score_sources(
-    grad,
+    grad_score,
     grad_loop,
     left,
     right,
@@ -132,93 +130,49 @@ def pair_score_sources(
     slope: tl.constexpr,
     heads: tl.constexpr,
     width: tl.constexpr,
-    EDGED: tl.constexpr,
-    OWNED: tl.constexpr,
     WIDE: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program: the gradient of node ``j``'s row as a source, and of the edges out of it."""
-    j = tl.program_id(0).to(tl.int64)
-    h = tl.arange(0, HEADS)
-    known = h < heads
-    place, inside = cells(h, heads, width, BLOCK)
+    j, h, known, place, inside = own_heads(heads, width, HEADS, BLOCK)
     row = heads * width
     by = read(weight + place, inside, WIDE)
     mine = read(left + j * row + place, inside, WIDE)
-    value = mine + read(right + j * row + place, inside, WIDE)
-    if OWNED:
-        value += read(own + j * row + place, inside, WIDE)
+    value = summed(mine, right, j, own, j, row, place, inside, WIDE)
     g = read(grad_loop + j * heads + h, known, WIDE)[:, None]
-    total = g * tl.where(value > 0, by, slope * by)
+    total = g * activated(value, by, slope)
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
-        value = mine + read(right + i * row + place, inside, WIDE)
-        if EDGED:
-            value += read(edge + e * row + place, inside, WIDE)
-        g = read(grad + e * heads + h, known, WIDE)[:, None]
-        part = g * tl.where(value > 0, by, slope * by)
+        value = summed(mine, right, i, edge, e, row, place, inside, WIDE)
+        g = read(grad_score + e * heads + h, known, WIDE)[:, None]
+        part = g * activated(value, by, slope)
         total += part
-        if EDGED:
+        if edge is not None:
             write(dedge + e * row + place, part, inside)
     write(dleft + j * row + place, total, inside)
 
 
-def forward(
-    left: Tensor,
-    right: Tensor,
-    weight: Tensor,
-    edge: Tensor | None,
-    own: Tensor | None,
-    edges: Sequence[Tensor],
-    slope: float,
-) -> tuple[Tensor, Tensor]:
-    """Runs forward in one launch."""
+def _options(left: Tensor, weight: Tensor) -> dict[str, Any]:
     heads, width = weight.shape
-    src, _, row_ptr, _, _ = edges
-    score, loop = left.new_empty(len(src), heads), left.new_empty(len(left), heads)
-    given, options = _given(left, right, weight, edge, own)
-    pair_score_forward[(len(left),)](
-        *given, src, row_ptr, score, loop, slope, heads, width, **options
-    )
-    return score, loop
+    rows = triton.next_power_of_2(heads)
+    options = by_row(left.dtype, width, rows)
+    return {"grid": (len(left),), "heads": heads, "HEADS": rows, **options}
 
 
-def backward(
-    grad: Tensor,
-    grad_loop: Tensor,
-    left: Tensor,
-    right: Tensor,
-    weight: Tensor,
-    edge: Tensor | None,
-    own: Tensor | None,
-    edges: Sequence[Tensor],
-    slope: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Runs backward in two launches plus torch's sum over the nodes."""
-    heads, width = weight.shape
-    src, dst, row_ptr, col_ptr, transpose = edges
-    dleft, dright = torch.empty_like(left), torch.empty_like(right)
-    dweight = wide_like(left, len(left), heads, width)
-    dedge, down = empty_like(edge, left), empty_like(own, left)
-    given, options = _given(left, right, weight, edge, own)
-    by_target = (src, row_ptr, dright, dweight, down)
-    by_source = (dst, col_ptr, transpose, dleft, dedge)
-    for kernel, rest in ((pair_score_targets, by_target), (pair_score_sources, by_source)):
-        kernel[(len(left),)](grad, grad_loop, *given, *rest, slope, heads, width, **options)
-    return dleft, dright, dweight.sum(0).to(weight.dtype), dedge, down
+forward: Launch = Launch(pair_score_forward, options=_options)
 
 
-def _given(
-    left: Tensor, right: Tensor, weight: Tensor, edge: Tensor | None, own: Tensor | None
-) -> tuple[tuple[Tensor, ...], dict[str, object]]:
-    """Returns the operands and options that all kernels share."""
-    heads, width = weight.shape
-    given = left, right, weight, left if edge is None else edge, left if own is None else own
-    options = {
-        "EDGED": edge is not None,
-        "OWNED": own is not None,
-        "HEADS": triton.next_power_of_2(heads),
-    }
-    return given, options | by_row(left.dtype, width, options["HEADS"])
+def _backward_options(left: Tensor, weight: Tensor) -> dict[str, Any]:
+    return {"partial": wide_like(left, len(left), *weight.shape), **_options(left, weight)}
+
+
+def _sum_weights(results: tuple[Tensor, ...], named: dict[str, Any]) -> tuple[Tensor, ...]:
+    dleft, dright, dweight, *rest = results
+    return dleft, dright, named["partial"].sum(0).to(dweight.dtype), *rest
+
+
+backward: Launch = Launch(
+    pair_score_targets, pair_score_sources, options=_backward_options, finish=_sum_weights
+)

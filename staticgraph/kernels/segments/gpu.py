@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import by_row, read, span, tile, write
+from staticgraph.kernels.launch import Launch, by_row, read, span, tile, write
 
 ROWS = 16
 
@@ -21,7 +22,7 @@ def segment_sum_forward(
     ptr,
     out,
     width: tl.constexpr,
-    MEAN: tl.constexpr,
+    mean: tl.constexpr,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -34,7 +35,7 @@ def segment_sum_forward(
     for start in range(first, last, ROWS):
         _, at, here = tile(start, last, f, width, ROWS)
         total += tl.sum(read(values + at, here, WIDE), 0)
-    if MEAN:
+    if mean:
         total = total / tl.maximum(last - first, 1).to(WIDE)
     write(out + s * width + f, total, f < width)
 
@@ -45,7 +46,7 @@ def segment_sum_backward(
     ptr,
     dvalues,
     width: tl.constexpr,
-    MEAN: tl.constexpr,
+    mean: tl.constexpr,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -55,30 +56,12 @@ def segment_sum_backward(
     f = tl.arange(0, BLOCK)
     first, last = span(ptr, s)
     row = read(grad + s * width + f, f < width, WIDE)
-    if MEAN:
+    if mean:
         row = row / tl.maximum(last - first, 1).to(WIDE)
     rows = tl.zeros([ROWS, BLOCK], WIDE) + row[None, :]
     for start in range(first, last, ROWS):
         _, at, here = tile(start, last, f, width, ROWS)
         write(dvalues + at, rows, here)
-
-
-def sum_forward(values: Tensor, ptr: Tensor, mean: bool) -> Tensor:
-    """Runs the operator in one launch."""
-    out = values.new_empty(len(ptr) - 1, values.size(1))
-    segment_sum_forward[(len(out),)](
-        values, ptr, out, values.size(1), MEAN=mean, **_options(values)
-    )
-    return out
-
-
-def sum_backward(grad: Tensor, ptr: Tensor, rows: int, mean: bool) -> Tensor:
-    """Runs the operator in one launch."""
-    dvalues = grad.new_empty(rows, grad.size(1))
-    segment_sum_backward[(len(grad),)](
-        grad, ptr, dvalues, grad.size(1), MEAN=mean, **_options(grad)
-    )
-    return dvalues
 
 
 @triton.jit
@@ -139,22 +122,6 @@ def segment_max_backward(
         write(dvalues + at, part, here)
 
 
-def max_forward(values: Tensor, ptr: Tensor) -> Tensor:
-    """Runs the operator in one launch."""
-    out = values.new_empty(len(ptr) - 1, values.size(1))
-    segment_max_forward[(len(out),)](values, ptr, out, values.size(1), **_options(values))
-    return out
-
-
-def max_backward(grad: Tensor, values: Tensor, out: Tensor, ptr: Tensor) -> Tensor:
-    """Runs the operator in one launch."""
-    dvalues = torch.empty_like(values)
-    segment_max_backward[(len(out),)](
-        grad, values, out, ptr, dvalues, values.size(1), **_options(values)
-    )
-    return dvalues
-
-
 @triton.jit
 def segment_softmax_forward(
     values,
@@ -213,19 +180,17 @@ def segment_softmax_backward(
         write(dvalues + at, rows, here)
 
 
-def softmax_forward(values: Tensor, ptr: Tensor) -> Tensor:
-    """Runs the operator in one launch."""
-    out = torch.empty_like(values)
-    segment_softmax_forward[(len(ptr) - 1,)](values, ptr, out, values.size(1), **_options(values))
-    return out
+def _by_out(ptr: Tensor, out: Tensor) -> dict[str, Any]:
+    return {"grid": (len(ptr) - 1,), "ROWS": ROWS, **by_row(out.dtype, out.size(1), ROWS)}
 
 
-def softmax_backward(grad: Tensor, out: Tensor, ptr: Tensor) -> Tensor:
-    """Runs the operator in one launch."""
-    dvalues = torch.empty_like(out)
-    segment_softmax_backward[(len(ptr) - 1,)](grad, out, ptr, dvalues, out.size(1), **_options(out))
-    return dvalues
+def _by_grad(ptr: Tensor, grad: Tensor) -> dict[str, Any]:
+    return _by_out(ptr, grad)
 
 
-def _options(value: Tensor) -> dict[str, object]:
-    return {"ROWS": ROWS, **by_row(value.dtype, value.size(1), ROWS)}
+sum_forward: Launch = Launch(segment_sum_forward, options=_by_out)
+sum_backward: Launch = Launch(segment_sum_backward, options=_by_grad)
+max_forward: Launch = Launch(segment_max_forward, options=_by_out)
+max_backward: Launch = Launch(segment_max_backward, options=_by_grad)
+softmax_forward: Launch = Launch(segment_softmax_forward, options=_by_out)
+softmax_backward: Launch = Launch(segment_softmax_backward, options=_by_grad)

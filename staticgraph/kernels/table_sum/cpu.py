@@ -28,7 +28,7 @@ def _forward(
     """Computes one thread's rows; stores the first invalid position among them, or -1."""
     rows, columns = index.shape
     width = weight.shape[1]
-    begin, end = portion(rows, 1, thread, threads)
+    begin, end = portion(rows, thread, threads)
     wrong[thread] = -1
     for r in range(begin, end):
         to = out[r]
@@ -66,11 +66,11 @@ def _backward(
     """Computes one thread's tables, each for one piece of the rows."""
     rows, columns = index.shape
     width = grad.shape[1]
-    begin, end = portion(len(tables), 1, thread, threads)
+    begin, end = portion(len(tables), thread, threads)
     for piece in range(begin, end):
         table = tables[piece]
         table[:] = 0
-        first, last = portion(rows, 1, piece, len(tables))
+        first, last = portion(rows, piece, len(tables))
         for r in range(first, last):
             row = grad[r]
             for c in range(columns):

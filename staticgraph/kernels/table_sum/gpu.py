@@ -13,12 +13,23 @@ is 73 megaflop, negligible on a GPU.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, own_row, product, read, warps, wide, wide_like, write
+from staticgraph.kernels.launch import (
+    Launch,
+    by_row,
+    own_row,
+    product,
+    read,
+    wide,
+    wide_like,
+    write,
+)
 
 ROWS = 32
 ENTRIES = 64
@@ -67,7 +78,6 @@ def table_sum_backward(
     entries,
     width: tl.constexpr,
     rows_a_chunk,
-    STACKED: tl.constexpr,
     PIECES: tl.constexpr,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -85,7 +95,7 @@ def table_sum_backward(
         counts = tl.zeros([ENTRIES, ROWS], WIDE)
         for c in range(columns):
             value = tl.load(index + r * columns + c, mask=r < rows, other=0)
-            entry = value + tl.load(offsets + c) if STACKED else value
+            entry = value + tl.load(offsets + c) if offsets is not None else value
             named = tl.where(r < rows, entry, -1).to(tl.int32)
             counts += (v[:, None] == named[None, :]).to(WIDE)
         here = (r < rows)[:, None] & (f < width)[None, :]
@@ -109,7 +119,6 @@ def table_sum_join(
     rows,
     width: tl.constexpr,
     chunks,
-    INTO: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program: a block of numbers of the table's gradient, the sum over all chunks in order."""
@@ -118,7 +127,7 @@ def table_sum_join(
     total = tl.load(partial + at, mask=at < size, other=0)
     for chunk in range(1, chunks):
         total += tl.load(partial + chunk * size + at, mask=at < size, other=0)
-    if INTO:
+    if into is not None:
         total += read(into + at, at < size, total.dtype)
     write(out + at, total, at < size)
 
@@ -135,24 +144,6 @@ def table_sum_codes(index, offsets, out, rows, columns, BLOCK: tl.constexpr):
         # An index outside its table must not lead outside the folded one; see fold_codes.
         code = code * size + tl.minimum(tl.maximum(value, 0), size - 1)
     tl.store(out + r, code, mask=r < rows)
-
-
-def forward(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
-    """Runs forward in one launch."""
-    rows, columns = index.shape
-    out, columns_block = weight.new_empty(rows, weight.size(1)), block(weight.size(1))
-    table_sum_forward[(rows,)](
-        index,
-        offsets,
-        weight,
-        out,
-        columns,
-        weight.size(1),
-        WIDE=wide(weight.dtype),
-        BLOCK=columns_block,
-        num_warps=warps(columns_block),
-    )
-    return out
 
 
 def backward(
@@ -173,14 +164,13 @@ def backward(
     table_sum_backward[grid](
         grad,
         index,
-        index if offsets is None else offsets,
+        offsets,
         partial,
         rows,
         index.size(1),
         entries,
         width,
         rows_a_chunk,
-        STACKED=offsets is not None,
         PIECES=PIECES.get(grad.dtype, 0) if index.size(1) <= EXACT_COUNTS else 0,
         WIDE=wide(grad.dtype),
         ROWS=ROWS,
@@ -196,21 +186,26 @@ def join(partial: Tensor, into: Tensor | None, dtype: torch.dtype) -> Tensor:
     out = partial.new_empty(partial.shape[1:], dtype=dtype)
     table_sum_join[(triton.cdiv(out.numel(), 256),)](
         partial,
-        out if into is None else into,
+        into,
         out,
         out.size(0),
         out.size(1),
         len(partial),
-        INTO=into is not None,
         BLOCK=256,
         num_warps=2,  # four values per thread, 16 bytes
     )
     return out
 
 
-def codes(index: Tensor, offsets: Tensor) -> Tensor:
-    """Runs the operator in one launch."""
+def _one_block(index: Tensor) -> dict[str, Any]:
     rows, columns = index.shape
-    out = index.new_empty(rows)
-    table_sum_codes[(triton.cdiv(rows, 256),)](index, offsets, out, rows, columns, BLOCK=256)
-    return out
+    return {"grid": (triton.cdiv(rows, 256),), "rows": rows, "columns": columns, "BLOCK": 256}
+
+
+def _each_row(index: Tensor, weight: Tensor) -> dict[str, Any]:
+    options = by_row(weight.dtype, weight.size(1))
+    return {"grid": (len(index),), "columns": index.size(1), **options}
+
+
+forward: Launch = Launch(table_sum_forward, options=_each_row)
+codes: Launch = Launch(table_sum_codes, options=_one_block)

@@ -60,7 +60,7 @@ def forward(
     nodes, dims, width = out.shape
     given, zero = x.shape[1] > 0, out.dtype.type(0)
     part = np.empty(width, out.dtype)
-    begin, end = portion(nodes, 1, thread, threads)
+    begin, end = portion(nodes, thread, threads)
     for i in range(begin, end):
         for d in range(dims):
             for f in range(width):
@@ -114,7 +114,7 @@ def backward(
     whole = (1 + (along >= 0) + (scalar >= 0)) * width == edge.shape[1]
     grads = grad.reshape(-1)
     part, slope = np.empty(width, grad.dtype), np.empty(width, grad.dtype)
-    begin, end = portion(nodes, 1, thread, threads)
+    begin, end = portion(nodes, thread, threads)
     for j in range(begin, end):
         for f in range(dx.shape[1]):
             dx[j, f] = zero
