@@ -1,4 +1,4 @@
-"""Imported by the fork server before it forks: what the first use of a loop and of a layer loads."""
+"""Imported by the fork server before it forks: what a first loop and a first layer load."""
 
 from __future__ import annotations
 
