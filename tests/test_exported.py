@@ -53,7 +53,7 @@ def graphs():
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """A folder, its digest and the runner that wrote it."""
-    folder, runner = tmp_path_factory.mktemp("exports") / "gine", runner_of("gine")
+    folder, runner = tmp_path_factory.mktemp("exports") / "gps", runner_of("gps")
     runner.model.train()
     before = {name: value.clone() for name, value in runner.model.state_dict().items()}
     digest = runner.export(folder, progress=False)
