@@ -60,3 +60,4 @@ def test_operands_cast_to_a_common_dtype_are_counted_where_asked():
             torch.where(kept > 0, narrow, narrow)
             assert live.peak_bytes == 2000 + 4000 + 4000 + max(extra, 1000 + 2000)
             del kept
+            assert live.live_bytes == 2000 + 4000
