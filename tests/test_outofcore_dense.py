@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -67,6 +68,18 @@ def test_uniform_over_neighbours():
     chi2 = ((counts[1:] - expected) ** 2 / (expected * (1 - fanout / degree))).sum()
     chi2 *= (degree - 1) / degree
     assert abs(chi2 - (degree - 1)) < 5 * np.sqrt(2 * (degree - 1))
+
+
+def test_rows_and_directions_are_drawn_apart():
+    """Of two rows with the same neighbours on both sides, as often equal as chance would have it."""
+    others, draws = np.arange(2, 25), 2000
+    hubs = np.repeat([0, 1], len(others))
+    ends = np.concatenate([np.tile(others, 2), hubs]), np.concatenate([hubs, np.tile(others, 2)])
+    sampler = DenseSampler(Neighbours.of(*ends, 25, "both"), [1])
+    found = [sampler.sample(np.array([0, 1]), seed) for seed in range(draws)]
+    rows = np.array([sample.nodes[sample.draws[0]].flatten() for sample in found])
+    for one, other in combinations(rows.T, 2):
+        assert abs((one == other).sum() - draws / len(others)) < 5 * np.sqrt(draws / len(others))
 
 
 @pytest.mark.parametrize(
