@@ -71,7 +71,7 @@ def test_uniform_over_neighbours():
 
 
 def test_rows_and_directions_are_drawn_apart():
-    """Of two rows with the same neighbours on both sides, as often equal as chance would have it."""
+    """Two rows with the same neighbours on both sides: equal as often as chance would have it."""
     others, draws = np.arange(2, 25), 2000
     hubs = np.repeat([0, 1], len(others))
     ends = np.concatenate([np.tile(others, 2), hubs]), np.concatenate([hubs, np.tile(others, 2)])
