@@ -12,9 +12,8 @@
 Each subcommand is implemented in ``outofcore_*.py``. ``sort`` and ``disk`` limit the address space
 (``ulimit -v``) after the libraries are loaded, ``disk`` in a child process. ``disk`` also shows
 that training in memory does not fit the same limit, and bypasses the page cache unless
-``--cached``. ``sample`` compares with PyG's NeighborLoader if pyg-lib or torch-sparse is installed,
-otherwise with a plain Python twin, and reports which. Before timing, samples are compared with the
-twin's. Every result goes to stdout as JSON, and with ``--save`` to ``bench/results``.
+``--cached``. ``sample`` compares with PyG's NeighborLoader if pyg-lib or torch-sparse is installed.
+Every result goes to stdout as JSON, and with ``--save`` to ``bench/results``.
 """
 
 from __future__ import annotations

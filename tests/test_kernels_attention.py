@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
-import numpy as np
 import pytest
 import torch
-from support.attending import Attending, assert_drops_its_share, batch_of
+from support.attending import assert_drops_its_share
 from support.compiled import launches
 from support.kernel_references import graph_attention_reference
-from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
 
 import staticgraph as sg
 from staticgraph import models
@@ -78,20 +74,6 @@ def test_what_it_cannot_do_is_said():
         attend(torch.zeros(NODES, 24), p=1.0)
     with pytest.raises(ValueError, match="without a seed: draw one"):
         attend(torch.zeros(NODES, 24), p=0.5)
-
-
-@pytest.mark.parametrize("known", [True, False], ids=["counts known", "traced"])
-def test_a_fused_layer_equals_plain_pyg(known, monkeypatch):
-    """GPS with kernels and the attention operator, with garbage in the padding."""
-    torch.manual_seed(0)
-    batch = batch_of([60, 3, 8, 1, 17, 5, 9, 2, 30], sg.Capacity(170, 20, 14, 60), np.float32)
-    monkeypatch.setattr("support.parity.BATCH", batch)
-    model = Attending()
-    expected = plain_step(copy.deepcopy(model), lambda m, d: m(d), batch)
-    sg.convert(model, kernels=True)
-    padded = poisoned(batch, 1000.0)
-    found, _ = static_step(model, lambda m, d: m(d), padded if known else unknown_counts(padded))
-    assert differences(expected, found, 1e-5) == []
 
 
 def gps(store, **options):

@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import copy
 import os
-import subprocess
-import sys
-import textwrap
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from support.alike import assert_same_state
 from support.arena import ArenaRecorder
+from support.examples import EXAMPLES
 from support.lightning_modules import InParts, Variational, Whole, made
-from support.patience import patience
+from support.ranks import on_ranks
 from torch import nn
 from torch_geometric.data import Batch, HeteroData
 from torch_geometric.nn import global_add_pool
@@ -332,44 +330,35 @@ def test_a_copied_module_calls_itself(esol, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_train_one_model(tmp_path):
-    """On gloo: the ranks take different graphs of each epoch and end with the same parameters."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import sys
-            import torch, lightning.pytorch as pl
-            import staticgraph as sg
-            from support.lightning_modules import Whole, made
-            from staticgraph.lightning import StaticDataModule, StaticGraphs
-            esol = sg.datasets.open("examples/data/esol.npz")
-            data = StaticDataModule(esol, batch_size=16, splits={"train": range(128)})
-            module = made(Whole)
-            seen = []
-            class See(pl.Callback):
-                def on_train_batch_start(self, trainer, module, batch, index):
-                    seen.extend(batch.graph_ids.tolist())
-            trainer = pl.Trainer(
-                accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False,
-                enable_checkpointing=False, enable_progress_bar=False,
-                callbacks=[StaticGraphs(), See()],
-            )
-            trainer.fit(module, datamodule=data)
-            found = {"state": module.state_dict(), "seen": seen}
-            torch.save(found, f"{sys.argv[1]}/{trainer.global_rank}.pt")
-            """
-        )
-    )
-    root = Path(__file__).parents[1]
-    env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"}
-    ran = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
-        capture_output=True, text=True, timeout=patience(120), env=env, cwd=root,
+class Seen(pl.Callback):
+    """The numbers of the graphs that a process trained on."""
+
+    def __init__(self):
+        self.graphs = []
+
+    def on_train_batch_start(self, trainer, module, batch, index):
+        self.graphs.extend(batch.graph_ids.tolist())
+
+
+def _trained_on_rank() -> tuple[dict[str, torch.Tensor], list[int]]:
+    """Trains on one of two processes that were started outside of Lightning, as by torchrun."""
+    os.environ.update(LOCAL_RANK=str(dist.get_rank()), NODE_RANK="0", WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK=str(dist.get_rank()))
+    esol = sg.datasets.open(EXAMPLES / "esol.npz")
+    data = StaticDataModule(esol, batch_size=16, splits={"train": range(128)})
+    module, seen = made(Whole), Seen()
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, callbacks=[StaticGraphs(), seen],
     )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    assert sorted(one["seen"] + two["seen"]) == list(range(128))
+    trainer.fit(module, datamodule=data)
+    return module.state_dict(), seen.graphs
+
+
+def test_two_processes_train_one_model():
+    """On gloo: the ranks take different graphs of each epoch and end with the same parameters."""
+    (one, seen), (two, others) = on_ranks(2, _trained_on_rank)
+    assert sorted(seen + others) == list(range(128))
     for name, _ in Whole().named_parameters():
-        assert torch.equal(one["state"][name], two["state"][name]), name
-        assert not torch.equal(one["state"][name], made(Whole).state_dict()[name]), name
+        assert torch.equal(one[name], two[name]), name
+        assert not torch.equal(one[name], made(Whole).state_dict()[name]), name

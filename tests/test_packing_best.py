@@ -25,7 +25,7 @@ def scipy():
     pytest.importorskip("scipy")
 
 
-@examples(60)
+@examples(30)
 @given(problems(max_types=20, max_count=30))
 def test_best_is_valid_and_never_more_than_fast(problem):
     histogram, limits, max_graphs = problem

@@ -89,7 +89,7 @@ FIRES = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, esol):
     model = seeded(lambda: MODELS[name](layers=layers_of(name)))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from support.drawn import examples
 
 from staticgraph.plans.worker_count import autosize_workers
 
@@ -28,15 +25,6 @@ def test_workers_for_measured_times(times, cores, workers):
     found = autosize_workers(*times, cores=cores)
     assert found.num_workers == workers
     assert found.slots == workers + 2
-
-
-@given(st.floats(0, 1), st.floats(0, 1), st.floats(1e-4, 1), st.integers(1, 64))
-@examples(50)
-def test_workers_keep_up_or_use_all_cores_but_one(read_s, collate_s, step_s, cores):
-    found = autosize_workers(read_s, collate_s, step_s, cores=cores)
-    keeps_up = found.num_workers * step_s >= (read_s + collate_s) * (1 - 1e-9)
-    assert keeps_up or found.num_workers == max(1, cores - 1)
-    assert found.num_workers <= max(1, cores - 1)
 
 
 def test_times_that_are_none_are_refused():

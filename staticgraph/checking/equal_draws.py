@@ -36,7 +36,7 @@ from staticgraph.nn.context.present import present
 # Dropout keeps a value by it, and a normal number is positive.
 CONSTANT = 0.9
 # A model that draws until a number fits would never end where all numbers are equal.
-MOST_DRAWS = 10_000
+MOST_DRAWS = 1_000
 _BITS = (1 << 52) - 1
 DROPOUT = "staticgraph::dropout_sum"
 # This library's operators that draw by a seed of their own.

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch_geometric", "staticgraph.training.train"])
+CONTEXT.set_forkserver_preload(
+    ["torch", "torch_geometric", "staticgraph.training.train", "tests.support.first_uses"]
+)
 
 
 def process(target: Callable[..., None], *args: Any, said: Path | None = None) -> Any:

@@ -40,6 +40,9 @@ NAMES = sorted(
 )
 
 
+MANY_EDGES, FEW_EDGES = ("no edges", "hubs"), ("isolated nodes",)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def triton_in_place_of_loops():
     for name, kernel in CUDA.items():
@@ -53,10 +56,12 @@ def close(found: torch.Tensor, expected: torch.Tensor, terms: int) -> bool:
     return bool((found.double() - expected).abs().max() <= bound * scale)
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(("name", "dtype"), in_turn(NAMES, DTYPES))
-def test_triton_is_the_reference(name, dtype):
-    samples = ("no edges", "hubs", "isolated nodes")
+CALLS = [(dtype, samples) for samples in (MANY_EDGES, FEW_EDGES) for dtype in DTYPES]
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize(("name", "dtype", "samples"), in_turn(NAMES, CALLS))
+def test_triton_is_the_reference(name, dtype, samples):
     wrong = [line for sample in samples for line in wrong_results(name, sample, dtype, rounded=12)]
     assert not wrong, "\n".join(wrong)
 

@@ -9,7 +9,7 @@ hop h + 1 or before.
 
 Sampling is without replacement (Floyd), uniform, and keyed by (seed, row, direction) instead of a
 running state: a row's sample depends only on the seed of the batch, not on the order of batches or
-the number of threads. ``dense_oracle.py`` computes the same numbers in plain Python.
+the number of threads.
 """
 
 from __future__ import annotations
