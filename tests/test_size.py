@@ -20,8 +20,8 @@ SIZES = {
     "bench": (38, 26985),  # padder, break-even, the GPU suite in place of two shell scripts
     "staticgraph": (5, 3532),  # declared classes, dense batches, old names that still work
     "staticgraph/atoms": (6, 4669),  # neighbours found in a step, ASE's calculator, streams
-    "staticgraph/batches": (29, 20525),  # anybody's batches, sorted edges, symbolic sizes, fields of types
-    "staticgraph/checking": (13, 13988),  # edges on ranks; the captured step moved in; narrower parts
+    "staticgraph/batches": (29, 20525),  # anybody's batches, sorted edges, fields of types
+    "staticgraph/checking": (13, 13988),  # edges on ranks; the captured step; narrower parts
     "staticgraph/cli": (19, 11749),  # predict, try --submit, the text of --help in place of rich
     "staticgraph/datasets": (10, 6647),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
@@ -38,7 +38,7 @@ SIZES = {
     "staticgraph/packing": (17, 12974),
     "staticgraph/plans": (14, 9771),  # plans for batches drawn at random, of any sequence of graphs
     "staticgraph/probing": (10, 5431),
-    "staticgraph/recording": (11, 9224),  # the optimizer's moved in, tensors and counts carried over
+    "staticgraph/recording": (11, 9224),  # the optimizer's moved in, what is carried over
     "staticgraph/rewrites": (45, 33076),  # any message, generated; errors that name the rewrite
     "staticgraph/runner": (19, 16369),  # batches of anyone's loader, prepare
     "staticgraph/serving": (17, 9643),  # connections that end
