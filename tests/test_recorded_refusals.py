@@ -78,7 +78,7 @@ class TestRefusals:
 
         model = Carries()
         seen, state = model.seen, copy.deepcopy(model.state_dict())
-        with pytest.raises(sg.NotStatic, match=r"reads the seen that the step before bound"):
+        with pytest.raises(sg.NotStatic, match=r"computes with the seen of the forward before"):
             runner_of(model, hiv)
         assert model.seen is seen
         assert_same_state(model, state)
@@ -93,9 +93,21 @@ class TestRefusals:
                 self.calls += 1
                 return super().forward(x, edge_index, edge_attr, batch) / self.calls
 
-        model = Counts()
-        with pytest.raises(sg.NotStatic, match="changes the number calls"):
-            runner_of(model, hiv)
+        with pytest.raises(sg.NotStatic, match="computes with the calls of the forward before"):
+            runner_of(Counts(), hiv)
+
+    def test_a_tensor_that_was_bound_without_regard_to_what_it_was(self, hiv):
+        class Remembers(Net):
+            def __init__(self):
+                super().__init__()
+                self.last = torch.zeros(())
+
+            def forward(self, x, edge_index, edge_attr, batch):
+                before, self.last = self.last, self.head.bias.detach().mean()
+                return super().forward(x, edge_index, edge_attr, batch) + before
+
+        with pytest.raises(sg.NotStatic, match="computes with the last of the forward before"):
+            runner_of(Remembers(), hiv)
 
     @pytest.mark.parametrize("seldom", [False, True])
     def test_a_tensor_for_inspection_alone_is_recorded(self, hiv, seldom):

@@ -159,23 +159,18 @@ class RecordedModel:
                 before()
                 signature.note_registered()
                 flags = signature.flags(True)
-                held, counts = _held_values(self._model, Tensor), _held_values(self._model, NUMBERS)
+                held = _held_values(self._model)
                 recorder.warm(run_all, WARM_RUNS - 1)
-                numbers = _held_values(self._model, NUMBERS)
+                before_last = _held_values(self._model)
                 recorder.warm(run_all, 1)
-                written = [h for h in held if isinstance(h.now, Tensor) and h.now is not h.value]
-                counted = [number for number in numbers if number.now != number.value]
-                name = self._carried(written, recorder, run_all) if written else None
-                if name is not None or (counted and self._depends(counted, recorder, run_all)):
-                    for each in (*written, *counts):
+                changed = [value for value in before_last if value.changed]
+                if changed and self._depends(changed, recorder, run_all):
+                    carried = [v for v in changed if self._depends([v], recorder, run_all)]
+                    for each in held:
                         each.values[each.name] = each.value
-                    carried = (
-                        f"reads the {name} that the step before bound, and binds it again"
-                        if name is not None
-                        else f"changes the number {counted[0].path}, on which its results depend"
-                    )
                     raise NotStatic(
-                        f"{what}: the forward {carried}, which a replay does not: "
+                        f"{what}: the forward computes with the {(carried or changed)[0].path} of "
+                        "the forward before, and changes it, which a replay does not: "
                         "register_buffer() it and write to it in place "
                         "(self.seen.mul_(0.5).add_(1)); or use mode='eager'"
                     )
@@ -202,53 +197,20 @@ class RecordedModel:
         parameters = signature.parameters
         return ModelRecording(recorded, what, parameters, _addresses(parameters), grads, flags)
 
-    def _carried(
-        self,
-        written: Sequence[_HeldValue],
-        recorder: Recorder,
-        run_all: Callable[[], None],
-    ) -> str | None:
-        """Returns which of the tensors that a forward binds again follows from what it was.
-
-        A forward may also bind one for inspection alone. So it is run with NaN in their place, or
-        with other counts, which then show in what is bound next. A tensor that one step binds
-        without regard to its value, and the next one reads, is not seen.
-        """
-        with untouched(
-            self._model,
-            self._optimizer,
-            beside=tuple(self._functions.values()),
-            attributes=False,
-        ):
-            starts = [each.now for each in written]
-            recorder.warm(run_all, 1)
-            firsts = [each.now for each in written]
-            if not all(isinstance(first, Tensor) for first in firsts) or any(map(_has_nan, firsts)):
-                return None  # what it binds differs from call to call, or is NaN by itself
-            for each, start in zip(written, starts, strict=True):
-                floats = start.is_floating_point()
-                each.values[each.name] = start * torch.nan if floats else start + MORE
-            recorder.warm(run_all, 1)
-            for each, first in zip(written, firsts, strict=True):
-                floats = first.is_floating_point() or not isinstance(each.now, Tensor)
-                counted = not floats and first.shape == each.now.shape
-                if _has_nan(each.now) or (counted and bool((each.now - first == MORE).all())):
-                    return each.path
-            return None
-
     def _depends(
         self,
-        numbers: Sequence[_HeldValue],
+        changed: Sequence[_HeldValue],
         recorder: Recorder,
         run_all: Callable[[], None],
     ) -> bool:
-        """Whether a forward computes something else if these numbers are larger.
+        """Whether a forward computes something else if values that it changes were others.
 
-        All runs begin with the same state and random numbers. What differs between two with equal
-        numbers is left out: memory that is not written yet, sums in another order.
+        A forward may also count, or keep a tensor, for inspection alone. All runs begin with the
+        same state and random numbers. What differs between two with equal values is left out:
+        memory that is not written yet, sums in another order.
         """
-        runs: list[_Operations] = []
-        for more in (0, 0, MORE):
+        starts, runs = [each.now for each in changed], list[_Operations]()
+        for values in (starts, starts, list(map(_other, starts))):
             runs.append(_Operations())
             with untouched(
                 self._model,
@@ -257,8 +219,8 @@ class RecordedModel:
                 attributes=False,
                 seeded=True,
             ):
-                for each in numbers:
-                    each.values[each.name] = each.value + more
+                for each, value in zip(changed, values, strict=True):
+                    each.values[each.name] = value
                 with runs[-1]:
                     recorder.warm(run_all, 1)
         first, again, other = (run.calls for run in runs)
@@ -348,14 +310,27 @@ class _HeldValue(NamedTuple):
         """What the attribute is."""
         return self.values.get(self.name)
 
+    @property
+    def changed(self) -> bool:
+        """Whether it is another tensor or number."""
+        now = self.now
+        if isinstance(now, Tensor):
+            return now is not self.value
+        return isinstance(now, NUMBERS) and now != self.value
 
-def _held_values(model: torch.nn.Module, kinds: Any) -> list[_HeldValue]:
+
+def _held_values(model: torch.nn.Module) -> list[_HeldValue]:
     return [
         _HeldValue(f"{path}.{name}".removeprefix("."), vars(module), name, value)
         for path, module in model.named_modules()
         for name, value in vars(module).items()
-        if isinstance(value, kinds) and getattr(value, "dtype", None) is not torch.bool
+        if isinstance(value, (Tensor, *NUMBERS)) and getattr(value, "dtype", None) is not torch.bool
     ]
+
+
+def _other(value: Any) -> Any:
+    floats = isinstance(value, Tensor) and value.is_floating_point()
+    return value * torch.nan if floats else value + MORE
 
 
 class _Operations(TorchDispatchMode):
@@ -379,10 +354,6 @@ class _Operations(TorchDispatchMode):
         ]
         self.calls.append((str(func), others, [float(each.double().sum()) for each in results]))
         return result
-
-
-def _has_nan(value: Any) -> bool:
-    return isinstance(value, Tensor) and bool(value.isnan().any())
 
 
 def _addresses(parameters: list[Tensor]) -> list[int]:
