@@ -191,7 +191,7 @@ class _Check:
                 module.register_forward_pre_hook(enter(path))
                 module.register_forward_hook(leave)
         unknown = StaticBatch(self._batch.layout, self._batch.tensors())
-        with Restored(), torch.enable_grad(), warnings.catch_warnings(record=True) as said:
+        with Restored(), torch.enable_grad(), warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             context.enter(unknown)
             try:
@@ -208,7 +208,7 @@ class _Check:
                 stopped = True
             else:
                 self._obstacles += watch.obstacles
-        self._warned = {f"{w.filename}:{w.lineno}": str(w.message) for w in said}
+        self._warned = {f"{w.filename}:{w.lineno}": str(w.message) for w in warned}
         leaves = {p for p, m in self._stock.named_modules() if not list(m.children())}
         layers = {p for p, m in self._stock.named_modules() if is_layer(m)}
         return [p for p in dict.fromkeys(ran) if p and (p in leaves or p in layers)], stopped
@@ -268,8 +268,8 @@ class _Check:
         def compute(batch: StaticBatch) -> Any:
             """The function to trace: the forward in the context of a batch."""
             context.enter(batch)
-            own = with_own_sizes(batch) if self._own_sizes else batch.replace()
-            out = self._forward(model, own)
+            sized = with_own_sizes(batch) if self._own_sizes else batch.replace()
+            out = self._forward(model, sized)
             if self._loss is not None:
                 out = out, self._loss(out, batch)
             context.leave()
@@ -277,8 +277,8 @@ class _Check:
 
         with Restored(nothing=True):
             trace = trace_step(compute, self._batch)
-        known = {obstacle.where for obstacle in self._obstacles}
-        self._obstacles += [o for o in trace.obstacles if o.where not in known]
+        places = {obstacle.where for obstacle in self._obstacles}
+        self._obstacles += [o for o in trace.obstacles if o.where not in places]
         self._static = trace.static
         if trace.error is not None and not self._obstacles:
             self._obstacles.append(

@@ -216,10 +216,10 @@ class Comparer:
     @contextmanager
     def _run(self, options: RunOptions) -> Iterator[None]:
         subject, model, jitter = self._subject, self.model, options.jitter
-        kept = untouched(model, subject.optimizer, beside=subject.functions, seeded=True)
+        restored = untouched(model, subject.optimizer, beside=subject.functions, seeded=True)
         gradients = torch.enable_grad() if options.gradients else torch.no_grad()
         with (
-            kept,
+            restored,
             without_callbacks(model, subject.optimizer),
             gradients,
             torch.autograd.set_multithreading_enabled(False),  # a backward may draw: checkpoints

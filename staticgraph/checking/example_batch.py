@@ -138,8 +138,8 @@ def _graphs_below(
 
 def _made_up(schema: Schema, capacity: Capacity) -> GraphColumns:
     """Makes a few graphs of a schema; where edges keep their order, with these in pairs."""
-    found = (_made_up_rows if schema.axes else _rings)(schema, capacity)
-    return found.in_first_order() if schema.keep_order else found
+    columns = (_made_up_rows if schema.axes else _rings)(schema, capacity)
+    return columns.in_first_order() if schema.keep_order else columns
 
 
 def _rings(schema: Schema, capacity: Capacity) -> GraphColumns:
@@ -159,8 +159,8 @@ def _rings(schema: Schema, capacity: Capacity) -> GraphColumns:
     for field in schema:
         shape = (counts[field.level] * field.rows, *field.shape)
         numbers = field.dtype.startswith("float")
-        made = random.standard_normal(shape) if numbers else np.zeros(shape)
-        fields[field.name] = (field.level, made.astype(field.dtype))
+        drawn = random.standard_normal(shape) if numbers else np.zeros(shape)
+        fields[field.name] = (field.level, drawn.astype(field.dtype))
     rows = {field.name: field.rows for field in schema if field.level == "graph"}
     return GraphColumns.from_arrays(nodes, edges, source, target, fields, rows=rows, name="made up")
 
@@ -182,14 +182,14 @@ def _made_up_rows(schema: Schema, capacity: Capacity) -> GraphColumns:
     fields, rules = {}, {}
     for field in schema:
         shape = (of_graph[field.level] * FEW * field.rows, *field.shape)
-        made = random.standard_normal(shape)
+        drawn = random.standard_normal(shape)
         if field.counts:
             levels = field.counts * (field.width if len(field.counts) == 1 else 1)
             most = np.array([of_graph[level] if level else 1 for level in levels])
-            made = random.integers(0, np.maximum(1, most).reshape(field.shape), shape)
+            drawn = random.integers(0, np.maximum(1, most).reshape(field.shape), shape)
         elif not field.dtype.startswith("float"):
-            made = np.zeros(shape)
-        fields[field.name] = (field.level, made.astype(field.dtype))
+            drawn = np.zeros(shape)
+        fields[field.name] = (field.level, drawn.astype(field.dtype))
         rules[field.name] = IndexRule(field.cat_dim, field.counts)
     nodes, edges = counts["node"], counts["edge"]
     ends = np.zeros(int(edges.sum()), np.int64)
@@ -288,5 +288,5 @@ def with_gaps(batch: StaticBatch) -> StaticBatch | None:
 
 
 def _whole(value: Tensor) -> bool:
-    found = value[torch.isfinite(value)]
-    return bool((found == found.round()).all())
+    finite = value[torch.isfinite(value)]
+    return bool((finite == finite.round()).all())

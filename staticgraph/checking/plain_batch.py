@@ -68,10 +68,10 @@ class PlainBatch:
 
     def argument(self, name: str) -> Any:
         """Returns the argument for a model's parameter of this name; None if there is none."""
-        found = getattr(self._data, name, None)
-        if found is None and hasattr(self._data, "node_types"):  # x: one of each type
-            found = getattr(self._data, f"{name}_dict", None)
-        return found
+        value = getattr(self._data, name, None)
+        if value is None and hasattr(self._data, "node_types"):  # x: one of each type
+            value = getattr(self._data, f"{name}_dict", None)
+        return value
 
 
 def plain_batch(batch: StaticBatch) -> PlainBatch:
@@ -107,9 +107,9 @@ class ReadBatch(PlainBatch):
         object.__setattr__(self, "_names", set())
 
     def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
+        value = super().__getattr__(name)
         self._names.add(name)
-        return found
+        return value
 
     def __getitem__(self, name: Any) -> Any:
         self._names.add(name)
@@ -142,8 +142,8 @@ def has_gaps(batch: StaticBatch) -> bool:
 def plain_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor:
     """Returns the mean of a loss over all rows of an unpadded batch."""
     assert loss is not None
-    asked: Any = data
-    return LossTerms.of(loss(out, asked)).mean()
+    view: Any = data
+    return LossTerms.of(loss(out, view)).mean()
 
 
 def labelled_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor | None:
@@ -155,22 +155,22 @@ def labelled_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor | Non
     loss raises on a NaN).
     """
     assert loss is not None
-    seen: Any = ReadBatch(data)
+    view: Any = ReadBatch(data)
     try:
         with torch.no_grad():
             with _Asking() as asking:
-                terms = LossTerms.of(loss(out, seen))
+                terms = LossTerms.of(loss(out, view))
             values = terms.values
-            there = torch.ones_like(values, dtype=torch.bool)
-            for name in seen.read():
+            labelled = torch.ones_like(values, dtype=torch.bool)
+            for name in view.read():
                 if name not in data:
                     continue
                 label = data[name]
                 if isinstance(label, Tensor) and label.numel() == values.numel():
-                    there &= ~torch.isnan(label).view(values.shape)
+                    labelled &= ~torch.isnan(label).view(values.shape)
             if asking.asked:
-                there |= torch.isfinite(values) & (values != 0)
-            shares = there if terms.weights is None else there * terms.weights
+                labelled |= torch.isfinite(values) & (values != 0)
+            shares = labelled if terms.weights is None else labelled * terms.weights
             shares = shares.to(values.dtype).expand(values.shape)
             mean = (torch.where(shares != 0, values, 0) * shares).sum() / shares.sum()
             mean = terms.add_to(mean)

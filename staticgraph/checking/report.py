@@ -54,8 +54,8 @@ def module_row(
 def is_layer(module: torch.nn.Module) -> bool:
     """Whether a module has a row despite its children: a PyG layer, or one with a static form."""
     kind = type(module)
-    known = form_of(kind, made=False) is not None
-    return known or kind.__module__.startswith("torch_geometric.")
+    served = form_of(kind, made=False) is not None
+    return served or kind.__module__.startswith("torch_geometric.")
 
 
 def _first_sentence(form: type) -> str:

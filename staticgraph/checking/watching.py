@@ -231,9 +231,9 @@ def _names_cpu(values: tuple[Any, ...]) -> bool:
 def _look_at_made(watch: Watch, func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Finds a tensor made on the host: from values, or by a factory without a device."""
     if func in _FROM_HOST:
-        given = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+        source = args[0] if args else kwargs.get("data", kwargs.get("obj"))
         stays = kwargs.get("device") is None and (out.dim() == 0 or _inside_pyg())
-        if not isinstance(given, Tensor) and not stays:
+        if not isinstance(source, Tensor) and not stays:
             watch.found(f"torch.{func.__name__}", "host-to-device copy")
         return
     told_no_device = func in _FACTORIES and kwargs.get("device") is None

@@ -36,9 +36,9 @@ class Splits(dict[str, IntArray]):
         Raises:
             NoSplit: always.
         """
-        there = f"its splits are {', '.join(self)}" if self else "it has no splits"
+        choices = f"its splits are {', '.join(self)}" if self else "it has no splits"
         raise NoSplit(
-            f"the store has no split {name!r}, {there}: name some, store = store.with_splits("
+            f"the store has no split {name!r}, {choices}: name some, store = store.with_splits("
             "train=range(900), val=range(900, 1000)), or give positions of graphs as indices="
         )
 
@@ -248,21 +248,21 @@ def checked_splits(splits: Mapping[str, ArrayLike], n: int, name: str) -> dict[s
     """
     checked = {}
     for key, ids in splits.items():
-        given = np.asarray(ids)
-        if given.dtype == np.bool_:
-            if given.shape != (n,):
+        rows = np.asarray(ids)
+        if rows.dtype == np.bool_:
+            if rows.shape != (n,):
                 raise BadGraph(
-                    f"split {key!r} of {name} is a mask of shape {list(given.shape)} for "
+                    f"split {key!r} of {name} is a mask of shape {list(rows.shape)} for "
                     f"{how_many(n, 'graph')}"
                 )
-            given = np.flatnonzero(given)
-        checked[key] = whole_numbers(given, f"split {key!r} of {name}", BadGraph)
+            rows = np.flatnonzero(rows)
+        checked[key] = whole_numbers(rows, f"split {key!r} of {name}", BadGraph)
         if checked[key].ndim != 1:
             raise BadGraph(
-                f"split {key!r} of {name} has shape {list(given.shape)}; give a list of graph "
+                f"split {key!r} of {name} has shape {list(rows.shape)}; give a list of graph "
                 "numbers"
             )
-        if len(given) and not (checked[key].min() >= 0 and checked[key].max() < n):
+        if len(rows) and not (checked[key].min() >= 0 and checked[key].max() < n):
             raise BadGraph(
                 f"split {key!r} of {name} names graph "
                 f"{checked[key].max() if checked[key].min() >= 0 else checked[key].min()}; "

@@ -168,8 +168,8 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
     files: dict[str, dict[str, Any]] = manifest["files"]
     if verify is None:
         verify = sum(file["bytes"] for file in files.values()) <= WHOLE_BYTES
-    whole = verify or manifest["version"] == 1
-    arrays = {name: _array(root, name, file, whole) for name, file in files.items()}
+    verified = verify or manifest["version"] == 1
+    arrays = {name: _array(root, name, file, verified) for name, file in files.items()}
     blocks, sums = arrays.pop(BLOCKS, None), arrays.pop(SUMS, None)
     schema = Schema.from_dict(manifest["schema"])
     graphs = manifest["graphs"]
@@ -185,14 +185,14 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
         or (np.diff(blocks) <= 0).any()
     ):
         raise Damage(f"{BLOCKS} and {SUMS} do not fit the arrays; build the store again")
-    checks = Checks(root, schema, arrays, blocks, None if whole else sums, names)
-    if verify or whole:
+    checks = Checks(root, schema, arrays, blocks, None if verified else sums, names)
+    if verify or verified:
         checks.touch()
     unchecked = None if checks.complete else checks
     return assembled(kind, schema, arrays, name=str(manifest["name"]), checks=unchecked)
 
 
-def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array:
+def _array(root: Path, name: str, file: Mapping[str, Any], verified: bool) -> Array:
     """Maps one array; if ``whole``, or not checked by block, it is checked now."""
     path = root / file_of(name)
     found, length = path.stat().st_size if path.is_file() else None, int(file["bytes"])
@@ -201,7 +201,7 @@ def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array
             f"{path} has {'no' if found is None else found} bytes, the manifest says "
             f"{length}: the store is incomplete; build it again"
         )
-    if (whole or not by_block(name)) and crc32_of_file(path) != file["crc32"]:
+    if (verified or not by_block(name)) and crc32_of_file(path) != file["crc32"]:
         raise StoreCorrupt(f"{path} is not what was written (checksum differs); build it again")
     if "dtype" not in file:  # version 1
         try:

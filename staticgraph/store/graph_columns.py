@@ -156,11 +156,11 @@ class GraphColumns:
             ValueError: if a field has a name that batches reserve.
         """
         node_offsets, edge_offsets = checked_offsets(num_nodes, num_edges, name)
-        own = tuple(axes or ())
+        axes_of_data = tuple(axes or ())
         graphs = len(node_offsets) - 1
         more = axis_offsets({axis.name: rows for axis, rows in (axes or {}).items()}, graphs, name)
         offsets = {"node": node_offsets, "edge": edge_offsets, **more}
-        schema, columns = checked_columns(fields, rows or {}, offsets, own, rules)
+        schema, columns = checked_columns(fields, rows or {}, offsets, axes_of_data, rules)
         require_finite(schema, columns, offsets, check_finite)
         check_indices(schema, columns, offsets, graphs)
         edges = SortedEdges.of(edge_src, edge_dst, schema, columns, offsets, name)
@@ -253,8 +253,8 @@ class GraphColumns:
         """Returns ``[n + 1]``: where each graph's rows of a level begin."""
         if level == "graph":
             return np.arange(len(self) + 1)
-        known = {"node": self.node_offsets, "edge": self.edge_offsets}
-        return known[level] if level in known else self.offsets[level]
+        offsets = {"node": self.node_offsets, "edge": self.edge_offsets}
+        return offsets[level] if level in offsets else self.offsets[level]
 
     @cached_property
     def histogram(self) -> SizeHistogram:
@@ -298,10 +298,10 @@ class GraphColumns:
         """
         component = "edges" if level == "edge" else level
         counts = self.narrow_sizes[graphs, self.schema.components.index(component)]
-        found = [self.origin_of(graph, level) for graph in graphs.tolist()]
+        origins = [self.origin_of(graph, level) for graph in graphs.tolist()]
         own = [
             np.arange(count, dtype=np.int64) if origin is None else origin.astype(np.int64)
-            for count, origin in zip(counts.tolist(), found, strict=True)
+            for count, origin in zip(counts.tolist(), origins, strict=True)
         ]
         ends = np.cumsum(counts, dtype=np.int64)
         places = np.concatenate([*own, ends[:0]]) + np.repeat(ends - counts, counts)

@@ -58,9 +58,9 @@ def check_indices(
                 f"{field.name!r} is {column.dtype} and counts {' and '.join(set(field.counts))}: "
                 "an index holds whole numbers; convert it, or let __inc__ return 0 for it"
             )
-        if (found := first_outside(field, column, offsets, graphs)) is not None:
+        if (outside := first_outside(field, column, offsets, graphs)) is not None:
             raise BadGraph(
-                f"{found.words}; fix them, rename the field if it is not an index, or pass "
+                f"{outside.words}; fix them, rename the field if it is not an index, or pass "
                 f"exclude=[{field.name!r}]"
             )
 

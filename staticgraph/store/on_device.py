@@ -224,10 +224,10 @@ def _column(field: Field, column: Array) -> Encoded:
 def _labels(rows: Array) -> Array | None:
     """Encodes floats as int8 with :data:`MISSING` for NaN; None if that loses any bit."""
     missing = np.isnan(rows)
-    whole = np.where(missing, 0, rows)
-    if not (np.abs(whole) < -MISSING).all():
+    filled = np.where(missing, 0, rows)
+    if not (np.abs(filled) < -MISSING).all():
         return None
-    narrow = np.where(missing, MISSING, whole).astype(np.int8)
+    narrow = np.where(missing, MISSING, filled).astype(np.int8)
     back = narrow.astype(rows.dtype)
     back[missing] = np.nan
     return narrow if back.tobytes() == rows.tobytes() else None
@@ -322,9 +322,13 @@ def _lines(
         (name, array.dtype.name, human_bytes(array.nbytes)) for name, array in structure.items()
     ]
     for name, (array, kind) in columns.items():
-        kept = "bits" if kind == BITS else array.dtype.name
-        seen = store.schema[name].dtype
+        stored_as = "bits" if kind == BITS else array.dtype.name
+        dtype = store.schema[name].dtype
         rows.append(
-            (name, f"{kept} for {seen}" if kept != seen else kept, human_bytes(array.nbytes))
+            (
+                name,
+                f"{stored_as} for {dtype}" if stored_as != dtype else stored_as,
+                human_bytes(array.nbytes),
+            )
         )
     return table(("array", "kept as", "bytes"), [*rows, ("total", "", human_bytes(total))])

@@ -31,16 +31,16 @@ def one_graph(which: object, total: int) -> int | None:
     return graph_number(graph, total)
 
 
-def graph_number(given: SupportsIndex, total: int) -> int:
+def graph_number(value: SupportsIndex, total: int) -> int:
     """Returns the number of one graph from 0 on; a negative one counts from the end.
 
     Raises:
         IndexError: if there is no such graph.
         ValueError: if it is not a whole number.
     """
-    if type(given) is int and 0 <= given < total:  # as in reading all graphs, one by one
-        return given
-    graph = whole_option("graph", given)
+    if type(value) is int and 0 <= value < total:  # as in reading all graphs, one by one
+        return value
+    graph = whole_option("graph", value)
     if not -total <= graph < total:
         raise IndexError(f"graph {graph} of {total}")
     return graph % total
@@ -64,12 +64,14 @@ def several_graphs(which: object, total: int) -> IntArray:
     if isinstance(which, slice):
         return np.arange(total, dtype=np.int64)[which]
     listed = list(which) if isinstance(which, Iterator | Set) else which
-    given = np.asarray(cast(ArrayLike, listed))
-    if given.dtype == bool:
-        if given.shape != (total,):
-            raise IndexError(f"a mask of shape {list(given.shape)} for {how_many(total, 'graph')}")
-        return np.flatnonzero(given)
-    graphs = whole_numbers(given, "graphs").reshape(-1)
+    positions = np.asarray(cast(ArrayLike, listed))
+    if positions.dtype == bool:
+        if positions.shape != (total,):
+            raise IndexError(
+                f"a mask of shape {list(positions.shape)} for {how_many(total, 'graph')}"
+            )
+        return np.flatnonzero(positions)
+    graphs = whole_numbers(positions, "graphs").reshape(-1)
     beyond = np.flatnonzero((graphs < -total) | (graphs >= total))
     if len(beyond):
         raise IndexError(f"graph {graphs[beyond[0]]} of {total}")

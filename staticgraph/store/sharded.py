@@ -222,8 +222,8 @@ class Sharded(GraphColumns):
                 "each of which needs one: write it as one store with save(), or load it without "
                 "shards='by-rank'"
             )
-        wanted = np.arange(world_size + 1) * (len(self) / world_size)
-        nearest = np.abs(self._starts[:, None] - wanted).argmin(axis=0)
+        bounds = np.arange(world_size + 1) * (len(self) / world_size)
+        nearest = np.abs(self._starts[:, None] - bounds).argmin(axis=0)
         nearest[0], nearest[-1] = 0, shards
         for rank in range(1, world_size):  # at least one shard each, whatever their lengths
             least, most = nearest[rank - 1] + 1, shards - world_size + rank

@@ -50,14 +50,14 @@ def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
             for key in ("bytes", "crc32"):
                 if not isinstance(file[key], int):
                     raise TypeError(f"{key} of {name!r} is {file[key]!r}")
-        wanted = [*STRUCTURE, *(f"column.{field.name}" for field in schema)]
-        wanted += [f"offsets.{axis.name}" for axis in schema.axes]
+        expected = [*STRUCTURE, *(f"column.{field.name}" for field in schema)]
+        expected += [f"offsets.{axis.name}" for axis in schema.axes]
         objects = [name.partition(".")[2] for name in files if name.startswith("objects.")]
-        wanted += [f"object_ends.{key}" for key in objects]
-        absent = [name for name in wanted if name not in files]
+        expected += [f"object_ends.{key}" for key in objects]
+        absent = [name for name in expected if name not in files]
         if absent:
             raise KeyError(", ".join(absent))
-        known = {*wanted, *(f"origins.{axis.name}" for axis in schema.edge_axes)}
+        known = {*expected, *(f"origins.{axis.name}" for axis in schema.edge_axes)}
         known |= {f"objects.{key}" for key in objects}
         extra = {name for name in files if not name.startswith(("split.", "checks."))} - known
         if extra:
@@ -180,14 +180,14 @@ class _Stretch:
         low, high = int(bounds[0]), int(bounds[-1])
         incoming = np.bincount(ends["edge_dst"] - low, minlength=high - low)
         expected = rows.start + np.concatenate([[0], np.cumsum(incoming)])
-        found = self.arrays["row_ptr"][low : high + 1]
-        if (wrong := found != expected).any():
+        pointers = self.arrays["row_ptr"][low : high + 1]
+        if (wrong := pointers != expected).any():
             node = int(wrong.argmax())
             graph = self.first + min(
                 self.graphs - 1, int(np.searchsorted(bounds, low + node, side="right")) - 1
             )
             raise Damage(
-                f"row_ptr[{low + node}] is {found[node]} in graph {graph}, where its edges say "
+                f"row_ptr[{low + node}] is {pointers[node]} in graph {graph}, where its edges say "
                 f"{expected[node]}: {REMEDY}"
             )
         order = self.check_permutation("transpose", "edge")

@@ -95,9 +95,9 @@ class StoreWriter:
         self._parts = parts_folder(self.folder)
         self._unfinished = self._parts / f"{shard or 0:05d}{UNFINISHED}"
         _clean(self.folder, self._parts)
-        own = [path for path in parts_in(self._parts) if numbers_of(path)[0] == (shard or 0)]
-        stores = [GraphStore.load(path, verify=False) for path in own]
-        self._number = len(own)
+        parts = [path for path in parts_in(self._parts) if numbers_of(path)[0] == (shard or 0)]
+        stores = [GraphStore.load(path, verify=False) for path in parts]
+        self._number = len(parts)
         self.committed: int = sum(len(store) for store in stores)
         self.schema = stores[0].schema if stores else schema
         if self.schema is not None:

@@ -237,8 +237,8 @@ def require_only(folder: Path) -> None:
         FileExistsError: if it does; the message names a file that would be lost.
     """
     ours = {DATA, COMMIT, CREATING, *(path.name for path in scratch.found(folder / COMMIT, "part"))}
-    there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    foreign = [name for name in there if name not in ours]
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    foreign = [name for name in names if name not in ours]
     if foreign:
         raise FileExistsError(
             f"{folder} holds embeddings, but {foreign[0]!r} in it is not part of them and would be "

@@ -85,10 +85,10 @@ class PartitionedGraph:
         """
         self.manifest.files[NODE_IDS].check(self.folder / NODE_IDS, contents=True)
         ids = self._array(NODE_IDS, np.dtype(np.int64), self.num_nodes, mmap_mode="r")
-        seen = np.zeros(self.num_nodes, bool)
+        visited = np.zeros(self.num_nodes, bool)
         if ids.min() >= 0 and ids.max() < self.num_nodes:
-            seen[ids] = True
-        if not seen.all():
+            visited[ids] = True
+        if not visited.all():
             raise StoreCorrupt(
                 f"{self.folder / NODE_IDS} does not have every number below {self.num_nodes} once: "
                 "partition the graph again"
@@ -128,17 +128,17 @@ class PartitionedGraph:
 
         Edges are in the order of the file; adjacent cells are read at once.
         """
-        wanted = sorted(i * self.num_partitions + j for i, j in cells)
-        total = sum(int(self.offsets[k + 1] - self.offsets[k]) for k in wanted)
+        places = sorted(i * self.num_partitions + j for i, j in cells)
+        total = sum(int(self.offsets[k + 1] - self.offsets[k]) for k in places)
         rows = np.empty((total, self.columns), dtype=self.dtype)
         row_bytes, done, at = self.columns * self.dtype.itemsize, 0, 0
-        while at < len(wanted):
+        while at < len(places):
             last = at
-            while last + 1 < len(wanted) and wanted[last + 1] == wanted[last] + 1:
+            while last + 1 < len(places) and places[last + 1] == places[last] + 1:
                 last += 1
-            low, high = int(self.offsets[wanted[at]]), int(self.offsets[wanted[last] + 1])
+            low, high = int(self.offsets[places[at]]), int(self.offsets[places[last] + 1])
             self.edge_file.read(low * row_bytes, [rows[done : done + high - low]])
-            for cell in wanted[at : last + 1]:
+            for cell in places[at : last + 1]:
                 self._check_cell(cell, rows, done - low)
             done, at = done + high - low, last + 1
         return rows

@@ -160,8 +160,8 @@ def _partition_size(num_nodes: int, p: int) -> int:
 
 def _auto(num_nodes: int, row_bytes: int) -> int:
     """Returns p for partitions of one efficient read: a power of two, at most 1,024, none empty."""
-    wanted = max(1, min(1024, num_nodes * row_bytes // EFFICIENT_READ_BYTES))
-    p = 1 << (wanted.bit_length() - 1)
+    partitions = max(1, min(1024, num_nodes * row_bytes // EFFICIENT_READ_BYTES))
+    p = 1 << (partitions.bit_length() - 1)
     while math.ceil(num_nodes / math.ceil(num_nodes / p)) != p:
         p //= 2
     return p
@@ -204,11 +204,11 @@ def visits(
     here[training] = 1.0
     total = here.copy()
     for _ in range(hops):
-        there = np.zeros(num_nodes)
+        shares = np.zeros(num_nodes)
         here /= np.maximum(1, degrees)
         for rows in source:
-            there += np.bincount(rows[0], here[rows[1]], num_nodes)
-        here = there
+            shares += np.bincount(rows[0], here[rows[1]], num_nodes)
+        here = shares
         total += here
     return total
 

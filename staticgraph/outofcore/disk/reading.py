@@ -51,15 +51,15 @@ class BlockFile:
         at, end = offset, offset + sum(view.nbytes for view in views)
         for view in views:
             while view:
-                got = os.preadv(self.descriptor, [view], at)
+                count = os.preadv(self.descriptor, [view], at)
                 self.reads += 1
-                if not got:
+                if not count:
                     raise StoreCorrupt(
                         f"{self.path} ends at byte {at}, {how_many(end - at, 'byte')} short of the "
                         f"block that begins at {offset}: the file was cut; partition the graph "
                         "again"
                     )
-                view, at = view[got:], at + got
+                view, at = view[count:], at + count
         self.bytes_read += at - offset
         self._forget(offset, at)
 

@@ -206,9 +206,15 @@ class NodeCache(_Buffered):
                 f"{self.buffer} leaves no place for another: raise the buffer, partition with "
                 "training_nodes=, or use Dispersed"
             )
-        kept = min(self.near, places)
-        drawn = rng.choice(others[kept:], places - kept, replace=False) if places > kept else []
-        resident = tuple(sorted([*training, *others[:kept].tolist(), *np.asarray(drawn).tolist()]))
+        neighbours = min(self.near, places)
+        drawn = (
+            rng.choice(others[neighbours:], places - neighbours, replace=False)
+            if places > neighbours
+            else []
+        )
+        resident = tuple(
+            sorted([*training, *others[:neighbours].tolist(), *np.asarray(drawn).tolist()])
+        )
         return Schedule(num_partitions, (State(resident, train=tuple(sorted(training))),))
 
 
@@ -294,7 +300,8 @@ def _assign(
             chosen = holding[0] if assignment == "greedy" else rng.choice(holding)
             cells[chosen].append((i, j))
     return tuple(
-        State(partitions, tuple(mine)) for partitions, mine in zip(states, cells, strict=True)
+        State(partitions, tuple(assigned))
+        for partitions, assigned in zip(states, cells, strict=True)
     )
 
 

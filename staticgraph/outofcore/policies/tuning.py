@@ -62,9 +62,9 @@ def tune(
         ValueError: if even the smallest buffer does not fit; the message says what it needs.
     """
     memory_bytes = parse_bytes(memory_bytes)
-    whole = num_nodes * node_bytes + num_edges * edge_bytes
-    if whole <= memory_bytes:
-        return Tuning(1, 1, 1, whole)
+    graph_bytes = num_nodes * node_bytes + num_edges * edge_bytes
+    if graph_bytes <= memory_bytes:
+        return Tuning(1, 1, 1, graph_bytes)
     most = min(MOST_PARTITIONS, num_nodes, max(4, num_nodes * node_bytes // EFFICIENT_READ_BYTES))
     needed = 0
     for logical in range(3, most + 1):

@@ -142,9 +142,9 @@ def _sample_hop(nodes, pointers, indices, fanout, way, seed, place, base, target
         row = nodes[i]
         low = pointers[row]
         degree = pointers[row + 1] - low
-        taken = min(degree, fanout)
+        draws = min(degree, fanout)
         if degree <= fanout:
-            for r in range(taken):
+            for r in range(draws):
                 picked[r] = r
         else:
             key = mix(mix(seed + STEP) ^ (np.uint64(row) * STEP + np.uint64(way)))
@@ -156,7 +156,7 @@ def _sample_hop(nodes, pointers, indices, fanout, way, seed, place, base, target
                         drawn = most
                         break
                 picked[r] = drawn
-        for r in range(taken):
+        for r in range(draws):
             neighbour = indices[low + picked[r]]
             if place[neighbour] < 0:
                 place[neighbour] = base + count

@@ -84,11 +84,11 @@ def filtered_places(
         BadGraph: as :func:`evaluate_links`.
     """
     graph, new = trainer.graph, trainer.graph.numbers
-    wanted, true = triples_of(edges, graph, "edges"), triples_of(known, graph, "known")
-    require_trained(wanted[2], graph.num_relations, "edges")
-    if not wanted.shape[1]:
+    queries, true = triples_of(edges, graph, "edges"), triples_of(known, graph, "known")
+    require_trained(queries[2], graph.num_relations, "edges")
+    if not queries.shape[1]:
         raise BadGraph(f"edges has shape {np.shape(edges)}: there is nothing to rank")
-    tested = np.concatenate([new[wanted[:2]], wanted[2:]])
+    tested = np.concatenate([new[queries[:2]], queries[2:]])
     # An edge may be listed twice in known; it is excluded once.
     true = np.unique(np.concatenate([new[true[:2]], true[2:]]), axis=1)
     values = _rows_of(trainer, tested[:2])
@@ -134,11 +134,11 @@ def triples_of(edges: ArrayLike, graph: PartitionedGraph, name: str) -> NDArray[
     """
     array = np.asarray(edges)
     rows = 3 if graph.columns == 3 else 2
-    wanted = "[3, n] integers: source, destination, relation" if rows == 3 else "[2, n] integers"
+    form = "[3, n] integers: source, destination, relation" if rows == 3 else "[2, n] integers"
     if array.ndim != 2 or len(array) not in (rows, 3) or array.dtype.kind not in "iu":
         turned = array.ndim == 2 and array.shape[1] == rows
         raise BadGraph(
-            f"{name} has shape {array.shape} and dtype {array.dtype}; give {wanted}"
+            f"{name} has shape {array.shape} and dtype {array.dtype}; give {form}"
             + (f", such as {name}.T" if turned else "")
         )
     triples = np.zeros((3, array.shape[1]), np.int64)
@@ -196,8 +196,8 @@ def _true_ends(
     codes = keys * relations + relation
     low, high = np.searchsorted(code, codes), np.searchsorted(code, codes, side="right")
     pointers = np.concatenate([[0], np.cumsum(high - low)])
-    taken = np.arange(pointers[-1]) - np.repeat(pointers[:-1] - low, high - low)
-    return pointers, ends[taken]
+    entries = np.arange(pointers[-1]) - np.repeat(pointers[:-1] - low, high - low)
+    return pointers, ends[entries]
 
 
 @loop

@@ -99,10 +99,10 @@ def _increment(field: Field, rows: Mapping[str, int]) -> Any:
     """Returns the value that ``__inc__`` returned: one number, or one per scalar of a row."""
     if not field.counts:
         return 0
-    known = {"": 0, "graph": 1, **rows}
+    counts = {"": 0, "graph": 1, **rows}
     if len(field.counts) == 1:
-        return known[field.counts[0]]
+        return counts[field.counts[0]]
     steps = torch.zeros(field.width, dtype=torch.int64)
     for place, level in counted(field):
-        steps[place] = known[level]
+        steps[place] = counts[level]
     return steps.view(field.physical(1))

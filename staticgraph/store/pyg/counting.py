@@ -61,7 +61,7 @@ class CountedFields:
         Values that cannot be a column are recorded as dropped.
         """
         columns = {}
-        for key, found in self.aside.items():
+        for key, by_graph in self.aside.items():
             if "." in key:
                 self.dropped[key] = "an object of one type of nodes"
             elif key in self.values:
@@ -69,9 +69,9 @@ class CountedFields:
             elif not schema.lets(key):
                 self.dropped[key] = "every batch has an attribute of this name"
             else:
-                column = ObjectColumn.of(found.get(number) for number in range(len(self.nodes)))
+                column = ObjectColumn.of(by_graph.get(number) for number in range(len(self.nodes)))
                 if column is None:
-                    kind = type(next(iter(found.values()))).__name__
+                    kind = type(next(iter(by_graph.values()))).__name__
                     self.dropped[key] = f"a {kind} that is neither text nor numbers"
                 else:
                     columns[key] = column
@@ -216,13 +216,15 @@ class CountedFields:
         """Returns the schema's counts and sets the axes' rows; rejects graphs that differ."""
         counts = {key: schema[key].counts for key in self.values}
         known = {"graph": np.ones(len(self.nodes), np.int64), **self._known()}
-        said = {key: Increments(key, self.increments[key]).columns() for key in self.values}
+        increments = {key: Increments(key, self.increments[key]).columns() for key in self.values}
         for axis in schema.axes:
             if axis.name in known:
                 continue
             rows = [self._lengths(key) for key in self.values if schema[key].level == axis.name]
             rows += [
-                said[key][min(place, len(said[key]) - 1)] if said[key] else known["graph"] * 0
+                increments[key][min(place, len(increments[key]) - 1)]
+                if increments[key]
+                else known["graph"] * 0
                 for key in self.values
                 for place, level in enumerate(counts[key])
                 if level == axis.name
@@ -234,16 +236,16 @@ class CountedFields:
                     f"graph 0 gives {self.cat_dims[key]} as __cat_dim__ of {key!r}; the plan was "
                     f"made for {schema[key].cat_dim}: convert the new graphs as the training data"
                 )
-            columns = said[key] or [known["graph"] * 0]
+            columns = increments[key] or [known["graph"] * 0]
             wanted = [known[level] if level else known["graph"] * 0 for level in levels or ("",)]
             width = max(len(columns), len(wanted))
             for place in range(width):
-                found = columns[min(place, len(columns) - 1)]
+                column = columns[min(place, len(columns) - 1)]
                 expected = wanted[min(place, len(wanted) - 1)]
-                if not np.array_equal(found, expected):
-                    odd = int((found != expected).argmax())
+                if not np.array_equal(column, expected):
+                    odd = int((column != expected).argmax())
                     raise BadGraph(
-                        f"graph {odd} adds {found[odd]} to {key!r} (__inc__), where the plan was "
+                        f"graph {odd} adds {column[odd]} to {key!r} (__inc__), where the plan was "
                         f"made for values that count {' and '.join(levels) or 'nothing'}, of which "
                         f"it has {expected[odd]}: convert the new graphs as the training data was"
                     )

@@ -162,8 +162,8 @@ def summary_of(store: GraphColumns, dropped: Mapping[str, str], frozen: str | No
 def transform_of(dataset: Any) -> Any:
     """Returns the transform of a data set, or of the one that it is a subset of; or None."""
     for _ in range(8):
-        if (found := getattr(dataset, "transform", None)) is not None:
-            return found
+        if (transform := getattr(dataset, "transform", None)) is not None:
+            return transform
         dataset = getattr(dataset, "dataset", None)
     return None
 

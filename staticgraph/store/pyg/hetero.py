@@ -67,18 +67,18 @@ class HeteroReader(PygReader):
         present = {*data.node_types, *data.edge_types}
         self._check_present(number, present)
         self._refuse_unknown(number, data)
-        found: dict[str, Said] = {}
+        rules: dict[str, Said] = {}
         for axis in self.types:
             rows = 0
             if axis.key in present:
-                rows = self._read_type(number, data, axis, found)
+                rows = self._read_type(number, data, axis, rules)
             self.rows[axis.name].append(rows)
         for key, value in data._global_store.items():
-            self._read(number, data, key, key, value, data._global_store, found)
-        self._fill_absent(present, found)
+            self._read(number, data, key, key, value, data._global_store, rules)
+        self._fill_absent(present, rules)
         self.nodes.append(sum(self.rows[a.name][-1] for a in self.types if a.kind == "node"))
         self.edges.append(sum(self.rows[a.name][-1] for a in self.types if a.kind == "edge"))
-        self._collect(number, found)
+        self._collect(number, rules)
 
     def _check_present(self, number: int, present: set[Any]) -> None:
         """Rejects edges to a node type that a graph lacks.
@@ -97,9 +97,9 @@ class HeteroReader(PygReader):
                     )
 
     def _refuse_unknown(self, number: int, data: Any) -> None:
-        known = {axis.key for axis in self.types}
+        keys = {axis.key for axis in self.types}
         for key in (*data.node_types, *data.edge_types):
-            if key not in known:
+            if key not in keys:
                 what = "the plan does not have" if self.schema else "graph 0 lacks"
                 raise BadGraph(
                     f"graph {number} has {'edges' if isinstance(key, tuple) else 'nodes'} of type "
@@ -107,11 +107,11 @@ class HeteroReader(PygReader):
                     "has none), and new graphs the types of the training data"
                 )
 
-    def _read_type(self, number: int, data: Any, axis: Axis, found: dict[str, Said]) -> int:
+    def _read_type(self, number: int, data: Any, axis: Axis, rules: dict[str, Said]) -> int:
         """Reads all fields of one type and returns its number of rows in this graph."""
         store = data[axis.key]
         for key, value in store.items():
-            self._read(number, data, f"{axis.name}.{key}", key, value, store, found)
+            self._read(number, data, f"{axis.name}.{key}", key, value, store, rules)
         if axis.kind == "node":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # PyG warns where it must infer the number
@@ -122,7 +122,7 @@ class HeteroReader(PygReader):
                     f"data[{axis.key!r}].num_nodes"
                 )
             return whole_count(rows, number)
-        index = found.get(f"{axis.name}.edge_index")
+        index = rules.get(f"{axis.name}.edge_index")
         if index is None or index.rows.dim() != 2 or index.rows.size(1) != 2:
             raise BadGraph(
                 f"graph {number} has edges {axis.key} without an edge_index of shape [2, edges]: "
@@ -130,7 +130,7 @@ class HeteroReader(PygReader):
             )
         return len(index.rows)
 
-    def _fill_absent(self, present: set[Any], found: dict[str, Said]) -> None:
+    def _fill_absent(self, present: set[Any], rules: dict[str, Said]) -> None:
         """Adds zero rows to every field of the types that this graph lacks."""
         for axis in self.types:
             if axis.key in present:
@@ -145,6 +145,6 @@ class HeteroReader(PygReader):
                 if self.schema is not None:
                     field = self.schema[name]
                     empty = torch.zeros(0, *field.shape, dtype=getattr(torch, field.dtype))
-                    found[name] = Said(empty, field.cat_dim, steps)
+                    rules[name] = Said(empty, field.cat_dim, steps)
                 else:
-                    found[name] = Said(self.values[name][0][:0], self.cat_dims[name], steps)
+                    rules[name] = Said(self.values[name][0][:0], self.cat_dims[name], steps)

@@ -98,11 +98,11 @@ class PygReader(CountedFields):
                 self.edges_said[number] = said_by(data, EDGE_INDEX, edge_index, number, store)
             self.nodes_told &= not guessed
             self.ruled: tuple[int, Any] | None = self.ruled or (number, data)
-        found: dict[str, Said] = {}
+        rules: dict[str, Said] = {}
         for key, value in values.items():
-            self._read(number, data, key, key, value, store, found)
+            self._read(number, data, key, key, value, store, rules)
         self._check_edges_given(number, given is None)
-        self._collect(number, found)
+        self._collect(number, rules)
 
     def _read(
         self,
@@ -112,7 +112,7 @@ class PygReader(CountedFields):
         key: str,
         value: Any,
         store: Any,
-        found: dict[str, Said],
+        rules: dict[str, Said],
     ) -> None:
         """Reads a value, which the graph's storage has under a key, as the field of a name."""
         if key in self.excluded or name in self.excluded:
@@ -122,7 +122,7 @@ class PygReader(CountedFields):
             self.set_aside(number, name, value)
         else:
             plain = asks_nothing(data, key)
-            found[name] = Said(tensor) if plain else said_by(data, key, tensor, number, store)
+            rules[name] = Said(tensor) if plain else said_by(data, key, tensor, number, store)
 
     def _expected(self, hetero: bool) -> str:
         """Returns the expected class of a graph, with the reason."""
@@ -149,15 +149,15 @@ class PygReader(CountedFields):
                 "one without edges as torch.empty(2, 0, dtype=torch.long)"
             )
 
-    def _collect(self, number: int, found: dict[str, Said]) -> None:
+    def _collect(self, number: int, rules: dict[str, Said]) -> None:
         if self.schema is not None:
             expected = [item.name for item in self.schema if item.name != EDGE_INDEX]
         else:
-            expected = list(self.values) if number else list(found)
+            expected = list(self.values) if number else list(rules)
         for key in expected:
-            if key not in found:
+            if key not in rules:
                 if not self.needs_labels and key.rpartition(".")[2] == "y":
-                    found[key] = Said(self._no_label(number, key))
+                    rules[key] = Said(self._no_label(number, key))
                 else:
                     left_out = f"exclude=[{key!r}]"
                     raise BadGraph(
@@ -167,14 +167,14 @@ class PygReader(CountedFields):
                         else f"graph {number} has no {key!r}, which the plan expects; add it, or "
                         f"make store and plan without it: GraphStore.from_pyg(..., {left_out})"
                     )
-            self.values.setdefault(key, []).append(found[key].rows)
-            self.increments.setdefault(key, []).append(found[key].increments)
-            if self.cat_dims.setdefault(key, found[key].cat_dim) != found[key].cat_dim:
+            self.values.setdefault(key, []).append(rules[key].rows)
+            self.increments.setdefault(key, []).append(rules[key].increments)
+            if self.cat_dims.setdefault(key, rules[key].cat_dim) != rules[key].cat_dim:
                 raise BadGraph(
-                    f"graph {number} gives {found[key].cat_dim} as __cat_dim__ of {key!r}, graph 0 "
+                    f"graph {number} gives {rules[key].cat_dim} as __cat_dim__ of {key!r}, graph 0 "
                     f"gave {self.cat_dims[key]}: make them the same in every graph"
                 )
-        extra = set(found) - set(expected)
+        extra = set(rules) - set(expected)
         if extra and self.schema is None:
             raise BadGraph(
                 f"graph {number} has {sorted(extra)}, which graph 0 lacks; add it to every graph, "
@@ -360,9 +360,9 @@ class PygReader(CountedFields):
     def _check_schema(self, store: GraphColumns) -> None:
         assert self.schema is not None
         for item in self.schema:
-            found = store.schema[item.name]
-            if (found.dtype, found.shape) != (item.dtype, item.shape):
+            field = store.schema[item.name]
+            if (field.dtype, field.shape) != (item.dtype, item.shape):
                 raise BadGraph(
-                    f"graph 0 has {item.name!r} as {found.describe()}; the plan was made for "
+                    f"graph 0 has {item.name!r} as {field.describe()}; the plan was made for "
                     f"{item.describe()}: convert the new graphs as the training data was"
                 )
