@@ -75,7 +75,7 @@ class bound:
         self._restored.__exit__(*exc)
 
 
-def _remember(module: torch.nn.Module, given: Any, out: Any) -> None:
+def _remember(module: torch.nn.Module, arguments: Any, out: Any) -> None:
     """Lets a backward that recomputes parts of the forward find the batch."""
     if torch.is_grad_enabled() and not traced_here():
         remember([leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)])

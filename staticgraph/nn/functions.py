@@ -162,7 +162,7 @@ def _pool(function: Callable[..., Tensor], reduce: str, fill: float) -> Callable
 
     Without ``batch`` it pools all real nodes into one row.
     """
-    own = stock(function)
+    plain = stock(function)
 
     def static_pool(
         context: BatchContext, x: Tensor, batch: Tensor | None = None, size: int | None = None
@@ -170,12 +170,12 @@ def _pool(function: Callable[..., Tensor], reduce: str, fill: float) -> Callable
         """``[N, F]`` to ``[G, F]``, or ``[1, F]`` without ``batch``."""
         rows = context.find_rows(x.size(0)) if batch is None and x.dim() <= 2 else None
         if rows is None:
-            return own(x, batch, size)
-        kept = torch.where(context.column_mask(x), x, fill)
+            return plain(x, batch, size)
+        masked = torch.where(context.column_mask(x), x, fill)
         if reduce != "mean":
-            return torch.where(rows.mask.any(), own(kept, None), 0)
+            return torch.where(rows.mask.any(), plain(masked, None), 0)
         count = rows.mask.sum().clamp(min=1)
-        return kept.sum(-1 if x.dim() == 1 else -2, keepdim=True) / count
+        return masked.sum(-1 if x.dim() == 1 else -2, keepdim=True) / count
 
     return static_pool
 

@@ -26,8 +26,8 @@ class StaticMaskLabel(MaskLabel):
         (or concatenates it)."""
         if self._staticgraph.batch is None or mask.dtype != torch.bool:
             return super().forward(x, y, mask)
-        known = torch.where(mask[:, None], self.emb(torch.where(mask, y, 0)), 0)
-        return torch.cat([x, known], -1) if self.method == "concat" else x + known
+        embedded = torch.where(mask[:, None], self.emb(torch.where(mask, y, 0)), 0)
+        return torch.cat([x, embedded], -1) if self.method == "concat" else x + embedded
 
 
 class StaticLabelPropagation(LabelPropagation):

@@ -82,16 +82,16 @@ def unheard_hooks(model: torch.nn.Module) -> dict[str, str]:
     PyG calls these hooks in eager mode and silently skips them while torch.compile traces, so the
     compiled model would compute something else.
     """
-    found = {}
+    hooks = {}
     for path, module in model.named_modules():
         kind = message_hooks(module)
         if kind is not None:
-            found[path] = (
+            hooks[path] = (
                 f"{type(module).__name__} has a {kind}, which PyG leaves out of a compiled "
                 "step: put what it does into message() or propagate's arguments, or use "
                 "mode='eager'"
             )
-    return found
+    return hooks
 
 
 def caching_layers(model: torch.nn.Module) -> dict[str, str]:

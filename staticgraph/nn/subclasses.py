@@ -89,8 +89,10 @@ def _parametrized_again(
     """
     if form is None:
         return None
-    own = {n: member for n, member in vars(kind).items() if n not in ("__dict__", "__weakref__")}
-    return type(kind.__name__, (form,), own)
+    members = {
+        n: member for n, member in vars(kind).items() if n not in ("__dict__", "__weakref__")
+    }
+    return type(kind.__name__, (form,), members)
 
 
 def _joined(

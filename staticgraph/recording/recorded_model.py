@@ -275,8 +275,8 @@ class RecordedModel:
         recorded.replays += 1
         if trains:
             sample = recording.sample
-            shown = recording.parameters[sample].grad is recording.grads[sample]
-            if self._steps_outside or self._shown is not recording or not shown:
+            current = recording.parameters[sample].grad is recording.grads[sample]
+            if self._steps_outside or self._shown is not recording or not current:
                 for parameter, grad in zip(recording.parameters, recording.grads, strict=True):
                     parameter.grad = grad
                 self._shown = recording

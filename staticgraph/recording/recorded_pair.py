@@ -96,14 +96,14 @@ class RecordedPair:
 
         def backward(outputs: list[Any]) -> list[Tensor | None]:
             """Returns gradients of parameters and fields; None where there is no dependence."""
-            wanted = [*self.parameters, *leaves]
+            inputs = [*self.parameters, *leaves]
             roots = [out for out in outputs if _has_gradient(out)]
             if not self.output_gradients:  # in the warm-up: no memory of the recordings
                 self.output_gradients = [torch.zeros_like(root) for root in roots]
-            if not roots or not wanted:
-                return [None] * len(wanted)
+            if not roots or not inputs:
+                return [None] * len(inputs)
             return list(
-                torch.autograd.grad(roots, wanted, self.output_gradients, allow_unused=True)
+                torch.autograd.grad(roots, inputs, self.output_gradients, allow_unused=True)
             )
 
         # Required gradients are checked at every call: nothing here writes a parameter's gradient.

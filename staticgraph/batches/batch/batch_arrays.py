@@ -89,8 +89,8 @@ class BatchArrays:
             if rows == self.layout.capacity.rows(level):
                 return level
         plural = {"graph": "graphs", "node": "nodes", "edge": "edges"}
-        known = [f"{self.capacity.rows(name)} ({plural.get(name, name)})" for name in self.levels]
-        expected = f"{', '.join(known[:-1])} or {known[-1]}"
+        choices = [f"{self.capacity.rows(name)} ({plural.get(name, name)})" for name in self.levels]
+        expected = f"{', '.join(choices[:-1])} or {choices[-1]}"
         raise ValueError(
             f"a tensor of shape {list(value.shape)} has no rows of this batch: expected a leading "
             f"size of {expected}"

@@ -28,12 +28,12 @@ def axis_of(schema: Schema, key: Any) -> Axis | None:
 
     An edge type is a triple, or source and destination if a single relation joins them.
     """
-    wanted = key if isinstance(key, tuple) else (key,)
-    exact = [axis for axis in schema.axes if axis.type == wanted]
-    if not exact and len(wanted) == 2:
-        exact = [axis for axis in schema.edge_axes if (axis.type[0], axis.type[2]) == wanted]
-    if not exact and len(wanted) == 1:  # a relation's name, as HeteroData takes it
-        exact = [axis for axis in schema.edge_axes if axis.type[1] == wanted[0]]
+    type_of_rows = key if isinstance(key, tuple) else (key,)
+    exact = [axis for axis in schema.axes if axis.type == type_of_rows]
+    if not exact and len(type_of_rows) == 2:
+        exact = [axis for axis in schema.edge_axes if (axis.type[0], axis.type[2]) == type_of_rows]
+    if not exact and len(type_of_rows) == 1:  # a relation's name, as HeteroData takes it
+        exact = [axis for axis in schema.edge_axes if axis.type[1] == type_of_rows[0]]
     return exact[0] if len(exact) == 1 else None
 
 

@@ -145,13 +145,13 @@ def _changed(value: Any, changes: Mapping[str, Any]) -> Any:
         values[head] = _changed(_get(value, head), parts)
     if isinstance(value, tuple):
         return value._replace(**values)  # pyright: ignore[reportAttributeAccessIssue]
-    made = copy.copy(value)
+    changed = copy.copy(value)
     for name, new in values.items():
-        if _by_key(made):
-            made[name] = new
+        if _by_key(changed):
+            changed[name] = new
         else:
             try:
-                setattr(made, name, new)
+                setattr(changed, name, new)
             except AttributeError:  # a frozen dataclass
-                object.__setattr__(made, name, new)
-    return made
+                object.__setattr__(changed, name, new)
+    return changed

@@ -141,10 +141,10 @@ class RealBatch:
 
         None if its number of rows is that of several levels, or of none.
         """
-        found = self.levels_of(value)
-        if len(found) != 1:
+        levels = self.levels_of(value)
+        if len(levels) != 1:
             return None
-        more = self.static.capacity.rows(next(iter(found))) - len(value)
+        more = self.static.capacity.rows(next(iter(levels))) - len(value)
         return pad(value, (0, 0) * (value.dim() - 1) + (0, more))
 
     def whole(self) -> StaticBatch:
@@ -154,7 +154,7 @@ class RealBatch:
             RowsUnknown: a tensor was set whose rows are of no level, or of several; or other edges
                 were set.
         """
-        seen = self.static.replace()
+        view = self.static.replace()
         for name, value in self._set.items():
             origin = origin_of(value)
             full = origin.full if origin else value
@@ -166,8 +166,8 @@ class RealBatch:
                         "it cannot be told which rows of the batch it has: make it inside of the "
                         "model's forward, or make it a field of the store"
                     )
-            setattr(seen, name, full)
-        return seen
+            setattr(view, name, full)
+        return view
 
     def _padded_as(self, name: str, value: Tensor) -> Tensor | None:
         """Returns what was set under a name, with rows of padding.

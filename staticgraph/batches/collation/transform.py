@@ -93,12 +93,12 @@ def apply_transform(
         rows = real.of(field.level) * field.rows
         fields[field.name] = arrays[field.name].narrow(field.cat_dim or 0, 0, rows)
         data[field.name] = fields[field.name]
-    given = {name: data[name] for name in (EDGE_INDEX, "batch", "ptr")}
-    before = {name: value.clone() for name, value in given.items()}
+    structure = {name: data[name] for name in (EDGE_INDEX, "batch", "ptr")}
+    before = {name: value.clone() for name, value in structure.items()}
     with kept_random_states(int(np.random.SeedSequence(draw).generate_state(1)[0])):
         changed = transform(data)
     changed = data if changed is None else changed
-    for name, value in given.items():
+    for name, value in structure.items():
         if name in fields:
             continue
         if changed.get(name) is not value or not torch.equal(value, before[name]):
@@ -111,9 +111,9 @@ def apply_transform(
     for name, rows in fields.items():
         value = changed.get(name)
         if not isinstance(value, Tensor) or value.shape != rows.shape or value.dtype != rows.dtype:
-            found = f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else value
+            kind = f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else value
             raise ValueError(
-                f"transform= made {found} of {name!r}, which is {list(rows.shape)} {rows.dtype}: "
+                f"transform= made {kind} of {name!r}, which is {list(rows.shape)} {rows.dtype}: "
                 "shapes and dtypes stay; a field that is to be added belongs into the data set, "
                 "before GraphStore.from_pyg"
             )

@@ -133,13 +133,13 @@ class StaticLoader:
         self.store = store
         self.device: torch.device = _device_of(store, device)
         self.num_workers: int = 0 if isinstance(store, DeviceStore) else num_workers
-        given = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
-        _check_plan(given, store)
+        checked = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
+        _check_plan(checked, store)
         self._batcher = Batcher(
             store,
-            given,
+            checked,
             indices=None if indices is None else np.asarray(indices),
-            exact=given.batch_size is not None if exact is None else exact,
+            exact=checked.batch_size is not None if exact is None else exact,
             shuffle=shuffle,
             seed=seed,
             rank=rank,
@@ -467,9 +467,9 @@ def _check_plan(plan: BucketPlan, store: GraphStore | DeviceStore) -> None:
             "...)"
         )
     planned = {field.layout for field in plan.schema}
-    found = {field.layout for field in store.schema}
-    if planned != found:
-        differing = sorted({name for name, *_ in planned ^ found})
+    layouts = {field.layout for field in store.schema}
+    if planned != layouts:
+        differing = sorted({name for name, *_ in planned ^ layouts})
         raise PlanMismatch(
             f"the plan was made for data whose {', '.join(differing)} differ from those of "
             f"{store.name}: make a plan for it with plan_buckets(store, ...)"

@@ -77,8 +77,8 @@ class StoredRows(Rows):
             BadGraph: the store has other fields, or edges in another order.
         """
         store, schema = self._graphs.store, layout.schema
-        known = {field.layout for field in store.schema}
-        if schema is not store.schema and known != {field.layout for field in schema}:
+        layouts = {field.layout for field in store.schema}
+        if schema is not store.schema and layouts != {field.layout for field in schema}:
             raise BadGraph(
                 f"{store.name} has other fields than the plan's batches: make the plan for it, "
                 "sg.plan_stream(store, ...)"

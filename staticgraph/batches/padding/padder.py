@@ -344,8 +344,8 @@ class Padder:
         )
 
     def _rounded(self, rows: int) -> int:
-        wanted = int(rows * self._headroom) + 1
-        return -(-wanted // self._multiple) * self._multiple
+        needed = int(rows * self._headroom) + 1
+        return -(-needed // self._multiple) * self._multiple
 
 
 def _with_sorted_edges(schema: Schema | None, plan: BucketPlan) -> Schema | None:

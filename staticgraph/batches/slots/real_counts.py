@@ -33,8 +33,8 @@ class RealCounts(NamedTuple):
 
     def of(self, level: str) -> int:
         """Returns how many rows of a level are real."""
-        known = {"node": self.nodes, "edge": self.edges, "graph": self.graphs}
-        return known[level] if level in known else dict(self.extra)[level]
+        counts = {"node": self.nodes, "edge": self.edges, "graph": self.graphs}
+        return counts[level] if level in counts else dict(self.extra)[level]
 
 
 def real_counts(

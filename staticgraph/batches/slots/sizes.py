@@ -47,8 +47,8 @@ class Sizes:
 
     def rows(self, level: str) -> int:
         """Physical rows of a level, as of a capacity."""
-        known = {"node": self.nodes, "edge": self.edges, "graph": self.graphs, **dict(self.extra)}
-        return known[level]
+        counts = {"node": self.nodes, "edge": self.edges, "graph": self.graphs, **dict(self.extra)}
+        return counts[level]
 
 
 class SizedLayout:

@@ -82,10 +82,10 @@ class SlotLayout:
 
     def __post_init__(self) -> None:
         planned = [name for name, _ in self.capacity.extra]
-        wanted = [axis.name for axis in self.schema.axes]
-        if planned != wanted:
+        names = [axis.name for axis in self.schema.axes]
+        if planned != names:
             raise PlanMismatch(
-                f"the data counts {', '.join(wanted) or 'nodes, edges and graphs alone'} but the "
+                f"the data counts {', '.join(names) or 'nodes, edges and graphs alone'} but the "
                 f"capacity {self.capacity} has rows for {', '.join(planned) or 'none of these'}: "
                 "make the plan with plan_buckets(store, ...), or name them with "
                 "Capacity(..., extra={name: rows})"
@@ -117,7 +117,7 @@ class SlotLayout:
     def entries(self) -> tuple[Entry, ...]:
         """The arrays, in order."""
         nodes, edges, graphs = self.capacity.nodes, self.capacity.edges, self.capacity.graphs
-        wanted: list[tuple[str, str, tuple[int, ...]]] = [
+        arrays: list[tuple[str, str, tuple[int, ...]]] = [
             ("edge_index", "int64", (2, edges)),
             ("batch", "int64", (nodes,)),
             ("ptr", "int64", (graphs + 1,)),
@@ -128,28 +128,28 @@ class SlotLayout:
             ("graph_mask", "bool", (graphs,)),
         ]
         if self.schema.hetero:
-            wanted = [item for item in wanted if item[0] not in UNTYPED]
+            arrays = [item for item in arrays if item[0] not in UNTYPED]
         if self.schema.two_sided:
-            wanted = wanted[1:]  # edge_index is a field here
+            arrays = arrays[1:]  # edge_index is a field here
         for axis in self.schema.axes:
             rows = self.capacity.rows(axis.name)
-            wanted += [
+            arrays += [
                 (f"{axis.name}_mask", "bool", (rows,)),
                 (f"{axis.name}_batch", "int64", (rows,)),
                 (f"{axis.name}_ptr", "int64", (graphs + 1,)),
             ]
         if self.pointers:
             pointer = pointer_dtype(edges)
-            wanted += [
+            arrays += [
                 ("row_ptr", pointer, (nodes + 1,)),
                 ("col_ptr", pointer, (nodes + 1,)),
                 ("transpose", pointer, (edges,)),
             ]
         for field in self.schema:
             rows = self.capacity.rows(field.level) * field.rows
-            wanted.append((field.name, field.dtype, field.physical(rows)))
+            arrays.append((field.name, field.dtype, field.physical(rows)))
         entries, offset = [], 0
-        for name, dtype, shape in wanted:
+        for name, dtype, shape in arrays:
             entry = Entry(name, np.dtype(dtype), shape, offset)
             entries.append(entry)
             offset += -(-entry.nbytes // ALIGNMENT) * ALIGNMENT
@@ -392,18 +392,18 @@ class Lease:
 
 def holders(slots: Sequence[Slot]) -> str:
     """Tells who holds how many slots, by Python's references. Slow: for error messages."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for slot in slots:
         leases = [r for r in gc.get_referrers(slot) if isinstance(r, Lease) and not r.stale]
         batches = [r for lease in leases for r in gc.get_referrers(lease) if hasattr(r, "layout")]
-        kept = [
+        others = [
             f"a {type(r).__name__} of {len(r)}"
             for batch in batches
             for r in gc.get_referrers(batch)
             if isinstance(r, list | tuple | dict | deque) and r is not batches
         ]
         if not leases:
-            found["being filled"] += 1
+            counts["being filled"] += 1
         else:
-            found[f"by batches in {kept[0]}" if kept else "by batches still alive"] += 1
-    return ", ".join(f"{count} {holder}" for holder, count in found.most_common())
+            counts[f"by batches in {others[0]}" if others else "by batches still alive"] += 1
+    return ", ".join(f"{count} {holder}" for holder, count in counts.most_common())

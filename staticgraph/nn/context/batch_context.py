@@ -106,10 +106,10 @@ class BatchContext:
             key: identifies the result.
             make: computes something from the batch alone, without a derivative.
         """
-        made = self._made
-        if key not in made:
-            made[key] = make()
-        return made[key]
+        results = self._made
+        if key not in results:
+            results[key] = make()
+        return results[key]
 
     @property
     def overflows(self) -> list[Tensor]:
@@ -145,21 +145,21 @@ class BatchContext:
         """
         binding = present()
         assert binding is not None
-        given = binding.made.setdefault(("free size", asker, at_least), [])
-        if binding.again and given:
-            if len(given) > 1:
+        sizes = binding.made.setdefault(("free size", asker, at_least), [])
+        if binding.again and sizes:
+            if len(sizes) > 1:
                 raise NotStatic(
                     f"{type(asker).__name__.removeprefix('Static')} ran "
-                    f"{how_many(len(given), 'time')} over as many rows in one forward, and "
+                    f"{how_many(len(sizes), 'time')} over as many rows in one forward, and "
                     "backward runs it again (activation checkpointing), where the calls cannot "
                     "be distinguished: give each call its own layer, or leave them out of the "
                     "checkpointed block"
                 )
-            return given[0]
+            return sizes[0]
         size = at_least
         while binding.rows.get(size) is not None:
             size += 1
-        given.append(size)
+        sizes.append(size)
         return size
 
     def may_become(self, size: int, what: str) -> bool:

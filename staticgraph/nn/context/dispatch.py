@@ -59,15 +59,15 @@ def stock(function: Function) -> Function:
 def dispatch(function: Callable[..., Any], static: Callable[..., Any]) -> None:
     """Makes ``function(...)`` call ``static(context, ...)`` where a batch is bound, and its stock
     code elsewhere. A second call for the same function changes nothing."""
-    own = stock(function)
+    copy = stock(function)
     assert isinstance(function, FunctionType)
     with _LOCK:
-        if function.__code__ is not own.__code__:
+        if function.__code__ is not copy.__code__:
             return
         number = f"{list(_STOCK).index(id(function))}_{function.__name__.strip('_')}"
         names = [f"_staticgraph_{what}_{number}" for what in ("present", "look", "stock", "static")]
-        function.__globals__.update(zip(names, (present, look, own, static), strict=True))
-        function.__code__ = _dispatching(own.__code__, *names)
+        function.__globals__.update(zip(names, (present, look, copy, static), strict=True))
+        function.__code__ = _dispatching(copy.__code__, *names)
 
 
 def _dispatching(code: CodeType, present: str, look: str, stock: str, static: str) -> CodeType:

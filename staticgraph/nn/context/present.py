@@ -144,13 +144,13 @@ def remember(results: list[Tensor]) -> None:
     # Without the lease: a kept result must not keep a slot of the loader in use.
     arrays = dict(binding.batch.tensors())
     batch = StaticBatch(binding.batch.layout, arrays, binding.batch.real)
-    kept = Binding(binding.context, batch, binding.rows, None, -1)
-    kept.made, kept.blocks = binding.made, binding.blocks
-    kept.again = True
+    bound = Binding(binding.context, batch, binding.rows, None, -1)
+    bound.made, bound.blocks = binding.made, binding.blocks
+    bound.again = True
 
     def enter(_: Tensor) -> None:
         """Ties the binding to the graph task of the backward that begins."""
-        _OF_TASK[current_graph_task()] = kept
+        _OF_TASK[current_graph_task()] = bound
 
     for result in results:
         result.register_hook(enter)

@@ -48,11 +48,11 @@ def static_rgcn(
     out = torch.zeros(len(target), self.out_channels, device=target.device)
     for relation in range(self.num_relations):
         edges = static_masked_edge_index(context, edge_index, edge_type == relation)
-        given = {"edge_type_ptr": None, "size": (len(source), len(target))}
+        defaults = {"edge_type_ptr": None, "size": (len(source), len(target))}
         if target.is_floating_point():
-            out = out + self.propagate(edges, x=source, **given) @ weight[relation]
+            out = out + self.propagate(edges, x=source, **defaults) @ weight[relation]
         else:  # node numbers: the weights are an embedding
-            out = out + self.propagate(edges, x=weight[relation, source], **given)
+            out = out + self.propagate(edges, x=weight[relation, source], **defaults)
     if self.root is not None:
         out = out + (target @ self.root if target.is_floating_point() else self.root[target])
     return out if self.bias is None else out + self.bias
@@ -82,8 +82,8 @@ class StaticFiLMConv(FiLMConv):
         last = context.num_nodes_for(edge_index) - 1
         for number, (lin, film) in enumerate(zip(self.lins, self.films, strict=True)):
             beta, gamma = film(x[1]).split(self.out_channels, dim=-1)
-            own = torch.where(edge_type == number, edge_index, last)
-            out = out + self.propagate(own, x=lin(x[0]), beta=beta, gamma=gamma)
+            of_type = torch.where(edge_type == number, edge_index, last)
+            out = out + self.propagate(of_type, x=lin(x[0]), beta=beta, gamma=gamma)
         return out
 
 

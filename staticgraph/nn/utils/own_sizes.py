@@ -273,16 +273,16 @@ def _kind_of(base: type[Tensor], levels: tuple[str, ...]) -> Any:
     """``base`` for rows of these levels, with the types of the tensors computed from it."""
     key = (base.__name__, *levels)
     if key not in _KINDS:
-        own: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         if base is _Last:
-            own["levels"] = levels
-            own["number"] = type("_Number", (_Number,), {"levels": levels})
+            members["levels"] = levels
+            members["number"] = type("_Number", (_Number,), {"levels": levels})
         else:
-            own["last"] = _kind_of(_Last, levels)
+            members["last"] = _kind_of(_Last, levels)
         if base is _Ends:
-            own["source"] = _kind_of(_Vector, levels[:1])
-            own["target"] = _kind_of(_Vector, levels[1:])
-        _KINDS[key] = type(base.__name__, (base,), own)
+            members["source"] = _kind_of(_Vector, levels[:1])
+            members["target"] = _kind_of(_Vector, levels[1:])
+        _KINDS[key] = type(base.__name__, (base,), members)
     return _KINDS[key]
 
 
@@ -314,9 +314,9 @@ def with_own_sizes(batch: StaticBatch) -> StaticBatch:
 @contextmanager
 def asks() -> Iterator[list[str]]:
     """Collects the sizes that are read from marked indices inside the block."""
-    asked: list[str] = []
-    token = _ASKED.set(asked)
+    names: list[str] = []
+    token = _ASKED.set(names)
     try:
-        yield asked
+        yield names
     finally:
         _ASKED.reset(token)

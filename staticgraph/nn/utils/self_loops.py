@@ -60,8 +60,8 @@ def static_add_self_loops(
 ) -> Edges:
     """``[2, E + N]``, one self-loop per node after the edges, and the attributes."""
     if not _is_plain(edge_index) or not isinstance(num_nodes, int | None):
-        own: Callable[..., Edges] = _stock_add_self_loops
-        return own(edge_index, edge_attr, fill_value, num_nodes)
+        plain: Callable[..., Edges] = _stock_add_self_loops
+        return plain(edge_index, edge_attr, fill_value, num_nodes)
     nodes = context.num_nodes_for(edge_index) if num_nodes is None else num_nodes
     rows = context.find_rows(edge_index.size(1))
     known = rows is not None and context.find_rows(nodes) is not None
@@ -83,8 +83,8 @@ def loops_added(
     edge_index: Tensor, edge_attr: Tensor | None, fill_value: Any, nodes: int, size: int
 ) -> Edges:
     """PyG's ``add_self_loops``, filled up to ``size`` with edges of the last node."""
-    own: Callable[..., Edges] = _stock_add_self_loops
-    out_index, out_attr = own(edge_index, edge_attr, fill_value, nodes)
+    plain: Callable[..., Edges] = _stock_add_self_loops
+    out_index, out_attr = plain(edge_index, edge_attr, fill_value, nodes)
     spared = _with_spare(out_index, size, nodes - 1)
     return spared, None if out_attr is None else _with_spare_rows(out_attr, size)
 
@@ -177,8 +177,8 @@ def gcn_normed(
         edge_index = _with_spare(edge_index, size, nodes - 1)
         if edge_weight is not None:
             edge_weight = _with_spare_rows(edge_weight, size)
-    own: Any = _stock_gcn_norm
-    return own(edge_index, edge_weight, nodes, False, False, flow, dtype)
+    plain: Any = _stock_gcn_norm
+    return plain(edge_index, edge_weight, nodes, False, False, flow, dtype)
 
 
 def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:

@@ -81,11 +81,11 @@ class SharedTrace:
         sizes = sizes_of(layout.capacity)
         if self._guarded is None:
             return self._trace(layout, tensors, sizes, compile)
-        given = (*tensors, sizes)
-        if self._graph is None or not self._guarded.holds(given):
+        inputs = (*tensors, sizes)
+        if self._graph is None or not self._guarded.holds(inputs):
             return None
         try:
-            run = self._graph.compiled(given, compile)
+            run = self._graph.compiled(inputs, compile)
         except Exception:  # its own trace says why, if there is no way at all
             return None
         if run is None:

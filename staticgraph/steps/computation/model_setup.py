@@ -40,11 +40,11 @@ def check_autocast(dtype: object) -> None:
     """
     if dtype is None or dtype in AUTOCAST:
         return
-    wanted = "give torch.bfloat16 or torch.float16, or leave autocast= out"
+    remedy = "give torch.bfloat16 or torch.float16, or leave autocast= out"
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"autocast={dtype!r} is a {type(dtype).__name__}, not a dtype: {wanted}")
+        raise TypeError(f"autocast={dtype!r} is a {type(dtype).__name__}, not a dtype: {remedy}")
     raise ValueError(
-        f"autocast={dtype}, which is not a lower precision of torch.autocast: {wanted}; "
+        f"autocast={dtype}, which is not a lower precision of torch.autocast: {remedy}; "
         "for a whole model in another precision model.to(dtype)"
     )
 

@@ -273,23 +273,23 @@ def _loss_level(
 def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Capacity:
     """Returns a small bucket for the same data that shares no size with a layout nor ``used``."""
     capacity = layout.capacity
-    taken = set(_sizes(capacity)) | used
-    graphs = _free(3, taken)
+    sizes = set(_sizes(capacity)) | used
+    graphs = _free(3, sizes)
     each, rest = divmod(capacity.nodes, capacity.graphs)
     if rest or each == 1:
-        nodes = _free(13, taken)
+        nodes = _free(13, sizes)
     else:  # perhaps of graphs of equal size, x.view(-1, each, F)
-        while each * graphs in taken:
-            graphs = _free(graphs + 1, taken)
-        nodes = _free(each * graphs, taken)
+        while each * graphs in sizes:
+            graphs = _free(graphs + 1, sizes)
+        nodes = _free(each * graphs, sizes)
     keep_order = layout.schema.keep_order  # an even number: a model may read edges in pairs
-    edges = _free(30, taken, 2) if keep_order else _free(29, taken)
-    extra = {name: _free(41 + 4 * place, taken) for place, (name, _) in enumerate(capacity.extra)}
+    edges = _free(30, sizes, 2) if keep_order else _free(29, sizes)
+    extra = {name: _free(41 + 4 * place, sizes) for place, (name, _) in enumerate(capacity.extra)}
     # Layers that join all types make as many rows as the sum of theirs.
     for kind in (layout.schema.node_axes, layout.schema.edge_axes):
-        while len(kind) > 1 and sum(extra[axis.name] for axis in kind) in taken:
-            extra[kind[-1].name] = _free(extra[kind[-1].name] + 1, taken)
-        taken.add(sum(extra[axis.name] for axis in kind))
+        while len(kind) > 1 and sum(extra[axis.name] for axis in kind) in sizes:
+            extra[kind[-1].name] = _free(extra[kind[-1].name] + 1, sizes)
+        sizes.add(sum(extra[axis.name] for axis in kind))
     largest = nodes - capacity.node_reserve
     return Capacity(
         nodes,
