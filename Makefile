@@ -8,7 +8,7 @@ DEMO   := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-demo)
 # Inductor's compile workers, processes with torch next to each one that compiles, only help Triton
 # on a GPU.
 TESTS  := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
-          $(PY) -m pytest -n 2 --dist loadscope
+          $(PY) -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 # With this option its garbage collector runs less often, which saves a tenth of its time.
 PYRIGHT := NODE_OPTIONS=--max-semi-space-size=64 $(VENV)/bin/pyright
 

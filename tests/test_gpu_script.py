@@ -96,12 +96,7 @@ def test_parts_are_timed_in_turn_and_a_call_keeps_its_limits(tmp_path, monkeypat
         "last": ("alone", gpu.ALONE),
     }
     parts = [
-        gpu.Part(
-            name,
-            when,
-            ["made_up_part", kind, "{gate}", "{json}"],
-            patience(0.5 if kind == "hangs" else 4),
-        )
+        gpu.Part(name, when, ["made_up_part", kind, "{gate}", "{json}"], patience(4))
         for name, (kind, when) in how.items()
     ]
     started, seconds = time.monotonic(), patience(8)

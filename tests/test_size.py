@@ -47,8 +47,8 @@ SIZES = {
     "staticgraph/store": (25, 23777),  # lists of graphs without a store
     "staticgraph/text": (6, 1849),
     "staticgraph/training": (17, 16120),  # predict, ticks with room
-    "tests": (245, 220636),  # padder, atoms, dense batches, no PyG, half precision, shared traces
-    "tests/support": (82, 41771),  # saved formats; options; references of operators
+    "tests": (245, 220629),  # padder, atoms, dense batches, no PyG, half precision, shared traces
+    "tests/support": (82, 41804),  # saved formats; options; references of operators
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 

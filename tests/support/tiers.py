@@ -12,6 +12,7 @@ so less. The time of a fixture counts for the first test that requests it.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    names = listed()
+    """Marks slow tests, and puts the files that take longest first, so that of two workers none
+    is left with such a file at the end."""
+    names, of_file = listed(), Counter[Path]()
     for item in items:
+        of_file[item.path] += names.get(item.nodeid, 0)
         if item.nodeid in names and "slow" not in item.keywords:
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: -of_file[item.path])
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
