@@ -126,7 +126,7 @@ def disk_child(args: argparse.Namespace) -> dict[str, Any]:
         "written_to_the_device_mib": written // MIB,
         "served_by_a_cache": round(max(0.0, 1 - read / asked), 4),
         "loss": round(epoch.loss, 4),
-        "buffer_mib": trainer.buffer.nbytes // MIB,
+        "buffer_mib": (trainer.buffer.values.nbytes + trainer.buffer.sums.nbytes) // MIB,
         "address_space_before_mib": before,
         "peak_address_space_mib": status("VmPeak"),
     }
