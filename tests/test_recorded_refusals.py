@@ -111,6 +111,8 @@ class TestRefusals:
 
     @pytest.mark.parametrize("seldom", [False, True])
     def test_a_tensor_for_inspection_alone_is_recorded(self, hiv, seldom):
+        forwards = []
+
         class Shows(Net):
             def __init__(self):
                 super().__init__()
@@ -119,6 +121,7 @@ class TestRefusals:
 
             def forward(self, x, edge_index, edge_attr, batch):
                 out = super().forward(x, edge_index, edge_attr, batch)
+                forwards.append(self.training)
                 self.shown, self.calls = out.detach(), self.calls + 1
                 self.other = out.detach() if next(self.turns) else None
                 return out
@@ -126,6 +129,7 @@ class TestRefusals:
         model = Shows()
         runner = runner_of(model, hiv)
         runner.step(batches_of(hiv, 1)[0])
+        assert model.calls <= len(forwards), "no other count is left behind"
         assert model.shown.any()
         assert model.shown.isfinite().all()
 

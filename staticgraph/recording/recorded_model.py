@@ -223,6 +223,8 @@ class RecordedModel:
                     each.values[each.name] = value
                 with runs[-1]:
                     recorder.warm(run_all, 1)
+        for each, value in zip(changed, starts, strict=True):
+            each.values[each.name] = value
         first, again, other = (run.calls for run in runs)
         if len(first) != len(other):
             return True
