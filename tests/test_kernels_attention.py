@@ -6,12 +6,16 @@ import pytest
 import torch
 from support.attending import assert_drops_its_share
 from support.compiled import launches
-from support.kernel_references import graph_attention_reference
 
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.dryrun.operations import OperationCounter
-from staticgraph.kernels.graph_attention import cpu, graph_attention, kept
+from staticgraph.kernels.graph_attention import (
+    cpu,
+    graph_attention,
+    graph_attention_reference,
+    kept,
+)
 from staticgraph.kernels.register import CUDA
 
 STARTS = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)

@@ -1,10 +1,10 @@
 """Fused operators for graph networks, one folder per operator.
 
 Each folder has ``cpu.py`` (the fastest CPU implementation measured), ``gpu.py`` (Triton, for CUDA)
-and ``op.py`` (the registration with torch: shapes and derivative). Their definitions in eager torch
-are in ``tests/support/kernel_references.py``. No kernel uses atomic additions, so every result is
-bitwise deterministic (products of linear layers on a CPU: on one machine, with one number of
-threads). Captured graphs are rewritten to them (:mod:`staticgraph.rewrites`).
+and ``op.py`` (the definition in eager torch, and the registration: shapes and derivative). No
+kernel uses atomic additions, so every result is bitwise deterministic (products of linear layers on
+a CPU: on one machine, with one number of threads). Captured graphs are rewritten to them
+(:mod:`staticgraph.rewrites`).
 """
 
 from staticgraph.kernels.batch_norm import batch_norm

@@ -18,7 +18,10 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
 from staticgraph.kernels.batch_norm import op as norm_op  # noqa: E402
-from staticgraph.kernels.graph_attention import graph_attention  # noqa: E402
+from staticgraph.kernels.graph_attention import (  # noqa: E402
+    graph_attention,
+    graph_attention_reference,
+)
 from staticgraph.kernels.graph_attention import kept as weights_kept  # noqa: E402
 from staticgraph.kernels.linear import gpu as dense  # noqa: E402
 from staticgraph.kernels.linear import limits, linear_reference  # noqa: E402
@@ -28,7 +31,6 @@ from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
 from support.attending import assert_drops_its_share  # noqa: E402
 from support.kernel_cases import CASES, DROPPED, DTYPES, MORE, Sizes  # noqa: E402
 from support.kernel_oracle import SAMPLES, wrong_results  # noqa: E402
-from support.kernel_references import graph_attention_reference  # noqa: E402
 from support.sampled import in_turn  # noqa: E402
 
 # Operators without a CUDA kernel.

@@ -39,17 +39,18 @@ from staticgraph.kernels import (
 )
 from staticgraph.kernels.batch_norm import Running, batch_norm_handed_on
 from staticgraph.kernels.collate import Arguments, collate
+from staticgraph.kernels.dropout_sum import dropout_sum_reference
 from staticgraph.kernels.dropout_sum import kept as values_kept
 from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum_handed_on
 from staticgraph.kernels.edge_rows import source_sum
 from staticgraph.kernels.edges import Edges
+from staticgraph.kernels.graph_attention import graph_attention_reference
 from staticgraph.kernels.graph_attention import kept as weights_kept
 from staticgraph.kernels.linear import linear, linear_handed_on
 from staticgraph.kernels.neighbour_reduce import ACTIVATIONS, neighbour_reduce
 from staticgraph.kernels.neighbour_sum import neighbour_sum_handed_on
 from staticgraph.kernels.table_sum import fold_codes
 from support.collated import layout_for, odd_graphs, padded_ids
-from support.kernel_references import dropout_sum_reference, graph_attention_reference
 
 HEADS, WIDTH = 4, 16
 COLUMNS = HEADS * WIDTH

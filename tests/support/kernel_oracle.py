@@ -11,28 +11,27 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from staticgraph.kernels.batch_norm import batch_norm_reference
+from staticgraph.kernels.dot_attention import dot_attention_reference
+from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum_reference
 from staticgraph.kernels.edge_rows import edge_rows_reference
+from staticgraph.kernels.gcn_sum import gcn_degrees_reference, gcn_sum_reference
+from staticgraph.kernels.graph_attention import graph_attention_reference
 from staticgraph.kernels.linear import linear_reference
-from support import kernel_cases
-from support.kernel_cases import Sizes
-from support.kernel_references import (
-    batch_norm_reference,
-    dot_attention_reference,
-    edge_matrix_sum_reference,
-    gcn_degrees_reference,
-    gcn_sum_reference,
-    graph_attention_reference,
-    neighbour_attention_reference,
-    neighbour_max_reference,
-    neighbour_reduce_reference,
-    neighbour_sum_reference,
-    pair_score_reference,
+from staticgraph.kernels.neighbour_attention import neighbour_attention_reference
+from staticgraph.kernels.neighbour_max import neighbour_max_reference
+from staticgraph.kernels.neighbour_reduce import neighbour_reduce_reference
+from staticgraph.kernels.neighbour_sum import neighbour_sum_reference
+from staticgraph.kernels.pair_score import pair_score_reference
+from staticgraph.kernels.segments import (
     segment_max_reference,
     segment_softmax_reference,
     segment_sum_reference,
-    table_sum_reference,
-    vector_sum_reference,
 )
+from staticgraph.kernels.table_sum import table_sum_reference
+from staticgraph.kernels.vector_sum import vector_sum_reference
+from support import kernel_cases
+from support.kernel_cases import Sizes
 from support.kernel_results import far, kept_on, results
 
 # Sizes, heads, and the columns of each: no edges and empty graphs, loops on one node, nodes that

@@ -1,4 +1,4 @@
-"""``batch_norm`` as a torch operator: CPU kernel, Triton kernel, shapes, derivative."""
+"""``batch_norm`` as a torch operator: reference, CPU kernel, Triton kernel, shapes, derivative."""
 
 from __future__ import annotations
 
@@ -12,6 +12,34 @@ from staticgraph.kernels.batch_norm.results import gradients, results
 from staticgraph.kernels.cpu_loop import cast, in_loops, plain
 from staticgraph.kernels.register import differentiable_once, operator
 from staticgraph.kernels.shapes import common_dtype, contiguous
+
+
+def batch_norm_reference(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    count: Tensor,
+    eps: float,
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes ``batch_norm``; differentiable, on any device.
+
+    Statistics are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.batch_norm`.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    real = (torch.arange(len(x), device=x.device) < count).unsqueeze(-1)
+    values = torch.where(real, x.to(wide), 0)
+    rows = count.clamp(min=1).to(wide)
+    mean = values.sum(0) / rows
+    var = torch.where(real, values - mean, 0).square().sum(0) / rows
+    centred = torch.where(real, x.to(wide) - mean, 0)
+    out = centred * (var + eps).rsqrt() * weight.to(wide) + bias.to(wide)
+    out = torch.where(real, out.relu() if relu else out, 0)
+    out = out if residual is None else out + residual.to(wide)
+    return out.to(x.dtype), mean, var
+
 
 # Up to this many rows one program holds all rows of a few columns, and a norm is one launch in each
 # direction.

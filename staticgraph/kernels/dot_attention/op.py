@@ -1,4 +1,4 @@
-"""``dot_attention`` as a torch operator: registration, shapes.
+"""``dot_attention`` as a torch operator: reference, registration, shapes.
 
 Stock ``TransformerConv`` gathers a query, a key and a value per edge, adds the edge term,
 multiplies, sums, takes a softmax of four scatters and gathers, multiplies again and scatters: ten
@@ -18,6 +18,44 @@ from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.register import operator
 from staticgraph.kernels.shapes import common_dtype, contiguous, wide_dtype
 from staticgraph.text.how_many import how_many
+
+
+def dot_attention_reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    edge: Tensor | None,
+    code: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    heads: int,
+    scale: float,
+    to_key: bool,
+    to_value: bool,
+) -> Tensor:
+    """Computes ``dot_attention``; differentiable, on any device.
+
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.dot_attention`; edges in any order.
+    """
+    wide, nodes = torch.promote_types(query.dtype, torch.float32), len(query)
+
+    def parted(rows: Tensor) -> Tensor:
+        """Reshapes ``[n, H * C]`` to ``[n, H, C]`` in the accumulation dtype."""
+        return rows.to(wide).view(len(rows), heads, rows.size(1) // heads)
+
+    keys, values = parted(key)[src], parted(value)[src]
+    if edge is not None:
+        rows = parted(edge if code is None else edge.index_select(0, code))
+        keys = keys + rows if to_key else keys
+        values = values + rows if to_value else values
+    score = (parted(query)[dst] * keys).sum(-1) * scale
+    largest = score.detach().new_full((nodes, heads), -torch.inf)
+    largest = largest.scatter_reduce(0, dst[:, None].expand_as(score), score.detach(), "amax")
+    power = (score - largest[dst]).exp()
+    share = power / power.new_zeros(nodes, heads).index_add(0, dst, power)[dst]
+    out = torch.zeros_like(parted(value)).index_add(0, dst, share[:, :, None] * values)
+    return out.reshape(value.shape).to(query.dtype)
 
 
 def _fake(query, key, value, edge, code, edges, heads, *rest):

@@ -17,6 +17,19 @@ from torch import Tensor
 from staticgraph.kernels.dropout_sum import cpu
 from staticgraph.kernels.register import differentiable_once, operator
 
+
+def dropout_sum_reference(
+    x: Tensor, residual: Tensor | None, kept: Tensor, p: float, relu: bool
+) -> Tensor:
+    """Computes ``dropout_sum``; differentiable, on any device.
+
+    Args:
+        kept: ``[R, F]`` bool, from :func:`staticgraph.kernels.dropout_sum.kept`.
+    """
+    value = (x.relu() if relu else x) * kept.to(x.dtype) / (1 - p)
+    return value if residual is None else residual + value
+
+
 _SEEDS = 2**31 - 1
 
 

@@ -1,4 +1,4 @@
-"""``edge_matrix_sum`` as a torch operator: registration, shapes.
+"""``edge_matrix_sum`` as a torch operator: reference, registration, shapes.
 
 A message-passing network with one matrix per edge multiplies each neighbour's row by its edge's
 matrix: one small product per edge, and each further call of the same layer allocates another
@@ -18,6 +18,24 @@ from staticgraph.kernels.edge_matrix_sum import cpu
 from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.register import operator
 from staticgraph.kernels.shapes import contiguous
+
+
+def edge_matrix_sum_reference(
+    x: Tensor, matrices: Tensor, src: Tensor, dst: Tensor, mean: bool
+) -> Tensor:
+    """Computes ``edge_matrix_sum``; differentiable, on any device.
+
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.edge_matrix_sum`; edges in any order.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rows = torch.einsum("ek,eko->eo", x.to(wide).index_select(0, src), matrices.to(wide))
+    out = rows.new_zeros(len(x), rows.size(1)).index_add(0, dst, rows)
+    if mean:
+        degree = rows.new_zeros(len(x)).index_add(0, dst, torch.ones_like(dst, dtype=wide))
+        out = out / degree.clamp(min=1).unsqueeze(-1)
+    return out.to(x.dtype)
+
 
 _edge_matrix_sum = operator(
     "edge_matrix_sum(Tensor x, Tensor matrices, Tensor[] edges, bool mean) -> Tensor",

@@ -1,5 +1,8 @@
 """Attention over neighbours: softmax over the edges into a node, and the weighted sum of rows."""
 
-from staticgraph.kernels.neighbour_attention.op import neighbour_attention
+from staticgraph.kernels.neighbour_attention.op import (
+    neighbour_attention,
+    neighbour_attention_reference,
+)
 
-__all__ = ["neighbour_attention"]
+__all__ = ["neighbour_attention", "neighbour_attention_reference"]

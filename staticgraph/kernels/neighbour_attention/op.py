@@ -1,4 +1,4 @@
-"""``neighbour_attention`` as a torch operator: registration, shapes.
+"""``neighbour_attention`` as a torch operator: reference, registration, shapes.
 
 Stock ``GATConv`` removes self-loops, appends one per node, gathers two scores per edge, adds them,
 applies the leaky ReLU, computes a softmax of four scatters and gathers, gathers the rows,
@@ -11,6 +11,7 @@ Source: Velickovic et al. 2018, arXiv 1710.10903.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from staticgraph.kernels.edges import Edges
@@ -18,6 +19,44 @@ from staticgraph.kernels.neighbour_attention import cpu
 from staticgraph.kernels.register import operator
 from staticgraph.kernels.shapes import common_dtype, contiguous, empty_like, wide_dtype
 from staticgraph.text.how_many import how_many
+
+
+def neighbour_attention_reference(
+    x: Tensor,
+    pair: Tensor | None,
+    edge: Tensor | None,
+    own: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    heads: int,
+    slope: float,
+    loops: bool,
+) -> Tensor:
+    """Computes ``neighbour_attention``; differentiable, on any device.
+
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.neighbour_attention`; edges in any order.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    nodes, score = len(x), x.new_zeros(len(src), heads, dtype=wide)
+    everyone = torch.arange(nodes, device=x.device)
+    if edge is not None:
+        score = score + edge.to(wide)
+    if loops:
+        kept = src != dst
+        mine = score.new_zeros(nodes, heads) if own is None else own.to(wide)
+        score = torch.cat([score[kept], mine])
+        src, dst = torch.cat([src[kept], everyone]), torch.cat([dst[kept], everyone])
+    if pair is not None:
+        score = score + (pair[:, src, 0] + pair[:, dst, 1]).t().to(wide)
+    score = F.leaky_relu(score, slope)
+    largest = score.detach().new_full((nodes, heads), -torch.inf)
+    largest = largest.scatter_reduce(0, dst[:, None].expand_as(score), score.detach(), "amax")
+    power = (score - largest[dst]).exp()
+    share = power / power.new_zeros(nodes, heads).index_add(0, dst, power)[dst]
+    rows = x.to(wide).view(nodes, heads, -1)
+    out = torch.zeros_like(rows).index_add(0, dst, share[:, :, None] * rows[src])
+    return out.reshape(x.shape).to(x.dtype)
 
 
 def _fake(x, pair, edge, own, edges, heads, slope, loops, dtype):

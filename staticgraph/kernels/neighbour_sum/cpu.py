@@ -16,14 +16,10 @@ from __future__ import annotations
 from staticgraph.jit import inlined, kernel_part
 from staticgraph.kernels.cpu_loop import CpuLoop, Indices, Matrix, Pointers, Vector
 from staticgraph.kernels.lanes import dot
+from staticgraph.kernels.neighbour_sum.reference import COPY, MULTIPLY, WEIGHED
 from staticgraph.kernels.table_sum.pieces import join, of_pieces
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
-
-# How a message is made of a node and an edge; the last is "multiply" by one number per edge whose
-# gradient is not needed.
-TRANSFORMS = ("copy", "multiply", "relu_add")
-COPY, MULTIPLY, RELU_ADD, WEIGHED = range(4)
 
 
 @inlined

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbour_sum import cpu
-from staticgraph.kernels.neighbour_sum.cpu import MULTIPLY, TRANSFORMS, WEIGHED
+from staticgraph.kernels.neighbour_sum.reference import MULTIPLY, TRANSFORMS, WEIGHED
 from staticgraph.kernels.register import differentiable_once, operator
 from staticgraph.kernels.shapes import common_dtype, contiguous, empty_like
 from staticgraph.kernels.table_sum.op import table_gradient

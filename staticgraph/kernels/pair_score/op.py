@@ -1,4 +1,4 @@
-"""``pair_score`` as a torch operator: registration, shapes.
+"""``pair_score`` as a torch operator: reference, registration, shapes.
 
 GATv2 applies the nonlinearity between the sum of two rows and the product with the attention
 vector, so a score is no longer the sum of one number per node, and stock code allocates four arrays
@@ -10,12 +10,42 @@ Source: Brody, Alon and Yahav 2022, arXiv 2105.14491.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.pair_score import cpu
 from staticgraph.kernels.register import operator
 from staticgraph.kernels.shapes import common_dtype, contiguous, empty_like
+
+
+def pair_score_reference(
+    left: Tensor,
+    right: Tensor,
+    weight: Tensor,
+    edge: Tensor | None,
+    own: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    slope: float,
+) -> tuple[Tensor, Tensor]:
+    """Computes ``pair_score``; differentiable, on any device.
+
+    Sums are float32 (float64 for float64). Arguments as in :func:`staticgraph.kernels.pair_score`;
+    edges in any order.
+    """
+    wide = torch.promote_types(left.dtype, torch.float32)
+    heads, width = weight.shape
+
+    def score(rows: Tensor) -> Tensor:
+        """Reduces ``[n, H * C]`` to ``[n, H]``, in the dtype of the operands."""
+        active = F.leaky_relu(rows, slope).view(-1, heads, width)
+        return (active * weight.to(wide)).sum(-1).to(left.dtype)
+
+    left, right = left.to(wide), right.to(wide)
+    rows, loops = left[src] + right[dst], left + right
+    rows = rows if edge is None else rows + edge.to(wide)
+    return score(rows), score(loops if own is None else loops + own.to(wide))
 
 
 def _fake(left, right, weight, edge, own, edges, slope):

@@ -1,12 +1,23 @@
-"""``table_sum`` as a torch operator: registration, shapes."""
+"""``table_sum`` as a torch operator: reference, registration, shapes."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from staticgraph.kernels.register import Operator, operator
 from staticgraph.kernels.table_sum import cpu
 from staticgraph.text.how_many import how_many
+
+
+def table_sum_reference(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
+    """Computes ``table_sum``; differentiable, on any device.
+
+    Sums are float32 (float64 for float64). Arguments as in :func:`staticgraph.kernels.table_sum`.
+    """
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    rows = weight.to(wide).index_select(0, (index + offsets[:-1]).view(-1))
+    return rows.view(*index.shape, weight.size(1)).sum(1).to(weight.dtype)
 
 
 def _check(place: int, index: Tensor, offsets: Tensor, *_: Tensor) -> None:
