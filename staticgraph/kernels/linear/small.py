@@ -33,7 +33,7 @@ ROWS, COLUMNS, STEP = 32, 64, 32
 
 
 @triton.jit
-def tile_of(rows, r, last, c, width):
+def matrix_tile(rows, r, last, c, width):
     """Loads columns ``c`` of rows ``r``; zeros beyond the last."""
     here = (r < last)[:, None] & (c < width)[None, :]
     return tl.load(rows + r[:, None] * width + c[None, :], mask=here, other=0)
@@ -60,8 +60,8 @@ def linear_small_forward(
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for first in range(0, WIDTH, STEP):
         i = first + tl.arange(0, STEP)
-        value = tile_of(x, r, rows, i, WIDTH)
-        by = tile_of(weight, o, OUT, i, WIDTH)
+        value = matrix_tile(x, r, rows, i, WIDTH)
+        by = matrix_tile(weight, o, OUT, i, WIDTH)
         total += product(value.to(narrow), tl.trans(by.to(narrow)))
     if bias is not None:
         total += read(bias + o, o < OUT, narrow).to(tl.float32)[None, :]
@@ -104,7 +104,7 @@ def input_tile(
     for first in range(0, OUT, STEP):
         o = first + tl.arange(0, STEP)
         part = masked(grad, out, r, o, rows, OUT)
-        by = tile_of(weight, o, OUT, i, WIDTH)
+        by = matrix_tile(weight, o, OUT, i, WIDTH)
         total += product(part, by.to(part.dtype))
     at, here = places(r, rows, i, WIDTH)
     if into is not None:
@@ -140,7 +140,7 @@ def weight_tile(
     for first in range(chunk * rows_a_chunk, last, STEP):
         r = first + tl.arange(0, STEP)
         part = masked(grad, out, r, o, last, OUT)
-        value = tile_of(x, r, last, i, WIDTH)
+        value = matrix_tile(x, r, last, i, WIDTH)
         total += product(tl.trans(part), value.to(part.dtype))
         sums += tl.sum(part.to(tl.float32), 0)
     at = chunk * OUT * WIDTH + o[:, None] * WIDTH + i[None, :]
