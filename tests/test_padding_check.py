@@ -14,7 +14,7 @@ from support.alike import adam, assert_same_state, sgd, squared
 from support.layer_cases import CASES, C
 from support.layer_model import model_of
 from support.obstacle_models import Tied
-from support.parity import BATCH, STORE
+from support.parity import BATCH, CAPACITY, STORE, graphs
 from support.probes import NAMED, PLAN, RIGHT, SERVED, Mean, Probe, made, plain_loss, runner_of
 from torch import nn
 from torch_geometric.data import Data
@@ -283,6 +283,16 @@ def test_a_part_that_begins_in_a_later_epoch_is_found_in_one_of_the_next(mode):
     model.since += 1
     with pytest.raises(sg.errors.PaddingLeaks):
         runner.step(next(iter(loader)))
+
+
+def test_a_part_that_begins_in_a_later_epoch_is_found_among_a_few_graphs():
+    model = made(Later)
+    store = sg.GraphStore.from_pyg([g for seed in range(8) for g in graphs(seed)], progress=False)
+    runner = runner_of(model, plan=[tuple(8 * rows for rows in CAPACITY)])
+    [runner.step(batch) for batch in runner.loader(store, exact=False)]
+    model.since += 1
+    with pytest.raises(sg.errors.PaddingLeaks, match="reaches real rows"):
+        runner.step(next(iter(runner.loader(store, exact=False))))
 
 
 def test_a_part_that_begins_when_a_buffer_is_written_to_is_found_in_the_same_epoch():

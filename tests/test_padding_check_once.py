@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.alike import adam, sgd
+from support.hetero_graphs import from_molecule
 from support.layer_cases import C
-from support.parity import BATCH, CAPACITY, STORE
+from support.parity import BATCH, CAPACITY, STORE, graphs
 from support.probes import (
     PLAN,
     ByName,
@@ -26,6 +27,7 @@ from support.probes import (
 from torch import nn
 
 import staticgraph as sg
+from staticgraph.checking.example_batch import portion_of
 
 
 class Counts(Probe):
@@ -143,6 +145,45 @@ def test_the_first_epoch_after_a_warm_up_is_not_checked_and_the_second_is():
     assert len(calls) == checked + len(first)
     second = [runner.step(batch) for batch in loader]
     assert len(calls) > checked + len(first) + len(second)
+
+
+MANY = [graph for seed in range(8) for graph in graphs(seed)]
+MANY_PLAN = [tuple(8 * rows for rows in CAPACITY)]
+
+
+def test_a_later_check_runs_a_few_graphs_without_drawing_equal_numbers():
+    model, rows = made(Probe), []
+    model.conv.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    store = sg.GraphStore.from_pyg(MANY, progress=False)
+    runner = runner_of(model, MANY_PLAN).warmup(store, progress=False)
+    [runner.step(batch) for batch in sg.StaticLoader(store, MANY_PLAN)]
+    rows.clear()
+    batches = [runner.step(batch) for batch in sg.StaticLoader(store, MANY_PLAN)]
+    full = MANY_PLAN[0][0]
+    assert rows.count(full) == len(batches)
+    assert 1 < sum(rows) - full * len(batches) < full  # plain PyG, and over padding
+
+
+@pytest.mark.parametrize("data", ["sorted", "keep_order", "typed"])
+def test_a_portion_holds_the_first_graphs_of_a_batch(data):
+    molecules = sg.datasets.open("esol")
+    stored = [molecules[n] for n in range(32)]
+    if data == "typed":
+        stored = [from_molecule(graph) for graph in stored]
+    store = sg.GraphStore.from_pyg(stored, progress=False, keep_order=data == "keep_order")
+    plan = sg.plan_buckets(store, 32)
+    batch = sg.StaticBatch.of(store, range(32), plan.capacities[-1])
+    portion = portion_of(batch)
+    pieces = portion.to_data_list()
+    assert len(pieces) == 8
+    for piece, graph in zip(pieces, batch.to_data_list(), strict=False):
+        for name, value in graph.to_dict().items():
+            torch.testing.assert_close(piece.to_dict()[name], value, rtol=0, atol=0)
+    real = portion.real_counts
+    for level in portion.levels:  # padding of every kind, and not as much as in the bucket
+        planned = batch.capacity.graphs if level == "graph" else batch.capacity.rows(level) // 2
+        assert real.of(level) < portion.capacity.rows(level) <= planned
+    assert portion_of(portion) is None
 
 
 def test_an_error_comes_again_and_leaves_the_model_usable():

@@ -53,6 +53,7 @@ class RunOptions(NamedTuple):
         jitter: noise on the rows, which breaks ties.
         second: whether the forward that counts is the second, which finds what the first one wrote:
             a weight that the model itself anneals from 0.
+        silent: whether the model is taken to draw no numbers, so that none are made equal.
     """
 
     training: bool
@@ -61,6 +62,7 @@ class RunOptions(NamedTuple):
     nudged: bool = False
     jitter: Jitter | None = None
     second: bool = False
+    silent: bool = False
 
 
 class Parity(NamedTuple):
@@ -95,6 +97,7 @@ class Comparer:
         signature: of what a run reads, or None.
         written: what of it a run itself writes.
         fields: those of the padded batch that is running.
+        draws: whether any run drew random numbers.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class Comparer:
         self.signature: Signature | None = None
         self.written: set[str] = set()
         self.fields: dict[str, Tensor] = {}
+        self.draws: bool = False
         self._versions: dict[str, int] = {}
         self.model: torch.nn.Module = subject.model
         self._subject, self._compiled = subject, compiled
@@ -166,10 +170,10 @@ class Comparer:
     def padded(self, batch: StaticBatch, options: RunOptions) -> Outcome:
         """Runs over a copy of a batch."""
         try:
-            return self._padded(batch, options, EqualDraws(options.constant))
+            return self._padded(batch, options, _equal_draws(options))
         except Exception:  # what it calls is compiled at its first call, outside of such a mode
             self._padded(batch, options, None)
-            return self._padded(batch, options, EqualDraws(options.constant))
+            return self._padded(batch, options, _equal_draws(options))
         finally:
             self.fields = {}
 
@@ -200,10 +204,10 @@ class Comparer:
             data: its graphs, by :func:`staticgraph.checking.plain_batch.plain_batch`.
             options: as for :meth:`padded`.
         """
-        loss = None
+        loss, random = None, _equal_draws(options)
         seen: Any = data.fresh() if options.jitter is None else options.jitter.of(data.fresh())
         # Nothing is bound: this may be inside another model's forward (a teacher's first call).
-        with self._run(options), Restored(nothing=True), EqualDraws(options.constant) as random:
+        with self._run(options), Restored(nothing=True), random or nullcontext():
             with self._computation.precision():
                 if options.second:
                     self._computation.plain(data.fresh())
@@ -241,7 +245,9 @@ class Comparer:
             parts = [t for t in tensors_in(out) if t.requires_grad and t.is_floating_point()]
             terms = [_weighted(real_rows(tensor, bound)) for tensor in parts]
             loss = torch.stack(terms).sum() if terms else None
-        return Outcome.of(self.model, out, loss, bound, random.draws if random else ())
+        outcome = Outcome.of(self.model, out, loss, bound, random.draws if random else ())
+        self.draws |= bool(outcome.draws)
+        return outcome
 
     # ------------------------------------------------------------------ comparing
 
@@ -328,6 +334,10 @@ class Comparer:
                 if off <= tolerance:
                     return Parity(off, None, note, options, difference)
         return Parity(worst, difference, note, options)
+
+
+def _equal_draws(options: RunOptions) -> EqualDraws | None:
+    return None if options.silent else EqualDraws(options.constant)
 
 
 def _weighted(values: Tensor) -> Tensor:

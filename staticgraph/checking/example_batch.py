@@ -12,6 +12,8 @@ from torch import Tensor
 
 from staticgraph.batches.batch.batch_arrays import field_mask, wide_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.padding.padder import unplanned_layout
+from staticgraph.batches.padding.read_batch import read
 from staticgraph.errors import GraphTooLarge
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Schema
@@ -22,6 +24,10 @@ from staticgraph.text.how_many import how_many
 
 # Large compared with any feature, and its square is far from overflow in float32.
 GARBAGE = 1000.0
+# A portion has one of so many graphs of a batch, and one more row of padding for so many real ones.
+PORTION = 8
+# A portion has at least so many graphs.
+FEWEST = 8
 
 
 def batch_of(plan: BucketPlan, example: GraphColumns | StaticBatch | None) -> StaticBatch:
@@ -285,6 +291,30 @@ def with_gaps(batch: StaticBatch) -> StaticBatch | None:
         if len(real) and not bool(torch.isnan(value).any()):
             tensors[field.name] = value.index_fill(0, first, torch.nan)
     return batch.replace(**tensors) if tensors else None
+
+
+def portion_of(batch: StaticBatch) -> StaticBatch | None:
+    """Returns the first graphs of a batch, an eighth of them, at their own size, with padding.
+
+    None for a batch of few graphs, or whose graphs cannot be read one by one.
+    """
+    real, schema = batch.real, batch.layout.schema
+    if real is None or real.graphs < 2 * FEWEST:
+        return None
+    try:
+        rows = read(batch.to_data_list()[: max(FEWEST, real.graphs // PORTION)], schema)
+        counts = rows.real._replace(
+            nodes=_with_padding(rows.real.nodes),
+            edges=_with_padding(rows.real.edges),
+            extra=tuple((name, _with_padding(count)) for name, count in rows.real.extra),
+        )
+        return rows.padded(unplanned_layout(counts, batch.capacity, schema)).to(batch.device)
+    except (TypeError, ValueError):  # of a class with rules that a list of graphs does not follow
+        return None
+
+
+def _with_padding(rows: int) -> int:
+    return rows + rows // PORTION + 1
 
 
 def _whole(value: Tensor) -> bool:

@@ -252,10 +252,10 @@ def loss(out, batch):
     return (out - batch.y).square()
 
 
-def runner_of(model, **options):
+def runner_of(model, plan=PLAN, **options):
     options.setdefault("mode", "eager")
     optimizer = sgd(model, 0.0)
-    return made_runner(model, PLAN, loss=loss, optimizer=optimizer, **options)
+    return made_runner(model, plan, loss=loss, optimizer=optimizer, **options)
 
 
 def made(kind):
