@@ -59,7 +59,9 @@ _DOES = """argument blank clone cpu cuda first_places get keys level_of mask_of 
     pin_memory release replace tensors to to_data_list unpad with_tensors without_pointers"""
 RESERVED = frozenset(f"{_ARRAYS} {_SIZES} {_IS} {_DOES}".split())
 # Names that ``batch["type"]`` reserves, for one type of nodes or edges.
-RESERVED_OF_TYPE = frozenset({*AXIS_ARRAYS, "num_nodes", "num_edges", "keys"})
+_OF_TYPE = """num_nodes num_edges num_features num_node_features num_edge_features keys values items
+    get pop popitem update setdefault clear to_dict"""
+RESERVED_OF_TYPE = frozenset({*AXIS_ARRAYS, *_OF_TYPE.split()})
 # ``batch.x_dict`` collects the ``x`` of every type.
 DICT_SUFFIX = "_dict"
 

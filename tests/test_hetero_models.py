@@ -259,13 +259,15 @@ class Rewriting(nn.Module):
         self.encoder = nn.Linear(9, WIDTH)
 
     def forward(self, data):
-        columns = data.num_features["atom"] + data.num_edge_features["atom", "bonded", "atom"]
+        data = data.clone()
+        columns = data["atom"].num_features + data.num_edge_features["atom", "bonded", "atom"]
         data["atom"].x = self.encoder(data["atom"].x)
         data["bond"]["h"] = 2 * data["bond"].x
         assert set(data.h_dict) == {"bond"}
         assert "h" in data["bond"]
         assert "h" not in data["atom"]
-        h = data.h_dict["bond"].sum(-1, keepdim=True)
+        assert data["atom"].get("h") is None
+        h = dict(data["bond"].items())["h"].sum(-1, keepdim=True)
         del data["bond"].h
         assert "h" not in data["bond"]
         pooled = global_add_pool(data.x_dict["atom"], data["atom"].batch, data.num_graphs)

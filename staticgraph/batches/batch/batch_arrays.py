@@ -317,6 +317,8 @@ def note_indices(batch: BatchArrays) -> None:
 
     See :func:`staticgraph.batches.slots.batch_memory.note`.
     """
+    if torch.compiler.is_compiling():  # a copy that a traced forward makes
+        return
     for name, tensor in batch.tensors().items():
         if name in _INDICES or name.endswith(".edge_index"):
             note(tensor, batch.layout.lengths)

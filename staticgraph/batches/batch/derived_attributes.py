@@ -13,7 +13,7 @@ needed (:mod:`staticgraph.batches.batch.row_pointers`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -64,12 +64,12 @@ def rows_by_type(batch: BatchArrays) -> dict[Any, int]:
     return {axis.key: batch.capacity.rows(axis.name) for axis in schema.node_axes}
 
 
-class TypeView:
+class TypeView(MutableMapping[str, Any]):
     """The fields of one type of a batch, as in PyG's storages; setting one sets the batch's."""
 
     __slots__ = ("_axis", "_batch")
 
-    def __init__(self, batch: BatchArrays, axis: Axis) -> None:
+    def __init__(self, batch: Any, axis: Axis) -> None:
         object.__setattr__(self, "_batch", batch)
         object.__setattr__(self, "_axis", axis)
 
@@ -77,16 +77,25 @@ class TypeView:
         if name.startswith("_"):
             raise AttributeError(name)
         if name in ("num_nodes", "num_edges"):
-            return self._batch.capacity.rows(self._axis.name)
-        value = array_of(self._batch, self._axis, name)
+            return self._rows()
+        if name in ("num_features", "num_node_features", "num_edge_features"):
+            return getattr(self._batch, f"num_{self._axis.kind}_features")[self._axis.key]
+        value = self._array(name)
         if value is None:
-            raise AttributeError(
-                f"{self._axis.key!r} has no {name!r}; it has {', '.join(self.keys())}"
-            )
+            raise AttributeError(f"{self._axis.key!r} has no {name!r}; it has {', '.join(self)}")
         return value
 
+    def _rows(self) -> int:
+        return self._batch.capacity.rows(self._axis.name)
+
+    def _array(self, name: str) -> Any:
+        return array_of(self._batch, self._axis, name)
+
     def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
+        try:
+            return getattr(self, name)
+        except AttributeError as error:
+            raise KeyError(*error.args) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("num_nodes", "num_edges"):
@@ -102,20 +111,24 @@ class TypeView:
     def __delattr__(self, name: str) -> None:
         delattr(self._batch, array_name(self._axis, name))
 
-    def __contains__(self, name: str) -> bool:
-        return array_of(self._batch, self._axis, name) is not None
+    def __delitem__(self, name: str) -> None:
+        delattr(self, name)
 
-    def keys(self) -> list[str]:
-        """Returns the names of the type's fields, and of its masks."""
+    def __iter__(self) -> Iterator[str]:
+        """The names of the type's fields, of its masks, and of what was set."""
         start = f"{self._axis.name}."
-        fields = [f.name.removeprefix(start) for f in self._batch.layout.schema]
-        of_type = [f.name.startswith(start) for f in self._batch.layout.schema]
-        return [name for name, included in zip(fields, of_type, strict=True) if included] + list(
-            AXIS_ARRAYS
-        )
+        names = (name for name in self._batch.keys() if name.startswith(start))
+        return iter([*(name.removeprefix(start) for name in names), *AXIS_ARRAYS])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns ``{name: value}`` for every field of the type."""
+        return dict(self)
 
     def __repr__(self) -> str:
-        return f"{self._axis.key!r}: {', '.join(self.keys())}"
+        return f"{self._axis.key!r}: {', '.join(self)}"
 
 
 def followed(batch: BatchArrays, field: Field, part: str) -> Tensor | None:

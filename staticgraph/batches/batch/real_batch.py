@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from staticgraph.batches.batch.derived_attributes import array_name, axis_of
+from staticgraph.batches.batch.derived_attributes import TypeView, array_name, axis_of
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.schema import DICT_SUFFIX, OPTIONAL, Axis, Level
 from staticgraph.text.how_many import how_many
@@ -261,22 +261,16 @@ class RealBatch:
         return f"RealBatch({how_many(self.num_graphs, 'graph')} of {self.static!r})"
 
 
-class RealView:
+class RealView(TypeView):
     """The real rows of one type, as in PyG's storages."""
 
-    __slots__ = ("_axis", "_batch")
+    __slots__ = ()
 
-    def __init__(self, batch: RealBatch, axis: Axis) -> None:
-        object.__setattr__(self, "_batch", batch)
-        object.__setattr__(self, "_axis", axis)
+    def _rows(self) -> int:
+        return self._batch.static.real_counts.of(self._axis.name)
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("num_nodes", "num_edges"):
-            return self._batch.static.real_counts.of(self._axis.name)
-        return getattr(self._batch, array_name(self._axis, name))
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._batch, array_name(self._axis, name), value)
+    def _array(self, name: str) -> Any:
+        return getattr(self._batch, array_name(self._axis, name), None)
 
 
 def origin_of(value: object) -> Origin | None:

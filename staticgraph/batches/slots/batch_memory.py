@@ -37,8 +37,7 @@ def note(buffer: Tensor, lengths: frozenset[int]) -> None:
         buffer: the tensor.
         lengths: how many rows the batch's arrays have, padding included.
     """
-    # Excludes a probe's batches, which have no memory, and copies that a traced forward makes.
-    if torch.compiler.is_compiling() or type(buffer) is not Tensor:
+    if type(buffer) is not Tensor:  # a probe's batches have no memory
         return
     if len(_NOTED) > _MANY:
         for key in [key for key, held in _NOTED.items() if held.storage.expired()]:
