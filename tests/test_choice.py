@@ -227,6 +227,26 @@ def test_compiled_is_a_contender(hiv, monkeypatch):
     assert set(ways(one).values()) == {"eager"}, "without a recorder, two contenders"
 
 
+class Counting(Net):
+    """Counts its forwards, which each makes the next step differ."""
+
+    forwards = 0
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        self.forwards += 1
+        return super().forward(x, edge_index, edge_attr, batch)
+
+
+def test_a_compiled_step_that_holds_once_is_refused(hiv):
+    choosing = {"ways": ("eager", "fused"), "stopwatch": watch(eager=3, fused=1)}
+    runner = auto(Counting(), hiv, capacities=CAPACITIES[:1], choosing=choosing)
+    assert runner.subject.model.forwards == 0
+    step, evaluation = (ways(runner)[0, phase] for phase in ("step", "eval"))
+    assert (step, evaluation) == ("eager", "eager")
+    assert "model.forwards == " in str(runner.report().choices[0])
+    runner.step(next(iter(batches_of(hiv, 1))))
+
+
 class Never(Stopwatch):
     def milliseconds(self, way, step):
         raise AssertionError("measured again")

@@ -149,8 +149,7 @@ class Trials:
         eager_ms = 0.0
         if batch.device.type == "cpu":
             # An error of the model itself should appear alone, before a compiler meets it and adds
-            # a
-            # page of its own.
+            # a page of its own.
             self._prepare("eager", *key)
             with self._steps.finite.unread():
                 self._run("eager", batch, phase)
@@ -249,8 +248,7 @@ class Trials:
             return str(error)
         except Exception as error:
             # The model itself ran in eager, so a failure of the compiler, or of its graph, should
-            # not
-            # end a run that can do without that way.
+            # not end a run that can do without that way.
             if way in ("eager", OWN):
                 raise
             return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -261,7 +259,8 @@ class Trials:
     ) -> dict[str, list[float]]:
         """Returns the milliseconds of each way, round by round.
 
-        A way that runs out of memory is refused, except the first, which must run.
+        A way that runs out of memory, or whose second step would be compiled again since the model
+        counts its steps, is refused, except the first, which must run.
         """
         times: dict[str, list[float]] = {way: [] for way in ways}
         for turn in range(UNTIMED_ROUNDS + self._options.rounds):
@@ -269,9 +268,11 @@ class Trials:
                 try:
                     elapsed = self._stopwatch.milliseconds(way, lambda w=way: run(w))
                 except Exception as error:
-                    if way == ways[0] or not is_out_of_memory(error):
+                    if way == ways[0] or not (is_out_of_memory(error) or type(error) is NotStatic):
                         raise
-                    refused[way] = f"ran out of memory: {error}"
+                    refused[way] = str(error)
+                    if is_out_of_memory(error):
+                        refused[way] = f"ran out of memory: {error}"
                     del times[way]
                     continue
                 if turn >= UNTIMED_ROUNDS:
