@@ -98,6 +98,7 @@ class Comparer:
         written: what of it a run itself writes.
         fields: those of the padded batch that is running.
         draws: whether any run drew random numbers.
+        ties: whether the model chooses among equal rows, so that only noise shows a difference.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Comparer:
         self.written: set[str] = set()
         self.fields: dict[str, Tensor] = {}
         self.draws: bool = False
+        self.ties: bool = False
         self._versions: dict[str, int] = {}
         self.model: torch.nn.Module = subject.model
         self._subject, self._compiled = subject, compiled
@@ -246,7 +248,7 @@ class Comparer:
             terms = [_weighted(real_rows(tensor, bound)) for tensor in parts]
             loss = torch.stack(terms).sum() if terms else None
         outcome = Outcome.of(self.model, out, loss, bound, random.draws if random else ())
-        self.draws |= bool(outcome.draws)
+        self.draws |= options.jitter is None and bool(outcome.draws)
         return outcome
 
     # ------------------------------------------------------------------ comparing
@@ -332,6 +334,7 @@ class Comparer:
             if plain is not None and padded is not None and plain.finite:
                 off = max((each.off for each in plain.differences(padded)), default=0.0)
                 if off <= tolerance:
+                    self.ties = True
                     return Parity(off, None, note, options, difference)
         return Parity(worst, difference, note, options)
 

@@ -28,6 +28,7 @@ from staticgraph.batches.batch.batch_arrays import looked_in_epoch
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.comparison import Comparer, RunOptions, attempt, several_ranks
 from staticgraph.checking.edge_order import order_error
+from staticgraph.checking.equal_draws import Jitter
 from staticgraph.checking.example_batch import portion_of, revalued, with_gaps
 from staticgraph.checking.outcome import Difference, Outcome
 from staticgraph.checking.padding_culprit import Culprit, NonFinite, Trail
@@ -176,8 +177,12 @@ class PaddingCheck:
         """Whether a model gives the same over a portion of a batch as plain PyG without padding."""
         if portion is None:
             return False
-        silent = not self._comparer.draws  # if it does by now, the whole batch decides
-        parity = self._comparer.beside_plain(portion, options._replace(silent=silent))
+        comparer = self._comparer
+        options = options._replace(
+            silent=not comparer.draws,  # if it does by now, the whole batch decides
+            jitter=Jitter(portion) if comparer.ties else None,
+        )
+        parity = comparer.beside_plain(portion, options)
         return parity is not None and parity.difference is None
 
     def _leak(self, batch: StaticBatch, options: RunOptions, real: bool) -> PaddingLeaks | None:
