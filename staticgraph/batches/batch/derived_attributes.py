@@ -116,9 +116,9 @@ class TypeView(MutableMapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         """The names of the type's fields, of its masks, and of what was set."""
-        start = f"{self._axis.name}."
-        names = (name for name in self._batch.keys() if name.startswith(start))
-        return iter([*(name.removeprefix(start) for name in names), *AXIS_ARRAYS])
+        start, names = f"{self._axis.name}.", self._batch.keys()
+        fields = [name.removeprefix(start) for name in names if name.startswith(start)]
+        return iter([*fields, *AXIS_ARRAYS])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from staticgraph.batches.batch.derived_attributes import TypeView, array_name, axis_of
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.schema import DICT_SUFFIX, OPTIONAL, Axis, Level
+from staticgraph.schema import DICT_SUFFIX, OPTIONAL, Level
 from staticgraph.text.how_many import how_many
 
 _SIZES: dict[str, Level] = {
