@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from staticgraph.kernels.cpu_loop import CpuLoop, Indices, Matrix
+from staticgraph.kernels.exponential import exp
 
 
 @CpuLoop
@@ -92,7 +93,7 @@ def softmax_forward(values: Matrix, ptr: Indices, out: Matrix) -> None:
                 best[f] = value if value > best[f] or value != value else best[f]
         for r in range(first, last):
             for f in range(width):
-                out[r, f] = np.exp(values[r, f] - best[f])
+                out[r, f] = exp(values[r, f] - best[f])
                 total[f] += out[r, f]
         for f in range(width):
             total[f] = one / total[f]

@@ -51,10 +51,11 @@ class StaticLayerNorm(LayerNorm):
             return super().forward(x, batch, size)
         mask = context.column_mask(x)
         x = torch.where(mask, x - _mean_over_rows(x, mask).mean(), 0)
-        out = x / (_mean_over_rows(x.square(), mask).mean().sqrt() + self.eps)
+        numbers = mask.sum().clamp(min=1).to(x.dtype) * x.size(-1)
+        out = x / ((x.square().sum() / numbers).sqrt() + self.eps)
         if self.weight is not None and self.bias is not None:
             out = out * self.weight + self.bias
-        return torch.where(mask, out, 0)
+        return out
 
 
 class StaticInstanceNorm(InstanceNorm):
