@@ -39,10 +39,11 @@ class _Block:
         if mask is None:
             mask = x.new_ones(x.shape[:2], dtype=torch.bool)
         mask = mask.view(*x.shape[:2], 1)
+        nodes_of_real = mask.bool() & ~padding
         # Nodes of the widest real graph: the width that PyG's block would have.
-        self.width = torch.where(padding, False, mask).sum(1).max().clamp(min=1)
+        self.width = nodes_of_real.sum(1).max().clamp(min=1)
         self.mask = torch.where(padding, first[:, None], mask).to(x.dtype)
-        self.x = torch.where(padding, 0, x) * self.mask
+        self.x = torch.where(nodes_of_real, x, 0)
         self.adj = torch.where(padding, (first[:, None] & first).to(adj), adj)
 
     def mean(self, values: Tensor) -> Tensor:
@@ -71,8 +72,8 @@ def static_diff_pool(
     block = _Block(real, x, adj, mask)
     s = torch.softmax(s, dim=-1) * block.mask
     context.lay_out(s.size(0), s.size(2))
-    link = torch.where(real[:, None, None], block.adj - s @ s.transpose(1, 2), 0)
-    link_loss = torch.linalg.vector_norm(link)
+    link = torch.linalg.vector_norm(block.adj - s @ s.transpose(1, 2), dim=(1, 2))
+    link_loss = torch.linalg.vector_norm(torch.where(real, link, 0))
     if normalize:
         link_loss = link_loss / (block.graphs * block.width * block.width)
     entropy = (-s * torch.log(s + _EPS)).sum((1, 2))
