@@ -131,12 +131,13 @@ def _backward(
                         table[to, 0] = total + (table[to, 0] if shared else zero)
                 elif transform == MULTIPLY:
                     for f in range(width):
-                        slope = part * grad[i, f]
-                        dx[j, f] += slope * edge[r, f]
-                        if shared:
-                            table[to, f] += slope * x[j, f]
-                        else:
-                            table[to, f] = slope * x[j, f]
+                        dx[j, f] += part * grad[i, f] * edge[r, f]
+                    if shared:
+                        for f in range(width):
+                            table[to, f] += part * grad[i, f] * x[j, f]
+                    else:
+                        for f in range(width):
+                            table[to, f] = part * grad[i, f] * x[j, f]
                 else:
                     for f in range(width):
                         slope = zero if x[j, f] + edge[r, f] <= zero else part * grad[i, f]
