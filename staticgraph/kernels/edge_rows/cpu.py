@@ -22,19 +22,19 @@ def forward(
     width, coded = out.shape[1], len(code) > 0
     sourced, targeted, edged = len(source) > 0, len(target) > 0, len(edge) > 0
     for e in range(len(out)):
-        row, r = out[e], code[e] if coded else e
+        i, j, r = dst[e], src[e], code[e] if coded else e
         if sourced:
             for f in range(width):
-                row[f] = source[src[e], f]
+                out[e, f] = source[j, f]
         else:
             for f in range(width):
-                row[f] = 0
+                out[e, f] = 0
         if targeted:
             for f in range(width):
-                row[f] += target[dst[e], f]
+                out[e, f] += target[i, f]
         if edged:
             for f in range(width):
-                row[f] += edge[r, f]
+                out[e, f] += edge[r, f]
 
 
 @CpuLoop
@@ -54,20 +54,17 @@ def backward(
     for i in range(len(row_ptr) - 1):
         begin, end = row_ptr[i], row_ptr[i + 1]
         if targeted:
-            total = dtarget[i]
             for f in range(width):
-                total[f] = 0
-            for e in range(begin, end):
-                row = grad[e]
+                dtarget[i, f] = 0
+        for e in range(begin, end):
+            if targeted:
                 for f in range(width):
-                    total[f] += row[f]
-        if sourced:
-            for e in range(begin, end):
-                row, to = grad[e], dsource[src[e]]
+                    dtarget[i, f] += grad[e, f]
+            if sourced:
+                j = src[e]
                 for f in range(width):
-                    to[f] += row[f]
-        if edged:
-            for e in range(begin, end):
-                row, to = grad[e], dedge[code[e]]
+                    dsource[j, f] += grad[e, f]
+            if edged:
+                r = code[e]
                 for f in range(width):
-                    to[f] += row[f]
+                    dedge[r, f] += grad[e, f]
