@@ -15,17 +15,15 @@ def sum_forward(values: Matrix, ptr: Indices, mean: bool, out: Matrix) -> None:
     width = values.shape[1]
     one = values.dtype.type(1)
     for s in range(len(out)):
-        to = out[s]
         for f in range(width):
-            to[f] = 0
+            out[s, f] = 0
         for r in range(ptr[s], ptr[s + 1]):
-            row = values[r]
             for f in range(width):
-                to[f] += row[f]
+                out[s, f] += values[r, f]
         if mean and ptr[s + 1] - ptr[s] > 1:
             share = one / values.dtype.type(ptr[s + 1] - ptr[s])
             for f in range(width):
-                to[f] *= share
+                out[s, f] *= share
 
 
 @CpuLoop
@@ -37,11 +35,9 @@ def sum_backward(grad: Matrix, ptr: Indices, mean: bool, dvalues: Matrix) -> Non
     for s in range(len(grad)):
         rows = ptr[s + 1] - ptr[s]
         share = one / grad.dtype.type(rows) if mean and rows > 1 else one
-        row = grad[s]
         for r in range(ptr[s], ptr[s + 1]):
-            to = dvalues[r]
             for f in range(width):
-                to[f] = share * row[f]
+                dvalues[r, f] = share * grad[s, f]
 
 
 @CpuLoop
