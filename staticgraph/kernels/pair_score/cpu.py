@@ -85,30 +85,33 @@ def _slopes(
     i: int,
     more: Array,
     r: int,
-    given: bool,
     weight: Array,
     grad: Array,
     row: int,
     tilt: Any,
+    zero: Any,
+    value: Array,
+    steep: Array,
+    dweight: Array,
     dleft: Array,
     dright: Array,
-    dweight: Array,
-    dmore: Array,
 ) -> None:
-    """Propagates the gradient ``grad[row]`` of one score to what it was computed from."""
-    heads, width = dweight.shape
-    zero = left.dtype.type(0)
+    """Propagates the gradient ``grad[row]`` of one score to what it was computed from, and leaves
+    that of the row of ``more`` in ``value``. Every loop has few enough arrays to be vectorised."""
+    heads = grad.shape[1]
+    width = len(value) // heads
     for h in range(heads):
-        g = grad[row, h]
         for c in range(width):
-            f = h * width + c
-            value = left[j, f] + right[i, f] + (more[r, f] if given else zero)
-            dweight[h, c] += g * (value if value > 0 else tilt * value)
-            part = g * weight[h, c] if value > 0 else tilt * g * weight[h, c]
-            dleft[j, f] += part
-            dright[i, f] += part
-            if given:
-                dmore[r, f] = part
+            steep[h * width + c] = grad[row, h]
+    for f in range(len(value)):
+        value[f] = left[j, f] + right[i, f] + more[r, f]
+    for f in range(len(value)):
+        sum_, part = value[f], steep[f] * weight[f]
+        dweight[f] += steep[f] * (sum_ if sum_ > zero else tilt * sum_)
+        value[f] = part if sum_ > zero else tilt * part
+    for f in range(len(value)):
+        dleft[j, f] += value[f]
+        dright[i, f] += value[f]
 
 
 @CpuLoop
@@ -130,42 +133,57 @@ def backward(
     down: Matrix,
 ) -> None:
     """Runs backward."""
-    tilt = left.dtype.type(slope)
+    nodes, columns = left.shape
+    zero, tilt = left.dtype.type(0), left.dtype.type(slope)
+    weights, dweights = weight.reshape(columns), dweight.reshape(columns)
+    value, steep = np.empty(columns, left.dtype), np.empty(columns, left.dtype)
+    nothing = np.zeros((1, columns), left.dtype)
     edged, owned = len(edge) > 0, len(own) > 0
+    edges, owns = edge if edged else nothing, own if owned else nothing
     dleft[:], dright[:], dweight[:] = 0, 0, 0
-    for i in range(len(left)):
+    for i in range(nodes):
+        r = i if owned else 0
         _slopes(
             left,
             i,
             right,
             i,
-            own,
-            i,
-            owned,
-            weight,
+            owns,
+            r,
+            weights,
             grad_loop,
             i,
             tilt,
+            zero,
+            value,
+            steep,
+            dweights,
             dleft,
             dright,
-            dweight,
-            down,
         )
+        if owned:
+            for f in range(columns):
+                down[i, f] = value[f]
         for e in range(row_ptr[i], row_ptr[i + 1]):
+            r = e if edged else 0
             _slopes(
                 left,
                 src[e],
                 right,
                 i,
-                edge,
-                e,
-                edged,
-                weight,
+                edges,
+                r,
+                weights,
                 grad_score,
                 e,
                 tilt,
+                zero,
+                value,
+                steep,
+                dweights,
                 dleft,
                 dright,
-                dweight,
-                dedge,
             )
+            if edged:
+                for f in range(columns):
+                    dedge[e, f] = value[f]
