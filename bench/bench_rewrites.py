@@ -1,4 +1,4 @@
-"""Models written by hand and rewritten from their captured graph, compared with plain PyG.
+"""Models of users, unedited, rewritten from their captured graph and compared with plain PyG.
 
     python -m bench.bench_rewrites [--models gine gcn ...] [--rounds 5] [--threads 1 2]
         [--json bench/results/rewrites.json]
@@ -33,7 +33,9 @@ from bench import tables
 from bench.interleave import interleave
 from bench.machine import machine, write
 from bench.options import options_of
+from bench.published_models import PUBLISHED
 from staticgraph.checking.explain import CapturedStep
+from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.dryrun.operations import count_step
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_arguments import forward_of
@@ -47,6 +49,7 @@ from support.written_by_hand import MODELS
 ESOL = "examples/data/esol.npz"
 LAYERS = 4
 SHOWN = (
+    *PUBLISHED,
     *("gine", "gcn", "gcn, learnt weights", "gat", "gatv2", "pna", "gps", "own"),
     *("molecule gin", "molecule gcn", "transformer"),
 )
@@ -64,7 +67,7 @@ class Contest:
         self.plan = sg.plan_buckets(self.store, batch_size=batch_size)
         self.ids = np.arange(len(self.store))
         torch.manual_seed(0)
-        self.model = MODELS[name](hidden=hidden, layers=LAYERS)
+        self.model = (MODELS | PUBLISHED)[name](hidden=hidden, layers=LAYERS)
         order = self._loader().batcher.epoch(0)
         self.order = [batch.ids.tolist() for batch in order]
         self.capture_s = 0.0
@@ -116,12 +119,10 @@ class Contest:
         optimizer = torch.optim.Adam(stock.parameters(), fused=True)
         graphs = DataLoader([self.store[int(i)] for i in self.order[0]], len(self.order[0]))
         data = next(iter(graphs))
-        sized = "batch_size" in stock.forward.__code__.co_varnames
+        call = forward_of(stock)
 
         def forward() -> torch.Tensor:
-            given = (data.x, data.edge_index, data.edge_attr, data.batch)
-            out = stock(*given, data.num_graphs) if sized else stock(*given)
-            return squared(out, data).mean()
+            return squared(call(stock, PlainBatch(data)), data).mean()
 
         forward().backward()
         optimizer.step()

@@ -98,11 +98,14 @@ BY_HAND = {
 }
 
 
-def by_hand(folder: Folder) -> str:
-    """Returns one line per model written by hand.
+MODES = ("fused", "eager")
 
-    Its columns are the operations of a step, and per number of threads, how many times as fast as
-    PyG at its best the model is.
+
+def by_hand(folder: Folder) -> str:
+    """Returns one line per model.
+
+    Its columns are the operations of a step, and per number of threads and mode, how many times as
+    fast as PyG at its best the model is.
     """
     found = folder.get("rewrites", {})
     models: dict[str, dict[int, Any]] = {}
@@ -112,10 +115,16 @@ def by_hand(folder: Folder) -> str:
     lines = []
     for name, rows in models.items():
         counted = next(iter(rows.values()))["operations"]
-        ratios = (ratio(rows[number]["fused"]) if number in rows else "-" for number in threads)
+        ratios = (
+            ratio(rows[number][mode]) if number in rows else "-"
+            for number, mode in itertools.product(threads, MODES)
+        )
         operations = f"{counted['PyG']} to {counted['rewritten']}"
         lines.append((BY_HAND.get(name, name), operations, *ratios))
-    headers = [f"times PyG, {how_many(number, 'thread')}" for number in threads]
+    headers = [
+        f"`{mode}`, {how_many(number, 'thread')}"
+        for number, mode in itertools.product(threads, MODES)
+    ]
     return table("rewrites", found, ("model", "operations of a step", *headers), lines)
 
 
