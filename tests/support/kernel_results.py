@@ -111,7 +111,7 @@ def shaped_zeros(like: Tensor) -> Tensor:
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).zero_()
 
 
-def operator_calls(name: str) -> dict[Any, tuple[Any, ...]]:
+def operator_calls(name: str, dtype: torch.dtype) -> dict[Any, tuple[Any, ...]]:
     """Returns this library's operators that a case calls, each with the arguments of one call."""
     calls: dict[Any, tuple[Any, ...]] = {}
 
@@ -122,7 +122,7 @@ def operator_calls(name: str) -> dict[Any, tuple[Any, ...]]:
             return func(*args, **(kwargs or {}))
 
     with Watching():
-        results(name, torch.float32, "cpu", FEW)
+        results(name, dtype, "cpu", FEW)
     return calls
 
 
