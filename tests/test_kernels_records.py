@@ -27,9 +27,9 @@ UNSEEN = {
     "neighbour_sum weighed": CLOSED,
     "neighbour_sum coded weighed": CLOSED,
 }
-# Loops compute in single precision, also of half precisions, or in double. Compiling them takes most
-# of the time, and both are compiled from the same lines, so each operator runs in one: in double
-# where the tests of rewrites, which compare models with plain PyG, compile it in any case.
+# Loops compute in single precision, also of half precisions, or in double. Compiling them takes
+# most of the time, and both are compiled from the same lines, so each operator runs in one: in
+# double where the tests of rewrites, which compare models with plain PyG, compile it in any case.
 SINGLE, DOUBLE = [torch.float32, torch.bfloat16, torch.float16], [torch.float64]
 IN_DOUBLE = (
     *("dot_attention", "edge_matrix_sum", "graph_attention", "neighbour_attention"),

@@ -86,16 +86,19 @@ def test_an_index_outside_its_table_shows():
     assert torch.isnan(out[1]).all()
 
 
-@pytest.mark.parametrize("name", ["batch_norm", "batch_norm running", "batch_norm in layers"])
-def test_a_norm_in_chunks_is_the_reference(name, monkeypatch):
+NORMS = ["batch_norm", "batch_norm running", "batch_norm in layers"]
+
+
+@pytest.mark.sampled(len(DTYPES))
+@pytest.mark.parametrize(("name", "dtype"), in_turn(NORMS, DTYPES))
+def test_a_norm_in_chunks_is_the_reference(name, dtype, monkeypatch):
     """Four chunks of three blocks, the last incomplete; rows of padding in the last two chunks."""
     monkeypatch.setattr(norm_op, "ONE_LAUNCH_ROWS", 0)
     monkeypatch.setattr(norm, "MAX_PARTIALS", 4)
     monkeypatch.setitem(SAMPLES, "chunks", (Sizes(300, 0, 9), 2, 19))
     options = norm._chunks(torch.empty(300, 38))
     assert (options["chunks"], options["rows_a_chunk"]) == (4, 96)
-    for dtype in DTYPES:
-        assert wrong_results(name, "chunks", dtype) == []
+    assert wrong_results(name, "chunks", dtype) == []
 
 
 def test_partial_statistics_of_a_full_grid_join_without_loss():
