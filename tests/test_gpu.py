@@ -22,8 +22,9 @@ TWO = [(930, 2000, 33), (1400, 3000, 34)]
 def model_of(place, hiv, gps):
     """A small model on the CPU, which rehearses what is recorded and how, not the arithmetic."""
     torch.manual_seed(0)
-    size = {"hidden": 32} if place.cuda else {"hidden": 8, "layers": 1}
-    return Molecules(hiv, gps, **size).to(place.device)
+    if place.cuda:
+        return Molecules(hiv, gps, hidden=32).to(place.device)
+    return Molecules(hiv, gps, hidden=8, layers=1).to(torch.float64 if gps else torch.float32)
 
 
 def runner_of(place, model, plan, mode, **options):

@@ -33,7 +33,7 @@ UNSEEN = {
 SINGLE, DOUBLE = [torch.float32, torch.bfloat16, torch.float16], [torch.float64]
 IN_DOUBLE = (
     *("dot_attention", "edge_matrix_sum", "graph_attention", "neighbour_attention"),
-    *("neighbour_max", "neighbour_reduce", "pair_score", "vector_sum"),
+    *("neighbour_reduce", "pair_score", "vector_sum"),
 )
 
 

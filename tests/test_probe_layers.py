@@ -1,9 +1,10 @@
-"""Layers of the support table are probed: the fit predicts a batch of twice the size, or the
+"""Layers of the support table are probed: the fit predicts a batch of four times the size, or the
 refusal says what to do. By default part of the table runs, including a layer of each special kind;
 ``EVERY_CASE=1`` runs it all, in twice the time of any other file."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -62,8 +63,8 @@ def times(capacity: Capacity, size: float, widest: float = 1.0) -> Capacity:
 
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 def test_a_layer_is_probed_and_predicted_or_refused_by_name(case):
-    """Checked at half, twice and four times the largest probe, with largest graphs of the same and
-    of twice the nodes."""
+    """Checked at four times the largest probe with largest graphs of twice the nodes; with
+    ``EVERY_CASE=1`` also at half and at twice of it."""
     model = model_of(case)
     optimizer = adam(model)
     if case.eager_only:
@@ -75,7 +76,7 @@ def test_a_layer_is_probed_and_predicted_or_refused_by_name(case):
     assert memory.checked is not None
     assert memory.fit.worst <= WITHIN
     (*_, largest), _ = probe_capacities(STORE.sizes)
-    asked = [times(largest, 0.5), times(largest, 2), times(largest, 4, 2)]
-    for capacity in asked:
+    asked = [times(largest, 4, 2), times(largest, 0.5), times(largest, 2)]
+    for capacity in asked if os.environ.get("EVERY_CASE") else asked[:1]:
         off = memory.fit.predict(capacity) / reader.read(capacity).step - 1
         assert abs(off) <= WITHIN, (str(capacity), off)

@@ -3,7 +3,8 @@
 A mark is a comment that a reader does not see::
 
     <!-- setup            code that the following blocks require
-    <!-- needs: gpu -->   what the next block needs: gpu, a package's name, or a key of ELSEWHERE
+    <!-- needs: gpu -->   what the next block needs: gpu, a package's name, release (it runs with
+                          EVERY_CASE=1), or a key of ELSEWHERE
     <!-- slow -->         the next block runs with the slow tests
     <!-- instead: a | b -->   in the test, b replaces a; may be repeated
 """
@@ -11,6 +12,7 @@ A mark is a comment that a reader does not see::
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
 from dataclasses import dataclass
@@ -67,6 +69,8 @@ class Block:
             import torch
 
             return "" if torch.cuda.is_available() else "needs a CUDA device"
+        if self.needs == "release":
+            return "" if os.environ.get("EVERY_CASE") else "runs with EVERY_CASE=1"
         if self.needs in ELSEWHERE:
             return f"needs {ELSEWHERE[self.needs]}"
         if self.needs and importlib.util.find_spec(self.needs) is None:
