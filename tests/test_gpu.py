@@ -22,9 +22,8 @@ TWO = [(930, 2000, 33), (1400, 3000, 34)]
 def model_of(place, hiv, gps):
     """A small model on the CPU, which rehearses what is recorded and how, not the arithmetic."""
     torch.manual_seed(0)
-    if place.cuda:
-        return Molecules(hiv, gps, hidden=32).to(place.device)
-    return Molecules(hiv, gps, hidden=8, layers=1).to(torch.float64 if gps else torch.float32)
+    size = {"hidden": 32} if place.cuda else {"hidden": 8, "layers": 1}
+    return Molecules(hiv, gps, **size).to(place.device)
 
 
 def runner_of(place, model, plan, mode, **options):
@@ -136,7 +135,7 @@ def launches_of(call):
 def test_closing_gives_the_memory_back(place, hiv):
     """A teardown leaves no more memory held than the one before; the first leaves what a process
     keeps for good, such as compiled code and library workspaces."""
-    plan = sg.BucketPlan.of(TWO, batch_size=32)
+    plan = sg.BucketPlan.of(buckets_of(place), batch_size=32)
     runner = runner_of(place, model_of(place, hiv, gps=False), plan, "cuda-graph")
     open_, closed = [], []
     for _ in range(3):

@@ -82,7 +82,7 @@ def test_what_it_cannot_do_is_said():
 
 def gps(store, **options):
     torch.manual_seed(0)
-    model = models.build("gps", store, **options).double()
+    model = models.build("gps", store, **options)
     sg.convert(model.train(), kernels=True)
     capacity = sg.Capacity(500, 1000, 33, 55)
     batch = sg.StaticBatch.of(store, range(32), capacity, pointers=True)

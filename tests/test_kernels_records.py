@@ -32,7 +32,7 @@ UNSEEN = {
 # double where the tests of rewrites, which compare models with plain PyG, compile it in any case.
 SINGLE, DOUBLE = [torch.float32, torch.bfloat16, torch.float16], [torch.float64]
 IN_DOUBLE = (
-    *("dot_attention", "edge_matrix_sum", "graph_attention", "neighbour_attention"),
+    *("dot_attention", "edge_matrix_sum", "neighbour_attention"),
     *("neighbour_reduce", "pair_score", "vector_sum"),
 )
 
