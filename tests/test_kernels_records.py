@@ -53,7 +53,6 @@ RECORDS = [
 ]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "dtypes"), RECORDS)
 def test_an_operator_is_its_reference(name, dtypes):
     """Results and gradients; operands of every other sample have gaps."""

@@ -90,8 +90,8 @@ def far(
         return [f"{len(found)} results and gradients, the CPU has {len(exact)} and {len(usual)}"]
     wrong = []
     for place, (one, right, near) in enumerate(zip(found, exact, usual, strict=True)):
-        if one.shape != right.shape:
-            wrong.append(f"{place}: shape {tuple(one.shape)} instead of {tuple(right.shape)}")
+        if (one.shape, one.dtype) != (near.shape, near.dtype):
+            wrong.append(f"{place}: {one.shape} {one.dtype}, not {near.shape} {near.dtype}")
         elif not right.is_floating_point():
             if not torch.equal(one, right):
                 wrong.append(f"{place}: {int((one != right).sum())} numbers differ")
