@@ -86,7 +86,7 @@ def test_an_index_outside_its_table_shows():
     assert torch.isnan(out[1]).all()
 
 
-# The running statistics first, in single precision: half precisions round more than n / (n - 1) adds.
+# Running statistics first, in single precision: half precisions round more than n / (n - 1) adds.
 NORMS = ["batch_norm running", "batch_norm", "batch_norm in layers"]
 
 
