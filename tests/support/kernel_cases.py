@@ -460,7 +460,6 @@ MORE: dict[str, Run] = {
             v["apart"], v["scale"], v["shift"], w.real * 0 + len(v["apart"]), eps=1.0, relu=True
         )
     ),
-    "linear biased": lambda v, w: _linear(v, bias=v["bias"]),
 }
 
 

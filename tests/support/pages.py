@@ -3,8 +3,7 @@
 A mark is a comment that a reader does not see::
 
     <!-- setup            code that the following blocks require
-    <!-- needs: gpu -->   what the next block needs: gpu, a package's name, release (it runs with
-                          EVERY_CASE=1), or a key of ELSEWHERE
+    <!-- needs: gpu -->   what the next block needs: gpu, a package's name, or a key of ELSEWHERE
     <!-- slow -->         the next block runs with the slow tests
     <!-- instead: a | b -->   in the test, b replaces a; may be repeated
 """
@@ -12,7 +11,6 @@ A mark is a comment that a reader does not see::
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shlex
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ ELSEWHERE = {
     "torchrun": "processes that torchrun starts; tests/test_distributed.py has real ones",
     "slurm": "a cluster",
     "server": "a port and a caller; tests/test_serve.py has both",
+    "export": "a C++ compiler for half a minute; tests/test_exported.py exports and loads",
     "venv": "make, which sets up an environment",
     "yours": "a model, a table or a run of the reader's own",
     "minutes": "more minutes than a test may take",
@@ -69,8 +68,6 @@ class Block:
             import torch
 
             return "" if torch.cuda.is_available() else "needs a CUDA device"
-        if self.needs == "release":
-            return "" if os.environ.get("EVERY_CASE") else "runs with EVERY_CASE=1"
         if self.needs in ELSEWHERE:
             return f"needs {ELSEWHERE[self.needs]}"
         if self.needs and importlib.util.find_spec(self.needs) is None:
