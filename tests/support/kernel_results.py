@@ -90,8 +90,9 @@ def far(
         return [f"{len(found)} results and gradients, the CPU has {len(exact)} and {len(usual)}"]
     wrong = []
     for place, (one, right, near) in enumerate(zip(found, exact, usual, strict=True)):
-        if (one.shape, one.dtype) != (near.shape, near.dtype):
-            wrong.append(f"{place}: {one.shape} {one.dtype}, not {near.shape} {near.dtype}")
+        form, right_form = ((each.shape, each.dtype) for each in (one, near))
+        if form != right_form:
+            wrong.append(f"{place}: {form} instead of {right_form}")
         elif not right.is_floating_point():
             if not torch.equal(one, right):
                 wrong.append(f"{place}: {int((one != right).sum())} numbers differ")
