@@ -37,12 +37,14 @@ def brute_force(pos, cell, pbc, graph, cutoff):
                 full = np.where(pbc[which][:, None], cell[which], np.eye(3) * 1e3)
                 height = 1 / np.linalg.norm(np.linalg.inv(full)[:, axis])
                 reach[axis] = int(np.ceil(spread / height)) + 1
-        for image in itertools.product(*(range(-each, each + 1) for each in reach)):
-            moved = pos[members] + np.array(image) @ np.where(pbc[which][:, None], cell[which], 0)
-            apart = np.linalg.norm(moved[:, None] - pos[members][None], axis=-1)
-            for source, target in zip(*np.nonzero(apart < cutoff), strict=True):
-                if source != target or any(image):
-                    edges.add((members[source], members[target], image))
+        images = np.array(list(itertools.product(*(range(-each, each + 1) for each in reach))))
+        shifts = images @ np.where(pbc[which][:, None], cell[which], 0)
+        moved = pos[members] + shifts[:, None]
+        apart = np.linalg.norm(moved[:, :, None] - pos[members], axis=-1)
+        for image, source, target in zip(*np.nonzero(apart < cutoff), strict=True):
+            shift = tuple(images[image].tolist())
+            if source != target or any(shift):
+                edges.add((members[source], members[target], shift))
     return edges
 
 

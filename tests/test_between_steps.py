@@ -76,7 +76,7 @@ def test_a_norm_that_is_added_runs_over_real_rows():
     equal([runner.predict(GRAPHS)], [out])
 
 
-@pytest.mark.parametrize("mode", ["eager", "default", "fused"])
+@pytest.mark.parametrize("mode", ["eager", "fused"])
 def test_settings_of_the_optimizer_are_followed(mode):
     """As ``OneCycleLR`` cycles the momentum; recorded steps refuse it."""
 

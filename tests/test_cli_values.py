@@ -67,7 +67,7 @@ WRITTEN = (options.OUTPUT_FILE, options.PICTURE_FILE, options.OUTPUT_FOLDER)
 
 # Of the values that the parser refuses, one in so many is tried by default; of the others, one in
 # so many.
-REFUSED, TAKEN = 16, 10
+REFUSED, TAKEN = 24, 15
 
 
 def refused(option: Argument, value: str) -> bool:

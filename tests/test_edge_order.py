@@ -19,6 +19,7 @@ from torch_geometric.nn import GINEConv, global_add_pool
 from torch_geometric.utils import scatter
 
 import staticgraph as sg
+from staticgraph.checking import equal_draws
 from staticgraph.checking.explain import explain
 
 
@@ -193,7 +194,8 @@ class Rejecting(DMPNN):
         return h
 
 
-def test_a_model_that_draws_until_a_number_fits_is_checked_in_finite_time():
+def test_a_model_that_draws_until_a_number_fits_is_checked_in_finite_time(monkeypatch):
+    monkeypatch.setattr(equal_draws, "MOST_DRAWS", 50)
     store, plan = stored(keep_order=False), [(60, 90, 9)]
     model = made(Rejecting)
     assert runner_of(model, plan).step(sg.StaticBatch.of(store, range(6), plan[0])).isfinite()

@@ -135,7 +135,7 @@ def launches_of(call):
 def test_closing_gives_the_memory_back(place, hiv):
     """A teardown leaves no more memory held than the one before; the first leaves what a process
     keeps for good, such as compiled code and library workspaces."""
-    plan = sg.BucketPlan.of(TWO, batch_size=32)
+    plan = sg.BucketPlan.of(buckets_of(place), batch_size=32)
     runner = runner_of(place, model_of(place, hiv, gps=False), plan, "cuda-graph")
     open_, closed = [], []
     for _ in range(3):

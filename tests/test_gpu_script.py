@@ -88,6 +88,7 @@ def test_parts_are_timed_in_turn_and_a_call_keeps_its_limits(tmp_path, monkeypat
     (tmp_path / "made_up_part.py").write_text(PART)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(gpu, "GRACE_S", patience(1.5))
+    monkeypatch.setattr(gpu, "PREPARED", 0.15)
     how = {
         "one": ("timed", gpu.TIMED),
         "two": ("timed", gpu.TIMED),

@@ -7,9 +7,6 @@ import torch
 from support.attending import assert_drops_its_share
 from support.compiled import launches
 
-import staticgraph as sg
-from staticgraph import models
-from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.kernels.graph_attention import (
     cpu,
     graph_attention,
@@ -78,26 +75,3 @@ def test_what_it_cannot_do_is_said():
         attend(torch.zeros(NODES, 24), p=1.0)
     with pytest.raises(ValueError, match="without a seed: draw one"):
         attend(torch.zeros(NODES, 24), p=0.5)
-
-
-def gps(store, **options):
-    torch.manual_seed(0)
-    model = models.build("gps", store, **options)
-    sg.convert(model.train(), kernels=True)
-    capacity = sg.Capacity(500, 1000, 33, 55)
-    batch = sg.StaticBatch.of(store, range(32), capacity, pointers=True)
-    padded = sg.StaticBatch(batch.layout, batch.tensors())  # as inside a step: counts unknown
-    return model, sg.StaticGraphRunner(model, [capacity]), padded
-
-
-def test_a_model_drops_weights_anew_and_repeats_with_the_seed(esol):
-    _, runner, batch = gps(esol, hidden=16, layers=2, dropout=0.5)
-    outs = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        with OperationCounter() as counter:
-            outs.append(runner(batch)[batch.graph_mask])
-    assert torch.equal(outs[0], outs[1])
-    assert not torch.equal(outs[0], outs[2])
-    counted = counter.operations.counts["forward"]
-    assert counted["staticgraph::graph_attention"] == 2

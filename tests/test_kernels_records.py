@@ -4,6 +4,7 @@ graphs of every kind, on any number of threads; registered soundly, NaN for NaN.
 from __future__ import annotations
 
 import importlib
+import os
 
 import pytest
 import torch
@@ -27,23 +28,28 @@ UNSEEN = {
     "neighbour_sum weighed": CLOSED,
     "neighbour_sum coded weighed": CLOSED,
 }
-# Loops compute in single precision, also of half precisions, or in double, in which the tests of
-# rewrites compare models with plain PyG.
+# Loops compute in single precision, also of half precisions, or in double. Compiling them takes
+# most of the time, and both are compiled from the same lines, so each operator runs in one: in
+# double where the tests of rewrites, which compare models with plain PyG, compile it in any case.
 SINGLE, DOUBLE = [torch.float32, torch.bfloat16, torch.float16], [torch.float64]
-RECORDS = [
-    *(pytest.param(name, SINGLE, id=name) for name in NAMES),
-    *(pytest.param(n, DOUBLE, id=f"{n} double", marks=pytest.mark.release) for n in NAMES),
-]
+IN_DOUBLE = (
+    *("dot_attention", "edge_matrix_sum", "neighbour_attention"),
+    *("neighbour_reduce", "pair_score", "vector_sum"),
+)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("name", "dtypes"), RECORDS)
-def test_an_operator_is_its_reference(name, dtypes):
+def dtypes_of(name: str) -> list[torch.dtype]:
+    """Returns the dtypes in which an operator runs by default."""
+    return DOUBLE if name.startswith(IN_DOUBLE) else SINGLE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_operator_is_its_reference(name):
     """Results and gradients; operands of every other sample have gaps."""
     wrong = []
     for number, sample in enumerate(SAMPLES):
         layout = with_gaps if number % 2 else torch.clone
-        for dtype in dtypes:
+        for dtype in SINGLE + DOUBLE if os.environ.get("EVERY_CASE") else dtypes_of(name):
             wrong += wrong_results(name, sample, dtype, layout)
     assert not wrong, "\n".join(wrong)
 
@@ -52,10 +58,11 @@ def test_an_operator_is_its_reference(name, dtypes):
 def test_a_nan_stays_one_and_spreads_no_further(name, request):
     if (reason := UNSEEN.get(name)) is not None:
         request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+    dtype = dtypes_of(name)[0]
     with torch.no_grad(), cases(2, 3):
-        found = results(name, torch.float32, "cpu", FEW, layout=one_nan)
+        found = results(name, dtype, "cpu", FEW, layout=one_nan)
     with torch.no_grad(), cases(2, 3, reference=True):
-        expected = results(name, torch.float32, "cpu", FEW, layout=one_nan)
+        expected = results(name, dtype, "cpu", FEW, layout=one_nan)
     wrong = [
         f"{place}: {one.isnan().sum()} for {other.isnan().sum()}"
         for place, (one, other) in enumerate(zip(found, expected, strict=True))
@@ -81,7 +88,7 @@ def test_the_bits_are_the_same_on_any_number_of_threads(name, monkeypatch):
             found = []
             for count in (1, 3, 40):
                 torch.set_num_threads(count)
-                found.append(results(name, torch.float32, "cpu", sizes))
+                found.append(results(name, dtypes_of(name)[0], "cpu", sizes))
             for other in found[1:]:
                 assert all(map(torch.equal, found[0], other))
     finally:
@@ -94,5 +101,5 @@ def test_registration_is_sound(name):
     """torch's own checks of every operator that a case calls, forward and backward: schema, shapes
     and tracing."""
     with cases(2, 3):
-        for operator, args in operator_calls(name).items():
+        for operator, args in operator_calls(name, dtypes_of(name)[0]).items():
             torch.library.opcheck(operator, args)

@@ -3,11 +3,32 @@ the CPU against float64 references; the exponential against NumPy's in a wider d
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+from staticgraph.jit import kernel
 from staticgraph.kernels import edge_rows, neighbour_reduce
 from staticgraph.kernels.edges import Edges
+from staticgraph.kernels.exponential import exp
+
+
+@kernel
+def exponentials(x, out):
+    for place in range(len(x)):
+        out[place] = exp(x[place])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_exponential_is_within_two_units_of_the_last_place(dtype):
+    limits = np.finfo(dtype)
+    x = np.linspace(np.log(limits.tiny), np.log(limits.max) - 1, 5001).astype(dtype)
+    x = np.concatenate([x, np.array([-np.inf, np.log(limits.tiny) - 1, np.inf, np.nan], dtype)])
+    out = np.empty_like(x)
+    exponentials(x, out)
+    expected = np.exp(x[:-4].astype(np.longdouble))
+    assert (np.abs(out[:-4] - expected) <= 2 * limits.eps * expected)[1:].all()
+    np.testing.assert_array_equal(out[-4:], [0, 0, np.inf, np.nan])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

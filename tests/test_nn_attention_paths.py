@@ -9,6 +9,7 @@ import torch
 from support.alike import sgd
 from support.attending import Attending, batch_of
 from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
+from support.rewritten import assert_drawn_by_seed
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch_geometric.data import Data
 from torch_geometric.nn import GPSConv, global_add_pool
@@ -165,3 +166,4 @@ def test_a_layer_that_drops_weights_trains_in_eager(esol):
     losses = [runner.step(batch) for batch in runner.loader(esol)]
     assert torch.stack(losses).isfinite().all()
     assert [row.path for row in runner.report().attention] == ["kernel"] * len(plan.capacities)
+    assert_drawn_by_seed(runner, next(iter(runner.loader(esol))))

@@ -196,7 +196,7 @@ def test_a_missing_or_foreign_manifest_is_refused(tmp_path):
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_edges(tmp_path):
     """The peak memory of the process stays the same for four times the edges."""
-    peaks = _peaks(tmp_path, 1_500_000, 6_000_000)
+    peaks = _peaks(tmp_path, 1_000_000, 4_000_000)
     assert peaks[1] - peaks[0] < 30, peaks
 
 

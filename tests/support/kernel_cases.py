@@ -457,10 +457,9 @@ MORE: dict[str, Run] = {
     "batch_norm in layers": _norms_in_layers,
     "batch_norm of all rows": lambda v, w: list(
         batch_norm(
-            v["apart"], v["scale"], v["shift"], w.real * 0 + len(v["apart"]), eps=1.0, relu=True
+            v["apart"], v["scale"], v["shift"], torch.tensor(len(v["apart"])), eps=1.0, relu=True
         )
     ),
-    "linear biased": lambda v, w: _linear(v, bias=v["bias"]),
 }
 
 

@@ -35,14 +35,14 @@ from support.kernel_cases import Sizes
 from support.kernel_results import far, kept_on, results
 
 # Sizes, heads, and the columns of each: no edges and empty graphs, loops on one node, nodes that
-# all edges enter, isolated nodes, columns of whole vectors and of none.
+# all edges enter, isolated nodes, columns of whole vectors and of none, more rows than a block has.
 SAMPLES = {
     "one node": (Sizes(1, 0, 2), 2, 1),
     "no edges": (Sizes(5, 0, 9), 2, 3),
     "loops": (Sizes(1, 4, 2), 4, 2),
     "hubs": (Sizes(3, 90, 2), 2, 5),
     "isolated nodes": (Sizes(40, 30, 9), 2, 19),
-    "whole vectors": (Sizes(60, 140, 6), 4, 16),
+    "whole vectors": (Sizes(80, 160, 6), 4, 16),
 }
 # Their gradients of scores start from the rounded result, which the references keep exact.
 ROUNDED = ("dot_attention", "neighbour_attention", "graph_attention dropout")

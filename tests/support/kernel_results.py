@@ -90,8 +90,9 @@ def far(
         return [f"{len(found)} results and gradients, the CPU has {len(exact)} and {len(usual)}"]
     wrong = []
     for place, (one, right, near) in enumerate(zip(found, exact, usual, strict=True)):
-        if one.shape != right.shape:
-            wrong.append(f"{place}: shape {tuple(one.shape)} instead of {tuple(right.shape)}")
+        form, right_form = ((each.shape, each.dtype) for each in (one, near))
+        if form != right_form:
+            wrong.append(f"{place}: {form} instead of {right_form}")
         elif not right.is_floating_point():
             if not torch.equal(one, right):
                 wrong.append(f"{place}: {int((one != right).sum())} numbers differ")
@@ -111,7 +112,7 @@ def shaped_zeros(like: Tensor) -> Tensor:
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).zero_()
 
 
-def operator_calls(name: str) -> dict[Any, tuple[Any, ...]]:
+def operator_calls(name: str, dtype: torch.dtype) -> dict[Any, tuple[Any, ...]]:
     """Returns this library's operators that a case calls, each with the arguments of one call."""
     calls: dict[Any, tuple[Any, ...]] = {}
 
@@ -122,7 +123,7 @@ def operator_calls(name: str) -> dict[Any, tuple[Any, ...]]:
             return func(*args, **(kwargs or {}))
 
     with Watching():
-        results(name, torch.float32, "cpu", FEW)
+        results(name, dtype, "cpu", FEW)
     return calls
 
 
