@@ -59,6 +59,9 @@ def test_the_python_of_a_page_runs(page, slow, capsys):
     printed = capsys.readouterr().out
     if page.name in REPORTING:
         assert "nodes filled" in printed, "the report is printed"
+    if page.name == "serving.md":
+        assert printed.count("tensor(") == 1
+        assert sorted(os.listdir("exported/esol")) == ["bucket-0.pt2", "export.json"]
 
 
 @pytest.mark.slow

@@ -28,7 +28,6 @@ ELSEWHERE = {
     "torchrun": "processes that torchrun starts; tests/test_distributed.py has real ones",
     "slurm": "a cluster",
     "server": "a port and a caller; tests/test_serve.py has both",
-    "export": "a C++ compiler for half a minute; tests/test_exported.py exports and loads",
     "venv": "make, which sets up an environment",
     "yours": "a model, a table or a run of the reader's own",
     "minutes": "more minutes than a test may take",
