@@ -1,4 +1,4 @@
-"""Layers of the support table are probed: the fit predicts a batch of four times the size, or the
+"""Layers of the support table are probed: the fit predicts a batch of twice the size, or the
 refusal says what to do. By default part of the table runs, including a layer of each special kind;
 ``EVERY_CASE=1`` runs it all, in twice the time of any other file."""
 
@@ -49,15 +49,21 @@ OTHERS = [pytest.mark.slow, pytest.mark.sampled(90)]
 ALL = [pytest.param(case, marks=() if case.name in FAST else OTHERS) for case in CASES]
 
 
-def beyond(capacity: Capacity) -> Capacity:
-    """A capacity with four times the rows and a largest graph of twice the nodes."""
-    largest = 2 * capacity.max_graph_nodes
-    return Capacity.distinct(4 * capacity.nodes, 4 * capacity.edges, 4 * capacity.graphs, largest)
+def times(capacity: Capacity, size: float, widest: float = 1.0) -> Capacity:
+    """A capacity with ``size`` times the rows and a largest graph of ``widest`` times the nodes."""
+    largest = max(1, round(capacity.max_graph_nodes * widest))
+    return Capacity.distinct(
+        max(round(capacity.nodes * size), largest + 1),
+        round(capacity.edges * size),
+        max(2, round(capacity.graphs * size)),
+        largest,
+    )
 
 
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 def test_a_layer_is_probed_and_predicted_or_refused_by_name(case):
-    """Checked at four times the largest probe, with a largest graph of twice the nodes."""
+    """Checked at half, twice and four times the largest probe, with largest graphs of the same and
+    of twice the nodes."""
     model = model_of(case)
     optimizer = adam(model)
     if case.eager_only:
@@ -69,5 +75,7 @@ def test_a_layer_is_probed_and_predicted_or_refused_by_name(case):
     assert memory.checked is not None
     assert memory.fit.worst <= WITHIN
     (*_, largest), _ = probe_capacities(STORE.sizes)
-    capacity = beyond(largest)
-    assert abs(memory.fit.predict(capacity) / reader.read(capacity).step - 1) <= WITHIN
+    asked = [times(largest, 0.5), times(largest, 2), times(largest, 4, 2)]
+    for capacity in asked:
+        off = memory.fit.predict(capacity) / reader.read(capacity).step - 1
+        assert abs(off) <= WITHIN, (str(capacity), off)
