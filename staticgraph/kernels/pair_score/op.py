@@ -34,13 +34,13 @@ def pair_score_reference(
     Sums are float32 (float64 for float64). Arguments as in :func:`staticgraph.kernels.pair_score`;
     edges in any order.
     """
-    wide = torch.promote_types(left.dtype, torch.float32)
+    dtype, wide = left.dtype, torch.promote_types(left.dtype, torch.float32)
     heads, width = weight.shape
 
     def score(rows: Tensor) -> Tensor:
         """Reduces ``[n, H * C]`` to ``[n, H]``, in the dtype of the operands."""
         active = F.leaky_relu(rows, slope).view(-1, heads, width)
-        return (active * weight.to(wide)).sum(-1).to(left.dtype)
+        return (active * weight.to(wide)).sum(-1).to(dtype)
 
     left, right = left.to(wide), right.to(wide)
     rows, loops = left[src] + right[dst], left + right
