@@ -6,8 +6,7 @@
         --batch-size 8 32 128 256 --hidden 16 64 256 --rounds 9
         --json bench/results/break_even.json
 
-Per model: seconds to capture and rewrite a bucket, microseconds of torch's guards and dispatch per
-call, operations per step, and whole training epochs (loading included) compared with PyG at its
+Per model: seconds to capture and rewrite a bucket, operations per step, and whole training epochs (loading included) compared with PyG at its
 best of 0 and 1 workers. All contenders take turns in one process over the same batches. The file is
 written after every model, so an interrupted run keeps its results; :mod:`bench.tables` turns it
 into the tables of the documents.
@@ -71,7 +70,6 @@ class Contest:
         order = self._loader().batcher.epoch(0)
         self.order = [batch.ids.tolist() for batch in order]
         self.capture_s = 0.0
-        self.call_us = 0.0
 
     def _loader(self) -> sg.StaticLoader:
         return sg.StaticLoader(self.store, self.plan, indices=self.ids, shuffle=True, pointers=True)
@@ -111,7 +109,6 @@ class Contest:
         model = copy.deepcopy(self.model)
         optimizer = torch.optim.Adam(model.parameters(), fused=True)
         step = CapturedStep(Computation(Subject(model, squared)), "step", batch)
-        self.call_us = 1e6 * step.seconds_around()
         step().backward()
         optimizer.step()
         rewritten = count_step(step, optimizer).total()
@@ -180,7 +177,6 @@ def measured(
         "eager": spread(timings[best].seconds / timings["eager"].seconds),
         "operations": {"PyG": stock, "rewritten": rewritten},
         "capture_s": contest.capture_s,
-        "call_us": contest.call_us,
         "seconds": {key: timing.seconds.tolist() for key, timing in timings.items()},
     }
 

@@ -10,7 +10,6 @@ model is not changed.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,7 +27,7 @@ from staticgraph.rewrites.captured_graph.captured import Rewritten
 from staticgraph.rewrites.explain import Explanation
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.compiled_function import with_own_code
-from staticgraph.steps.compilation.guards import GuardedCall, drop_what_is_known
+from staticgraph.steps.compilation.guards import drop_what_is_known
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_arguments import Forward
 from staticgraph.steps.computation.model_setup import Subject
@@ -56,12 +55,9 @@ class CapturedStep:
         self._inputs: tuple[Any, ...] = ()
         self._device = batch.device.type
         self._function = with_own_code(computation.of_tensors(work, batch, leaves=True), "captured")
-        self._tensors = tuple(batch.tensors().values())
-        self._idle: Any = None
         call = torch.compile(self._function, fullgraph=True, dynamic=False, backend=self._take)
         with tracing_options(), Restored(nothing=True):
-            self.result: Any = call(*self._tensors)
-        self._guarded = GuardedCall(self._function, call)
+            self.result: Any = call(*batch.tensors().values())
 
     def _take(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         self._captures.append(rewrite(graph, RewriteTarget(self._device, compiled=False), inputs))
@@ -69,8 +65,6 @@ class CapturedStep:
 
         def run(*given: Any) -> Any:
             """Keeps the inputs of a call and runs the graph on them."""
-            if self._idle is not None:
-                return self._idle
             self._inputs = given
             return graph.forward(*given)
 
@@ -80,23 +74,6 @@ class CapturedStep:
     def captured(self) -> Captured:
         """The rewritten graph."""
         return self._captures[0]
-
-    def seconds_around(self, calls: int = 50, rounds: int = 20) -> float:
-        """Returns a call's overhead over the graph in seconds, in the best round.
-
-        It consists of guards, dispatch and arguments.
-        """
-        self._idle, best = (torch.zeros(()),), float("inf")
-        try:
-            with Restored(nothing=True):
-                for _ in range(rounds):
-                    started = time.perf_counter()
-                    for _ in range(calls):
-                        self._guarded(self._tensors)
-                    best = min(best, (time.perf_counter() - started) / calls)
-        finally:
-            self._idle = None
-        return best
 
     def __call__(self) -> Tensor:
         """Returns the first tensor of the result."""
