@@ -6,10 +6,10 @@
         --batch-size 8 32 128 256 --hidden 16 64 256 --rounds 9
         --json bench/results/break_even.json
 
-Per model: seconds to capture and rewrite a bucket, operations per step, and whole training epochs (loading included) compared with PyG at its
-best of 0 and 1 workers. All contenders take turns in one process over the same batches. The file is
-written after every model, so an interrupted run keeps its results; :mod:`bench.tables` turns it
-into the tables of the documents.
+Per model: seconds to capture and rewrite a bucket, operations per step, and whole training epochs
+(loading included) compared with PyG at its best of 0 and 1 workers. All contenders take turns in
+one process over the same batches. The file is written after every model, so an interrupted run
+keeps its results; :mod:`bench.tables` turns it into the tables of the documents.
 """
 
 from __future__ import annotations
