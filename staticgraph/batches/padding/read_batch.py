@@ -120,7 +120,8 @@ def read(batch: Any, schema: Schema) -> Rows:
         rows = None if stacks or _has_rules(schema) else _concatenated(batch, schema)
         return rows.sorted_by_destination() if rows else _all_of(stored(batch, schema))
     if is_pyg_batch(batch):
-        if schema.hetero or schema.two_sided or (not schema.keep_order and _has_rules(schema)):
+        unsorted = not schema.keep_order and _has_rules(schema)
+        if schema.hetero or schema.two_sided or unsorted or "batch" not in batch:
             return _all_of(stored(_split(batch), schema))
         return _collated(batch, schema).sorted_by_destination()
     return _declared(batch, schema)
