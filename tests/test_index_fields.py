@@ -151,7 +151,7 @@ def test_pairs_that_do_not_say_their_num_nodes_are_padded_from_pygs_batch_and_fr
     graphs = made("pair", 1)
     for graph in graphs:
         del graph.num_nodes, graph.assignment_index
-    with pytest.raises(ValueError, match="graph 0 does not know its num_nodes.*keep_order=True"):
+    with pytest.raises(ValueError, match=r"graph 0 does not know its num_nodes.*keep_order=True"):
         sg.plan_stream(graphs, 4)
     store = sg.GraphStore.from_pyg(graphs, keep_order=keep_order, progress=False)
     padder = sg.Padder(sg.plan_stream(store, 4))
