@@ -64,7 +64,7 @@ def learn(batch: Any) -> Schema:
     try:  # rows that were added since are read later
         graphs = batch.to_data_list() if is_pyg_batch(batch) else batch
     except RuntimeError:
-        graphs = _split(batch)
+        graphs = split(batch)
     if not (isinstance(graphs, Sequence) and len(graphs) and is_graph(graphs[0])):
         raise TypeError(
             f"which rows a {type(batch).__name__} has is not known: give Padder(plan, schema="
@@ -88,7 +88,7 @@ def stored_batch(batch: Any, schema: Schema | None) -> GraphColumns:
     Raises:
         TypeError: it is something else.
     """
-    graphs = _split(batch) if is_pyg_batch(batch) else batch
+    graphs = split(batch) if is_pyg_batch(batch) else batch
     if not (isinstance(graphs, list | tuple) and graphs and is_graph(graphs[0])):
         raise TypeError(
             f"a {type(batch).__name__} has no graphs to prepare with: give a GraphStore, a list of "
@@ -127,12 +127,12 @@ def read(batch: Any, schema: Schema) -> Rows:
     if is_pyg_batch(batch):
         unsorted = not schema.keep_order and _has_rules(schema)
         if schema.hetero or schema.two_sided or unsorted or "batch" not in batch:
-            return _all_of(stored(_split(batch), schema))
+            return _all_of(stored(split(batch), schema))
         return _collated(batch, schema).sorted_by_destination()
     return _declared(batch, schema)
 
 
-def _split(batch: Any) -> list[Any]:
+def split(batch: Any) -> list[Any]:
     """Returns the graphs of PyG's ``Batch``, which are where they were when it was made.
 
     Raises:
