@@ -6,7 +6,7 @@ its ways first: everything that either of them trained is equal afterwards.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 import numpy as np
 import pytest
@@ -93,6 +93,39 @@ def test_a_memory_bank_and_a_bare_parameter(mode):
         optimizer = torch.optim.SGD([*model.parameters(), weight], 1e-3)
         losses = trained(model, loss, optimizer, way)
         runs.append([*losses, *model.state_dict().values(), bank, weight])
+    equal(*runs)
+
+
+@pytest.mark.parametrize("mode", ["eager", TIMED], ids=["eager", "auto"])
+def test_lists_and_dicts_of_the_model_and_of_the_loss(mode):
+    """Only what a dict has gained stays, since a compiled step may read a cache."""
+    runs, seen = [], Counter()
+    for way in (None, mode):
+        model = made()
+        model.scale, model.last, model.cache = {"now": 1.0}, deque(maxlen=2), {}
+        means: list[float] = []
+
+        class Scaled(type(model)):
+            """Scales its output by what its earlier forwards left."""
+
+            def forward(self, x, edge_index, batch, num_graphs):
+                out = super().forward(x, edge_index, batch, num_graphs)
+                if self.training:
+                    self.scale["now"] *= 0.9
+                    self.last.append(len(self.last))
+                self.cache.setdefault(len(out), torch.ones(len(out), 1, dtype=D))
+                return out * self.scale["now"] * self.cache[len(out)] + len(self.last)
+
+        def loss(out, batch, means=means):
+            means.append(float(len(means)))
+            seen["losses"] += 1
+            return (out - batch.y - sum(means)).square()
+
+        model.__class__ = Scaled
+        seen.clear()
+        losses = trained(model, loss, sgd(model), way)
+        runs.append([*losses, *map(torch.tensor, (*means, *model.last, *seen.values()))])
+        assert model.cache
     equal(*runs)
 
 
