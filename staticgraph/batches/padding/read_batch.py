@@ -138,8 +138,9 @@ def split(batch: Any) -> list[Any]:
     Raises:
         BadGraph: a tensor has other rows since then, or its nodes are of other graphs.
     """
-    for store in batch.stores:
-        slices = batch._slice_dict if store._key is None else batch._slice_dict.get(store._key, {})
+    types = (*batch.node_types, *batch.edge_types) if hasattr(batch, "node_types") else ()
+    of_types = [batch._slice_dict.get(key, {}) for key in types]
+    for store, slices in zip(batch.stores, (batch._slice_dict, *of_types), strict=True):
         for name, value in store.items():
             place, bounds = batch.__cat_dim__(name, value, store) or 0, slices.get(name)
             if not (isinstance(value, Tensor) and isinstance(bounds, Tensor) and value.dim()):
