@@ -61,10 +61,7 @@ def learn(batch: Any) -> Schema:
         return batch.store.schema
     if is_graph(batch) and not is_pyg_batch(batch):
         raise TypeError(_SINGLE.format(type(batch).__name__))
-    try:  # rows that were added since are read later
-        graphs = batch.to_data_list() if is_pyg_batch(batch) else batch
-    except RuntimeError:
-        graphs = split(batch)
+    graphs = _examples(batch) if is_pyg_batch(batch) else batch
     if not (isinstance(graphs, Sequence) and len(graphs) and is_graph(graphs[0])):
         raise TypeError(
             f"which rows a {type(batch).__name__} has is not known: give Padder(plan, schema="
@@ -88,7 +85,7 @@ def stored_batch(batch: Any, schema: Schema | None) -> GraphColumns:
     Raises:
         TypeError: it is something else.
     """
-    graphs = split(batch) if is_pyg_batch(batch) else batch
+    graphs = _examples(batch) if is_pyg_batch(batch) else batch
     if not (isinstance(graphs, list | tuple) and graphs and is_graph(graphs[0])):
         raise TypeError(
             f"a {type(batch).__name__} has no graphs to prepare with: give a GraphStore, a list of "
@@ -130,6 +127,14 @@ def read(batch: Any, schema: Schema) -> Rows:
             return _all_of(stored(split(batch), schema))
         return _collated(batch, schema).sorted_by_destination()
     return _declared(batch, schema)
+
+
+def _examples(batch: Any) -> list[Any]:
+    """Returns the graphs of PyG's ``Batch``, without what was added since it was made."""
+    try:
+        return batch.to_data_list()
+    except RuntimeError:
+        return split(batch)  # which names what has fewer rows
 
 
 def split(batch: Any) -> list[Any]:
