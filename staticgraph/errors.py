@@ -189,7 +189,7 @@ class ServerClosed(StaticGraphError, RuntimeError):
 
 
 class BatchFailed(StaticGraphError, RuntimeError):
-    """The model failed on the batch that contained a request's graphs; ``__cause__`` says why."""
+    """The model failed on a request's graphs; ``__cause__`` says why."""
 
 
 def users_level() -> int:

@@ -56,7 +56,7 @@ _SIZES = """num_nodes num_edges num_graphs batch_size num_real_nodes num_real_ed
 _IS = """bucket capacity layout device buffer levels node_types edge_types
     node_masks edge_masks"""
 _DOES = """argument blank clone cpu cuda first_places get keys level_of mask_of metadata of
-    pin_memory release replace tensors to to_data_list unpad with_tensors without_pointers"""
+    pin_memory release replace self tensors to to_data_list unpad with_tensors without_pointers"""
 RESERVED = frozenset(f"{_ARRAYS} {_SIZES} {_IS} {_DOES}".split())
 # Names that ``batch["type"]`` reserves, for one type of nodes or edges.
 _OF_TYPE = """num_nodes num_edges num_features num_node_features num_edge_features keys values items

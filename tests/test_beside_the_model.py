@@ -6,7 +6,7 @@ its ways first: everything that either of them trained is equal afterwards.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 import numpy as np
 import pytest
@@ -93,6 +93,57 @@ def test_a_memory_bank_and_a_bare_parameter(mode):
         optimizer = torch.optim.SGD([*model.parameters(), weight], 1e-3)
         losses = trained(model, loss, optimizer, way)
         runs.append([*losses, *model.state_dict().values(), bank, weight])
+    equal(*runs)
+
+
+@pytest.mark.parametrize("mode", ["eager", TIMED], ids=["eager", "auto"])
+def test_lists_and_dicts_of_the_model_and_of_the_loss(mode):
+    runs, seen = [], Counter()
+    for way in (None, mode):
+        model = made()
+        model.scale, model.last = {"now": 1.0}, deque(maxlen=2)
+        means: list[float] = []
+
+        class Scaled(type(model)):
+            """Scales its output by what its earlier forwards left."""
+
+            def forward(self, x, edge_index, batch, num_graphs):
+                out = super().forward(x, edge_index, batch, num_graphs)
+                if self.training:
+                    self.scale["now"] *= 0.9
+                    self.last.append(len(self.last))
+                return out * self.scale["now"] + len(self.last)
+
+        def loss(out, batch, means=means):
+            means.append(float(len(means)))
+            seen["losses"] += 1
+            return (out - batch.y - sum(means)).square()
+
+        model.__class__ = Scaled
+        seen.clear()
+        losses = trained(model, loss, sgd(model), way)
+        runs.append([*losses, *map(torch.tensor, (*means, *model.last, *seen.values()))])
+    equal(*runs)
+
+
+class Caching(nn.Module):
+    """Makes a tensor at its first forward, and finds it in a dict later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.cache = made(), {}
+
+    def forward(self, x, edge_index, batch, num_graphs):
+        if "ones" not in self.cache:
+            self.cache["ones"] = torch.ones(2, dtype=D)
+        return self.net(x, edge_index, batch, num_graphs) * self.cache["ones"]
+
+
+def test_a_cache_that_a_compiled_step_reads_stays():
+    runs = []
+    for way in (None, "fused"):
+        model = Caching()
+        runs.append(trained(model, squared, sgd(model), way))
     equal(*runs)
 
 

@@ -228,23 +228,26 @@ def test_compiled_is_a_contender(hiv, monkeypatch):
 
 
 class Counting(Net):
-    """Counts its forwards, which each makes the next step differ."""
+    """Counts its steps, which each makes the next step differ, and the evaluation after it."""
 
     forwards = 0
 
     def forward(self, x, edge_index, edge_attr, batch):
-        self.forwards += 1
-        return super().forward(x, edge_index, edge_attr, batch)
+        self.forwards += self.training
+        return super().forward(x, edge_index, edge_attr, batch) / (1 + self.forwards)
 
 
-def test_a_compiled_step_that_holds_once_is_refused(hiv):
+def test_a_compiled_step_that_holds_once_is_refused_and_an_evaluation_like_it(hiv):
     choosing = {"ways": ("eager", "fused"), "stopwatch": watch(eager=3, fused=1)}
-    runner = auto(Counting(), hiv, capacities=CAPACITIES[:1], choosing=choosing)
+    runner = auto(Counting(), hiv, capacities=CAPACITIES[:2], choosing=choosing)
     assert runner.subject.model.forwards == 0
-    step, evaluation = (ways(runner)[0, phase] for phase in ("step", "eval"))
-    assert (step, evaluation) == ("eager", "eager")
-    assert "model.forwards == " in str(runner.report().choices[0])
+    assert set(ways(runner).values()) == {"eager"}
+    for choice in runner.report().choices:  # known from the first bucket that was timed
+        assert "model.forwards == " in choice.contenders[1].refused
+    steps = [c.contenders[1].refused for c in runner.report().choices if c.phase == "step"]
+    assert len(set(steps)) == 1
     runner.step(next(iter(batches_of(hiv, 1))))
+    assert len(runner.predict([hiv[0]])) == 1
 
 
 class Never(Stopwatch):

@@ -66,6 +66,10 @@ def behind(first, second):
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes\nframe"), "9 bytes)"),
         (IsADirectoryError(21, "Is a directory", "x"), "x: is a directory"),
         (OSError(28, "No space left on device"), "No space left on device: make room, or write"),
+        (
+            OSError(28, "No space left on device", "r/x"),
+            "report: r/x: No space left on device: make",
+        ),
         (OSError("134919 requested and 73600 written"), "No space left on device: make room"),
         (behind(OSError(28, "No space"), RuntimeError("unexpected pos")), "No space left on dev"),
     ],

@@ -4,6 +4,7 @@ belongs to others is removed."""
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +167,20 @@ def test_a_name_that_is_too_long_is_said_before_the_work(tmp_path):
         atomic.writing(tmp_path / ("n" * 300)),
     ):
         pytest.fail("there was work to do")
+
+
+def test_a_write_that_fails_names_its_file_and_leaves_the_old_one(tmp_path):
+    path = tmp_path / "r.json"
+    atomic.write_text(path, "old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: .*r\.json'"):
+            atomic.write_bytes(path, bytes(8192))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["r.json"]
 
 
 def test_long_names_have_scratch(tmp_path):

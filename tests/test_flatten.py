@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData, TemporalData
 from torch_geometric.loader import DataLoader
 
 from staticgraph import datasets
@@ -138,6 +138,10 @@ def graph(nodes: int = 3, **fields) -> Data:
         ([], "list is empty: a store needs at least one graph"),
         ([graph(), (1, 2)], "item 1 of list is of type tuple; expected torch_geometric.data.Data"),
         ([graph(), HeteroData()], "item 1 of list is of type HeteroData; expected"),
+        (
+            [TemporalData(src=torch.arange(3), dst=torch.arange(3), t=torch.arange(3))],
+            "item 0 of list is of type TemporalData; expected torch_geometric.data.Data",
+        ),
         (
             [graph(), graph(x=None)],
             "graph 1 has no 'x', which graph 0 has; add it to every graph, or pass exclude=['x']",

@@ -8,6 +8,7 @@ of every type; outputs, loss, all gradients and all buffers are compared in floa
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -66,6 +67,20 @@ def batches(store):
     exact = sg.plan_buckets(store, batch_size=8)
     packed = sg.plan_buckets(store, graphs=20)
     return [next(iter(sg.StaticLoader(store, plan))).clone() for plan in (exact, packed)]
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda view: pickle.loads(pickle.dumps(view))]
+)
+def test_a_copy_of_a_types_view_is_of_its_own(batches, copied):
+    view = batches[0]["atom"]
+    other, before = copied(view), view.x.clone()
+    assert sorted(other) == sorted(view)
+    other.x = other.x + 1
+    other.h = other.x
+    assert torch.equal(view.x, before)
+    assert torch.equal(other.x, before + 1)
+    assert "h" not in view
 
 
 class Encoder(nn.Module):

@@ -143,6 +143,23 @@ def test_what_counts_what_is_read_off_the_data():
     assert schema["cell"].cat_dim is None
 
 
+@pytest.mark.filterwarnings("ignore:Unable to accurately infer 'num_nodes'")
+@pytest.mark.parametrize("keep_order", [False, True])
+def test_pairs_that_do_not_say_their_num_nodes_are_padded_from_pygs_batch_and_from_a_list(
+    keep_order,
+):
+    graphs = made("pair", 1)
+    for graph in graphs:
+        del graph.num_nodes, graph.assignment_index
+    with pytest.raises(ValueError, match=r"graph 0 does not know its num_nodes.*keep_order=True"):
+        sg.plan_stream(graphs, 4)
+    store = sg.GraphStore.from_pyg(graphs, keep_order=keep_order, progress=False)
+    padder = sg.Padder(sg.plan_stream(store, 4))
+    padded, other = padder(graphs[:4]), padder(Batch.from_data_list(graphs[:4]))
+    for name, value in padded.tensors().items():
+        assert torch.equal(value, other.tensors()[name]), name
+
+
 class Angular(torch.nn.Module):
     """Message passing along triplets: from edge to edge with an angle, then to nodes and graphs."""
 

@@ -912,6 +912,47 @@ def test_an_index_outside_of_its_batch_is_named(moved):
         declared(fields)
 
 
+@pytest.mark.parametrize("sort_edges", [False, True])
+def test_a_batch_that_was_changed_is_read_as_a_model_reads_it_or_refused(sort_edges):
+    """Where nodes began when it was made is no longer true, and gave wrong sums in silence."""
+    graphs = [Data(**each.to_dict(), edge_attr=torch.ones(each.num_edges, 1)) for each in GRAPHS]
+    plan = sg.plan_stream(graphs, batch_size=4)
+    padder = sg.Padder(plan, sort_edges=sort_edges, overflow="grow")
+    batch = Batch.from_data_list(graphs[:4])
+    padder(batch)
+    batch.batch = batch.batch // 2
+    assert torch.equal(padder(batch).batch[: batch.num_nodes], batch.batch)
+    batch.batch = batch.batch.flip(0)
+    with pytest.raises(sg.BadGraph, match="nodes of the batch are not grouped by graph"):
+        padder(batch)
+    for edges in (batch.edge_index[:, ::2], batch.edge_index.repeat(1, 2)):
+        changed = Batch.from_data_list(graphs[:4])
+        changed.edge_index = edges
+        with pytest.raises(sg.BadGraph, match=rf"'edge_attr' is .*and the plan's.*{edges.size(1)}"):
+            padder(changed)
+
+
+@pytest.mark.parametrize("change", ["fewer", "more", "moved"])
+def test_a_batch_of_types_that_was_changed_is_refused(change, hetero_molecules):
+    """Its graphs are cut where they were when it was made, so that new rows were left out."""
+    store = sg.GraphStore.from_pyg(hetero_molecules, progress=False)
+    padder = sg.Padder(sg.plan_stream(store, batch_size=4))
+    batch = Batch.from_data_list(hetero_molecules[:4])
+    bonds = batch[batch.edge_types[0]]
+    if change == "moved":
+        atoms = batch[batch.node_types[0]]
+        atoms.batch = atoms.batch.flip(0)
+    else:
+        rows = [0, 1] if change == "fewer" else [*range(bonds.num_edges), 0]
+        bonds.edge_index = bonds.edge_index[:, rows]
+    runner = sg.StaticGraphRunner(nn.Linear(1, 1), padder, mode="eager")
+    for read in (padder, runner.predict):
+        with pytest.raises(
+            sg.BadGraph, match=r"when it was made|of other graphs than.*batch them again"
+        ):
+            read(batch)
+
+
 class Stacked(Data):
     """A graph with a field that PyG stacks."""
 

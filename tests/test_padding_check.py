@@ -295,6 +295,37 @@ def test_a_part_that_begins_in_a_later_epoch_is_found_among_a_few_graphs():
         runner.step(next(iter(runner.loader(store, exact=False))))
 
 
+def in_units_of_the_spread(out, batch):
+    """Plain PyG's own loss is NaN where a label is missing, so that only other padding shows it."""
+    return (out - batch.y).square() / batch.y.std()
+
+
+def more_for_each_missing_label(out, batch):
+    """Right over graphs whose labels are all there."""
+    return (out - batch.y).square() * (1 + torch.isnan(batch.y).sum())
+
+
+@pytest.mark.parametrize(
+    ("later", "unlabelled"), [(in_units_of_the_spread, 0), (more_for_each_missing_label, -1)]
+)
+def test_a_loss_that_begins_to_read_missing_labels_is_found_among_a_few_graphs(later, unlabelled):
+    model, molecules = made(Probe), [graph for seed in range(8) for graph in graphs(seed)]
+    model.since = 0
+    molecules[unlabelled].y[:, 0] = torch.nan
+
+    def loss(out, batch):
+        """A mean of squares, and from an epoch on the other one."""
+        return later(out, batch) if model.since else (out - batch.y).square()
+
+    store = sg.GraphStore.from_pyg(molecules, progress=False)
+    plan = [tuple(8 * rows for rows in CAPACITY)]
+    runner = sg.StaticGraphRunner(model, plan, mode="eager", loss=loss, optimizer=sgd(model, 0.0))
+    [runner.step(batch) for batch in runner.loader(store, exact=False)]
+    model.since = 1
+    with pytest.raises(sg.errors.PaddingLeaks, match="the loss"):
+        runner.step(next(iter(runner.loader(store, exact=False))))
+
+
 def test_a_part_that_begins_when_a_buffer_is_written_to_is_found_in_the_same_epoch():
     model = made(Later)
     runner = runner_of(model)

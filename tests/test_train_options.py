@@ -37,6 +37,31 @@ def build(store):
 """
 
 
+# With a buffer that is infinite on purpose, and state that is no tensor.
+STATEFUL = """\
+import torch
+from staticgraph import models
+
+
+class Least(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("least", torch.tensor(torch.inf))
+
+    def get_extra_state(self):
+        return {"name": "least"}
+
+    def set_extra_state(self, state):
+        assert state == {"name": "least"}
+
+
+def build(store):
+    model = models.build("gin", store, hidden=8, layers=1)
+    model.least = Least()
+    return model
+"""
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, esol) -> str:
     few = sg.GraphStore.from_pyg([esol[i] for i in range(110)], name="few", progress=False)
@@ -222,6 +247,17 @@ def test_a_model_by_name_is_trained_resumed_and_loaded(data, tmp_path, monkeypat
         Trained.load(tmp_path / "r", torch.device("cpu"))
     with pytest.raises(CheckpointCorrupt, match="another model than own_net:build builds now"):
         train.resume(tmp_path / "r", {"epochs": 3}, progress=False)
+
+
+def test_what_a_model_holds_besides_finite_tensors_is_kept(data, tmp_path, monkeypatch):
+    (tmp_path / "stateful_net.py").write_text(STATEFUL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["--data", data, "--model", "stateful_net:build", "--compile-mode", "eager"]
+    assert status_of(["train", *words, "--epochs", "1", "--out", "r"]) == 0
+    assert status_of(["train", "--resume", "--out", "r", "--epochs", "2"]) == 0
+    loaded = Trained.load(tmp_path / "r", torch.device("cpu"))
+    assert loaded.model.get_buffer("least.least") == torch.inf
 
 
 # ---------------------------------------------------------------------- a file of settings

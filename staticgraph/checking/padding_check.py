@@ -174,15 +174,22 @@ class PaddingCheck:
     # ------------------------------------------------------------------ comparing
 
     def _is_clean(self, portion: StaticBatch | None, options: RunOptions) -> bool:
-        """Whether a model gives the same over a portion of a batch as plain PyG without padding."""
+        """Whether a portion of a batch gives the same with other padding, and as plain PyG."""
         if portion is None:
             return False
         comparer = self._comparer
+        portion = with_gaps(portion) or portion
         options = options._replace(
             silent=not comparer.draws,  # if it does by now, the whole batch decides
             jitter=Jitter(portion) if comparer.ties else None,
         )
-        parity = comparer.beside_plain(portion, options)
+        clean, other = (
+            attempt(lambda batch=batch: comparer.padded(batch, options))
+            for batch in (portion, revalued(portion))
+        )
+        if clean is None or comparer.between_paddings(portion, other, clean, options) is not None:
+            return False
+        parity = comparer.beside_plain(portion, options, clean)
         return parity is not None and parity.difference is None
 
     def _leak(self, batch: StaticBatch, options: RunOptions, real: bool) -> PaddingLeaks | None:

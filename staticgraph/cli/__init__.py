@@ -228,8 +228,9 @@ def _for_the_user(error: Exception) -> str | None:
 
     A ValueError or TypeError is meant for the user if this library raised it; a TypeError that
     Python raised in a line of this library is a bug."""
-    if _is_full(error):
-        return "No space left on device: make room, or write to another place"
+    if full := _full(error):
+        place = f"{os.fsdecode(full.filename)}: " if full.filename else ""
+        return f"{place}No space left on device: make room, or write to another place"
     if isinstance(error, OSError) and isinstance(error.filename, str | bytes) and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     if isinstance(error, KNOWN):
@@ -246,17 +247,17 @@ def _for_the_user(error: Exception) -> str | None:
     return str(error) if ours and stated else None
 
 
-def _is_full(error: BaseException | None) -> bool:
-    """Whether a disk is full: by the system's error number, by NumPy's message without one, or in
-    the context of torch's error for an unfinished file."""
+def _full(error: BaseException | None) -> OSError | None:
+    """Returns the error of a full disk, if that is the cause: by the system's error number, by
+    NumPy's message without one, or in the context of torch's error for an unfinished file."""
     while error is not None:
         if isinstance(error, OSError) and (
             error.errno in (errno.ENOSPC, errno.EDQUOT)
             or re.fullmatch(r"\d+ requested and \d+ written", str(error))
         ):
-            return True
+            return error
         error = error.__context__
-    return False
+    return None
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -177,8 +177,8 @@ def unrecorded(service: Service) -> list[str]:
     ]:
         lines.append(
             f"any whole number is let through to {', '.join(unchecked)}: this export does not say "
-            "how many categories there are, and one that the model has no row for fails its whole "
-            "batch, or ends the server: refuse it before"
+            "how many categories there are, and one that the model has no row for fails its "
+            "request, or ends the server: refuse it before"
         )
     return lines
 

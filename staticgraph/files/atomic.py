@@ -68,8 +68,10 @@ def writing(path: str | Path, mode: int | None = None) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, target)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a write does not name its file
+            error.filename = str(target)
         raise
     sync(target.parent)
 

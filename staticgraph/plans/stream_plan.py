@@ -151,7 +151,14 @@ def _drawn(
         check_is_collection(source)
         if lists_graphs(source):
             graphs = (source[n] for n in range(len(source)))
-            source = np.array([(g.num_nodes, g.num_edges) for g in graphs], np.int64)
+            pairs = [(g.num_nodes, g.num_edges) for g in graphs]
+            uncounted = next((n for n, pair in enumerate(pairs) if None in pair), None)
+            if uncounted is not None:
+                raise ValueError(
+                    f"graph {uncounted} does not know its num_nodes; a store counts rows of every "
+                    "kind: plan_stream(sg.GraphStore.from_pyg(graphs, keep_order=True), ...)"
+                )
+            source = np.array(pairs, np.int64)
         rows = sizes_of(source)
         counts = np.ones(len(rows))
     if not len(rows):

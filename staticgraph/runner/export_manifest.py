@@ -11,8 +11,8 @@ processor or device is refused with an explanation, where it would otherwise cra
 How many categories each integer column has, read from a model's embedding tables.
 
 An HTTP request body may hold any number, and a number that an embedding table has no row for fails
-the whole batch, including the requests of other clients. The weights give the number of rows, so a
-model of the zoo, or its checkpoint, is enough to reject such a number by name, without any data.
+in the model, on a GPU for good. The weights give the number of rows, so a model of the zoo, or its
+checkpoint, is enough to reject such a number by name, without any data.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from staticgraph.batches.batch.predictions import Predictions
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
-from staticgraph.batches.padding.read_batch import is_pyg_batch
+from staticgraph.batches.padding.read_batch import is_pyg_batch, split
 from staticgraph.nn.context.present import Restored
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Level, Schema
@@ -83,7 +83,7 @@ def predict(predictor: Predictor, graphs: Any, schema: Schema | None) -> Any:
 def listed(graphs: Any) -> Any:
     """Graphs with a length: an iterator is turned into a list."""
     if is_pyg_batch(graphs):
-        return graphs.to_data_list()
+        return split(graphs)
     if not any(hasattr(graphs, name) for name in ("__len__", "__iter__", "__getitem__")):
         raise TypeError(f"{graphs!r} is not graphs: give a list of torch_geometric.data.Data")
     return graphs if hasattr(graphs, "__len__") else list(graphs)

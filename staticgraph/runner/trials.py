@@ -97,7 +97,9 @@ class Trials:
         self._times: dict[tuple[int, str], dict[str, list[float]]] = {}
         self._refused: dict[tuple[int, str], dict[str, str]] = {}
         self._empty_ms: dict[tuple[int, str], float] = {}
-        self._lost: str | None = None  # why nothing can be recorded any longer
+        # Why a way is out for every phase: recordings were torn down, or the model counts its
+        # steps, which an evaluation reads as well.
+        self._lost: dict[str, str] = {}
 
     def run(
         self,
@@ -215,14 +217,15 @@ class Trials:
     def choices(self) -> list[WayChoice]:
         """Returns the choice for each measured key, smallest bucket first.
 
-        Recordings are freed together, so if one failed, none is chosen.
+        Recordings are freed together, so if one failed, none is chosen. A way that would compile a
+        step again is not chosen for evaluation either.
         """
         choices = []
         for key in sorted(self._times):
             times, refused = dict(self._times[key]), dict(self._refused[key])
-            if self._lost is not None and OWN in times:
-                del times[OWN]
-                refused[OWN] = self._lost
+            for way in self._lost.keys() & times.keys():
+                del times[way]
+                refused[way] = self._lost[way]
             choice = choose(*key, times, refused)
             if key in self._empty_ms:
                 choice = replace(choice, least_fill=least_fill(choice, self._empty_ms[key]))
@@ -233,8 +236,10 @@ class Trials:
         """Prepares a way; returns the reason if it cannot run."""
         if way != "eager" and self._stopwatch.now() > self._until:
             return f"{NOT_TRIED}: limit_s={self._options.limit_s:g} was spent"
-        if way == OWN and (self._lost is not None or not self._steps.records(phase)):
-            return self._lost or f"scope {self._steps.recording.scope!r} does not record {phase!r}"
+        if way in self._lost:
+            return self._lost[way]
+        if way == OWN and not self._steps.records(phase):
+            return f"scope {self._steps.recording.scope!r} does not record {phase!r}"
         if way == FUSED and self._without_fused:
             return self._without_fused
         started = self._stopwatch.now()
@@ -243,7 +248,7 @@ class Trials:
             self._took_s[way] = self._stopwatch.now() - started
         except NotStatic as error:
             if way == OWN:
-                self._lost = f"all recordings were torn down: {error}"
+                self._lost[OWN] = f"all recordings were torn down: {error}"
                 self._steps.close()
             return str(error)
         except Exception as error:
@@ -270,9 +275,10 @@ class Trials:
                 except Exception as error:
                     if way == ways[0] or not (is_out_of_memory(error) or type(error) is NotStatic):
                         raise
-                    refused[way] = str(error)
                     if is_out_of_memory(error):
                         refused[way] = f"ran out of memory: {error}"
+                    else:
+                        self._lost[way] = refused[way] = str(error)
                     del times[way]
                     continue
                 if turn >= UNTIMED_ROUNDS:

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
@@ -87,6 +89,16 @@ def timed(
     return autosize_workers(0.0, filling / TIMED, max(stepping / TIMED, 1e-9))
 
 
+def not_finite(model: torch.nn.Module) -> set[str]:
+    """Returns the names of the parameters and buffers with a value that is not finite."""
+    values = chain(model.named_parameters(), model.named_buffers())
+    return {
+        name
+        for name, value in values
+        if value.is_floating_point() and not is_lazy(value) and not bool(value.isfinite().all())
+    }
+
+
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -124,6 +136,8 @@ class Training(RunParts):
         self.state: Mapping[str, Any] | None = state
         self.resumed_at: int = 0 if state is None else len(state["steps"])
         self._events: Any = None
+        # On purpose, such as a mask or the least loss so far.
+        self._infinite: set[str] = not_finite(self.model)
 
     def run(self) -> TrainReport:
         """Trains the remaining epochs and writes all files, also before raising a divergence."""
@@ -328,10 +342,8 @@ class Training(RunParts):
     # ------------------------------------------------------------------ saving
 
     def _save(self) -> None:
-        state = self.model.state_dict()
-        floats = [value for value in state.values() if value.is_floating_point()]
         # A checkpoint that is not finite would replace the last good one.
-        if not torch.stack([value.isfinite().all() for value in floats]).all():
+        if not_finite(self.model) - self._infinite:
             self._diverged("what was trained is not finite")
         save_run(self, self.loader, self.history)
 

@@ -14,6 +14,7 @@ needed (:mod:`staticgraph.batches.batch.row_pointers`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -72,6 +73,13 @@ class TypeView(MutableMapping[str, Any]):
     def __init__(self, batch: Any, axis: Axis) -> None:
         object.__setattr__(self, "_batch", batch)
         object.__setattr__(self, "_axis", axis)
+
+    def __copy__(self) -> TypeView:
+        """A view of a copy of the batch, so that setting its fields leaves the batch as it is."""
+        return type(self)(copy(self._batch), self._axis)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._batch, self._axis)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

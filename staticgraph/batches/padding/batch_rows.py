@@ -199,12 +199,19 @@ class BatchRows(Rows):
 
     def sorted_by_destination(self) -> BatchRows:
         """Returns the same batch with its edges as a store sorts them, unless the schema keeps
-        their order."""
+        their order.
+
+        Raises:
+            BadGraph: a tensor has not a row for each edge, or an edge joins what is no node.
+        """
         if self.schema.keep_order or not self.schema.one_kind or not self.edges:
             return self
         index = self.values[EDGE_INDEX]
         if bool((index[1].diff() >= 0).all()):
             return self
+        of_edges = [each for each in self.schema if each.level == "edge"]
+        for each in (_EDGES, *of_edges):
+            self._check(each)
         whole = np.array([0, self.real.nodes]), np.array([0, self.edges])
         order = sort_by_destination(index[1].numpy(), *whole)
         if order is None:
@@ -212,11 +219,23 @@ class BatchRows(Rows):
         places = torch.from_numpy(np.ascontiguousarray(order, np.int64))
         values = dict(self.values)
         values[EDGE_INDEX] = index[:, places]
-        for each in self.schema:
-            if each.level == "edge":
-                values[each.name] = values[each.name].index_select(each.cat_dim or 0, places)
+        for each in of_edges:
+            values[each.name] = values[each.name].index_select(each.cat_dim or 0, places)
         objects = HostObjects(self.objects, {"edge": places.numpy()})
         return replace(self, values=values, objects=objects)
+
+    def _check(self, shape: Field) -> None:
+        """Refuses a tensor that is not as its field is, or an index that names no row."""
+        value, real = self.values[shape.name], self.real
+        if shape.counts and value.dim():
+            _check_range(value, shape, real)
+        physical = shape.physical(real.of(shape.level) * shape.rows)
+        if shape is not _EDGES and (tuple(value.shape), _name(value)) != (physical, shape.dtype):
+            raise BadGraph(
+                f"{shape.name!r} is {_name(value)} {list(value.shape)}, and the plan's batches "
+                f"have {shape.dtype} {list(physical)} for {real}: give it so, or make a plan for "
+                "this data"
+            )
 
     def padded(self, layout: SlotLayout) -> StaticBatch:
         """Returns the batch in a bucket's shapes, in newly allocated memory on the host.
@@ -241,20 +260,12 @@ class BatchRows(Rows):
             places = np.searchsorted(np.sort(owner), np.arange(graphs))
             arrays[f"{level}_ptr"][:graphs] = places
         if self.schema.one_kind and self.edges:
-            _check_range(self.values[EDGE_INDEX], _EDGES, real)
+            self._check(_EDGES)
             tensors[EDGE_INDEX][:, : real.edges].copy_(self.values[EDGE_INDEX])
         for each in self.schema:
-            value = self.values[each.name]
-            if each.counts and value.dim():
-                _check_range(value, each, real)
+            self._check(each)
             rows = real.of(each.level) * each.rows
-            if tuple(value.shape) != each.physical(rows) or _name(value) != each.dtype:
-                raise BadGraph(
-                    f"{each.name!r} is {_name(value)} {list(value.shape)}, and the plan's batches "
-                    f"have {each.dtype} {list(each.physical(rows))} for {real}: give it so, or "
-                    "make a plan for this data"
-                )
-            tensors[each.name].narrow(each.cat_dim or 0, 0, rows).copy_(value)
+            tensors[each.name].narrow(each.cat_dim or 0, 0, rows).copy_(self.values[each.name])
         pad_rows(layout, arrays, real)
         note(buffer, layout.lengths)
         return StaticBatch(layout, tensors, real, objects=self.objects)

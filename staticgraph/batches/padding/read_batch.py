@@ -31,8 +31,10 @@ from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns, StoredGraphs
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.objects import HostObjects
+from staticgraph.text.how_many import how_many
 
 _SINGLE = "a {0} is a single graph, and a batch has several: give a list, [data]"
+_BEFORE = "change the graphs before they are batched, or batch them again"
 # Attributes of a ``Data`` that are no objects of a graph.
 _STRUCTURE = frozenset({EDGE_INDEX, "num_nodes", "batch", "ptr"})
 
@@ -59,7 +61,7 @@ def learn(batch: Any) -> Schema:
         return batch.store.schema
     if is_graph(batch) and not is_pyg_batch(batch):
         raise TypeError(_SINGLE.format(type(batch).__name__))
-    graphs = batch.to_data_list() if is_pyg_batch(batch) else batch
+    graphs = _examples(batch) if is_pyg_batch(batch) else batch
     if not (isinstance(graphs, Sequence) and len(graphs) and is_graph(graphs[0])):
         raise TypeError(
             f"which rows a {type(batch).__name__} has is not known: give Padder(plan, schema="
@@ -83,7 +85,7 @@ def stored_batch(batch: Any, schema: Schema | None) -> GraphColumns:
     Raises:
         TypeError: it is something else.
     """
-    graphs = _split(batch) if is_pyg_batch(batch) else batch
+    graphs = _examples(batch) if is_pyg_batch(batch) else batch
     if not (isinstance(graphs, list | tuple) and graphs and is_graph(graphs[0])):
         raise TypeError(
             f"a {type(batch).__name__} has no graphs to prepare with: give a GraphStore, a list of "
@@ -120,14 +122,50 @@ def read(batch: Any, schema: Schema) -> Rows:
         rows = None if stacks or _has_rules(schema) else _concatenated(batch, schema)
         return rows.sorted_by_destination() if rows else _all_of(stored(batch, schema))
     if is_pyg_batch(batch):
-        if schema.hetero or schema.two_sided or (not schema.keep_order and _has_rules(schema)):
-            return _all_of(stored(_split(batch), schema))
+        unsorted = not schema.keep_order and _has_rules(schema)
+        if schema.hetero or schema.two_sided or unsorted or "batch" not in batch:
+            return _all_of(stored(split(batch), schema))
         return _collated(batch, schema).sorted_by_destination()
     return _declared(batch, schema)
 
 
-def _split(batch: Any) -> list[Any]:
+def _examples(batch: Any) -> list[Any]:
+    """Returns the graphs of PyG's ``Batch``, without what was added since it was made."""
+    try:
+        return batch.to_data_list()
+    except RuntimeError:
+        return split(batch)  # which names what has fewer rows
+
+
+def split(batch: Any) -> list[Any]:
+    """Returns the graphs of PyG's ``Batch``, which are where they were when it was made.
+
+    Raises:
+        BadGraph: a tensor has other rows since then, or its nodes are of other graphs.
+    """
+    types = (*batch.node_types, *batch.edge_types) if hasattr(batch, "node_types") else ()
+    of_types = [batch._slice_dict.get(key, {}) for key in types]
+    for store, slices in zip(batch.stores, (batch._slice_dict, *of_types), strict=True):
+        for name, value in store.items():
+            place, bounds = batch.__cat_dim__(name, value, store) or 0, slices.get(name)
+            if not (isinstance(value, Tensor) and isinstance(bounds, Tensor) and value.dim()):
+                continue
+            if isinstance(place, int) and value.size(place) != int(bounds[-1]):
+                raise BadGraph(
+                    f"{name!r} has {how_many(value.size(place), 'row')}, and the graphs of the "
+                    f"batch had {int(bounds[-1])} when it was made: {_BEFORE}"
+                )
+        owner, ptr = store.get("batch"), store.get("ptr")
+        if isinstance(owner, Tensor) and isinstance(ptr, Tensor) and not _is_owner(owner, ptr):
+            raise BadGraph(
+                f"the nodes of the batch are of other graphs than it was made of: {_BEFORE}"
+            )
     return batch.to_data_list()
+
+
+def _is_owner(owner: Tensor, ptr: Tensor) -> bool:
+    """Whether ``[n]``, the graph of each node, is what ``[g + 1]`` says, where each begins."""
+    return np.array_equal(_on_host(owner).numpy(), owners_of(_on_host(ptr)))
 
 
 def _all_of(store: GraphColumns) -> StoredRows:
@@ -183,9 +221,10 @@ def _collated(batch: Any, schema: Schema) -> BatchRows:
         if not isinstance(value, Tensor):
             raise BadGraph(f"the batch has no {field.name!r}, which the plan's batches have")
         values[field.name] = _on_host(value)
-    ptr = mapping.get("ptr")
-    if ptr is None:
-        ptr = _bounds(mapping["batch"], int(batch.num_graphs))
+    # A model reads the former, which a user may have changed.
+    owner, ptr = mapping["batch"], mapping.get("ptr")
+    if ptr is None or not _is_owner(owner, ptr):
+        ptr = _bounds(owner, int(batch.num_graphs))
     slices = {axis.name: _slices_of(batch, schema, axis.name) for axis in schema.axes}
     index = mapping.get(EDGE_INDEX)
     values[EDGE_INDEX] = torch.zeros(2, 0).long() if index is None else _on_host(index)

@@ -88,15 +88,14 @@ def spans_of(pieces: list[Piece]) -> list[Span]:
 
 def hand_out(pieces: list[Piece], out: Any) -> list[Request]:
     """Gives each request its part of a batch's output; returns the requests that are complete."""
-    complete, place = [], 0
+    parts, place = [], 0
     while place < len(pieces):
         (request, graph), end = pieces[place], place + 1
         while end < len(pieces) and pieces[end] == (request, graph + end - place):
             end += 1
-        if request.take(graph, end - place, cut(out, place, end)):
-            complete.append(request)
+        parts.append((request, graph, end - place, cut(out, place, end)))
         place = end
-    return complete
+    return [request for request, *part in parts if request.take(*part)]
 
 
 def concatenated(spans: Sequence[Span]) -> GraphStore:

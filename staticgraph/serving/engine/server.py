@@ -7,8 +7,8 @@ queue (:mod:`.waiting`), runs it, and gives each caller the rows of its own grap
 runs, the next one accumulates.
 
 The invariant: every accepted request is answered once, with the output of ``runner.predict`` for
-its graphs alone, or failed once: with the error of its own graphs, of a batch that they ran in, or
-of the closed server. A failure of one request, or one batch, affects no other.
+its graphs alone, or failed once: with the error of its own graphs, also the model's, or of the
+closed server. A failure of one request affects no other.
 """
 
 from __future__ import annotations
@@ -364,6 +364,11 @@ class Server:
                 self._clock.wait(self._changed, None if due is None else max(0.0, due - now))
 
     def _answer(self, batch: TakenBatch) -> None:
+        """Runs a batch and answers its requests.
+
+        If the model fails, each half of them runs again: one with graphs that the model cannot take
+        fails alone.
+        """
         began = self._clock.now()
         pieces = [piece for piece in batch.pieces if piece.request.begin()]
         if not pieces:
@@ -372,6 +377,12 @@ class Server:
         try:
             complete = self._run(pieces, batch.bucket, [began - r.arrived for r in requests])
         except BaseException as error:  # even a model that calls sys.exit must not end the server
+            if len(requests) > 1 and isinstance(error, Exception):
+                first = set(requests[: len(requests) // 2])
+                for half in (True, False):
+                    part = [piece for piece in pieces if (piece.request in first) is half]
+                    self._answer(TakenBatch(part, batch.bucket))
+                return
             with self._changed:
                 self._counts.failing += 1
             log.error("a batch failed", exc_info=error)

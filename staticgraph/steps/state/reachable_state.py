@@ -1,4 +1,4 @@
-"""What a subject's loss and forward hold in addition to the model: modules and tensors.
+"""What a subject's loss and forward hold in addition to the model: modules, tensors, containers.
 
 The problem: a run that is not training (a check, a warm-up) restores the model, and a loss may have
 its own state: learned task weights, class centres, a memory bank, a teacher. The idea: follow what
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dis
 import functools
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from functools import partial
 from types import CodeType, FunctionType, MethodType
@@ -34,6 +34,7 @@ LARGEST_BYTES = 64 << 20
 DEPTH = 4
 # How many items of a container are followed: a container with more is data.
 MOST_ITEMS = 1024
+CONTAINERS = (list, deque, dict, defaultdict, Counter)
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 # Libraries whose functions hold nothing of a user's.
 LIBRARIES = ("torch", "torch_geometric", "numpy", "staticgraph")
@@ -51,10 +52,12 @@ class Held(NamedTuple):
         modules: the outermost modules.
         tensors: tensors outside these modules, without results of a computation that autograd
             tracks.
+        containers: lists, deques and dicts.
     """
 
     modules: list[nn.Module]
     tensors: list[Tensor]
+    containers: list[Any]
 
 
 def held_by(*functions: Any) -> Held:
@@ -65,6 +68,7 @@ def held_by(*functions: Any) -> Held:
     """
     modules: dict[int, nn.Module] = {}
     tensors: dict[int, Tensor] = {}
+    containers: list[Any] = []
     met: set[int] = set()
     waiting = deque((function, 0) for function in functions if function is not None)
     while waiting:
@@ -78,8 +82,10 @@ def held_by(*functions: Any) -> Held:
             if _can_be_put_back(value):
                 tensors[id(value)] = value
         else:
+            if type(value) in CONTAINERS and len(value) <= MOST_ITEMS:
+                containers.append(value)
             waiting.extend((reached, depth + 1) for reached in _reached_from(value, depth == 0))
-    return Held(list(modules.values()), list(tensors.values()))
+    return Held(list(modules.values()), list(tensors.values()), containers)
 
 
 def of_forwards(model: nn.Module) -> Iterator[Any]:

@@ -11,8 +11,9 @@ pool the device may have no room for a second copy of parameters and optimizer s
 those of a GNN across the bus takes little time compared with a compilation.
 
 What the loss and the forward hold in addition to the model
-(:mod:`staticgraph.steps.state.reachable_state`) is restored with it. A user's list or dict that a
-forward appends to, or a user's own random generator, is not restored.
+(:mod:`staticgraph.steps.state.reachable_state`) is restored with it. A new key of a user's dict
+stays, since it may be of a cache that a compiled step reads; a user's own random generator is not
+restored.
 
 :class:`Evaluation` puts a model's modules into evaluation mode and back. The problem:
 ``model.eval()`` and the way back visit every module through Python generators, twice per batch of
@@ -32,6 +33,7 @@ import random
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from itertools import chain
 from operator import attrgetter, is_, methodcaller
 from typing import Any
@@ -82,8 +84,8 @@ class SavedTraining:
         beside: the loss and the forward; their modules and tensors, like those of hooks, are
             treated as the model's.
         trained: whether to save parameters, gradients and training flags as well.
-        attributes: whether to save the modules' plain attributes (a counter, a kept activation) and
-            the bindings of buffer names as well.
+        attributes: whether to save the modules' plain attributes (a counter, a kept activation),
+            the items of lists and dicts, and the bindings of buffer names as well.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class SavedTraining:
         self._flags = [(m, m.training) for m in modules] if trained else []
         self._optimizer = None if optimizer is None else SavedOptimizer(optimizer)
         self._attributes = _Attributes(modules) if attributes else None
+        self._containers = [(each, copy(each)) for each in held.containers if attributes]
         self._random = torch.get_rng_state()
         self._on_host = np.random.get_state(), random.getstate()  # noqa: NPY002
         devices = {p.device for p in model.parameters() if p.is_cuda}
@@ -135,6 +138,8 @@ class SavedTraining:
             self._optimizer.restore()
         if self._attributes is not None:
             self._attributes.restore()
+        for container, items in self._containers:
+            _put_items_back(container, items)
         torch.set_rng_state(self._random)
         np.random.set_state(self._on_host[0])  # noqa: NPY002
         random.setstate(self._on_host[1])
@@ -162,6 +167,18 @@ def _put_back(present: dict[str, Any], before: dict[str, Any]) -> None:
     for name, value in before.items():
         if name not in present or present[name] is not value:
             present[name] = value
+
+
+def _put_items_back(container: Any, items: Any) -> None:
+    """Writes only what has changed; what a plain dict has gained stays."""
+    if isinstance(items, dict):
+        for key in container.keys() - items.keys() if type(items) is not dict else ():
+            del container[key]
+        none = object()
+        container.update((k, v) for k, v in items.items() if container.get(k, none) is not v)
+    elif len(container) != len(items) or not all(map(is_, container, items)):
+        container.clear()
+        container.extend(items)
 
 
 def _parameters(

@@ -68,7 +68,8 @@ class PygReader(CountedFields):
             BadGraph: if it is not a ``Data``, or a field is invalid; the message names it.
         """
         hetero = hasattr(data, "node_types")
-        if isinstance(data, tuple) or hetero or not hasattr(data, "to_dict"):
+        events = hasattr(data, "num_events")  # a TemporalData has rows of them, and no edges
+        if isinstance(data, tuple) or hetero or events or not hasattr(data, "to_dict"):
             raise BadGraph(
                 f"item {number} of {self.name} is of type {type(data).__name__}; "
                 f"expected torch_geometric.data.{self._expected(hetero)}"
