@@ -20,8 +20,8 @@ SIZES = {
     "bench": (39, 27718),  # padder, break-even, published models in the README's table
     "staticgraph": (5, 3536),  # declared classes, dense batches, old names that still work
     "staticgraph/atoms": (6, 4669),  # neighbours found in a step, ASE's calculator, streams
-    "staticgraph/batches": (29, 20842),  # sorted edges, types as mappings, PyG batches that were changed
-    "staticgraph/checking": (13, 14228),  # the captured step; narrower parts; a later check of a portion
+    "staticgraph/batches": (29, 20842),  # sorted edges, types as mappings, changed batches
+    "staticgraph/checking": (13, 14228),  # narrower parts; a later check of a portion
     "staticgraph/cli": (19, 11771),  # predict, try --submit, help without rich, which disk is full
     "staticgraph/datasets": (10, 6647),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
@@ -29,7 +29,7 @@ SIZES = {
     "staticgraph/epochs": (9, 6136),  # torch's samplers
     "staticgraph/files": (12, 3059),  # scratch names without secrets, which file a write was to
     "staticgraph/internals": (8, 1736),  # whether PyG is there, declared operators, symbolic sizes
-    "staticgraph/kernels": (82, 47263),  # linear's backward on a GPU; loops split so that they vectorise
+    "staticgraph/kernels": (82, 47263),  # linear's backward; loops that vectorise
     "staticgraph/lightning": (4, 2375),  # own loaders
     "staticgraph/memory": (6, 4172),
     "staticgraph/models": (5, 1389),
@@ -40,13 +40,13 @@ SIZES = {
     "staticgraph/probing": (10, 5431),
     "staticgraph/recording": (11, 9061),  # the optimizer's moved in, what is carried over
     "staticgraph/rewrites": (45, 33076),  # any message, generated; errors that name the rewrite
-    "staticgraph/runner": (19, 16396),  # batches of anyone's loader, prepare, ways that hold for one step
-    "staticgraph/serving": (17, 9708),  # connections that end, a failing request apart from its batch
+    "staticgraph/runner": (19, 16396),  # anyone's loader, prepare, ways that hold once
+    "staticgraph/serving": (17, 9708),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
-    "staticgraph/steps": (29, 18817),  # parts, added buckets, one trace, containers restored after checks
+    "staticgraph/steps": (29, 18817),  # parts, added buckets, one trace, containers put back
     "staticgraph/store": (25, 23784),  # lists of graphs without a store, events refused
     "staticgraph/text": (6, 1849),
-    "staticgraph/training": (17, 16150),  # predict, ticks with room, buffers that are infinite on purpose
+    "staticgraph/training": (17, 16150),  # predict, ticks with room, infinite buffers
     "tests": (245, 222445),  # padder, atoms, no PyG, half precision, shared traces, changed batches
     "tests/support": (81, 39334),  # saved formats; options as cyclopts reads them
 }
