@@ -61,6 +61,12 @@ def places() -> list[Path]:
     ]
 
 
+def holds_kernels() -> bool:
+    """Whether any CPU kernel of this package is in numba's cache, for this or another model."""
+    folders = [PACKAGE / "kernels", *places()]
+    return any(next(folder.rglob("cpu.*.nbi"), None) for folder in folders)
+
+
 def _takes_files(folder: Path) -> bool:
     try:
         os.makedirs(folder, exist_ok=True)

@@ -31,6 +31,7 @@ from staticgraph.batches.padding.padder import unplanned_layout
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import GraphTooLarge, NotStatic
+from staticgraph.files import jit_cache
 from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.runner.auto import LEAST_ROUNDS, Auto
 from staticgraph.runner.steps import Steps
@@ -53,9 +54,9 @@ from staticgraph.text.progress import Bar
 # Not timed: allocating workspaces, autotuning and first memory accesses belong to no one way.
 UNTIMED_ROUNDS = 2
 # Seconds that preparing a way takes, until one has been prepared: GINE and GPS of a few layers, one
-# core, 2026-11-24 (torch's own imports, 1.5 s, in the first); Inductor, two cores, 2026-11-20.
-PREPARATION_S = {FUSED: 2.0}
-COMPILATION_S = 20.0
+# core, 2026-11-24 (torch's own imports, 1.5 s, in the first), where numba has compiled kernels on
+# this machine before; otherwise, and for Inductor, two cores, 2026-11-20 and 2026-11-28.
+REWRITING_S, COMPILATION_S = 2.0, 20.0
 # The largest share of an eager step that another way is expected to save.
 MOST_SAVED = 0.6
 
@@ -93,6 +94,7 @@ class Trials:
         self._options = options
         self._prepare = prepare
         self._stopwatch = options.stopwatch(subject.device)
+        self._model_on = subject.device.type
         self._until = self._stopwatch.now() + options.limit_s
         self._times: dict[tuple[int, str], dict[str, list[float]]] = {}
         self._refused: dict[tuple[int, str], dict[str, str]] = {}
@@ -197,7 +199,8 @@ class Trials:
         """Returns why a way is not worth its preparation; None where it may be, or is unknown."""
         if way == "eager" or self._steps_to_come is None or not eager_ms:
             return None
-        cost_s = self._took_s.get(way, PREPARATION_S.get(way, COMPILATION_S))
+        rewrites = way == FUSED and (self._model_on != "cpu" or jit_cache.holds_kernels())
+        cost_s = self._took_s.get(way, REWRITING_S if rewrites else COMPILATION_S)
         if 1e-3 * eager_ms * self._steps_to_come * MOST_SAVED >= cost_s:
             return None
         steps = how_many(self._steps_to_come, "step")
