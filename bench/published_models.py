@@ -1,6 +1,6 @@
-"""Models of kinds that are published and trained by many, written here as their authors write them.
+"""Published models that many people train, in their usual form.
 
-None was written for this library, and most of what they compute has no kernel of its own in it. All
+Nothing in them is meant for this library, which has kernels for little of what they compute. All
 take ``forward(x, edge_index, edge_attr, batch, batch_size)`` of ESOL's molecules.
 """
 
@@ -51,7 +51,7 @@ class Encoded(nn.Module):
 
 
 class GatedGCNLayer(nn.Module):
-    """Bresson and Laurent, Residual Gated Graph ConvNets, as in Benchmarking GNNs (appendix C)."""
+    """Bresson and Laurent, Residual Gated Graph ConvNets, with a normalised gate."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()

@@ -17,15 +17,17 @@ from support.obstacle_models import Tied
 from support.parity import BATCH, CAPACITY, STORE, graphs
 from support.probes import NAMED, PLAN, RIGHT, SERVED, Mean, Probe, made, plain_loss, runner_of
 from torch import nn
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.nn import (
     GATConv,
     GCNConv,
     SAGPooling,
     TopKPooling,
+    dense_diff_pool,
     global_add_pool,
     global_mean_pool,
 )
+from torch_geometric.utils import to_dense_adj, to_dense_batch
 
 import staticgraph as sg
 from staticgraph.checking.comparison import RunOptions
@@ -335,6 +337,26 @@ def test_a_part_that_begins_when_a_buffer_is_written_to_is_found_in_the_same_epo
         _run_steps(runner, STEPS)
     with pytest.raises(sg.errors.PaddingLeaks):  # and at once if it is the forward that writes
         runner_of(made(Annealed)).step(BATCH)
+
+
+def test_a_mask_of_a_dense_pool_may_weigh_its_nodes():
+    class Weighed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scores = nn.Linear(C, 3)
+
+        def forward(self, x, edge_index, batch):
+            rows, mask = to_dense_batch(x, batch)
+            adj = to_dense_adj(edge_index, batch).to(x.dtype)
+            weights = mask * (1 + torch.arange(mask.size(1), dtype=x.dtype)) / 4
+            return dense_diff_pool(rows, adj, self.scores(rows), weights)[0].sum((1, 2))[:, None]
+
+    torch.manual_seed(0)
+    model = Weighed().double()
+    theirs = copy.deepcopy(model)
+    data = Batch.from_data_list(BATCH.to_data_list())
+    expected = squared(theirs(data.x, data.edge_index, data.batch), data).mean()
+    assert float(runner_of(model).step(BATCH)) == pytest.approx(float(expected), rel=1e-9)
 
 
 def test_a_table_that_a_forward_writes_to_is_compared():

@@ -151,7 +151,7 @@ MANY = [graph for seed in range(8) for graph in graphs(seed)]
 MANY_PLAN = [tuple(8 * rows for rows in CAPACITY)]
 
 
-def test_a_later_check_runs_a_few_graphs_without_drawing_equal_numbers():
+def test_a_later_check_runs_a_few_graphs():
     model, rows = made(Probe), []
     model.conv.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
     store = sg.GraphStore.from_pyg(MANY, progress=False)

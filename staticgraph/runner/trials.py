@@ -94,7 +94,7 @@ class Trials:
         self._options = options
         self._prepare = prepare
         self._stopwatch = options.stopwatch(subject.device)
-        self._model_on = subject.device.type
+        self._device_type = subject.device.type
         self._until = self._stopwatch.now() + options.limit_s
         self._times: dict[tuple[int, str], dict[str, list[float]]] = {}
         self._refused: dict[tuple[int, str], dict[str, str]] = {}
@@ -199,8 +199,8 @@ class Trials:
         """Returns why a way is not worth its preparation; None where it may be, or is unknown."""
         if way == "eager" or self._steps_to_come is None or not eager_ms:
             return None
-        rewrites = way == FUSED and (self._model_on != "cpu" or jit_cache.holds_kernels())
-        cost_s = self._took_s.get(way, REWRITING_S if rewrites else COMPILATION_S)
+        rewriting = way == FUSED and (self._device_type != "cpu" or jit_cache.holds_kernels())
+        cost_s = self._took_s.get(way, REWRITING_S if rewriting else COMPILATION_S)
         if 1e-3 * eager_ms * self._steps_to_come * MOST_SAVED >= cost_s:
             return None
         steps = how_many(self._steps_to_come, "step")

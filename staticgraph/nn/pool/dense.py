@@ -39,11 +39,10 @@ class _Block:
         if mask is None:
             mask = x.new_ones(x.shape[:2], dtype=torch.bool)
         mask = mask.view(*x.shape[:2], 1)
-        nodes_of_real = mask.bool() & ~padding
         # Nodes of the widest real graph: the width that PyG's block would have.
-        self.width = nodes_of_real.sum(1).max().clamp(min=1)
+        self.width = torch.where(padding, False, mask).sum(1).max().clamp(min=1)
         self.mask = torch.where(padding, first[:, None], mask).to(x.dtype)
-        self.x = torch.where(nodes_of_real, x, 0)
+        self.x = torch.where(padding, 0, x) * self.mask
         self.adj = torch.where(padding, (first[:, None] & first).to(adj), adj)
 
     def mean(self, values: Tensor) -> Tensor:

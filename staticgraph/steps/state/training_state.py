@@ -174,8 +174,8 @@ def _put_items_back(container: Any, items: Any) -> None:
     if isinstance(items, dict):
         for key in container.keys() - items.keys() if type(items) is not dict else ():
             del container[key]
-        none = object()
-        container.update((k, v) for k, v in items.items() if container.get(k, none) is not v)
+        missing = object()
+        container.update((k, v) for k, v in items.items() if container.get(k, missing) is not v)
     elif len(container) != len(items) or not all(map(is_, container, items)):
         container.clear()
         container.extend(items)
