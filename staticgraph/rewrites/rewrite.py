@@ -15,13 +15,10 @@ from staticgraph.internals.fakes import FakeTensor
 from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.rewrites.aggregation import (
     edge_graphs,
-    edge_matrices,
     gcn_by_hand,
     gcn_sum,
-    neighbour_reduce,
     neighbour_sum,
     segments,
-    vector_sum,
 )
 from staticgraph.rewrites.attention import (
     dense_attention,
@@ -37,7 +34,8 @@ from staticgraph.rewrites.layers import (
     gradient_sums,
     linear,
 )
-from staticgraph.rewrites.messages import added_loops, edge_rows
+from staticgraph.rewrites.messages import added_loops
+from staticgraph.rewrites.neighbours import messages
 from staticgraph.rewrites.passes.canonicalize import canonicalize
 from staticgraph.rewrites.passes.eliminate import drop_twins, drop_unread
 from staticgraph.rewrites.passes.functionalize import functionalize
@@ -57,11 +55,8 @@ ORDER: Sequence[Rewrite] = (
     edge_graphs.rewrite,
     segments.rewrite,
     gcn_by_hand.rewrite,
-    vector_sum.rewrite,
-    edge_matrices.rewrite,
-    neighbour_reduce.rewrite,
+    messages.rewrite,
     neighbour_sum.rewrite,
-    edge_rows.rewrite,
     cat_linear.rewrite,
     tables.unfold,
     dropout.rewrite,

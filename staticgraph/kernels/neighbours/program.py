@@ -1,0 +1,287 @@
+"""A program: what is computed for every edge, row by row, and how a node's edges are reduced.
+
+A message-passing layer is rows gathered at either end of an edge, from the edge or from a table, a
+row-wise expression of them, and reductions over the edges of a node. A program is that as data: it
+can be printed, compared and hashed, and code for a CPU and for CUDA is generated from it
+(:mod:`staticgraph.kernels.neighbours.cpu`, :mod:`staticgraph.kernels.neighbours.gpu`). Its
+derivative is a program, too (:mod:`staticgraph.kernels.neighbours.derivative`).
+
+Shapes are those of one row: a value ``[E, H, C]`` of all edges has the shape ``(H, C)``. Shapes
+broadcast as in torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+Shape = tuple[int, ...]
+# Where the rows of an operand are: of nodes, read by either end; of edges; of a table that edges
+# read by a code; or one row for all.
+PLACES = ("source", "target", "edge", "table", "all")
+# How a result is made of the edges' values: one row per edge; or reduced over the edges into each
+# node, or out of it. `ties` is the number of edges that share a minimum or maximum, and one more
+# where that is zero, as torch.scatter_reduce counts them.
+INTO = ("sum", "mean", "min", "max", "var", "std", "min_ties", "max_ties")
+REDUCTIONS = ("rows", *INTO, "source_sum")
+
+
+class Operand(NamedTuple):
+    """Rows that a program reads.
+
+    Attributes:
+        place: one of :data:`PLACES`.
+        shape: of a row.
+        code: for a table, which of the codes of the call edges read it by.
+    """
+
+    place: str
+    shape: Shape
+    code: int = -1
+
+
+class Value(NamedTuple):
+    """One operation of the row-wise expression.
+
+    Attributes:
+        operation: a name from :data:`staticgraph.kernels.neighbours.operations.POINTWISE`, or one
+            of ``operand``, ``number``, ``share`` (one over the number of edges into the target, at
+            least one), ``view``, ``expand``, ``slice``, ``cat``, ``permute`` and ``total``.
+        arguments: the places of earlier values.
+        shape: of a row.
+        options: numbers: the operand's or the constant; first and last column and dimension of a
+            slice; the dimension of a concatenation, a permutation's, or those that are summed.
+    """
+
+    operation: str
+    arguments: tuple[int, ...]
+    shape: Shape
+    options: tuple[Any, ...] = ()
+
+
+class Result(NamedTuple):
+    """A result: the place of a value, and one of :data:`REDUCTIONS`."""
+
+    value: int
+    reduction: str
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Operands, the values that are computed from them, and results; equal by :attr:`key`."""
+
+    operands: tuple[Operand, ...]
+    values: tuple[Value, ...]
+    results: tuple[Result, ...]
+
+    @cached_property
+    def key(self) -> str:
+        """A name that equal programs share, in every process."""
+        text = repr((self.operands, self.values, self.results))
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def shape(self, result: Result) -> Shape:
+        """The shape of a row of a result."""
+        return self.values[result.value].shape
+
+    def taking(self, results: Sequence[Result]) -> Program:
+        """The program of these of its results alone; all operands stay."""
+        return _pruned(replace(self, results=tuple(results)))
+
+    def __str__(self) -> str:
+        lines = []
+        for place, (operation, arguments, shape, options) in enumerate(self.values):
+            if operation == "operand":
+                operand = self.operands[options[0]]
+                of = operand.place if operand.code < 0 else f"{operand.place} {operand.code}"
+                text = f"{of} operand {options[0]}"
+            else:
+                text = " ".join([operation, *(f"v{a}" for a in arguments), *map(str, options)])
+            lines.append(f"v{place} {list(shape)} = {text}")
+        lines += [f"{result.reduction} of v{result.value}" for result in self.results]
+        return "\n".join(lines)
+
+
+def _pruned(program: Program) -> Program:
+    """Drops values that no result reads."""
+    needed = {result.value for result in program.results}
+    for place in reversed(range(len(program.values))):
+        if place in needed:
+            needed.update(program.values[place].arguments)
+    moved = {old: new for new, old in enumerate(sorted(needed))}
+    values = tuple(
+        value._replace(arguments=tuple(moved[one] for one in value.arguments))
+        for place, value in enumerate(program.values)
+        if place in needed
+    )
+    results = tuple(Result(moved[value], reduction) for value, reduction in program.results)
+    return Program(program.operands, values, results)
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The shape that shapes broadcast to.
+
+    Raises:
+        ValueError: they do not broadcast.
+    """
+    rank = max(map(len, shapes))
+    sizes = []
+    for dim in range(-rank, 0):
+        found = {shape[dim] for shape in shapes if len(shape) >= -dim} - {1}
+        if len(found) > 1:
+            raise ValueError(f"rows of {' and '.join(map(str, shapes))} do not broadcast")
+        sizes.append(found.pop() if found else 1)
+    return tuple(sizes)
+
+
+class Builder:
+    """Writes the values of a program; equal values are written once.
+
+    A place is the number of a value. Python numbers are constants wherever a place is expected of
+    :meth:`point`.
+    """
+
+    def __init__(self) -> None:
+        self.operands: list[Operand] = []
+        self.values: list[Value] = []
+        self._places: dict[Value, int] = {}
+
+    def shape(self, place: int) -> Shape:
+        """The shape of a value."""
+        return self.values[place].shape
+
+    def _put(self, value: Value) -> int:
+        place = self._places.setdefault(value, len(self.values))
+        if place == len(self.values):
+            self.values.append(value)
+        return place
+
+    def operand(self, place: str, shape: Shape, code: int = -1) -> int:
+        """Adds an operand, and returns the value that reads it."""
+        self.operands.append(Operand(place, shape, code))
+        return self._put(Value("operand", (), shape, (len(self.operands) - 1,)))
+
+    def number(self, number: float, shape: Shape = ()) -> int:
+        """A constant."""
+        return self._put(Value("number", (), shape, (float(number),)))
+
+    def share(self) -> int:
+        """One over the number of edges into the target, at least one."""
+        return self._put(Value("share", (), ()))
+
+    def is_number(self, place: int, number: float) -> bool:
+        """Whether a value is this constant."""
+        value = self.values[place]
+        return value.operation == "number" and value.options == (float(number),)
+
+    def point(self, operation: str, *arguments: int | float) -> int:
+        """A pointwise operation of values (ints) and constants (floats)."""
+        places = [self.number(one) if isinstance(one, float) else one for one in arguments]
+        shape = broadcast(*(self.shape(place) for place in places))
+        if (kept := self._trivial(operation, places)) is not None:
+            return self.expand(kept, shape)
+        return self._put(Value(operation, tuple(places), shape))
+
+    def _trivial(self, operation: str, places: list[int]) -> int | None:
+        """The operand that a sum with zero or a product with one is, or zero."""
+        if operation in ("add", "mul"):
+            neutral = 0.0 if operation == "add" else 1.0
+            for place, other in (places, places[::-1]):
+                if self.is_number(other, neutral):
+                    return place
+                if operation == "mul" and self.is_number(other, 0.0):
+                    return other
+        if operation == "sub" and self.is_number(places[1], 0.0):
+            return places[0]
+        return None
+
+    def view(self, place: int, shape: Shape) -> int:
+        """The numbers of a row in another shape."""
+        value = self.values[place]
+        if value.shape == shape:
+            return place
+        if value.operation == "number":
+            return self.number(value.options[0], shape)
+        if value.operation == "view":
+            return self.view(value.arguments[0], shape)
+        return self._put(Value("view", (place,), shape))
+
+    def expand(self, place: int, shape: Shape) -> int:
+        """A row repeated along dimensions of size one."""
+        value = self.values[place]
+        if value.shape == shape:
+            return place
+        if value.operation == "number":
+            return self.number(value.options[0], shape)
+        return self._put(Value("expand", (place,), shape))
+
+    def slice(self, place: int, dim: int, first: int, last: int) -> int:
+        """Entries ``first`` up to ``last`` of a dimension."""
+        shape = list(self.shape(place))
+        if (first, last) == (0, shape[dim]):
+            return place
+        shape[dim] = last - first
+        return self._put(Value("slice", (place,), tuple(shape), (dim, first, last)))
+
+    def cat(self, places: Sequence[int], dim: int) -> int:
+        """Rows side by side along a dimension."""
+        if len(places) == 1:
+            return places[0]
+        shape = list(self.shape(places[0]))
+        shape[dim] = sum(self.shape(place)[dim] for place in places)
+        return self._put(Value("cat", tuple(places), tuple(shape), (dim,)))
+
+    def permute(self, place: int, dims: Sequence[int]) -> int:
+        """The dimensions of a row in another order."""
+        shape = tuple(self.shape(place)[dim] for dim in dims)
+        if list(dims) == list(range(len(dims))):
+            return place
+        return self._put(Value("permute", (place,), shape, tuple(dims)))
+
+    def total(self, place: int, dims: Sequence[int]) -> int:
+        """The sum over dimensions, which are dropped."""
+        old = self.shape(place)
+        kept = tuple(size for dim, size in enumerate(old) if dim not in dims)
+        if math.prod(old) == math.prod(kept):
+            return self.view(place, kept)
+        dropped = tuple(sorted(dim for dim in dims if old[dim] > 1))
+        shape = tuple(size for dim, size in enumerate(old) if dim not in dropped)
+        return self.view(self._put(Value("total", (place,), shape, dropped)), kept)
+
+    def fit(self, place: int, shape: Shape) -> int:
+        """The sum of a row over the dimensions in which ``shape`` was broadcast to its own."""
+        old = self.shape(place)
+        extra = len(old) - len(shape)
+        dims = [
+            dim for dim, size in enumerate(old) if dim < extra or (shape[dim - extra] != size)
+        ]
+        return self.view(self.total(place, dims), shape) if dims else place
+
+    def program(self, results: Sequence[Result]) -> Program:
+        """The program of these results, each of them once."""
+        assert len(set(results)) == len(results)
+        return _pruned(Program(tuple(self.operands), tuple(self.values), tuple(results)))
+
+
+_PROGRAMS: dict[str, Program] = {}
+
+
+def known(program: Program) -> str:
+    """Keeps a program for the operator's calls, and returns its key."""
+    _PROGRAMS.setdefault(program.key, program)
+    return program.key
+
+
+def program_of(key: str) -> Program:
+    """The program of a key."""
+    return _PROGRAMS[key]

@@ -1,0 +1,1 @@
+"""Reads messages of any kind from the captured graph, as programs over edges."""

@@ -1,0 +1,336 @@
+"""Rewrites every message that is computed row by row to one pass over the edges: ``neighbours``.
+
+Gathers at either end, what is computed of their rows and of edges' own, and what reduces it by the
+batch's own destinations: these nodes of the graph are grouped, as large as possible, and each group
+is a program (:mod:`staticgraph.kernels.neighbours.program`). It ends at a gather, whose operand has
+rows of nodes, and at every operation that is none of rows: a product with a weight, a norm, a
+dropout. What such an operation reads of a group is another result of it, one row per edge.
+
+A linear layer of gathered rows, or of a concatenation of them, is moved to the nodes before
+(:mod:`staticgraph.rewrites.messages.edge_terms`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from staticgraph.kernels.neighbours import Builder, Result, neighbours_of
+from staticgraph.kernels.neighbours.program import known
+from staticgraph.rewrites.aggregation.neighbour_sum import Message, message
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    ADD,
+    GATHER,
+    LINEAR,
+    Call,
+    dtype,
+    is_call,
+    is_fenced,
+    is_float,
+    said,
+    shape,
+    tensor,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
+from staticgraph.rewrites.messages.edge_operands import Operands, operands
+from staticgraph.rewrites.messages.edge_terms import is_small, stacked, terms_of
+from staticgraph.rewrites.neighbours.row_operations import NotByRow, RowCalls, row_calls, write
+from staticgraph.rewrites.passes.eliminate import drop_unread
+
+NAME = "neighbours"
+_REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "mean", "min": "min", "max": "max"}
+# Parts of the names of operations whose order matters: they draw random numbers.
+_DRAWS = ("drop", "rand", "bernoulli", "normal", "uniform", "multinomial", "gumbel")
+# Numbers of all values of a program, above which its code would be too long.
+MOST_NUMBERS = 1 << 17
+
+
+def rewrite(captured: Captured) -> None:
+    """Rewrites all messages that a gradient or a reduction makes worth it."""
+    if not captured.facts or captured.target.device != "cpu" or captured.autocast is not None:
+        return
+    move_linear(captured)
+    reading = _Reading(captured)
+    for group in reading.groups():
+        _replace(captured, reading, group)
+    drop_unread(captured.graph)
+    for node in captured.calls(GATHER):
+        if node in reading.ends and reading.pays([node]):
+            _replace(captured, reading, [node])
+
+
+def move_linear(captured: Captured) -> None:
+    """Moves linear layers of gathered rows to the nodes, and stacks of them, for towers."""
+    for node in reversed(list(captured.graph.nodes)):
+        if not node.users or len(shape(node) or ()) not in (2, 3) or node in captured.differentiated:
+            continue
+        if (shape(node) or (0,))[0] != captured.edges or not is_float(node):
+            continue
+        towers = stacked(captured, node) if is_call(node, LINEAR, torch.stack) else []
+        if not any(terms.split for terms in towers):
+            continue
+        given = operands(captured, node, towers)
+        if same_dtype(given.source, given.target, given.edge, node):
+            rows = captured.reshaped(node, _gathered(captured, node, given), *(shape(node) or ()))
+            captured.replace(node, rows)
+    drop_unread(captured.graph)
+
+
+def _gathered(captured: Captured, node: Call, given: Operands) -> Call:
+    """The sum of the rows that edges read of operands."""
+    parts = []
+    for rows, end in ((given.target, 1), (given.source, 0)):
+        if rows is not None:
+            parts.append(captured.before(node, GATHER, rows, 0, captured.end(end)))
+    if given.edge is not None:
+        edge = given.edge
+        if given.code is not None:
+            edge = captured.before(node, GATHER, edge, 0, given.code)
+        parts.append(edge)
+    total = parts[0]
+    for part in parts[1:]:
+        total = captured.before(node, ADD, total, part)
+    return total
+
+
+class _Reading:
+    """Which nodes of a graph compute rows of edges from rows, and how they are grouped."""
+
+    def __init__(self, captured: Captured) -> None:
+        self.captured: Captured = captured
+        self.calls: dict[Call, RowCalls] = {}
+        self.ends: dict[Call, str] = {}  # gathers: source, target or table
+        self.now: dict[Call, Call] = {}  # results that replaced nodes
+        for node in captured.graph.nodes:
+            end = self._end(node)
+            if end is not None:
+                self.ends[node] = end
+            elif self._is_row(node):
+                self._try(node)
+
+    def _usable(self, node: Call) -> bool:
+        found = tensor(node)
+        return (
+            found is not None
+            and found.dim() > 0
+            and found.size(0) == self.captured.edges
+            and not is_fenced(node)
+            and not node.meta.get("written")
+            and node not in self.captured.differentiated
+            and bool(node.users)
+        )
+
+    def _end(self, node: Call) -> str | None:
+        if not is_call(node, GATHER) or not self._usable(node) or not is_float(node):
+            return None
+        base, _, index = node.args
+        which = self.captured.index(index)
+        if which in ("src", "dst") and (shape(base) or (0,))[0] == self.captured.nodes:
+            return "source" if which == "src" else "target"
+        if is_small(self.captured, node):
+            return "table"
+        return None
+
+    def _is_row(self, node: Call) -> bool:
+        value = node.meta.get("example_value")
+        if isinstance(value, (tuple, list)):
+            return bool(node.users) and all(
+                isinstance(one, torch.Tensor) and one.dim() > 0 for one in value
+            )
+        return self._usable(node) and node.op in ("call_function", "call_method")
+
+    def _try(self, node: Call) -> None:
+        """Notes a node's operations if all of them are of rows."""
+        if getattr(node.target, "__name__", "") == "getitem":
+            if node.args[0] in self.calls and isinstance(node.args[1], int):
+                given, _, result = self.calls[node.args[0]]
+                if isinstance(result, (tuple, list)):
+                    self.calls[node] = RowCalls({}, [], None)
+                    return
+        calls = row_calls(node)
+        if calls is None or not calls.calls:
+            return
+        builder, places = Builder(), {}
+        try:
+            for one, stand in calls.given.items():
+                place, shape_ = self.leaf(one)
+                places[one] = builder.operand(place, shape_)
+                if not stand.is_floating_point() and one not in self.calls:
+                    return
+            write(builder, calls, self.captured.edges, places)
+        except NotByRow:
+            return
+        self.calls[node] = calls
+
+    def leaf(self, node: Call) -> tuple[str, tuple[int, ...]]:
+        """Where the rows of an operand are, and their shape."""
+        found = shape(node) or ()
+        if found and found[0] == self.captured.edges:
+            return "edge", tuple(found[1:])
+        if found and found[0] == 1:
+            return "all", tuple(found[1:])
+        return "all", tuple(found)
+
+    # ------------------------------------------------------------------ groups
+
+    def groups(self) -> list[list[Call]]:
+        """Nodes that become one program each, in the order of the graph.
+
+        A node's level is the number of operations that are none of rows on the way to it from
+        others that are: nodes of one level have no way between them that leads out of the group.
+        """
+        levels: dict[Call, int] = {}
+        parent: dict[Call, Call] = {}
+
+        def root(node: Call) -> Call:
+            """The node that stands for a group."""
+            while parent[node] is not node:
+                parent[node] = parent[parent[node]]
+                node = parent[node]
+            return node
+
+        for node in self.captured.graph.nodes:
+            ours = node in self.calls
+            given = node.all_input_nodes
+            steps = [levels[one] + (one in self.calls and not ours) for one in given]
+            levels[node] = max(steps, default=0)
+        for node in reversed(list(self.calls)):  # as late as what reads it allows
+            if all(user in self.calls for user in node.users):
+                levels[node] = min(levels[user] for user in node.users)
+        for node in self.calls:
+            parent[node] = node
+            for one in node.all_input_nodes:
+                if one in self.calls and levels[one] == levels[node]:
+                    parent[root(one)] = root(node)
+        found: dict[Call, list[Call]] = {}
+        for node in parent:
+            found.setdefault(root(node), []).append(node)
+        return [group for group in found.values() if self.pays(group)]
+
+    def pays(self, nodes: list[Call]) -> bool:
+        """Whether a group gathers rows of nodes and needs a gradient, or reduces rows."""
+        gathered = {one for node in nodes for one in (node, *node.all_input_nodes)}
+        ends = [self.ends[one] for one in gathered if one in self.ends]
+        sums = any(self.is_sum(user, node) for node in nodes for user in node.users)
+        trains = any(getattr(tensor(node), "requires_grad", False) for node in nodes)
+        near = any(end != "table" for end in ends)
+        return (near and (trains or sums)) or (sums and len(nodes) > 1)
+
+    def is_sum(self, user: Call, node: Call) -> bool:
+        """Whether a node reduces the rows of another by the batch's own destinations."""
+        return self.captured.by_destination(user, *_REDUCTIONS) and user.args[0] is node
+
+
+def _replace(captured: Captured, reading: _Reading, group: list[Call]) -> None:
+    """Replaces what is read of a group by the results of its program."""
+    written = _write(captured, reading, group)
+    if written is None:
+        return
+    builder, given, codes, results = written
+    if len(results) == 1 and results[0][1] in ("sum", "mean", "max"):
+        found = message(captured, results[0][2].args[0])
+        if isinstance(found, Message) and not {found.edge, found.weight} & set(group):
+            return  # of an operator for this message
+    program = builder.program([Result(place, how) for place, how, _ in results])
+    size = sum(math.prod(value.shape) for value in program.values)
+    if not same_dtype(*given) or size > MOST_NUMBERS:
+        return
+    users = [use for _, how, old in results for use in ([old] if how != "rows" else old.users)]
+    users = [use for use in users if use not in group]
+    order = {node: at for at, node in enumerate(captured.graph.nodes)}
+    anchor = min(users, key=order.__getitem__)
+    moved = _late(order, anchor, [*given, *codes])
+    if moved is None:
+        return
+    for one in moved:
+        anchor.prepend(one)
+    unique: dict[tuple[int, str], int] = {}
+    for place, how, _ in results:
+        unique.setdefault((place, how), len(unique))
+    program = builder.program([Result(*one) for one in unique])
+    made = captured.before(
+        anchor, neighbours_of, known(program), given, codes, captured.batch_edges, like=results[0][2]
+    )
+    items = {key: captured.item(anchor, made, at, made) for key, at in unique.items()}
+    for place, how, old in results:
+        new = items[place, how]
+        if captured.replace(old, new, NAME):
+            reading.now[old] = new
+
+
+def _late(order: dict[Call, int], anchor: Call, needed: Iterable[Call]) -> list[Call] | None:
+    """The nodes behind ``anchor`` that ``needed`` are computed from, in order; None if one of them
+    must stay where it is."""
+    limit, left, found = order[anchor], list(needed), set()
+    while left:
+        node = left.pop()
+        if node in found or order[node] < limit:
+            continue
+        if node.meta.get("written") or node.is_impure() or any(one in said(node) for one in _DRAWS):
+            return None
+        found.add(node)
+        left += node.all_input_nodes
+    return sorted(found, key=order.__getitem__)
+
+
+def _write(
+    captured: Captured, reading: _Reading, group: list[Call]
+) -> tuple[Builder, list[Call], list[Call], list[tuple[int, str, Call]]] | None:
+    """The values of a group's nodes, its operands and codes, and what is read of it: the place of a
+    value, its reduction and the node that it replaces."""
+    builder, given, codes = Builder(), [], []
+    places: dict[Call, Any] = {}
+    nodes = set(group)
+
+    def operand(key: Any, place: str, row: tuple[int, ...], base: Call, code: int = -1) -> int:
+        """The value of an operand, added once."""
+        if key not in places:
+            given.append(base)
+            places[key] = builder.operand(place, row, code)
+        return places[key]
+
+    def gathered(node: Call) -> int:
+        """The value of a gather."""
+        base, _, index = node.args
+        place, code = reading.ends[node], -1
+        if place == "table":
+            if index not in codes:
+                codes.append(index)
+            code = codes.index(index)
+        return operand((place, base, code), place, tuple((shape(base) or ())[1:]), base, code)
+
+    for node in group:
+        if node in reading.ends:
+            places[node] = gathered(node)
+            continue
+        calls = reading.calls[node]
+        if not calls.calls:
+            places[node] = places[node.args[0]][node.args[1]]
+            continue
+        mine: dict[Call, int] = {}
+        for one in calls.given:
+            if one in nodes:
+                mine[one] = places[one]
+            elif one in reading.ends and not one._erased:
+                mine[one] = gathered(one)
+            else:
+                now = reading.now.get(one, one)
+                mine[one] = operand(now, *reading.leaf(now), now)
+        places[node] = write(builder, calls, captured.edges, mine)
+    results: list[tuple[int, str, Call]] = []
+    for node in group:
+        outside = [user for user in node.users if user not in nodes]
+        if not outside:
+            continue
+        rest = False
+        for user in outside:
+            if reading.is_sum(user, node):
+                results.append((places[node], _REDUCTIONS[user.args[4]], user))
+            else:
+                rest = True
+        if rest and dtype(node) == dtype(given[0]) and isinstance(places[node], int):
+            results.append((places[node], "rows", node))
+    return (builder, given, codes, results) if results else None
