@@ -172,7 +172,11 @@ class _Function:
         self.own: Any = i
         self.begin: Any = self._long(builder, self.ptr, i, _SHORT)
         self.end: Any = self._long(builder, self.ptr, builder.add(i, _LONG(1)), _SHORT)
-        sums = [_Sums(self, builder, at) for at in range(len(self.program.results))]
+        sums = [
+            _Sums(self, builder, number, part)
+            for number, result in enumerate(self.program.results)
+            for part in range(len(result.reductions))
+        ]
         builder.branch(values)
         self.outer: ir.IRBuilder = ir.IRBuilder(values)
         builder.position_at_end(edges)
@@ -366,13 +370,19 @@ class _Function:
 
 
 class _Sums:
-    """One result of a node: its running values, in registers."""
+    """One reduction of a node: its running values, in registers."""
 
-    def __init__(self, function: _Function, builder: ir.IRBuilder, number: int) -> None:
+    def __init__(
+        self, function: _Function, builder: ir.IRBuilder, number: int, part: int
+    ) -> None:
         self.f: _Function = function
-        self.value, self.reduction = function.program.results[number]
+        result = function.program.results[number]
+        self.value: int = result.value
+        self.reduction: str = result.reductions[part]
         self.shape: Shape = function.program.values[self.value].shape
-        self.size: int = math.prod(self.shape)
+        self.whole: Shape = function.program.shape(result)
+        self.size: int = math.prod(self.whole)
+        self.first: int = part * self.shape[-1] if self.shape else 0
         self.builder: ir.IRBuilder = builder
         self.base: Any = function.entry.inttoptr(
             function.results[number], function.real.as_pointer()
@@ -407,7 +417,7 @@ class _Sums:
             at = f.other if self.scatters else f.edge
             row = b.gep(self.base, [b.mul(at, _LONG(self.size))], inbounds=True)
             for index, lanes in self.blocks:
-                value, place = f.vector(self.value, index, lanes), _flat(index, self.shape)
+                value, place = f.vector(self.value, index, lanes), self._place(index)
                 if self.scatters:
                     value = b.fadd(f.load(b, row, place, lanes), value)
                 f.store(b, value, row, place)
@@ -448,7 +458,11 @@ class _Sums:
         for (index, lanes), places in zip(self.blocks, self.running, strict=True):
             found = [b.load(place) for place in places]
             value = self._last(b, found, _spread(b, share, lanes), _spread(b, empty, lanes))
-            f.store(b, value, row, _flat(index, self.shape))
+            f.store(b, value, row, self._place(index))
+
+    def _place(self, index: Index) -> int:
+        """Where the numbers from ``index`` on are in a row of the result."""
+        return _flat(index, self.whole) + self.first
 
     def _last(self, b: ir.IRBuilder, found: list[Any], share: Any, empty: Any) -> Any:
         n = Numbers(b, self.f.double)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from staticgraph.kernels.neighbours import Builder, Result, neighbours_of
-from staticgraph.kernels.neighbours.program import known
+from staticgraph.kernels.neighbours.program import INTO, known
 from staticgraph.rewrites.aggregation.neighbour_sum import Message, message
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     ADD,
@@ -36,7 +36,8 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
 from staticgraph.rewrites.messages.edge_operands import Operands, operands
-from staticgraph.rewrites.messages.edge_terms import is_small, stacked, terms_of
+from staticgraph.rewrites.messages.edge_terms import is_cat, is_small, stacked
+from staticgraph.rewrites.neighbours.moments import is_square, means, spread
 from staticgraph.rewrites.neighbours.row_operations import NotByRow, RowCalls, row_calls, write
 from staticgraph.rewrites.passes.eliminate import drop_unread
 
@@ -44,6 +45,7 @@ NAME = "neighbours"
 _REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "mean", "min": "min", "max": "max"}
 # Parts of the names of operations whose order matters: they draw random numbers.
 _DRAWS = ("drop", "rand", "bernoulli", "normal", "uniform", "multinomial", "gumbel")
+_VIEWS = ("aten::view", "aten::_unsafe_view", "aten::unsqueeze", "aten::squeeze", "aten::alias")
 # Numbers of all values of a program, above which its code would be too long.
 MOST_NUMBERS = 1 << 17
 
@@ -52,6 +54,7 @@ def rewrite(captured: Captured) -> None:
     """Rewrites all messages that a gradient or a reduction makes worth it."""
     if not captured.facts or captured.target.device != "cpu" or captured.autocast is not None:
         return
+    means(captured)
     move_linear(captured)
     reading = _Reading(captured)
     for group in reading.groups():
@@ -110,6 +113,8 @@ class _Reading:
                 self.ends[node] = end
             elif self._is_row(node):
                 self._try(node)
+        for node in [node for node, calls in self.calls.items() if self._is_shared_view(calls, node)]:
+            del self.calls[node]
 
     def _usable(self, node: Call) -> bool:
         found = tensor(node)
@@ -164,6 +169,13 @@ class _Reading:
         except NotByRow:
             return
         self.calls[node] = calls
+
+    def _is_shared_view(self, calls: RowCalls, node: Call) -> bool:
+        """Whether a node shows the rows of an operand in another shape, to several readers: as a
+        result, they would be copied."""
+        views = all(call.name in _VIEWS for call in calls.calls) and bool(calls.calls)
+        inner = any(one in self.calls or one in self.ends for one in calls.given)
+        return views and not inner and len(node.users) > 1
 
     def leaf(self, node: Call) -> tuple[str, tuple[int, ...]]:
         """Where the rows of an operand are, and their shape."""
@@ -247,6 +259,7 @@ def _replace(captured: Captured, reading: _Reading, group: list[Call]) -> None:
         return
     for one in moved:
         anchor.prepend(one)
+    results = _side_by_side(results)
     unique: dict[tuple[int, str], int] = {}
     for place, how, _ in results:
         unique.setdefault((place, how), len(unique))
@@ -259,6 +272,28 @@ def _replace(captured: Captured, reading: _Reading, group: list[Call]) -> None:
         new = items[place, how]
         if captured.replace(old, new, NAME):
             reading.now[old] = new
+
+
+def _side_by_side(
+    results: list[tuple[int, str, Call]],
+) -> list[tuple[int, str, Call]]:
+    """Results with those that are concatenated, and read by nothing else, as one."""
+    by_value: dict[int, list[tuple[str, Call]]] = {}
+    for place, how, node in results:
+        if how in INTO:
+            by_value.setdefault(place, []).append((how, node))
+    for place, parts in by_value.items():
+        cat = next((user for user in parts[0][1].users if is_cat(user)), None)
+        names = {node: how for how, node in parts}
+        if cat is None or len(parts) < 2 or set(cat.args[0]) != set(names):
+            continue
+        others = {user for node in names for user in node.users} - {cat}
+        spreads = {"var", "std"} & {*names.values()}
+        alone = not others or (spreads and all(map(is_square, others)))
+        if alone and len(cat.args[0]) == len(parts):
+            results = [one for one in results if one[2] not in names]
+            results.append((place, "+".join(names[node] for node in cat.args[0]), cat))
+    return results
 
 
 def _late(order: dict[Call, int], anchor: Call, needed: Iterable[Call]) -> list[Call] | None:
@@ -333,4 +368,18 @@ def _write(
                 rest = True
         if rest and dtype(node) == dtype(given[0]) and isinstance(places[node], int):
             results.append((places[node], "rows", node))
+    _join_moments(builder, results)
     return (builder, given, codes, results) if results else None
+
+
+def _join_moments(builder: Builder, results: list[tuple[int, str, Call]]) -> None:
+    """Replaces means of a message and of its squares by the variance that is computed of them."""
+    averages = {place: node for place, how, node in results if how == "mean"}
+    for place, mean in averages.items():
+        square = builder.point("mul", place, place)
+        found = spread(averages[square], mean) if square in averages else None
+        if found is not None:
+            results.remove((square, "mean", averages[square]))
+            results.append((place, *found))
+            if all(map(is_square, mean.users)):
+                results.remove((place, "mean", mean))
