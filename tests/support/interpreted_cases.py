@@ -34,7 +34,7 @@ from support.kernel_oracle import SAMPLES, wrong_results  # noqa: E402
 from support.sampled import in_turn  # noqa: E402
 
 # Operators without a CUDA kernel.
-NOT_TRITON = ("vector_sum", "edge_matrix_sum", "neighbour_reduce")
+NOT_TRITON = ("neighbours", "source_sum")
 NAMES = sorted(
     name
     for name in (CASES.keys() | MORE.keys() | DROPPED.keys()) - {"collate"}

@@ -83,10 +83,10 @@ def derivative(
     b.operands, b.values = list(program.operands), list(program.values)
     b._places = {value: place for place, value in enumerate(b.values)}
     where = {(value, how): at for value, how, *at in _places(program)}
-    parts = [(value, how) for value, how, number, _ in _places(program) if number in graded]
-    wanted = {part for part in parts if part[1] in _READS_ITSELF}
-    wanted |= {(value, _COMPANIONS[how]) for value, how in parts if how in _COMPANIONS}
-    numbers = sorted({where[part][0] for part in wanted})
+    parts = [place for place in _places(program) if place[2] in graded]
+    wanted = {(value, how) for value, how, *_ in parts if how in _READS_ITSELF}
+    wanted |= {(value, _COMPANIONS[how]) for value, how, *_ in parts if how in _COMPANIONS}
+    numbers = sorted({where[one][0] for one in wanted})
     rows = {one: b.operand("target", program.shape(program.results[one])) for one in numbers}
     ends = {"rows": "edge", "source_sum": "source"}
     for number in graded:
@@ -94,7 +94,7 @@ def derivative(
         end = ends.get(result.reduction, "target")
         rows[-1 - number] = b.operand(end, program.shape(result))
 
-    def part(place: tuple[int, int], whole: int) -> int:
+    def part(place: Sequence[int], whole: int) -> int:
         """One of the results that are side by side."""
         number, at = place
         result = program.results[number]
@@ -117,8 +117,7 @@ def derivative(
             grad = b.fit(grad, b.shape(place))
             grads[place] = b.point("add", grads[place], grad) if place in grads else grad
 
-    for value, how in parts:
-        place = where[value, how]
+    for value, how, *place in parts:
         add(value, _of_reduction(b, value, how, part(place, rows[-1 - place[0]]), saved))
     for place in reversed(range(len(program.values))):
         if place in grads:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours import cpu
 from staticgraph.kernels.neighbours.derivative import KEPT, accompanied, derivative
 from staticgraph.kernels.neighbours.operations import POINTWISE
-from staticgraph.kernels.neighbours.program import Program, known, program_of
+from staticgraph.kernels.neighbours.program import Builder, Program, Result, known, program_of
 from staticgraph.kernels.register import operator
 from staticgraph.kernels.shapes import wide_dtype
 
@@ -251,3 +252,27 @@ def neighbours_of(
         pass.
     """
     return _applied(program_of(key), operands, codes, Edges(*edges), handed)
+
+
+@cache
+def _source_sum(width: int) -> Program:
+    builder = Builder()
+    return builder.program([Result(builder.operand("edge", (width,)), "source_sum")])
+
+
+def source_sum(rows: Tensor, edges: Edges) -> Tensor:
+    """Computes ``out[j] = sum of rows[e] over the edges e with src[e] = j``.
+
+    It is ``scatter(message, edge_index[0])``, the message flow of a layer with
+    ``flow="target_to_source"``. Edges are sorted by destination, so this is not a segment
+    reduction, but it is what brings a gradient back to the sources, in a fixed order of additions.
+
+    Args:
+        rows: ``[E, F]``.
+        edges: their ends and pointers.
+
+    Returns:
+        ``[N, F]`` in the dtype of ``rows``; half precisions are accumulated in float32.
+        Bitwise deterministic.
+    """
+    return neighbours(_source_sum(rows.size(1)), [rows], (), edges)[0]

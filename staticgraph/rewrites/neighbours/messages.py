@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours import Builder, Result, neighbours_of
 from staticgraph.kernels.neighbours.program import INTO, known
 from staticgraph.rewrites.aggregation.neighbour_sum import Message, message
@@ -61,8 +62,28 @@ def rewrite(captured: Captured) -> None:
         _replace(captured, reading, group)
     drop_unread(captured.graph)
     for node in captured.calls(GATHER):
+        if reading.left & set(node.users):
+            continue
         if node in reading.ends and reading.pays([node]):
             _replace(captured, reading, [node])
+        elif captured.index(node.args[2]) == "batch":
+            _by_graph(captured, node)
+
+
+def _by_graph(captured: Captured, node: Call) -> None:
+    """Rewrites rows of graphs that nodes read, ``x[batch]``: backward sums a graph's nodes."""
+    rows, found = node.args[0], tensor(node)
+    sizes = shape(rows)
+    if sizes is None or sizes[0] != captured.graphs or not is_float(node):
+        return
+    if found is None or not found.requires_grad or node in captured.differentiated:
+        return
+    builder = Builder()
+    program = builder.program([Result(builder.operand("target", sizes[1:]), "rows")])
+    batch, ptr = (cast(Any, captured.facts[name]) for name in ("batch", "ptr"))
+    edges = Edges(batch, batch, ptr, ptr, ptr)
+    made = captured.before(node, neighbours_of, known(program), [rows], [], edges)
+    captured.replace(node, captured.item(node, made, 0, node), NAME)
 
 
 def move_linear(captured: Captured) -> None:
@@ -106,6 +127,7 @@ class _Reading:
         self.captured: Captured = captured
         self.calls: dict[Call, RowCalls] = {}
         self.ends: dict[Call, str] = {}  # gathers: source, target or table
+        self.left: set[Call] = set()  # of messages for which there is another operator
         self.now: dict[Call, Call] = {}  # results that replaced nodes
         for node in captured.graph.nodes:
             end = self._end(node)
@@ -245,7 +267,8 @@ def _replace(captured: Captured, reading: _Reading, group: list[Call]) -> None:
     if len(results) == 1 and results[0][1] in ("sum", "mean", "max"):
         found = message(captured, results[0][2].args[0])
         if isinstance(found, Message) and not {found.edge, found.weight} & set(group):
-            return  # of an operator for this message
+            reading.left.update(group)  # to an operator for this message
+            return
     program = builder.program([Result(place, how) for place, how, _ in results])
     size = sum(math.prod(value.shape) for value in program.values)
     if not same_dtype(*given) or size > MOST_NUMBERS:

@@ -1,0 +1,112 @@
+"""Programs over edges, drawn: any expression of rows of any operands, under any reduction."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.edges import Edges
+from staticgraph.kernels.neighbours import Builder, Program, Result
+from staticgraph.kernels.neighbours.program import REDUCTIONS, broadcast
+
+TABLE = 5
+_UNARY = ("neg", "abs", "tanh", "sigmoid", "sin", "cos", "erf", "softplus")
+
+
+def drawn_program(seed: int) -> tuple[Program, int]:
+    """Returns a program, and how many codes it reads tables by."""
+    draw, b = random.Random(seed), Builder()
+    heads, columns = draw.choice([1, 1, 2, 3, 4]), draw.choice([1, 3, 8, 16, 20, 31, 33, 64])
+    shapes = [(heads, columns), (1, columns), (heads, 1), (columns,), (1, 1), ()]
+    values: list[int] = []
+    codes = 0
+    for _ in range(draw.randint(1, 4)):
+        place = draw.choice(["source", "source", "target", "edge", "edge", "table", "all"])
+        code = codes if place == "table" else -1
+        codes += place == "table"
+        values.append(b.operand(place, draw.choice(shapes), code))
+    if draw.random() < 0.3:
+        values.append(b.view(b.operand("source", (heads * columns,)), (heads, columns)))
+    if draw.random() < 0.3:
+        part = draw.randint(0, 2) * columns
+        values.append(b.slice(b.operand("edge", (3 * columns,)), 0, part, part + columns))
+    for _ in range(draw.randint(0, 7)):
+        value = _drawn_value(draw, b, values, (heads, columns))
+        if value is not None:
+            values.append(value)
+    names = (*REDUCTIONS[:7], "source_sum", "mean+max", "min+var")
+    results = []
+    for reduction in draw.sample(names, draw.randint(1, 3)):
+        value = draw.choice(values[-3:])
+        if b.shape(value) or "+" not in reduction:
+            results.append(Result(value, reduction))
+    return b.program(results or [Result(values[-1], "sum")]), codes
+
+
+def _drawn_value(
+    draw: random.Random, b: Builder, values: list[int], whole: tuple[int, int]
+) -> int | None:
+    kind, value = draw.random(), draw.choice(values)
+    shape = b.shape(value)
+    if kind < 0.45:
+        return _function(draw, b, value)
+    if kind < 0.8:
+        other, operation = draw.choice(values), draw.choice(["add", "sub", "mul", "div"])
+        if operation == "div":
+            other = b.point("add", b.point("mul", other, other), 1.0)
+        return b.point(operation, value, other)
+    if kind < 0.9 and shape:
+        dim = draw.randrange(len(shape))
+        return b.view(b.total(value, [dim]), (*shape[:dim], 1, *shape[dim + 1 :]))
+    if kind < 0.95 and len(shape) == 2:
+        if draw.random() < 0.5:
+            return b.permute(b.view(value, shape[::-1]), [1, 0])
+        first = shape[1] // 2
+        return b.slice(b.cat([value, value], 1), 1, first, first + shape[1])
+    return b.expand(value, broadcast(shape, whole))
+
+
+def _function(draw: random.Random, b: Builder, value: int) -> int:
+    name = draw.choice([*_UNARY, "relu", "square", "exp", "log", "log1p", "sqrt"])
+    square = b.point("mul", value, value)
+    if name == "relu":
+        return b.point("where", b.point("le", value, 0.0), 0.0, value)
+    if name == "square":
+        return square
+    if name == "exp":
+        return b.point("exp", b.point("tanh", value))
+    if name in ("log", "log1p", "sqrt"):
+        return b.point(name, b.point("add", square, 0.5))
+    return b.point(name, value)
+
+
+def drawn_case(seed: int, dtype: torch.dtype) -> tuple[Program, list[Tensor], list[Tensor], Edges]:
+    """Returns a program with operands, codes and edges: few nodes, from no edges to many."""
+    program, count = drawn_program(seed)
+    draw, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    nodes, number = int(draw.integers(1, 12)), int(draw.integers(0, 40))
+    edges = drawn_edges(draw, nodes, number)
+    rows = {"source": (nodes,), "target": (nodes,), "edge": (number,), "table": (TABLE,), "all": ()}
+    operands = [
+        torch.randn((*rows[one.place], *one.shape), generator=generator, dtype=torch.float64)
+        .to(dtype)
+        .requires_grad_()
+        for one in program.operands
+    ]
+    codes = [torch.randint(0, TABLE, (number,), generator=generator) for _ in range(count)]
+    return program, operands, codes, edges
+
+
+def drawn_edges(draw: np.random.Generator, nodes: int, number: int) -> Edges:
+    """Returns random edges, sorted by destination."""
+    dst, src = np.sort(draw.integers(0, nodes, number)), draw.integers(0, nodes, number)
+    transpose = np.argsort(src, kind="stable")
+    everything = np.arange(nodes + 1)
+    row_ptr = np.searchsorted(dst, everything)
+    col_ptr = np.searchsorted(src[transpose], everything)
+    ends = (torch.from_numpy(one) for one in (src, dst))
+    pointers = (torch.from_numpy(one).int() for one in (row_ptr, col_ptr, transpose))
+    return Edges(*ends, *pointers)
