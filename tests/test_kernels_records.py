@@ -25,9 +25,7 @@ UNSEEN = {
 # most of the time, and both are compiled from the same lines, so each operator runs in one: in
 # double where the tests of rewrites, which compare models with plain PyG, compile it in any case.
 SINGLE, DOUBLE = [torch.float32, torch.bfloat16, torch.float16], [torch.float64]
-IN_DOUBLE = (
-    *("dot_attention", "neighbour_attention", "pair_score"),
-)
+IN_DOUBLE = (*("dot_attention", "neighbour_attention", "pair_score"),)
 
 
 def dtypes_of(name: str) -> list[torch.dtype]:

@@ -1,7 +1,9 @@
-"""Programs over edges on the CPU: any expression of rows, any reduction and their derivatives, first
-and second, against the same in eager torch; and the functions that their code is made of."""
+"""Programs over edges on the CPU: any expression of rows, any reduction and their derivatives,
+first and second, against the same in eager torch; and the functions that their code is made of."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +60,8 @@ FUNCTIONS = {
     "sin": (np.linspace(-9, 9, 999), 2),
     "cos": (np.linspace(-9, 9, 999), 2),
 }
-EXACT = {
+EXACT: dict[str, Any] = {
+    **{name: getattr(np, name, None) for name in FUNCTIONS},
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "softplus": lambda x: np.logaddexp(np.longdouble(0), x),
     "erf": lambda x: torch.erf(torch.tensor(np.asarray(x, np.float64))).numpy(),
@@ -72,7 +75,7 @@ def test_a_function_is_exact_to_its_last_places(name, dtype):
     limits = np.finfo(dtype)
     with np.errstate(over="ignore", under="ignore"):
         x = x.astype(dtype)
-        exact = EXACT.get(name, getattr(np, name, None))(x.astype(np.longdouble))
+        exact = EXACT[name](x.astype(np.longdouble))
     inside = np.isfinite(x) & (np.abs(exact) < limits.max / 4) & (np.abs(exact) > limits.tiny)
     inside |= exact == 0
     found = edge_by_edge(name, torch.from_numpy(x)).numpy()
@@ -113,14 +116,15 @@ def test_a_program_and_its_derivatives_are_the_same_in_eager_torch(seed):
         outs = function(program, operands, codes, edges)
         weights = [torch.randn(out.shape, dtype=out.dtype, generator=generator) for out in outs]
         terms = [(out * w).sum() for out, w in zip(outs, weights, strict=True) if out.requires_grad]
-        first = second = []
+        first: Any = []
+        second: Any = []
         if terms:
-            first = torch.autograd.grad(
-                sum(terms), operands, allow_unused=True, create_graph=smooth
-            )
+            total: Any = sum(terms)
+            first = torch.autograd.grad(total, operands, allow_unused=True, create_graph=smooth)
             parts = [one.sin().sum() for one in first if one is not None and one.requires_grad]
             if smooth and parts:
-                second = torch.autograd.grad(sum(parts), operands, allow_unused=True)
+                total = sum(parts)
+                second = torch.autograd.grad(total, operands, allow_unused=True)
         found.append((outs, first, second))
     for what, mine, others in zip(("result", "gradient", "second"), *found, strict=True):
         if others or mine:
@@ -153,11 +157,13 @@ def test_equal_programs_have_one_key_and_print_what_they_compute():
         message = builder.point("tanh", builder.point("add", source, edge))
         return builder.program([Result(message, "sum")])
 
-    assert written() == written() and written().key == written().key
+    assert written() == written()
+    assert written().key == written().key
     assert str(written()).splitlines()[2:] == [
         "v2 [4] = add v0 v1",
         "v3 [4] = tanh v2",
         "sum of v3",
     ]
     other = written().taking([Result(0, "max")])
-    assert other != written() and len(other.values) == 1
+    assert other != written()
+    assert len(other.values) == 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 
 from staticgraph.kernels.neighbours.operations import POINTWISE
 from staticgraph.kernels.neighbours.program import Builder, Program, Result
@@ -44,7 +44,7 @@ def _places(program: Program) -> list[tuple[int, str, int, int]]:
     ]
 
 
-@lru_cache(maxsize=None)
+@cache
 def accompanied(program: Program) -> Program:
     """The program with its companions as further results."""
     return replace(program, results=(*program.results, *companions(program)))
@@ -69,7 +69,7 @@ class Derivative:
     places: tuple[tuple[int, int], ...]
 
 
-@lru_cache(maxsize=None)
+@cache
 def derivative(
     program: Program,
     graded: tuple[int, ...],
@@ -131,9 +131,7 @@ def derivative(
         if value.operation != "operand" or place not in grads or value.options[0] not in asked:
             continue
         operand = program.operands[value.options[0]]
-        one = Result(
-            b.expand(grads[place], operand.shape), reductions.get(operand.place, "rows")
-        )
+        one = Result(b.expand(grads[place], operand.shape), reductions.get(operand.place, "rows"))
         if one not in results:
             results.append(one)
         places.append((value.options[0], results.index(one)))
@@ -160,9 +158,7 @@ def _of_reduction(
     return b.point("where", b.point("lt", 0.0, root), slope, 0.0)
 
 
-def _step_back(
-    b: Builder, place: int, grad: int, add: Callable[[int, int | None], None]
-) -> None:
+def _step_back(b: Builder, place: int, grad: int, add: Callable[[int, int | None], None]) -> None:
     """Adds to the gradients of a value's arguments."""
     operation, arguments, shape, options = b.values[place]
     if operation in POINTWISE:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.internals.dispatch import OpOverload
-from staticgraph.kernels.cpu_loop import cast, in_loops
+from staticgraph.kernels.cpu_loop import cast, in_loops, plain
 from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours import cpu
 from staticgraph.kernels.neighbours.derivative import KEPT, accompanied, derivative
@@ -19,6 +19,7 @@ from staticgraph.kernels.neighbours.operations import POINTWISE
 from staticgraph.kernels.neighbours.program import Builder, Program, Result, known, program_of
 from staticgraph.kernels.register import operator
 from staticgraph.kernels.shapes import wide_dtype
+from staticgraph.text.how_many import how_many
 
 
 def values_of(
@@ -123,12 +124,26 @@ def _fake(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
 
 
 def _on_cpu(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
-    results = _fake(key, operands, codes, edges)
+    results, program = _fake(key, operands, codes, edges), program_of(key)
     wide = in_loops(wide_dtype(*operands))
-    given = [cast(one, wide).contiguous() for one in operands]
-    plain = [one.contiguous() for one in edges]
-    cpu.run(program_of(key), given, [one.contiguous() for one in codes], plain, results)
+    given = [plain(one, wide) for one in operands]
+    ends = [plain(one, torch.int64) for one in edges[:2]]
+    pointers = [plain(one, torch.int32) for one in edges[2:]]
+    lookups = [plain(one, torch.int64) for one in codes]
+    for rows, operand in zip(given, program.operands, strict=True):
+        if operand.place == "table":
+            _check(lookups[operand.code], len(rows))
+    cpu.run(program, given, lookups, [*ends, *pointers], results)
     return results
+
+
+def _check(code: Tensor, rows: int) -> None:
+    if not len(code):
+        return
+    least, most = (int(one) for one in torch.aminmax(code))
+    if least < 0 or most >= rows:
+        index = least if least < 0 else most
+        raise IndexError(f"index {index} is outside of a table of {how_many(rows, 'row')}")
 
 
 _neighbours: OpOverload[..., Any] = operator(

@@ -271,9 +271,7 @@ class Builder:
         """The sum of a row over the dimensions in which ``shape`` was broadcast to its own."""
         old = self.shape(place)
         extra = len(old) - len(shape)
-        dims = [
-            dim for dim, size in enumerate(old) if dim < extra or (shape[dim - extra] != size)
-        ]
+        dims = [dim for dim, size in enumerate(old) if dim < extra or (shape[dim - extra] != size)]
         return self.view(self.total(place, dims), shape) if dims else place
 
     def program(self, results: Sequence[Result]) -> Program:

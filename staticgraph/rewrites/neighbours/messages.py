@@ -13,6 +13,7 @@ A linear layer of gathered rows, or of a concatenation of them, is moved to the 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -89,7 +90,11 @@ def _by_graph(captured: Captured, node: Call) -> None:
 def move_linear(captured: Captured) -> None:
     """Moves linear layers of gathered rows to the nodes, and stacks of them, for towers."""
     for node in reversed(list(captured.graph.nodes)):
-        if not node.users or len(shape(node) or ()) not in (2, 3) or node in captured.differentiated:
+        if (
+            not node.users
+            or len(shape(node) or ()) not in (2, 3)
+            or node in captured.differentiated
+        ):
             continue
         if (shape(node) or (0,))[0] != captured.edges or not is_float(node):
             continue
@@ -135,7 +140,9 @@ class _Reading:
                 self.ends[node] = end
             elif self._is_row(node):
                 self._try(node)
-        for node in [node for node, calls in self.calls.items() if self._is_shared_view(calls, node)]:
+        for node in [
+            node for node, calls in self.calls.items() if self._is_shared_view(calls, node)
+        ]:
             del self.calls[node]
 
     def _usable(self, node: Call) -> bool:
@@ -171,20 +178,18 @@ class _Reading:
 
     def _try(self, node: Call) -> None:
         """Notes a node's operations if all of them are of rows."""
-        if getattr(node.target, "__name__", "") == "getitem":
-            if node.args[0] in self.calls and isinstance(node.args[1], int):
-                given, _, result = self.calls[node.args[0]]
-                if isinstance(result, (tuple, list)):
-                    self.calls[node] = RowCalls({}, [], None)
-                    return
+        if is_call(node, operator.getitem) and isinstance(node.args[1], int):
+            parts = self.calls.get(node.args[0])
+            if parts is not None and isinstance(parts.result, (tuple, list)):
+                self.calls[node] = RowCalls({}, [], None)
+                return
         calls = row_calls(node)
         if calls is None or not calls.calls:
             return
         builder, places = Builder(), {}
         try:
             for one, stand in calls.given.items():
-                place, shape_ = self.leaf(one)
-                places[one] = builder.operand(place, shape_)
+                places[one] = builder.operand(*self.leaf(one, calls))
                 if not stand.is_floating_point() and one not in self.calls:
                     return
             write(builder, calls, self.captured.edges, places)
@@ -199,14 +204,15 @@ class _Reading:
         inner = any(one in self.calls or one in self.ends for one in calls.given)
         return views and not inner and len(node.users) > 1
 
-    def leaf(self, node: Call) -> tuple[str, tuple[int, ...]]:
-        """Where the rows of an operand are, and their shape."""
+    def leaf(self, node: Call, calls: RowCalls) -> tuple[str, tuple[int, ...]]:
+        """Where the rows of an operand of these calls are, and their shape."""
         found = shape(node) or ()
-        if found and found[0] == self.captured.edges:
-            return "edge", tuple(found[1:])
-        if found and found[0] == 1:
-            return "all", tuple(found[1:])
-        return "all", tuple(found)
+        if found and len(found) == max(stand.dim() for stand in calls.given.values()):
+            if found[0] == self.captured.edges:
+                return "edge", found[1:]
+            if found[0] == 1:
+                return "all", found[1:]
+        return "all", found
 
     # ------------------------------------------------------------------ groups
 
@@ -288,7 +294,13 @@ def _replace(captured: Captured, reading: _Reading, group: list[Call]) -> None:
         unique.setdefault((place, how), len(unique))
     program = builder.program([Result(*one) for one in unique])
     made = captured.before(
-        anchor, neighbours_of, known(program), given, codes, captured.batch_edges, like=results[0][2]
+        anchor,
+        neighbours_of,
+        known(program),
+        given,
+        codes,
+        captured.batch_edges,
+        like=results[0][2],
     )
     items = {key: captured.item(anchor, made, at, made) for key, at in unique.items()}
     for place, how, old in results:
@@ -376,7 +388,7 @@ def _write(
                 mine[one] = gathered(one)
             else:
                 now = reading.now.get(one, one)
-                mine[one] = operand(now, *reading.leaf(now), now)
+                mine[one] = operand(now, *reading.leaf(now, calls), now)
         places[node] = write(builder, calls, captured.edges, mine)
     results: list[tuple[int, str, Call]] = []
     for node in group:
