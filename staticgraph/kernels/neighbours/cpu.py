@@ -172,13 +172,13 @@ class _Function:
         self.own: Any = i
         self.begin: Any = self._long(builder, self.ptr, i, _SHORT)
         self.end: Any = self._long(builder, self.ptr, builder.add(i, _LONG(1)), _SHORT)
+        self.outer: ir.IRBuilder = ir.IRBuilder(values)
         sums = [
             _Sums(self, builder, number, part)
             for number, result in enumerate(self.program.results)
             for part in range(len(result.reductions))
         ]
         builder.branch(values)
-        self.outer: ir.IRBuilder = ir.IRBuilder(values)
         builder.position_at_end(edges)
         with _loop(builder, self.entry, self.begin, self.end) as p:
             self.inner: ir.IRBuilder = builder
@@ -220,7 +220,7 @@ class _Function:
         if operation == "share":
             return self._share(n.builder)
         if operation == "operand":
-            row = self._row(options[0])
+            row = self.row(options[0])
             return self.load(n.builder, row, _flat(index, shape), lanes)
         if operation == "expand":
             return self._broadcast(n, arguments[0], index, lanes)
@@ -328,7 +328,7 @@ class _Function:
             count = b.sub(end, begin)
         return _inverse(b, count, self.real)
 
-    def _row(self, number: int) -> Any:
+    def row(self, number: int) -> Any:
         """The address of an operand's row."""
         key = "row", number
         if key not in self._memo:
@@ -380,6 +380,7 @@ class _Sums:
         result = function.program.results[number]
         self.value: int = result.value
         self.reduction: str = result.reductions[part]
+        self.start: int = result.start
         self.shape: Shape = function.program.values[self.value].shape
         self.whole: Shape = function.program.shape(result)
         self.size: int = math.prod(self.whole)
@@ -398,17 +399,20 @@ class _Sums:
         self.scatters: bool = self.reduction == "source_sum" and function.into
         count = {"rows": 0, "var": 3, "std": 3, "min_ties": 2, "max_ties": 2}
         self.running: list[list[Any]] = [
-            [self._fresh(lanes, n) for n in range(count.get(self.reduction, 1))]
-            for _, lanes in ([] if self.scatters else self.blocks)
+            [self._fresh(index, lanes, n) for n in range(count.get(self.reduction, 1))]
+            for index, lanes in ([] if self.scatters else self.blocks)
         ]
 
-    def _fresh(self, lanes: int, number: int) -> Any:
+    def _fresh(self, index: Index, lanes: int, number: int) -> Any:
         kind = self.f.real if lanes == 1 else ir.VectorType(self.f.real, lanes)
         place = self.f.entry.alloca(kind)
         start = 0.0
         if number == 0 and self.reduction[:3] in ("min", "max"):
             start = math.inf if self.reduction.startswith("min") else -math.inf
-        self.builder.store(ir.Constant(kind, start if lanes == 1 else [start] * lanes), place)
+        f, value = self.f, ir.Constant(kind, start if lanes == 1 else [start] * lanes)
+        if self.start >= 0:
+            value = f.load(f.outer, f.row(self.start), self._place(index), lanes)
+        f.outer.store(value, place)
         return place
 
     def add(self) -> None:
@@ -645,6 +649,9 @@ def run(
         rows = edges[2 if into else 3].size(0) - 1
         numbers = [rows, *given, *(results[place].data_ptr() for place in places)]
         for place in places if into else ():
-            if program.results[place].reduction == "source_sum":
+            _, reduction, start = program.results[place]
+            if reduction == "source_sum" and start < 0:
                 results[place].zero_()
+            elif reduction == "source_sum":
+                results[place].copy_(operands[start])
         function((ctypes.c_int64 * len(numbers))(*numbers), team)

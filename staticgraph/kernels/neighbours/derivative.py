@@ -77,8 +77,8 @@ def derivative(
     into: tuple[int, ...] = (),
 ) -> Derivative:
     """The derivative of ``program`` (:func:`accompanied`) with respect to operands ``asked``, from
-    the gradients of results ``graded``; the gradients from elsewhere of operands ``into``, which
-    have rows of edges, are added to theirs."""
+    the gradients of results ``graded``; the gradients from elsewhere of operands ``into`` are added
+    to theirs."""
     b = Builder()
     b.operands, b.values = list(program.operands), list(program.values)
     b._places = {value: place for place, value in enumerate(b.values)}
@@ -108,7 +108,8 @@ def derivative(
         place = where[value, how]
         return part(place, rows[place[0]])
 
-    elsewhere = {one: b.operand("edge", program.operands[one].shape) for one in into}
+    elsewhere = {one: len(b.operands) + at for at, one in enumerate(into)}
+    more = {one: b.operand(*program.operands[one][:2]) for one in into}
     grads: dict[int, int] = {}
 
     def add(place: int, grad: int | None) -> None:
@@ -126,15 +127,19 @@ def derivative(
     results: list[Result] = []
     places: list[tuple[int, int]] = []
     for place, value in enumerate(program.values):
-        if value.operation == "operand" and value.options[0] in elsewhere:
-            add(place, elsewhere[value.options[0]])
-        if value.operation != "operand" or place not in grads or value.options[0] not in asked:
+        number = value.options[0] if value.operation == "operand" else -1
+        operand = program.operands[number]
+        how, start = reductions.get(operand.place, "rows"), elsewhere.get(number, -1)
+        if number in elsewhere and how == "rows":
+            add(place, more[number])
+            start = -1
+        if number not in asked or (place not in grads and start < 0):
             continue
-        operand = program.operands[value.options[0]]
-        one = Result(b.expand(grads[place], operand.shape), reductions.get(operand.place, "rows"))
+        grad = b.expand(grads.get(place, b.number(0)), operand.shape)
+        one = Result(grad, how, start)
         if one not in results:
             results.append(one)
-        places.append((value.options[0], results.index(one)))
+        places.append((number, results.index(one)))
     return Derivative(b.program(results), tuple(numbers), graded, tuple(places))
 
 

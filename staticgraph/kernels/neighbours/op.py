@@ -78,7 +78,8 @@ def neighbours_reference(
     for result in program.results:
         rows = values[result.value]
         parts = [_reduced(rows, how, edges, nodes, count) for how in result.reductions]
-        found.append(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        found.append(whole if result.start < 0 else whole + operands[result.start])
     return found
 
 
@@ -170,8 +171,8 @@ class Neighbours(torch.autograd.Function):
         ctx.save_for_backward(*operands, *(results[at] for at in ctx.kept), *codes, *edges)
         beside = [
             one
-            for one, (_, reduction) in zip(results, program.results, strict=True)
-            if reduction.endswith("_ties")
+            for one, result in zip(results, program.results, strict=True)
+            if result.reduction.endswith("_ties")
         ]
         ctx.mark_non_differentiable(*beside)
         ctx.set_materialize_grads(False)
@@ -203,6 +204,10 @@ class Neighbours(torch.autograd.Function):
             for operand, place in slope.places:
                 like = operands[operand]
                 found[operand] = _collected(outs[place], program.operands[operand], like, codes)
+        for place in graded:
+            start, grad = program.results[place].start, grads[place]
+            if start in asked:
+                found[start] = grad if found[start] is None else found[start] + grad
         return None, None, None, None, *found
 
 
@@ -262,9 +267,9 @@ def neighbours_of(
     """:func:`neighbours` of the program of this key, which graphs can hold.
 
     Returns:
-        The results, then the operands of the numbers ``handed``, which have rows of edges, for
-        their next reader: later code should read these, and their gradients are added in the same
-        pass.
+        The results, then the operands of the numbers ``handed``, which have rows of nodes or of
+        edges, for their next reader: later code should read these, and their gradients are added
+        in the same pass.
     """
     return _applied(program_of(key), operands, codes, Edges(*edges), handed)
 

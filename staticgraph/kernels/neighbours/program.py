@@ -64,13 +64,19 @@ class Value(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A result: the place of a value, and one of :data:`REDUCTIONS`.
+    """A result: the place of a value, and how it is made of the edges' values.
 
-    Several of :data:`INTO`, joined by ``+``, are side by side in the last dimension of one result.
+    Attributes:
+        value: place of the value.
+        reduction: one of :data:`REDUCTIONS`. Several of :data:`INTO`, joined by ``+``, are side by
+            side in the last dimension of one result.
+        start: of a sum, the number of the operand, of rows of the same nodes, that it is added to;
+            -1 for zero.
     """
 
     value: int
     reduction: str
+    start: int = -1
 
     @property
     def reductions(self) -> list[str]:
@@ -117,7 +123,9 @@ class Program:
             else:
                 text = " ".join([operation, *(f"v{a}" for a in arguments), *map(str, options)])
             lines.append(f"v{place} {list(shape)} = {text}")
-        lines += [f"{result.reduction} of v{result.value}" for result in self.results]
+        for value, reduction, start in self.results:
+            onto = "" if start < 0 else f" and operand {start}"
+            lines.append(f"{reduction} of v{value}{onto}")
         return "\n".join(lines)
 
 
@@ -133,7 +141,7 @@ def _pruned(program: Program) -> Program:
         for place, value in enumerate(program.values)
         if place in needed
     )
-    results = tuple(Result(moved[value], reduction) for value, reduction in program.results)
+    results = tuple(one._replace(value=moved[one.value]) for one in program.results)
     return Program(program.operands, values, results)
 
 

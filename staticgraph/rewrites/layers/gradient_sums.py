@@ -190,13 +190,14 @@ def _sum(captured: Captured, node: Call, order: dict[Call, int], tables: _Tables
 
 
 def _program(captured: Captured, node: Call, order: dict[Call, int]) -> None:
-    """Hands on the rows of edges that a program reads."""
+    """Hands on the rows that a program reads."""
     key, operands, codes, edges = node.args
     program = program_of(key)
     handed: list[tuple[int, Call, list[Call]]] = []
     for number, (rows, operand) in enumerate(zip(operands, program.operands, strict=True)):
-        later = _later(node, rows, order) if operand.place == "edge" else []
-        if later and operands.count(rows) == 1:
+        ours = operand.place in ("source", "target", "edge")
+        later = _later(node, rows, order) if ours else []
+        if later and operands.index(rows) == number:
             handed.append((number, rows, later))
     if handed:
         numbers = [number for number, _, _ in handed]
