@@ -159,8 +159,9 @@ def _of_reduction(
     if how == "var":
         return b.point("mul", b.point("mul", grad, 2.0), away)
     root = saved(value, how)
-    slope = b.point("div", b.point("mul", grad, away), root)
-    return b.point("where", b.point("lt", 0.0, root), slope, 0.0)
+    spread = b.point("lt", 0.0, root)
+    slope = b.point("div", b.point("mul", grad, away), b.point("where", spread, root, 1.0))
+    return b.point("where", spread, slope, 0.0)
 
 
 def _step_back(b: Builder, place: int, grad: int, add: Callable[[int, int | None], None]) -> None:

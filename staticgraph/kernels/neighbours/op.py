@@ -16,7 +16,14 @@ from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours import cpu
 from staticgraph.kernels.neighbours.derivative import KEPT, accompanied, derivative
 from staticgraph.kernels.neighbours.operations import POINTWISE
-from staticgraph.kernels.neighbours.program import Builder, Program, Result, known, program_of
+from staticgraph.kernels.neighbours.program import (
+    LEAST_VARIANCE,
+    Builder,
+    Program,
+    Result,
+    known,
+    program_of,
+)
 from staticgraph.kernels.register import operator
 from staticgraph.kernels.shapes import wide_dtype
 from staticgraph.text.how_many import how_many
@@ -109,8 +116,8 @@ def _reduced(rows: Tensor, reduction: str, edges: Edges, nodes: int, count: int)
     variance = zeros.index_add(0, edges.dst, away) / degree
     if reduction == "var":
         return variance
-    root = variance.clamp(min=cpu.LEAST_VARIANCE).sqrt()
-    return root.masked_fill(root <= math.sqrt(cpu.LEAST_VARIANCE), 0.0)
+    root = variance.clamp(min=LEAST_VARIANCE).sqrt()
+    return root.masked_fill(root <= math.sqrt(LEAST_VARIANCE), 0.0)
 
 
 def _fake(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:

@@ -20,6 +20,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 Shape = tuple[int, ...]
+# Up to this variance PyG's standard deviation is zero, and has no gradient.
+LEAST_VARIANCE = 1e-5
 # Where the rows of an operand are: of nodes, read by either end; of edges; of a table that edges
 # read by a code; or one row for all.
 PLACES = ("source", "target", "edge", "table", "all")

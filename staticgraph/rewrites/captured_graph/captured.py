@@ -200,14 +200,14 @@ class Captured:
             if is_call(node, *targets) and node.users:
                 yield node
 
-    def by_destination(self, node: Any, *ways: str) -> bool:
+    def by_destination(self, node: Any, *ways: str, twice: bool = False) -> bool:
         """Whether a node reduces rows by the batch's own destinations, in one of these ways, and
-        its derivative is not taken in the forward."""
+        its derivative is not taken in the forward, unless ``twice``."""
         if not is_call(node, SCATTER) or not node.users or not is_float(node):
             return False
         _, index, dim, groups, reduce = node.args
         ours = self.index(index) == "dst" and dim == 0 and groups == self.nodes
-        return ours and reduce in ways and node not in self.differentiated
+        return ours and reduce in ways and (twice or node not in self.differentiated)
 
     def differentiates(self, name: str, node: Call) -> bool:
         """Whether the derivative of a node is taken in the forward; records it as the reason why it

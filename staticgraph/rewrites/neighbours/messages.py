@@ -77,7 +77,7 @@ def _by_graph(captured: Captured, node: Call) -> None:
     sizes = shape(rows)
     if sizes is None or sizes[0] != captured.graphs or not is_float(node):
         return
-    if found is None or not found.requires_grad or node in captured.differentiated:
+    if found is None or not found.requires_grad:
         return
     builder = Builder()
     program = builder.program([Result(builder.operand("target", sizes[1:]), "rows")])
@@ -90,20 +90,16 @@ def _by_graph(captured: Captured, node: Call) -> None:
 def move_linear(captured: Captured) -> None:
     """Moves linear layers of gathered rows to the nodes, and stacks of them, for towers."""
     for node in reversed(list(captured.graph.nodes)):
-        if (
-            not node.users
-            or len(shape(node) or ()) not in (2, 3)
-            or node in captured.differentiated
-        ):
+        found = shape(node) or (0,)
+        if not node.users or len(found) not in (2, 3) or found[0] != captured.edges:
             continue
-        if (shape(node) or (0,))[0] != captured.edges or not is_float(node):
-            continue
-        towers = stacked(captured, node) if is_call(node, LINEAR, torch.stack) else []
+        moves = is_call(node, LINEAR, torch.stack) and is_float(node)
+        towers = stacked(captured, node) if moves else []
         if not any(terms.split for terms in towers):
             continue
         given = operands(captured, node, towers)
         if same_dtype(given.source, given.target, given.edge, node):
-            rows = captured.reshaped(node, _gathered(captured, node, given), *(shape(node) or ()))
+            rows = captured.reshaped(node, _gathered(captured, node, given), *found)
             captured.replace(node, rows)
     drop_unread(captured.graph)
 
@@ -153,7 +149,6 @@ class _Reading:
             and found.size(0) == self.captured.edges
             and not is_fenced(node)
             and not node.meta.get("written")
-            and node not in self.captured.differentiated
             and bool(node.users)
         )
 
@@ -261,7 +256,8 @@ class _Reading:
 
     def is_sum(self, user: Call, node: Call) -> bool:
         """Whether a node reduces the rows of another by the batch's own destinations."""
-        return self.captured.by_destination(user, *_REDUCTIONS) and user.args[0] is node
+        ours = self.captured.by_destination(user, *_REDUCTIONS, twice=True)
+        return ours and user.args[0] is node
 
 
 def _replace(captured: Captured, reading: _Reading, group: list[Call]) -> None:
@@ -270,7 +266,8 @@ def _replace(captured: Captured, reading: _Reading, group: list[Call]) -> None:
     if written is None:
         return
     builder, given, codes, results = written
-    if len(results) == 1 and results[0][1] in ("sum", "mean", "max"):
+    once = results[0][2] not in captured.differentiated
+    if once and len(results) == 1 and results[0][1] in ("sum", "mean", "max"):
         found = message(captured, results[0][2].args[0])
         if isinstance(found, Message) and not {found.edge, found.weight} & set(group):
             reading.left.update(group)  # to an operator for this message

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from staticgraph.kernels.neighbours.cpu import LEAST_VARIANCE
+from staticgraph.kernels.neighbours.program import LEAST_VARIANCE
 from staticgraph.rewrites.aggregation.segments import counts
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     DIV,
