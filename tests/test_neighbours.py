@@ -13,7 +13,13 @@ from support.drawn_programs import drawn_case
 from staticgraph.jit import kernel
 from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.exponential import exp
-from staticgraph.kernels.neighbours import Builder, Result, neighbours, neighbours_reference
+from staticgraph.kernels.neighbours import (
+    Builder,
+    Result,
+    cpu,
+    neighbours,
+    neighbours_reference,
+)
 from staticgraph.kernels.neighbours.operations import POINTWISE
 
 
@@ -101,6 +107,25 @@ def assert_alike(found, expected, bound, what):
         if one.numel():
             error = ((one - other).abs().max() / (other.abs().max() + 1)).item()
             assert error < bound, (what, number, error)
+
+
+def test_machine_code_is_kept_and_read_only_if_nobody_else_could_write_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for cached in (cpu._folder, cpu._loops):
+        cached.cache_clear()
+    x = torch.linspace(-3, 3, 7)
+    expected = edge_by_edge("tanh", x)
+    (path,) = tmp_path.rglob("neighbours/*/*.o")
+    before = path.stat().st_ino
+    cpu._loops.cache_clear()
+    assert torch.equal(edge_by_edge("tanh", x), expected)
+    assert path.stat().st_ino == before
+    path.write_bytes(b"of somebody else")
+    path.chmod(0o666)
+    cpu._loops.cache_clear()
+    assert torch.equal(edge_by_edge("tanh", x), expected)
+    assert path.stat().st_ino != before
+    cpu._folder.cache_clear()
 
 
 @pytest.mark.parametrize("seed", range(60))

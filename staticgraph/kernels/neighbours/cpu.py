@@ -1,6 +1,8 @@
-"""Runs programs on a CPU: each loop is written, compiled in memory and called by its address.
+"""Runs programs on a CPU: each loop is written, compiled and called by its address.
 
-Writing and compiling takes some tens of milliseconds, and nothing is kept on disk.
+Writing and compiling a loop takes about 0.1 s. The machine code is kept in the user's cache folder,
+under the names of the program, of the processor and of the code that wrote it; what nothing has
+read for :data:`DAYS` is removed.
 
 Threads take nodes, as many as have the same number of edges together. No two write the same
 location, and the terms of a number are added in one order, so results have the same bits on any
@@ -13,19 +15,28 @@ number of threads.
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+import llvmlite
 import torch
 from llvmlite import binding
 from torch import Tensor
 
+from staticgraph.files import atomic, own_cache
 from staticgraph.kernels import threads
 from staticgraph.kernels.neighbours.cpu_code import Function
 from staticgraph.kernels.neighbours.program import Program, Result
 
+# Days for which machine code is kept that nothing reads.
+DAYS = 90
 _COMPILING = Lock()
 
 
@@ -48,15 +59,55 @@ def _compiled(program: Program, into: bool, double: bool) -> Callable[[Any, int]
     written = Function(program, into, double)
     with _COMPILING:
         machine, engine = _compiler()
-        module = binding.parse_assembly(str(written.write()))
-        module.verify()
-        options = binding.create_pipeline_tuning_options(speed_level=2)
-        passes = binding.create_pass_builder(machine, options)
-        passes.getModulePassManager().run(module, passes)
-        engine.add_module(module)
+        code = binding.ObjectFileRef.from_data(_machine_code(written, machine))
+        engine.add_object_file(code)
         engine.finalize_object()
         address = engine.get_function_address(written.name)
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(address)
+
+
+def _machine_code(written: Function, machine: Any) -> bytes:
+    """The object file of a function, from the cache or compiled."""
+    folder = _folder()
+    path = None if folder is None else folder / f"{written.name}.o"
+    if path is not None:
+        with suppress(OSError, own_cache.NotOurs), path.open("rb") as file:
+            own_cache.require_own(file, path)
+            with suppress(OSError):
+                os.utime(path)
+            return file.read()
+    module = binding.parse_assembly(str(written.write()))
+    module.verify()
+    options = binding.create_pipeline_tuning_options(speed_level=2)
+    passes = binding.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(module, passes)
+    code = machine.emit_object(module)
+    if path is not None:
+        with suppress(OSError):
+            atomic.write_bytes(path, code)
+    return code
+
+
+@cache
+def _folder() -> Path | None:
+    """Where machine code is kept; None if there is no folder that this user alone can write."""
+    try:
+        root = own_cache.folder() / "neighbours"
+    except own_cache.NotOurs:
+        return None
+    here = Path(__file__).parent
+    names = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    parts = [*names, llvmlite.__version__]
+    parts += [(here / name).read_text() for name in ("cpu_code.py", "cpu_operations.py")]
+    folder = root / hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in root.glob("*/*.o"):
+            if time.time() - path.stat().st_mtime > DAYS * 86_400:
+                path.unlink(missing_ok=True)
+    except OSError:
+        return None
+    return folder
 
 
 def parts(program: Program, alone: bool) -> list[tuple[bool, list[Result]]]:

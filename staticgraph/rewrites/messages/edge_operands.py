@@ -29,25 +29,16 @@ class Operands(NamedTuple):
     code: Call | None
 
 
-def operands(captured: Captured, anchor: Call, towers: list[Terms]) -> Operands:
-    """Inserts the products and returns the operands, with towers concatenated in the columns."""
+def operands(captured: Captured, anchor: Call, towers: list[Terms]) -> Operands | None:
+    """Inserts the products and returns the operands, with towers concatenated in the columns; None
+    if several towers do not read the same rows."""
     first = towers[0]
-    alike = len(towers) > 1 and all(_layout(each) == _layout(first) for each in towers)
-    if alike and all(term.weight is not None for term in first.terms):
-        weights = [_weight(each) for each in towers]
-        if None not in weights:
-            return _joined(captured, anchor, towers, weights)
-    each = [_one(captured, anchor, tower) for tower in towers]
-    if len(each) == 1:
-        return each[0]
-    code = each[0].code
-    if any(one.code is not code for one in each):
-        each = [_written_out(captured, anchor, one) for one in each]
-        code = None
-    source, target, edge = (
-        _side_by_side(captured, anchor, [one[place] for one in each]) for place in range(3)
-    )
-    return Operands(source, target, edge, code)
+    if len(towers) == 1:
+        return _one(captured, anchor, first)
+    weights = [_weight(each) for each in towers]
+    if None in weights or any(_layout(each) != _layout(first) for each in towers):
+        return None
+    return _joined(captured, anchor, towers, weights)
 
 
 def _layout(terms: Terms) -> Any:
@@ -145,21 +136,3 @@ def _plus(captured: Captured, anchor: Call, total: Any, sign: int, value: Any) -
     if total is None:
         return value if sign > 0 else captured.before(anchor, torch.neg, value)
     return captured.before(anchor, ADD if sign > 0 else SUB, total, value)
-
-
-def _written_out(captured: Captured, anchor: Call, one: Operands) -> Operands:
-    if one.code is None:
-        return one
-    rows = captured.before(anchor, GATHER, one.edge, 0, one.code)
-    return one._replace(edge=rows, code=None)
-
-
-def _side_by_side(captured: Captured, anchor: Call, parts: Any) -> Call | None:
-    """Columns of all towers, zeros for towers without any; None if no tower has any."""
-    if all(part is None for part in parts):
-        return None
-    like = next(part for part in parts if part is not None)
-    whole = [
-        captured.before(anchor, torch.zeros_like, like) if part is None else part for part in parts
-    ]
-    return captured.before(anchor, torch.cat, whole, 1)

@@ -98,7 +98,7 @@ def move_linear(captured: Captured) -> None:
         if not any(terms.split for terms in towers):
             continue
         given = operands(captured, node, towers)
-        if same_dtype(given.source, given.target, given.edge, node):
+        if given is not None and same_dtype(given.source, given.target, given.edge, node):
             rows = captured.reshaped(node, _gathered(captured, node, given), *found)
             captured.replace(node, rows)
     drop_unread(captured.graph)
