@@ -108,7 +108,8 @@ def _reduced(
     return root.masked_fill(root <= math.sqrt(cpu.LEAST_VARIANCE), 0.0)
 
 
-def _fake(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
+def empty_results(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
+    """Allocates the results of the program of a key, in the accumulation dtype."""
     program = program_of(key)
     dtype, nodes, count = wide_dtype(*operands), edges[2].size(0) - 1, edges[0].size(0)
     return [
@@ -120,7 +121,7 @@ def _fake(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
 
 
 def _on_cpu(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
-    results = _fake(key, operands, codes, edges)
+    results = empty_results(key, operands, codes, edges)
     wide = in_loops(wide_dtype(*operands))
     given = [cast(one, wide).contiguous() for one in operands]
     plain = [one.contiguous() for one in edges]
@@ -131,8 +132,8 @@ def _on_cpu(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
 _neighbours: OpOverload[..., Any] = operator(
     "neighbours(str program, Tensor[] operands, Tensor[] codes, Tensor[] edges) -> Tensor[]",
     cpu=_on_cpu,
-    cuda=None,
-    fake=_fake,
+    cuda="neighbours.gpu:forward",
+    fake=empty_results,
 ).overload
 
 

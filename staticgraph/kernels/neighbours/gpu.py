@@ -1,0 +1,124 @@
+"""``neighbours`` on CUDA: a Triton kernel per loop of a program, whose text is written for it.
+
+Triton reads a kernel from a file, so the text goes into a module in the user's cache folder, named
+by its contents; Triton's own cache then knows the kernel in later processes, too.
+"""
+
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import tempfile
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from staticgraph.files import atomic, own_cache
+from staticgraph.kernels.edges import Edges
+from staticgraph.kernels.launch import warps, wide
+from staticgraph.kernels.neighbours.cpu import parts
+from staticgraph.kernels.neighbours.gpu_loop import Text, kernel_text
+from staticgraph.kernels.neighbours.op import empty_results
+from staticgraph.kernels.neighbours.program import Program, program_of
+from staticgraph.kernels.shapes import contiguous
+
+_HEAD = '"""Written by staticgraph.kernels.neighbours.gpu."""\n\nimport triton\nimport triton.language as tl\n\n\n'
+
+
+class _Loop(NamedTuple):
+    """One loop of a program, with the names of the kernel's arguments."""
+
+    kernel: Any
+    arguments: tuple[str, ...]
+    into: bool
+    warps: int
+
+
+@lru_cache(maxsize=None)
+def _texts(program: Program) -> tuple[tuple[bool, Text], ...]:
+    """The text of each loop; its results are numbered as those of the program."""
+    found: list[tuple[bool, Text]] = []
+    for into, some in parts(program, alone=False):
+        text = kernel_text(program.taking(some), into)
+        names = {f"result_{at}": program.results.index(one) for at, one in enumerate(some)}
+        arguments = tuple(
+            f"result_{names[one]}" if one in names else one for one in text.arguments
+        )
+        found.append((into, text._replace(arguments=arguments)))
+    return tuple(found)
+
+
+def supports(program: Program) -> str | None:
+    """Why a program cannot run on CUDA; None if it can."""
+    try:
+        _texts(program)
+    except NotImplementedError as error:
+        return str(error)
+    return None
+
+
+@lru_cache(maxsize=None)
+def _loops(program: Program) -> tuple[_Loop, ...]:
+    return tuple(
+        _Loop(_kernel(text, into), text.arguments, into, warps(text.tile))
+        for into, text in _texts(program)
+    )
+
+
+def _kernel(text: Text, into: bool) -> Any:
+    """The Triton function of a text."""
+    key = hashlib.sha256(text.source.encode()).hexdigest()[:16]
+    name = f"neighbours_{'into' if into else 'out_of'}_{key}"
+    return getattr(_module(name, _HEAD + text.source.replace("NAME", name)), name)
+
+
+@lru_cache(maxsize=1)
+def _folder() -> Path:
+    """Where modules are kept: the user's cache folder, or a temporary one if it cannot be
+    written."""
+    try:
+        folder = own_cache.folder() / "neighbours"
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except (own_cache.NotOurs, OSError):
+        folder = Path(tempfile.mkdtemp(prefix="staticgraph-triton-"))
+    return folder
+
+
+def _module(name: str, source: str) -> ModuleType:
+    """Imports a module of this source from a file of its own."""
+    path = _folder() / f"{name}.py"
+    if not path.exists() or path.read_text() != source:
+        atomic.write_text(path, source)
+    spec = importlib.util.spec_from_file_location(f"staticgraph_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def forward(
+    key: str, operands: Sequence[Tensor], codes: Sequence[Tensor], edges: Sequence[Tensor]
+) -> list[Tensor]:
+    """Runs a program, in one launch per loop."""
+    results = empty_results(key, operands, codes, edges)
+    values: dict[str, Tensor] = dict(zip(Edges._fields, contiguous(*edges), strict=True))
+    for kind, given in (
+        ("operand", contiguous(*operands)),
+        ("code", contiguous(*codes)),
+        ("result", results),
+    ):
+        values |= {f"{kind}_{at}": one for at, one in enumerate(given)}
+    dtype = wide(results[0].dtype)
+    for loop in _loops(program_of(key)):
+        nodes = values["row_ptr" if loop.into else "col_ptr"].size(0) - 1
+        arguments = [values[name] for name in loop.arguments]
+        loop.kernel[(nodes,)](*arguments, dtype, num_warps=loop.warps)
+    return results
