@@ -92,7 +92,9 @@ def _function(builder: Builder, name: str, value: int) -> int:
         return builder.point("where", builder.point("le", value, 0.0), 0.0, value)
     if name in ("square", "log", "sqrt"):
         square = builder.point("mul", value, value)
-        return square if name == "square" else builder.point(name, builder.point("add", square, 0.5))
+        return (
+            square if name == "square" else builder.point(name, builder.point("add", square, 0.5))
+        )
     if name == "log1p":
         falling = builder.point("exp", builder.point("neg", builder.point("abs", value)))
         return builder.point("log1p", falling)

@@ -2,6 +2,10 @@
 
 Triton reads a kernel from a file, so the text goes into a module in the user's cache folder, named
 by its contents; Triton's own cache then knows the kernel in later processes, too.
+
+The derivative of a minimum or maximum finds the edges that have it by computing their values again,
+so these must have the same bits in both kernels: products are not fused with sums there, and a sum
+over columns, whose order depends on the tile, is refused.
 """
 
 # Launching a Triton function, with its options by name, is not typed.
@@ -13,7 +17,7 @@ import hashlib
 import importlib.util
 import tempfile
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -29,30 +33,46 @@ from staticgraph.kernels.neighbours.op import empty_results
 from staticgraph.kernels.neighbours.program import Program, program_of
 from staticgraph.kernels.shapes import contiguous
 
-_HEAD = '"""Written by staticgraph.kernels.neighbours.gpu."""\n\nimport triton\nimport triton.language as tl\n\n\n'
+_HEAD = "import triton\nimport triton.language as tl\n\n\n"
 
 
 class _Loop(NamedTuple):
-    """One loop of a program, with the names of the kernel's arguments."""
+    """One loop of a program.
+
+    Attributes:
+        kernel: a Triton function.
+        arguments: their names, the dtype left out.
+        into: whether it is over the edges into each node.
+        options: Triton's.
+    """
 
     kernel: Any
     arguments: tuple[str, ...]
     into: bool
-    warps: int
+    options: dict[str, Any]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _texts(program: Program) -> tuple[tuple[bool, Text], ...]:
     """The text of each loop; its results are numbered as those of the program."""
     found: list[tuple[bool, Text]] = []
+    for place, reduction in program.results:
+        if reduction[:3] in ("min", "max") and _adds_columns(program, place):
+            raise NotImplementedError(
+                f"the {reduction[:3]} over edges of a sum over columns (the operation 'total')"
+            )
     for into, some in parts(program, alone=False):
         text = kernel_text(program.taking(some), into)
         names = {f"result_{at}": program.results.index(one) for at, one in enumerate(some)}
-        arguments = tuple(
-            f"result_{names[one]}" if one in names else one for one in text.arguments
-        )
+        arguments = tuple(f"result_{names[one]}" if one in names else one for one in text.arguments)
         found.append((into, text._replace(arguments=arguments)))
     return tuple(found)
+
+
+def _adds_columns(program: Program, place: int) -> bool:
+    """Whether a value depends on a sum over columns."""
+    operation, arguments, _, _ = program.values[place]
+    return operation == "total" or any(_adds_columns(program, one) for one in arguments)
 
 
 def supports(program: Program) -> str | None:
@@ -64,12 +84,16 @@ def supports(program: Program) -> str | None:
     return None
 
 
-@lru_cache(maxsize=None)
+@cache
 def _loops(program: Program) -> tuple[_Loop, ...]:
-    return tuple(
-        _Loop(_kernel(text, into), text.arguments, into, warps(text.tile))
-        for into, text in _texts(program)
+    same_bits = any(one.reduction[:3] in ("min", "max") for one in program.results) or any(
+        value.operation == "eq" for value in program.values
     )
+    loops: list[_Loop] = []
+    for into, text in _texts(program):
+        options = {"num_warps": warps(text.tile), "enable_fp_fusion": not same_bits}
+        loops.append(_Loop(_kernel(text, into), text.arguments, into, options))
+    return tuple(loops)
 
 
 def _kernel(text: Text, into: bool) -> Any:
@@ -79,7 +103,7 @@ def _kernel(text: Text, into: bool) -> Any:
     return getattr(_module(name, _HEAD + text.source.replace("NAME", name)), name)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _folder() -> Path:
     """Where modules are kept: the user's cache folder, or a temporary one if it cannot be
     written."""
@@ -120,5 +144,5 @@ def forward(
     for loop in _loops(program_of(key)):
         nodes = values["row_ptr" if loop.into else "col_ptr"].size(0) - 1
         arguments = [values[name] for name in loop.arguments]
-        loop.kernel[(nodes,)](*arguments, dtype, num_warps=loop.warps)
+        loop.kernel[(nodes,)](*arguments, dtype, **loop.options)
     return results

@@ -9,7 +9,7 @@ are next to each other, and becomes a quotient or a remainder otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 from staticgraph.kernels.neighbours.program import Shape
 
@@ -34,12 +34,12 @@ class Axis(NamedTuple):
 class Quotient(NamedTuple):
     """An index divided by a number, rounded down, or the remainder."""
 
-    index: Index
+    inside: Index
     divisor: int
     remainder: bool
 
 
-Term = Union[Axis, Quotient]
+Term = Axis | Quotient
 
 
 class Index(NamedTuple):
@@ -51,9 +51,7 @@ class Index(NamedTuple):
     @property
     def axes(self) -> frozenset[Axis]:
         """The axes that the index depends on."""
-        names = (
-            {term} if isinstance(term, Axis) else term.index.axes for term, _ in self.terms
-        )
+        names = ({term} if isinstance(term, Axis) else term.inside.axes for term, _ in self.terms)
         return frozenset().union(*names)
 
     @property
@@ -80,12 +78,14 @@ class Index(NamedTuple):
                 whole = term._replace(remainder=False)
                 if factors.get(whole) == factor * term.divisor:  # q d + r is the whole index
                     del factors[whole], factors[term]
-                    return Index(tuple(factors.items()), constant).plus(term.index.times(factor))
+                    return Index(tuple(factors.items()), constant).plus(term.inside.times(factor))
         return Index(tuple(sorted(factors.items(), key=repr)), constant)
 
     def times(self, factor: int) -> Index:
         """The index times a positive number."""
-        return Index(tuple((term, old * factor) for term, old in self.terms), self.constant * factor)
+        return Index(
+            tuple((term, old * factor) for term, old in self.terms), self.constant * factor
+        )
 
     def divided(self, divisor: int) -> tuple[Index, Index]:
         """The quotient, rounded down, and the remainder."""
@@ -106,7 +106,7 @@ class Index(NamedTuple):
             if term == axis:
                 value = index
             elif isinstance(term, Quotient):
-                value = term.index.put(axis, index).divided(term.divisor)[term.remainder]
+                value = term.inside.put(axis, index).divided(term.divisor)[term.remainder]
             total = total.plus(value.times(factor))
         return total
 
@@ -127,7 +127,7 @@ class Index(NamedTuple):
 def _largest(term: Term) -> int:
     if isinstance(term, Axis):
         return term.size - 1
-    most = term.index.bounds[1]
+    most = term.inside.bounds[1]
     return min(most, term.divisor - 1) if term.remainder else most // term.divisor
 
 

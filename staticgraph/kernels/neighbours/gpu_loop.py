@@ -217,8 +217,8 @@ class _Writer:
                     one = _lifted(term.name, (term,), axes)
                 else:
                     way = "%" if term.remainder else "//"
-                    inner = f"({self._position(term.index)} {way} {term.divisor})"
-                    one = _lifted(inner, self._ordered(term.index.axes), axes)
+                    inner = f"({self._position(term.inside)} {way} {term.divisor})"
+                    one = _lifted(inner, self._ordered(term.inside.axes), axes)
                 terms.append(one if factor == 1 else f"{one} * {factor}")
             terms += [str(index.constant)] * (index.constant != 0)
             return self._let(self.lines.setup, " + ".join(terms))
@@ -384,7 +384,7 @@ class _Writer:
     def _part(self, arguments: Sequence[int], dim: int, index: tuple[Index, ...]) -> Number:
         """The one of several values side by side that an index is in."""
         low, high = index[dim].bounds
-        first = 0
+        first = last = 0
         for one in arguments:
             last = first + self.program.values[one].shape[dim]
             if high < last:

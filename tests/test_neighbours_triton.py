@@ -1,0 +1,146 @@
+"""The Triton kernels of programs without a GPU: interpreted, and as compiled for an H100."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from support.compiled import Compiled, Launch, compile_launch, noted
+from support.drawn_programs import drawn_call
+from support.interpreted import needs_interpreter, run_interpreted
+from support.messages import MESSAGES, with_derivative
+from test_kernels_triton import narrow_products
+
+from staticgraph.dryrun.operations import further_launches
+from staticgraph.files import own_cache
+from staticgraph.kernels.neighbours import Builder, Program, Result, gpu
+from staticgraph.kernels.neighbours.program import known
+from staticgraph.kernels.register import CUDA
+
+# Registers of a thread, forward and backward, with Triton 3.9: the most of both dtypes and of all
+# loops, and an eighth.
+REGISTERS = {
+    "GINE of 64": (40, 40),
+    "GINE of 300": (43, 45),
+    "gated heads": (43, 40),
+    "PaiNN": (45, 63),
+    "PNA": (63, 88),
+    "NNConv": (36, 36),
+}
+
+
+@pytest.mark.slow
+@needs_interpreter
+def test_interpreted_in_a_process_of_its_own():
+    run_interpreted("interpreted_neighbours.py")
+
+
+def launched(program: Program, dtype: torch.dtype) -> list[Launch]:
+    """The launches of a program."""
+    assert gpu.supports(program) is None
+    call = drawn_call(1, dtype, program)
+    return noted(CUDA["neighbours"], known(program), call.operands, call.codes, list(call.edges))
+
+
+def compiled(program: Program, dtype: torch.dtype) -> list[Compiled]:
+    """The launches of a program, compiled."""
+    return [compile_launch(launch) for launch in launched(program, dtype)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_and_its_derivative_stay_in_registers(name, dtype):
+    for program, most in zip(with_derivative(MESSAGES[name]), REGISTERS[name], strict=True):
+        for each in compiled(program, dtype):
+            assert each.spilled == 0
+            assert each.registers <= most
+            assert each.atomics == []
+            assert each.loops == 1
+            if name in ("GINE of 300", "PNA"):  # 300 columns, in one piece
+                assert each.widest("ld") == 32 * dtype.itemsize
+                assert each.widest("st") == 128
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_numbers_are_not_rounded_and_addresses_have_64_bits(name):
+    for program in with_derivative(MESSAGES[name]):
+        for launch in launched(program, torch.float64):
+            text = launch.ttir()
+            assert not re.findall(r"arith\.(?:truncf|extf) .*", text)
+            assert narrow_products(text) == []
+
+
+def test_values_of_a_maximum_have_the_same_bits_in_its_derivative():
+    """Its derivative compares values that it computes again with the maximum."""
+    for name, fused in (("PNA", False), ("GINE of 64", True)):
+        for program in with_derivative(MESSAGES[name]):
+            launches = launched(program, torch.float32)
+            assert {launch.options["enable_fp_fusion"] for launch in launches} == {fused}
+
+
+def summed(shape: tuple[int, ...], dims: list[int], reduction: str) -> Program:
+    builder = Builder()
+    rows = builder.operand("source", shape)
+    return builder.program([Result(builder.total(rows, dims), reduction)])
+
+
+def mixed() -> Program:
+    """Parts of three and five columns, read row by row in rows of four."""
+    builder = Builder()
+    parts = [builder.operand("source", (2, width)) for width in (3, 5)]
+    flat = builder.view(builder.cat(parts, 1), (4, 4))
+    return builder.program([Result(builder.permute(flat, [1, 0]), "sum")])
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (summed((4, 8), [1], "max"), "the max over edges of a sum over columns"),
+        (summed((100, 100), [0], "sum"), "rows of 100 x 100 numbers; a kernel holds 8192"),
+        (summed((9000,), [], "sum"), "rows of 9000 numbers; a kernel holds 8192"),
+        (mixed(), "the operation 'cat' is followed by a view that mixes its parts"),
+    ],
+)
+def test_what_cannot_be_written_has_a_reason(program, reason):
+    assert reason in (gpu.supports(program) or "")
+    with pytest.raises(NotImplementedError, match=re.escape(reason)):
+        launched(program, torch.float32)
+
+
+def test_a_kernel_is_a_file_named_by_its_text(tmp_path, monkeypatch):
+    """One file for equal texts, which is written again if it is not the text."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    gpu._folder.cache_clear()
+    try:
+        ((into, text),) = gpu._texts(MESSAGES["GINE of 64"])
+        kernel = gpu._kernel(text, into)
+        (path,) = (own_cache.folder() / "neighbours").iterdir()
+        assert path.stem == kernel.__name__
+        contents = path.read_text()
+        assert kernel.src in contents
+        path.write_text(contents[:90])
+        assert gpu._kernel(text, into).cache_key == kernel.cache_key
+        assert path.read_text() == contents
+        monkeypatch.setattr(own_cache, "folder", _refuses)
+        gpu._folder.cache_clear()
+        assert gpu._kernel(text, into).cache_key == kernel.cache_key
+    finally:
+        gpu._folder.cache_clear()
+
+
+def _refuses() -> None:
+    raise own_cache.NotOurs("no cache folder can be written")
+
+
+def test_every_loop_is_a_launch():
+    names = []
+    for program in with_derivative(MESSAGES["gated heads"]):
+        launches = launched(program, torch.float32)
+        assert further_launches("staticgraph::neighbours", (known(program),)) == len(launches) - 1
+        names += [launch.name for launch in launches]
+    assert [name.rsplit("_", 1)[0] for name in names] == [
+        "neighbours_into",
+        "neighbours_into",
+        "neighbours_out_of",
+    ]
