@@ -6,11 +6,10 @@ import re
 
 import pytest
 import torch
-from support.compiled import Compiled, Launch, compile_launch, noted
+from support.compiled import Compiled, Launch, compile_launch, narrow_products, noted
 from support.drawn_programs import drawn_call
 from support.interpreted import needs_interpreter, run_interpreted
 from support.messages import MESSAGES, with_derivative
-from test_kernels_triton import narrow_products
 
 from staticgraph.dryrun.operations import further_launches
 from staticgraph.files import own_cache
@@ -38,7 +37,6 @@ def test_interpreted_in_a_process_of_its_own():
 
 def launched(program: Program, dtype: torch.dtype) -> list[Launch]:
     """The launches of a program."""
-    assert gpu.supports(program) is None
     call = drawn_call(1, dtype, program)
     return noted(CUDA["neighbours"], known(program), call.operands, call.codes, list(call.edges))
 
@@ -65,6 +63,7 @@ def test_a_message_and_its_derivative_stay_in_registers(name, dtype):
 @pytest.mark.parametrize("name", MESSAGES)
 def test_numbers_are_not_rounded_and_addresses_have_64_bits(name):
     for program in with_derivative(MESSAGES[name]):
+        assert gpu.supports(program) is None
         for launch in launched(program, torch.float64):
             text = launch.ttir()
             assert not re.findall(r"arith\.(?:truncf|extf) .*", text)
