@@ -90,11 +90,12 @@ def summed(shape: tuple[int, ...], dims: list[int], reduction: str) -> Program:
 
 
 def mixed() -> Program:
-    """Parts of three and five columns, read row by row in rows of four."""
+    """Rows of eight numbers, in two parts each, read as rows of four."""
     builder = Builder()
     parts = [builder.operand("source", (2, width)) for width in (3, 5)]
-    flat = builder.view(builder.cat(parts, 1), (4, 4))
-    return builder.program([Result(builder.permute(flat, [1, 0]), "sum")])
+    rows = builder.view(builder.cat(parts, 1), (4, 4))
+    gated = builder.point("mul", rows, builder.operand("edge", (4, 1)))
+    return builder.program([Result(gated, "sum")])
 
 
 @pytest.mark.parametrize(

@@ -115,19 +115,84 @@ def shuffled() -> Program:
     target = builder.operand("target", (4, 1))
     both = builder.cat([row, builder.point("mul", wide, target), row], 1)
     crossed = builder.permute(builder.view(row, (3, 4)), [1, 0])
-    halves = builder.view(
-        builder.cat([builder.view(row, (12,)), builder.view(row, (12,))], 0), (8, 3)
-    )
+    flat = builder.view(row, (12,))
+    halves = builder.view(builder.cat([flat, flat], 0), (8, 3))
     whole = builder.point("mul", builder.expand(target, (4, 11)), both)
     return builder.program(
         [
             Result(whole, "sum"),
-            Result(builder.total(whole, [1]), "rows"),
+            Result(builder.total(builder.point("sigmoid", whole), [1]), "rows"),
             Result(builder.point("mul", crossed, row), "max"),
             Result(builder.point("tanh", halves), "source_sum"),
             Result(builder.total(builder.expand(target, (4, 7)), [0, 1]), "mean"),
         ]
     )
+
+
+def cut_in_rows(row: int) -> Program:
+    """Parts that meet within a row of the shape in which they are read."""
+    builder = Builder()
+    first, second = (
+        builder.operand("source", (4 * row + 2,)),
+        builder.operand("edge", (18 - 4 * row,)),
+    )
+    rows = builder.view(builder.cat([first, second], 0), (5, 4))
+    gated = builder.point("mul", rows, builder.operand("target", (5, 1)))
+    return builder.program([Result(rows, "rows"), Result(gated, "sum")])
+
+
+def cut_when_merged() -> Program:
+    """Parts that meet within a row, where rows are read as one."""
+    builder = Builder()
+    first, second = builder.operand("source", (5,)), builder.operand("edge", (7,))
+    return builder.program([Result(builder.view(builder.cat([first, second], 0), (2, 6)), "sum")])
+
+
+def cut_in_columns() -> Program:
+    """Parts of which every third number is read, a column of rows of three."""
+    builder = Builder()
+    first, second = builder.operand("source", (5,)), builder.operand("edge", (7,))
+    rows = builder.view(builder.cat([first, second], 0), (4, 3))
+    columns = [builder.slice(rows, 1, column, column + 1) for column in range(3)]
+    return builder.program([Result(column, "sum") for column in columns])
+
+
+def sliced_rows_of_one(heads: int) -> Program:
+    """Rows that are given without gaps, of which columns and heads are read."""
+    builder = Builder()
+    flat, gate = builder.operand("edge", (heads * 6,)), builder.operand("source", (heads, 1))
+    rows = builder.view(flat, (heads, 6))
+    values = [
+        builder.point("mul", builder.slice(rows, 1, 1, 4), gate),
+        builder.slice(rows, 0, 1, heads),
+        builder.view(builder.point("mul", rows, gate), (heads * 6,)),
+    ]
+    return builder.program([Result(value, "sum") for value in values])
+
+
+def next_to_zeros() -> Program:
+    """Zeros beside a part, under each operation that leaves zeros or the other number."""
+    builder = Builder()
+    row, whole = builder.operand("edge", (3,)), builder.operand("source", (5,))
+    zeros, ones = (builder.number(number, (2,)) for number in (0.0, 1.0))
+    beside, above = builder.cat([zeros, row], 0), builder.cat([row, ones], 0)
+    values = [
+        builder.point("sub", beside, whole),
+        builder.point("sub", whole, beside),
+        builder.point("add", beside, whole),
+        builder.point("mul", whole, beside),
+        builder.point("mul", above, whole),
+        builder.point("neg", above),
+    ]
+    return builder.program([Result(value, "sum") for value in values])
+
+
+def read_past_a_row() -> Program:
+    """The first four numbers of two rows of three: one more than a row has."""
+    builder = Builder()
+    rows, gate = builder.operand("source", (2, 3)), builder.operand("edge", (2, 1))
+    flat = builder.view(builder.point("mul", rows, gate), (6,))
+    return builder.program([Result(builder.slice(flat, 0, 0, 4), "sum")])
 
 
 def of_three_dimensions() -> Program:
@@ -143,7 +208,19 @@ def of_three_dimensions() -> Program:
     )
 
 
-@pytest.mark.parametrize("program", [shuffled(), of_three_dimensions()])
+SHAPES = [
+    shuffled(),
+    *map(cut_in_rows, (0, 2, 4)),
+    cut_when_merged(),
+    cut_in_columns(),
+    *map(sliced_rows_of_one, (3, 16)),
+    next_to_zeros(),
+    read_past_a_row(),
+    of_three_dimensions(),
+]
+
+
+@pytest.mark.parametrize("program", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_shapes(program, dtype):
     assert_alike(drawn_call(3, dtype, program))

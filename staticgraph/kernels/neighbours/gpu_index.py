@@ -40,6 +40,16 @@ class Quotient(NamedTuple):
 
 
 Term = Axis | Quotient
+# Rows of unequal length that an axis is cut into one by one, each with code of its own.
+MOST_ROWS = 8
+
+
+class Cut(NamedTuple):
+    """A position where an axis is cut in two, or the length of the rows that it is cut into."""
+
+    axis: Axis
+    at: int
+    into_rows: bool = False
 
 
 class Index(NamedTuple):
@@ -110,17 +120,29 @@ class Index(NamedTuple):
             total = total.plus(value.times(factor))
         return total
 
-    def cut(self, boundary: int) -> tuple[Axis, int] | None:
-        """An axis, and the position along it from which on the index is at least ``boundary``; None
+    def cut(self, boundary: int) -> Cut | None:
+        """A cut after which the index is below ``boundary`` on one side, or nearer to it; None if
+        there is none."""
+        if not self.is_affine:
+            return self.rows()
+        axis, factor = max(self.terms, key=lambda term: term[1])
+        assert isinstance(axis, Axis)
+        return Cut(axis, min(-((self.constant - boundary) // factor), axis.size - 1))
+
+    def rows(self) -> Cut | None:
+        """A cut at the end of a row, or into rows, where a quotient is the number of the row; None
         if there is none."""
-        for term, factor in self.terms:
-            rest = self._replace(terms=tuple(one for one in self.terms if one[0] != term))
-            if not isinstance(term, Axis) or term in rest.axes:
+        for term, _ in self.terms:
+            if not isinstance(term, Quotient) or len(term.inside.terms) != 1:
                 continue
-            at, left = divmod(boundary - rest.constant, factor)
-            spread = rest.bounds[1] - rest.bounds[0]
-            if spread < factor and (left == 0 or not rest.terms):
-                return term, at + (left > 0)
+            ((axis, factor),) = term.inside.terms
+            first = -term.inside.constant % term.divisor
+            if not isinstance(axis, Axis) or factor != 1:
+                continue
+            if first == 0 and axis.size % term.divisor == 0:
+                return Cut(axis, term.divisor, into_rows=True)
+            if axis.size <= MOST_ROWS * term.divisor:
+                return Cut(axis, first or term.divisor)
         return None
 
 

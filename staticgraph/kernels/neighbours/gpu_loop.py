@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from staticgraph.kernels.neighbours.cpu import LEAST_VARIANCE
-from staticgraph.kernels.neighbours.gpu_index import Axis, Index, along, flat, unflat
+from staticgraph.kernels.neighbours.gpu_index import Axis, Cut, Index, along, flat, unflat
 from staticgraph.kernels.neighbours.gpu_operations import OPERATIONS, SQRT
 from staticgraph.kernels.neighbours.program import Program
 
@@ -84,13 +84,12 @@ class _Lines:
         return replace(self, **{one.name: getattr(self, one.name).copy() for one in fields(self)})
 
 
-class _Cut(Exception):
+class _MustCut(Exception):
     """A value is made of parts that meet at a position along an axis."""
 
-    def __init__(self, axis: Axis, at: int) -> None:
-        super().__init__(axis, at)
-        self.axis: Axis = axis
-        self.at: int = at
+    def __init__(self, cut: Cut) -> None:
+        super().__init__(cut)
+        self.cut: Cut = cut
 
 
 class _NotMerged(Exception):
@@ -178,7 +177,7 @@ class _Writer:
         before = self.lines.copy()
         try:
             return write()
-        except _Cut:
+        except _MustCut:
             self.lines = before
             raise
 
@@ -258,13 +257,21 @@ class _Writer:
             )
         return axes
 
-    def _cut(self, index: Sequence[Index], cut: _Cut) -> Iterator[tuple[Axis | None, list[Index]]]:
-        """Both sides of an index that is cut: the axis along each, and the index."""
-        others = {axis for one in index for axis in one.axes} - {cut.axis}
-        for first, size in ((0, cut.at), (cut.at, cut.axis.size - cut.at)):
-            axis = self._axis(size, set(others))
-            here = along(axis).plus(Index((), first))
-            yield axis, [one.put(cut.axis, here) for one in index]
+    def _cut(self, index: Sequence[Index], cut: Cut) -> Iterator[tuple[list[Axis], list[Index]]]:
+        """Both sides of an index that is cut, or its rows: the axes instead of the one that was
+        cut, and the index."""
+        axis, at, into_rows = cut
+        others = {one for part in index for one in part.axes} - {axis}
+        if into_rows:
+            pairs = [((axis.size // at, at), 0)]
+        else:
+            pairs = [((1, at), 0), ((1, axis.size - at), at)]
+        for sizes, first in pairs:
+            taken = others.copy()
+            row, column = (self._axis(size, taken) for size in sizes)
+            here = along(row).times(at).plus(along(column)).plus(Index((), first))
+            axes = [one for one in (row, column) if one is not None]
+            yield axes, [part.put(axis, here) for part in index]
 
     # ------------------------------------------------------------------ nodes and edges
 
@@ -329,6 +336,8 @@ class _Writer:
             position = flat(index, shape)
             if self.kept is not None and not position.is_affine:
                 raise _NotMerged
+            if (cut := position.rows()) is not None and cut.into_rows:
+                raise _MustCut(cut)
             row, per_edge = self._operand(options[0])
             address, mask, axes = self._at(row, position)
             text = f"tl.load({address}{mask}{', other=0.0' * bool(mask)}).to(WIDE)"
@@ -399,7 +408,7 @@ class _Writer:
             raise NotImplementedError(
                 "the operation 'cat' is followed by a view that mixes its parts"
             )
-        raise _Cut(*cut)
+        raise _MustCut(cut)
 
     def _total(self, below: int, dims: Sequence[int], index: Sequence[Index]) -> Number:
         """The sum of a value over dimensions."""
@@ -422,15 +431,15 @@ class _Writer:
         """The sum of a value over axes."""
         try:
             value = self._attempt(lambda: self._value(below, index))
-        except _Cut as cut:
-            if cut.axis not in summed:
+        except _MustCut as error:
+            if error.cut.axis not in summed:
                 raise
-            others = [axis for axis in summed if axis != cut.axis]
-            sides = [
-                self._summed(below, side, others + ([] if axis is None else [axis]))
-                for axis, side in self._cut(index, cut)
+            others = [axis for axis in summed if axis != error.cut.axis]
+            first, *second = [
+                self._summed(below, side, others + axes)
+                for axes, side in self._cut(index, error.cut)
             ]
-            return self._point("add", sides)
+            return self._point("add", [first, *second]) if second else first
         over = [axis for axis in value.axes if axis in summed]
         if over:
             lines, text = self._where(value.per_edge), value.name
@@ -463,8 +472,8 @@ class _Writer:
         place, reduction = self.program.results[number]
         try:
             value = self._attempt(lambda: self._value(place, index))
-        except _Cut as cut:
-            for _, side in self._cut(index, cut):
+        except _MustCut as error:
+            for _, side in self._cut(index, error.cut):
                 self._result_at(number, side)
             return
         shape, name = self.program.values[place].shape, self._argument(f"result_{number}")
