@@ -98,12 +98,29 @@ def mixed() -> Program:
     return builder.program([Result(gated, "sum")])
 
 
+def deep() -> Program:
+    """A thousand operations, each of the one before."""
+    builder = Builder()
+    value = builder.operand("source", (4,))
+    for _ in range(1000):
+        value = builder.point("sin", value)
+    return builder.program([Result(value, "sum")])
+
+
+def test_a_row_may_be_wider_than_a_tile_if_it_is_made_of_parts():
+    builder = Builder()
+    parts = [builder.operand("source", (6000,)), builder.operand("edge", (5000,))]
+    program = builder.program([Result(builder.cat(parts, 0), "sum")])
+    assert gpu.supports(program) is None
+
+
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        (summed((4, 8), [1], "max"), "the max over edges of a sum over columns"),
-        (summed((100, 100), [0], "sum"), "rows of 100 x 100 numbers; a kernel holds 8192"),
-        (summed((9000,), [], "sum"), "rows of 9000 numbers; a kernel holds 8192"),
+        (summed((4, 8), [1], "max"), "maximum over edges of a sum over columns"),
+        (summed((100, 100), [0], "sum"), "tiles of 16384 numbers"),
+        (summed((9000,), [], "sum"), "tiles of 16384 numbers"),
+        (deep(), "operations, too many of them one after another"),
         (mixed(), "the operation 'cat' is followed by a view that mixes its parts"),
     ],
 )

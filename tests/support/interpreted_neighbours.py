@@ -233,6 +233,8 @@ def test_dimensions_are_merged_where_none_is_needed():
     ((_, text),) = gpu._texts(program)
     assert text.tile == 2 * 16
     assert_alike(drawn_call(3, torch.float32, program))
+    ((_, text),) = gpu._texts(cut_when_merged())
+    assert text.source.count("tl.store") == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

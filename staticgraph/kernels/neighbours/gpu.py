@@ -56,11 +56,10 @@ class _Loop(NamedTuple):
 def _texts(program: Program) -> tuple[tuple[bool, Text], ...]:
     """The text of each loop; its results are numbered as those of the program."""
     found: list[tuple[bool, Text]] = []
-    for place, reduction in program.results:
-        if reduction[:3] in ("min", "max") and _adds_columns(program, place):
-            raise NotImplementedError(
-                f"the {reduction[:3]} over edges of a sum over columns (the operation 'total')"
-            )
+    if _compares_totals(program):
+        raise NotImplementedError(
+            "the minimum or maximum over edges of a sum over columns (the operation 'total')"
+        )
     for into, some in parts(program, alone=False):
         text = kernel_text(program.taking(some), into)
         names = {f"result_{at}": program.results.index(one) for at, one in enumerate(some)}
@@ -69,10 +68,13 @@ def _texts(program: Program) -> tuple[tuple[bool, Text], ...]:
     return tuple(found)
 
 
-def _adds_columns(program: Program, place: int) -> bool:
-    """Whether a value depends on a sum over columns."""
-    operation, arguments, _, _ = program.values[place]
-    return operation == "total" or any(_adds_columns(program, one) for one in arguments)
+def _compares_totals(program: Program) -> bool:
+    """Whether a minimum or maximum is of values that depend on a sum over columns."""
+    needed = {place for place, reduction in program.results if reduction[:3] in ("min", "max")}
+    for place in reversed(range(len(program.values))):
+        if place in needed:
+            needed.update(program.values[place].arguments)
+    return any(program.values[place].operation == "total" for place in needed)
 
 
 def supports(program: Program) -> str | None:

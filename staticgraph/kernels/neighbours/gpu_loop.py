@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -68,6 +70,7 @@ class _Lines:
         after: results of the node.
         arguments, axes: of the kernel, in order.
         variables: what has been written, by what it is.
+        tile: numbers of the largest tile.
     """
 
     setup: list[str] = field(default_factory=list)
@@ -78,10 +81,11 @@ class _Lines:
     arguments: list[str] = field(default_factory=list)
     axes: list[Axis] = field(default_factory=list)
     variables: dict[Any, Any] = field(default_factory=dict)
+    tile: int = 1
 
     def copy(self) -> _Lines:
         """A copy that can be returned to."""
-        return replace(self, **{one.name: getattr(self, one.name).copy() for one in fields(self)})
+        return replace(self, **{name: copy(value) for name, value in vars(self).items()})
 
 
 class _MustCut(Exception):
@@ -102,12 +106,16 @@ def kernel_text(program: Program, into: bool) -> Text:
     Raises:
         NotImplementedError: an operation cannot be written; the message names it.
     """
-    for kept in range(max(len(program.shape(result)) for result in program.results)):
-        try:
-            return _Writer(program, into, kept).text()
-        except _NotMerged:
-            pass
-    return _Writer(program, into, None).text()
+    most = max(len(program.shape(result)) for result in program.results)
+    try:
+        for kept in range(most):
+            with suppress(_NotMerged):
+                return _Writer(program, into, kept).text()
+        return _Writer(program, into, None).text()
+    except RecursionError:
+        raise NotImplementedError(
+            f"{len(program.values)} operations, too many of them one after another"
+        ) from None
 
 
 class _Writer:
@@ -124,15 +132,23 @@ class _Writer:
         self.program: Program = program
         self.into: bool = into
         self.kept: int | None = kept
-        self.tile: int = 1
         self.lines: _Lines = _Lines()
 
     def text(self) -> Text:
-        """Writes the kernel."""
+        """Writes the kernel.
+
+        Raises:
+            NotImplementedError: a tile is too large.
+        """
         pointer = self._argument("row_ptr" if self.into else "col_ptr")
         for number in range(len(self.program.results)):
             self._result(number)
         lines = self.lines
+        if lines.tile > MAX_TILE:
+            raise NotImplementedError(
+                f"tiles of {lines.tile} numbers, the largest row in powers of two; a kernel holds "
+                f"{MAX_TILE} at the most"
+            )
         body = [
             "node = tl.program_id(0).to(tl.int64)",
             f"begin = tl.load({pointer} + node).to(tl.int64)",
@@ -146,7 +162,7 @@ class _Writer:
         arguments = ", ".join(lines.arguments)
         head = f"@triton.jit\ndef NAME({arguments}, WIDE: tl.constexpr):\n"
         source = head + "".join(f"    {line}\n" for line in body)
-        return Text(source, tuple(lines.arguments), self.tile)
+        return Text(source, tuple(lines.arguments), lines.tile)
 
     # ------------------------------------------------------------------ variables
 
@@ -242,19 +258,9 @@ class _Writer:
         return address, "" if mask is None else f", mask={mask}", axes
 
     def _tile(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
-        """The axes of a tile, in order.
-
-        Raises:
-            NotImplementedError: it is too large.
-        """
+        """The axes of a tile, in order; notes its size."""
         axes = self._ordered(axes)
-        size = math.prod(axis.block for axis in axes)
-        self.tile = max(self.tile, size)
-        if size > MAX_TILE:
-            sizes = " x ".join(str(axis.size) for axis in axes)
-            raise NotImplementedError(
-                f"rows of {sizes} numbers; a kernel holds {MAX_TILE} at the most"
-            )
+        self.lines.tile = max(self.lines.tile, math.prod(axis.block for axis in axes))
         return axes
 
     def _cut(self, index: Sequence[Index], cut: Cut) -> Iterator[tuple[list[Axis], list[Index]]]:
