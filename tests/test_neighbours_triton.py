@@ -7,13 +7,21 @@ import re
 import pytest
 import torch
 from support.compiled import Compiled, Launch, compile_launch, narrow_products, noted
-from support.drawn_programs import drawn_call
+from support.drawn_programs import drawn_call, drawn_program
 from support.interpreted import needs_interpreter, run_interpreted
 from support.messages import MESSAGES, with_derivative
 
 from staticgraph.dryrun.operations import further_launches
 from staticgraph.files import own_cache
-from staticgraph.kernels.neighbours import Builder, Program, Result, gpu
+from staticgraph.kernels.neighbours import (
+    Builder,
+    Program,
+    Result,
+    cpu_operations,
+    gpu,
+    gpu_operations,
+)
+from staticgraph.kernels.neighbours.operations import POINTWISE
 from staticgraph.kernels.neighbours.program import known
 from staticgraph.kernels.register import CUDA
 
@@ -60,14 +68,18 @@ def test_a_message_and_its_derivative_stay_in_registers(name, dtype):
                 assert each.widest("st") == 128
 
 
-@pytest.mark.parametrize("name", MESSAGES)
-def test_numbers_are_not_rounded_and_addresses_have_64_bits(name):
-    for program in with_derivative(MESSAGES[name]):
-        assert gpu.supports(program) is None
-        for launch in launched(program, torch.float64):
+@pytest.mark.parametrize("number", [*MESSAGES, *range(25)])
+def test_numbers_are_not_rounded_and_addresses_have_64_bits(number):
+    program = MESSAGES[number] if isinstance(number, str) else drawn_program(number)
+    if isinstance(number, int) and gpu.supports(program) is not None:
+        return
+    for one in with_derivative(program):
+        assert gpu.supports(one) is None
+        for launch in launched(one, torch.float64) if one.results else ():
             text = launch.ttir()
             assert not re.findall(r"arith\.(?:truncf|extf) .*", text)
             assert narrow_products(text) == []
+            assert "atomic" not in text
 
 
 @pytest.mark.parametrize("reduction", ["max", "sum"])
@@ -153,6 +165,10 @@ def test_a_kernel_is_a_file_named_by_its_text(tmp_path, monkeypatch):
 
 def _refuses() -> None:
     raise own_cache.NotOurs("no cache folder can be written")
+
+
+def test_every_operation_has_a_form_on_both_devices():
+    assert gpu_operations.OPERATIONS.keys() == cpu_operations.OPERATIONS.keys() == POINTWISE.keys()
 
 
 def test_every_loop_is_a_launch():

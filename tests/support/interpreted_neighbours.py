@@ -167,7 +167,8 @@ def sliced_rows_of_one(heads: int) -> Program:
         builder.slice(rows, 0, 1, heads),
         builder.view(builder.point("mul", rows, gate), (heads * 6,)),
     ]
-    return builder.program([Result(value, "sum") for value in values])
+    whole = builder.total(values[-1], [0])
+    return builder.program([*(Result(value, "sum") for value in values), Result(whole, "rows")])
 
 
 def next_to_zeros() -> Program:
@@ -235,6 +236,12 @@ def test_dimensions_are_merged_where_none_is_needed():
     assert_alike(drawn_call(3, torch.float32, program))
     ((_, text),) = gpu._texts(cut_when_merged())
     assert text.source.count("tl.store") == 2
+
+
+def test_a_row_without_gaps_is_read_by_two_axes():
+    ((_, text),) = gpu._texts(sliced_rows_of_one(16))
+    assert "//" not in text.source
+    assert "%" not in text.source
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
