@@ -49,6 +49,7 @@ from staticgraph.kernels.graph_attention import kept as weights_kept
 from staticgraph.kernels.linear import linear, linear_handed_on
 from staticgraph.kernels.neighbour_reduce import ACTIVATIONS, neighbour_reduce
 from staticgraph.kernels.neighbour_sum import neighbour_sum_handed_on
+from staticgraph.kernels.neighbours import Builder, Result, neighbours
 from staticgraph.kernels.table_sum import fold_codes
 from support.collated import layout_for, odd_graphs, padded_ids
 
@@ -198,6 +199,19 @@ def _attention(v: Values, w: Where, **options: Any) -> Tensor:
     return graph_attention(v["qkv"], w.ptr.int(), heads=HEADS, longest=w.longest, **options)
 
 
+def _messages(v: Values, w: Where) -> list[Tensor]:
+    """A gate of each head from the edge, and a table's row, in one program."""
+    builder = Builder()
+    source, target = (builder.operand(place, (HEADS, WIDTH)) for place in ("source", "target"))
+    gate, row = builder.operand("edge", (HEADS, 1)), builder.operand("table", (COLUMNS,), 0)
+    gated = builder.point("add", builder.point("mul", source, gate), target)
+    coded = builder.point("add", source, builder.view(row, (HEADS, WIDTH)))
+    program = builder.program([Result(gated, "sum"), Result(coded, "max"), Result(coded, "mean")])
+    ends = [v[name].view(-1, HEADS, WIDTH) for name in ("x", "right")]
+    operands = [*ends, v["edge"].unsqueeze(-1), v["table"]]
+    return list(neighbours(program, operands, [w.index[w.edges.src, 0]], w.edges))
+
+
 def _collated(_: Values, w: Where) -> list[Tensor]:
     """Collates every kind of field and returns the bytes."""
     store = odd_graphs()
@@ -267,6 +281,7 @@ CASES: dict[str, Run] = {
     "neighbour_sum weighted": lambda v, w: neighbour_sum(
         v["x"], v["each"], w.edges, transform="multiply"
     ),
+    "neighbours": _messages,
     "pair_score": lambda v, w: list(
         pair_score(
             v["x"],

@@ -22,6 +22,7 @@ from staticgraph.kernels.neighbour_attention import neighbour_attention_referenc
 from staticgraph.kernels.neighbour_max import neighbour_max_reference
 from staticgraph.kernels.neighbour_reduce import neighbour_reduce_reference
 from staticgraph.kernels.neighbour_sum import neighbour_sum_reference
+from staticgraph.kernels.neighbours import neighbours_reference
 from staticgraph.kernels.pair_score import pair_score_reference
 from staticgraph.kernels.segments import (
     segment_max_reference,
@@ -104,6 +105,12 @@ def _neighbour_reduce(source, target, edge, edges, *, reductions, **options):
     return neighbour_reduce_reference(source, target, edge, *given)
 
 
+def _neighbours(program, operands, codes, edges):
+    dtype = operands[0].dtype
+    wide = [one.to(torch.promote_types(dtype, torch.float32)) for one in operands]
+    return [one.to(dtype) for one in neighbours_reference(program, wide, codes, edges)]
+
+
 def _vector_sum(vectors, edge, unit, edges, *, x=None, gate=0, along=None, scalar=None):
     places = (gate, *(-1 if one is None else one for one in (along, scalar)))
     return vector_sum_reference(vectors, edge, unit, x, edges.src, edges.dst, places)
@@ -164,6 +171,7 @@ REFERENCES: dict[str, Any] = {
     "neighbour_reduce": _neighbour_reduce,
     "neighbour_sum": _neighbour_sum,
     "neighbour_sum_handed_on": _sum_handed_on,
+    "neighbours": _neighbours,
     "pair_score": _pair_score,
     "segment_max": segment_max_reference,
     "segment_softmax": segment_softmax_reference,
