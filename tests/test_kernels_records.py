@@ -12,18 +12,11 @@ from support.kernel_cases import CASES, DROPPED, FEW, MORE, Sizes
 from support.kernel_oracle import SAMPLES, cases, with_gaps, wrong_results
 from support.kernel_results import operator_calls, results
 
-from staticgraph.kernels.neighbour_reduce import ACTIVATIONS
-
 threads = importlib.import_module("staticgraph.kernels.threads")
 # Collation has bytes for results, and a test of its own.
 NAMES = sorted((CASES.keys() | MORE.keys() | DROPPED.keys()) - {"collate"})
-SINGLE = "the spread of a single message is 0, whatever the message is"
 CLOSED = "a message that ReLU closes is left out, whatever its weight is"
 UNSEEN = {
-    **{
-        f"neighbour_reduce{case}": SINGLE
-        for case in ("", " activated", *(f" by {activation}" for activation in ACTIVATIONS))
-    },
     "neighbour_sum multiplied": "a node's row times 1 + eps = 0 is left out, whatever the row is",
     "neighbour_sum weighed": CLOSED,
     "neighbour_sum coded weighed": CLOSED,
@@ -32,10 +25,7 @@ UNSEEN = {
 # most of the time, and both are compiled from the same lines, so each operator runs in one: in
 # double where the tests of rewrites, which compare models with plain PyG, compile it in any case.
 SINGLE, DOUBLE = [torch.float32, torch.bfloat16, torch.float16], [torch.float64]
-IN_DOUBLE = (
-    *("dot_attention", "edge_matrix_sum", "neighbour_attention"),
-    *("neighbour_reduce", "pair_score", "vector_sum"),
-)
+IN_DOUBLE = (*("dot_attention", "neighbour_attention", "pair_score"),)
 
 
 def dtypes_of(name: str) -> list[torch.dtype]:

@@ -9,7 +9,6 @@ from staticgraph.kernels import (
     dot_attention,
     neighbour_attention,
     neighbour_sum,
-    vector_sum,
 )
 from staticgraph.kernels.edges import Edges
 
@@ -54,21 +53,3 @@ def test_neighbour_sum_refuses_a_wrong_operand():
         neighbour_sum(x, x, edges, weight=trained, transform="relu_add")
     with pytest.raises(ValueError, match="choose one of copy, multiply, relu_add"):
         neighbour_sum(x, None, edges, transform="max")
-
-
-def arguments():
-    src, dst = torch.tensor([1, 0, 1]), torch.tensor([0, 1, 1])
-    row_ptr, col_ptr = torch.tensor([0, 1, 3]).int(), torch.tensor([0, 1, 3]).int()
-    sizes = (2, 3, 4), (3, 12), (3, 3), (2, 12)
-    given = [torch.randn(size, requires_grad=True) for size in sizes]
-    return *given[:3], Edges(src, dst, row_ptr, col_ptr, torch.tensor([1, 0, 2]).int())
-
-
-def test_parts_that_overlap_are_refused():
-    vectors, edge, unit, edges = arguments()
-    with pytest.raises(ValueError, match=r"gate=0, along=2.*4 columns of its own"):
-        vector_sum(vectors, edge, unit, edges, along=2)
-    with pytest.raises(ValueError, match=r"gate=9.*of the 12 of edge"):
-        vector_sum(vectors, edge, None, edges, gate=9)
-    with pytest.raises(ValueError, match="give both"):
-        vector_sum(vectors, edge, unit, edges)

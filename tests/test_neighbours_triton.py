@@ -7,9 +7,9 @@ import re
 import pytest
 import torch
 from support.compiled import Compiled, Launch, compile_launch, narrow_products, noted
-from support.drawn_programs import drawn_call, drawn_program
+from support.drawn_programs import drawn_program
 from support.interpreted import needs_interpreter, run_interpreted
-from support.messages import MESSAGES, with_derivative
+from support.messages import MESSAGES, drawn_call, with_derivative
 
 from staticgraph.dryrun.operations import further_launches
 from staticgraph.files import own_cache
@@ -32,7 +32,7 @@ REGISTERS = {
     "GINE of 300": (43, 45),
     "gated heads": (43, 40),
     "PaiNN": (45, 63),
-    "PNA": (63, 88),
+    "PNA": (71, 89),
     "NNConv": (36, 36),
 }
 
@@ -57,20 +57,22 @@ def compiled(program: Program, dtype: torch.dtype) -> list[Compiled]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MESSAGES)
 def test_a_message_and_its_derivative_stay_in_registers(name, dtype):
-    for program, most in zip(with_derivative(MESSAGES[name]), REGISTERS[name], strict=True):
+    forward, backward = with_derivative(MESSAGES[name])
+    for program, most in zip((forward, backward), REGISTERS[name], strict=True):
         for each in compiled(program, dtype):
             assert each.spilled == 0
             assert each.registers <= most
             assert each.atomics == []
             assert each.loops == 1
-            if name in ("GINE of 300", "PNA"):  # 300 columns, in one piece
+            # 300 columns in one piece; the gradients of PNA are in pieces of 75.
+            if name == "GINE of 300" or (name == "PNA" and program is forward):
                 assert each.widest("ld") == 32 * dtype.itemsize
                 assert each.widest("st") == 128
 
 
 @pytest.mark.parametrize("number", [*MESSAGES, *range(25)])
 def test_numbers_are_not_rounded_and_addresses_have_64_bits(number):
-    program = MESSAGES[number] if isinstance(number, str) else drawn_program(number)
+    program = MESSAGES[number] if isinstance(number, str) else drawn_program(number)[0]
     if isinstance(number, int) and gpu.supports(program) is not None:
         return
     for one in with_derivative(program):

@@ -133,7 +133,7 @@ FIRE = {
     Averaged: {"added_loops": 3},
     Activated: {"added_loops": 3},
     Largest: {"added_loops": 1},
-    ByHand: {"added_loops": 2, "edge_rows": 4},
+    ByHand: {"added_loops": 2, "neighbours": 2},
     Filled: {"added_loops": 4, "source_sum": 4},
     Remaining: {"added_loops": 4, "neighbour_sum": 2},
     RemainingUnweighed: {"added_loops": 2},

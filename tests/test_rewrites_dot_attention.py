@@ -62,7 +62,7 @@ def test_a_layer_of_pygs_is_one_operator(name, esol):
     conv, edges = LAYERS[name]
     found = fired(assert_as_in_plain_pyg(seeded(lambda: Model(conv, edges)), esol))
     assert found["dot_attention"] == 2
-    assert not {"edge_rows", "neighbour_attention"} & set(found)
+    assert not {"neighbours", "neighbour_attention"} & set(found)
 
 
 def test_dropped_weights_keep_it_as_it_was_in_training_alone(esol):

@@ -205,9 +205,9 @@ MODELS = {
 
 
 FIRES = {
-    "painn": {"vector_sum": 3},
-    "gated": {"edge_rows": 2, "segments": 3, "neighbour_sum": 2},
-    "edge network": {"segments": 4, "edge_matrix_sum": 2},
+    "painn": {"neighbours": 4},
+    "gated": {"neighbours": 6},
+    "edge network": {"segments": 4, "neighbours": 2},
     "attentions": {"neighbour_attention": 2, "pair_score": 1},
 }
 assert FIRES.keys() == MODELS.keys()

@@ -22,8 +22,6 @@ from staticgraph.kernels import (
     batch_norm,
     dot_attention,
     dropout_sum,
-    edge_matrix_sum,
-    edge_rows,
     gcn_degrees,
     gcn_sum,
     graph_attention,
@@ -35,21 +33,19 @@ from staticgraph.kernels import (
     segment_softmax,
     segment_sum,
     table_sum,
-    vector_sum,
 )
 from staticgraph.kernels.batch_norm import Running, batch_norm_handed_on
 from staticgraph.kernels.collate import Arguments, collate
 from staticgraph.kernels.dropout_sum import dropout_sum_reference
 from staticgraph.kernels.dropout_sum import kept as values_kept
-from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum_handed_on
-from staticgraph.kernels.edge_rows import source_sum
 from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.graph_attention import graph_attention_reference
 from staticgraph.kernels.graph_attention import kept as weights_kept
 from staticgraph.kernels.linear import linear, linear_handed_on
-from staticgraph.kernels.neighbour_reduce import ACTIVATIONS, neighbour_reduce
 from staticgraph.kernels.neighbour_sum import neighbour_sum_handed_on
-from staticgraph.kernels.neighbours import Builder, Result, neighbours
+from staticgraph.kernels.neighbours import Builder, Program, Result, neighbours, source_sum
+from staticgraph.kernels.neighbours.op import neighbours_of
+from staticgraph.kernels.neighbours.program import known
 from staticgraph.kernels.table_sum import fold_codes
 from support.collated import layout_for, odd_graphs, padded_ids
 
@@ -199,19 +195,6 @@ def _attention(v: Values, w: Where, **options: Any) -> Tensor:
     return graph_attention(v["qkv"], w.ptr.int(), heads=HEADS, longest=w.longest, **options)
 
 
-def _messages(v: Values, w: Where) -> list[Tensor]:
-    """A gate of each head from the edge, and a table's row, in one program."""
-    builder = Builder()
-    source, target = (builder.operand(place, (HEADS, WIDTH)) for place in ("source", "target"))
-    gate, row = builder.operand("edge", (HEADS, 1)), builder.operand("table", (COLUMNS,), 0)
-    gated = builder.point("add", builder.point("mul", source, gate), target)
-    coded = builder.point("add", source, builder.view(row, (HEADS, WIDTH)))
-    program = builder.program([Result(gated, "sum"), Result(coded, "max"), Result(coded, "mean")])
-    ends = [v[name].view(-1, HEADS, WIDTH) for name in ("x", "right")]
-    operands = [*ends, v["edge"].unsqueeze(-1), v["table"]]
-    return list(neighbours(program, operands, [w.index[w.edges.src, 0]], w.edges))
-
-
 def _collated(_: Values, w: Where) -> list[Tensor]:
     """Collates every kind of field and returns the bytes."""
     store = odd_graphs()
@@ -247,10 +230,6 @@ CASES: dict[str, Run] = {
         to_value=False,
     ),
     "dropout_sum of nothing": lambda v, w: dropout_sum(v["rows"], v["rows"], w.seed, 4, p=0.0),
-    "edge_rows": lambda v, w: edge_rows(v["x"], v["right"], v["rows"], w.edges),
-    "edge_rows coded": lambda v, w: edge_rows(
-        v["x"], None, v["table"], w.edges, code=w.index[w.edges.src, 0]
-    ),
     "fold_codes": lambda v, w: fold_codes(w.index, _offsets(w)),
     "gcn_sum": lambda v, w: gcn_sum(v["x"], *_degrees(v, w), w.edges, bias=v["bias"]),
     "gcn_sum weighted": _weighted_gcn,
@@ -281,7 +260,6 @@ CASES: dict[str, Run] = {
     "neighbour_sum weighted": lambda v, w: neighbour_sum(
         v["x"], v["each"], w.edges, transform="multiply"
     ),
-    "neighbours": _messages,
     "pair_score": lambda v, w: list(
         pair_score(
             v["x"],
@@ -311,31 +289,54 @@ def _summed_in_layers(v: Values, w: Where, **options: Any) -> list[Tensor]:
     return [out, x]
 
 
-def _vectors(v: Values, w: Where, parts: dict[str, int], factors: int, unit: bool) -> list[Tensor]:
-    """A sum of vectors whose parts begin at multiples of the width."""
-    edge, x = (torch.cat([v[name], v[name] / 2], 1) for name in ("rows", "x"))
-    places = {name: place * WIDTH for name, place in parts.items()}
-    vectors = v["right"].view(-1, HEADS, WIDTH)
-    found = vector_sum(
-        vectors,
-        edge,
-        v["edge"] if unit else None,
-        w.edges,
-        x=x if factors == 2 else None,
-        **places,
-    )
-    return [one for one in found if one is not None]
+def _gate(width: int) -> Program:
+    """A gate by both ends and the edge, its weighted sum, and its rows."""
+    b = Builder()
+    source, target, edge = (b.operand(end, (width,)) for end in ("source", "target", "edge"))
+    total = b.point("add", b.point("add", source, target), edge)
+    gate = b.point("sigmoid", total)
+    weighed = b.point("mul", gate, source)
+    return b.program([Result(total, "rows"), Result(gate, "sum"), Result(weighed, "sum")])
 
 
-def _matrices(v: Values, w: Where, mean: bool) -> Tensor:
-    return edge_matrix_sum(v["x"][:, :HEADS], v["rows"].view(-1, HEADS, WIDTH), w.edges, mean=mean)
+def _moments(heads: int, width: int) -> Program:
+    """Mean, extrema and deviation of a sum with rows of a table, side by side by tower."""
+    b = Builder()
+    source, table = b.operand("source", (heads * width,)), b.operand("table", (heads * width,), 0)
+    rows = b.view(b.point("add", source, table), (heads, width))
+    return b.program([Result(rows, "mean+min+max+std"), Result(rows, "var")])
+
+
+def _vectors(heads: int, width: int) -> Program:
+    """PaiNN's message: vectors, gated, and an edge's direction; factors are parts of one row."""
+    b = Builder()
+    vectors, unit = b.operand("source", (heads, width)), b.operand("edge", (heads,))
+    factors = b.operand("edge", (heads * width,))
+    gate, along = (b.slice(factors, 0, at * width, (at + 1) * width) for at in (0, 1))
+    gated = b.point("mul", vectors, b.view(gate, (1, width)))
+    turned = b.point("mul", b.view(unit, (heads, 1)), b.view(along, (1, width)))
+    return b.program([Result(b.point("add", gated, turned), "sum"), Result(gate, "source_sum")])
+
+
+def _matrices(heads: int, width: int) -> Program:
+    """One matrix per edge, as in NNConv, and one row for all edges."""
+    b = Builder()
+    x, matrix = b.operand("source", (heads, 1)), b.operand("edge", (heads, width))
+    row = b.total(b.point("mul", x, matrix), [0])
+    return b.program([Result(b.point("add", row, b.operand("all", (width,))), "mean")])
+
+
+def _with_matrices(v: Values) -> list[Tensor]:
+    return [v["x"][:, :HEADS, None], v["rows"].view(-1, HEADS, WIDTH), v["bias"][:WIDTH]]
 
 
 def _matrices_in_layers(v: Values, w: Where) -> list[Tensor]:
-    matrices = v["rows"].view(-1, HEADS, WIDTH)
-    out, matrices = edge_matrix_sum_handed_on(v["x"][:, :HEADS], matrices, w.edges)
-    again = edge_matrix_sum(v["right"][:, :HEADS], matrices, w.edges, mean=True)
-    return [out, again, matrices * 2]
+    """Two layers that read the same rows of edges: the first hands them on."""
+    x, matrices, bias = _with_matrices(v)
+    key = known(_matrices(HEADS, WIDTH))
+    out, matrices = neighbours_of(key, [x, matrices, bias], (), w.edges, (1,))
+    again = neighbours(_matrices(HEADS, WIDTH), [x / 2, matrices, bias], (), w.edges)
+    return [out, *again, matrices * 2]
 
 
 def _norms_in_layers(v: Values, w: Where) -> list[Tensor]:
@@ -388,10 +389,6 @@ MORE: dict[str, Run] = {
         v, w, transform="relu_add", mean=True
     ),
     "source_sum": lambda v, w: source_sum(v["rows"], w.edges),
-    "edge_rows of targets": lambda v, w: edge_rows(None, v["right"], None, w.edges),
-    "edge_rows of all, coded": lambda v, w: edge_rows(
-        v["x"], v["right"], v["table"], w.edges, code=_code(w)
-    ),
     "gcn_sum without loops": lambda v, w: gcn_sum(
         v["x"],
         *_degrees(v, w, v["each"].detach().abs()),
@@ -435,40 +432,24 @@ MORE: dict[str, Run] = {
         for to in ("key", "value", "key and value")
     },
     "dot_attention of other columns": _columns_apart,
-    **{
-        f"neighbour_reduce by {activation}": lambda v, w, activation=activation: neighbour_reduce(
-            v["x"],
-            v["right"],
-            v["table"],
+    "neighbours": lambda v, w: list(
+        neighbours(_gate(COLUMNS), [v["x"], v["right"], v["rows"]], (), w.edges)
+    ),
+    "neighbours of a table": lambda v, w: list(
+        neighbours(_moments(HEADS, WIDTH), [v["x"], v["table"]], (_code(w),), w.edges)
+    ),
+    "neighbours of vectors": lambda v, w: list(
+        neighbours(
+            _vectors(HEADS, WIDTH),
+            [v["x"].view(-1, HEADS, WIDTH), v["edge"], v["rows"]],
+            (),
             w.edges,
-            code=_code(w),
-            activation=activation,
-            slope=0.25,
-            reductions=["sum", "mean", "var"]
-            + ["min", "max"] * (activation not in ("silu", "sigmoid")),
         )
-        for activation in ACTIVATIONS
-    },
-    "neighbour_reduce of rows": lambda v, w: neighbour_reduce(
-        None, None, v["rows"], w.edges, reductions=["max", "std"], towers=2
     ),
-    "neighbour_reduce of nodes": lambda v, w: neighbour_reduce(
-        v["x"], v["right"], None, w.edges, reductions=["min"]
+    "neighbours of matrices": lambda v, w: list(
+        neighbours(_matrices(HEADS, WIDTH), _with_matrices(v), (), w.edges)
     ),
-    **{
-        f"vector_sum {number}": lambda v, w, given=given: _vectors(v, w, *given)
-        for number, given in enumerate(
-            [
-                ({"gate": 0}, 1, False),
-                ({"gate": 1, "along": 2, "scalar": 0}, 2, True),
-                ({"gate": 2, "along": 0}, 1, True),
-                ({"gate": 0, "scalar": 1}, 2, False),
-            ]
-        )
-    },
-    "edge_matrix_sum": lambda v, w: _matrices(v, w, False),
-    "edge_matrix_sum mean": lambda v, w: _matrices(v, w, True),
-    "edge_matrix_sum in layers": _matrices_in_layers,
+    "neighbours in layers": _matrices_in_layers,
     "batch_norm in layers": _norms_in_layers,
     "batch_norm of all rows": lambda v, w: list(
         batch_norm(

@@ -13,16 +13,14 @@ from torch import Tensor
 
 from staticgraph.kernels.batch_norm import batch_norm_reference
 from staticgraph.kernels.dot_attention import dot_attention_reference
-from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum_reference
-from staticgraph.kernels.edge_rows import edge_rows_reference
 from staticgraph.kernels.gcn_sum import gcn_degrees_reference, gcn_sum_reference
 from staticgraph.kernels.graph_attention import graph_attention_reference
 from staticgraph.kernels.linear import linear_reference
 from staticgraph.kernels.neighbour_attention import neighbour_attention_reference
 from staticgraph.kernels.neighbour_max import neighbour_max_reference
-from staticgraph.kernels.neighbour_reduce import neighbour_reduce_reference
 from staticgraph.kernels.neighbour_sum import neighbour_sum_reference
 from staticgraph.kernels.neighbours import neighbours_reference
+from staticgraph.kernels.neighbours.program import program_of
 from staticgraph.kernels.pair_score import pair_score_reference
 from staticgraph.kernels.segments import (
     segment_max_reference,
@@ -30,7 +28,6 @@ from staticgraph.kernels.segments import (
     segment_sum_reference,
 )
 from staticgraph.kernels.table_sum import table_sum_reference
-from staticgraph.kernels.vector_sum import vector_sum_reference
 from support import kernel_cases
 from support.kernel_cases import Sizes
 from support.kernel_results import far, kept_on, results
@@ -67,10 +64,6 @@ def _source_sum(rows, edges):
     return out.index_add(0, edges.src, wide).to(rows.dtype)
 
 
-def _edge_rows(source, target, edge, edges, *, code=None):
-    return edge_rows_reference(source, target, edge, code, edges.src, edges.dst)
-
-
 def _gcn_degrees(edges, weight, fill, loops, like):
     nodes = len(edges.row_ptr) - 1
     found = gcn_degrees_reference(edges.src, edges.dst, nodes, weight, fill, loops)
@@ -97,23 +90,10 @@ def _dot_attention(query, key, value, edges, *, heads, scale=1.0, edge=None, cod
     return dot_attention_reference(query, key, value, edge, code, *ends, heads, scale, *to)
 
 
-def _neighbour_reduce(source, target, edge, edges, *, reductions, **options):
-    names = {"code": None, "activation": "none", "slope": 0.01, "towers": 1} | options
-    code, activation, slope, towers = names.values()
-    where = code, edges.src, edges.dst, len(edges.row_ptr) - 1
-    given = *where, activation, slope, reductions, towers
-    return neighbour_reduce_reference(source, target, edge, *given)
-
-
 def _neighbours(program, operands, codes, edges):
-    dtype = operands[0].dtype
-    wide = [one.to(torch.promote_types(dtype, torch.float32)) for one in operands]
-    return [one.to(dtype) for one in neighbours_reference(program, wide, codes, edges)]
-
-
-def _vector_sum(vectors, edge, unit, edges, *, x=None, gate=0, along=None, scalar=None):
-    places = (gate, *(-1 if one is None else one for one in (along, scalar)))
-    return vector_sum_reference(vectors, edge, unit, x, edges.src, edges.dst, places)
+    wide = torch.promote_types(operands[0].dtype, torch.float32)
+    found = neighbours_reference(program, [one.to(wide) for one in operands], codes, edges)
+    return tuple(one.to(operands[0].dtype) for one in found)
 
 
 def _batch_norm(
@@ -150,14 +130,6 @@ REFERENCES: dict[str, Any] = {
     "batch_norm_handed_on": _norm_handed_on,
     "dot_attention": _dot_attention,
     "dropout_sum": lambda x, residual, *_, p: x if residual is None else x + residual,
-    "edge_matrix_sum": lambda x, matrices, edges, *, mean=False: edge_matrix_sum_reference(
-        x, matrices, *edges[:2], mean
-    ),
-    "edge_matrix_sum_handed_on": lambda x, matrices, edges: (
-        edge_matrix_sum_reference(x, matrices, *edges[:2], False),
-        matrices,
-    ),
-    "edge_rows": _edge_rows,
     "fold_codes": _fold_codes,
     "gcn_degrees": _gcn_degrees,
     "gcn_sum": _gcn_sum,
@@ -168,17 +140,19 @@ REFERENCES: dict[str, Any] = {
     "linear_handed_on": lambda x, *rest, **options: (_linear(x, *rest, **options), x),
     "neighbour_attention": _neighbour_attention,
     "neighbour_max": lambda x, edge, edges: neighbour_max_reference(x, edge, *edges[:2]),
-    "neighbour_reduce": _neighbour_reduce,
     "neighbour_sum": _neighbour_sum,
     "neighbour_sum_handed_on": _sum_handed_on,
     "neighbours": _neighbours,
+    "neighbours_of": lambda key, operands, codes, edges, handed: (
+        *_neighbours(program_of(key), operands, codes, edges),
+        *(operands[one] for one in handed),
+    ),
     "pair_score": _pair_score,
     "segment_max": segment_max_reference,
     "segment_softmax": segment_softmax_reference,
     "segment_sum": lambda values, ptr, *, mean=False: segment_sum_reference(values, ptr, mean),
     "source_sum": _source_sum,
     "table_sum": table_sum_reference,
-    "vector_sum": _vector_sum,
 }
 
 

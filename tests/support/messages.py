@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours.derivative import accompanied, derivative
 from staticgraph.kernels.neighbours.program import Builder, Program, Result
+from support.drawn_programs import drawn_case
+
+
+class Call(NamedTuple):
+    """A program with the arguments of a call."""
+
+    program: Program
+    operands: list[Tensor]
+    codes: list[Tensor]
+    edges: Edges
+
+
+def drawn_call(seed: int, dtype: torch.dtype, program: Program | None = None) -> Call:
+    """A call of a program, of the one that is drawn from the seed by default."""
+    program, operands, codes, edges = drawn_case(seed, dtype, program)
+    return Call(program, [one.detach() for one in operands], codes, edges)
 
 
 def rectified(builder: Builder, value: int) -> int:
@@ -52,7 +74,7 @@ def pna(towers: int, width: int) -> Program:
     source, target, edge = (builder.operand(place, (towers, width)) for place in places)
     message = builder.point("add", builder.point("add", source, target), edge)
     message = rectified(builder, message)
-    return builder.program([Result(message, way) for way in ("mean", "min", "max", "std")])
+    return builder.program([Result(message, way) for way in ("mean+min+max+std", "var")])
 
 
 def nnconv(columns: int, width: int) -> Program:

@@ -20,7 +20,7 @@ import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -128,13 +128,13 @@ class _Function:
         b.ret_void()
         run = ir.Function(m, ir.FunctionType(_NOTHING, [_LONG.as_pointer(), _LONG]), "run")
         b = ir.IRBuilder(run.append_basic_block())
-        parallel = outside(
-            "GOMP_parallel", _NOTHING, work.type, _BYTE.as_pointer(), _SHORT, _SHORT
-        )
+        parallel = outside("GOMP_parallel", _NOTHING, work.type, _BYTE.as_pointer(), _SHORT, _SHORT)
         with b.if_else(b.icmp_signed(">", run.args[1], _LONG(1))) as (many, single):
             with many:
                 team = b.trunc(run.args[1], _SHORT)
-                b.call(parallel, [work, b.bitcast(run.args[0], _BYTE.as_pointer()), team, _SHORT(0)])
+                b.call(
+                    parallel, [work, b.bitcast(run.args[0], _BYTE.as_pointer()), team, _SHORT(0)]
+                )
             with single:
                 b.call(function, [run.args[0], _LONG(0), _LONG(1)])
         b.ret_void()
@@ -172,7 +172,11 @@ class _Function:
         self.own: Any = i
         self.begin: Any = self._long(builder, self.ptr, i, _SHORT)
         self.end: Any = self._long(builder, self.ptr, builder.add(i, _LONG(1)), _SHORT)
-        sums = [_Sums(self, builder, at) for at in range(len(self.program.results))]
+        sums = [
+            _Sums(self, builder, number, part)
+            for number, result in enumerate(self.program.results)
+            for part in range(len(result.reductions))
+        ]
         builder.branch(values)
         self.outer: ir.IRBuilder = ir.IRBuilder(values)
         builder.position_at_end(edges)
@@ -247,14 +251,14 @@ class _Function:
                 there = tuple(here[options.index(dim)] for dim in range(len(options)))
                 run = left if options[-1] == len(options) - 1 else 1
             else:  # cat
-                dim, there = options[0], here
-                for one in arguments:
-                    size = self.program.values[one].shape[dim]
-                    if there[dim] < size:
-                        source = one
-                        break
-                    there = (*there[:dim], there[dim] - size, *there[dim + 1 :])
-                run = size - there[dim] if dim == len(shape) - 1 else left
+                dim, place = options[0], here[options[0]]
+                sizes = iter([(one, self.program.values[one].shape[dim]) for one in arguments])
+                source, size = next(sizes)
+                while place >= size:
+                    place -= size
+                    source, size = next(sizes)
+                there = (*here[:dim], place, *here[dim + 1 :])
+                run = size - place if dim == len(shape) - 1 else left
             run = min(left, 1 << max(run, 1).bit_length() - 1)
             run = min(run, 1 << left.bit_length() - 1)
             yield source, there, run
@@ -278,8 +282,10 @@ class _Function:
         shape = self.program.values[below].shape
         last = len(shape) - 1
         if last in dims and lanes > 1:
-            parts = [self.vector(place, (*index[:-1], index[-1] + lane), 1) for lane in range(lanes)]
-            return self._side_by_side(n.builder, parts)
+            numbers = [
+                self.vector(place, (*index[:-1], index[-1] + lane), 1) for lane in range(lanes)
+            ]
+            return self._side_by_side(n.builder, numbers)
         left = iter(index)
         ranges: list[Sequence[int]] = []
         for dim, size in enumerate(shape):
@@ -302,7 +308,8 @@ class _Function:
         value = None
         for index, lanes in at:
             if operation == "mul" and value is not None:
-                value = n.fma(*(self._broadcast(n, a, index, lanes) for a in arguments), value)
+                first, second = (self._broadcast(n, a, index, lanes) for a in arguments)
+                value = n.fma(first, second, value)
             else:
                 one = self.vector(place, index, lanes)
                 value = one if value is None else n.builder.fadd(value, one)
@@ -366,13 +373,17 @@ class _Function:
 
 
 class _Sums:
-    """One result of a node: its running values, in registers."""
+    """One reduction of a node: its running values, in registers."""
 
-    def __init__(self, function: _Function, builder: ir.IRBuilder, number: int) -> None:
+    def __init__(self, function: _Function, builder: ir.IRBuilder, number: int, part: int) -> None:
         self.f: _Function = function
-        self.value, self.reduction = function.program.results[number]
+        result = function.program.results[number]
+        self.value: int = result.value
+        self.reduction: str = result.reductions[part]
         self.shape: Shape = function.program.values[self.value].shape
-        self.size: int = math.prod(self.shape)
+        self.whole: Shape = function.program.shape(result)
+        self.size: int = math.prod(self.whole)
+        self.first: int = part * self.shape[-1] if self.shape else 0
         self.builder: ir.IRBuilder = builder
         self.base: Any = function.entry.inttoptr(
             function.results[number], function.real.as_pointer()
@@ -407,7 +418,7 @@ class _Sums:
             at = f.other if self.scatters else f.edge
             row = b.gep(self.base, [b.mul(at, _LONG(self.size))], inbounds=True)
             for index, lanes in self.blocks:
-                value, place = f.vector(self.value, index, lanes), _flat(index, self.shape)
+                value, place = f.vector(self.value, index, lanes), self._place(index)
                 if self.scatters:
                     value = b.fadd(f.load(b, row, place, lanes), value)
                 f.store(b, value, row, place)
@@ -448,7 +459,11 @@ class _Sums:
         for (index, lanes), places in zip(self.blocks, self.running, strict=True):
             found = [b.load(place) for place in places]
             value = self._last(b, found, _spread(b, share, lanes), _spread(b, empty, lanes))
-            f.store(b, value, row, _flat(index, self.shape))
+            f.store(b, value, row, self._place(index))
+
+    def _place(self, index: Index) -> int:
+        """Where the numbers from ``index`` on are in a row of the result."""
+        return _flat(index, self.whole) + self.first
 
     def _last(self, b: ir.IRBuilder, found: list[Any], share: Any, empty: Any) -> Any:
         n = Numbers(b, self.f.double)
@@ -466,16 +481,10 @@ class _Sums:
             value = n.fma(b.fneg(gap), gap, b.fmul(found[2], share))
             if self.reduction == "var":
                 return value
-            root = n.call(OPERATIONS_SQRT(value), value)
+            root = OPERATIONS["sqrt"](n, value)
             small = b.fcmp_ordered("<=", value, n.constant(value, LEAST_VARIANCE))
             return b.select(small, zero, root)
         return found[0]
-
-
-def OPERATIONS_SQRT(value: Any) -> str:
-    from staticgraph.kernels.neighbours.cpu_operations import _suffix
-
-    return f"llvm.sqrt.{_suffix(value.type)}"
 
 
 @contextmanager
@@ -595,14 +604,14 @@ def parts(program: Program, alone: bool) -> list[tuple[bool, list[Result]]]:
 
 
 class _Loop(NamedTuple):
-    """One loop of a program: over edges into a node or out of it, with the places of its results."""
+    """One loop of a program, over edges into a node or out of it; the places of its results."""
 
     into: bool
     places: tuple[int, ...]
     function: Callable[[Any, int], None]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _loops(program: Program, double: bool, alone: bool) -> list[_Loop]:
     return [
         _Loop(
@@ -628,10 +637,9 @@ def run(
         results: are written to.
     """
     given = [one.data_ptr() for one in (*edges, *operands, *codes)]
-    team = 1
-    if threads.AVAILABLE and torch.get_num_threads() > 1:
-        if sum(one.numel() for one in (*operands, *results)) >= threads.SMALL:
-            team = torch.get_num_threads()
+    team = torch.get_num_threads() if threads.AVAILABLE else 1
+    if team > 1 and sum(one.numel() for one in (*operands, *results)) < threads.SMALL:
+        team = 1
     double = operands[0].dtype is torch.float64
     for into, places, function in _loops(program, double, team == 1):
         rows = edges[2 if into else 3].size(0) - 1

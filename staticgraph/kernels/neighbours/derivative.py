@@ -9,9 +9,9 @@ program again, second derivatives need nothing of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 
 from staticgraph.kernels.neighbours.operations import POINTWISE
 from staticgraph.kernels.neighbours.program import Builder, Program, Result
@@ -21,21 +21,30 @@ _COMPANIONS = {"min": "min_ties", "max": "max_ties", "var": "mean", "std": "mean
 # The reductions whose own result the derivative reads.
 _READS_ITSELF = ("min", "max", "std")
 # The reductions whose results a derivative may read.
-KEPT = (*_READS_ITSELF, *dict.fromkeys(_COMPANIONS.values()))
+KEPT = {*_READS_ITSELF, *_COMPANIONS.values()}
 
 
 def companions(program: Program) -> list[Result]:
     """The results that the derivative needs besides the program's own."""
-    found: list[Result] = []
-    for value, reduction in program.results:
-        beside = _COMPANIONS.get(reduction)
-        one = None if beside is None else Result(value, beside)
-        if one is not None and one not in (*program.results, *found):
-            found.append(one)
-    return found
+    known = {(value, how) for value, how, _, _ in _places(program)}
+    found = {
+        Result(value, _COMPANIONS[how])
+        for value, how in known
+        if how in _COMPANIONS and (value, _COMPANIONS[how]) not in known
+    }
+    return sorted(found)
 
 
-@lru_cache(maxsize=None)
+def _places(program: Program) -> list[tuple[int, str, int, int]]:
+    """Value, reduction, number of the result and place in it, of every part of every result."""
+    return [
+        (result.value, how, number, place)
+        for number, result in enumerate(program.results)
+        for place, how in enumerate(result.reductions)
+    ]
+
+
+@cache
 def accompanied(program: Program) -> Program:
     """The program with its companions as further results."""
     return replace(program, results=(*program.results, *companions(program)))
@@ -47,7 +56,7 @@ class Derivative:
 
     Attributes:
         program: its operands are those of the program, then :attr:`results`, then one gradient for
-            each of :attr:`graded`.
+            each of :attr:`graded`, then the gradients from elsewhere of operands.
         results: numbers of the program's results that it reads.
         graded: numbers of the program's results whose gradients it reads.
         places: for each operand whose gradient was asked for, and has one, the number of the
@@ -60,29 +69,46 @@ class Derivative:
     places: tuple[tuple[int, int], ...]
 
 
-@lru_cache(maxsize=None)
-def derivative(program: Program, graded: tuple[int, ...], asked: tuple[int, ...]) -> Derivative:
+@cache
+def derivative(
+    program: Program,
+    graded: tuple[int, ...],
+    asked: tuple[int, ...],
+    into: tuple[int, ...] = (),
+) -> Derivative:
     """The derivative of ``program`` (:func:`accompanied`) with respect to operands ``asked``, from
-    the gradients of results ``graded``."""
+    the gradients of results ``graded``; the gradients from elsewhere of operands ``into``, which
+    have rows of edges, are added to theirs."""
     b = Builder()
     b.operands, b.values = list(program.operands), list(program.values)
     b._places = {value: place for place, value in enumerate(b.values)}
-    numbers = {result: number for number, result in enumerate(program.results)}
-    read: dict[int, int] = {}
+    where = {(value, how): at for value, how, *at in _places(program)}
+    parts = [place for place in _places(program) if place[2] in graded]
+    wanted = {(value, how) for value, how, *_ in parts if how in _READS_ITSELF}
+    wanted |= {(value, _COMPANIONS[how]) for value, how, *_ in parts if how in _COMPANIONS}
+    numbers = sorted({where[one][0] for one in wanted})
+    rows = {one: b.operand("target", program.shape(program.results[one])) for one in numbers}
+    ends = {"rows": "edge", "source_sum": "source"}
+    for number in graded:
+        result = program.results[number]
+        end = ends.get(result.reduction, "target")
+        rows[-1 - number] = b.operand(end, program.shape(result))
 
-    def result(found: Result) -> int:
-        """The value that reads a result of the program, at the target."""
-        number = numbers[found]
-        if number not in read:
-            read[number] = b.operand("target", program.shape(found))
-        return read[number]
+    def part(place: Sequence[int], whole: int) -> int:
+        """One of the results that are side by side."""
+        number, at = place
+        result = program.results[number]
+        if len(result.reductions) == 1:
+            return whole
+        shape = b.shape(result.value)
+        return b.slice(whole, len(shape) - 1, at * shape[-1], (at + 1) * shape[-1])
 
-    needed = [one for one in map(program.results.__getitem__, graded)]
-    for found in needed:
-        if found.reduction in _READS_ITSELF:
-            result(found)
-        if found.reduction in _COMPANIONS:
-            result(Result(found.value, _COMPANIONS[found.reduction]))
+    def saved(value: int, how: str) -> int:
+        """The value that reads a result of the program."""
+        place = where[value, how]
+        return part(place, rows[place[0]])
+
+    elsewhere = {one: b.operand("edge", program.operands[one].shape) for one in into}
     grads: dict[int, int] = {}
 
     def add(place: int, grad: int | None) -> None:
@@ -91,8 +117,8 @@ def derivative(program: Program, graded: tuple[int, ...], asked: tuple[int, ...]
             grad = b.fit(grad, b.shape(place))
             grads[place] = b.point("add", grads[place], grad) if place in grads else grad
 
-    for found in needed:
-        add(found.value, _of_reduction(b, found, program, result))
+    for value, how, *place in parts:
+        add(value, _of_reduction(b, value, how, part(place, rows[-1 - place[0]]), saved))
     for place in reversed(range(len(program.values))):
         if place in grads:
             _step_back(b, place, grads[place], add)
@@ -100,45 +126,40 @@ def derivative(program: Program, graded: tuple[int, ...], asked: tuple[int, ...]
     results: list[Result] = []
     places: list[tuple[int, int]] = []
     for place, value in enumerate(program.values):
+        if value.operation == "operand" and value.options[0] in elsewhere:
+            add(place, elsewhere[value.options[0]])
         if value.operation != "operand" or place not in grads or value.options[0] not in asked:
             continue
         operand = program.operands[value.options[0]]
-        one = Result(
-            b.expand(grads[place], operand.shape), reductions.get(operand.place, "rows")
-        )
+        one = Result(b.expand(grads[place], operand.shape), reductions.get(operand.place, "rows"))
         if one not in results:
             results.append(one)
         places.append((value.options[0], results.index(one)))
-    return Derivative(b.program(results), tuple(read), graded, tuple(places))
+    return Derivative(b.program(results), tuple(numbers), graded, tuple(places))
 
 
-def _of_reduction(b: Builder, found: Result, program: Program, result: object) -> int:
-    """The gradient of an edge's value, from that of a result."""
-    at: object = result
-    assert callable(at)
-    value, reduction = found
-    where = {"rows": "edge", "source_sum": "source"}.get(reduction, "target")
-    grad = b.operand(where, program.shape(found))
-    if reduction in ("sum", "rows", "source_sum"):
+def _of_reduction(
+    b: Builder, value: int, how: str, grad: int, saved: Callable[[int, str], int]
+) -> int:
+    """The gradient of an edge's value, from that of its reduction."""
+    if how in ("sum", "rows", "source_sum"):
         return grad
-    if reduction in ("min", "max"):
-        ties = at(Result(value, _COMPANIONS[reduction]))
-        ours = b.point("eq", value, at(found))
-        return b.point("where", ours, b.point("div", grad, ties), 0.0)
+    if how in ("min", "max"):
+        ours = b.point("eq", value, saved(value, how))
+        return b.point("where", ours, b.point("div", grad, saved(value, _COMPANIONS[how])), 0.0)
     grad = b.point("mul", grad, b.share())
-    if reduction == "mean":
+    if how == "mean":
         return grad
-    away = b.point("sub", value, at(Result(value, "mean")))
-    if reduction == "var":
+    away = b.point("sub", value, saved(value, "mean"))
+    if how == "var":
         return b.point("mul", b.point("mul", grad, 2.0), away)
-    root = at(found)
+    root = saved(value, how)
     slope = b.point("div", b.point("mul", grad, away), root)
     return b.point("where", b.point("lt", 0.0, root), slope, 0.0)
 
 
-def _step_back(b: Builder, place: int, grad: int, add: object) -> None:
+def _step_back(b: Builder, place: int, grad: int, add: Callable[[int, int | None], None]) -> None:
     """Adds to the gradients of a value's arguments."""
-    assert callable(add)
     operation, arguments, shape, options = b.values[place]
     if operation in POINTWISE:
         slopes = POINTWISE[operation].slopes

@@ -30,7 +30,7 @@ from staticgraph.kernels.launch import warps, wide
 from staticgraph.kernels.neighbours.cpu import parts
 from staticgraph.kernels.neighbours.gpu_loop import Text, kernel_text
 from staticgraph.kernels.neighbours.op import empty_results
-from staticgraph.kernels.neighbours.program import Program, program_of
+from staticgraph.kernels.neighbours.program import Program, Result, program_of
 from staticgraph.kernels.shapes import contiguous
 
 _HEAD = "import triton\nimport triton.language as tl\n\n\n"
@@ -68,9 +68,13 @@ def _texts(program: Program) -> tuple[tuple[bool, Text], ...]:
     return tuple(found)
 
 
+def _compares(result: Result) -> bool:
+    return any(how[:3] in ("min", "max") for how in result.reductions)
+
+
 def _compares_totals(program: Program) -> bool:
     """Whether a minimum or maximum is of values that depend on a sum over columns."""
-    needed = {place for place, reduction in program.results if reduction[:3] in ("min", "max")}
+    needed = {result.value for result in program.results if _compares(result)}
     for place in reversed(range(len(program.values))):
         if place in needed:
             needed.update(program.values[place].arguments)
@@ -88,7 +92,7 @@ def supports(program: Program) -> str | None:
 
 @cache
 def _loops(program: Program) -> tuple[_Loop, ...]:
-    same_bits = any(one.reduction[:3] in ("min", "max") for one in program.results) or any(
+    same_bits = any(map(_compares, program.results)) or any(
         value.operation == "eq" for value in program.values
     )
     loops: list[_Loop] = []

@@ -106,7 +106,7 @@ def kernel_text(program: Program, into: bool) -> Text:
     Raises:
         NotImplementedError: an operation cannot be written; the message names it.
     """
-    most = max(len(program.shape(result)) for result in program.results)
+    most = max(len(program.values[result.value].shape) for result in program.results)
     try:
         for kept in range(most):
             with suppress(_NotMerged):
@@ -464,7 +464,7 @@ class _Writer:
 
     def _result(self, number: int) -> None:
         """Writes a result, at an index of an axis for each dimension or for several."""
-        shape = self.program.shape(self.program.results[number])
+        shape = self.program.values[self.program.results[number].value].shape
         kept = len(shape) if self.kept is None else self.kept
         sizes = [*shape[:kept], *([math.prod(shape[kept:])] if shape[kept:] else [])]
         taken: set[Axis] = set()
@@ -474,24 +474,25 @@ class _Writer:
         self._result_at(number, index)
 
     def _result_at(self, number: int, index: Sequence[Index]) -> None:
-        """Writes a result at an index, or each part of it."""
-        place, reduction = self.program.results[number]
+        """Writes a result at an index of its value, or each part of it."""
+        result = self.program.results[number]
         try:
-            value = self._attempt(lambda: self._value(place, index))
+            value = self._attempt(lambda: self._value(result.value, index))
         except _MustCut as error:
             for _, side in self._cut(index, error.cut):
                 self._result_at(number, side)
             return
-        shape, name = self.program.values[place].shape, self._argument(f"result_{number}")
-        lines, row = (self.lines.after, "node")
-        if reduction == "rows":
-            lines, row = self.lines.loop, self._edge()
-        else:
-            value = value._replace(name=self._reduced(value, reduction))
-        text = f"{name} + {row} * {math.prod(shape)}"
+        name, rows = self._argument(f"result_{number}"), result.reduction == "rows"
+        lines, row = (self.lines.loop, self._edge()) if rows else (self.lines.after, "node")
+        whole = self.program.shape(result)
+        text = f"{name} + {row} * {math.prod(whole)}"
         row = self._once(name, lambda: self._let(lines, text))
-        address, mask, axes = self._at(row, flat(index, shape))
-        lines.append(f"tl.store({address}, {_lifted(value.name, value.axes, axes)}{mask})")
+        width = self.program.values[result.value].shape[-1] if whole else 0
+        for part, reduction in enumerate(result.reductions):
+            reduced = value.name if rows else self._reduced(value, reduction)
+            position = flat(index, whole).plus(Index((), part * width))
+            address, mask, axes = self._at(row, position)
+            lines.append(f"tl.store({address}, {_lifted(reduced, value.axes, axes)}{mask})")
 
     def _reduced(self, value: Number, reduction: str) -> str:
         """The variable of a reduction over the edges of the node."""

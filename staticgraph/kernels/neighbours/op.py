@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from staticgraph.internals.dispatch import OpOverload
-from staticgraph.kernels.cpu_loop import cast, in_loops
+from staticgraph.kernels.cpu_loop import cast, in_loops, plain
 from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours import cpu
 from staticgraph.kernels.neighbours.derivative import KEPT, accompanied, derivative
 from staticgraph.kernels.neighbours.operations import POINTWISE
-from staticgraph.kernels.neighbours.program import Program, Result, known, program_of
+from staticgraph.kernels.neighbours.program import Builder, Program, Result, known, program_of
 from staticgraph.kernels.register import operator
 from staticgraph.kernels.shapes import wide_dtype
+from staticgraph.text.how_many import how_many
 
 
 def values_of(
@@ -72,13 +74,15 @@ def neighbours_reference(
     """Computes ``neighbours``; differentiable any number of times, on any device."""
     values = values_of(program, operands, codes, edges)
     nodes, count = edges.row_ptr.size(0) - 1, edges.src.size(0)
-    return [_reduced(program, result, values, edges, nodes, count) for result in program.results]
+    found = []
+    for result in program.results:
+        rows = values[result.value]
+        parts = [_reduced(rows, how, edges, nodes, count) for how in result.reductions]
+        found.append(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
+    return found
 
 
-def _reduced(
-    program: Program, result: Result, values: list[Tensor], edges: Edges, nodes: int, count: int
-) -> Tensor:
-    rows, reduction = values[result.value], result.reduction
+def _reduced(rows: Tensor, reduction: str, edges: Edges, nodes: int, count: int) -> Tensor:
     rows = rows.expand(count, *rows.shape[1:])
     zeros = rows.new_zeros(nodes, *rows.shape[1:])
     if reduction == "rows":
@@ -121,12 +125,26 @@ def empty_results(key: str, operands: Any, codes: Any, edges: Any) -> list[Tenso
 
 
 def _on_cpu(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
-    results = empty_results(key, operands, codes, edges)
+    results, program = empty_results(key, operands, codes, edges), program_of(key)
     wide = in_loops(wide_dtype(*operands))
-    given = [cast(one, wide).contiguous() for one in operands]
-    plain = [one.contiguous() for one in edges]
-    cpu.run(program_of(key), given, [one.contiguous() for one in codes], plain, results)
+    given = [plain(one, wide) for one in operands]
+    ends = [plain(one, torch.int64) for one in edges[:2]]
+    pointers = [plain(one, torch.int32) for one in edges[2:]]
+    lookups = [plain(one, torch.int64) for one in codes]
+    for rows, operand in zip(given, program.operands, strict=True):
+        if operand.place == "table":
+            _check(lookups[operand.code], len(rows))
+    cpu.run(program, given, lookups, [*ends, *pointers], results)
     return results
+
+
+def _check(code: Tensor, rows: int) -> None:
+    if not len(code):
+        return
+    least, most = (int(one) for one in torch.aminmax(code))
+    if least < 0 or most >= rows:
+        index = least if least < 0 else most
+        raise IndexError(f"index {index} is outside of a table of {how_many(rows, 'row')}")
 
 
 _neighbours: OpOverload[..., Any] = operator(
@@ -141,11 +159,14 @@ class Neighbours(torch.autograd.Function):
     """Autograd function of ``neighbours``: its derivative is ``neighbours`` of another program."""
 
     @staticmethod
-    def forward(ctx: Any, program: Program, codes: Any, edges: Edges, *operands: Tensor) -> Any:
-        """Returns the results, and those that the derivative needs besides."""
-        ctx.program = program
+    def forward(
+        ctx: Any, program: Program, codes: Any, edges: Edges, handed: Any, *operands: Tensor
+    ) -> Any:
+        """Returns the results, those that the derivative needs besides, and the operands that are
+        handed on."""
         results = _neighbours(known(program), operands, codes, edges)
-        ctx.kept = [at for at, one in enumerate(program.results) if one.reduction in KEPT]
+        ctx.program, ctx.handed = program, handed
+        ctx.kept = [at for at, one in enumerate(program.results) if KEPT & {*one.reductions}]
         ctx.counts = len(operands), len(ctx.kept), len(codes)
         ctx.save_for_backward(*operands, *(results[at] for at in ctx.kept), *codes, *edges)
         beside = [
@@ -155,34 +176,35 @@ class Neighbours(torch.autograd.Function):
         ]
         ctx.mark_non_differentiable(*beside)
         ctx.set_materialize_grads(False)
-        return tuple(results)
+        return *results, *(operands[at].view_as(operands[at]) for at in handed)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Returns the gradients of the operands that need one."""
-        saved, (first, second, third) = ctx.saved_tensors, ctx.counts
+        program, (first, second, third) = ctx.program, ctx.counts
+        saved, count = ctx.saved_tensors, len(program.results)
         operands, kept = saved[:first], saved[first : first + second]
         results = dict(zip(ctx.kept, kept, strict=True))
         codes = saved[first + second : first + second + third]
         edges = Edges(*saved[first + second + third :])
-        graded = tuple(place for place, grad in enumerate(grads) if grad is not None)
-        needs = ctx.needs_input_grad[3:]
-        asked = tuple(place for place, need in enumerate(needs) if need)
-        found: list[Tensor | None] = [None] * first
-        if graded and asked:
-            slope = derivative(ctx.program, graded, asked)
+        graded = tuple(place for place, grad in enumerate(grads[:count]) if grad is not None)
+        asked = tuple(place for place, need in enumerate(ctx.needs_input_grad[4:]) if need)
+        elsewhere = dict(zip(ctx.handed, grads[count:], strict=True))
+        into = tuple(one for one, grad in elsewhere.items() if grad is not None)
+        found: list[Tensor | None] = [elsewhere.get(place) for place in range(first)]
+        slope = derivative(program, graded, asked, into) if graded and asked else None
+        if slope is not None and slope.places:
             given = [
                 *operands,
                 *(results[place] for place in slope.results),
                 *(grads[place].contiguous() for place in graded),
+                *(elsewhere[one].contiguous() for one in into),
             ]
-            if slope.places:
-                outs = neighbours(slope.program, given, codes, edges)
-                for operand, place in slope.places:
-                    found[operand] = _collected(
-                        outs[place], ctx.program.operands[operand], operands[operand], codes
-                    )
-        return None, None, None, *found
+            outs = neighbours(slope.program, given, codes, edges)
+            for operand, place in slope.places:
+                like = operands[operand]
+                found[operand] = _collected(outs[place], program.operands[operand], like, codes)
+        return None, None, None, None, *found
 
 
 def _collected(rows: Tensor, operand: Any, like: Tensor, codes: Sequence[Tensor]) -> Tensor:
@@ -212,16 +234,61 @@ def neighbours(
         dtype of the operands; zero for nodes without edges. Differentiable any number of times.
         Bitwise deterministic, on any number of threads.
     """
+    return _applied(program, operands, codes, edges, ())
+
+
+def _applied(
+    program: Program,
+    operands: Sequence[Tensor],
+    codes: Sequence[Tensor],
+    edges: Edges,
+    handed: Sequence[int],
+) -> tuple[Tensor, ...]:
     operands = [one.contiguous() for one in operands]
     trains = torch.is_grad_enabled() and any(one.requires_grad for one in operands)
     whole = accompanied(program) if trains else program
-    found = Neighbours.apply(whole, tuple(codes), edges, *operands)
-    dtype = operands[0].dtype
-    return tuple(cast(one, dtype) for one in found[: len(program.results)])
+    outs = Neighbours.apply(whole, tuple(codes), edges, tuple(handed), *operands)
+    dtype, count = operands[0].dtype, len(whole.results)
+    results = tuple(cast(one, dtype) for one in outs[: len(program.results)])
+    return *results, *outs[count:]
 
 
 def neighbours_of(
-    key: str, operands: Sequence[Tensor], codes: Sequence[Tensor], edges: Edges
+    key: str,
+    operands: Sequence[Tensor],
+    codes: Sequence[Tensor],
+    edges: Edges,
+    handed: Sequence[int] = (),
 ) -> tuple[Tensor, ...]:
-    """:func:`neighbours` of the program of this key, which graphs can hold."""
-    return neighbours(program_of(key), operands, codes, Edges(*edges))
+    """:func:`neighbours` of the program of this key, which graphs can hold.
+
+    Returns:
+        The results, then the operands of the numbers ``handed``, which have rows of edges, for
+        their next reader: later code should read these, and their gradients are added in the same
+        pass.
+    """
+    return _applied(program_of(key), operands, codes, Edges(*edges), handed)
+
+
+@cache
+def _source_sum(width: int) -> Program:
+    builder = Builder()
+    return builder.program([Result(builder.operand("edge", (width,)), "source_sum")])
+
+
+def source_sum(rows: Tensor, edges: Edges) -> Tensor:
+    """Computes ``out[j] = sum of rows[e] over the edges e with src[e] = j``.
+
+    It is ``scatter(message, edge_index[0])``, the message flow of a layer with
+    ``flow="target_to_source"``. Edges are sorted by destination, so this is not a segment
+    reduction, but it is what brings a gradient back to the sources, in a fixed order of additions.
+
+    Args:
+        rows: ``[E, F]``.
+        edges: their ends and pointers.
+
+    Returns:
+        ``[N, F]`` in the dtype of ``rows``; half precisions are accumulated in float32.
+        Bitwise deterministic.
+    """
+    return neighbours(_source_sum(rows.size(1)), [rows], (), edges)[0]

@@ -64,10 +64,18 @@ class Value(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A result: the place of a value, and one of :data:`REDUCTIONS`."""
+    """A result: the place of a value, and one of :data:`REDUCTIONS`.
+
+    Several of :data:`INTO`, joined by ``+``, are side by side in the last dimension of one result.
+    """
 
     value: int
     reduction: str
+
+    @property
+    def reductions(self) -> list[str]:
+        """Each of them."""
+        return self.reduction.split("+")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +100,8 @@ class Program:
 
     def shape(self, result: Result) -> Shape:
         """The shape of a row of a result."""
-        return self.values[result.value].shape
+        shape, parts = self.values[result.value].shape, len(result.reductions)
+        return shape if parts == 1 else (*shape[:-1], parts * shape[-1])
 
     def taking(self, results: Sequence[Result]) -> Program:
         """The program of these of its results alone; all operands stay."""
@@ -262,9 +271,7 @@ class Builder:
         """The sum of a row over the dimensions in which ``shape`` was broadcast to its own."""
         old = self.shape(place)
         extra = len(old) - len(shape)
-        dims = [
-            dim for dim, size in enumerate(old) if dim < extra or (shape[dim - extra] != size)
-        ]
+        dims = [dim for dim, size in enumerate(old) if dim < extra or (shape[dim - extra] != size)]
         return self.view(self.total(place, dims), shape) if dims else place
 
     def program(self, results: Sequence[Result]) -> Program:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from staticgraph.kernels.edge_rows import source_sum
 from staticgraph.kernels.neighbour_max import neighbour_max
 from staticgraph.kernels.neighbour_sum import neighbour_sum
+from staticgraph.kernels.neighbours import source_sum
 from staticgraph.kernels.segments import segment_max, segment_sum
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     ACTIVATIONS,

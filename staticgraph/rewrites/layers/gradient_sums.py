@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from staticgraph.kernels.batch_norm import batch_norm_handed_on
-from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum, edge_matrix_sum_handed_on
 from staticgraph.kernels.linear import linear_handed_on
 from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum, neighbour_sum_handed_on
+from staticgraph.kernels.neighbours import neighbours_of
+from staticgraph.kernels.neighbours.program import program_of
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     Call,
     is_call,
@@ -65,7 +66,6 @@ def joined_handed_on(
 # For each operator: the one that hands on, and the places of the operand and of what is handed on.
 _HANDING: dict[Any, tuple[Any, int, int]] = {
     product: (product_handed_on, 0, 1),
-    edge_matrix_sum: (edge_matrix_sum_handed_on, 1, 1),
     joined: (joined_handed_on, 1, 1),
 }
 
@@ -78,6 +78,8 @@ def rewrite(captured: Captured) -> None:
     for node in list(captured.graph.nodes):
         if node in read and is_call(node, neighbour_sum):
             _sum(captured, node, order, tables)
+        elif node in read and is_call(node, neighbours_of):
+            _program(captured, node, order)
         elif node in read and is_call(node, *_HANDING):
             _hand_on(captured, node, order)
 
@@ -185,6 +187,23 @@ def _sum(captured: Captured, node: Call, order: dict[Call, int], tables: _Tables
         options = {"edge_too": bool(later_edge), **node.kwargs}
         summed = captured.before(node, neighbour_sum_handed_on, *node.args, **options)
     _read_through(captured, node, summed, order, [(1, x, later_x), (2, edge, later_edge)])
+
+
+def _program(captured: Captured, node: Call, order: dict[Call, int]) -> None:
+    """Hands on the rows of edges that a program reads."""
+    key, operands, codes, edges = node.args
+    program = program_of(key)
+    handed: list[tuple[int, Call, list[Call]]] = []
+    for number, (rows, operand) in enumerate(zip(operands, program.operands, strict=True)):
+        later = _later(node, rows, order) if operand.place == "edge" else []
+        if later and operands.count(rows) == 1:
+            handed.append((number, rows, later))
+    if handed:
+        numbers = [number for number, _, _ in handed]
+        call = captured.before(node, neighbours_of, key, operands, codes, edges, numbers)
+        first = len(program.results)
+        places = [(first + at, rows, later) for at, (_, rows, later) in enumerate(handed)]
+        _read_through(captured, node, call, order, places)
 
 
 def _hand_on(captured: Captured, node: Call, order: dict[Call, int]) -> None:

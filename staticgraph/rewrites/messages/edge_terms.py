@@ -202,8 +202,11 @@ def slice_of(captured: Captured, anchor: Call, node: Any, tower: int) -> Call | 
                 return node.args[0]
             key = ("narrow", node.args[0], tower * found[2], found[2])
             return _remembered(captured, anchor, key, torch.narrow, node.args[0], 1, *key[2:])
-    key = ("select", node, tower)
-    return _remembered(captured, anchor, key, SELECT, node, 1, tower)
+    if node.op == "placeholder":
+        return captured.before(anchor, SELECT, node, 1, tower)
+    towers = _remembered(captured, anchor, ("unbind", node), torch.unbind, node, 1)
+    key = ("tower", node, tower)
+    return captured.shared(key, lambda: captured.item(towers.next, towers, tower, node))
 
 
 def _remembered(captured: Captured, anchor: Call, key: Any, function: Any, *args: Any) -> Call:

@@ -13,13 +13,15 @@ A linear layer of gathered rows, or of a concatenation of them, is moved to the 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours import Builder, Result, neighbours_of
-from staticgraph.kernels.neighbours.program import known
+from staticgraph.kernels.neighbours.program import INTO, known
 from staticgraph.rewrites.aggregation.neighbour_sum import Message, message
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     ADD,
@@ -36,7 +38,8 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
 from staticgraph.rewrites.messages.edge_operands import Operands, operands
-from staticgraph.rewrites.messages.edge_terms import is_small, stacked, terms_of
+from staticgraph.rewrites.messages.edge_terms import is_cat, is_small, stacked
+from staticgraph.rewrites.neighbours.moments import is_square, means, spread
 from staticgraph.rewrites.neighbours.row_operations import NotByRow, RowCalls, row_calls, write
 from staticgraph.rewrites.passes.eliminate import drop_unread
 
@@ -44,6 +47,7 @@ NAME = "neighbours"
 _REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "mean", "min": "min", "max": "max"}
 # Parts of the names of operations whose order matters: they draw random numbers.
 _DRAWS = ("drop", "rand", "bernoulli", "normal", "uniform", "multinomial", "gumbel")
+_VIEWS = ("aten::view", "aten::_unsafe_view", "aten::unsqueeze", "aten::squeeze", "aten::alias")
 # Numbers of all values of a program, above which its code would be too long.
 MOST_NUMBERS = 1 << 17
 
@@ -52,20 +56,45 @@ def rewrite(captured: Captured) -> None:
     """Rewrites all messages that a gradient or a reduction makes worth it."""
     if not captured.facts or captured.target.device != "cpu" or captured.autocast is not None:
         return
+    means(captured)
     move_linear(captured)
     reading = _Reading(captured)
     for group in reading.groups():
         _replace(captured, reading, group)
     drop_unread(captured.graph)
     for node in captured.calls(GATHER):
+        if reading.left & set(node.users):
+            continue
         if node in reading.ends and reading.pays([node]):
             _replace(captured, reading, [node])
+        elif captured.index(node.args[2]) == "batch":
+            _by_graph(captured, node)
+
+
+def _by_graph(captured: Captured, node: Call) -> None:
+    """Rewrites rows of graphs that nodes read, ``x[batch]``: backward sums a graph's nodes."""
+    rows, found = node.args[0], tensor(node)
+    sizes = shape(rows)
+    if sizes is None or sizes[0] != captured.graphs or not is_float(node):
+        return
+    if found is None or not found.requires_grad or node in captured.differentiated:
+        return
+    builder = Builder()
+    program = builder.program([Result(builder.operand("target", sizes[1:]), "rows")])
+    batch, ptr = (cast(Any, captured.facts[name]) for name in ("batch", "ptr"))
+    edges = Edges(batch, batch, ptr, ptr, ptr)
+    made = captured.before(node, neighbours_of, known(program), [rows], [], edges)
+    captured.replace(node, captured.item(node, made, 0, node), NAME)
 
 
 def move_linear(captured: Captured) -> None:
     """Moves linear layers of gathered rows to the nodes, and stacks of them, for towers."""
     for node in reversed(list(captured.graph.nodes)):
-        if not node.users or len(shape(node) or ()) not in (2, 3) or node in captured.differentiated:
+        if (
+            not node.users
+            or len(shape(node) or ()) not in (2, 3)
+            or node in captured.differentiated
+        ):
             continue
         if (shape(node) or (0,))[0] != captured.edges or not is_float(node):
             continue
@@ -103,6 +132,7 @@ class _Reading:
         self.captured: Captured = captured
         self.calls: dict[Call, RowCalls] = {}
         self.ends: dict[Call, str] = {}  # gathers: source, target or table
+        self.left: set[Call] = set()  # of messages for which there is another operator
         self.now: dict[Call, Call] = {}  # results that replaced nodes
         for node in captured.graph.nodes:
             end = self._end(node)
@@ -110,6 +140,10 @@ class _Reading:
                 self.ends[node] = end
             elif self._is_row(node):
                 self._try(node)
+        for node in [
+            node for node, calls in self.calls.items() if self._is_shared_view(calls, node)
+        ]:
+            del self.calls[node]
 
     def _usable(self, node: Call) -> bool:
         found = tensor(node)
@@ -144,20 +178,18 @@ class _Reading:
 
     def _try(self, node: Call) -> None:
         """Notes a node's operations if all of them are of rows."""
-        if getattr(node.target, "__name__", "") == "getitem":
-            if node.args[0] in self.calls and isinstance(node.args[1], int):
-                given, _, result = self.calls[node.args[0]]
-                if isinstance(result, (tuple, list)):
-                    self.calls[node] = RowCalls({}, [], None)
-                    return
+        if is_call(node, operator.getitem) and isinstance(node.args[1], int):
+            parts = self.calls.get(node.args[0])
+            if parts is not None and isinstance(parts.result, (tuple, list)):
+                self.calls[node] = RowCalls({}, [], None)
+                return
         calls = row_calls(node)
         if calls is None or not calls.calls:
             return
         builder, places = Builder(), {}
         try:
             for one, stand in calls.given.items():
-                place, shape_ = self.leaf(one)
-                places[one] = builder.operand(place, shape_)
+                places[one] = builder.operand(*self.leaf(one, calls))
                 if not stand.is_floating_point() and one not in self.calls:
                     return
             write(builder, calls, self.captured.edges, places)
@@ -165,14 +197,22 @@ class _Reading:
             return
         self.calls[node] = calls
 
-    def leaf(self, node: Call) -> tuple[str, tuple[int, ...]]:
-        """Where the rows of an operand are, and their shape."""
+    def _is_shared_view(self, calls: RowCalls, node: Call) -> bool:
+        """Whether a node shows the rows of an operand in another shape, to several readers: as a
+        result, they would be copied."""
+        views = all(call.name in _VIEWS for call in calls.calls) and bool(calls.calls)
+        inner = any(one in self.calls or one in self.ends for one in calls.given)
+        return views and not inner and len(node.users) > 1
+
+    def leaf(self, node: Call, calls: RowCalls) -> tuple[str, tuple[int, ...]]:
+        """Where the rows of an operand of these calls are, and their shape."""
         found = shape(node) or ()
-        if found and found[0] == self.captured.edges:
-            return "edge", tuple(found[1:])
-        if found and found[0] == 1:
-            return "all", tuple(found[1:])
-        return "all", tuple(found)
+        if found and len(found) == max(stand.dim() for stand in calls.given.values()):
+            if found[0] == self.captured.edges:
+                return "edge", found[1:]
+            if found[0] == 1:
+                return "all", found[1:]
+        return "all", found
 
     # ------------------------------------------------------------------ groups
 
@@ -233,7 +273,8 @@ def _replace(captured: Captured, reading: _Reading, group: list[Call]) -> None:
     if len(results) == 1 and results[0][1] in ("sum", "mean", "max"):
         found = message(captured, results[0][2].args[0])
         if isinstance(found, Message) and not {found.edge, found.weight} & set(group):
-            return  # of an operator for this message
+            reading.left.update(group)  # to an operator for this message
+            return
     program = builder.program([Result(place, how) for place, how, _ in results])
     size = sum(math.prod(value.shape) for value in program.values)
     if not same_dtype(*given) or size > MOST_NUMBERS:
@@ -247,18 +288,47 @@ def _replace(captured: Captured, reading: _Reading, group: list[Call]) -> None:
         return
     for one in moved:
         anchor.prepend(one)
+    results = _side_by_side(results)
     unique: dict[tuple[int, str], int] = {}
     for place, how, _ in results:
         unique.setdefault((place, how), len(unique))
     program = builder.program([Result(*one) for one in unique])
     made = captured.before(
-        anchor, neighbours_of, known(program), given, codes, captured.batch_edges, like=results[0][2]
+        anchor,
+        neighbours_of,
+        known(program),
+        given,
+        codes,
+        captured.batch_edges,
+        like=results[0][2],
     )
     items = {key: captured.item(anchor, made, at, made) for key, at in unique.items()}
     for place, how, old in results:
         new = items[place, how]
         if captured.replace(old, new, NAME):
             reading.now[old] = new
+
+
+def _side_by_side(
+    results: list[tuple[int, str, Call]],
+) -> list[tuple[int, str, Call]]:
+    """Results with those that are concatenated, and read by nothing else, as one."""
+    by_value: dict[int, list[tuple[str, Call]]] = {}
+    for place, how, node in results:
+        if how in INTO:
+            by_value.setdefault(place, []).append((how, node))
+    for place, parts in by_value.items():
+        cat = next((user for user in parts[0][1].users if is_cat(user)), None)
+        names = {node: how for how, node in parts}
+        if cat is None or len(parts) < 2 or set(cat.args[0]) != set(names):
+            continue
+        others = {user for node in names for user in node.users} - {cat}
+        spreads = {"var", "std"} & {*names.values()}
+        alone = not others or (spreads and all(map(is_square, others)))
+        if alone and len(cat.args[0]) == len(parts):
+            results = [one for one in results if one[2] not in names]
+            results.append((place, "+".join(names[node] for node in cat.args[0]), cat))
+    return results
 
 
 def _late(order: dict[Call, int], anchor: Call, needed: Iterable[Call]) -> list[Call] | None:
@@ -318,7 +388,7 @@ def _write(
                 mine[one] = gathered(one)
             else:
                 now = reading.now.get(one, one)
-                mine[one] = operand(now, *reading.leaf(now), now)
+                mine[one] = operand(now, *reading.leaf(now, calls), now)
         places[node] = write(builder, calls, captured.edges, mine)
     results: list[tuple[int, str, Call]] = []
     for node in group:
@@ -333,4 +403,18 @@ def _write(
                 rest = True
         if rest and dtype(node) == dtype(given[0]) and isinstance(places[node], int):
             results.append((places[node], "rows", node))
+    _join_moments(builder, results)
     return (builder, given, codes, results) if results else None
+
+
+def _join_moments(builder: Builder, results: list[tuple[int, str, Call]]) -> None:
+    """Replaces means of a message and of its squares by the variance that is computed of them."""
+    averages = {place: node for place, how, node in results if how == "mean"}
+    for place, mean in averages.items():
+        square = builder.point("mul", place, place)
+        found = spread(averages[square], mean) if square in averages else None
+        if found is not None:
+            results.remove((square, "mean", averages[square]))
+            results.append((place, *found))
+            if all(map(is_square, mean.users)):
+                results.remove((place, "mean", mean))

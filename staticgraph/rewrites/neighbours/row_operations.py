@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from staticgraph.kernels.neighbours.program import Builder
-from staticgraph.rewrites.captured_graph.canonical_ops import Call, tensor
+from staticgraph.rewrites.captured_graph.canonical_ops import Call
 
 
 class NotByRow(Exception):
@@ -212,7 +212,9 @@ def _pow(w: _Writer, x: Any, exponent: Any) -> int:
     raise NotByRow("a power")
 
 
-def _clamp(w: _Writer, x: Any, least: Any = None, most: Any = None, *, min: Any = None, max: Any = None) -> int:
+def _clamp(
+    w: _Writer, x: Any, least: Any = None, most: Any = None, *, min: Any = None, max: Any = None
+) -> int:
     least, most = (min if least is None else least), (max if most is None else most)
     place = w.at(x)
     for bound, below in ((least, True), (most, False)):

@@ -1,0 +1,169 @@
+"""Programs over edges on the CPU: any expression of rows, any reduction and their derivatives,
+first and second, against the same in eager torch; and the functions that their code is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.drawn_programs import drawn_case
+
+from staticgraph.jit import kernel
+from staticgraph.kernels.edges import Edges
+from staticgraph.kernels.exponential import exp
+from staticgraph.kernels.neighbours import Builder, Result, neighbours, neighbours_reference
+from staticgraph.kernels.neighbours.operations import POINTWISE
+
+SMOOTH = ("rows", "sum", "mean", "source_sum")
+
+
+@kernel
+def exponentials(x, out):
+    for place in range(len(x)):
+        out[place] = exp(x[place])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_exponential_is_within_two_units_of_the_last_place(dtype):
+    limits = np.finfo(dtype)
+    x = np.linspace(np.log(limits.tiny), np.log(limits.max) - 1, 5001).astype(dtype)
+    x = np.concatenate([x, np.array([-np.inf, np.log(limits.tiny) - 1, np.inf, np.nan], dtype)])
+    out = np.empty_like(x)
+    exponentials(x, out)
+    expected = np.exp(x[:-4].astype(np.longdouble))
+    assert (np.abs(out[:-4] - expected) <= 2 * limits.eps * expected)[1:].all()
+    np.testing.assert_array_equal(out[-4:], [0, 0, np.inf, np.nan])
+
+
+def edge_by_edge(operation: str, x: torch.Tensor) -> torch.Tensor:
+    """One function of numbers, by a program."""
+    builder = Builder()
+    value = builder.point(operation, builder.operand("edge", ()))
+    index = torch.arange(len(x))
+    row = torch.arange(len(x) + 1).int()
+    edges = Edges(index, index, row, row, index.int())
+    return neighbours(builder.program([Result(value, "rows")]), [x], (), edges)[0]
+
+
+# Numbers where a function is hard, and how many units in the last place it may be off.
+FUNCTIONS = {
+    "exp": (np.linspace(-700, 700, 4001), 2),
+    "log": (np.concatenate([np.geomspace(1e-310, 1e300, 3001), np.linspace(0.5, 2, 2001)]), 3),
+    "log1p": (np.concatenate([np.geomspace(1e-20, 1e30, 3001), np.linspace(-0.99, 1, 2001)]), 4),
+    "tanh": (np.concatenate([np.linspace(-22, 22, 4001), np.geomspace(1e-30, 1, 999)]), 4),
+    "sigmoid": (np.linspace(-700, 700, 4001), 4),
+    "softplus": (np.linspace(-40, 40, 4001), 5),
+    "sqrt": (np.geomspace(1e-300, 1e300, 999), 1),
+    "erf": (np.linspace(-6, 6, 999), 2),
+    "sin": (np.linspace(-9, 9, 999), 2),
+    "cos": (np.linspace(-9, 9, 999), 2),
+}
+EXACT: dict[str, Any] = {
+    **{name: getattr(np, name, None) for name in FUNCTIONS},
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "softplus": lambda x: np.logaddexp(np.longdouble(0), x),
+    "erf": lambda x: torch.erf(torch.tensor(np.asarray(x, np.float64))).numpy(),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_is_exact_to_its_last_places(name, dtype):
+    x, units = FUNCTIONS[name]
+    limits = np.finfo(dtype)
+    with np.errstate(over="ignore", under="ignore"):
+        x = x.astype(dtype)
+        exact = EXACT[name](x.astype(np.longdouble))
+    inside = np.isfinite(x) & (np.abs(exact) < limits.max / 4) & (np.abs(exact) > limits.tiny)
+    inside |= exact == 0
+    found = edge_by_edge(name, torch.from_numpy(x)).numpy()
+    off = np.abs(found - exact)[inside] / np.spacing(np.abs(exact[inside]).astype(dtype))
+    assert inside.sum() > 100
+    assert off.max() <= units, (name, off.max(), x[inside][off.argmax()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_at_its_ends_is_torchs(name, dtype):
+    x = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, -1.0, 1e-45], dtype=dtype)
+    torch.testing.assert_close(
+        edge_by_edge(name, x), POINTWISE[name].torch(x), equal_nan=True, rtol=1e-6, atol=1e-30
+    )
+
+
+def assert_alike(found, expected, bound, what):
+    assert len(found) == len(expected)
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        if one is None and other is None:
+            continue
+        one = torch.zeros_like(other) if one is None else one
+        other = torch.zeros_like(one) if other is None else other
+        if one.numel():
+            error = ((one - other).abs().max() / (other.abs().max() + 1)).item()
+            assert error < bound, (what, number, error)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_program_and_its_derivatives_are_the_same_in_eager_torch(seed):
+    program, operands, codes, edges = drawn_case(seed, torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    smooth = all(result.reduction in SMOOTH for result in program.results)
+    found = []
+    for function in (neighbours, neighbours_reference):
+        generator.manual_seed(seed)
+        outs = function(program, operands, codes, edges)
+        weights = [torch.randn(out.shape, dtype=out.dtype, generator=generator) for out in outs]
+        terms = [(out * w).sum() for out, w in zip(outs, weights, strict=True) if out.requires_grad]
+        first: Any = []
+        second: Any = []
+        if terms:
+            total: Any = sum(terms)
+            first = torch.autograd.grad(total, operands, allow_unused=True, create_graph=smooth)
+            parts = [one.sin().sum() for one in first if one is not None and one.requires_grad]
+            if smooth and parts:
+                total = sum(parts)
+                second = torch.autograd.grad(total, operands, allow_unused=True)
+        found.append((outs, first, second))
+    for what, mine, others in zip(("result", "gradient", "second"), *found, strict=True):
+        if others or mine:
+            assert_alike(mine, others or [None] * len(mine), 1e-11, what)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_mean_and_deviation_of_what_is_far_from_zero(dtype):
+    """A mean of squares would lose the digits of the deviation; half precisions keep theirs."""
+    torch.manual_seed(0)
+    src, dst = torch.arange(40) % 4, torch.arange(40) // 10
+    row_ptr = torch.arange(0, 41, 10).int()
+    edges = Edges(src, dst, row_ptr, row_ptr, torch.argsort(src, stable=True).int())
+    rows = (1000 + torch.randn(40, 5)).to(dtype)
+    builder = Builder()
+    program = builder.program([Result(builder.operand("edge", (5,)), "mean+std")])
+    out = neighbours(program, [rows], (), edges)[0].double()
+    wide = rows.double().view(4, 10, 5)
+    eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    rounding = torch.finfo(dtype).eps
+    assert (out[:, :5] - wide.mean(1)).abs().max() <= 1000 * (10 * eps + rounding)
+    spread = wide.std(1, correction=0)
+    assert torch.allclose(out[:, 5:], spread, rtol=1e4 * eps + rounding, atol=0)
+
+
+def test_equal_programs_have_one_key_and_print_what_they_compute():
+    def written():
+        builder = Builder()
+        source, edge = builder.operand("source", (4,)), builder.operand("edge", (4,))
+        message = builder.point("tanh", builder.point("add", source, edge))
+        return builder.program([Result(message, "sum")])
+
+    assert written() == written()
+    assert written().key == written().key
+    assert str(written()).splitlines()[2:] == [
+        "v2 [4] = add v0 v1",
+        "v3 [4] = tanh v2",
+        "sum of v3",
+    ]
+    other = written().taking([Result(0, "max")])
+    assert other != written()
+    assert len(other.values) == 1
