@@ -100,7 +100,8 @@ def test_values_of_a_maximum_have_the_same_bits_in_its_derivative(reduction):
 def summed(shape: tuple[int, ...], dims: list[int], reduction: str) -> Program:
     builder = Builder()
     rows = builder.operand("source", shape)
-    return builder.program([Result(builder.total(rows, dims), reduction)])
+    value = builder.point("sin", builder.total(rows, dims))
+    return builder.program([Result(value, reduction)])
 
 
 def mixed() -> Program:
@@ -110,6 +111,14 @@ def mixed() -> Program:
     rows = builder.view(builder.cat(parts, 1), (4, 4))
     gated = builder.point("mul", rows, builder.operand("edge", (4, 1)))
     return builder.program([Result(gated, "sum")])
+
+
+def test_a_value_that_is_also_summed_is_loaded_once():
+    builder = Builder()
+    rows = builder.operand("source", (4, 8))
+    results = Result(rows, "sum"), Result(builder.total(rows, [1]), "rows")
+    ((_, text),) = gpu._texts(builder.program(results))
+    assert text.source.count("to(WIDE)") == 1
 
 
 def deep() -> Program:
