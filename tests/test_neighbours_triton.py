@@ -133,7 +133,8 @@ def deep() -> Program:
 def test_a_row_may_be_wider_than_a_tile_if_it_is_made_of_parts():
     builder = Builder()
     parts = [builder.operand("source", (6000,)), builder.operand("edge", (5000,))]
-    program = builder.program([Result(builder.cat(parts, 0), "sum")])
+    value = builder.point("add", builder.operand("edge", (11000,)), builder.cat(parts, 0))
+    program = builder.program([Result(value, "sum")])
     assert gpu.supports(program) is None
 
 
