@@ -256,7 +256,7 @@ def test_an_operation_keeps_its_relative_accuracy(name, dtype):
     x = torch.cat([size, -size, plain, special])
     if name in ("sin", "cos"):
         x = x[x.abs() < 1e4]
-    y = x.roll(7)
+    y = torch.where(torch.arange(len(x)) % 3 == 0, x, x.roll(7))
     builder = Builder()
     first, second = (builder.operand("edge", ()) for _ in range(2))
     if name == "where":
