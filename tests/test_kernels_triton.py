@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections import defaultdict
 
 import pytest
 import torch
+from support.compiled import narrow_products
 from support.interpreted import needs_interpreter, run_interpreted
 from support.kernel_launches import every_launch
 from triton.runtime.jit import JITFunction
@@ -25,14 +25,18 @@ def test_interpreted_in_a_process_of_its_own():
 
 
 def test_every_kernel_has_a_name_of_its_own_and_is_launched_here():
-    """A profile knows a kernel by its name alone. The others are called by kernels."""
+    """A profile knows a kernel by its name alone. The others are called by kernels; those that are
+    written for programs are named by their text."""
     package = {}
     for module in pkgutil.walk_packages(kernels.__path__, "staticgraph.kernels."):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, JITFunction):
                 assert package.setdefault(value.__name__, value) is value
     called = {n for name, f in package.items() for n in re.findall(r"\w+", f.src) if n != name}
-    assert package.keys() - called == {launch.name for launch in every_launch()}
+    launched = {launch.name for launch in every_launch()}
+    written = {name for name in launched if re.fullmatch(r"neighbours_(into|out_of)_\w{16}", name)}
+    assert written
+    assert package.keys() - called == launched - written
 
 
 def test_no_kernel_takes_a_number_in_single_precision():
@@ -49,53 +53,6 @@ def test_float64_is_not_rounded():
         single = {n: v for n, v in given if getattr(v, "dtype", None) == torch.float32}
         text = launch.replace(**{n: v.double() for n, v in single.items()}).ttir()
         assert not re.findall(r"arith\.(?:truncf|extf) .*", text), launch.name
-
-
-def narrow_products(ttir: str) -> list[str]:
-    """The 32-bit products in the offsets of pointers that may overflow.
-
-    Those of a number known at run time (an argument, a program, what was loaded) by anything but a
-    power of two, which is a block of rows. The second and third axis of a grid count columns.
-    """
-    loaded = set(re.findall(r"(%\w+): i(?:32|64)", ttir))  # known at run time
-    blocks, needs, products, todo = set(), defaultdict(list), {}, []
-    for line in ttir.splitlines():
-        line = re.sub(r" loc\(.*", "", line)
-        name, *used = re.findall(r"%\w+", line) or [""]
-        kind, _, right = line.strip().partition("scf.for ")
-        if (
-            right
-        ):  # [results =] scf.for index = first to last step step iter_args(inner = outer, ...)
-            index, *used = re.findall(r"%\w+", right)
-            inner, outer = [index, *used[3::2]], [used[:3], *([value] for value in used[4::2])]
-            for name, values in zip(inner, outer, strict=False):
-                needs[name] = values
-                loaded.update([name] * (not loaded.isdisjoint(values)))
-            continue
-        operation, integer = (
-            re.search(pattern, line) for pattern in (r"= \"?([\w.]+)", r"[x< ]i(\d+)>?$")
-        )
-        kind = operation[1] if operation else ""
-        if kind == "tt.addptr":
-            todo.append(used[1])
-        elif kind == "arith.constant":
-            value = re.search(r"constant (?:dense<)?(\d+)>? :", line)
-            blocks.update([name] * (value is not None and int(value[1]).bit_count() == 1))
-        elif kind == "tt.load" or "get_program_id x" in line:
-            loaded.add(name)
-        elif kind and integer:
-            needs[name] = used
-            bounded = kind == "arith.remsi" and used[1] not in loaded
-            loaded.update([name] * (not bounded and not loaded.isdisjoint(used)))
-            blocks.update([name] * (kind == "tt.splat" and used[0] in blocks))
-            if kind == "arith.muli" and integer[1] == "32" and name in loaded:
-                products.update({name: line.strip()} if blocks.isdisjoint(used) else {})
-    seen = set()
-    while todo:
-        name = todo.pop()
-        todo += [] if name in seen else needs[name]
-        seen.add(name)
-    return [line for name, line in products.items() if name in seen]
 
 
 @pytest.mark.slow

@@ -27,6 +27,8 @@ from staticgraph.dryrun.report import PARTS
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.kernels.batch_norm.op import launches as norm_launches
 from staticgraph.kernels.linear.op import backward_launches, launches
+from staticgraph.kernels.neighbours.cpu import parts
+from staticgraph.kernels.neighbours.program import program_of
 
 # Launches on CUDA in addition to the first, as in the gpu.py of each operator.
 MORE_LAUNCHES = {
@@ -120,6 +122,8 @@ def further_launches(name: str, args: tuple[Any, ...]) -> int:
         return int(args[4] is not None)  # rows of a table, gathered
     if name == "staticgraph::dot_attention_backward":
         return 1 + (0 if args[7] is None else 1 + SHARED_TABLE)
+    if name == "staticgraph::neighbours":
+        return len(parts(program_of(args[0]), alone=False)) - 1
     if name == "staticgraph::batch_norm":
         return norm_launches(args[0], args[8] is not None and args[9] is None) - 1
     if name == "staticgraph::batch_norm_backward":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,6 +118,53 @@ class Compiled(NamedTuple):
     @property
     def matrix_instructions(self) -> int:
         return len(re.findall(r"\b(?:wgmma\.mma_async|mma\.sync)", self.ptx))
+
+
+def narrow_products(ttir: str) -> list[str]:
+    """The 32-bit products in the offsets of pointers that may overflow.
+
+    Those of a number known at run time (an argument, a program, what was loaded) by anything but a
+    power of two, which is a block of rows. The second and third axis of a grid count columns.
+    """
+    loaded = set(re.findall(r"(%\w+): i(?:32|64)", ttir))  # known at run time
+    blocks, needs, products, todo = set(), defaultdict(list), {}, []
+    for line in ttir.splitlines():
+        line = re.sub(r" loc\(.*", "", line)
+        name, *used = re.findall(r"%\w+", line) or [""]
+        kind, _, right = line.strip().partition("scf.for ")
+        if (
+            right
+        ):  # [results =] scf.for index = first to last step step iter_args(inner = outer, ...)
+            index, *used = re.findall(r"%\w+", right)
+            inner, outer = [index, *used[3::2]], [used[:3], *([value] for value in used[4::2])]
+            for name, values in zip(inner, outer, strict=False):
+                needs[name] = values
+                loaded.update([name] * (not loaded.isdisjoint(values)))
+            continue
+        operation, integer = (
+            re.search(pattern, line) for pattern in (r"= \"?([\w.]+)", r"[x< ]i(\d+)>?$")
+        )
+        kind = operation[1] if operation else ""
+        if kind == "tt.addptr":
+            todo.append(used[1])
+        elif kind == "arith.constant":
+            value = re.search(r"constant (?:dense<)?(\d+)>? :", line)
+            blocks.update([name] * (value is not None and int(value[1]).bit_count() == 1))
+        elif kind == "tt.load" or "get_program_id x" in line:
+            loaded.add(name)
+        elif kind and integer:
+            needs[name] = used
+            bounded = kind == "arith.remsi" and used[1] not in loaded
+            loaded.update([name] * (not bounded and not loaded.isdisjoint(used)))
+            blocks.update([name] * (kind == "tt.splat" and used[0] in blocks))
+            if kind == "arith.muli" and integer[1] == "32" and name in loaded:
+                products.update({name: line.strip()} if blocks.isdisjoint(used) else {})
+    seen = set()
+    while todo:
+        name = todo.pop()
+        todo += [] if name in seen else needs[name]
+        seen.add(name)
+    return [line for name, line in products.items() if name in seen]
 
 
 def noted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Launch]:

@@ -83,9 +83,13 @@ def _function(draw: random.Random, b: Builder, value: int) -> int:
     return b.point(name, value)
 
 
-def drawn_case(seed: int, dtype: torch.dtype) -> tuple[Program, list[Tensor], list[Tensor], Edges]:
-    """Returns a program with operands, codes and edges: few nodes, from no edges to many."""
-    program, count = drawn_program(seed)
+def drawn_case(
+    seed: int, dtype: torch.dtype, program: Program | None = None
+) -> tuple[Program, list[Tensor], list[Tensor], Edges]:
+    """Returns a program, the one that is drawn from the seed by default, with operands, codes and
+    edges: few nodes, from no edges to many."""
+    program = program or drawn_program(seed)[0]
+    count = 1 + max(one.code for one in program.operands)
     draw, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     nodes, number = int(draw.integers(1, 12)), int(draw.integers(0, 40))
     edges = drawn_edges(draw, nodes, number)

@@ -33,13 +33,7 @@ from support.kernel_cases import CASES, DROPPED, DTYPES, MORE, Sizes  # noqa: E4
 from support.kernel_oracle import SAMPLES, wrong_results  # noqa: E402
 from support.sampled import in_turn  # noqa: E402
 
-# Operators without a CUDA kernel.
-NOT_TRITON = ("neighbours", "source_sum")
-NAMES = sorted(
-    name
-    for name in (CASES.keys() | MORE.keys() | DROPPED.keys()) - {"collate"}
-    if not name.startswith(NOT_TRITON)
-)
+NAMES = sorted((CASES.keys() | MORE.keys() | DROPPED.keys()) - {"collate"})
 
 
 @pytest.fixture(scope="module", autouse=True)

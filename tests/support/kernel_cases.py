@@ -260,6 +260,23 @@ CASES: dict[str, Run] = {
     "neighbour_sum weighted": lambda v, w: neighbour_sum(
         v["x"], v["each"], w.edges, transform="multiply"
     ),
+    "neighbours": lambda v, w: list(
+        neighbours(_gate(COLUMNS), [v["x"], v["right"], v["rows"]], (), w.edges)
+    ),
+    "neighbours of a table": lambda v, w: list(
+        neighbours(_moments(HEADS, WIDTH), [v["x"], v["table"]], (_code(w),), w.edges)
+    ),
+    "neighbours of vectors": lambda v, w: list(
+        neighbours(
+            _vectors(HEADS, WIDTH),
+            [v["x"].view(-1, HEADS, WIDTH), v["edge"], v["rows"]],
+            (),
+            w.edges,
+        )
+    ),
+    "neighbours of matrices": lambda v, w: list(
+        neighbours(_matrices(HEADS, WIDTH), _with_matrices(v), (), w.edges)
+    ),
     "pair_score": lambda v, w: list(
         pair_score(
             v["x"],
@@ -432,23 +449,6 @@ MORE: dict[str, Run] = {
         for to in ("key", "value", "key and value")
     },
     "dot_attention of other columns": _columns_apart,
-    "neighbours": lambda v, w: list(
-        neighbours(_gate(COLUMNS), [v["x"], v["right"], v["rows"]], (), w.edges)
-    ),
-    "neighbours of a table": lambda v, w: list(
-        neighbours(_moments(HEADS, WIDTH), [v["x"], v["table"]], (_code(w),), w.edges)
-    ),
-    "neighbours of vectors": lambda v, w: list(
-        neighbours(
-            _vectors(HEADS, WIDTH),
-            [v["x"].view(-1, HEADS, WIDTH), v["edge"], v["rows"]],
-            (),
-            w.edges,
-        )
-    ),
-    "neighbours of matrices": lambda v, w: list(
-        neighbours(_matrices(HEADS, WIDTH), _with_matrices(v), (), w.edges)
-    ),
     "neighbours in layers": _matrices_in_layers,
     "batch_norm in layers": _norms_in_layers,
     "batch_norm of all rows": lambda v, w: list(

@@ -120,7 +120,8 @@ def _reduced(rows: Tensor, reduction: str, edges: Edges, nodes: int, count: int)
     return root.masked_fill(root <= math.sqrt(LEAST_VARIANCE), 0.0)
 
 
-def _fake(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
+def empty_results(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
+    """Allocates the results of the program of a key, in the accumulation dtype."""
     program = program_of(key)
     dtype, nodes, count = wide_dtype(*operands), edges[2].size(0) - 1, edges[0].size(0)
     return [
@@ -132,7 +133,7 @@ def _fake(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
 
 
 def _on_cpu(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
-    results, program = _fake(key, operands, codes, edges), program_of(key)
+    results, program = empty_results(key, operands, codes, edges), program_of(key)
     wide = in_loops(wide_dtype(*operands))
     given = [plain(one, wide) for one in operands]
     ends = [plain(one, torch.int64) for one in edges[:2]]
@@ -157,8 +158,8 @@ def _check(code: Tensor, rows: int) -> None:
 _neighbours: OpOverload[..., Any] = operator(
     "neighbours(str program, Tensor[] operands, Tensor[] codes, Tensor[] edges) -> Tensor[]",
     cpu=_on_cpu,
-    cuda=None,
-    fake=_fake,
+    cuda="neighbours.gpu:forward",
+    fake=empty_results,
 ).overload
 
 

@@ -1,7 +1,8 @@
 """The pointwise operations of programs, each in one place: its value in torch, and its slopes.
 
 The CPU's and Triton's forms have the same names, in
-:mod:`staticgraph.kernels.neighbours.cpu_operations` and :mod:`staticgraph.kernels.neighbours.gpu`.
+:mod:`staticgraph.kernels.neighbours.cpu_operations` and
+:mod:`staticgraph.kernels.neighbours.gpu_operations`.
 """
 
 from __future__ import annotations

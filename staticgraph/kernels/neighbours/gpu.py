@@ -1,0 +1,154 @@
+"""``neighbours`` on CUDA: a Triton kernel per loop of a program, whose text is written for it.
+
+Triton reads a kernel from a file, so the text goes into a module in the user's cache folder, named
+by its contents; Triton's own cache then knows the kernel in later processes, too.
+
+The derivative of a minimum or maximum finds the edges that have it by computing their values again,
+so these must have the same bits in both kernels: products are not fused with sums there, and a sum
+over columns, whose order depends on the tile, is refused.
+"""
+
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from staticgraph.files import atomic, own_cache
+from staticgraph.kernels.edges import Edges
+from staticgraph.kernels.launch import warps, wide
+from staticgraph.kernels.neighbours.cpu import parts
+from staticgraph.kernels.neighbours.gpu_loop import Text, kernel_text
+from staticgraph.kernels.neighbours.op import empty_results
+from staticgraph.kernels.neighbours.program import Program, Result, program_of
+from staticgraph.kernels.shapes import contiguous
+
+_HEAD = "import triton\nimport triton.language as tl\n\n\n"
+
+
+class _Loop(NamedTuple):
+    """One loop of a program.
+
+    Attributes:
+        kernel: a Triton function.
+        arguments: their names, the dtype left out.
+        into: whether it is over the edges into each node.
+        options: Triton's.
+    """
+
+    kernel: Any
+    arguments: tuple[str, ...]
+    into: bool
+    options: dict[str, Any]
+
+
+@cache
+def _texts(program: Program) -> tuple[tuple[bool, Text], ...]:
+    """The text of each loop; its results are numbered as those of the program."""
+    found: list[tuple[bool, Text]] = []
+    if _compares_totals(program):
+        raise NotImplementedError(
+            "the minimum or maximum over edges of a sum over columns (the operation 'total')"
+        )
+    for into, some in parts(program, alone=False):
+        text = kernel_text(program.taking(some), into)
+        names = {f"result_{at}": program.results.index(one) for at, one in enumerate(some)}
+        arguments = tuple(f"result_{names[one]}" if one in names else one for one in text.arguments)
+        found.append((into, text._replace(arguments=arguments)))
+    return tuple(found)
+
+
+def _compares(result: Result) -> bool:
+    return any(how[:3] in ("min", "max") for how in result.reductions)
+
+
+def _compares_totals(program: Program) -> bool:
+    """Whether a minimum or maximum is of values that depend on a sum over columns."""
+    needed = {result.value for result in program.results if _compares(result)}
+    for place in reversed(range(len(program.values))):
+        if place in needed:
+            needed.update(program.values[place].arguments)
+    return any(program.values[place].operation == "total" for place in needed)
+
+
+def supports(program: Program) -> str | None:
+    """Why a program cannot run on CUDA; None if it can."""
+    try:
+        _texts(program)
+    except NotImplementedError as error:
+        return str(error)
+    return None
+
+
+@cache
+def _loops(program: Program) -> tuple[_Loop, ...]:
+    same_bits = any(map(_compares, program.results)) or any(
+        value.operation == "eq" for value in program.values
+    )
+    loops: list[_Loop] = []
+    for into, text in _texts(program):
+        options = {"num_warps": warps(text.tile), "enable_fp_fusion": not same_bits}
+        loops.append(_Loop(_kernel(text, into), text.arguments, into, options))
+    return tuple(loops)
+
+
+def _kernel(text: Text, into: bool) -> Any:
+    """The Triton function of a text."""
+    key = hashlib.sha256(text.source.encode()).hexdigest()[:16]
+    name = f"neighbours_{'into' if into else 'out_of'}_{key}"
+    return getattr(_module(name, _HEAD + text.source.replace("NAME", name)), name)
+
+
+@cache
+def _folder() -> Path:
+    """Where modules are kept: the user's cache folder, or a temporary one if it cannot be
+    written."""
+    try:
+        folder = own_cache.folder() / "neighbours"
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except (own_cache.NotOurs, OSError):
+        folder = Path(tempfile.mkdtemp(prefix="staticgraph-triton-"))
+    return folder
+
+
+def _module(name: str, source: str) -> ModuleType:
+    """Imports a module of this source from a file of its own."""
+    path = _folder() / f"{name}.py"
+    if not path.exists() or path.read_text() != source:
+        atomic.write_text(path, source)
+    spec = importlib.util.spec_from_file_location(f"staticgraph_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def forward(
+    key: str, operands: Sequence[Tensor], codes: Sequence[Tensor], edges: Sequence[Tensor]
+) -> list[Tensor]:
+    """Runs a program, in one launch per loop."""
+    results = empty_results(key, operands, codes, edges)
+    values: dict[str, Tensor] = dict(zip(Edges._fields, contiguous(*edges), strict=True))
+    for kind, given in (
+        ("operand", contiguous(*operands)),
+        ("code", contiguous(*codes)),
+        ("result", results),
+    ):
+        values |= {f"{kind}_{at}": one for at, one in enumerate(given)}
+    dtype = wide(results[0].dtype)
+    for loop in _loops(program_of(key)):
+        nodes = values["row_ptr" if loop.into else "col_ptr"].size(0) - 1
+        arguments = [values[name] for name in loop.arguments]
+        loop.kernel[(nodes,)](*arguments, dtype, **loop.options)
+    return results
