@@ -23,7 +23,6 @@ TORCHS: set[str] = set()
 COUNTED = [
     "segment_max",
     "segment_softmax",
-    "neighbour_max",
     "gcn_sum",
     "neighbour_attention",
     "pair_score",

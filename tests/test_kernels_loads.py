@@ -28,7 +28,6 @@ NAMES = [
     "segment_sum mean",
     "segment_max",
     "segment_softmax",
-    "neighbour_max",
     "gcn_sum",
     "neighbour_attention",
     "pair_score",

@@ -54,7 +54,7 @@ FIRES = {
     "own, gated": {"neighbour_sum": 1},
     "by hand, index_add": {"neighbour_sum": 1},
     "by hand, scatter_add": {"neighbour_sum": 1},
-    "by hand, scatter_reduce": {"neighbour_max": 1},
+    "by hand, scatter_reduce": {"neighbours": 1},
     "by hand, scatter mean": {"neighbour_sum": 1},
     "attention by hand": {"segments": 2, "neighbours": 2},
     "molecule gin": {

@@ -162,7 +162,7 @@ def test_any_message_by_rows_is_one_pass(conv, esol):
     largest, runner = difference(seeded(lambda: Layered(conv)), esol)
     assert largest <= 1e-10
     assert fired(runner)["neighbours"] >= 1
-    assert not {"neighbour_sum", "neighbour_max"} & set(fired(runner))
+    assert "neighbour_sum" not in fired(runner)
 
 
 def failing(*_):

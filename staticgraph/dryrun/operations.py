@@ -34,7 +34,6 @@ from staticgraph.kernels.neighbours.program import program_of
 MORE_LAUNCHES = {
     "staticgraph::collate": 1,
     "staticgraph::table_sum_backward": 1,
-    "staticgraph::neighbour_max_backward": 1,
     "staticgraph::pair_score_backward": 2,
 }
 # For edges that share a table: the product with the counts, and its sum.

@@ -14,7 +14,6 @@ from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
 from staticgraph.kernels.graph_attention import graph_attention
 from staticgraph.kernels.linear import linear
 from staticgraph.kernels.neighbour_attention import neighbour_attention
-from staticgraph.kernels.neighbour_max import neighbour_max
 from staticgraph.kernels.neighbour_sum import neighbour_sum
 from staticgraph.kernels.neighbours import neighbours
 from staticgraph.kernels.pair_score import pair_score
@@ -30,7 +29,6 @@ __all__ = [
     "graph_attention",
     "linear",
     "neighbour_attention",
-    "neighbour_max",
     "neighbour_sum",
     "neighbours",
     "pair_score",

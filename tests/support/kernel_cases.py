@@ -26,7 +26,6 @@ from staticgraph.kernels import (
     gcn_sum,
     graph_attention,
     neighbour_attention,
-    neighbour_max,
     neighbour_sum,
     pair_score,
     segment_max,
@@ -240,8 +239,6 @@ CASES: dict[str, Run] = {
     "neighbour_attention": lambda v, w: neighbour_attention(
         v["x"], w.edges, heads=HEADS, slope=0.2, pair=v["pair"], edge=v["edge"], own=v["own"]
     ),
-    "neighbour_max": lambda v, w: neighbour_max(v["x"], v["rows"], w.edges),
-    "neighbour_max of rows": lambda v, w: neighbour_max(v["x"], None, w.edges),
     "neighbour_sum": lambda v, w: neighbour_sum(
         v["x"],
         v["rows"],
@@ -351,9 +348,9 @@ def _matrices_in_layers(v: Values, w: Where) -> list[Tensor]:
     """Two layers that read the same rows of edges: the first hands them on."""
     x, matrices, bias = _with_matrices(v)
     key = known(_matrices(HEADS, WIDTH))
-    out, matrices = neighbours_of(key, [x, matrices, bias], (), w.edges, (1,))
+    out, x, matrices = neighbours_of(key, [x, matrices, bias], (), w.edges, (0, 1))
     again = neighbours(_matrices(HEADS, WIDTH), [x / 2, matrices, bias], (), w.edges)
-    return [out, *again, matrices * 2]
+    return [out, *again, x * 3, matrices * 2]
 
 
 def _norms_in_layers(v: Values, w: Where) -> list[Tensor]:

@@ -17,7 +17,6 @@ from staticgraph.kernels.gcn_sum import gcn_degrees_reference, gcn_sum_reference
 from staticgraph.kernels.graph_attention import graph_attention_reference
 from staticgraph.kernels.linear import linear_reference
 from staticgraph.kernels.neighbour_attention import neighbour_attention_reference
-from staticgraph.kernels.neighbour_max import neighbour_max_reference
 from staticgraph.kernels.neighbour_sum import neighbour_sum_reference
 from staticgraph.kernels.neighbours import neighbours_reference
 from staticgraph.kernels.neighbours.program import program_of
@@ -139,7 +138,6 @@ REFERENCES: dict[str, Any] = {
     "linear": _linear,
     "linear_handed_on": lambda x, *rest, **options: (_linear(x, *rest, **options), x),
     "neighbour_attention": _neighbour_attention,
-    "neighbour_max": lambda x, edge, edges: neighbour_max_reference(x, edge, *edges[:2]),
     "neighbour_sum": _neighbour_sum,
     "neighbour_sum_handed_on": _sum_handed_on,
     "neighbours": _neighbours,

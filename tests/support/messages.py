@@ -105,6 +105,6 @@ def graded(program: Program) -> tuple[int, ...]:
     """The results that have a gradient."""
     return tuple(
         number
-        for number, (_, reduction) in enumerate(program.results)
-        if not reduction.endswith("_ties")
+        for number, result in enumerate(program.results)
+        if not result.reduction.endswith("_ties")
     )

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
-from staticgraph.kernels.neighbours.cpu import LEAST_VARIANCE
 from staticgraph.kernels.neighbours.gpu_index import Axis, Cut, Index, along, flat, unflat
 from staticgraph.kernels.neighbours.gpu_operations import OPERATIONS, SQRT
-from staticgraph.kernels.neighbours.program import Program
+from staticgraph.kernels.neighbours.program import LEAST_VARIANCE, Program, Result
 
 # Numbers of the largest tile; more would spill registers.
 MAX_TILE = 8192
@@ -490,9 +489,20 @@ class _Writer:
         width = self.program.values[result.value].shape[-1] if whole else 0
         for part, reduction in enumerate(result.reductions):
             reduced = value.name if rows else self._reduced(value, reduction)
+            if result.start >= 0:
+                value, reduced = self._onto(result, value._replace(name=reduced), index)
             position = flat(index, whole).plus(Index((), part * width))
             address, mask, axes = self._at(row, position)
             lines.append(f"tl.store({address}, {_lifted(reduced, value.axes, axes)}{mask})")
+
+    def _onto(self, result: Result, total: Number, index: Sequence[Index]) -> tuple[Number, str]:
+        """A sum, added to the row of the node that it starts from."""
+        row, _ = self._operand(result.start)
+        position = flat(index, self.program.values[result.value].shape)
+        address, mask, axes = self._at(row, position)
+        start = f"tl.load({address}{mask}{', other=0.0' * bool(mask)}).to(WIDE)"
+        text = f"{_lifted(total.name, total.axes, axes)} + {start}"
+        return total._replace(axes=axes), self._let(self.lines.after, text)
 
     def _reduced(self, value: Number, reduction: str) -> str:
         """The variable of a reduction over the edges of the node."""

@@ -208,7 +208,7 @@ class Neighbours(torch.autograd.Function):
                 *(grads[place].contiguous() for place in graded),
                 *(elsewhere[one].contiguous() for one in into),
             ]
-            outs = neighbours(slope.program, given, codes, edges)
+            outs = _applied(slope.program, given, codes, edges, ())
             for operand, place in slope.places:
                 like = operands[operand]
                 found[operand] = _collected(outs[place], program.operands[operand], like, codes)
@@ -246,7 +246,8 @@ def neighbours(
         dtype of the operands; zero for nodes without edges. Differentiable any number of times.
         Bitwise deterministic, on any number of threads.
     """
-    return _applied(program, operands, codes, edges, ())
+    outs = _applied(program, operands, codes, edges, ())
+    return tuple(cast(one, operands[0].dtype) for one in outs)
 
 
 def _applied(
@@ -260,9 +261,7 @@ def _applied(
     trains = torch.is_grad_enabled() and any(one.requires_grad for one in operands)
     whole = accompanied(program) if trains else program
     outs = Neighbours.apply(whole, tuple(codes), edges, tuple(handed), *operands)
-    dtype, count = operands[0].dtype, len(whole.results)
-    results = tuple(cast(one, dtype) for one in outs[: len(program.results)])
-    return *results, *outs[count:]
+    return *outs[: len(program.results)], *outs[len(whole.results) :]
 
 
 def neighbours_of(
@@ -279,7 +278,8 @@ def neighbours_of(
         edges, for their next reader: later code should read these, and their gradients are added
         in the same pass.
     """
-    return _applied(program_of(key), operands, codes, Edges(*edges), handed)
+    outs = _applied(program_of(key), operands, codes, Edges(*edges), handed)
+    return tuple(cast(one, operands[0].dtype) for one in outs)
 
 
 @cache

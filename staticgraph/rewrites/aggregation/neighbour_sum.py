@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from staticgraph.kernels.neighbour_max import neighbour_max
 from staticgraph.kernels.neighbour_sum import neighbour_sum
 from staticgraph.kernels.neighbours import source_sum
 from staticgraph.kernels.segments import segment_max, segment_sum
@@ -76,8 +75,8 @@ def _at(captured: Captured, node: Call) -> None:
     if captured.differentiates(NAME, node):
         return
     found = message(captured, rows)
-    reason = found if isinstance(found, str) else "the largest of weighted messages"
-    if isinstance(found, Message) and not (reduce == "max" and _weighed(found)):
+    reason = found if isinstance(found, str) else "the largest is no sum"
+    if isinstance(found, Message) and reduce != "max":
         if _fused(captured, node, found, reduce):
             return
         reason = "a node's row of another shape"
@@ -137,11 +136,6 @@ def _weighed_message(captured: Captured, rows: Call) -> Message | str:
     return "a product of something else than a neighbour's row and a weight"
 
 
-def _weighed(found: Message) -> bool:
-    """Whether the edges' numbers weight the summed rows, apart from the activation."""
-    return found.transform == "multiply" or found.weight is not None
-
-
 def source(captured: Captured, node: Any) -> Call | None:
     """Returns the tensor that a node gathers by the batch's own sources; None for other nodes."""
     if not is_call(node, GATHER) or captured.index(node.args[2]) != "src":
@@ -169,12 +163,6 @@ def _fused(captured: Captured, node: Call, found: Message, reduce: str) -> bool:
     edges = captured.batch_edges
     if len(shape(node) or ()) != 2:
         return _flattened(captured, node, found, reduce)
-    if reduce == "max":
-        if found.transform == "relu_add":
-            made = captured.before(node, neighbour_max, found.x, edge, edges)
-        else:
-            made = captured.before(node, neighbour_max, found.x, None, edges)
-        return captured.replace(node, made, "neighbour_max")
     if is_call(edge, GATHER) and edge in captured.folded:
         edge, code = edge.args[0], edge.args[2]
     options: dict[str, Any] = {"transform": found.transform, "mean": reduce == "mean"}
@@ -194,15 +182,12 @@ def _flattened(captured: Captured, node: Call, found: Message, reduce: str) -> b
     x, edge = _flat(captured, node, found.x), found.edge
     if len(shape(edge) or ()) > 1:  # not one number per edge
         edge = _flat(captured, node, edge)
-    if reduce == "max":
-        made = captured.before(node, neighbour_max, x, edge, captured.batch_edges)
-    else:
-        options: dict[str, Any] = {"transform": found.transform, "mean": reduce == "mean"}
-        if found.weight is not None:
-            options["weight"] = found.weight
-        made = captured.before(node, neighbour_sum, x, edge, captured.batch_edges, **options)
+    options: dict[str, Any] = {"transform": found.transform, "mean": reduce == "mean"}
+    if found.weight is not None:
+        options["weight"] = found.weight
+    made = captured.before(node, neighbour_sum, x, edge, captured.batch_edges, **options)
     made = captured.before(node, torch.reshape, made, shape(node))
-    return captured.replace(node, made, "neighbour_max" if reduce == "max" else NAME)
+    return captured.replace(node, made, NAME)
 
 
 def _flat(captured: Captured, node: Call, rows: Any) -> Any:

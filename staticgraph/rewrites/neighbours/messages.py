@@ -21,7 +21,8 @@ import torch
 
 from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours import Builder, Result, neighbours_of
-from staticgraph.kernels.neighbours.program import INTO, known
+from staticgraph.kernels.neighbours.derivative import accompanied, derivative
+from staticgraph.kernels.neighbours.program import INTO, Program, known
 from staticgraph.rewrites.aggregation.neighbour_sum import Message, message
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     ADD,
@@ -54,10 +55,11 @@ MOST_NUMBERS = 1 << 17
 
 def rewrite(captured: Captured) -> None:
     """Rewrites all messages that a gradient or a reduction makes worth it."""
-    if not captured.facts or captured.target.device != "cpu" or captured.autocast is not None:
+    if not captured.facts:
         return
     means(captured)
-    move_linear(captured)
+    if captured.target.device == "cpu":
+        move_linear(captured)
     reading = _Reading(captured)
     for group in reading.groups():
         _replace(captured, reading, group)
@@ -67,7 +69,7 @@ def rewrite(captured: Captured) -> None:
             continue
         if node in reading.ends and reading.pays([node]):
             _replace(captured, reading, [node])
-        elif captured.index(node.args[2]) == "batch":
+        elif captured.index(node.args[2]) == "batch" and captured.target.device == "cpu":
             _by_graph(captured, node)
 
 
@@ -267,14 +269,14 @@ def _replace(captured: Captured, reading: _Reading, group: list[Call]) -> None:
         return
     builder, given, codes, results = written
     once = results[0][2] not in captured.differentiated
-    if once and len(results) == 1 and results[0][1] in ("sum", "mean", "max"):
+    if once and len(results) == 1 and results[0][1] in ("sum", "mean"):
         found = message(captured, results[0][2].args[0])
         if isinstance(found, Message) and not {found.edge, found.weight} & set(group):
             reading.left.update(group)  # to an operator for this message
             return
     program = builder.program([Result(place, how) for place, how, _ in results])
     size = sum(math.prod(value.shape) for value in program.values)
-    if not same_dtype(*given) or size > MOST_NUMBERS:
+    if not same_dtype(*given) or size > MOST_NUMBERS or not _fits(captured, program, results):
         return
     users = [use for _, how, old in results for use in ([old] if how != "rows" else old.users)]
     users = [use for use in users if use not in group]
@@ -304,6 +306,26 @@ def _replace(captured: Captured, reading: _Reading, group: list[Call]) -> None:
         new = items[place, how]
         if captured.replace(old, new, NAME):
             reading.now[old] = new
+
+
+def _fits(captured: Captured, program: Program, results: list[tuple[int, str, Call]]) -> bool:
+    """Whether a program and its derivative can be written for the device; records why not.
+
+    On CUDA a program that reduces nothing is left to torch, whose gathers a compiler fuses.
+    """
+    if captured.target.device == "cpu":
+        return True
+    if all(how == "rows" for _, how, _ in results):
+        return False
+    from staticgraph.kernels.neighbours.gpu import supports  # imports Triton
+
+    whole = accompanied(program)
+    everything = tuple(range(len(program.results))), tuple(range(len(program.operands)))
+    for one in (whole, derivative(whole, *everything).program):
+        if (reason := supports(one)) is not None:
+            captured.miss(NAME, results[0][2], reason)
+            return False
+    return True
 
 
 def _side_by_side(
