@@ -66,6 +66,7 @@ FLOORS_OF = {
         "passes",
         "messages",
         "aggregation",
+        "neighbours",
         "attention",
         "embeddings",
         "layers",

@@ -62,13 +62,13 @@ def rewrite(captured: Captured) -> None:
         move_linear(captured)
     reading = _Reading(captured)
     for group in reading.groups():
-        _replace(captured, reading, group)
+        _insert_program(captured, reading, group)
     drop_unread(captured.graph)
     for node in captured.calls(GATHER):
         if reading.left & set(node.users):
             continue
         if node in reading.ends and reading.pays([node]):
-            _replace(captured, reading, [node])
+            _insert_program(captured, reading, [node])
         elif captured.index(node.args[2]) == "batch" and captured.target.device == "cpu":
             _by_graph(captured, node)
 
@@ -262,7 +262,7 @@ class _Reading:
         return ours and user.args[0] is node
 
 
-def _replace(captured: Captured, reading: _Reading, group: list[Call]) -> None:
+def _insert_program(captured: Captured, reading: _Reading, group: list[Call]) -> None:
     """Replaces what is read of a group by the results of its program."""
     written = _write(captured, reading, group)
     if written is None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.kernels.neighbours.program import Builder
 from staticgraph.rewrites.captured_graph.canonical_ops import Call
 
