@@ -274,6 +274,8 @@ def _insert_program(captured: Captured, reading: _Reading, group: list[Call]) ->
         if isinstance(found, Message) and not {found.edge, found.weight} & set(group):
             reading.left.update(group)  # to an operator for this message
             return
+    if any(one.meta.get("written") for one in (*given, *codes)):
+        return
     program = builder.program([Result(place, how) for place, how, _ in results])
     size = sum(math.prod(value.shape) for value in program.values)
     if not same_dtype(*given) or size > MOST_NUMBERS or not _fits(captured, program, results):
@@ -358,7 +360,8 @@ def _late(order: dict[Call, int], anchor: Call, needed: Iterable[Call]) -> list[
         node = left.pop()
         if node in found or order[node] < limit:
             continue
-        if node.meta.get("written") or node.is_impure() or any(one in said(node) for one in _DRAWS):
+        written = any(one.meta.get("written") for one in (node, *node.all_input_nodes))
+        if written or node.is_impure() or any(one in said(node) for one in _DRAWS):
             return None
         found.add(node)
         left += node.all_input_nodes
