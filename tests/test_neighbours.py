@@ -115,7 +115,7 @@ def test_machine_code_is_kept_and_read_only_if_nobody_else_could_write_it(tmp_pa
         cached.cache_clear()
     x = torch.linspace(-3, 3, 7)
     expected = edge_by_edge("tanh", x)
-    (path,) = tmp_path.rglob("neighbours/*/*.o")
+    (path,) = tmp_path.rglob("programs/*/*.o")
     before = path.stat().st_ino
     cpu._loops.cache_clear()
     assert torch.equal(edge_by_edge("tanh", x), expected)

@@ -118,7 +118,7 @@ class TestALaunch:
         monkeypatch.setattr(register, "CUDA", {})
         monkeypatch.setattr(torch.library, "register_fake", lambda *_, **__: None)
         register.operator(
-            "neighbour_max(Tensor x) -> Tensor",
+            "neighbour_sum(Tensor x) -> Tensor",
             cpu=lambda x: x,
             cuda=lambda x: list(entered),
             fake=lambda x: x,

@@ -92,7 +92,7 @@ def _machine_code(written: Function, machine: Any) -> bytes:
 def _folder() -> Path | None:
     """Where machine code is kept; None if there is no folder that this user alone can write."""
     try:
-        root = own_cache.folder() / "neighbours"
+        root = own_cache.folder() / "programs"
     except own_cache.NotOurs:
         return None
     here = Path(__file__).parent
