@@ -17,6 +17,7 @@ from torch_geometric.nn.aggr import MinAggregation
 
 import staticgraph as sg
 from staticgraph.checking.explain import explain
+from staticgraph.rewrites.neighbours import messages
 from staticgraph.steps.computation.model_setup import Subject
 
 CAPACITY = (210, 430, 9)
@@ -163,6 +164,13 @@ def test_any_message_by_rows_is_one_pass(conv, esol):
     assert largest <= 1e-10
     assert fired(runner)["neighbours"] >= 1
     assert "neighbour_sum" not in fired(runner)
+
+
+def test_a_message_whose_code_would_be_too_long_stays(esol, monkeypatch):
+    monkeypatch.setattr(messages, "MOST_NUMBERS", 7)
+    largest, runner = difference(seeded(lambda: Layered(Tanh)), esol)
+    assert largest <= 1e-10
+    assert "neighbours" not in fired(runner)
 
 
 def failing(*_):

@@ -49,8 +49,9 @@ _REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "mean", "min": "min", "max": 
 # Parts of the names of operations whose order matters: they draw random numbers.
 _DRAWS = ("drop", "rand", "bernoulli", "normal", "uniform", "multinomial", "gumbel")
 _VIEWS = ("aten::view", "aten::_unsafe_view", "aten::unsqueeze", "aten::squeeze", "aten::alias")
-# Numbers of all values of a program, above which its code would be too long.
-MOST_NUMBERS = 1 << 17
+# Numbers of all values of a program, above which compiling it would take seconds: with one matrix
+# per edge (NNConv), 96 columns have 28,032.
+MOST_NUMBERS = 1 << 15
 
 
 def rewrite(captured: Captured) -> None:
