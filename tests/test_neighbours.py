@@ -172,6 +172,16 @@ def test_mean_and_deviation_of_what_is_far_from_zero(dtype):
     assert torch.allclose(out[:, 5:], spread, rtol=1e4 * eps + rounding, atol=0)
 
 
+@pytest.mark.parametrize("index", [-1, 5])
+def test_an_index_outside_of_its_table_is_named(index):
+    builder = Builder()
+    program = builder.program([Result(builder.operand("table", (2,), 0), "sum")])
+    ends, pointers = torch.zeros(2, dtype=torch.int64), torch.tensor([0, 2]).int()
+    edges = Edges(ends, ends, pointers, pointers, torch.arange(2).int())
+    with pytest.raises(IndexError, match=f"index {index} is outside of a table of 5 rows"):
+        neighbours(program, [torch.ones(5, 2)], [torch.tensor([0, index])], edges)
+
+
 def test_equal_programs_have_one_key_and_print_what_they_compute():
     def written():
         builder = Builder()
