@@ -82,6 +82,17 @@ class Tanh(Summing):
         return torch.tanh(x_j + edge_attr)
 
 
+class Scales(Summing):
+    """A factor per column, of which there are as many as edges."""
+
+    def __init__(self, hidden):
+        super().__init__(hidden)
+        self.scale = nn.Parameter(torch.randn(hidden))
+
+    def message(self, x_j, edge_attr):
+        return torch.tanh(x_j + edge_attr) * self.scale
+
+
 class Cumulative(Summing):
     """An operation that no program has."""
 
@@ -164,6 +175,12 @@ def test_any_message_by_rows_is_one_pass(conv, esol):
     assert largest <= 1e-10
     assert fired(runner)["neighbours"] >= 1
     assert "neighbour_sum" not in fired(runner)
+
+
+def test_columns_are_not_taken_for_edges(esol):
+    largest, runner = difference(seeded(lambda: Layered(Scales, CAPACITY[1])), esol)
+    assert largest <= 1e-9
+    assert fired(runner)["neighbours"] == 1
 
 
 def test_a_message_whose_code_would_be_too_long_stays(esol, monkeypatch):
