@@ -172,6 +172,17 @@ def test_mean_and_deviation_of_what_is_far_from_zero(dtype):
     assert torch.allclose(out[:, 5:], spread, rtol=1e4 * eps + rounding, atol=0)
 
 
+def test_a_small_deviation_is_zero_as_in_pyg():
+    ends, pointers = torch.zeros(6, dtype=torch.int64), torch.tensor([0, 6]).int()
+    edges = Edges(ends, ends, pointers, pointers, torch.arange(6).int())
+    builder = Builder()
+    program = builder.program([Result(builder.operand("edge", (2,)), "std")])
+    rows = torch.arange(12.0).view(6, 2)
+    for factor, zero in ((1e-4, True), (1.0, False)):
+        deviation = neighbours(program, [factor * rows], (), edges)[0]
+        assert bool((deviation == 0).all()) is zero
+
+
 @pytest.mark.parametrize("index", [-1, 5])
 def test_an_index_outside_of_its_table_is_named(index):
     builder = Builder()

@@ -14,6 +14,7 @@ from support.written_by_hand import EdgeMLP, OwnConv, Tables, Trunk, gine
 from torch import nn
 from torch_geometric.nn import GATConv, MessagePassing, global_add_pool
 from torch_geometric.nn.aggr import MinAggregation
+from torch_geometric.utils import scatter
 
 import staticgraph as sg
 from staticgraph.checking.explain import explain
@@ -93,6 +94,20 @@ class Scales(Summing):
         return torch.tanh(x_j + edge_attr) * self.scale
 
 
+class Beside(nn.Module):
+    """Two reductions side by side, not in the order in which they are computed."""
+
+    def __init__(self, hidden):
+        super().__init__()
+        self.lin = nn.Linear(2 * hidden, hidden)
+
+    def forward(self, x, edge_index, edge_attr):
+        rows = torch.tanh(x[edge_index[0]] + edge_attr)
+        mean = scatter(rows, edge_index[1], 0, x.size(0), "mean")
+        largest = scatter(rows, edge_index[1], 0, x.size(0), "max")
+        return self.lin(torch.cat([largest, mean], -1))
+
+
 class Cumulative(Summing):
     """An operation that no program has."""
 
@@ -169,7 +184,7 @@ def test_a_broken_condition_is_said_and_the_result_stays(conv, rewrite, reason, 
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("conv", [Tanh, Learnt, Scaled, Gelu, Kept, KeptLeast, Halved])
+@pytest.mark.parametrize("conv", [Tanh, Beside, Learnt, Scaled, Gelu, Kept, KeptLeast, Halved])
 def test_any_message_by_rows_is_one_pass(conv, esol):
     largest, runner = difference(seeded(lambda: Layered(conv)), esol)
     assert largest <= 1e-10

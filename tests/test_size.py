@@ -47,7 +47,7 @@ SIZES = {
     "staticgraph/store": (25, 23784),  # lists of graphs without a store, events refused
     "staticgraph/text": (6, 1849),
     "staticgraph/training": (17, 16150),  # predict, ticks with room, infinite buffers
-    "tests": (246, 224209),  # programs, padder, atoms, no PyG, half precision, shared traces
+    "tests": (246, 224395),  # programs, padder, atoms, no PyG, half precision, shared traces
     "tests/support": (84, 43146),  # drawn programs; saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
