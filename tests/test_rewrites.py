@@ -63,7 +63,7 @@ FIRES = {
         "batch_norm": 6,
         "segments": 2,
     },
-    "molecule gcn": {"tables": 3, "segments": 3, "neighbours": 4, "batch_norm": 4},
+    "molecule gcn": {"tables": 3, "segments": 3, "neighbours": 5, "batch_norm": 4},
     "gps": {
         "tables": 2,
         "neighbour_sum": 2,

@@ -24,17 +24,6 @@ _READS_ITSELF = ("min", "max", "std")
 KEPT = {*_READS_ITSELF, *_COMPANIONS.values()}
 
 
-def companions(program: Program) -> list[Result]:
-    """The results that the derivative needs besides the program's own."""
-    known = {(value, how) for value, how, _, _ in _places(program)}
-    found = {
-        Result(value, _COMPANIONS[how])
-        for value, how in known
-        if how in _COMPANIONS and (value, _COMPANIONS[how]) not in known
-    }
-    return sorted(found)
-
-
 def _places(program: Program) -> list[tuple[int, str, int, int]]:
     """Value, reduction, number of the result and place in it, of every part of every result."""
     return [
@@ -46,8 +35,14 @@ def _places(program: Program) -> list[tuple[int, str, int, int]]:
 
 @cache
 def accompanied(program: Program) -> Program:
-    """The program with its companions as further results."""
-    return replace(program, results=(*program.results, *companions(program)))
+    """The program with the results that its derivative needs besides its own."""
+    known = {(value, how) for value, how, _, _ in _places(program)}
+    companions = {
+        Result(value, _COMPANIONS[how])
+        for value, how in known
+        if how in _COMPANIONS and (value, _COMPANIONS[how]) not in known
+    }
+    return replace(program, results=(*program.results, *sorted(companions)))
 
 
 @dataclass(frozen=True)
@@ -56,16 +51,14 @@ class Derivative:
 
     Attributes:
         program: its operands are those of the program, then :attr:`results`, then one gradient for
-            each of :attr:`graded`, then the gradients from elsewhere of operands.
+            each of ``graded``, then the gradients from elsewhere of operands.
         results: numbers of the program's results that it reads.
-        graded: numbers of the program's results whose gradients it reads.
         places: for each operand whose gradient was asked for, and has one, the number of the
             result that it comes from.
     """
 
     program: Program
     results: tuple[int, ...]
-    graded: tuple[int, ...]
     places: tuple[tuple[int, int], ...]
 
 
@@ -140,7 +133,7 @@ def derivative(
         if one not in results:
             results.append(one)
         places.append((number, results.index(one)))
-    return Derivative(b.program(results), tuple(numbers), graded, tuple(places))
+    return Derivative(b.program(results), tuple(numbers), tuple(places))
 
 
 def _of_reduction(

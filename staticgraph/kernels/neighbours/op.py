@@ -199,7 +199,7 @@ class Neighbours(torch.autograd.Function):
         asked = tuple(place for place, need in enumerate(ctx.needs_input_grad[4:]) if need)
         elsewhere = dict(zip(ctx.handed, grads[count:], strict=True))
         into = tuple(one for one, grad in elsewhere.items() if grad is not None)
-        found: list[Tensor | None] = [elsewhere.get(place) for place in range(first)]
+        gradients: list[Tensor | None] = [elsewhere.get(place) for place in range(first)]
         slope = derivative(program, graded, asked, into) if graded and asked else None
         if slope is not None and slope.places:
             given = [
@@ -211,12 +211,12 @@ class Neighbours(torch.autograd.Function):
             outs = _applied(slope.program, given, codes, edges, ())
             for operand, place in slope.places:
                 like = operands[operand]
-                found[operand] = _collected(outs[place], program.operands[operand], like, codes)
+                gradients[operand] = _collected(outs[place], program.operands[operand], like, codes)
         for place in graded:
             start, grad = program.results[place].start, grads[place]
             if start in asked:
-                found[start] = grad if found[start] is None else found[start] + grad
-        return None, None, None, None, *found
+                gradients[start] = grad if gradients[start] is None else gradients[start] + grad
+        return None, None, None, None, *gradients
 
 
 def _collected(rows: Tensor, operand: Any, like: Tensor, codes: Sequence[Tensor]) -> Tensor:
@@ -245,6 +245,9 @@ def neighbours(
         One tensor per result: ``[E, *shape]`` of ``rows``, ``[N, *shape]`` of the others, in the
         dtype of the operands; zero for nodes without edges. Differentiable any number of times.
         Bitwise deterministic, on any number of threads.
+
+    Raises:
+        IndexError: on a CPU, a code is outside of its table.
     """
     outs = _applied(program, operands, codes, edges, ())
     return tuple(cast(one, operands[0].dtype) for one in outs)

@@ -64,7 +64,7 @@ def differentiated(graph: Graph) -> set[Call]:
     """Returns the nodes that are differentiated inside the graph.
 
     Training on the result needs their second derivative, which no operator of
-    :mod:`staticgraph.kernels` has.
+    :mod:`staticgraph.kernels` but ``neighbours`` has.
     """
     found: set[Call] = set()
     left = [

@@ -100,23 +100,23 @@ def move_linear(captured: Captured) -> None:
         towers = stacked(captured, node) if moves else []
         if not any(terms.split for terms in towers):
             continue
-        given = operands(captured, node, towers)
-        if given is not None and same_dtype(given.source, given.target, given.edge, node):
-            rows = captured.reshaped(node, _gathered(captured, node, given), *found)
+        ends = operands(captured, node, towers)
+        if ends is not None and same_dtype(ends.source, ends.target, ends.edge, node):
+            rows = captured.reshaped(node, _gathered(captured, node, ends), *found)
             captured.replace(node, rows)
     drop_unread(captured.graph)
 
 
-def _gathered(captured: Captured, node: Call, given: Operands) -> Call:
+def _gathered(captured: Captured, node: Call, ends: Operands) -> Call:
     """The sum of the rows that edges read of operands."""
     parts = []
-    for rows, end in ((given.target, 1), (given.source, 0)):
+    for rows, end in ((ends.target, 1), (ends.source, 0)):
         if rows is not None:
             parts.append(captured.before(node, GATHER, rows, 0, captured.end(end)))
-    if given.edge is not None:
-        edge = given.edge
-        if given.code is not None:
-            edge = captured.before(node, GATHER, edge, 0, given.code)
+    if ends.edge is not None:
+        edge = ends.edge
+        if ends.code is not None:
+            edge = captured.before(node, GATHER, edge, 0, ends.code)
         parts.append(edge)
     total = parts[0]
     for part in parts[1:]:
@@ -268,24 +268,24 @@ def _insert_program(captured: Captured, reading: _Reading, group: list[Call]) ->
     written = _write(captured, reading, group)
     if written is None:
         return
-    builder, given, codes, results = written
+    builder, bases, codes, results = written
     once = results[0][2] not in captured.differentiated
     if once and len(results) == 1 and results[0][1] in ("sum", "mean"):
         found = message(captured, results[0][2].args[0])
         if isinstance(found, Message) and not {found.edge, found.weight} & set(group):
             reading.left.update(group)  # to an operator for this message
             return
-    if any(one.meta.get("written") for one in (*given, *codes)):
+    if any(one.meta.get("written") for one in (*bases, *codes)):
         return
     program = builder.program([Result(place, how) for place, how, _ in results])
     size = sum(math.prod(value.shape) for value in program.values)
-    if not same_dtype(*given) or size > MOST_NUMBERS or not _fits(captured, program, results):
+    if not same_dtype(*bases) or size > MOST_NUMBERS or not _fits(captured, program, results):
         return
     users = [use for _, how, old in results for use in ([old] if how != "rows" else old.users)]
     users = [use for use in users if use not in group]
     order = {node: at for at, node in enumerate(captured.graph.nodes)}
     anchor = min(users, key=order.__getitem__)
-    moved = _late(order, anchor, [*given, *codes])
+    moved = _late(order, anchor, [*bases, *codes])
     if moved is None:
         return
     for one in moved:
@@ -295,16 +295,16 @@ def _insert_program(captured: Captured, reading: _Reading, group: list[Call]) ->
     for place, how, _ in results:
         unique.setdefault((place, how), len(unique))
     program = builder.program([Result(*one) for one in unique])
-    made = captured.before(
+    call = captured.before(
         anchor,
         neighbours_of,
         known(program),
-        given,
+        bases,
         codes,
         captured.batch_edges,
         like=results[0][2],
     )
-    items = {key: captured.item(anchor, made, at, made) for key, at in unique.items()}
+    items = {key: captured.item(anchor, call, at, call) for key, at in unique.items()}
     for place, how, old in results:
         new = items[place, how]
         if captured.replace(old, new, NAME):
@@ -374,14 +374,14 @@ def _write(
 ) -> tuple[Builder, list[Call], list[Call], list[tuple[int, str, Call]]] | None:
     """The values of a group's nodes, its operands and codes, and what is read of it: the place of a
     value, its reduction and the node that it replaces."""
-    builder, given, codes = Builder(), [], []
+    builder, bases, codes = Builder(), [], []
     places: dict[Call, Any] = {}
     nodes = set(group)
 
     def operand(key: Any, place: str, row: tuple[int, ...], base: Call, code: int = -1) -> int:
         """The value of an operand, added once."""
         if key not in places:
-            given.append(base)
+            bases.append(base)
             places[key] = builder.operand(place, row, code)
         return places[key]
 
@@ -403,16 +403,16 @@ def _write(
         if not calls.calls:
             places[node] = places[node.args[0]][node.args[1]]
             continue
-        mine: dict[Call, int] = {}
+        arguments: dict[Call, int] = {}
         for one in calls.given:
             if one in nodes:
-                mine[one] = places[one]
+                arguments[one] = places[one]
             elif one in reading.ends and not one._erased:
-                mine[one] = gathered(one)
+                arguments[one] = gathered(one)
             else:
                 now = reading.now.get(one, one)
-                mine[one] = operand(now, *reading.leaf(now, calls), now)
-        places[node] = write(builder, calls, captured.edges, mine)
+                arguments[one] = operand(now, *reading.leaf(now, calls), now)
+        places[node] = write(builder, calls, captured.edges, arguments)
     results: list[tuple[int, str, Call]] = []
     for node in group:
         outside = [user for user in node.users if user not in nodes]
@@ -424,10 +424,10 @@ def _write(
                 results.append((places[node], _REDUCTIONS[user.args[4]], user))
             else:
                 rest = True
-        if rest and dtype(node) == dtype(given[0]) and isinstance(places[node], int):
+        if rest and dtype(node) == dtype(bases[0]) and isinstance(places[node], int):
             results.append((places[node], "rows", node))
     _join_moments(builder, results)
-    return (builder, given, codes, results) if results else None
+    return (builder, bases, codes, results) if results else None
 
 
 def _join_moments(builder: Builder, results: list[tuple[int, str, Call]]) -> None:
