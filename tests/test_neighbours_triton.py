@@ -161,7 +161,7 @@ def test_a_kernel_is_a_file_named_by_its_text(tmp_path, monkeypatch):
     try:
         ((into, text),) = gpu._texts(MESSAGES["GINE of 64"])
         kernel = gpu._kernel(text, into)
-        (path,) = (own_cache.folder() / "neighbours").iterdir()
+        (path,) = (own_cache.folder() / "neighbours").glob("*.py")
         assert path.stem == kernel.__name__
         contents = path.read_text()
         assert kernel.src in contents
