@@ -10,7 +10,7 @@ from torch import Tensor
 
 from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours import Builder, Program, Result
-from staticgraph.kernels.neighbours.program import REDUCTIONS, broadcast
+from staticgraph.kernels.neighbours.program import SIMPLE, broadcast
 
 TABLE = 5
 _UNARY = ("neg", "abs", "tanh", "sigmoid", "sin", "cos", "erf", "softplus")
@@ -37,13 +37,42 @@ def drawn_program(seed: int) -> tuple[Program, int]:
         value = _drawn_value(draw, b, values, (heads, columns))
         if value is not None:
             values.append(value)
-    names = (*REDUCTIONS[:7], "source_sum", "mean+max", "min+var")
+    names = ("rows", *SIMPLE[:6], "source_sum", "mean+max", "min+var", "softmax", "logsumexp")
     results = []
     for reduction in draw.sample(names, draw.randint(1, 3)):
         value = draw.choice(values[-3:])
         if b.shape(value) or "+" not in reduction:
-            results.append(Result(value, reduction))
+            results.append(_drawn_result(draw, b, values, value, reduction))
     return b.program(results or [Result(values[-1], "sum")]), codes
+
+
+def _drawn_result(
+    draw: random.Random, b: Builder, values: list[int], value: int, reduction: str
+) -> Result:
+    """A reduction, of some with a term of the node itself."""
+    if reduction not in ("sum", "source_sum", "softmax", "logsumexp"):
+        return Result(value, reduction)
+    shape, own = b.shape(value), [one for one in values if _is_of_nodes(b, one)]
+    start = weight = start_weight = -1
+    if own and draw.random() < 0.6:
+        start = b.expand(b.fit(draw.choice(own), ()), shape)
+        if draw.random() < 0.6:
+            start = b.point("mul", start, b.expand(b.operand("target", shape), shape))
+    if reduction == "softmax":
+        weight = b.leading(value, shape[: draw.randint(0, len(shape))])
+        if draw.random() < 0.3:
+            weight = b.point("where", b.loop(), b.point("sub", weight, 9.0), weight)
+        if start >= 0:
+            start_weight = b.leading(start, b.shape(weight))
+    return Result(value, reduction, start, weight, start_weight)
+
+
+def _is_of_nodes(b: Builder, place: int) -> bool:
+    """Whether a value has rows of nodes, or one row for all."""
+    operation, arguments, _, options = b.values[place]
+    if operation == "operand":
+        return b.operands[options[0]].place in ("source", "target", "all")
+    return operation not in ("share", "loop") and all(_is_of_nodes(b, one) for one in arguments)
 
 
 def _drawn_value(

@@ -19,29 +19,33 @@ from staticgraph.kernels.neighbours.program import Builder, Program, Result
 # What the derivative of a reduction needs besides its result.
 _COMPANIONS = {"min": "min_ties", "max": "max_ties", "var": "mean", "std": "mean"}
 # The reductions whose own result the derivative reads.
-_READS_ITSELF = ("min", "max", "std")
+_READS_ITSELF = ("min", "max", "std", "softmax", "logsumexp")
 # The reductions whose results a derivative may read.
 KEPT = {*_READS_ITSELF, *_COMPANIONS.values()}
 
 
-def _places(program: Program) -> list[tuple[int, str, int, int]]:
-    """Value, reduction, number of the result and place in it, of every part of every result."""
+def _places(program: Program) -> list[tuple[Result, int, int]]:
+    """Every part of every result, the number of the result and the place in it."""
     return [
-        (result.value, how, number, place)
+        (result._replace(reduction=how), number, place)
         for number, result in enumerate(program.results)
         for place, how in enumerate(result.reductions)
     ]
 
 
+def _companion(part: Result) -> Result | None:
+    """What the derivative of a part of a result needs besides it."""
+    if part.reduction == "softmax":
+        return Result(part.weight, "logsumexp", part.start_weight)
+    how = _COMPANIONS.get(part.reduction)
+    return None if how is None else Result(part.value, how)
+
+
 @cache
 def accompanied(program: Program) -> Program:
     """The program with the results that its derivative needs besides its own."""
-    known = {(value, how) for value, how, _, _ in _places(program)}
-    companions = {
-        Result(value, _COMPANIONS[how])
-        for value, how in known
-        if how in _COMPANIONS and (value, _COMPANIONS[how]) not in known
-    }
+    known = [part for part, _, _ in _places(program)]
+    companions = {one for one in map(_companion, known) if one is not None} - {*known}
     return replace(program, results=(*program.results, *sorted(companions)))
 
 
@@ -54,12 +58,32 @@ class Derivative:
             each of ``graded``, then the gradients from elsewhere of operands.
         results: numbers of the program's results that it reads.
         places: for each operand whose gradient was asked for, and has one, the number of the
-            result that it comes from.
+            result that it comes from; of one that is an operand as it is, -1 less its number.
     """
 
     program: Program
     results: tuple[int, ...]
     places: tuple[tuple[int, int], ...]
+
+
+class _Slopes:
+    """Gradients of a program's values, as values of its edges and of its nodes' own terms."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.b: Builder = builder
+        self._grads: dict[tuple[int, bool], int] = {}
+
+    def get(self, place: int, own: bool) -> int | None:
+        """The gradient of a value."""
+        return self._grads.get((place, own))
+
+    def add(self, place: int, own: bool, grad: int | None) -> None:
+        """Adds to the gradient of a value."""
+        if grad is None or self.b.is_number(grad, 0.0):
+            return
+        grad = self.b.fit(grad, self.b.shape(place))
+        old = self.get(place, own)
+        self._grads[place, own] = grad if old is None else self.b.point("add", old, grad)
 
 
 @cache
@@ -75,10 +99,10 @@ def derivative(
     b = Builder()
     b.operands, b.values = list(program.operands), list(program.values)
     b._places = {value: place for place, value in enumerate(b.values)}
-    where = {(value, how): at for value, how, *at in _places(program)}
-    parts = [place for place in _places(program) if place[2] in graded]
-    wanted = {(value, how) for value, how, *_ in parts if how in _READS_ITSELF}
-    wanted |= {(value, _COMPANIONS[how]) for value, how, *_ in parts if how in _COMPANIONS}
+    where = {part: at for part, *at in _places(program)}
+    parts = [place for place in _places(program) if place[1] in graded]
+    wanted = {part for part, *_ in parts if part.reduction in _READS_ITSELF}
+    wanted |= {one for one in (_companion(part) for part, *_ in parts) if one is not None}
     numbers = sorted({where[one][0] for one in wanted})
     rows = {one: b.operand("target", program.shape(program.results[one])) for one in numbers}
     ends = {"rows": "edge", "source_sum": "source"}
@@ -87,7 +111,7 @@ def derivative(
         end = ends.get(result.reduction, "target")
         rows[-1 - number] = b.operand(end, program.shape(result))
 
-    def part(place: Sequence[int], whole: int) -> int:
+    def part_of(place: Sequence[int], whole: int) -> int:
         """One of the results that are side by side."""
         number, at = place
         result = program.results[number]
@@ -96,74 +120,108 @@ def derivative(
         shape = b.shape(result.value)
         return b.slice(whole, len(shape) - 1, at * shape[-1], (at + 1) * shape[-1])
 
-    def saved(value: int, how: str) -> int:
+    def saved(part: Result | None) -> int:
         """The value that reads a result of the program."""
-        place = where[value, how]
-        return part(place, rows[place[0]])
+        assert part is not None
+        place = where[part]
+        return part_of(place, rows[place[0]])
 
-    elsewhere = {one: len(b.operands) + at for at, one in enumerate(into)}
     more = {one: b.operand(*program.operands[one][:2]) for one in into}
-    grads: dict[int, int] = {}
-
-    def add(place: int, grad: int | None) -> None:
-        """Adds to the gradient of a value."""
-        if grad is not None and not b.is_number(grad, 0.0):
-            grad = b.fit(grad, b.shape(place))
-            grads[place] = b.point("add", grads[place], grad) if place in grads else grad
-
-    for value, how, *place in parts:
-        add(value, _of_reduction(b, value, how, part(place, rows[-1 - place[0]]), saved))
-    for place in reversed(range(len(program.values))):
-        if place in grads:
-            _step_back(b, place, grads[place], add)
-    reductions = {"source": "source_sum", "target": "sum", "all": "sum"}
+    slopes = _Slopes(b)
+    for part, *place in parts:
+        _of_reduction(slopes, part, part_of(place, rows[-1 - place[0]]), saved)
+    for own in (False, True):
+        for place in reversed(range(len(program.values))):
+            if (grad := slopes.get(place, own)) is not None:
+                _step_back(slopes, place, own, grad)
     results: list[Result] = []
     places: list[tuple[int, int]] = []
     for place, value in enumerate(program.values):
         number = value.options[0] if value.operation == "operand" else -1
         operand = program.operands[number]
-        how, start = reductions.get(operand.place, "rows"), elsewhere.get(number, -1)
-        if number in elsewhere and how == "rows":
-            add(place, more[number])
-            start = -1
-        if number not in asked or (place not in grads and start < 0):
+        if number in more:
+            slopes.add(place, operand.place != "edge", more[number])
+        grad, own = slopes.get(place, False), slopes.get(place, True)
+        if number not in asked or grad is own is None:
             continue
-        grad = b.expand(grads.get(place, b.number(0)), operand.shape)
-        one = Result(grad, how, start)
+        if grad is None and own is not None and b.values[own].operation == "operand":
+            places.append((number, -1 - b.values[own].options[0]))
+            continue
+        grad = b.expand(b.number(0) if grad is None else grad, operand.shape)
+        how = _GRADIENTS.get(operand.place, "rows")
+        one = Result(grad, how, -1 if own is None else b.expand(own, operand.shape))
         if one not in results:
             results.append(one)
         places.append((number, results.index(one)))
     return Derivative(b.program(results), tuple(numbers), tuple(places))
 
 
+# How the gradients of edges are reduced to those of operands in a place.
+_GRADIENTS = {"source": "source_sum", "target": "sum", "all": "sum"}
+
+
 def _of_reduction(
-    b: Builder, value: int, how: str, grad: int, saved: Callable[[int, str], int]
+    slopes: _Slopes, part: Result, grad: int, saved: Callable[[Result | None], int]
+) -> None:
+    """Adds the gradients of the values of a reduction, from its own."""
+    b, how = slopes.b, part.reduction
+    if how in ("softmax", "logsumexp"):
+        for own in (False, True):
+            value, weight = (part.start, part.start_weight) if own else (part.value, part.weight)
+            if value < 0:
+                continue
+            if how == "logsumexp":
+                share = b.point("exp", b.point("sub", value, saved(part)))
+                slopes.add(value, own, b.point("mul", grad, share))
+                continue
+            share = b.point("exp", b.point("sub", weight, saved(_companion(part))))
+            shape = b.shape(value)
+            less = b.leading(b.point("mul", grad, saved(part)), b.shape(weight))
+            each = b.leading(b.point("mul", grad, value), b.shape(weight))
+            slopes.add(weight, own, b.point("mul", share, b.point("sub", each, less)))
+            slopes.add(value, own, b.point("mul", b.trailing(share, shape), grad))
+    elif how in ("sum", "rows", "source_sum"):
+        slopes.add(part.value, False, grad)
+        if part.start >= 0:
+            slopes.add(part.start, True, grad)
+    else:
+        slopes.add(part.value, False, _of_simple(b, part, grad, saved))
+
+
+def _of_simple(
+    b: Builder, part: Result, grad: int, saved: Callable[[Result | None], int]
 ) -> int:
-    """The gradient of an edge's value, from that of its reduction."""
-    if how in ("sum", "rows", "source_sum"):
-        return grad
+    """The gradient of an edge's value, from that of its mean, extremum or deviation."""
+    value, how = part.value, part.reduction
     if how in ("min", "max"):
-        ours = b.point("eq", value, saved(value, how))
-        return b.point("where", ours, b.point("div", grad, saved(value, _COMPANIONS[how])), 0.0)
+        ours = b.point("eq", value, saved(part))
+        return b.point("where", ours, b.point("div", grad, saved(_companion(part))), 0.0)
     grad = b.point("mul", grad, b.share())
     if how == "mean":
         return grad
-    away = b.point("sub", value, saved(value, "mean"))
+    away = b.point("sub", value, saved(_companion(part)))
     if how == "var":
         return b.point("mul", b.point("mul", grad, 2.0), away)
-    root = saved(value, how)
+    root = saved(part)
     spread = b.point("lt", 0.0, root)
     slope = b.point("div", b.point("mul", grad, away), b.point("where", spread, root, 1.0))
     return b.point("where", spread, slope, 0.0)
 
 
-def _step_back(b: Builder, place: int, grad: int, add: Callable[[int, int | None], None]) -> None:
+def _step_back(slopes: _Slopes, place: int, own: bool, grad: int) -> None:
     """Adds to the gradients of a value's arguments."""
+    b = slopes.b
+
+    def add(one: int, slope: int | None) -> None:
+        """Adds to that of one of them."""
+        slopes.add(one, own, slope)
+
     operation, arguments, shape, options = b.values[place]
     if operation in POINTWISE:
-        slopes = POINTWISE[operation].slopes
-        if slopes is not None:
-            for one, slope in zip(arguments, slopes(b, arguments, place, grad), strict=True):
+        of_arguments = POINTWISE[operation].slopes
+        if of_arguments is not None:
+            each = of_arguments(b, arguments, place, grad)
+            for one, slope in zip(arguments, each, strict=True):
                 add(one, slope)
     elif operation == "view":
         add(arguments[0], b.view(grad, b.shape(arguments[0])))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -29,44 +29,57 @@ from staticgraph.kernels.shapes import wide_dtype
 from staticgraph.text.how_many import how_many
 
 
-def values_of(
-    program: Program, operands: Sequence[Tensor], codes: Sequence[Tensor], edges: Edges
-) -> list[Tensor]:
-    """The values of a program for all edges, in eager torch: ``[E, *shape]`` each, one row for
-    values without operands."""
-    found: list[Tensor] = []
-    for operation, arguments, shape, options in program.values:
+def _values_of(
+    program: Program,
+    operands: Sequence[Tensor],
+    codes: Sequence[Tensor],
+    edges: Edges,
+    needed: Iterable[int],
+    own: bool,
+) -> dict[int, Tensor]:
+    """Values of a program for all edges, in eager torch: ``[E, *shape]`` each, one row for those
+    without operands; or for all nodes' own terms, ``[N, *shape]``."""
+    left = set(needed)
+    for place in reversed(range(len(program.values))):
+        if place in left:
+            left.update(program.values[place].arguments)
+    found: dict[int, Tensor] = {}
+    for at in sorted(left - {-1}):
+        operation, arguments, shape, options = program.values[at]
         given = [found[one] for one in arguments]
         if operation == "operand":
             rows = operands[options[0]]
             place, _, code = program.operands[options[0]]
             index = {"source": edges.src, "target": edges.dst}.get(place)
             index = codes[code] if place == "table" else index
-            rows = rows if index is None else rows.index_select(0, index)
-            found.append(rows.unsqueeze(0) if place == "all" else rows)
+            rows = rows if index is None or own else rows.index_select(0, index)
+            value = rows.unsqueeze(0) if place == "all" else rows
         elif operation == "number":
-            found.append(operands[0].new_full((1, *shape), options[0]))
+            value = operands[0].new_full((1, *shape), options[0])
         elif operation == "share":
             count = edges.row_ptr.diff().clamp(min=1).to(operands[0].dtype)
-            found.append(count.reciprocal().index_select(0, edges.dst))
+            value = count.reciprocal().index_select(0, edges.dst)
+        elif operation == "loop":
+            value = edges.src == edges.dst
         elif operation == "view":
-            found.append(given[0].reshape(-1, *shape))
+            value = given[0].reshape(-1, *shape)
         elif operation == "expand":
-            found.append(_aligned(given[0], len(shape)).expand(-1, *shape))
+            value = _aligned(given[0], len(shape)).expand(-1, *shape)
         elif operation == "slice":
             dim, first, last = options
-            found.append(given[0].narrow(dim + 1, first, last - first))
+            value = given[0].narrow(dim + 1, first, last - first)
         elif operation == "cat":
-            rows = max(len(one) for one in given)
+            rows = next((len(one) for one in given if len(one) != 1), 1)
             whole = [one.expand(rows, *one.shape[1:]) for one in given]
-            found.append(torch.cat(whole, options[0] + 1))
+            value = torch.cat(whole, options[0] + 1)
         elif operation == "permute":
-            found.append(given[0].permute(0, *(dim + 1 for dim in options)))
+            value = given[0].permute(0, *(dim + 1 for dim in options))
         elif operation == "total":
-            found.append(given[0].sum([dim + 1 for dim in options]))
+            value = given[0].sum([dim + 1 for dim in options])
         else:
             rank = len(shape)
-            found.append(POINTWISE[operation].torch(*(_aligned(one, rank) for one in given)))
+            value = POINTWISE[operation].torch(*(_aligned(one, rank) for one in given))
+        found[at] = value
     return found
 
 
@@ -79,19 +92,59 @@ def neighbours_reference(
     program: Program, operands: Sequence[Tensor], codes: Sequence[Tensor], edges: Edges
 ) -> list[Tensor]:
     """Computes ``neighbours``; differentiable any number of times, on any device."""
-    values = values_of(program, operands, codes, edges)
+    results = program.results
+    each = [one for result in results for one in (result.value, result.weight)]
+    more = [one for result in results for one in (result.start, result.start_weight)]
+    values = _values_of(program, operands, codes, edges, each, own=False)
+    own = _values_of(program, operands, codes, edges, more, own=True)
     nodes, count = edges.row_ptr.size(0) - 1, edges.src.size(0)
     found = []
-    for result in program.results:
-        rows = values[result.value]
-        parts = [_reduced(rows, how, edges, nodes, count) for how in result.reductions]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        found.append(whole if result.start < 0 else whole + operands[result.start])
+    for result in results:
+        rows, weight = (
+            None if one is None else one.expand(count, *one.shape[1:])
+            for one in (values[result.value], values.get(result.weight))
+        )
+        start, start_weight = (
+            None if one is None else one.expand(nodes, *one.shape[1:])
+            for one in (own.get(result.start), own.get(result.start_weight))
+        )
+        if result.reduction == "logsumexp":
+            found.append(_logsumexp(rows, start, edges))
+        elif result.reduction == "softmax":
+            whole = _logsumexp(weight, start_weight, edges)
+            share = (weight - whole.index_select(0, edges.dst)).exp()
+            total = _reduced(_behind(share, rows) * rows, "sum", edges, nodes, count)
+            if start is not None:
+                total = total + _behind((start_weight - whole).exp(), start) * start
+            found.append(total)
+        else:
+            parts = [_reduced(rows, how, edges, nodes, count) for how in result.reductions]
+            total = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+            found.append(total if start is None else total + start)
     return found
 
 
+def _behind(share: Any, rows: Any) -> Any:
+    """Shares with dimensions of size one behind, as many as rows have."""
+    return share.reshape(*share.shape, *(1,) * (rows.dim() - share.dim()))
+
+
+def _logsumexp(weight: Any, own: Any, edges: Edges) -> Any:
+    """The logarithm of the sum of exponentials over the edges of each node and its own."""
+    nodes = edges.row_ptr.size(0) - 1
+    index = edges.dst.view(-1, *(1,) * (weight.dim() - 1)).expand_as(weight)
+    best = weight.new_full((nodes, *weight.shape[1:]), -torch.inf)
+    best = best if own is None else own.detach()
+    best = best.scatter_reduce(0, index, weight.detach(), "amax")
+    empty = (edges.row_ptr.diff() == 0).view(-1, *(1,) * (weight.dim() - 1)) & (best == -torch.inf)
+    best = best.masked_fill(empty, 0)
+    power = (weight - best.index_select(0, edges.dst)).exp()
+    total = torch.zeros_like(best).index_add(0, edges.dst, power)
+    total = total if own is None else total + (own - best).exp()
+    return best + total.masked_fill(empty, 1).log()
+
+
 def _reduced(rows: Tensor, reduction: str, edges: Edges, nodes: int, count: int) -> Tensor:
-    rows = rows.expand(count, *rows.shape[1:])
     zeros = rows.new_zeros(nodes, *rows.shape[1:])
     if reduction == "rows":
         return rows
@@ -208,14 +261,11 @@ class Neighbours(torch.autograd.Function):
                 *(grads[place].contiguous() for place in graded),
                 *(elsewhere[one].contiguous() for one in into),
             ]
-            outs = _applied(slope.program, given, codes, edges, ())
+            outs = _applied(slope.program, given, codes, edges, ()) if slope.program.results else ()
             for operand, place in slope.places:
                 like = operands[operand]
-                gradients[operand] = _collected(outs[place], program.operands[operand], like, codes)
-        for place in graded:
-            start, grad = program.results[place].start, grads[place]
-            if start in asked:
-                gradients[start] = grad if gradients[start] is None else gradients[start] + grad
+                rows = outs[place] if place >= 0 else given[-1 - place]
+                gradients[operand] = _collected(rows, program.operands[operand], like, codes)
         return None, None, None, None, *gradients
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -27,8 +27,10 @@ LEAST_VARIANCE = 1e-5
 PLACES = ("source", "target", "edge", "table", "all")
 # How a result is made of the edges' values: one row per edge; or reduced over the edges into each
 # node, or out of it. `ties` is the number of edges that share a minimum or maximum, and one more
-# where that is zero, as torch.scatter_reduce counts them.
-INTO = ("sum", "mean", "min", "max", "var", "std", "min_ties", "max_ties")
+# where that is zero, as torch.scatter_reduce counts them; `softmax` is a sum, weighted by the
+# softmax of another value over a node's edges.
+SIMPLE = ("sum", "mean", "min", "max", "var", "std", "min_ties", "max_ties")
+INTO = (*SIMPLE, "softmax", "logsumexp")
 REDUCTIONS = ("rows", *INTO, "source_sum")
 
 
@@ -52,7 +54,8 @@ class Value(NamedTuple):
     Attributes:
         operation: a name from :data:`staticgraph.kernels.neighbours.operations.POINTWISE`, or one
             of ``operand``, ``number``, ``share`` (one over the number of edges into the target, at
-            least one), ``view``, ``expand``, ``slice``, ``cat``, ``permute`` and ``total``.
+            least one), ``loop`` (whether both ends are one node), ``view``, ``expand``, ``slice``,
+            ``cat``, ``permute`` and ``total``.
         arguments: the places of earlier values.
         shape: of a row.
         options: numbers: the operand's or the constant; first and last column and dimension of a
@@ -70,20 +73,36 @@ class Result(NamedTuple):
 
     Attributes:
         value: place of the value.
-        reduction: one of :data:`REDUCTIONS`. Several of :data:`INTO`, joined by ``+``, are side by
-            side in the last dimension of one result.
-        start: of a sum, the number of the operand, of rows of the same nodes, that it is added to;
-            -1 for zero.
+        reduction: one of :data:`REDUCTIONS`. Several of :data:`SIMPLE`, joined by ``+``, are side
+            by side in the last dimension of one result.
+        start: of ``sum``, ``source_sum``, ``softmax`` and ``logsumexp``, the place of the value of
+            one more term, which belongs to the node itself: rows of nodes, of either end, are read
+            at the node that the result is of. -1 for none.
+        weight: of ``softmax``, the place of the value whose softmax weighs the edges; its shape is
+            that of the weighed value without some of the last dimensions.
+        start_weight: the weight of ``start``.
     """
 
     value: int
     reduction: str
     start: int = -1
+    weight: int = -1
+    start_weight: int = -1
 
     @property
     def reductions(self) -> list[str]:
         """Each of them."""
         return self.reduction.split("+")
+
+    @property
+    def values(self) -> list[int]:
+        """The places of all values that it is made of."""
+        return [one for one in (self.value, *self[2:]) if one >= 0]
+
+    def moved(self, moved: Callable[[int], int]) -> Result:
+        """The same of values at other places."""
+        places = [moved(one) if one >= 0 else one for one in self[2:]]
+        return Result(moved(self.value), self.reduction, *places)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,15 +144,17 @@ class Program:
             else:
                 text = " ".join([operation, *(f"v{a}" for a in arguments), *map(str, options)])
             lines.append(f"v{place} {list(shape)} = {text}")
-        for value, reduction, start in self.results:
-            onto = "" if start < 0 else f" and operand {start}"
-            lines.append(f"{reduction} of v{value}{onto}")
+        for value, reduction, start, weight, start_weight in self.results:
+            by = "" if weight < 0 else f" by v{weight}"
+            onto = "" if start < 0 else f", and the node's v{start}"
+            onto += "" if start_weight < 0 else f" by v{start_weight}"
+            lines.append(f"{reduction} of v{value}{by}{onto}")
         return "\n".join(lines)
 
 
 def _pruned(program: Program) -> Program:
     """Drops values that no result reads."""
-    needed = {result.value for result in program.results}
+    needed = {place for result in program.results for place in result.values}
     for place in reversed(range(len(program.values))):
         if place in needed:
             needed.update(program.values[place].arguments)
@@ -143,7 +164,7 @@ def _pruned(program: Program) -> Program:
         for place, value in enumerate(program.values)
         if place in needed
     )
-    results = tuple(one._replace(value=moved[one.value]) for one in program.results)
+    results = tuple(one.moved(moved.__getitem__) for one in program.results)
     return Program(program.operands, values, results)
 
 
@@ -197,6 +218,10 @@ class Builder:
     def share(self) -> int:
         """One over the number of edges into the target, at least one."""
         return self._put(Value("share", (), ()))
+
+    def loop(self) -> int:
+        """Whether an edge goes from a node to itself."""
+        return self._put(Value("loop", (), ()))
 
     def is_number(self, place: int, number: float) -> bool:
         """Whether a value is this constant."""
@@ -283,6 +308,16 @@ class Builder:
         extra = len(old) - len(shape)
         dims = [dim for dim, size in enumerate(old) if dim < extra or (shape[dim - extra] != size)]
         return self.view(self.total(place, dims), shape) if dims else place
+
+    def leading(self, place: int, shape: Shape) -> int:
+        """The sum of a row over all dimensions behind the first ones, which are ``shape``."""
+        return self.total(place, range(len(shape), len(self.shape(place))))
+
+    def trailing(self, place: int, shape: Shape) -> int:
+        """A row that is the same along the last dimensions of ``shape``, of which it has the
+        first."""
+        old = self.shape(place)
+        return self.view(place, (*old, *(1,) * (len(shape) - len(old))))
 
     def program(self, results: Sequence[Result]) -> Program:
         """The program of these results, each of them once."""
