@@ -136,7 +136,9 @@ def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 def plain(value: Tensor | None, dtype: torch.dtype) -> Any:
     """Returns a tensor as a loop reads it: in ``dtype`` and without gaps; None for None."""
-    return None if value is None else cast(value, dtype).contiguous()
+    if value is None or (value.dtype is dtype and value.is_contiguous()):
+        return value
+    return cast(value, dtype).contiguous()
 
 
 def _number(value: Any) -> Any:

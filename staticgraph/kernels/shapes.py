@@ -22,7 +22,7 @@ def common_dtype(*values: Tensor | None) -> torch.dtype:
     """Returns the promoted dtype of operands, of those that are not None."""
     dtype = None
     for value in values:
-        if value is not None:
+        if value is not None and value.dtype is not dtype:
             dtype = value.dtype if dtype is None else torch.promote_types(dtype, value.dtype)
     assert dtype is not None
     return dtype

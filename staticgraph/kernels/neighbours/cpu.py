@@ -34,9 +34,11 @@ from staticgraph.files import atomic, own_cache
 from staticgraph.kernels import threads
 from staticgraph.kernels.neighbours.cpu_code import Function
 from staticgraph.kernels.neighbours.program import Program, Result
+from staticgraph.kernels.table_sum.pieces import ADDED_TO_AN_ENTRY, PIECES
 
 # Days for which machine code is kept that nothing reads.
 DAYS = 90
+_WRITERS = ("cpu_code.py", "cpu_operations.py", "cpu_reductions.py", "cpu_vectors.py")
 _COMPILING = Lock()
 
 
@@ -98,7 +100,7 @@ def _folder() -> Path | None:
     here = Path(__file__).parent
     names = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
     parts = [*names, llvmlite.__version__]
-    parts += [(here / name).read_text() for name in ("cpu_code.py", "cpu_operations.py")]
+    parts += [(here / name).read_text() for name in _WRITERS]
     folder = root / hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,11 +119,18 @@ def parts(program: Program, alone: bool) -> list[tuple[bool, list[Result]]]:
     order in which several threads add up the edges out of each.
     """
     out = [one for one in program.results if one.reduction == "source_sum"]
-    rows = [one for one in program.results if one.reduction == "rows"]
-    into = [one for one in program.results if one not in (*out, *rows)]
-    if not out or (alone and (into or rows)):
+    either = [one for one in program.results if _in_any_order(program, one)]
+    into = [one for one in program.results if one not in (*out, *either)]
+    if not out or (into and alone):
         return [(True, list(program.results))]
-    return [(True, into + rows), (False, out)] if into else [(False, out + rows)]
+    return [(True, into + either), (False, out)] if into else [(False, out + either)]
+
+
+def _in_any_order(program: Program, result: Result) -> bool:
+    """Whether a result may be made in a loop over the edges out of nodes as well as into them."""
+    value = program.values[result.value]
+    nothing = result.reduction == "sum" and value.operation == "number" and not value.options[0]
+    return nothing or result.reduction in ("rows", "table_sum")
 
 
 class _Loop(NamedTuple):
@@ -163,12 +172,24 @@ def run(
         team = 1
     double = operands[0].dtype is torch.float64
     for into, places, function in _loops(program, double, team == 1):
-        rows = edges[2 if into else 3].size(0) - 1
-        numbers = [rows, *given, *(results[place].data_ptr() for place in places)]
-        for place in places if into else ():
-            _, reduction, start = program.results[place]
-            if reduction == "source_sum" and start < 0:
-                results[place].zero_()
-            elif reduction == "source_sum":
-                results[place].copy_(operands[start])
-        function((ctypes.c_int64 * len(numbers))(*numbers), team)
+        pieces, outs = team, [results[place] for place in places]
+        tables = [at for at, place in enumerate(places) if program.results[place].table >= 0]
+        if tables:
+            pieces = min(_pieces(edges[0].size(0), results[places[at]].size(0)) for at in tables)
+        for at in tables:
+            outs[at] = outs[at].new_zeros(pieces, *outs[at].shape)
+        for at, place in enumerate(places if into else ()):
+            if program.results[place][1:3] == ("source_sum", -1):
+                outs[at].zero_()
+        numbers = [edges[2 if into else 3].size(0) - 1, pieces, *given]
+        numbers += [one.data_ptr() for one in outs]
+        numbers += [one.numel() // pieces for one in outs]
+        function((ctypes.c_int64 * len(numbers))(*numbers), min(team, pieces))
+        for at in tables:
+            torch.sum(outs[at], 0, out=results[places[at]])
+
+
+def _pieces(edges: int, entries: int) -> int:
+    """How many tables the gradient of a table is summed in, each over a part of the edges; by sizes
+    alone, so that it does not depend on the number of threads."""
+    return max(1, min(PIECES, edges // (ADDED_TO_AN_ENTRY * max(1, entries))))

@@ -20,20 +20,26 @@ from typing import Any
 from llvmlite import ir
 
 from staticgraph.kernels.neighbours.cpu_operations import OPERATIONS, Numbers
-from staticgraph.kernels.neighbours.program import LEAST_VARIANCE, Program, Shape
+from staticgraph.kernels.neighbours.cpu_reductions import Rows, Softmax, reductions
+from staticgraph.kernels.neighbours.cpu_vectors import (
+    BYTE,
+    LONG,
+    NOTHING,
+    SHORT,
+    Index,
+    columns,
+    count,
+    flat,
+    inverse,
+    joined,
+    lane,
+    loop,
+    spread,
+    unflat,
+)
+from staticgraph.kernels.neighbours.program import Program
 
-_LONG, _SHORT, _BYTE, _NOTHING = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.VoidType()
 _ARRAYS = ("src", "dst", "row_ptr", "col_ptr", "transpose")
-Index = tuple[int, ...]
-
-
-def blocks(size: int, lanes: int) -> Iterator[tuple[int, int]]:
-    """First column and length of each vector of a row: powers of two, ``lanes`` at the most."""
-    at = 0
-    while at < size:
-        length = min(lanes, 1 << (size - at).bit_length() - 1)
-        yield at, length
-        at += length
 
 
 class Function:
@@ -52,28 +58,30 @@ class Function:
         self.lanes: int = 8 if double else 16
         self.name: str = f"{program.key}_{'into' if into else 'out'}_{64 if double else 32}"
         self.module: ir.Module = ir.Module(name=program.key)
-        self._memo: dict[Any, Any] = {}
+        self._memo: dict[Any, Any] = {}  # before the loop over edges
+        self._edge_memo: dict[Any, Any] = {}
+        self._own: bool = False  # whether values are those of the node's own term
         self._inner: list[bool] = []
         own = "target" if into else "source"
         for operation, arguments, _, options in program.values:
             inner = any(self._inner[one] for one in arguments)
             if operation == "operand":
                 inner = program.operands[options[0]].place not in (own, "all")
-            if operation == "share":
-                inner = not into
+            if operation in ("share", "loop"):
+                inner = operation == "loop" or not into
             self._inner.append(inner)
 
     # ------------------------------------------------------------------ the loops
 
     def write(self) -> ir.Module:
         """Writes the function ``loop(arguments, thread, threads)`` and its entry."""
-        kind = ir.FunctionType(_NOTHING, [_LONG.as_pointer(), _LONG, _LONG])
+        kind = ir.FunctionType(NOTHING, [LONG.as_pointer(), LONG, LONG])
         function = ir.Function(self.module, kind, "loop")
         function.linkage = "internal"
         self.entry: ir.IRBuilder = ir.IRBuilder(function.append_basic_block("entry"))
         builder = ir.IRBuilder(function.append_basic_block("start"))
         self._arguments: Any = function.args[0]
-        names = ["rows", *_ARRAYS]
+        names = ["rows", "pieces", *_ARRAYS]
         self.numbers: dict[str, Any] = {n: self._argument(at) for at, n in enumerate(names)}
         first = len(names)
         count = len(self.program.operands)
@@ -81,22 +89,30 @@ class Function:
         self.operands: list[Any] = [self._argument(first + at) for at in range(count)]
         self.codes: list[Any] = [self._argument(first + count + at) for at in range(codes)]
         results = len(self.program.results)
-        self.results: list[Any] = [
-            self._argument(first + count + codes + at) for at in range(results)
+        first += count + codes
+        self.results: list[Any] = [self._argument(first + at) for at in range(results)]
+        self.sizes: list[Any] = [self._argument(first + results + at) for at in range(results)]
+        self.ptr: Any = self._array("row_ptr" if self.into else "col_ptr", SHORT)
+        self._begin(builder)
+        thread, threads = function.args[1:]
+        pieces, one = self.numbers["pieces"], LONG(1)
+        shares = [
+            builder.sdiv(builder.mul(pieces, at), threads)
+            for at in (thread, builder.add(thread, one))
         ]
-        self.ptr: Any = self._array("row_ptr" if self.into else "col_ptr", _SHORT)
-        begin = self._part(builder, function.args[1], function.args[2])
-        one = _LONG(1)
-        end = self._part(builder, builder.add(function.args[1], one), function.args[2])
-        with _loop(builder, self.entry, begin, end) as i:
-            self._node(builder, i)
+        with loop(builder, self.entry, *shares) as self.piece:
+            begin, end = (
+                self._part(builder, at, pieces) for at in (self.piece, builder.add(self.piece, one))
+            )
+            with loop(builder, self.entry, begin, end) as i:
+                self._node(builder, i)
         builder.ret_void()
         self.entry.branch(function.basic_blocks[1])
         self._entry_points(function)
         return self.module
 
     def _argument(self, place: int) -> Any:
-        return self.entry.load(self.entry.gep(self._arguments, [_LONG(place)]))
+        return self.entry.load(self.entry.gep(self._arguments, [LONG(place)]))
 
     def _array(self, name: str, kind: Any) -> Any:
         return self.entry.inttoptr(self.numbers[name], kind.as_pointer())
@@ -108,43 +124,41 @@ class Function:
         def outside(name: str, result: Any, *arguments: Any) -> ir.Function:
             return ir.Function(m, ir.FunctionType(result, arguments), f"staticgraph_{name}")
 
-        work = ir.Function(m, ir.FunctionType(_NOTHING, [_BYTE.as_pointer()]), "work")
+        work = ir.Function(m, ir.FunctionType(NOTHING, [BYTE.as_pointer()]), "work")
         work.linkage = "internal"
         b = ir.IRBuilder(work.append_basic_block())
-        asked = [outside(f"omp_get_{n}", _SHORT) for n in ("thread_num", "num_threads")]
-        given = b.bitcast(work.args[0], _LONG.as_pointer())
-        b.call(function, [given, *(b.sext(b.call(one, []), _LONG) for one in asked)])
+        asked = [outside(f"omp_get_{n}", SHORT) for n in ("thread_num", "num_threads")]
+        given = b.bitcast(work.args[0], LONG.as_pointer())
+        b.call(function, [given, *(b.sext(b.call(one, []), LONG) for one in asked)])
         b.ret_void()
-        run = ir.Function(m, ir.FunctionType(_NOTHING, [_LONG.as_pointer(), _LONG]), self.name)
+        run = ir.Function(m, ir.FunctionType(NOTHING, [LONG.as_pointer(), LONG]), self.name)
         b = ir.IRBuilder(run.append_basic_block())
-        parallel = outside("GOMP_parallel", _NOTHING, work.type, _BYTE.as_pointer(), _SHORT, _SHORT)
-        with b.if_else(b.icmp_signed(">", run.args[1], _LONG(1))) as (many, single):
+        parallel = outside("GOMP_parallel", NOTHING, work.type, BYTE.as_pointer(), SHORT, SHORT)
+        with b.if_else(b.icmp_signed(">", run.args[1], LONG(1))) as (many, single):
             with many:
-                team = b.trunc(run.args[1], _SHORT)
-                b.call(
-                    parallel, [work, b.bitcast(run.args[0], _BYTE.as_pointer()), team, _SHORT(0)]
-                )
+                team = b.trunc(run.args[1], SHORT)
+                b.call(parallel, [work, b.bitcast(run.args[0], BYTE.as_pointer()), team, SHORT(0)])
             with single:
-                b.call(function, [run.args[0], _LONG(0), _LONG(1)])
+                b.call(function, [run.args[0], LONG(0), LONG(1)])
         b.ret_void()
 
-    def _part(self, b: ir.IRBuilder, thread: Any, of: Any) -> Any:
-        """The first node of a thread, by bisection: nodes and edges before it are its share."""
+    def _part(self, b: ir.IRBuilder, piece: Any, of: Any) -> Any:
+        """The first node of a piece, by bisection: nodes and edges before it are its share."""
         rows = self.numbers["rows"]
-        whole = b.add(rows, self._long(b, self.ptr, rows, _SHORT))
-        wanted = b.sdiv(b.mul(whole, thread), of)
-        low, high = self.entry.alloca(_LONG), self.entry.alloca(_LONG)
-        b.store(_LONG(0), low)
+        whole = b.add(rows, self._long(b, self.ptr, rows, SHORT))
+        wanted = b.sdiv(b.mul(whole, piece), of)
+        low, high = self.entry.alloca(LONG), self.entry.alloca(LONG)
+        b.store(LONG(0), low)
         b.store(rows, high)
         head, body, done = (b.append_basic_block(name) for name in ("find", "half", "found"))
         b.branch(head)
         b.position_at_end(head)
         b.cbranch(b.icmp_signed("<", b.load(low), b.load(high)), body, done)
         b.position_at_end(body)
-        middle = b.sdiv(b.add(b.load(low), b.load(high)), _LONG(2))
-        before = b.add(middle, self._long(b, self.ptr, middle, _SHORT))
+        middle = b.sdiv(b.add(b.load(low), b.load(high)), LONG(2))
+        before = b.add(middle, self._long(b, self.ptr, middle, SHORT))
         less = b.icmp_signed("<", before, wanted)
-        b.store(b.select(less, b.add(middle, _LONG(1)), b.load(low)), low)
+        b.store(b.select(less, b.add(middle, LONG(1)), b.load(low)), low)
         b.store(b.select(less, b.load(high), middle), high)
         b.branch(head)
         b.position_at_end(done)
@@ -153,64 +167,118 @@ class Function:
     @staticmethod
     def _long(b: ir.IRBuilder, array: Any, at: Any, kind: Any) -> Any:
         value = b.load(b.gep(array, [at]))
-        return b.sext(value, _LONG) if kind is _SHORT else value
+        return b.sext(value, LONG) if kind is SHORT else value
+
+    def _begin(self, builder: ir.IRBuilder) -> None:
+        """Nodes' own terms of rows that edges add to at once: one thread, before all edges."""
+        found = [one for one in enumerate(self.program.results) if one[1].start >= 0]
+        found = [at for at, one in found if self.into and one.reduction == "source_sum"]
+        if not found:
+            return
+        with loop(builder, self.entry, LONG(0), self.numbers["rows"]) as i:
+            self.own, self.outer = i, builder
+            for number in found:
+                Rows(self, builder, number).begin(builder)
+        self._memo.clear()
 
     def _node(self, builder: ir.IRBuilder, i: Any) -> None:
         """One node: what depends on it alone, its edges, and its reductions."""
         values, edges = (builder.append_basic_block(name) for name in ("values", "edges"))
         self.own: Any = i
-        self.begin: Any = self._long(builder, self.ptr, i, _SHORT)
-        self.end: Any = self._long(builder, self.ptr, builder.add(i, _LONG(1)), _SHORT)
+        self.begin: Any = self._long(builder, self.ptr, i, SHORT)
+        self.end: Any = self._long(builder, self.ptr, builder.add(i, LONG(1)), SHORT)
         self.outer: ir.IRBuilder = ir.IRBuilder(values)
-        sums = [
-            _Sums(self, builder, number, part)
-            for number, result in enumerate(self.program.results)
-            for part in range(len(result.reductions))
-        ]
+        powers, found = reductions(self, builder)
         builder.branch(values)
         builder.position_at_end(edges)
-        with _loop(builder, self.entry, self.begin, self.end) as p:
+        if powers:
+            with self._edges(builder):
+                for one in powers:
+                    one.compare()
+            for one in (*powers, *(one for one in found if isinstance(one, Softmax))):
+                one.begin(builder)
+        adding = [*powers, *(one for one in found if one.reads_edges)]
+        if adding:
+            with self._edges(builder):
+                for one in adding:
+                    one.add()
+        for one in found:
+            one.finish()
+        self.outer.branch(edges)
+
+    @contextmanager
+    def _edges(self, builder: ir.IRBuilder) -> Iterator[None]:
+        """Writes a loop over the edges of a node."""
+        self._edge_memo.clear()
+        with loop(builder, self.entry, self.begin, self.end) as p:
             self.inner: ir.IRBuilder = builder
             self.first: Any = builder.icmp_signed("==", p, self.begin)
             if self.into:
                 self.edge: Any = p
             else:
-                self.edge = self._long(builder, self._array("transpose", _SHORT), p, _SHORT)
-            ends = self._array("src" if self.into else "dst", _LONG)
-            self.other: Any = self._long(builder, ends, self.edge, _LONG)
-            for one in sums:
-                one.add()
-        for one in sums:
-            one.finish()
-        self.outer.branch(edges)
+                self.edge = self._long(builder, self._array("transpose", SHORT), p, SHORT)
+            ends = self._array("src" if self.into else "dst", LONG)
+            self.other: Any = self._long(builder, ends, self.edge, LONG)
+            yield
 
     # ------------------------------------------------------------------ values
 
     def numbers_at(self, place: int) -> Numbers:
         """Writes where a value is computed: for each edge, or for the node before its edges."""
-        return Numbers(self.inner if self._inner[place] else self.outer, self.double)
+        inner = self._inner[place] and not self._own
+        return Numbers(self.inner if inner else self.outer, self.double)
+
+    def kind(self, lanes: int) -> Any:
+        """The type of a number, or of a vector of them."""
+        return self.real if lanes == 1 else ir.VectorType(self.real, lanes)
 
     def vector(self, place: int, index: Index, lanes: int) -> Any:
         """The numbers of a value from ``index`` on, ``lanes`` in the last dimension."""
-        key = place, index, lanes
-        if key not in self._memo:
-            self._memo[key] = self._vector(place, index, lanes)
-        return self._memo[key]
+        inner = self._inner[place]
+        memo = self._edge_memo if inner and not self._own else self._memo
+        key = self._own and inner, place, index, lanes
+        if key not in memo:
+            memo[key] = self._vector(place, index, lanes)
+        return memo[key]
+
+    def own_vector(self, place: int, index: Index, lanes: int) -> Any:
+        """The numbers of a value of the node's own term."""
+        self._own = True
+        value = self.vector(place, index, lanes)
+        self._own = False
+        return value
+
+    def added(self, place: int, index: Index, lanes: int, to: Any) -> Any:
+        """The numbers of a value, added to others; a product is fused with the sum."""
+        operation, arguments, _, _ = self.program.values[place]
+        n = self.numbers_at(place)
+        if operation == "mul":
+            first, second = (self._broadcast(n, one, index, lanes) for one in arguments)
+            return Numbers(self.inner, self.double).fma(first, second, to)
+        return self.inner.fadd(to, self.vector(place, index, lanes))
 
     def _vector(self, place: int, index: Index, lanes: int) -> Any:
         operation, arguments, shape, options = self.program.values[place]
         n = self.numbers_at(place)
+        if operation in OPERATIONS and lanes == 1 and shape and shape[-1] > 1:
+            first, length = next(
+                one for one in columns(shape[-1], self.lanes) if one[0] <= index[-1] < sum(one)
+            )
+            if length > 1:
+                whole = self.vector(place, (*index[:-1], first), length)
+                return lane(n.builder, whole, index[-1] - first)
         if operation in OPERATIONS:
             given = [self._broadcast(n, one, index, lanes) for one in arguments]
             return OPERATIONS[operation](n, *given)
         if operation == "number":
-            kind = self.real if lanes == 1 else ir.VectorType(self.real, lanes)
-            return ir.Constant(kind, options[0] if lanes == 1 else [options[0]] * lanes)
+            return ir.Constant(self.kind(lanes), options[0] if lanes == 1 else [options[0]] * lanes)
         if operation == "share":
             return self._share(n.builder)
+        if operation == "loop":
+            return n.builder.icmp_signed("==", self.own, self.other)
         if operation == "operand":
             row = self.row(options[0])
-            return self.load(n.builder, row, _flat(index, shape), lanes)
+            return self.load(n.builder, row, flat(index, shape), lanes)
         if operation == "expand":
             return self._broadcast(n, arguments[0], index, lanes)
         if operation == "total":
@@ -230,7 +298,7 @@ class Function:
             left = lanes - at
             source, below = arguments[0], self.program.values[arguments[0]].shape
             if operation == "view":
-                there = _unflat(_flat(here, shape), below)
+                there = unflat(flat(here, shape), below)
                 run = below[-1] - there[-1] if below else 1
             elif operation == "slice":
                 dim, first, _ = options
@@ -261,7 +329,7 @@ class Function:
             for size, at in zip(shape, index[len(index) - len(shape) :], strict=True)
         )
         if lanes > 1 and (not shape or shape[-1] == 1):
-            return _spread(n.builder, self.vector(place, there, 1), lanes)
+            return spread(n.builder, self.vector(place, there, 1), lanes)
         return self.vector(place, there, lanes)
 
     def _total(self, n: Numbers, place: int, index: Index, lanes: int) -> Any:
@@ -271,9 +339,7 @@ class Function:
         shape = self.program.values[below].shape
         last = len(shape) - 1
         if last in dims and lanes > 1:
-            numbers = [
-                self.vector(place, (*index[:-1], index[-1] + lane), 1) for lane in range(lanes)
-            ]
+            numbers = [self.vector(place, (*index[:-1], index[-1] + at), 1) for at in range(lanes)]
             return self._side_by_side(n.builder, numbers)
         left = iter(index)
         ranges: list[Sequence[int]] = []
@@ -283,11 +349,11 @@ class Function:
             return self._added(n, below, [(at, lanes) for at in product(*ranges)])
         parts: dict[int, list[tuple[Index, int]]] = {}
         for at in product(*ranges[:-1]):
-            for first, length in blocks(shape[-1], self.lanes):
+            for first, length in columns(shape[-1], self.lanes):
                 parts.setdefault(length, []).append(((*at, first), length))
         value = None
         for at in parts.values():
-            one = _joined(n.builder, self._added(n, below, at))
+            one = joined(n.builder, self._added(n, below, at))
             value = one if value is None else n.builder.fadd(value, one)
         return value
 
@@ -306,245 +372,54 @@ class Function:
 
     def _share(self, b: ir.IRBuilder) -> Any:
         """One over the number of edges into the target."""
-        count = None
-        if self.into:
-            count = b.sub(self.end, self.begin)
-        else:
-            ptr = self._array("row_ptr", _SHORT)
-            begin, end = (
-                self._long(b, ptr, at, _SHORT) for at in (self.other, b.add(self.other, _LONG(1)))
-            )
-            count = b.sub(end, begin)
-        return _inverse(b, count, self.real)
+        begin, end = self.begin, self.end
+        if not self.into:
+            ptr, after = self._array("row_ptr", SHORT), b.add(self.other, LONG(1))
+            begin, end = (self._long(b, ptr, at, SHORT) for at in (self.other, after))
+        return inverse(b, b.sub(end, begin), self.real)
 
     def row(self, number: int) -> Any:
         """The address of an operand's row."""
-        key = "row", number
-        if key not in self._memo:
-            place, shape, code = self.program.operands[number]
-            own = "target" if self.into else "source"
-            b = self.outer if place in (own, "all") else self.inner
-            at: Any = _LONG(0)
+        place, shape, code = self.program.operands[number]
+        inner = not self._own and place not in ("target" if self.into else "source", "all")
+        memo, key = self._edge_memo if inner else self._memo, ("row", number)
+        if key not in memo:
+            b = self.inner if inner else self.outer
+            at: Any = LONG(0)
             if place in ("source", "target"):
-                at = self.own if place == own else self.other
+                at = self.other if inner else self.own
             elif place == "edge":
                 at = self.edge
             elif place == "table":
-                codes = self.entry.inttoptr(self.codes[code], _LONG.as_pointer())
-                at = self._long(b, codes, self.edge, _LONG)
+                at = self.code(code)
             base = self.entry.inttoptr(self.operands[number], self.real.as_pointer())
-            self._memo[key] = b.gep(base, [b.mul(at, _LONG(math.prod(shape)))], inbounds=True)
-        return self._memo[key]
+            memo[key] = b.gep(base, [b.mul(at, LONG(math.prod(shape)))], inbounds=True)
+        return memo[key]
+
+    def code(self, number: int) -> Any:
+        """The row of a table that the edge reads."""
+        codes = self.entry.inttoptr(self.codes[number], LONG.as_pointer())
+        return self._long(self.inner, codes, self.edge, LONG)
 
     def load(self, b: ir.IRBuilder, row: Any, at: int, lanes: int) -> Any:
         """Loads numbers of a row."""
-        place = b.gep(row, [_LONG(at)], inbounds=True)
+        place = b.gep(row, [LONG(at)], inbounds=True)
         if lanes > 1:
             place = b.bitcast(place, ir.VectorType(self.real, lanes).as_pointer())
         return b.load(place, align=8 if self.double else 4)
 
     def store(self, b: ir.IRBuilder, value: Any, row: Any, at: int) -> None:
         """Stores numbers of a row of a result."""
-        place = b.gep(row, [_LONG(at)], inbounds=True)
+        place = b.gep(row, [LONG(at)], inbounds=True)
         if isinstance(value.type, ir.VectorType):
             place = b.bitcast(place, value.type.as_pointer())
         b.store(value, place, align=8 if self.double else 4)
 
     def _side_by_side(self, b: ir.IRBuilder, parts: Sequence[Any]) -> Any:
-        lanes = sum(_count(part) for part in parts)
+        lanes = sum(count(part) for part in parts)
         value, at = ir.Constant(ir.VectorType(self.real, lanes), ir.Undefined), 0
         for part in parts:
-            for lane in range(_count(part)):
-                one = part if _count(part) == 1 else b.extract_element(part, _SHORT(lane))
-                value = b.insert_element(value, one, _SHORT(at))
+            for number in range(count(part)):
+                value = b.insert_element(value, lane(b, part, number), SHORT(at))
                 at += 1
         return value
-
-
-class _Sums:
-    """One reduction of a node: its running values, in registers."""
-
-    def __init__(self, function: Function, builder: ir.IRBuilder, number: int, part: int) -> None:
-        self.f: Function = function
-        result = function.program.results[number]
-        self.value: int = result.value
-        self.reduction: str = result.reductions[part]
-        self.start: int = result.start
-        self.shape: Shape = function.program.values[self.value].shape
-        self.whole: Shape = function.program.shape(result)
-        self.size: int = math.prod(self.whole)
-        self.first: int = part * self.shape[-1] if self.shape else 0
-        self.builder: ir.IRBuilder = builder
-        self.base: Any = function.entry.inttoptr(
-            function.results[number], function.real.as_pointer()
-        )
-        width = self.shape[-1] if self.shape else 1
-        leading = product(*map(range, self.shape[:-1]))
-        self.blocks: list[tuple[Index, int]] = [
-            ((*at, first) if self.shape else (), length)
-            for at in leading
-            for first, length in blocks(width, function.lanes)
-        ]
-        self.scatters: bool = self.reduction == "source_sum" and function.into
-        count = {"rows": 0, "var": 3, "std": 3, "min_ties": 2, "max_ties": 2}
-        self.running: list[list[Any]] = [
-            [self._fresh(index, lanes, n) for n in range(count.get(self.reduction, 1))]
-            for index, lanes in ([] if self.scatters else self.blocks)
-        ]
-
-    def _fresh(self, index: Index, lanes: int, number: int) -> Any:
-        kind = self.f.real if lanes == 1 else ir.VectorType(self.f.real, lanes)
-        place = self.f.entry.alloca(kind)
-        start = 0.0
-        if number == 0 and self.reduction[:3] in ("min", "max"):
-            start = math.inf if self.reduction.startswith("min") else -math.inf
-        f, value = self.f, ir.Constant(kind, start if lanes == 1 else [start] * lanes)
-        if self.start >= 0:
-            value = f.load(f.outer, f.row(self.start), self._place(index), lanes)
-        f.outer.store(value, place)
-        return place
-
-    def add(self) -> None:
-        """Adds an edge."""
-        f, b = self.f, self.f.inner
-        if self.reduction == "rows" or self.scatters:
-            at = f.other if self.scatters else f.edge
-            row = b.gep(self.base, [b.mul(at, _LONG(self.size))], inbounds=True)
-            for index, lanes in self.blocks:
-                value, place = f.vector(self.value, index, lanes), self._place(index)
-                if self.scatters:
-                    value = b.fadd(f.load(b, row, place, lanes), value)
-                f.store(b, value, row, place)
-            return
-        for (index, lanes), places in zip(self.blocks, self.running, strict=True):
-            value = f.vector(self.value, index, lanes)
-            old = [b.load(place) for place in places]
-            for place, new in zip(places, self._next(b, value, old), strict=True):
-                b.store(new, place)
-
-    def _next(self, b: ir.IRBuilder, value: Any, old: list[Any]) -> list[Any]:
-        if self.reduction in ("sum", "mean", "source_sum"):
-            return [b.fadd(old[0], value)]
-        n = Numbers(b, self.f.double)
-        if self.reduction[:3] in ("min", "max"):
-            pair = (value, old[0]) if self.reduction.startswith("min") else (old[0], value)
-            better = n.less(*pair)
-            takes = b.or_(better, b.fcmp_unordered("uno", value, value))
-            best = b.select(takes, value, old[0])
-            if len(old) == 1:
-                return [best]
-            one, zero = n.constant(value, 1.0), n.constant(value, 0.0)
-            equal = b.select(b.fcmp_ordered("==", value, old[0]), one, zero)
-            return [best, b.select(better, one, b.fadd(old[1], equal))]
-        first = b.select(_spread(b, self.f.first, _count(value)), value, old[0])
-        gap = b.fsub(value, first)
-        return [first, b.fadd(old[1], gap), n.fma(gap, gap, old[2])]
-
-    def finish(self) -> None:
-        """Stores the result of the node."""
-        if self.reduction == "rows" or self.scatters:
-            return
-        f, b = self.f, self.builder
-        row = b.gep(self.base, [b.mul(f.own, _LONG(self.size))], inbounds=True)
-        count = b.sub(f.end, f.begin)
-        share = _inverse(b, count, f.real)
-        empty = b.icmp_signed("==", count, _LONG(0))
-        for (index, lanes), places in zip(self.blocks, self.running, strict=True):
-            found = [b.load(place) for place in places]
-            value = self._last(b, found, _spread(b, share, lanes), _spread(b, empty, lanes))
-            f.store(b, value, row, self._place(index))
-
-    def _place(self, index: Index) -> int:
-        """Where the numbers from ``index`` on are in a row of the result."""
-        return _flat(index, self.whole) + self.first
-
-    def _last(self, b: ir.IRBuilder, found: list[Any], share: Any, empty: Any) -> Any:
-        n = Numbers(b, self.f.double)
-        zero = n.constant(found[0], 0.0)
-        if self.reduction in ("min", "max"):
-            return b.select(empty, zero, found[0])
-        if self.reduction in ("min_ties", "max_ties"):
-            one = n.constant(zero, 1.0)
-            best = b.select(empty, zero, found[0])
-            return b.fadd(found[1], b.select(b.fcmp_ordered("==", best, zero), one, zero))
-        if self.reduction == "mean":
-            return b.fmul(found[0], share)
-        if self.reduction in ("var", "std"):
-            gap = b.fmul(found[1], share)
-            value = n.fma(b.fneg(gap), gap, b.fmul(found[2], share))
-            if self.reduction == "var":
-                return value
-            root = OPERATIONS["sqrt"](n, value)
-            small = b.fcmp_ordered("<=", value, n.constant(value, LEAST_VARIANCE))
-            return b.select(small, zero, root)
-        return found[0]
-
-
-@contextmanager
-def _loop(b: ir.IRBuilder, entry: ir.IRBuilder, begin: Any, end: Any) -> Iterator[Any]:
-    """Writes a loop over numbers; afterwards the builder is behind it."""
-    at = entry.alloca(_LONG)
-    b.store(begin, at)
-    head, body, done = (b.append_basic_block(name) for name in ("head", "body", "done"))
-    b.branch(head)
-    b.position_at_end(head)
-    index = b.load(at)
-    b.cbranch(b.icmp_signed("<", index, end), body, done)
-    b.position_at_end(body)
-    yield index
-    b.store(b.add(index, _LONG(1)), at)
-    b.branch(head)
-    b.position_at_end(done)
-
-
-def _flat(index: Index, shape: Shape) -> int:
-    at = 0
-    for place, size in zip(index, shape, strict=True):
-        at = at * size + place
-    return at
-
-
-def _unflat(at: int, shape: Shape) -> Index:
-    index: list[int] = []
-    for size in reversed(shape):
-        at, place = divmod(at, size)
-        index.append(place)
-    return tuple(reversed(index))
-
-
-def _count(value: Any) -> int:
-    return value.type.count if isinstance(value.type, ir.VectorType) else 1
-
-
-def _spread(b: ir.IRBuilder, value: Any, lanes: int) -> Any:
-    """A number in all lanes of a vector."""
-    if lanes == 1:
-        return value
-    kind = ir.VectorType(value.type, lanes)
-    nothing = ir.Constant(kind, ir.Undefined)
-    if isinstance(value, ir.Constant):
-        return ir.Constant(kind, [value.constant] * lanes)
-    one = b.insert_element(nothing, value, _SHORT(0))
-    return b.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(_SHORT, lanes), [0] * lanes))
-
-
-def _joined(b: ir.IRBuilder, value: Any) -> Any:
-    """The sum of all lanes: halves are added until one is left."""
-    count = _count(value)
-    if count == 1:
-        return value
-    while count > 1:
-        count //= 2
-        halves = (
-            ir.Constant(ir.VectorType(_SHORT, count), list(range(first, first + count)))
-            for first in (0, count)
-        )
-        low, high = (b.shuffle_vector(value, value, half) for half in halves)
-        value = b.fadd(low, high)
-    return b.extract_element(value, _SHORT(0))
-
-
-def _inverse(b: ir.IRBuilder, count: Any, real: Any) -> Any:
-    """One over a count, one for none."""
-    least = b.select(b.icmp_signed("<", count, _LONG(1)), _LONG(1), count)
-    return b.fdiv(ir.Constant(real, 1.0), b.sitofp(least, real))

@@ -92,10 +92,12 @@ def derivative(
     graded: tuple[int, ...],
     asked: tuple[int, ...],
     into: tuple[int, ...] = (),
+    sums_tables: bool = False,
 ) -> Derivative:
     """The derivative of ``program`` (:func:`accompanied`) with respect to operands ``asked``, from
     the gradients of results ``graded``; the gradients from elsewhere of operands ``into`` are added
-    to theirs."""
+    to theirs. The gradient of a table is the table's with ``sums_tables``, one row per edge
+    without."""
     b = Builder()
     b.operands, b.values = list(program.operands), list(program.values)
     b._places = {value: place for place, value in enumerate(b.values)}
@@ -105,11 +107,12 @@ def derivative(
     wanted |= {one for one in (_companion(part) for part, *_ in parts) if one is not None}
     numbers = sorted({where[one][0] for one in wanted})
     rows = {one: b.operand("target", program.shape(program.results[one])) for one in numbers}
-    ends = {"rows": "edge", "source_sum": "source"}
+    ends = {"rows": "edge", "source_sum": "source", "table_sum": "table"}
     for number in graded:
         result = program.results[number]
         end = ends.get(result.reduction, "target")
-        rows[-1 - number] = b.operand(end, program.shape(result))
+        code = program.operands[result.table].code if end == "table" else -1
+        rows[-1 - number] = b.operand(end, program.shape(result), code)
 
     def part_of(place: Sequence[int], whole: int) -> int:
         """One of the results that are side by side."""
@@ -148,8 +151,11 @@ def derivative(
             places.append((number, -1 - b.values[own].options[0]))
             continue
         grad = b.expand(b.number(0) if grad is None else grad, operand.shape)
-        how = _GRADIENTS.get(operand.place, "rows")
-        one = Result(grad, how, -1 if own is None else b.expand(own, operand.shape))
+        one = Result(grad, _GRADIENTS.get(operand.place, "rows"))
+        if own is not None:
+            one = one._replace(start=b.expand(own, operand.shape))
+        if sums_tables and operand.place == "table":
+            one = one._replace(reduction="table_sum", table=number)
         if one not in results:
             results.append(one)
         places.append((number, results.index(one)))
@@ -180,7 +186,7 @@ def _of_reduction(
             each = b.leading(b.point("mul", grad, value), b.shape(weight))
             slopes.add(weight, own, b.point("mul", share, b.point("sub", each, less)))
             slopes.add(value, own, b.point("mul", b.trailing(share, shape), grad))
-    elif how in ("sum", "rows", "source_sum"):
+    elif how in ("sum", "rows", "source_sum", "table_sum"):
         slopes.add(part.value, False, grad)
         if part.start >= 0:
             slopes.add(part.start, True, grad)
@@ -188,9 +194,7 @@ def _of_reduction(
         slopes.add(part.value, False, _of_simple(b, part, grad, saved))
 
 
-def _of_simple(
-    b: Builder, part: Result, grad: int, saved: Callable[[Result | None], int]
-) -> int:
+def _of_simple(b: Builder, part: Result, grad: int, saved: Callable[[Result | None], int]) -> int:
     """The gradient of an edge's value, from that of its mean, extremum or deviation."""
     value, how = part.value, part.reduction
     if how in ("min", "max"):

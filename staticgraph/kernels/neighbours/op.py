@@ -26,6 +26,7 @@ from staticgraph.kernels.neighbours.program import (
 )
 from staticgraph.kernels.register import operator
 from staticgraph.kernels.shapes import wide_dtype
+from staticgraph.kernels.table_sum.op import table_gradient
 from staticgraph.text.how_many import how_many
 
 
@@ -108,7 +109,11 @@ def neighbours_reference(
             None if one is None else one.expand(nodes, *one.shape[1:])
             for one in (own.get(result.start), own.get(result.start_weight))
         )
-        if result.reduction == "logsumexp":
+        if result.reduction == "table_sum":
+            table = operands[result.table]
+            code = codes[program.operands[result.table].code]
+            found.append(rows.new_zeros(len(table), *rows.shape[1:]).index_add(0, code, rows))
+        elif result.reduction == "logsumexp":
             found.append(_logsumexp(rows, start, edges))
         elif result.reduction == "softmax":
             whole = _logsumexp(weight, start_weight, edges)
@@ -175,19 +180,19 @@ def _reduced(rows: Tensor, reduction: str, edges: Edges, nodes: int, count: int)
 
 def empty_results(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
     """Allocates the results of the program of a key, in the accumulation dtype."""
-    program = program_of(key)
-    dtype, nodes, count = wide_dtype(*operands), edges[2].size(0) - 1, edges[0].size(0)
-    return [
-        operands[0].new_empty(
-            count if result.reduction == "rows" else nodes, *program.shape(result), dtype=dtype
-        )
-        for result in program.results
-    ]
+    program, dtype = program_of(key), wide_dtype(*operands)
+    nodes = edges[2].size(0) - 1
+    found: list[Tensor] = []
+    for result in program.results:
+        rows = edges[0].size(0) if result.reduction == "rows" else nodes
+        rows = operands[result.table].size(0) if result.table >= 0 else rows
+        found.append(operands[0].new_empty(rows, *program.shape(result), dtype=dtype))
+    return found
 
 
 def _on_cpu(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
     results, program = empty_results(key, operands, codes, edges), program_of(key)
-    wide = in_loops(wide_dtype(*operands))
+    wide = in_loops(results[0].dtype)
     given = [plain(one, wide) for one in operands]
     ends = [plain(one, torch.int64) for one in edges[:2]]
     pointers = [plain(one, torch.int32) for one in edges[2:]]
@@ -253,7 +258,8 @@ class Neighbours(torch.autograd.Function):
         elsewhere = dict(zip(ctx.handed, grads[count:], strict=True))
         into = tuple(one for one, grad in elsewhere.items() if grad is not None)
         gradients: list[Tensor | None] = [elsewhere.get(place) for place in range(first)]
-        slope = derivative(program, graded, asked, into) if graded and asked else None
+        on_cpu = operands[0].device.type == "cpu"
+        slope = derivative(program, graded, asked, into, on_cpu) if graded and asked else None
         if slope is not None and slope.places:
             given = [
                 *operands,
@@ -273,8 +279,9 @@ def _collected(rows: Tensor, operand: Any, like: Tensor, codes: Sequence[Tensor]
     """The gradient of an operand, from the result for it."""
     if operand.place == "all":
         rows = rows.sum(0).view(like.shape)
-    elif operand.place == "table":
-        rows = rows.new_zeros(like.shape).index_add(0, codes[operand.code], rows)
+    elif operand.place == "table" and like.device.type != "cpu":
+        code = codes[operand.code].view(-1, 1)
+        rows = table_gradient(rows.flatten(1), code, None, len(like)).view(like.shape)
     return cast(rows, like.dtype)
 
 
@@ -311,8 +318,9 @@ def _applied(
     handed: Sequence[int],
 ) -> tuple[Tensor, ...]:
     operands = [one.contiguous() for one in operands]
-    trains = torch.is_grad_enabled() and any(one.requires_grad for one in operands)
-    whole = accompanied(program) if trains else program
+    if not torch.is_grad_enabled() or not any(one.requires_grad for one in operands):
+        return *_neighbours(known(program), operands, codes, edges), *(operands[at] for at in handed)
+    whole = accompanied(program)
     outs = Neighbours.apply(whole, tuple(codes), edges, tuple(handed), *operands)
     return *outs[: len(program.results)], *outs[len(whole.results) :]
 

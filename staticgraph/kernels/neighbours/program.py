@@ -28,10 +28,11 @@ PLACES = ("source", "target", "edge", "table", "all")
 # How a result is made of the edges' values: one row per edge; or reduced over the edges into each
 # node, or out of it. `ties` is the number of edges that share a minimum or maximum, and one more
 # where that is zero, as torch.scatter_reduce counts them; `softmax` is a sum, weighted by the
-# softmax of another value over a node's edges.
+# softmax of another value over a node's edges; `table_sum` adds each edge to the row of a table
+# that it reads.
 SIMPLE = ("sum", "mean", "min", "max", "var", "std", "min_ties", "max_ties")
 INTO = (*SIMPLE, "softmax", "logsumexp")
-REDUCTIONS = ("rows", *INTO, "source_sum")
+REDUCTIONS = ("rows", *INTO, "source_sum", "table_sum")
 
 
 class Operand(NamedTuple):
@@ -81,6 +82,7 @@ class Result(NamedTuple):
         weight: of ``softmax``, the place of the value whose softmax weighs the edges; its shape is
             that of the weighed value without some of the last dimensions.
         start_weight: the weight of ``start``.
+        table: of ``table_sum``, the number of the operand whose rows are meant.
     """
 
     value: int
@@ -88,6 +90,7 @@ class Result(NamedTuple):
     start: int = -1
     weight: int = -1
     start_weight: int = -1
+    table: int = -1
 
     @property
     def reductions(self) -> list[str]:
@@ -97,12 +100,12 @@ class Result(NamedTuple):
     @property
     def values(self) -> list[int]:
         """The places of all values that it is made of."""
-        return [one for one in (self.value, *self[2:]) if one >= 0]
+        return [one for one in (self.value, *self[2:5]) if one >= 0]
 
     def moved(self, moved: Callable[[int], int]) -> Result:
         """The same of values at other places."""
-        places = [moved(one) if one >= 0 else one for one in self[2:]]
-        return Result(moved(self.value), self.reduction, *places)
+        places = [moved(one) if one >= 0 else one for one in self[2:5]]
+        return Result(moved(self.value), self.reduction, *places, self.table)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,10 +147,11 @@ class Program:
             else:
                 text = " ".join([operation, *(f"v{a}" for a in arguments), *map(str, options)])
             lines.append(f"v{place} {list(shape)} = {text}")
-        for value, reduction, start, weight, start_weight in self.results:
+        for value, reduction, start, weight, start_weight, table in self.results:
             by = "" if weight < 0 else f" by v{weight}"
             onto = "" if start < 0 else f", and the node's v{start}"
             onto += "" if start_weight < 0 else f" by v{start_weight}"
+            onto += "" if table < 0 else f", in the table of operand {table}"
             lines.append(f"{reduction} of v{value}{by}{onto}")
         return "\n".join(lines)
 

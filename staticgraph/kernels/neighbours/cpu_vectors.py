@@ -1,0 +1,115 @@
+"""Loops, vectors and indices, of which all code of programs for a CPU is made."""
+
+# llvmlite is not typed.
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from typing import Any
+
+from llvmlite import ir
+
+from staticgraph.kernels.neighbours.program import Shape
+
+LONG, SHORT, BYTE, NOTHING = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.VoidType()
+Index = tuple[int, ...]
+Block = tuple[Index, int]  # where a vector begins, and its length
+
+
+def columns(size: int, lanes: int) -> Iterator[tuple[int, int]]:
+    """First column and length of each vector of a row: powers of two, ``lanes`` at the most."""
+    at = 0
+    while at < size:
+        length = min(lanes, 1 << (size - at).bit_length() - 1)
+        yield at, length
+        at += length
+
+
+def blocks(shape: Shape, lanes: int) -> list[Block]:
+    """The vectors of a row of more dimensions, along the last one."""
+    if not shape:
+        return [((), 1)]
+    leading = product(*map(range, shape[:-1]))
+    return [((*at, first), n) for at in leading for first, n in columns(shape[-1], lanes)]
+
+
+@contextmanager
+def loop(b: ir.IRBuilder, entry: ir.IRBuilder, begin: Any, end: Any) -> Iterator[Any]:
+    """Writes a loop over numbers; afterwards the builder is behind it."""
+    at = entry.alloca(LONG)
+    b.store(begin, at)
+    head, body, done = (b.append_basic_block(name) for name in ("head", "body", "done"))
+    b.branch(head)
+    b.position_at_end(head)
+    index = b.load(at)
+    b.cbranch(b.icmp_signed("<", index, end), body, done)
+    b.position_at_end(body)
+    yield index
+    b.store(b.add(index, LONG(1)), at)
+    b.branch(head)
+    b.position_at_end(done)
+
+
+def flat(index: Index, shape: Shape) -> int:
+    """The position of an index in a row."""
+    at = 0
+    for place, size in zip(index, shape, strict=True):
+        at = at * size + place
+    return at
+
+
+def unflat(at: int, shape: Shape) -> Index:
+    """The index of a position in a row."""
+    index: list[int] = []
+    for size in reversed(shape):
+        at, place = divmod(at, size)
+        index.append(place)
+    return tuple(reversed(index))
+
+
+def count(value: Any) -> int:
+    """How many numbers a vector has; one of a number."""
+    return value.type.count if isinstance(value.type, ir.VectorType) else 1
+
+
+def lane(b: ir.IRBuilder, value: Any, at: int) -> Any:
+    """One number of a vector."""
+    is_vector = isinstance(value.type, ir.VectorType)
+    return b.extract_element(value, SHORT(at)) if is_vector else value
+
+
+def spread(b: ir.IRBuilder, value: Any, lanes: int) -> Any:
+    """A number in all lanes of a vector."""
+    if lanes == 1:
+        return value
+    kind = ir.VectorType(value.type, lanes)
+    nothing = ir.Constant(kind, ir.Undefined)
+    if isinstance(value, ir.Constant):
+        return ir.Constant(kind, [value.constant] * lanes)
+    one = b.insert_element(nothing, value, SHORT(0))
+    return b.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(SHORT, lanes), [0] * lanes))
+
+
+def joined(b: ir.IRBuilder, value: Any) -> Any:
+    """The sum of all lanes: halves are added until one is left."""
+    lanes = count(value)
+    if lanes == 1:
+        return value
+    while lanes > 1:
+        lanes //= 2
+        halves = (
+            ir.Constant(ir.VectorType(SHORT, lanes), list(range(first, first + lanes)))
+            for first in (0, lanes)
+        )
+        low, high = (b.shuffle_vector(value, value, half) for half in halves)
+        value = b.fadd(low, high)
+    return lane(b, value, 0)
+
+
+def inverse(b: ir.IRBuilder, number: Any, real: Any) -> Any:
+    """One over a number, one for none."""
+    least = b.select(b.icmp_signed("<", number, LONG(1)), LONG(1), number)
+    return b.fdiv(ir.Constant(real, 1.0), b.sitofp(least, real))
