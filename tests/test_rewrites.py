@@ -23,7 +23,6 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, MessagePassing, global_mean_pool
 
 import staticgraph as sg
-from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum_handed_on
 from staticgraph.kernels.table_sum import fold_codes, table_sum
 from staticgraph.rewrites.layers import gradient_sums
 

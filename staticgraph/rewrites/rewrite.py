@@ -13,18 +13,7 @@ from torch.fx import GraphModule
 from staticgraph.errors import NotStatic
 from staticgraph.internals.fakes import FakeTensor
 from staticgraph.nn.context.leaf import batch_facts
-from staticgraph.rewrites.aggregation import (
-    edge_graphs,
-    gcn_by_hand,
-    gcn_sum,
-    neighbour_sum,
-    segments,
-)
-from staticgraph.rewrites.attention import (
-    dense_attention,
-    dot_attention,
-    neighbour_attention,
-)
+from staticgraph.rewrites.attention import dense_attention
 from staticgraph.rewrites.captured_graph.captured import Captured, RewriteTarget
 from staticgraph.rewrites.embeddings import small_tables, tables
 from staticgraph.rewrites.layers import (
@@ -35,7 +24,7 @@ from staticgraph.rewrites.layers import (
     linear,
 )
 from staticgraph.rewrites.messages import added_loops
-from staticgraph.rewrites.neighbours import messages
+from staticgraph.rewrites.neighbours import gcn, messages, pools, score_products, softmax
 from staticgraph.rewrites.passes.canonicalize import canonicalize
 from staticgraph.rewrites.passes.eliminate import drop_twins, drop_unread
 from staticgraph.rewrites.passes.functionalize import functionalize
@@ -47,16 +36,13 @@ Rewrite = Callable[[Captured], None]
 ORDER: Sequence[Rewrite] = (
     tables.rewrite,
     small_tables.rewrite,
-    gcn_sum.rewrite,
+    gcn.rewrite,
+    score_products.rewrite,
+    softmax.rewrite,
     added_loops.rewrite,
     dense_attention.rewrite,
-    dot_attention.rewrite,
-    neighbour_attention.rewrite,
-    edge_graphs.rewrite,
-    segments.rewrite,
-    gcn_by_hand.rewrite,
+    pools.rewrite,
     messages.rewrite,
-    neighbour_sum.rewrite,
     cat_linear.rewrite,
     tables.unfold,
     dropout.rewrite,
@@ -108,7 +94,7 @@ def rewrite(module: GraphModule, target: RewriteTarget, inputs: Sequence[Any] = 
             canonicalize(captured)
             drop_unread(captured.graph)
             drop_twins(captured.graph)
-            edge_graphs.check(captured)
+            pools.check(captured)
             for one in ORDER:
                 captured.look_again()
                 one(captured)

@@ -19,7 +19,7 @@ _UNARY = ("neg", "abs", "tanh", "sigmoid", "sin", "cos", "erf", "softplus")
 def drawn_program(seed: int) -> tuple[Program, int]:
     """Returns a program, and how many codes it reads tables by."""
     draw, b = random.Random(seed), Builder()
-    heads, columns = draw.choice([1, 1, 2, 3, 4]), draw.choice([1, 3, 8, 16, 20, 31, 33, 64])
+    heads, columns = draw.choice([1, 1, 2, 3, 4]), draw.choice([1, 3, 4, 8, 16, 20, 31, 33, 64])
     shapes = [(heads, columns), (1, columns), (heads, 1), (columns,), (1, 1), ()]
     values: list[int] = []
     codes = 0

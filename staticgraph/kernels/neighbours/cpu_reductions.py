@@ -284,11 +284,11 @@ class Powers:
         return self._along(b, found, index, lanes)
 
     def _along(self, b: ir.IRBuilder, vectors: dict[Index, Any], index: Index, lanes: int) -> Any:
+        if len(index) == len(self.shape):
+            return vectors[index]
         index = index[: len(self.shape)]
         for at, length in self.blocks:
             if at[:-1] == index[:-1] and (not at or at[-1] <= index[-1] < at[-1] + length):
-                if (at, length) == (index, lanes):
-                    return vectors[at]
                 return spread(b, lane(b, vectors[at], index[-1] - at[-1] if at else 0), lanes)
         raise AssertionError(index)
 

@@ -24,18 +24,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import map_arg
 
-from staticgraph.nn.utils.self_loops import loops_added, loops_remaining
+from staticgraph.kernels.neighbours import Builder
+from staticgraph.nn.utils.self_loops import loops_added, loops_remaining, loops_removed
 from staticgraph.rewrites.captured_graph.canonical_ops import (
-    ACTIVATIONS,
     ADD,
     DIV,
+    DROPOUT,
     GATHER,
     LINEAR,
     MUL,
     SCATTER,
     SELECT,
-    SUB,
     Call,
     argument,
     dtype,
@@ -50,10 +51,10 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     under_shape,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured
+from staticgraph.rewrites.neighbours.row_operations import NotByRow, leaf, row_calls, write
+from staticgraph.rewrites.neighbours.score_products import by_folded
 
 NAME = "added_loops"
-_BY_ELEMENT = (ADD, SUB, MUL, DIV, *ACTIVATIONS, torch.exp, torch.sigmoid, torch.tanh, torch.neg)
-_METHODS_BY_ELEMENT = ("sigmoid", "tanh", "neg", "abs", "square")
 _ONES = (torch.ones, torch.ones_like)
 _VIEWS = ("view", "reshape", "unsqueeze")
 
@@ -64,16 +65,22 @@ class Loops(NamedTuple):
     Attributes:
         added: the call of ``add_self_loops``, or of the concatenation.
         rows: the number of rows of a tensor over all of them.
-        remaining: whether existing self-loops of the batch are left out.
+        first: the row at which the self-loops begin.
+        skips: whether existing self-loops of the batch are left out.
     """
 
     added: Call
     rows: int
-    remaining: bool = False
+    first: int
+    skips: bool = False
 
 
-class _Unknown(Exception):
-    """A part of a message that cannot be split; its argument is the node."""
+class Unknown(Exception):
+    """A part of a message that cannot be split, and why."""
+
+    def __init__(self, node: Call) -> None:
+        super().__init__(f"{said(node)} of edges and added loops together")
+        self.node: Call = node
 
 
 def rewrite(captured: Captured) -> None:
@@ -112,14 +119,18 @@ def _loops(captured: Captured, pair: Any) -> Loops | None:
         if not is_call(added, loops_added, loops_remaining):
             return None
         *_, nodes, rows = added.args
-        ours = under_shape(added.args[0]) is own and nodes == captured.nodes
-        return Loops(added, rows, added.target is loops_remaining) if ours else None
+        first, given, skips = captured.edges, added.args[0], added.target is loops_remaining
+        if is_call(given, operator.getitem) and is_call(given.args[0], loops_removed):
+            removed = given.args[0]
+            first, given, skips = removed.args[4], removed.args[0], True
+        ours = under_shape(given) is own and nodes == captured.nodes
+        return Loops(added, rows, first, skips) if ours else None
     if is_call(pair, torch.cat, torch.concat) and (shape(pair) or (0,))[0] == 2:
         parts = pair.args[0]
         dim = argument(pair, 1, "dim", 0)
         rows = captured.edges + captured.nodes
         if dim in (1, -1) and len(parts) == 2 and under_shape(parts[0]) is own:
-            return Loops(pair, rows) if _names_all(captured, parts[1]) else None
+            return Loops(pair, rows, captured.edges) if _names_all(captured, parts[1]) else None
     return None
 
 
@@ -157,18 +168,17 @@ def _at(
     counts: dict[Call, Call],
 ) -> None:
     rows, index, _, groups, reduce = node.args
-    if reduce not in ("sum", "add", *(() if loops.remaining else ("mean",))) or not is_float(node):
+    if reduce not in ("sum", "add", *(() if loops.skips else ("mean",))) or not is_float(node):
         captured.miss(NAME, node, f"the {reduce} over edges and added loops")
         return
     place = end_of(captured, index)
     assert place is not None
     try:
-        of_edges, of_loops = (_part(captured, rows, loops, own, parts) for own in (True, False))
-    except _Unknown as unknown:
-        reason = f"{said(unknown.args[0])} of edges and added loops together"
-        captured.miss(NAME, node, reason, unknown.args[0])
+        of_edges, of_loops = split(captured, rows, loops, parts)
+    except Unknown as unknown:
+        captured.miss(NAME, node, str(unknown), unknown.node)
         return
-    if loops.remaining:
+    if loops.skips:
         of_edges = _between(captured, node, of_edges)
     end = captured.end(place[1])
     summed = captured.before(node, SCATTER, of_edges, end, 0, groups, "sum")
@@ -208,6 +218,19 @@ def _edges_and_loop(ptr: Tensor, like: Tensor) -> Tensor:
     return ptr.diff().to(like.dtype) + 1
 
 
+def split(
+    captured: Captured, node: Any, loops: Loops, parts: dict[tuple[Call, bool], Any]
+) -> tuple[Any, Any]:
+    """A tensor over edges and self-loops as the part of the batch's own edges, and that of the
+    self-loops.
+
+    Raises:
+        Unknown: an operation does not compute row by row.
+    """
+    first, second = (_part(captured, node, loops, own, parts) for own in (True, False))
+    return first, second
+
+
 def _part(
     captured: Captured,
     node: Any,
@@ -232,54 +255,59 @@ def _of_part(captured: Captured, node: Any, loops: Loops, own: bool, parts: Any)
         return _part(captured, one, loops, own, parts)
 
     if is_fenced(node) or node.meta.get("written"):
-        raise _Unknown(node)
+        raise Unknown(node)
     if is_call(node, GATHER):
         end = end_of(captured, node.args[2])
         if end is None or end[0].added is not loops.added or shape(node.args[0]) is None:
-            raise _Unknown(node)
+            raise Unknown(node)
         if shape(node.args[0])[0] != captured.nodes:  # pyright: ignore[reportOptionalSubscript]
-            raise _Unknown(node)
+            raise Unknown(node)
         if not own:
             return node.args[0]
         return _behind(captured, node, GATHER, node.args[0], 0, captured.end(end[1]))
     if is_call(node, operator.getitem) and node.args == (loops.added, 1):
-        first = 0 if own else captured.edges
+        first = 0 if own else loops.first
         return _behind(captured, node, torch.narrow, node, 0, first, rows)
     found = tensor(node)
     assert found is not None
+    if is_call(node, DROPOUT) and is_call(node.args[0], torch.ones_like):
+        first = 0 if own else loops.first
+        return _behind(captured, node, torch.narrow, node, 0, first, rows)
     if (is_method(node, "new_ones") or is_call(node, *_ONES)) and found.dim() >= 1:
         return _behind(captured, node, torch.ones, (rows, *found.shape[1:]), **_kind(found))
-    if is_call(node, *_BY_ELEMENT) or is_method(node, *_METHODS_BY_ELEMENT):
-        if any(_broadcasts(one, found, loops) for one in node.all_input_nodes):
-            raise _Unknown(node)
-        return _again(captured, node, tuple(part(one) for one in node.args), node.kwargs)
-    if is_call(node, LINEAR):
+    if is_call(node, LINEAR, by_folded):
         return _again(captured, node, (part(node.args[0]), *node.args[1:]), {})
-    if is_call(node, torch.cat) and found.dim() > 1:
-        dim = argument(node, 1, "dim", 0)
-        if dim % found.dim():
-            return _again(captured, node, ([part(one) for one in node.args[0]], dim), {})
-    if is_method(node, *_VIEWS) or is_call(node, torch.unsqueeze):
+    if is_method(node, *_VIEWS) or is_call(node, torch.unsqueeze, torch.reshape):
         return _view(captured, node, part(node.args[0]), rows, loops)
-    raise _Unknown(node)
+    if _is_by_row(node, loops):
+        return _again(captured, node, *map_arg((node.args, node.kwargs), part))
+    raise Unknown(node)
+
+
+def _is_by_row(node: Call, loops: Loops) -> bool:
+    """Whether a node computes every row from that row of its operands."""
+    calls = row_calls(node)
+    if calls is None or not calls.calls:
+        return False
+    builder = Builder()
+    try:
+        places = {
+            one: builder.operand(*leaf(one, calls, loops.rows, "edge")) for one in calls.given
+        }
+        write(builder, calls, loops.rows, places)
+    except NotByRow:
+        return False
+    return True
 
 
 def _view(captured: Captured, node: Call, given: Any, rows: int, loops: Loops) -> Call:
     """A view that keeps the leading dimension."""
     before, after = shape(node.args[0]), shape(node)
     if before is None or after is None or before[0] != loops.rows or after[0] != loops.rows:
-        raise _Unknown(node)
+        raise Unknown(node)
     if is_call(node, torch.unsqueeze) or is_method(node, "unsqueeze"):
         return _again(captured, node, (given, *node.args[1:]), node.kwargs)
     return _behind(captured, node, torch.reshape, given, (rows, *after[1:]))
-
-
-def _broadcasts(one: Call, found: Tensor, loops: Loops) -> bool:
-    """Whether an operand's rows are not those of the result."""
-    sizes = shape(one) or ()
-    if sizes and sizes[0] == loops.rows:
-        return len(sizes) != found.dim()
-    return len(sizes) >= found.dim() and sizes[:1] not in ((), (1,))
 
 
 def _again(captured: Captured, node: Call, args: Any, kwargs: Any) -> Call:

@@ -1,10 +1,11 @@
 """Rewrites every message that is computed row by row to one pass over the edges: ``neighbours``.
 
 Gathers at either end, what is computed of their rows and of edges' own, and what reduces it by the
-batch's own destinations: these nodes of the graph are grouped, as large as possible, and each group
-is a program (:mod:`staticgraph.kernels.neighbours.program`). It ends at a gather, whose operand has
-rows of nodes, and at every operation that is none of rows: a product with a weight, a norm, a
-dropout. What such an operation reads of a group is another result of it, one row per edge.
+batch's own destinations (:mod:`staticgraph.rewrites.neighbours.reading`) become a program
+(:mod:`staticgraph.kernels.neighbours.program`). It ends at a gather, whose operand has rows of
+nodes, and at every operation that is none of rows: a product with a weight, a norm, a dropout. What
+such an operation reads of a group is another result of it, one row per edge. What a node's sum is
+added to, its own term, is part of the program, too.
 
 A linear layer of gathered rows, or of a concatenation of them, is moved to the nodes before
 (:mod:`staticgraph.rewrites.messages.edge_terms`).
@@ -13,22 +14,25 @@ A linear layer of gathered rows, or of a concatenation of them, is moved to the 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
+from torch import Tensor
+from torch.fx import Node
 
 from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours import Builder, Result, neighbours_of
 from staticgraph.kernels.neighbours.derivative import accompanied, derivative
-from staticgraph.kernels.neighbours.program import INTO, Program, known
-from staticgraph.rewrites.aggregation.neighbour_sum import Message, message
+from staticgraph.kernels.neighbours.program import SIMPLE, Program, known
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     ADD,
+    DIV,
     GATHER,
     LINEAR,
+    SCATTER,
     Call,
+    added_to,
     dtype,
     is_call,
     is_fenced,
@@ -36,19 +40,20 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     said,
     shape,
     tensor,
+    used_once,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
 from staticgraph.rewrites.messages.edge_operands import Operands, operands
-from staticgraph.rewrites.messages.edge_terms import is_cat, is_small, stacked
+from staticgraph.rewrites.messages.edge_terms import is_cat, stacked
 from staticgraph.rewrites.neighbours.moments import is_square, means, spread
-from staticgraph.rewrites.neighbours.row_operations import NotByRow, RowCalls, row_calls, write
+from staticgraph.rewrites.neighbours.reading import Group, Reading
+from staticgraph.rewrites.neighbours.row_operations import NotByRow, leaf, row_calls, write
+from staticgraph.rewrites.neighbours.softmax import without_loops
 from staticgraph.rewrites.passes.eliminate import drop_unread
 
 NAME = "neighbours"
-_REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "mean", "min": "min", "max": "max"}
 # Parts of the names of operations whose order matters: they draw random numbers.
 _DRAWS = ("drop", "rand", "bernoulli", "normal", "uniform", "multinomial", "gumbel")
-_VIEWS = ("aten::view", "aten::_unsafe_view", "aten::unsqueeze", "aten::squeeze", "aten::alias")
 # Numbers of all values of a program, above which compiling it would take seconds: with one matrix
 # per edge (NNConv), 96 columns have 28,032.
 MOST_NUMBERS = 1 << 15
@@ -59,19 +64,53 @@ def rewrite(captured: Captured) -> None:
     if not captured.facts:
         return
     means(captured)
+    _means_by_source(captured)
     if captured.target.device == "cpu":
         move_linear(captured)
-    reading = _Reading(captured)
+    reading = Reading(captured)
     for group in reading.groups():
         _insert_program(captured, reading, group)
     drop_unread(captured.graph)
     for node in captured.calls(GATHER):
-        if reading.left & set(node.users):
-            continue
-        if node in reading.ends and reading.pays([node]):
-            _insert_program(captured, reading, [node])
+        if node in reading.ends and reading.trains([node]):
+            _insert_program(captured, reading, Group([node], []))
         elif captured.index(node.args[2]) == "batch" and captured.target.device == "cpu":
             _by_graph(captured, node)
+    for node in captured.calls(SCATTER):
+        _record(captured, node)
+
+
+def _record(captured: Captured, node: Call) -> None:
+    """Records why a reduction over edges stays as it is."""
+    index = node.args[1]
+    if not is_float(node) or node.args[3] != captured.nodes:
+        return
+    if captured.index(index) is None:
+        why = index if isinstance(index, Node) else None
+        captured.miss(NAME, node, "its index is not the batch's own", why)
+    elif captured.index(index) == "src":
+        reason = f"the {node.args[4]} by source, and edges are sorted by destination"
+        captured.miss(NAME, node, reason)
+
+
+def _means_by_source(captured: Captured) -> None:
+    """Rewrites means by the sources of edges to sums over the number of edges."""
+    for node in captured.calls(SCATTER):
+        rows, index, dim, groups, reduce = node.args
+        found = tensor(rows)
+        ours = captured.index(index) == "src" and dim == 0 and groups == captured.nodes
+        if not ours or reduce != "mean" or found is None or not is_float(node):
+            continue
+        ptr = captured.facts["col_ptr"]
+        count = captured.once(("out degrees", found.dtype), _out_degrees, ptr, found.dtype)
+        count = captured.reshaped(node, count, -1, *(1,) * (found.dim() - 1))
+        total = captured.before(node, SCATTER, rows, index, 0, groups, "sum")
+        captured.replace(node, captured.before(node, DIV, total, count))
+
+
+def _out_degrees(col_ptr: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[N + 1]`` -> ``[N]``: the number of edges that leave each node, at least one."""
+    return col_ptr.diff().clamp(min=1).to(dtype)
 
 
 def _by_graph(captured: Captured, node: Call) -> None:
@@ -124,165 +163,184 @@ def _gathered(captured: Captured, node: Call, ends: Operands) -> Call:
     return total
 
 
-class _Reading:
-    """Which nodes of a graph compute rows of edges from rows, and how they are grouped."""
+class _Read(NamedTuple):
+    """A result of a program, the node that it replaces, and the last one of a chain from there."""
 
-    def __init__(self, captured: Captured) -> None:
+    result: Result
+    node: Call
+    last: Call
+
+    @property
+    def users(self) -> list[Call]:
+        """The nodes behind what is replaced; of rows, those that read them."""
+        return list(self.node.users) if self.result.reduction == "rows" else [self.last]
+
+
+class _Writer:
+    """Writes a group's program: its values, operands and codes."""
+
+    def __init__(self, captured: Captured, reading: Reading, group: Group) -> None:
         self.captured: Captured = captured
-        self.calls: dict[Call, RowCalls] = {}
-        self.ends: dict[Call, str] = {}  # gathers: source, target or table
-        self.left: set[Call] = set()  # of messages for which there is another operator
-        self.now: dict[Call, Call] = {}  # results that replaced nodes
-        for node in captured.graph.nodes:
-            end = self._end(node)
-            if end is not None:
-                self.ends[node] = end
-            elif self._is_row(node):
-                self._try(node)
-        for node in [
-            node for node, calls in self.calls.items() if self._is_shared_view(calls, node)
-        ]:
-            del self.calls[node]
+        self.reading: Reading = reading
+        self.group: Group = group
+        self.builder: Builder = Builder()
+        self.bases: list[Call] = []
+        self.codes: list[Call] = []
+        self._operands: dict[Any, int] = {}
+        self._places: dict[Call, Any] = {}
 
-    def _usable(self, node: Call) -> bool:
-        found = tensor(node)
-        return (
-            found is not None
-            and found.dim() > 0
-            and found.size(0) == self.captured.edges
-            and not is_fenced(node)
-            and not node.meta.get("written")
-            and bool(node.users)
-        )
+    def write(self) -> list[_Read]:
+        """Writes the values, and returns what is read of them."""
+        for node in self.group.rows:
+            self._places[node] = self._row(node)
+        nodes = {*self.group.rows, *self.group.reductions}
+        found: list[_Read] = []
+        for node in self.group.reductions:
+            how = self.reading.reductions[node]
+            result = Result(self._edge(node.args[0]), how)
+            if how == "softmax":
+                weight = self._edge(node.args[1])
+                own = [
+                    -1 if one is None else self._own(one, shape(like) or ())
+                    for like, one in zip(node.args[:2], node.args[4:], strict=True)
+                ]
+                result = Result(result.value, how, own[0], weight, own[1])
+            found.append(_Read(result, node, node))
+        for node in self.group.rows:
+            rest = any(user not in nodes for user in node.users)
+            whole = isinstance(self._places[node], int)
+            if rest and whole and self.bases and dtype(node) == dtype(self.bases[0]):
+                found.append(_Read(Result(self._places[node], "rows"), node, node))
+        return _join_moments(self.builder, found)
 
-    def _end(self, node: Call) -> str | None:
-        if not is_call(node, GATHER) or not self._usable(node) or not is_float(node):
-            return None
+    def add_own_terms(self, found: list[_Read]) -> list[_Read]:
+        """The same results, sums together with what they are added to."""
+        replaced = {one.node for one in found}
+        order = {node: at for at, node in enumerate(self.captured.graph.nodes)}
+        first = min((order[one.node] for one in found), default=0)
+        for at, (result, node, _) in enumerate(found):
+            if result.reduction not in ("sum", "softmax") or result.start >= 0:
+                continue
+            if result.reduction == "softmax":
+                continue
+            total, own = added_to(node)
+            if total is None or dtype(total) != dtype(node) or not isinstance(own, Node):
+                continue
+            if dtype(own) != dtype(node) or _depends(own, replaced, order, first):
+                continue
+            start = self._own(own, (0, *(shape(node) or ())[1:]))
+            found[at] = _Read(result._replace(start=start), node, total)
+        return found
+
+    def _operand(self, place: str, row: tuple[int, ...], base: Call, code: int = -1) -> int:
+        """The value of an operand, added once."""
+        key = place, base, code
+        if key not in self._operands:
+            self.bases.append(base)
+            self._operands[key] = self.builder.operand(place, row, code)
+        return self._operands[key]
+
+    def _gathered(self, node: Call) -> int:
+        """The value of a gather."""
         base, _, index = node.args
-        which = self.captured.index(index)
-        if which in ("src", "dst") and (shape(base) or (0,))[0] == self.captured.nodes:
-            return "source" if which == "src" else "target"
-        if is_small(self.captured, node):
-            return "table"
-        return None
+        place, code = self.reading.ends[node], -1
+        if place == "table":
+            if index not in self.codes:
+                self.codes.append(index)
+            code = self.codes.index(index)
+        return self._operand(place, tuple((shape(base) or ())[1:]), base, code)
 
-    def _is_row(self, node: Call) -> bool:
-        value = node.meta.get("example_value")
-        if isinstance(value, (tuple, list)):
-            return bool(node.users) and all(
-                isinstance(one, torch.Tensor) and one.dim() > 0 for one in value
-            )
-        return self._usable(node) and node.op in ("call_function", "call_method")
+    def _edge(self, node: Call) -> int:
+        """The value of rows of edges."""
+        if node in self._places:
+            return self._places[node]
+        if node in self.reading.ends and not node._erased:
+            return self._gathered(node)
+        now = self.reading.now.get(node, node)
+        return self._operand("edge", tuple((shape(now) or ())[1:]), now)
 
-    def _try(self, node: Call) -> None:
-        """Notes a node's operations if all of them are of rows."""
-        if is_call(node, operator.getitem) and isinstance(node.args[1], int):
-            parts = self.calls.get(node.args[0])
-            if parts is not None and isinstance(parts.result, (tuple, list)):
-                self.calls[node] = RowCalls({}, [], None)
-                return
-        calls = row_calls(node)
-        if calls is None or not calls.calls:
-            return
-        builder, places = Builder(), {}
-        try:
-            for one, stand in calls.given.items():
-                places[one] = builder.operand(*self.leaf(one, calls))
-                if not stand.is_floating_point() and one not in self.calls:
-                    return
-            write(builder, calls, self.captured.edges, places)
-        except NotByRow:
-            return
-        self.calls[node] = calls
+    def _row(self, node: Call) -> Any:
+        """The value of a node of the group."""
+        if node in self.reading.ends:
+            return self._gathered(node)
+        calls = self.reading.calls[node]
+        if is_call(node, without_loops):
+            loop = self.builder.loop()
+            return self.builder.point("where", loop, -math.inf, self._edge(node.args[0]))
+        if not calls.calls:
+            return self._places[node.args[0]][node.args[1]]
+        arguments: dict[Call, int] = {}
+        for one in calls.given:
+            if one in self._places or one in self.reading.ends:
+                arguments[one] = self._edge(one)
+            else:
+                now = self.reading.now.get(one, one)
+                place, row = leaf(now, calls, self.captured.edges, "edge")
+                arguments[one] = self._operand(place, row, now)
+        return write(self.builder, calls, self.captured.edges, arguments)
 
-    def _is_shared_view(self, calls: RowCalls, node: Call) -> bool:
-        """Whether a node shows the rows of an operand in another shape, to several readers: as a
-        result, they would be copied."""
-        views = all(call.name in _VIEWS for call in calls.calls) and bool(calls.calls)
-        inner = any(one in self.calls or one in self.ends for one in calls.given)
-        return views and not inner and len(node.users) > 1
+    def _own(self, node: Call, like: tuple[int, ...]) -> int:
+        """The value of rows of nodes, of a shape like those of edges; what computes them row by
+        row, and is read by nothing else, is part of it."""
+        place = self._of_nodes(node)
+        return self.builder.expand(place, tuple(like[1:]))
 
-    def leaf(self, node: Call, calls: RowCalls) -> tuple[str, tuple[int, ...]]:
-        """Where the rows of an operand of these calls are, and their shape."""
-        found = shape(node) or ()
-        if found and len(found) == max(stand.dim() for stand in calls.given.values()):
-            if found[0] == self.captured.edges:
-                return "edge", found[1:]
-            if found[0] == 1:
-                return "all", found[1:]
-        return "all", found
-
-    # ------------------------------------------------------------------ groups
-
-    def groups(self) -> list[list[Call]]:
-        """Nodes that become one program each, in the order of the graph.
-
-        A node's level is the number of operations that are none of rows on the way to it from
-        others that are: nodes of one level have no way between them that leads out of the group.
-        """
-        levels: dict[Call, int] = {}
-        parent: dict[Call, Call] = {}
-
-        def root(node: Call) -> Call:
-            """The node that stands for a group."""
-            while parent[node] is not node:
-                parent[node] = parent[parent[node]]
-                node = parent[node]
-            return node
-
-        for node in self.captured.graph.nodes:
-            ours = node in self.calls
-            given = node.all_input_nodes
-            steps = [levels[one] + (one in self.calls and not ours) for one in given]
-            levels[node] = max(steps, default=0)
-        for node in reversed(list(self.calls)):  # as late as what reads it allows
-            if all(user in self.calls for user in node.users):
-                levels[node] = min(levels[user] for user in node.users)
-        for node in self.calls:
-            parent[node] = node
-            for one in node.all_input_nodes:
-                if one in self.calls and levels[one] == levels[node]:
-                    parent[root(one)] = root(node)
-        found: dict[Call, list[Call]] = {}
-        for node in parent:
-            found.setdefault(root(node), []).append(node)
-        return [group for group in found.values() if self.pays(group)]
-
-    def pays(self, nodes: list[Call]) -> bool:
-        """Whether a group gathers rows of nodes and needs a gradient, or reduces rows."""
-        gathered = {one for node in nodes for one in (node, *node.all_input_nodes)}
-        ends = [self.ends[one] for one in gathered if one in self.ends]
-        sums = any(self.is_sum(user, node) for node in nodes for user in node.users)
-        trains = any(getattr(tensor(node), "requires_grad", False) for node in nodes)
-        near = any(end != "table" for end in ends)
-        return (near and (trains or sums)) or (sums and len(nodes) > 1)
-
-    def is_sum(self, user: Call, node: Call) -> bool:
-        """Whether a node reduces the rows of another by the batch's own destinations."""
-        ours = self.captured.by_destination(user, *_REDUCTIONS, twice=True)
-        return ours and user.args[0] is node
+    def _of_nodes(self, node: Call) -> int:
+        nodes = self.captured.nodes
+        calls = None
+        usable = used_once(node) and not is_fenced(node) and not node.meta.get("written")
+        if usable and (shape(node) or (0,))[0] == nodes and node.op.startswith("call"):
+            calls = row_calls(node)
+        if calls is not None and calls.calls and isinstance(calls.result, Tensor):
+            kept = len(self.builder.operands), list(self.bases), dict(self._operands)
+            try:
+                arguments: dict[Call, int] = {}
+                for one in calls.given:
+                    if dtype(one) != dtype(node):
+                        raise NotByRow("another dtype")
+                    place, row = leaf(one, calls, nodes, "target")
+                    arguments[one] = (
+                        self._of_nodes(one) if place == "target" else self._operand(place, row, one)
+                    )
+                return write(self.builder, calls, nodes, arguments)  # pyright: ignore
+            except NotByRow:
+                del self.builder.operands[kept[0] :]
+                self.bases, self._operands = kept[1:]
+        sizes = shape(node) or ()
+        if sizes[:1] != (nodes,):
+            return self._operand("all", sizes[1:] if sizes[:1] == (1,) else sizes, node)
+        for end in ("source", "target"):
+            if (end, node, -1) in self._operands:
+                return self._operands[end, node, -1]
+        return self._operand("target", sizes[1:], node)
 
 
-def _insert_program(captured: Captured, reading: _Reading, group: list[Call]) -> None:
+def _depends(node: Call, on: set[Call], order: dict[Call, int], first: int) -> bool:
+    """Whether a node is computed from others, none of which is before the place ``first``."""
+    left, seen = [node], {node}
+    while left:
+        one = left.pop()
+        if one in on:
+            return True
+        more = [o for o in one.all_input_nodes if o not in seen and order[o] >= first]
+        seen.update(more)
+        left += more
+    return False
+
+
+def _insert_program(captured: Captured, reading: Reading, group: Group) -> None:
     """Replaces what is read of a group by the results of its program."""
-    written = _write(captured, reading, group)
-    if written is None:
+    writer = _Writer(captured, reading, group)
+    results = writer.add_own_terms(writer.write())
+    builder, bases, codes = writer.builder, writer.bases, writer.codes
+    if not results or any(one.meta.get("written") for one in (*bases, *codes)):
         return
-    builder, bases, codes, results = written
-    once = results[0][2] not in captured.differentiated
-    if once and len(results) == 1 and results[0][1] in ("sum", "mean"):
-        found = message(captured, results[0][2].args[0])
-        if isinstance(found, Message) and not {found.edge, found.weight} & set(group):
-            reading.left.update(group)  # to an operator for this message
-            return
-    if any(one.meta.get("written") for one in (*bases, *codes)):
-        return
-    program = builder.program([Result(place, how) for place, how, _ in results])
+    program = builder.program(list(dict.fromkeys(one.result for one in results)))
     size = sum(math.prod(value.shape) for value in program.values)
     if not same_dtype(*bases) or size > MOST_NUMBERS or not _fits(captured, program, results):
         return
-    users = [use for _, how, old in results for use in ([old] if how != "rows" else old.users)]
-    users = [use for use in users if use not in group]
+    users = {user for one in results for user in one.users} - {*group.rows, *group.reductions}
+    users |= {one.last for one in results if one.result.reduction != "rows"}
     order = {node: at for at, node in enumerate(captured.graph.nodes)}
     anchor = min(users, key=order.__getitem__)
     moved = _late(order, anchor, [*bases, *codes])
@@ -291,10 +349,8 @@ def _insert_program(captured: Captured, reading: _Reading, group: list[Call]) ->
     for one in moved:
         anchor.prepend(one)
     results = _side_by_side(results)
-    unique: dict[tuple[int, str], int] = {}
-    for place, how, _ in results:
-        unique.setdefault((place, how), len(unique))
-    program = builder.program([Result(*one) for one in unique])
+    unique = {result: at for at, result in enumerate(dict.fromkeys(one.result for one in results))}
+    program = builder.program(list(unique))
     call = captured.before(
         anchor,
         neighbours_of,
@@ -302,23 +358,23 @@ def _insert_program(captured: Captured, reading: _Reading, group: list[Call]) ->
         bases,
         codes,
         captured.batch_edges,
-        like=results[0][2],
+        like=results[0].node,
     )
-    items = {key: captured.item(anchor, call, at, call) for key, at in unique.items()}
-    for place, how, old in results:
-        new = items[place, how]
-        if captured.replace(old, new, NAME):
+    items = {one: captured.item(anchor, call, at, call) for one, at in unique.items()}
+    for result, old, last in results:
+        new = items[result]
+        if captured.replace(old, new, NAME, last=last):
             reading.now[old] = new
 
 
-def _fits(captured: Captured, program: Program, results: list[tuple[int, str, Call]]) -> bool:
+def _fits(captured: Captured, program: Program, results: list[_Read]) -> bool:
     """Whether a program and its derivative can be written for the device; records why not.
 
     On CUDA a program that reduces nothing is left to torch, whose gathers a compiler fuses.
     """
     if captured.target.device == "cpu":
         return True
-    if all(how == "rows" for _, how, _ in results):
+    if all(one.reduction == "rows" for one in program.results):
         return False
     from staticgraph.kernels.neighbours.gpu import supports  # imports Triton
 
@@ -326,30 +382,29 @@ def _fits(captured: Captured, program: Program, results: list[tuple[int, str, Ca
     everything = tuple(range(len(program.results))), tuple(range(len(program.operands)))
     for one in (whole, derivative(whole, *everything).program):
         if (reason := supports(one)) is not None:
-            captured.miss(NAME, results[0][2], reason)
+            captured.miss(NAME, results[0].node, reason)
             return False
     return True
 
 
-def _side_by_side(
-    results: list[tuple[int, str, Call]],
-) -> list[tuple[int, str, Call]]:
+def _side_by_side(results: list[_Read]) -> list[_Read]:
     """Results with those that are concatenated, and read by nothing else, as one."""
-    by_value: dict[int, list[tuple[str, Call]]] = {}
-    for place, how, node in results:
-        if how in INTO:
-            by_value.setdefault(place, []).append((how, node))
+    by_value: dict[int, list[_Read]] = {}
+    for one in results:
+        if one.result.reduction in SIMPLE and one.result.start < 0:
+            by_value.setdefault(one.result.value, []).append(one)
     for place, parts in by_value.items():
-        cat = next((user for user in parts[0][1].users if is_cat(user)), None)
-        names = {node: how for how, node in parts}
+        cat = next((user for user in parts[0].node.users if is_cat(user)), None)
+        names = {one.node: one.result.reduction for one in parts}
         if cat is None or len(parts) < 2 or set(cat.args[0]) != set(names):
             continue
         others = {user for node in names for user in node.users} - {cat}
         spreads = {"var", "std"} & {*names.values()}
         alone = not others or (spreads and all(map(is_square, others)))
         if alone and len(cat.args[0]) == len(parts):
-            results = [one for one in results if one[2] not in names]
-            results.append((place, "+".join(names[node] for node in cat.args[0]), cat))
+            whole = Result(place, "+".join(names[node] for node in cat.args[0]))
+            results = [one for one in results if one.node not in names]
+            results.append(_Read(whole, cat, cat))
     return results
 
 
@@ -369,75 +424,15 @@ def _late(order: dict[Call, int], anchor: Call, needed: Iterable[Call]) -> list[
     return sorted(found, key=order.__getitem__)
 
 
-def _write(
-    captured: Captured, reading: _Reading, group: list[Call]
-) -> tuple[Builder, list[Call], list[Call], list[tuple[int, str, Call]]] | None:
-    """The values of a group's nodes, its operands and codes, and what is read of it: the place of a
-    value, its reduction and the node that it replaces."""
-    builder, bases, codes = Builder(), [], []
-    places: dict[Call, Any] = {}
-    nodes = set(group)
-
-    def operand(key: Any, place: str, row: tuple[int, ...], base: Call, code: int = -1) -> int:
-        """The value of an operand, added once."""
-        if key not in places:
-            bases.append(base)
-            places[key] = builder.operand(place, row, code)
-        return places[key]
-
-    def gathered(node: Call) -> int:
-        """The value of a gather."""
-        base, _, index = node.args
-        place, code = reading.ends[node], -1
-        if place == "table":
-            if index not in codes:
-                codes.append(index)
-            code = codes.index(index)
-        return operand((place, base, code), place, tuple((shape(base) or ())[1:]), base, code)
-
-    for node in group:
-        if node in reading.ends:
-            places[node] = gathered(node)
-            continue
-        calls = reading.calls[node]
-        if not calls.calls:
-            places[node] = places[node.args[0]][node.args[1]]
-            continue
-        arguments: dict[Call, int] = {}
-        for one in calls.given:
-            if one in nodes:
-                arguments[one] = places[one]
-            elif one in reading.ends and not one._erased:
-                arguments[one] = gathered(one)
-            else:
-                now = reading.now.get(one, one)
-                arguments[one] = operand(now, *reading.leaf(now, calls), now)
-        places[node] = write(builder, calls, captured.edges, arguments)
-    results: list[tuple[int, str, Call]] = []
-    for node in group:
-        outside = [user for user in node.users if user not in nodes]
-        if not outside:
-            continue
-        rest = False
-        for user in outside:
-            if reading.is_sum(user, node):
-                results.append((places[node], _REDUCTIONS[user.args[4]], user))
-            else:
-                rest = True
-        if rest and dtype(node) == dtype(bases[0]) and isinstance(places[node], int):
-            results.append((places[node], "rows", node))
-    _join_moments(builder, results)
-    return (builder, bases, codes, results) if results else None
-
-
-def _join_moments(builder: Builder, results: list[tuple[int, str, Call]]) -> None:
+def _join_moments(builder: Builder, results: list[_Read]) -> list[_Read]:
     """Replaces means of a message and of its squares by the variance that is computed of them."""
-    averages = {place: node for place, how, node in results if how == "mean"}
+    averages = {one.result.value: one for one in results if one.result.reduction == "mean"}
     for place, mean in averages.items():
-        square = builder.point("mul", place, place)
-        found = spread(averages[square], mean) if square in averages else None
+        square = averages.get(builder.point("mul", place, place))
+        found = None if square is None else spread(square.node, mean.node)
         if found is not None:
-            results.remove((square, "mean", averages[square]))
-            results.append((place, *found))
-            if all(map(is_square, mean.users)):
-                results.remove((place, "mean", mean))
+            results.remove(square)  # pyright: ignore[reportArgumentType]
+            results.append(_Read(Result(place, found[0]), found[1], found[1]))
+            if all(map(is_square, mean.node.users)):
+                results.remove(mean)
+    return results

@@ -16,7 +16,6 @@ import torch
 from torch.fx import Node
 
 from staticgraph.kernels.neighbours.program import LEAST_VARIANCE
-from staticgraph.rewrites.aggregation.segments import counts
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     DIV,
     MUL,
@@ -30,6 +29,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     used_once,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured
+from staticgraph.rewrites.neighbours.pools import counts
 from staticgraph.rewrites.passes.eliminate import drop_unread
 
 

@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.kernels.neighbours.program import Builder
-from staticgraph.rewrites.captured_graph.canonical_ops import Call
+from staticgraph.rewrites.captured_graph.canonical_ops import Call, shape
 
 
 class NotByRow(Exception):
@@ -96,6 +96,17 @@ def row_calls(node: Call) -> RowCalls | None:
     except Exception:  # whatever an operation says of tensors without memory
         return None
     return RowCalls(given, noted.calls, result)
+
+
+def leaf(node: Call, calls: RowCalls, rows: int, place: str) -> tuple[str, tuple[int, ...]]:
+    """Where the rows of an operand of calls over rows are, and their shape."""
+    found = shape(node) or ()
+    if found and len(found) == max(stand.dim() for stand in calls.given.values()):
+        if found[0] == rows:
+            return place, found[1:]
+        if found[0] == 1:
+            return "all", found[1:]
+    return "all", found
 
 
 def write(

@@ -1,1 +1,0 @@
-"""Rewrites of sums, means and maxima over neighbours, and over the rows of each graph."""

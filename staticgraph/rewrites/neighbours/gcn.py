@@ -1,0 +1,173 @@
+"""Rewrites GCN to one program for normalisation, self-loops, weighted sum and bias.
+
+Degrees are computed once per forward (:func:`degrees`). The self-loops that a GCN layer adds are
+not edges of the batch, and need not become edges: the message of a self-loop is the node's own row,
+a term of the sum. Edges that are self-loops already are left out of it.
+
+Source: Kipf and Welling 2017, arXiv 1609.02907, as ``torch_geometric.nn.conv.gcn_conv.gcn_norm``.
+"""
+
+from __future__ import annotations
+
+import operator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.edges import Edges
+from staticgraph.kernels.neighbours import Builder, Result, neighbours_of
+from staticgraph.kernels.neighbours.program import Program, known
+from staticgraph.nn.utils.self_loops import gcn_normed
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    GATHER,
+    MUL,
+    SCATTER,
+    SELECT,
+    Call,
+    added_to,
+    dtype,
+    is_call,
+    shape,
+    sides,
+    under_shape,
+    used_once,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured
+
+NAME = "gcn"
+
+
+def degrees(
+    edges: Edges, weight: Tensor | None, fill: float, loops: bool, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Computes inverse square roots of the degrees, and the weight of each node's self-loop.
+
+    Args:
+        edges: their ends and pointers.
+        weight: ``[E]``, or None if every edge has weight one.
+        fill: the weight of an added self-loop.
+        loops: whether to add a self-loop to each node without one; an existing self-loop keeps its
+            weight (the last one's, if there are several).
+        like: a tensor of the features' dtype.
+
+    Returns:
+        ``[N]`` and ``[N]``, float32 (float64 if ``like`` is): ``degree ** -0.5``, zero where the
+        degree is zero, and the self-loop's weight, zero without ``loops``. Both are differentiable
+        in ``weight``; where the degree is zero the gradient is zero, while PyG's is NaN.
+    """
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    nodes = edges.row_ptr.size(0) - 1
+    weights = edges.src.new_ones(edges.src.size(0), dtype=dtype) if weight is None else weight
+    weights = weights.to(dtype)
+    own = weights.new_full((nodes,), fill if loops else 0.0)
+    if loops and weight is not None:
+        kept = torch.where(edges.src == edges.dst, edges.dst, nodes)  # others to a row of their own
+        own = torch.cat([own, own[:1]]).index_put((kept,), weights)[:nodes]
+    degree = neighbours_of(known(_degree(loops)), [weights, own], [], edges)[0]
+    none = degree == 0
+    return degree.masked_fill(none, 1).pow(-0.5).masked_fill(none, 0), own
+
+
+@cache
+def _degree(loops: bool) -> Program:
+    """The sum of a node's weights and its own."""
+    builder = Builder()
+    weight, own = builder.operand("edge", ()), builder.operand("target", ())
+    if loops:
+        weight = builder.point("where", builder.loop(), 0.0, weight)
+    return builder.program([Result(weight, "sum", own)])
+
+
+@cache
+def _weighed(width: int, weighted: bool, biased: bool, loops: bool) -> Program:
+    """``bias + own[i] root[i]^2 x[i] + sum over e into i of w[e] root[i] root[j] x[j]``."""
+    b = Builder()
+    x, ends = b.operand("source", (width,)), [b.operand(end, ()) for end in ("source", "target")]
+    own = b.point("mul", b.point("mul", ends[1], ends[1]), b.operand("target", ()))
+    share = b.point("mul", *ends)
+    if weighted:
+        share = b.point("mul", share, b.operand("edge", ()))
+    if loops:
+        share = b.point("where", b.loop(), 0.0, share)
+    start = b.point("mul", own, x)
+    if biased:
+        start = b.point("add", start, b.operand("all", (width,)))
+    return b.program([Result(b.point("mul", share, x), "sum", start)])
+
+
+def rewrite(captured: Captured) -> None:
+    """Rewrites every sum of rows weighted by ``gcn_norm``."""
+    for node in captured.calls(SCATTER):
+        norm = _norm_of(node.args[1])
+        if norm is not None:
+            _at(captured, node, norm)
+
+
+def _norm_of(index: Any) -> Call | None:
+    """The normalisation whose destinations these are, or None."""
+    index = under_shape(index)
+    if not is_call(index, SELECT) or index.args[1:] != (0, 1):
+        return None
+    return _made_by(index.args[0], 0)
+
+
+def _made_by(node: Any, place: int) -> Call | None:
+    if (
+        is_call(node, operator.getitem)
+        and node.args[1] == place
+        and is_call(node.args[0], gcn_normed)
+    ):
+        return node.args[0]
+    return None
+
+
+def _at(captured: Captured, node: Call, norm: Call) -> None:
+    edge_index, weight, _, _, fill, loops, flow, _, _ = norm.args
+    x = _weighed_rows(node.args[0], norm)
+    reason = None
+    if not captured.facts or under_shape(edge_index) is not captured.facts["edge_index"]:
+        reason = "edge_index is not the batch's own, so its row pointers do not fit"
+    elif x is None:
+        reason = "the message is no neighbour's row times its weight"
+    elif node.args[2:] != (0, captured.nodes, "sum") or flow != "source_to_target":
+        reason = "an aggregation other than a sum by destination"
+    if reason is not None:
+        captured.miss(NAME, node, reason)
+        return
+    assert x is not None
+    # PyG fills with 2 (improved) only if there are edge weights.
+    fill = fill if weight is not None else 1.0
+    kind = dtype(x)
+    assert kind is not None
+    like = captured.constant(f"like_{str(kind)[6:]}", torch.empty(0, dtype=kind))
+    key = ("gcn", weight, fill, loops, kind)
+    edges = captured.batch_edges
+    given = edges, weight, fill, loops, like
+    found = captured.shared(key, lambda: captured.before(norm, degrees, *given))
+    root, own = (captured.item(norm, found, place, node) for place in (0, 1))
+    total, bias = added_to(node)
+    if shape(bias) != (shape(node) or ())[1:]:
+        total, bias = node, None
+    program = _weighed((shape(x) or ())[1], weight is not None, bias is not None, loops)
+    operands = [x, root, root, own, *(one for one in (weight, bias) if one is not None)]
+    made = captured.before(total, neighbours_of, known(program), operands, [], edges)
+    made = captured.item(total, made, 0, node)
+    if dtype(made) != dtype(total):
+        made = captured.before(total, torch.Tensor.to, made, dtype(total))
+    captured.replace(node, made, NAME, last=total)
+
+
+def _weighed_rows(rows: Any, norm: Call) -> Call | None:
+    """``x`` of ``weight.view(-1, 1) * x[src]`` with the weights and sources of this norm, or
+    None."""
+    if not is_call(rows, MUL) or not used_once(rows):
+        return None
+    for first, second in sides(rows):
+        if _made_by(under_shape(first), 1) is norm and is_call(second, GATHER):
+            index = under_shape(second.args[2])
+            ours = is_call(index, SELECT) and index.args[1:] == (0, 0)
+            if ours and _made_by(index.args[0], 0) is norm and len(shape(second) or ()) == 2:
+                return second.args[0]
+    return None

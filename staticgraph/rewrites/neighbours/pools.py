@@ -1,0 +1,166 @@
+"""Rewrites reductions, softmax and counts over the rows of each graph to use their pointers.
+
+The nodes of a graph are contiguous in memory, and so are its edges, which are sorted by destination
+(both ends of an edge are in one graph): a reduction over them is a program whose edges are these
+rows, one after another.
+
+Without a size, an index of the graphs of edges looks by its length like one of nodes, and where no
+values are available only the captured graph can tell: :func:`check` refuses nodes with the wrong
+size.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from staticgraph.errors import NotStatic
+from staticgraph.kernels.edges import Edges
+from staticgraph.kernels.neighbours import Builder, Result, neighbours_of
+from staticgraph.kernels.neighbours.program import known
+from staticgraph.nn.context.batch_context import EDGE_GRAPHS
+from staticgraph.nn.functions import softmaxed
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    GATHER,
+    SCATTER,
+    Call,
+    is_call,
+    is_float,
+    is_method,
+    shape,
+    tensor,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured
+from staticgraph.rewrites.captured_graph.user_code import line_of
+
+NAME = "pools"
+_REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "mean", "min": "min", "max": "max"}
+_POINTERS = {"batch": "ptr", "dst": "row_ptr", "src": "col_ptr"}
+
+
+def counts(ptr: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[S + 1]`` -> ``[S]``: the number of rows of each segment."""
+    return ptr.diff().to(dtype)
+
+
+def edge_pointers(row_ptr: Tensor, ptr: Tensor) -> Tensor:
+    """``[N + 1]`` and ``[G + 1]`` -> ``[G + 1]`` int32: the first edge of each graph."""
+    return row_ptr.index_select(0, ptr.to(torch.int64)).to(torch.int32)
+
+
+def narrowed(ptr: Tensor) -> Tensor:
+    """``[G + 1]`` in int32."""
+    return ptr.to(torch.int32)
+
+
+def check(captured: Captured) -> None:
+    """Refuses an index of graphs that was taken for one of nodes.
+
+    Raises:
+        NotStatic: there is one.
+    """
+    for node in captured.graph.nodes:
+        place = {SCATTER: 3, softmaxed: 2}.get(node.target) if node.op == "call_function" else None
+        if place is None or not _is_of_edges(captured, node.args[1]):
+            continue
+        if node.args[place] == captured.nodes:
+            line, layer = line_of(node)
+            where = f"{layer or 'the model'}, {line}"
+            raise NotStatic(f"{where}: {EDGE_GRAPHS}")
+
+
+def rewrite(captured: Captured) -> None:
+    """Rewrites every count, and every reduction and softmax over the rows of each graph."""
+    if not captured.facts:
+        return
+    for node in captured.calls(SCATTER):
+        if not _count(captured, node):
+            _pool(captured, node)
+    for node in captured.calls(softmaxed):
+        _softmax(captured, node)
+
+
+def rows_of_graphs(captured: Captured, index: Any) -> Edges | None:
+    """Rows of graphs as edges into them; None unless the index is the graph of each node, or of
+    each edge."""
+    facts: Any = captured.facts
+    if captured.index(index) == "batch":
+        rows, ptr = facts["batch"], captured.once(("pointers",), narrowed, facts["ptr"])
+    elif _is_of_edges(captured, index):
+        given = facts["row_ptr"], facts["ptr"]
+        rows, ptr = captured.end(1), captured.once(("edge pointers",), edge_pointers, *given)
+    else:
+        return None
+    return Edges(*cast(Any, (rows, rows, ptr, ptr, ptr)))
+
+
+def _is_of_edges(captured: Captured, index: Any) -> bool:
+    """Whether an index is the graph of each edge."""
+    return (
+        is_call(index, GATHER)
+        and captured.index(index.args[0]) == "batch"
+        and captured.index(index.args[2]) in ("src", "dst")
+    )
+
+
+def _count(captured: Captured, node: Call) -> bool:
+    """Rewrites ones summed by an index: a degree, or a graph's number of nodes."""
+    rows, index, _, groups, reduce = node.args
+    ones = is_method(rows, "new_ones") or is_call(rows, torch.ones, torch.ones_like)
+    which = captured.index(index)
+    size = captured.graphs if which == "batch" else captured.nodes
+    if not ones or which is None or groups != size or reduce not in ("sum", "add"):
+        return False
+    found = tensor(node)
+    if found is None or found.dim() != 1:
+        return False
+    ptr = captured.facts[_POINTERS[which]]
+    made = captured.once(("counts", which, found.dtype), counts, ptr, found.dtype)
+    captured.replace(node, made, NAME)
+    return True
+
+
+def _pool(captured: Captured, node: Call) -> None:
+    rows, index, dim, groups, reduce = node.args
+    edges = rows_of_graphs(captured, index)
+    if edges is None and groups == captured.graphs and captured.index(index) is None:
+        captured.miss(NAME, node, "its index is not the batch's own")
+    sizes = shape(rows)
+    if edges is None or groups != captured.graphs or dim != 0 or not is_float(rows):
+        return
+    if reduce in _REDUCTIONS and sizes is not None and sizes[0] == (shape(edges.dst) or ())[0]:
+        builder = Builder()
+        result = Result(builder.operand("edge", sizes[1:]), _REDUCTIONS[reduce])
+        captured.replace(node, _program(captured, node, builder, result, [rows], edges), NAME)
+
+
+def _softmax(captured: Captured, node: Call) -> None:
+    """Rewrites a softmax over the rows of each graph: exponentials less the logarithm of their
+    sum."""
+    rows, index, groups, dim = node.args
+    edges, sizes = rows_of_graphs(captured, index), shape(rows)
+    ours = edges is not None and groups == captured.graphs
+    if not ours or dim != 0 or sizes is None or not is_float(node):
+        if captured.index(index) is None:
+            captured.miss(NAME, node, "its index is not the batch's own")
+        return
+    first = Builder()
+    result = Result(first.operand("edge", sizes[1:]), "logsumexp")
+    whole = _program(captured, node, first, result, [rows], edges)
+    builder = Builder()
+    less = builder.point(
+        "sub", builder.operand("edge", sizes[1:]), builder.operand("target", sizes[1:])
+    )
+    result = Result(builder.point("exp", less), "rows")
+    captured.replace(node, _program(captured, node, builder, result, [rows, whole], edges), NAME)
+
+
+def _program(
+    captured: Captured, node: Call, builder: Builder, result: Result, operands: Any, edges: Edges
+) -> Call:
+    """Inserts a program of one result before a node."""
+    key = known(builder.program([result]))
+    made = captured.before(node, neighbours_of, key, operands, [], edges)
+    return captured.item(node, made, 0, node)

@@ -1,0 +1,93 @@
+"""Rewrites scores of attention that are products of rows with one vector per head to products of
+matrices, as GAT's are.
+
+``(x * a).sum(-1)`` of ``x [N, H, C]`` writes and reads all of ``x`` once more. Several of the same
+rows are one product, and of edges' rows that are a linear layer, the vector is applied to its
+weights, so that they need not be computed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    LINEAR,
+    MUL,
+    SELECT,
+    Call,
+    is_call,
+    is_float,
+    is_method,
+    shape,
+    sides,
+    under_shape,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured
+
+NAME = "score_products"
+
+
+def full_precision(rows: Tensor) -> torch.autocast:
+    """Disables autocast, which would round the small scores: stock code adds them in float32."""
+    return torch.autocast(rows.device.type, enabled=False)
+
+
+def by_vectors(rows: Tensor, vectors: list[Tensor]) -> Tensor:
+    """``[R, H, C]`` and ``K`` vectors ``[1, H, C]`` -> ``[K, R, H]``."""
+    with full_precision(rows):
+        weight = torch.cat(vectors)
+        dtype = torch.promote_types(rows.dtype, weight.dtype)
+        product = torch.bmm(rows.transpose(0, 1).to(dtype), weight.permute(1, 2, 0).to(dtype))
+        return product.permute(2, 1, 0).contiguous()
+
+
+def by_folded(edge_attr: Tensor, weight: Tensor, vector: Tensor) -> Tensor:
+    """``[R, D]``, ``[H * C, D]`` and ``[1, H, C]`` -> ``[R, H]``: the vector is applied to the
+    weights, and not to the projected rows."""
+    heads = vector.size(1)
+    folded = (weight.view(heads, vector.size(2), -1) * vector.view(heads, -1, 1)).sum(1)
+    dtype = torch.promote_types(edge_attr.dtype, folded.dtype)
+    with full_precision(edge_attr):
+        return edge_attr.to(dtype) @ folded.t().to(dtype)
+
+
+def rewrite(captured: Captured) -> None:
+    """Rewrites every such score."""
+    if not captured.facts:
+        return
+    of_rows: dict[Call, list[tuple[Call, Call]]] = {}
+    for node in list(captured.graph.nodes):
+        if (found := _score(node)) is None:
+            continue
+        rows, vector = found
+        product = under_shape(rows)
+        of_nodes = (shape(rows) or ())[:1] == (captured.nodes,)
+        if is_call(product, LINEAR) and product.args[2] is None and not of_nodes:
+            edge_attr, weight, _ = product.args
+            made = captured.before(node, by_folded, edge_attr, weight, vector)
+            captured.replace(node, made, NAME)
+            continue
+        of_rows.setdefault(rows, []).append((node, vector))
+    for rows, scores in of_rows.items():
+        if len(scores) < 2:
+            continue
+        first = scores[0][0]
+        made = captured.before(first, by_vectors, rows, [vector for _, vector in scores])
+        for place, (node, _) in enumerate(scores):
+            captured.replace(node, captured.before(node, SELECT, made, 0, place), NAME)
+
+
+def _score(node: Call) -> tuple[Call, Call] | None:
+    """``x`` and ``a`` of ``(x * a).sum(-1)``; None for anything else."""
+    if not is_method(node, "sum") or not node.users or len(shape(node.args[0]) or ()) != 3:
+        return None
+    given = dict(zip(("dim", "keepdim"), node.args[1:], strict=False)) | node.kwargs
+    plain = given in ({"dim": dim} | keep for dim in (-1, 2) for keep in ({}, {"keepdim": False}))
+    if not plain or not is_call(node.args[0], MUL) or not is_float(node):
+        return None
+    for rows, vector in sides(node.args[0]):
+        found = shape(rows)
+        if found is not None and shape(vector) == (1, *found[1:]) and found[0] != 1:
+            return rows, vector
+    return None
