@@ -304,7 +304,7 @@ def test_reductions_of_nothing_of_one_of_ties_and_of_nan():
     builder = Builder()
     value = builder.operand("edge", ())
     names = [name for name in REDUCTIONS if name not in ("rows", "source_sum")]
-    program = builder.program([Result(value, name) for name in names])
+    program = builder.program([Result(value, name, weight=value) for name in names])
     found = dict(zip(names, on_triton(program, operands, [], edges), strict=True))
     expected = {
         "sum": [0, 3, 2, nan, nan, 2],
@@ -313,6 +313,15 @@ def test_reductions_of_nothing_of_one_of_ties_and_of_nan():
         "max": [0, 3, 2, nan, nan, 1],
         "var": [0, 0, 2.25, nan, nan, 0.25],
         "std": [0, 0, 1.5, nan, nan, 0.5],
+        "softmax": [0, 3, (2 - math.exp(-3)) / (1 + math.exp(-3)), nan, nan, 1 / (1 + 1 / math.e)],
+        "logsumexp": [
+            0,
+            3,
+            2 + math.log(2 + 2 * math.exp(-3)),
+            nan,
+            nan,
+            1 + math.log(2 + 2 / math.e),
+        ],
     }
     for name, numbers in expected.items():
         assert torch.allclose(found[name], torch.tensor(numbers), equal_nan=True), name

@@ -188,9 +188,7 @@ def _of_reduction(
         slopes.add(part.value, False, _of_simple(b, part, grad, saved))
 
 
-def _of_simple(
-    b: Builder, part: Result, grad: int, saved: Callable[[Result | None], int]
-) -> int:
+def _of_simple(b: Builder, part: Result, grad: int, saved: Callable[[Result | None], int]) -> int:
     """The gradient of an edge's value, from that of its mean, extremum or deviation."""
     value, how = part.value, part.reduction
     if how in ("min", "max"):
