@@ -150,6 +150,7 @@ MESSAGES = {
     "GAT": gat(4, 16),
     "GAT with loops": gat(4, 16, loops=True),
     "attention": attention(4, 16),
+    "attention of 300": attention(4, 75),
     "GENConv": genconv(64),
     "GIN": gin(64),
     "GCN": gcn(64),

@@ -152,7 +152,6 @@ class _Loop(Values):
         start_weight: Number | None,
     ) -> Number:
         """The reduction of a value over the edges of the node."""
-        zero, one = (self.lines.constant(number).name for number in (0.0, 1.0))
         if value.constant == 0 and reduction in ("sum", "mean", "source_sum"):
             return start or self.lines.constant(0.0)
         if reduction in ("sum", "source_sum"):
@@ -163,16 +162,15 @@ class _Loop(Values):
         if reduction == "logsumexp":
             best, whole, *_ = self._exponentials(value, start)
             text = f"{best.name} + tl.log({whole.name})"
-            return self._after(f"tl.where({whole.name} == 0.0, {zero}, {text})", whole.axes)
+            return self._after(f"tl.where({whole.name} == 0.0, 0.0, {text})", whole.axes)
         if reduction == "mean":
             return self._after(f"{self._sum(value).name} * {self.share().name}", value.axes)
         if reduction in ("min", "max"):
             best = self._best(value, reduction)
-            return self._after(f"tl.where(begin == end, {zero}, {best})", value.axes)
+            return self._after(f"tl.where(begin == end, 0.0, {best})", value.axes)
         if reduction in ("min_ties", "max_ties"):
-            best, ties = self._ties(value, reduction[:3], zero, one)
-            best = f"tl.where(begin == end, {zero}, {best})"
-            text = f"{ties} + tl.where({best} == 0.0, {one}, {zero})"
+            best, ties = self._ties(value, reduction[:3])
+            text = f"{ties} + ((begin == end) | ({best} == 0.0)).to(WIDE)"
             return self._after(text, value.axes)
         if reduction in ("var", "std"):
             share = self.share().name
@@ -182,7 +180,7 @@ class _Loop(Values):
             if reduction == "var":
                 return spread
             root = SQRT.format(spread.name)
-            text = f"tl.where({spread.name} <= {LEAST_VARIANCE}, {zero}, {root})"
+            text = f"tl.where({spread.name} <= {LEAST_VARIANCE}, 0.0, {root})"
             return self._after(text, value.axes)
         raise NotImplementedError(f"the reduction {reduction!r} has no Triton form")
 
@@ -257,15 +255,15 @@ class _Loop(Values):
     def _better(value: str, best: str, way: str) -> str:
         return f"{value} < {best}" if way == "min" else f"{best} < {value}"
 
-    def _ties(self, value: Number, way: str, zero: str, one: str) -> tuple[str, str]:
+    def _ties(self, value: Number, way: str) -> tuple[str, str]:
         """The smallest or the largest value, and how many edges have it."""
         best = self._best(value, way)
 
         def write() -> str:
             ties = self._start(value.axes, "0.0")
-            equal = f"tl.where({value.name} == {best}, {one}, {zero})"
+            equal = f"{ties} + ({value.name} == {best}).to(WIDE)"
             better = self._better(value.name, best, way)
-            self.lines.loop.append(f"{ties} = tl.where({better}, {one}, {ties} + {equal})")
+            self.lines.loop.append(f"{ties} = tl.where({better}, 1.0, {equal})")
             return ties
 
         return best, self.lines.once((way, "ties", value.name), write)
