@@ -23,10 +23,12 @@ from staticgraph.kernels.neighbours.gpu_operations import SQRT
 from staticgraph.kernels.neighbours.gpu_values import MustCut, NotMerged, Values
 from staticgraph.kernels.neighbours.program import LEAST_VARIANCE, Program, Result
 
+Term = Number | None
 # Numbers of the largest tile; more would spill registers.
 MAX_TILE = 8192
-# The smallest float32, from which a maximum starts: its difference from -inf is a number, -inf.
+# The smallest float32, from which a maximum starts: -inf less this is -inf, and no NaN.
 LEAST = -3.4028234663852886e38
+_BETTER = {"min": "<", "max": ">"}
 
 
 class Text(NamedTuple):
@@ -130,26 +132,22 @@ class _Loop(Values):
             address, mask, axes = lines.at(row, position)
             where.append(f"tl.store({address}, {reduced.lifted(axes)}{mask})")
 
-    def _terms(self, result: Result, index: Sequence[Index]) -> list[Number | None]:
+    def _terms(self, result: Result, index: Sequence[Index]) -> list[Term]:
         """The value, the start and the weights of both, at an index of the value."""
 
-        def term(place: int, own: bool, index: Sequence[Index]) -> Number | None:
+        def term(place: int, own: bool, index: Sequence[Index]) -> Term:
             self.own = own
             return self.broadcast(place, index) if place >= 0 else None
 
-        front = index[: len(self.program.values[result.weight].shape)]
+        weight = self.program.values[result.weight]  # any value, without weights
+        front = index[: len(weight.shape)]
         first = [term(result.value, False, index), term(result.start, True, index)]
         return [*first, term(result.weight, False, front), term(result.start_weight, True, front)]
 
     # ------------------------------------------------------------------ reductions
 
     def _reduced(
-        self,
-        reduction: str,
-        value: Number,
-        start: Number | None,
-        weight: Number | None,
-        start_weight: Number | None,
+        self, reduction: str, value: Number, start: Term, weight: Term, start_weight: Term
     ) -> Number:
         """The reduction of a value over the edges of the node."""
         if value.constant == 0 and reduction in ("sum", "mean", "source_sum"):
@@ -163,25 +161,26 @@ class _Loop(Values):
             best, whole, *_ = self._exponentials(value, start)
             text = f"{best.name} + tl.log({whole.name})"
             return self._after(f"tl.where({whole.name} == 0.0, 0.0, {text})", whole.axes)
+        return self._after(self._simple(value, reduction), value.axes)
+
+    def _simple(self, value: Number, reduction: str) -> str:
+        """The expression of a reduction without start and weights."""
         if reduction == "mean":
-            return self._after(f"{self._sum(value).name} * {self.share().name}", value.axes)
+            return f"{self._sum(value).name} * {self.share().name}"
         if reduction in ("min", "max"):
-            best = self._best(value, reduction)
-            return self._after(f"tl.where(begin == end, 0.0, {best})", value.axes)
+            return f"tl.where(begin == end, 0.0, {self._best(value, reduction)})"
         if reduction in ("min_ties", "max_ties"):
             best, ties = self._ties(value, reduction[:3])
-            text = f"{ties} + ((begin == end) | ({best} == 0.0)).to(WIDE)"
-            return self._after(text, value.axes)
+            return f"{ties} + ((begin == end) | ({best} == 0.0)).to(WIDE)"
         if reduction in ("var", "std"):
             share = self.share().name
             gaps, squares = self._gaps(value)
-            gap = self._after(f"{gaps} * {share}", value.axes).name
-            spread = self._after(f"{squares} * {share} - {gap} * {gap}", value.axes)
+            gap = self.lines.let(self.lines.after, f"{gaps} * {share}")
+            spread = f"{squares} * {share} - {gap} * {gap}"
             if reduction == "var":
                 return spread
-            root = SQRT.format(spread.name)
-            text = f"tl.where({spread.name} <= {LEAST_VARIANCE}, 0.0, {root})"
-            return self._after(text, value.axes)
+            spread = self.lines.let(self.lines.after, spread)
+            return f"tl.where({spread} <= {LEAST_VARIANCE}, 0.0, {SQRT.format(spread)})"
         raise NotImplementedError(f"the reduction {reduction!r} has no Triton form")
 
     def _after(self, text: str, axes: tuple[Axis, ...]) -> Number:
@@ -193,7 +192,7 @@ class _Loop(Values):
         shape = f"[{', '.join(str(axis.block) for axis in axes)}]" if axes else "()"
         return self.lines.let(self.lines.before, f"tl.full({shape}, {start}, WIDE){more}")
 
-    def _sum(self, value: Number, start: Number | None = None) -> Number:
+    def _sum(self, value: Number, start: Term = None) -> Number:
         """The sum of a value, and of what the node starts from."""
 
         def write() -> Number:
@@ -205,9 +204,7 @@ class _Loop(Values):
 
         return self.lines.once(("sum", value.name, start), write)
 
-    def _softmax(
-        self, value: Number, start: Number | None, weight: Number, start_weight: Number | None
-    ) -> Number:
+    def _softmax(self, value: Number, start: Term, weight: Number, start_weight: Term) -> Number:
         """The sum of a value, weighted by a softmax."""
         _, whole, kept, power = self._exponentials(weight, start_weight)
         axes = self.lines.tile(value, whole, start)
@@ -218,7 +215,7 @@ class _Loop(Values):
         some = self._after(f"tl.where({whole.name} == 0.0, 1.0, {whole.name})", whole.axes)
         return self._after(f"{total} / {some.lifted(axes)}", axes)
 
-    def _exponentials(self, weight: Number, start: Number | None) -> tuple[Number, ...]:
+    def _exponentials(self, weight: Number, start: Term) -> tuple[Number, ...]:
         """The largest weight and the sum of exponentials, less the largest; for each edge, what
         sums up to it are multiplied by, and its exponential."""
 
@@ -245,15 +242,11 @@ class _Loop(Values):
 
         def write() -> str:
             best = self._start(value.axes, f"float('{'' if way == 'min' else '-'}inf')")
-            better = f"({self._better(value.name, best, way)}) | ({value.name} != {value.name})"
+            better = f"({value.name} {_BETTER[way]} {best}) | ({value.name} != {value.name})"
             self.lines.late.append(f"{best} = tl.where({better}, {value.name}, {best})")
             return best
 
         return self.lines.once((way, value.name), write)
-
-    @staticmethod
-    def _better(value: str, best: str, way: str) -> str:
-        return f"{value} < {best}" if way == "min" else f"{best} < {value}"
 
     def _ties(self, value: Number, way: str) -> tuple[str, str]:
         """The smallest or the largest value, and how many edges have it."""
@@ -262,8 +255,8 @@ class _Loop(Values):
         def write() -> str:
             ties = self._start(value.axes, "0.0")
             equal = f"{ties} + ({value.name} == {best}).to(WIDE)"
-            better = self._better(value.name, best, way)
-            self.lines.loop.append(f"{ties} = tl.where({better}, 1.0, {equal})")
+            text = f"tl.where({value.name} {_BETTER[way]} {best}, 1.0, {equal})"
+            self.lines.loop.append(f"{ties} = {text}")
             return ties
 
         return best, self.lines.once((way, "ties", value.name), write)
