@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -85,6 +86,60 @@ def nnconv(columns: int, width: int) -> Program:
     return builder.program([Result(builder.total(builder.point("mul", row, matrix), [0]), "mean")])
 
 
+def gat(heads: int, width: int, loops: bool = False) -> Program:
+    """GAT: weights of each head from scores of both ends and the edge; with ``loops``, a node's own
+    row instead of the edges from it to itself."""
+    builder = Builder()
+    rows = builder.operand("source", (heads, width))
+    ends = [builder.operand(place, (heads,)) for place in ("source", "target", "edge")]
+    own = builder.point("add", *ends[:2])
+    score, own = (
+        builder.point("where", builder.point("le", one, 0.0), builder.point("mul", one, 0.2), one)
+        for one in (builder.point("add", own, ends[2]), own)
+    )
+    if not loops:
+        return builder.program([Result(rows, "softmax", weight=score)])
+    score = builder.point("where", builder.loop(), -math.inf, score)
+    return builder.program([Result(rows, "softmax", rows, score, own)])
+
+
+def attention(heads: int, width: int) -> Program:
+    """Attention by the dot product of the target's and the source's rows."""
+    builder = Builder()
+    query, key, value = (
+        builder.operand(place, (heads, width)) for place in ("target", "source", "source")
+    )
+    weight = builder.total(builder.point("mul", query, key), [1])
+    weight = builder.point("mul", weight, width**-0.5)
+    return builder.program([Result(value, "softmax", weight=weight)])
+
+
+def genconv(width: int) -> Program:
+    """GENConv: a softmax of each column."""
+    builder = Builder()
+    source, edge = (builder.operand(place, (width,)) for place in ("source", "edge"))
+    message = builder.point("add", rectified(builder, builder.point("add", source, edge)), 1e-7)
+    scaled = builder.point("mul", message, builder.operand("all", ()))
+    return builder.program([Result(message, "softmax", weight=scaled)])
+
+
+def gin(width: int) -> Program:
+    """GIN: a sum over neighbours, and ``1 + eps`` times the node's own row."""
+    builder = Builder()
+    rows, eps = builder.operand("source", (width,)), builder.operand("all", ())
+    own = builder.point("mul", builder.point("add", eps, 1.0), rows)
+    return builder.program([Result(rows, "sum", own)])
+
+
+def gcn(width: int) -> Program:
+    """GCN: rows times the roots of both ends, the node's own row times its root squared, a bias."""
+    builder = Builder()
+    rows, bias = builder.operand("source", (width,)), builder.operand("all", (width,))
+    here, there = (builder.operand(place, (1,)) for place in ("source", "target"))
+    scaled = builder.point("mul", builder.point("mul", here, there), rows)
+    return builder.program([Result(scaled, "sum", builder.point("add", scaled, bias))])
+
+
 MESSAGES = {
     "GINE of 64": gine(64),
     "GINE of 300": gine(300),
@@ -92,6 +147,13 @@ MESSAGES = {
     "PaiNN": painn(64),
     "PNA": pna(4, 75),
     "NNConv": nnconv(16, 16),
+    "GAT": gat(4, 16),
+    "GAT with loops": gat(4, 16, loops=True),
+    "attention": attention(4, 16),
+    "attention of 300": attention(4, 75),
+    "GENConv": genconv(64),
+    "GIN": gin(64),
+    "GCN": gcn(64),
 }
 
 

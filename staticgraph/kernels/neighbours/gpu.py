@@ -1,7 +1,7 @@
 """``neighbours`` on CUDA: a Triton kernel per loop of a program, whose text is written for it.
 
-Triton reads a kernel from a file, so the text goes into a module in the user's cache folder, named
-by its contents; Triton's own cache then knows the kernel in later processes, too.
+Triton reads the lines of a kernel where Python keeps those of files; its own cache knows the kernel
+by its text in later processes, too.
 
 The derivative of a minimum or maximum finds the edges that have it by computing their values again,
 so these must have the same bits in both kernels: products are not fused with sums there, and a sum
@@ -14,17 +14,13 @@ over columns, whose order depends on the tile, is refused.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import tempfile
+import linecache
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from staticgraph.files import atomic, own_cache
 from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.launch import warps, wide
 from staticgraph.kernels.neighbours.cpu import parts
@@ -106,32 +102,11 @@ def _kernel(text: Text, into: bool) -> Any:
     """The Triton function of a text."""
     key = hashlib.sha256(text.source.encode()).hexdigest()[:16]
     name = f"neighbours_{'into' if into else 'out_of'}_{key}"
-    return getattr(_module(name, _HEAD + text.source.replace("NAME", name)), name)
-
-
-@cache
-def _folder() -> Path:
-    """Where modules are kept: the user's cache folder, or a temporary one if it cannot be
-    written."""
-    try:
-        folder = own_cache.folder() / "neighbours"
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except (own_cache.NotOurs, OSError):
-        folder = Path(tempfile.mkdtemp(prefix="staticgraph-triton-"))
-    return folder
-
-
-def _module(name: str, source: str) -> ModuleType:
-    """Imports a module of this source from a file of its own."""
-    path = _folder() / f"{name}.py"
-    if not path.exists() or path.read_text() != source:
-        atomic.write_text(path, source)
-    spec = importlib.util.spec_from_file_location(f"staticgraph_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    source, file = _HEAD + text.source.replace("NAME", name), f"<{name}>"
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+    scope: dict[str, Any] = {"__name__": __name__}
+    exec(compile(source, file, "exec", dont_inherit=True), scope)
+    return scope[name]
 
 
 def forward(

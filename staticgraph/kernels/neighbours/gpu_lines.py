@@ -1,0 +1,178 @@
+"""The text of a Triton kernel while it is written: its variables, axes of tiles and positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, NamedTuple
+
+from staticgraph.kernels.neighbours.gpu_index import Axis, Cut, Index, along
+
+
+class Number(NamedTuple):
+    """A variable of a kernel: a number, or a tile of numbers.
+
+    Attributes:
+        name: of the variable.
+        axes: of the tile, in the order in which the kernel has its axes.
+        per_edge: whether it is computed for each edge, rather than before the loop over them.
+        constant: the value of a constant.
+    """
+
+    name: str
+    axes: tuple[Axis, ...] = ()
+    per_edge: bool = False
+    constant: float | None = None
+
+    def lifted(self, to: tuple[Axis, ...]) -> str:
+        """The tile, with more axes."""
+        return lifted(self.name, self.axes, to)
+
+
+@dataclass
+class Lines:
+    """What has been written.
+
+    Attributes:
+        setup: positions along axes, and masks.
+        before: what depends on the node alone, and the start of running values.
+        loop, late: for each edge; ``late`` is behind all of ``loop``.
+        after: results of the node.
+        arguments, axes: of the kernel, in order.
+        variables: what has been written, by what it is.
+        largest: numbers of the largest tile.
+    """
+
+    setup: list[str] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)
+    loop: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+    axes: list[Axis] = field(default_factory=list)
+    variables: dict[Any, Any] = field(default_factory=dict)
+    largest: int = 1
+
+    def copy(self) -> Lines:
+        """A copy that can be returned to."""
+        return replace(self, **{name: copy(value) for name, value in vars(self).items()})
+
+    def argument(self, name: str) -> str:
+        """Notes an argument of the kernel, and returns its name."""
+        if name not in self.arguments:
+            self.arguments.append(name)
+        return name
+
+    def once(self, key: Any, write: Callable[[], Any]) -> Any:
+        """What is written under a key, which is written once."""
+        if key not in self.variables:
+            value = write()
+            self.variables[key] = value
+        return self.variables[key]
+
+    def let(self, lines: list[str], expression: str) -> str:
+        """Writes an expression to a new variable, and returns its name."""
+        number = self.variables.get("count", 0)
+        self.variables["count"] = number + 1
+        lines.append(f"v{number} = {expression}")
+        return f"v{number}"
+
+    def where(self, per_edge: bool) -> list[str]:
+        """The lines for each edge, or those before the loop over edges."""
+        return self.loop if per_edge else self.before
+
+    def constant(self, number: float) -> Number:
+        """A constant."""
+        literal = repr(number) if math.isfinite(number) else f"float('{number}')"
+        text = f"tl.full((), {literal}, WIDE)"
+        name = self.once(("constant", literal), lambda: self.let(self.setup, text))
+        return Number(name, constant=number)
+
+    # ------------------------------------------------------------------ positions
+
+    def axis(self, size: int, taken: set[Axis]) -> Axis | None:
+        """The first axis of a size that is not taken, which it then is; None for a size of one."""
+        if size == 1:
+            return None
+        axis = next(axis for number in count() if (axis := Axis(size, number)) not in taken)
+        taken.add(axis)
+        if axis not in self.axes:
+            self.axes.append(axis)
+            self.setup.append(f"{axis.name} = tl.arange(0, {axis.block})")
+        return axis
+
+    def ordered(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
+        """The axes of a tile, in order."""
+        return tuple(sorted(set(axes), key=self.axes.index))
+
+    def position(self, index: Index) -> str:
+        """The variable of an index: a tile of its axes."""
+        axes = self.ordered(index.axes)
+        if not axes:
+            return str(index.constant)
+
+        def write() -> str:
+            terms = []
+            for term, factor in index.terms:
+                if isinstance(term, Axis):
+                    one = lifted(term.name, (term,), axes)
+                else:
+                    way = "%" if term.remainder else "//"
+                    inner = f"({self.position(term.inside)} {way} {term.divisor})"
+                    one = lifted(inner, self.ordered(term.inside.axes), axes)
+                terms.append(one if factor == 1 else f"{one} * {factor}")
+            terms += [str(index.constant)] * (index.constant != 0)
+            return self.let(self.setup, " + ".join(terms))
+
+        return self.once(index, write)
+
+    def mask(self, masked: Iterable[Axis], axes: tuple[Axis, ...]) -> str | None:
+        """The variable that says where a tile of ``axes`` is within the ``masked`` ones; None if it
+        is everywhere."""
+        short = tuple(axis for axis in self.ordered(masked) if axis.block != axis.size)
+        tests = [lifted(f"({axis.name} < {axis.size})", (axis,), axes) for axis in short]
+        text = " & ".join(tests)
+        if not short:
+            return None
+        return self.once(("mask", short, axes), lambda: self.let(self.setup, text))
+
+    def at(self, row: str, index: Index) -> tuple[str, str, tuple[Axis, ...]]:
+        """The address of the numbers of a row, the mask as an argument, and the axes."""
+        axes = self.tile(index)
+        mask = self.mask(axes, axes)
+        address = row if index == Index() else f"{row} + {self.position(index)}"
+        return address, "" if mask is None else f", mask={mask}", axes
+
+    def tile(self, *parts: Number | Index | None) -> tuple[Axis, ...]:
+        """The axes of a tile for several, in order; notes its size."""
+        axes = self.ordered(axis for part in parts if part is not None for axis in part.axes)
+        self.largest = max(self.largest, math.prod(axis.block for axis in axes))
+        return axes
+
+    def cut(self, index: Sequence[Index], cut: Cut) -> list[tuple[list[Axis], list[Index]]]:
+        """Both sides of an index that is cut, or its rows: the axes instead of the one that was
+        cut, and the index."""
+        axis, at, into_rows = cut
+        others = {one for part in index for one in part.axes} - {axis}
+        if into_rows:
+            pairs = [((axis.size // at, at), 0)]
+        else:
+            pairs = [((1, at), 0), ((1, axis.size - at), at)]
+        sides: list[tuple[list[Axis], list[Index]]] = []
+        for sizes, first in pairs:
+            taken = others.copy()
+            row, column = (self.axis(size, taken) for size in sizes)
+            here = along(row).times(at).plus(along(column)).plus(Index((), first))
+            axes = [one for one in (row, column) if one is not None]
+            sides.append((axes, [part.put(axis, here) for part in index]))
+        return sides
+
+
+def lifted(text: str, axes: tuple[Axis, ...], to: tuple[Axis, ...]) -> str:
+    """A tile of some axes, with more of them."""
+    if not axes or axes == to:
+        return text
+    return f"{text}[{', '.join(':' if axis in axes else 'None' for axis in to)}]"
