@@ -66,7 +66,7 @@ def main() -> None:
         product = torch.ones(size, size, device="cuda") @ torch.ones(size, size, device="cuda")
         if float(product[0, 0]) != size:
             sys.exit(f"a product of ones on the device gave {float(product[0, 0])}, not {size}")
-        import_module("staticgraph.kernels.neighbour_sum.gpu")  # Triton imports
+        import_module("staticgraph.kernels.neighbours.gpu")  # Triton imports
 
 
 if __name__ == "__main__":

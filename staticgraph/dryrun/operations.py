@@ -34,10 +34,9 @@ from staticgraph.kernels.neighbours.program import program_of
 MORE_LAUNCHES = {
     "staticgraph::collate": 1,
     "staticgraph::table_sum_backward": 1,
-    "staticgraph::pair_score_backward": 2,
 }
-# For edges that share a table: the product with the counts, and its sum.
-SHARED_TABLE = 2
+# Of the gradient of a table that edges read, which is one row per edge on CUDA, and their sum.
+TABLE_SUM = 2
 
 HOST_READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
 
@@ -113,16 +112,10 @@ def operations(name: str, args: tuple[Any, ...]) -> int:
 
 def further_launches(name: str, args: tuple[Any, ...]) -> int:
     """The launches on CUDA of one of this library's operators in addition to the first."""
-    if name == "staticgraph::neighbour_sum_backward" and args[3] is not None and not args[-1]:
-        return SHARED_TABLE
-    if name == "staticgraph::neighbour_attention_backward":
-        return int(args[5] is not None)  # a node's part in the scores as a destination
-    if name == "staticgraph::dot_attention":
-        return int(args[4] is not None)  # rows of a table, gathered
-    if name == "staticgraph::dot_attention_backward":
-        return 1 + (0 if args[7] is None else 1 + SHARED_TABLE)
     if name == "staticgraph::neighbours":
-        return len(parts(program_of(args[0]), alone=False)) - 1
+        program = program_of(args[0])
+        tables = sum(result.table >= 0 for result in program.results)
+        return len(parts(program, alone=False)) - 1 + TABLE_SUM * tables
     if name == "staticgraph::batch_norm":
         return norm_launches(args[0], args[8] is not None and args[9] is None) - 1
     if name == "staticgraph::batch_norm_backward":

@@ -8,32 +8,17 @@ a CPU: on one machine, with one number of threads). Captured graphs are rewritte
 """
 
 from staticgraph.kernels.batch_norm import batch_norm
-from staticgraph.kernels.dot_attention import dot_attention
 from staticgraph.kernels.dropout_sum import dropout_sum
-from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
 from staticgraph.kernels.graph_attention import graph_attention
 from staticgraph.kernels.linear import linear
-from staticgraph.kernels.neighbour_attention import neighbour_attention
-from staticgraph.kernels.neighbour_sum import neighbour_sum
 from staticgraph.kernels.neighbours import neighbours
-from staticgraph.kernels.pair_score import pair_score
-from staticgraph.kernels.segments import segment_max, segment_softmax, segment_sum
 from staticgraph.kernels.table_sum import table_sum
 
 __all__ = [
     "batch_norm",
-    "dot_attention",
     "dropout_sum",
-    "gcn_degrees",
-    "gcn_sum",
     "graph_attention",
     "linear",
-    "neighbour_attention",
-    "neighbour_sum",
     "neighbours",
-    "pair_score",
-    "segment_max",
-    "segment_softmax",
-    "segment_sum",
     "table_sum",
 ]

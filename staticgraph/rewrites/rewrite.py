@@ -23,8 +23,14 @@ from staticgraph.rewrites.layers import (
     gradient_sums,
     linear,
 )
-from staticgraph.rewrites.messages import added_loops
-from staticgraph.rewrites.neighbours import gcn, messages, pools, score_products, softmax
+from staticgraph.rewrites.neighbours import (
+    added_loops,
+    gcn,
+    messages,
+    pools,
+    score_products,
+    softmax,
+)
 from staticgraph.rewrites.passes.canonicalize import canonicalize
 from staticgraph.rewrites.passes.eliminate import drop_twins, drop_unread
 from staticgraph.rewrites.passes.functionalize import functionalize

@@ -18,6 +18,7 @@ import ctypes
 import hashlib
 import os
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -134,23 +135,33 @@ def _in_any_order(program: Program, result: Result) -> bool:
 
 
 class _Loop(NamedTuple):
-    """One loop of a program, over edges into a node or out of it; the places of its results."""
+    """One loop of a program, over edges into a node or out of it.
+
+    Attributes:
+        into: which of them.
+        places: of its results.
+        zeroed: those of them that edges add to, and that start from zero.
+        tables: those of them that are gradients of tables.
+        function: takes the address of its arguments, and a number of threads.
+    """
 
     into: bool
     places: tuple[int, ...]
+    zeroed: tuple[int, ...]
+    tables: tuple[int, ...]
     function: Callable[[Any, int], None]
 
 
 @cache
 def _loops(program: Program, double: bool, alone: bool) -> list[_Loop]:
-    return [
-        _Loop(
-            into,
-            tuple(map(program.results.index, some)),
-            _compiled(program.taking(some), into, double),
-        )
-        for into, some in parts(program, alone)
-    ]
+    found: list[_Loop] = []
+    for into, some in parts(program, alone):
+        scattered = [at for at, one in enumerate(some) if into and one[1:3] == ("source_sum", -1)]
+        tables = tuple(at for at, one in enumerate(some) if one.table >= 0)
+        places = tuple(map(program.results.index, some))
+        function = _compiled(program.taking(some), into, double)
+        found.append(_Loop(into, places, tuple(scattered), tables, function))
+    return found
 
 
 def run(
@@ -170,23 +181,24 @@ def run(
     team = torch.get_num_threads() if threads.AVAILABLE else 1
     if team > 1 and sum(one.numel() for one in (*operands, *results)) < threads.SMALL:
         team = 1
-    double = operands[0].dtype is torch.float64
-    for into, places, function in _loops(program, double, team == 1):
-        pieces, outs = team, [results[place] for place in places]
-        tables = [at for at, place in enumerate(places) if program.results[place].table >= 0]
-        if tables:
-            pieces = min(_pieces(edges[0].size(0), results[places[at]].size(0)) for at in tables)
-        for at in tables:
+    kind = operands[0].dtype, team == 1
+    loops = program.made.get(kind)
+    if loops is None:
+        loops = program.made[kind] = _loops(program, kind[0] is torch.float64, kind[1])
+    for loop in loops:
+        pieces, outs = team, [results[place] for place in loop.places]
+        for at in loop.zeroed:
+            outs[at].zero_()
+        if loop.tables:
+            pieces = min(_pieces(edges[0].size(0), outs[at].size(0)) for at in loop.tables)
+        for at in loop.tables:
             outs[at] = outs[at].new_zeros(pieces, *outs[at].shape)
-        for at, place in enumerate(places if into else ()):
-            if program.results[place][1:3] == ("source_sum", -1):
-                outs[at].zero_()
-        numbers = [edges[2 if into else 3].size(0) - 1, pieces, *given]
-        numbers += [one.data_ptr() for one in outs]
-        numbers += [one.numel() // pieces for one in outs]
-        function((ctypes.c_int64 * len(numbers))(*numbers), min(team, pieces))
-        for at in tables:
-            torch.sum(outs[at], 0, out=results[places[at]])
+        nodes = edges[2 if loop.into else 3].size(0) - 1
+        sizes = [one.numel() // pieces for one in outs] if loop.tables else [0] * len(outs)
+        arguments = array("q", [nodes, pieces, *given, *(one.data_ptr() for one in outs), *sizes])
+        loop.function(arguments.buffer_info()[0], min(team, pieces))
+        for at in loop.tables:
+            torch.sum(outs[at], 0, out=results[loop.places[at]])
 
 
 def _pieces(edges: int, entries: int) -> int:

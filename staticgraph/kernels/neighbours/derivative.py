@@ -86,7 +86,6 @@ class _Slopes:
         self._grads[place, own] = grad if old is None else self.b.point("add", old, grad)
 
 
-@cache
 def derivative(
     program: Program,
     graded: tuple[int, ...],

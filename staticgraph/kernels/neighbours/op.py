@@ -101,14 +101,16 @@ def neighbours_reference(
     nodes, count = edges.row_ptr.size(0) - 1, edges.src.size(0)
     found = []
     for result in results:
-        rows, weight = (
-            None if one is None else one.expand(count, *one.shape[1:])
-            for one in (values[result.value], values.get(result.weight))
+        rows, weight, start, start_weight = (
+            None if at < 0 else one[at].expand(size, *one[at].shape[1:])
+            for one, at, size in (
+                (values, result.value, count),
+                (values, result.weight, count),
+                (own, result.start, nodes),
+                (own, result.start_weight, nodes),
+            )
         )
-        start, start_weight = (
-            None if one is None else one.expand(nodes, *one.shape[1:])
-            for one in (own.get(result.start), own.get(result.start_weight))
-        )
+        assert rows is not None
         if result.reduction == "table_sum":
             table = operands[result.table]
             code = codes[program.operands[result.table].code]
@@ -141,7 +143,7 @@ def _logsumexp(weight: Any, own: Any, edges: Edges) -> Any:
     best = weight.new_full((nodes, *weight.shape[1:]), -torch.inf)
     best = best if own is None else own.detach()
     best = best.scatter_reduce(0, index, weight.detach(), "amax")
-    empty = (edges.row_ptr.diff() == 0).view(-1, *(1,) * (weight.dim() - 1)) & (best == -torch.inf)
+    empty = best == -torch.inf
     best = best.masked_fill(empty, 0)
     power = (weight - best.index_select(0, edges.dst)).exp()
     total = torch.zeros_like(best).index_add(0, edges.dst, power)
@@ -183,10 +185,10 @@ def empty_results(key: str, operands: Any, codes: Any, edges: Any) -> list[Tenso
     program, dtype = program_of(key), wide_dtype(*operands)
     nodes = edges[2].size(0) - 1
     found: list[Tensor] = []
-    for result in program.results:
+    for result, shape in zip(program.results, program.shapes, strict=True):
         rows = edges[0].size(0) if result.reduction == "rows" else nodes
         rows = operands[result.table].size(0) if result.table >= 0 else rows
-        found.append(operands[0].new_empty(rows, *program.shape(result), dtype=dtype))
+        found.append(operands[0].new_empty(rows, *shape, dtype=dtype))
     return found
 
 
@@ -194,13 +196,12 @@ def _on_cpu(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
     results, program = empty_results(key, operands, codes, edges), program_of(key)
     wide = in_loops(results[0].dtype)
     given = [plain(one, wide) for one in operands]
-    ends = [plain(one, torch.int64) for one in edges[:2]]
-    pointers = [plain(one, torch.int32) for one in edges[2:]]
     lookups = [plain(one, torch.int64) for one in codes]
-    for rows, operand in zip(given, program.operands, strict=True):
-        if operand.place == "table":
-            _check(lookups[operand.code], len(rows))
-    cpu.run(program, given, lookups, [*ends, *pointers], results)
+    arrays = [plain(one, torch.int64 if at < 2 else torch.int32) for at, one in enumerate(edges)]
+    if all(result.table < 0 for result in program.results):  # otherwise, the forward has done it
+        for number, code in program.tables:
+            _check(lookups[code], len(given[number]))
+    cpu.run(program, given, lookups, arrays, results)
     return results
 
 
@@ -230,49 +231,55 @@ class Neighbours(torch.autograd.Function):
     ) -> Any:
         """Returns the results, those that the derivative needs besides, and the operands that are
         handed on."""
-        results = _neighbours(known(program), operands, codes, edges)
-        ctx.program, ctx.handed = program, handed
-        ctx.kept = [at for at, one in enumerate(program.results) if KEPT & {*one.reductions}]
-        ctx.counts = len(operands), len(ctx.kept), len(codes)
-        ctx.save_for_backward(*operands, *(results[at] for at in ctx.kept), *codes, *edges)
-        beside = [
-            one
-            for one, result in zip(results, program.results, strict=True)
-            if result.reduction.endswith("_ties")
-        ]
-        ctx.mark_non_differentiable(*beside)
+        results = _neighbours(program.key, operands, codes, edges)
+        kept, beside = _kept_and_beside(program)
+        ctx.program, ctx.handed, ctx.codes = program, handed, len(codes)
+        ctx.save_for_backward(*operands, *[results[at] for at in kept], *codes, *edges)
+        if beside:
+            ctx.mark_non_differentiable(*[results[at] for at in beside])
         ctx.set_materialize_grads(False)
-        return *results, *(operands[at].view_as(operands[at]) for at in handed)
+        return *results, *[operands[at].view_as(operands[at]) for at in handed]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Returns the gradients of the operands that need one."""
-        program, (first, second, third) = ctx.program, ctx.counts
-        saved, count = ctx.saved_tensors, len(program.results)
-        operands, kept = saved[:first], saved[first : first + second]
-        results = dict(zip(ctx.kept, kept, strict=True))
-        codes = saved[first + second : first + second + third]
-        edges = Edges(*saved[first + second + third :])
-        graded = tuple(place for place, grad in enumerate(grads[:count]) if grad is not None)
-        asked = tuple(place for place, need in enumerate(ctx.needs_input_grad[4:]) if need)
-        elsewhere = dict(zip(ctx.handed, grads[count:], strict=True))
-        into = tuple(one for one, grad in elsewhere.items() if grad is not None)
-        gradients: list[Tensor | None] = [elsewhere.get(place) for place in range(first)]
-        on_cpu = operands[0].device.type == "cpu"
-        slope = derivative(program, graded, asked, into, on_cpu) if graded and asked else None
+        program, saved, count = ctx.program, ctx.saved_tensors, len(ctx.program.results)
+        first, last = len(program.operands), len(saved) - 5 - ctx.codes
+        operands, codes, edges = saved[:first], saved[last:-5], Edges(*saved[-5:])
+        graded = tuple([place for place in range(count) if grads[place] is not None])
+        asked = tuple([at for at, need in enumerate(ctx.needs_input_grad[4:]) if need])
+        gradients: list[Tensor | None] = [None] * first
+        into = []
+        for one, grad in zip(ctx.handed, grads[count:], strict=True):
+            gradients[one] = grad
+            if grad is not None:
+                into.append(one)
+        key = graded, asked, tuple(into), operands[0].device.type == "cpu"
+        slope = program.made.get(key)
+        if slope is None and graded and asked:
+            slope = program.made[key] = derivative(program, *key)
         if slope is not None and slope.places:
-            given = [
-                *operands,
-                *(results[place] for place in slope.results),
-                *(grads[place].contiguous() for place in graded),
-                *(elsewhere[one].contiguous() for one in into),
-            ]
+            results = dict(zip(_kept_and_beside(program)[0], saved[first:last], strict=True))
+            given = [*operands, *[results[place] for place in slope.results]]
+            given += [grads[place].contiguous() for place in graded]
+            given += [gradients[one].contiguous() for one in into]  # pyright: ignore
             outs = _applied(slope.program, given, codes, edges, ()) if slope.program.results else ()
             for operand, place in slope.places:
                 like = operands[operand]
                 rows = outs[place] if place >= 0 else given[-1 - place]
                 gradients[operand] = _collected(rows, program.operands[operand], like, codes)
         return None, None, None, None, *gradients
+
+
+def _kept_and_beside(program: Program) -> tuple[list[int], list[int]]:
+    """The numbers of results that a derivative may read, and of those that have no derivative."""
+    found = program.made.get("kept")
+    if found is None:
+        each = [{*one.reductions} for one in program.results]
+        kept = [at for at, names in enumerate(each) if KEPT & names]
+        beside = [at for at, names in enumerate(each) if {"min_ties", "max_ties"} & names]
+        found = program.made["kept"] = kept, beside
+    return found
 
 
 def _collected(rows: Tensor, operand: Any, like: Tensor, codes: Sequence[Tensor]) -> Tensor:
@@ -319,9 +326,15 @@ def _applied(
 ) -> tuple[Tensor, ...]:
     operands = [one.contiguous() for one in operands]
     if not torch.is_grad_enabled() or not any(one.requires_grad for one in operands):
-        return *_neighbours(known(program), operands, codes, edges), *(operands[at] for at in handed)
-    whole = accompanied(program)
+        outs = _neighbours(known(program), operands, codes, edges)
+        return *outs, *[operands[at] for at in handed]
+    whole = program.made.get("accompanied")
+    if whole is None:
+        whole = program.made["accompanied"] = accompanied(program)
+        known(whole)
     outs = Neighbours.apply(whole, tuple(codes), edges, tuple(handed), *operands)
+    if len(whole.results) == len(program.results):
+        return outs
     return *outs[: len(program.results)], *outs[len(whole.results) :]
 
 
@@ -340,7 +353,7 @@ def neighbours_of(
         in the same pass.
     """
     outs = _applied(program_of(key), operands, codes, Edges(*edges), handed)
-    return tuple(cast(one, operands[0].dtype) for one in outs)
+    return tuple([cast(one, operands[0].dtype) for one in outs])
 
 
 @cache

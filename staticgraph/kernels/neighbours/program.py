@@ -104,8 +104,8 @@ class Result(NamedTuple):
 
     def moved(self, moved: Callable[[int], int]) -> Result:
         """The same of values at other places."""
-        places = [moved(one) if one >= 0 else one for one in self[2:5]]
-        return Result(moved(self.value), self.reduction, *places, self.table)
+        starts = [moved(one) if one >= 0 else one for one in self[2:5]]
+        return Result(moved(self.value), self.reduction, *starts, table=self.table)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +127,22 @@ class Program:
 
     def __hash__(self) -> int:
         return hash(self.key)
+
+    @cached_property
+    def shapes(self) -> list[Shape]:
+        """The shape of a row of each result."""
+        return [self.shape(result) for result in self.results]
+
+    @cached_property
+    def tables(self) -> list[tuple[int, int]]:
+        """The numbers of tables, and of the codes that edges read them by."""
+        places = enumerate(self.operands)
+        return [(number, one.code) for number, one in places if one.place == "table"]
+
+    @cached_property
+    def made(self) -> dict[Any, Any]:
+        """What was made of it, for calls to come: derivatives, loops."""
+        return {}
 
     def shape(self, result: Result) -> Shape:
         """The shape of a row of a result."""

@@ -1,1 +1,1 @@
-"""Rewrites of attention among neighbours, and among the nodes of each graph."""
+"""Rewrites of attention among the nodes of each graph."""

@@ -21,7 +21,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
 from staticgraph.rewrites.embeddings.tables import FoldedLookup
-from staticgraph.rewrites.messages.edge_terms import is_small
+from staticgraph.rewrites.neighbours.edge_terms import is_small
 
 NAME = "small_tables"
 

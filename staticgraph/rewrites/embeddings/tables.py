@@ -2,9 +2,9 @@
 
 For ``emb0(x[:, 0]) + emb1(x[:, 1]) + ...`` the tables are concatenated, and looked up and summed in
 one call. Where the tables have few combinations (bonds have 60), the sums themselves form one small
-table, and a sum over neighbours reads its rows: here this becomes a gather of the small table,
-which :mod:`staticgraph.rewrites.aggregation.neighbour_sum` picks up; gathers that it leaves become
-one lookup again.
+table, and messages read its rows: here this becomes a gather of the small table, which
+:mod:`staticgraph.rewrites.neighbours.messages` picks up; gathers that it leaves become one lookup
+again.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     sides,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
-from staticgraph.rewrites.messages.edge_terms import is_cat, slice_of
+from staticgraph.rewrites.neighbours.edge_terms import is_cat, slice_of
 
 NAME = "cat_linear"
 

@@ -1,1 +1,1 @@
-"""Reads messages of any kind from the captured graph, as programs over edges."""
+"""Rewrites of messages along edges, of any kind, to programs."""

@@ -150,7 +150,8 @@ def _at(captured: Captured, node: Call, norm: Call) -> None:
     total, bias = added_to(node)
     if shape(bias) != (shape(node) or ())[1:]:
         total, bias = node, None
-    program = _weighed((shape(x) or ())[1], weight is not None, bias is not None, loops)
+    _, width = shape(x) or (0, 0)
+    program = _weighed(width, weight is not None, bias is not None, loops)
     operands = [x, root, root, own, *(one for one in (weight, bias) if one is not None)]
     made = captured.before(total, neighbours_of, known(program), operands, [], edges)
     made = captured.item(total, made, 0, node)

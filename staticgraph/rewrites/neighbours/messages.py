@@ -8,7 +8,7 @@ such an operation reads of a group is another result of it, one row per edge. Wh
 added to, its own term, is part of the program, too.
 
 A linear layer of gathered rows, or of a concatenation of them, is moved to the nodes before
-(:mod:`staticgraph.rewrites.messages.edge_terms`).
+(:mod:`staticgraph.rewrites.neighbours.edge_terms`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     used_once,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
-from staticgraph.rewrites.messages.edge_operands import Operands, operands
-from staticgraph.rewrites.messages.edge_terms import is_cat, stacked
+from staticgraph.rewrites.neighbours.edge_operands import Operands, operands
+from staticgraph.rewrites.neighbours.edge_terms import is_cat, stacked
 from staticgraph.rewrites.neighbours.moments import is_square, means, spread
 from staticgraph.rewrites.neighbours.reading import Group, Reading
 from staticgraph.rewrites.neighbours.row_operations import NotByRow, leaf, row_calls, write

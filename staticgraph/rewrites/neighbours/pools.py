@@ -130,7 +130,7 @@ def _pool(captured: Captured, node: Call) -> None:
     sizes = shape(rows)
     if edges is None or groups != captured.graphs or dim != 0 or not is_float(rows):
         return
-    if reduce in _REDUCTIONS and sizes is not None and sizes[0] == (shape(edges.dst) or ())[0]:
+    if reduce in _REDUCTIONS and sizes is not None and sizes[:1] == shape(edges.dst):
         builder = Builder()
         result = Result(builder.operand("edge", sizes[1:]), _REDUCTIONS[reduce])
         captured.replace(node, _program(captured, node, builder, result, [rows], edges), NAME)
@@ -141,8 +141,7 @@ def _softmax(captured: Captured, node: Call) -> None:
     sum."""
     rows, index, groups, dim = node.args
     edges, sizes = rows_of_graphs(captured, index), shape(rows)
-    ours = edges is not None and groups == captured.graphs
-    if not ours or dim != 0 or sizes is None or not is_float(node):
+    if edges is None or groups != captured.graphs or dim != 0 or not sizes or not is_float(node):
         if captured.index(index) is None:
             captured.miss(NAME, node, "its index is not the batch's own")
         return

@@ -23,7 +23,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     tensor,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured
-from staticgraph.rewrites.messages.edge_terms import is_small
+from staticgraph.rewrites.neighbours.edge_terms import is_small
 from staticgraph.rewrites.neighbours.row_operations import (
     NotByRow,
     RowCalls,

@@ -34,8 +34,8 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     used_once,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured
-from staticgraph.rewrites.messages import added_loops
-from staticgraph.rewrites.messages.added_loops import Loops
+from staticgraph.rewrites.neighbours import added_loops
+from staticgraph.rewrites.neighbours.added_loops import Loops
 from staticgraph.rewrites.passes.eliminate import drop_unread
 
 NAME = "softmax"

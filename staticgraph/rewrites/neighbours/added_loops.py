@@ -6,14 +6,14 @@ index. But the message along a self-loop depends on the node's own rows, so a su
 over the batch's edges, which all other rewrites know, plus the same message with ``x`` for
 ``x[src]`` and ``x[dst]``.
 
-A message is split if every row-wise part of it is known: gathers by the two ends, the attributes
-that the self-loops were added to, sums, products, activations, linear layers. Nothing else is
-allowed: a norm over all messages mixes their rows. Invariant: the rows after the self-loops in the
-trace, spare edges of the last node, change that node alone, which is padding.
+A message is split if every part of it computes rows from rows: gathers by the two ends, the
+attributes that the self-loops were added to, linear layers, and what programs know
+(:mod:`staticgraph.rewrites.neighbours.row_operations`). Nothing else is allowed: a norm over all
+messages mixes their rows. Invariant: the rows after the self-loops in the trace, spare edges of the
+last node, change that node alone, which is padding.
 
 Not supported: the maximum of messages (a node without edges has none, and zero may exceed its
-self-loop), and softmax over edges and self-loops, which
-:mod:`staticgraph.rewrites.attention.neighbour_attention` handles where PyG's GAT adds them.
+self-loop). A softmax is :mod:`staticgraph.rewrites.neighbours.softmax`'s.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ layers of towers that read the same rows become one layer with more columns, and
 nodes if there are any.
 
 Invariant: the operands' values for an edge add up to the sum of the terms
-(:mod:`staticgraph.rewrites.messages.edge_terms`).
+(:mod:`staticgraph.rewrites.neighbours.edge_terms`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from staticgraph.rewrites.captured_graph.canonical_ops import ADD, GATHER, LINEAR, SUB, Call
 from staticgraph.rewrites.captured_graph.captured import Captured
-from staticgraph.rewrites.messages.edge_terms import Terms, UngatheredRows
+from staticgraph.rewrites.neighbours.edge_terms import Terms, UngatheredRows
 
 
 class Operands(NamedTuple):

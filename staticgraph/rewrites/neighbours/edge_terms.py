@@ -6,7 +6,7 @@ which take a half or a third of the arithmetic and need no concatenation. Layers
 compute one such product per tower and stack them; then the towers are concatenated in the columns.
 
 Terms are only read here, and inserted into the graph later, once they are known to be needed
-(:mod:`staticgraph.rewrites.messages.edge_operands`).
+(:mod:`staticgraph.rewrites.neighbours.edge_operands`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""The parts of messages along edges: terms of nodes, edges and self-loops."""
