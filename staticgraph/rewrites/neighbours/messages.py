@@ -69,7 +69,9 @@ def rewrite(captured: Captured) -> None:
         move_linear(captured)
     reading = Reading(captured)
     for group in reading.groups():
-        _insert_program(captured, reading, group)
+        if not _insert_program(captured, reading, group) and group.rows:
+            for node in group.reductions:  # of rows that torch computes
+                _insert_program(captured, reading, Group([], [node]))
     drop_unread(captured.graph)
     for node in captured.calls(GATHER):
         if node in reading.ends and reading.trains([node]):
@@ -328,24 +330,24 @@ def _depends(node: Call, on: set[Call], order: dict[Call, int], first: int) -> b
     return False
 
 
-def _insert_program(captured: Captured, reading: Reading, group: Group) -> None:
-    """Replaces what is read of a group by the results of its program."""
+def _insert_program(captured: Captured, reading: Reading, group: Group) -> bool:
+    """Replaces what is read of a group by the results of its program; returns whether it did."""
     writer = _Writer(captured, reading, group)
     results = writer.add_own_terms(writer.write())
     builder, bases, codes = writer.builder, writer.bases, writer.codes
     if not results or any(one.meta.get("written") for one in (*bases, *codes)):
-        return
+        return False
     program = builder.program(list(dict.fromkeys(one.result for one in results)))
     size = sum(math.prod(value.shape) for value in program.values)
     if not same_dtype(*bases) or size > MOST_NUMBERS or not _fits(captured, program, results):
-        return
+        return False
     users = {user for one in results for user in one.users} - {*group.rows, *group.reductions}
     users |= {one.last for one in results if one.result.reduction != "rows"}
     order = {node: at for at, node in enumerate(captured.graph.nodes)}
     anchor = min(users, key=order.__getitem__)
     moved = _late(order, anchor, [*bases, *codes])
     if moved is None:
-        return
+        return False
     for one in moved:
         anchor.prepend(one)
     results = _side_by_side(results)
@@ -362,9 +364,12 @@ def _insert_program(captured: Captured, reading: Reading, group: Group) -> None:
     )
     items = {one: captured.item(anchor, call, at, call) for one, at in unique.items()}
     for result, old, last in results:
-        new = items[result]
+        rows, new = old.args[0] if old.args else None, items[result]
+        if result.reduction != "rows" and reading.is_apart(rows):
+            captured.miss(NAME, old, f"{said(rows)} is computed apart from it", rows)
         if captured.replace(old, new, NAME, last=last):
             reading.now[old] = new
+    return True
 
 
 def _fits(captured: Captured, program: Program, results: list[_Read]) -> bool:
