@@ -12,7 +12,7 @@ from support.alike import assert_same_state
 from support.rewritten import difference, fired, seeded
 from support.written_by_hand import EdgeMLP, OwnConv, Tables, Trunk, gine
 from torch import nn
-from torch_geometric.nn import GATConv, MessagePassing, global_add_pool
+from torch_geometric.nn import MessagePassing, global_add_pool
 from torch_geometric.nn.aggr import MinAggregation
 from torch_geometric.utils import scatter
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from staticgraph.kernels.neighbour_sum import neighbour_sum_handed_on
 from torch import Tensor
 
 from staticgraph.batches.collation.collate_arguments import collate_arguments
@@ -41,7 +42,6 @@ from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.graph_attention import graph_attention_reference
 from staticgraph.kernels.graph_attention import kept as weights_kept
 from staticgraph.kernels.linear import linear, linear_handed_on
-from staticgraph.kernels.neighbour_sum import neighbour_sum_handed_on
 from staticgraph.kernels.neighbours import Builder, Program, Result, neighbours, source_sum
 from staticgraph.kernels.neighbours.op import neighbours_of
 from staticgraph.kernels.neighbours.program import known

@@ -9,23 +9,23 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
-
-from staticgraph.kernels.batch_norm import batch_norm_reference
 from staticgraph.kernels.dot_attention import dot_attention_reference
 from staticgraph.kernels.gcn_sum import gcn_degrees_reference, gcn_sum_reference
-from staticgraph.kernels.graph_attention import graph_attention_reference
-from staticgraph.kernels.linear import linear_reference
 from staticgraph.kernels.neighbour_attention import neighbour_attention_reference
 from staticgraph.kernels.neighbour_sum import neighbour_sum_reference
-from staticgraph.kernels.neighbours import neighbours_reference
-from staticgraph.kernels.neighbours.program import program_of
 from staticgraph.kernels.pair_score import pair_score_reference
 from staticgraph.kernels.segments import (
     segment_max_reference,
     segment_softmax_reference,
     segment_sum_reference,
 )
+from torch import Tensor
+
+from staticgraph.kernels.batch_norm import batch_norm_reference
+from staticgraph.kernels.graph_attention import graph_attention_reference
+from staticgraph.kernels.linear import linear_reference
+from staticgraph.kernels.neighbours import neighbours_reference
+from staticgraph.kernels.neighbours.program import program_of
 from staticgraph.kernels.table_sum import table_sum_reference
 from support import kernel_cases
 from support.kernel_cases import Sizes
