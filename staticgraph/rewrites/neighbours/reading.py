@@ -90,9 +90,9 @@ class Reading:
         which = self.captured.index(index)
         if which in ("src", "dst") and (shape(base) or (0,))[0] == self.captured.nodes:
             return "source" if which == "src" else "target"
-        if is_small(self.captured, node):
-            return "table"
-        return None
+        # On CUDA what several messages read of a table is looked up, and its gradient summed, once.
+        shared = self.captured.target.device != "cpu" and len(node.users) > 1
+        return "table" if is_small(self.captured, node) and not shared else None
 
     def _reduction(self, node: Call) -> str | None:
         if not is_call(node, SCATTER, weighed_sum, log_sum) or not node.users:
