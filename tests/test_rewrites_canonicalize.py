@@ -155,7 +155,31 @@ FORMS = [
     ExpandedGather,
     MeanOfOthers,
 ]
-REGIONS = [GatherWithoutGradient]
+
+
+class MessageReadWithoutGradientFirst(Base):
+    """The program that computes it belongs before the region, in which it would have no
+    gradient."""
+
+    def nodes(self, h, edge_index):
+        rows = torch.tanh(h[edge_index[0]])
+        with torch.no_grad():
+            share = self.second(rows).abs().mean(-1, keepdim=True)
+        return summed(rows * share, edge_index, h) + summed(self.second(rows), edge_index, h)
+
+
+class RowsWithoutGradient(Base):
+    """What a program reads stays in its region, though another program of them comes first."""
+
+    def nodes(self, h, edge_index):
+        rows = h[edge_index[0]] * 0.5
+        first = scatter(rows, edge_index[1], 0, h.size(0), "max")
+        with torch.no_grad():
+            fixed = h.tanh() * 2
+        return first + summed(fixed[edge_index[0]] * rows, edge_index, h)
+
+
+REGIONS = [GatherWithoutGradient, MessageReadWithoutGradientFirst, RowsWithoutGradient]
 
 
 @pytest.fixture(scope="module")

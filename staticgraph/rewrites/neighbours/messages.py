@@ -354,6 +354,8 @@ def _insert_program(captured: Captured, reading: Reading, group: Group) -> bool:
     users |= {one.last for one in results if one.result.reduction != "rows"}
     order = {node: at for at, node in enumerate(captured.graph.nodes)}
     anchor = min(users, key=order.__getitem__)
+    while is_fenced(anchor):  # before the region that it is in
+        anchor = anchor.prev
     moved = _late(order, anchor, [*bases, *codes])
     if moved is None:
         return False
@@ -432,8 +434,8 @@ def _late(order: dict[Call, int], anchor: Call, needed: Iterable[Call]) -> list[
         node = left.pop()
         if node in found or order[node] < limit:
             continue
-        written = any(one.meta.get("written") for one in (node, *node.all_input_nodes))
-        if written or node.is_impure() or any(one in said(node) for one in _DRAWS):
+        fixed = any(one.meta.get("written") for one in (node, *node.all_input_nodes))
+        if fixed or is_fenced(node) or node.is_impure() or any(one in said(node) for one in _DRAWS):
             return None
         found.add(node)
         left += node.all_input_nodes
