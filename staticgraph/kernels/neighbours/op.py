@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,17 +15,10 @@ from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours import cpu
 from staticgraph.kernels.neighbours.derivative import KEPT, accompanied, derivative
 from staticgraph.kernels.neighbours.operations import POINTWISE
-from staticgraph.kernels.neighbours.program import (
-    LEAST_VARIANCE,
-    Builder,
-    Program,
-    Result,
-    known,
-    program_of,
-)
+from staticgraph.kernels.neighbours.program import LEAST_VARIANCE, Program, known, program_of
 from staticgraph.kernels.register import operator
 from staticgraph.kernels.shapes import wide_dtype
-from staticgraph.kernels.table_sum.op import table_gradient
+from staticgraph.kernels.table_sum.op import summed_by_entry
 from staticgraph.text.how_many import how_many
 
 
@@ -287,8 +279,7 @@ def _collected(rows: Tensor, operand: Any, like: Tensor, codes: Sequence[Tensor]
     if operand.place == "all":
         rows = rows.sum(0).view(like.shape)
     elif operand.place == "table" and like.device.type != "cpu":
-        code = codes[operand.code].view(-1, 1)
-        rows = table_gradient(rows.flatten(1), code, None, len(like)).view(like.shape)
+        rows = summed_by_entry(rows.flatten(1), codes[operand.code], len(like)).view(like.shape)
     return cast(rows, like.dtype)
 
 
@@ -354,27 +345,3 @@ def neighbours_of(
     """
     outs = _applied(program_of(key), operands, codes, Edges(*edges), handed)
     return tuple([cast(one, operands[0].dtype) for one in outs])
-
-
-@cache
-def _source_sum(width: int) -> Program:
-    builder = Builder()
-    return builder.program([Result(builder.operand("edge", (width,)), "source_sum")])
-
-
-def source_sum(rows: Tensor, edges: Edges) -> Tensor:
-    """Computes ``out[j] = sum of rows[e] over the edges e with src[e] = j``.
-
-    It is ``scatter(message, edge_index[0])``, the message flow of a layer with
-    ``flow="target_to_source"``. Edges are sorted by destination, so this is not a segment
-    reduction, but it is what brings a gradient back to the sources, in a fixed order of additions.
-
-    Args:
-        rows: ``[E, F]``.
-        edges: their ends and pointers.
-
-    Returns:
-        ``[N, F]`` in the dtype of ``rows``; half precisions are accumulated in float32.
-        Bitwise deterministic.
-    """
-    return neighbours(_source_sum(rows.size(1)), [rows], (), edges)[0]
