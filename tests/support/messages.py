@@ -132,12 +132,14 @@ def gin(width: int) -> Program:
 
 
 def gcn(width: int) -> Program:
-    """GCN: rows times the roots of both ends, the node's own row times its root squared, a bias."""
+    """GCN: rows times the roots of both ends, the node's own row instead of the edges from it to
+    itself, a bias."""
     builder = Builder()
     rows, bias = builder.operand("source", (width,)), builder.operand("all", (width,))
-    here, there = (builder.operand(place, (1,)) for place in ("source", "target"))
-    scaled = builder.point("mul", builder.point("mul", here, there), rows)
-    return builder.program([Result(scaled, "sum", builder.point("add", scaled, bias))])
+    root = builder.point("mul", *(builder.operand(end, (1,)) for end in ("source", "target")))
+    own, share = root, builder.point("where", builder.loop(), 0.0, root)
+    scaled, start = (builder.point("mul", one, rows) for one in (share, own))
+    return builder.program([Result(scaled, "sum", builder.point("add", start, bias))])
 
 
 MESSAGES = {
