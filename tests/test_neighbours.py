@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.drawn_programs import drawn_case
+from support.reductions import CHECKS
 
 from staticgraph.jit import kernel
 from staticgraph.kernels.edges import Edges
@@ -170,6 +171,11 @@ def test_mean_and_deviation_of_what_is_far_from_zero(dtype):
     assert (out[:, :5] - wide.mean(1)).abs().max() <= 1000 * (10 * eps + rounding)
     spread = wide.std(1, correction=0)
     assert torch.allclose(out[:, 5:], spread, rtol=1e4 * eps + rounding, atol=0)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_reductions(check):
+    check(neighbours)
 
 
 def test_a_small_deviation_is_zero_as_in_pyg():

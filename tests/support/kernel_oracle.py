@@ -31,8 +31,6 @@ SAMPLES = {
     "isolated nodes": (Sizes(40, 30, 9), 2, 19),
     "whole vectors": (Sizes(80, 160, 6), 4, 16),
 }
-# Their gradients of scores start from the rounded result, which the references keep exact.
-ROUNDED = ("graph_attention dropout",)
 
 
 def _neighbours(program, operands, codes, edges):
@@ -107,12 +105,8 @@ def wrong_results(
     sample: str,
     dtype: torch.dtype,
     layout: Any = torch.clone,
-    rounded: float = 8,
 ) -> list[str]:
-    """Returns a line for each result or gradient of a case that is not its reference's.
-
-    ``rounded`` is the factor of the bound for the cases of :data:`ROUNDED`.
-    """
+    """Returns a line for each result or gradient of a case that is not its reference's."""
     sizes, heads, width = SAMPLES[sample]
     with cases(heads, width):
         found = results(name, dtype, "cpu", sizes, layout=layout)
@@ -120,6 +114,5 @@ def wrong_results(
     with cases(heads, width, reference=True):
         exact = results(name, torch.float64, "cpu", sizes, dtype, kept)
         usual = results(name, dtype, "cpu", sizes, kept=kept)
-    factor = rounded if name.startswith(ROUNDED) else 2
-    lines = far(found, exact, usual, dtype, factor, magnitude=1.0)
+    lines = far(found, exact, usual, dtype, magnitude=1.0)
     return [f"{sample}, {dtype}: {line}" for line in lines]

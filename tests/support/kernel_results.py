@@ -78,7 +78,6 @@ def far(
     exact: list[Tensor],
     usual: list[Tensor],
     dtype: torch.dtype,
-    factor: float = 2,
     magnitude: float = 0.0,
 ) -> list[str]:
     """Returns a line for each result beyond the bound; empty if all are within it.
@@ -101,7 +100,7 @@ def far(
             wide = torch.promote_types(dtype, torch.float32)
             least = (torch.finfo(dtype).eps + 1000 * torch.finfo(wide).eps) * scale
             off = float((one.double() - right.double()).abs().max())
-            bound = factor * max(least, float((near.double() - right.double()).abs().max()))
+            bound = 2 * max(least, float((near.double() - right.double()).abs().max()))
             if not off <= bound:
                 wrong.append(f"{place}: off by {off:.2e}, the bound is {bound:.2e}")
     return wrong

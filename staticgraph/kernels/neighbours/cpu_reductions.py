@@ -10,7 +10,7 @@ exponentials: rows of weights are short, and still in the cache the second time.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import ir
 
@@ -28,8 +28,8 @@ from staticgraph.kernels.neighbours.cpu_vectors import (
 )
 from staticgraph.kernels.neighbours.program import LEAST_VARIANCE, Result, Shape
 
-if TYPE_CHECKING:
-    from staticgraph.kernels.neighbours.cpu_code import Function
+# What is written, of cpu_code, which imports this file.
+Function = Any
 
 
 def reductions(function: Function, builder: ir.IRBuilder) -> tuple[list[Powers], list[Reduction]]:
