@@ -251,12 +251,16 @@ class Powers:
             b.store(b.select(takes, value, old), best)
 
     def begin(self, b: ir.IRBuilder) -> None:
-        """Starts the sums of exponentials, between the loops."""
+        """Starts the sums of exponentials, between the loops; those of -inf alone are zero."""
+        n = Numbers(b, self.f.double)
         for (index, lanes), best, total in zip(self.blocks, self.best, self.total, strict=True):
-            value: Any = ir.Constant(self.f.kind(lanes), 0.0 if lanes == 1 else [0.0] * lanes)
+            most = b.load(best)
+            value = n.constant(most, 0.0)
+            none = b.fcmp_ordered("==", most, n.constant(most, -math.inf))
+            b.store(b.select(none, value, most), best)
             if self.own >= 0:
                 own = self.f.own_vector(self.own, index, lanes)
-                value = Numbers(b, self.f.double).exp(b.fsub(own, b.load(best)))
+                value = n.exp(b.fsub(own, b.load(best)))
             self._powers[index] = value
             b.store(value, total)
 
