@@ -246,7 +246,7 @@ class Neighbours(torch.autograd.Function):
             gradients[one] = grad
             if grad is not None:
                 into.append(one)
-        key = graded, asked, tuple(into), operands[0].device.type == "cpu"
+        key = graded, asked, tuple(into), sums_tables(operands[0])
         slope = program.made.get(key)
         if slope is None and graded and asked:
             slope = program.made[key] = derivative(program, *key)
@@ -274,11 +274,16 @@ def _kept_and_beside(program: Program) -> tuple[list[int], list[int]]:
     return found
 
 
+def sums_tables(like: Tensor) -> bool:
+    """Whether a program sums the gradient of a table itself, as the loops of a CPU can."""
+    return like.device.type == "cpu"
+
+
 def _collected(rows: Tensor, operand: Any, like: Tensor, codes: Sequence[Tensor]) -> Tensor:
     """The gradient of an operand, from the result for it."""
     if operand.place == "all":
         rows = rows.sum(0).view(like.shape)
-    elif operand.place == "table" and like.device.type != "cpu":
+    elif operand.place == "table" and not sums_tables(like):
         rows = summed_by_entry(rows.flatten(1), codes[operand.code], len(like)).view(like.shape)
     return cast(rows, like.dtype)
 
