@@ -65,17 +65,17 @@ def test_places_stand_by_the_models_own_lines(folder, monkeypatch, capsys):
     odd = lines.index("        return torch.cumsum(x_j, -1)") + 1
     assert status == 0
     rows = [line.split() for line in text[text.index("rewrites: mode fused") :].splitlines()]
-    assert ["conv", f"checked_net.py:{conv}", "neighbour_sum"] in rows
-    (missed,) = (row for row in rows if row[-3:] == ["no", "known", "message"])
+    assert ["conv", f"checked_net.py:{conv}", "neighbours"] in rows
+    (missed,) = (row for row in rows if row[-3:] == ["apart", "from", "it"])
     assert missed[:2] == ["odd", f"checked_net.py:{odd}"]
 
 
 def test_json_has_the_same(folder, monkeypatch, capsys):
     _, text = checked(folder, "checked_net", monkeypatch, capsys, "--json")
     found = json.loads(text)["rewrites"]
-    assert {"neighbour_sum", "segments"} <= {one["rewrite"] for one in found["done"]}
+    assert {"neighbours", "pools"} <= {one["rewrite"] for one in found["done"]}
     (missed,) = (one for one in found["missed"] if one["layer"] == "odd")
-    assert missed["reason"] == "cumsum is no known message"
+    assert missed["reason"] == "cumsum is computed apart from it"
     assert found["note"] == ""
 
 

@@ -23,7 +23,7 @@ ESOL = str(EXAMPLES / "esol.npz")
 
 def test_the_command_takes_a_model_of_the_zoo(capsys):
     assert main(["check", "--model", "gcn", "--data", ESOL]) == 0
-    assert "gcn_sum" in capsys.readouterr().out
+    assert "gcn" in capsys.readouterr().out
 
 
 def test_of_a_model_that_does_not_run_nothing_else_is_told(tmp_path, monkeypatch, capfd):

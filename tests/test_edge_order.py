@@ -236,7 +236,7 @@ def test_a_padder_sorts_edges_where_it_is_asked_to():
     functions = list(runner.steps.compiled._functions.values())
     assert len(functions) == 2, "step and evaluation, from the warm-up"
     for function in functions:
-        assert "neighbour_sum" in {place.rewrite for place in function.captured.done}
+        assert "neighbours" in {place.rewrite for place in function.captured.done}
     edges = sg.StaticGraphRunner(nn.Identity(), padder(), forward=lambda _, b: b.edge_attr)
     for rows, graph in zip(edges.predict(GRAPHS), GRAPHS, strict=True):
         assert torch.equal(rows, graph.edge_attr)

@@ -23,8 +23,8 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, MessagePassing, global_mean_pool
 
 import staticgraph as sg
+from staticgraph.kernels.neighbours import neighbours_of
 from staticgraph.kernels.table_sum import fold_codes, table_sum
-from staticgraph.rewrites.layers import gradient_sums
 
 
 def layers_of(name: str) -> int:
@@ -35,55 +35,37 @@ def layers_of(name: str) -> int:
 
 # Rewrites that must fire, by layer and by model; others are free to fire as well.
 FIRES = {
-    "gine": {"tables": 2, "neighbour_sum": 2, "batch_norm": 4, "segments": 1},
-    "gine, trained eps": {"tables": 2, "neighbour_sum": 1, "batch_norm": 2},
-    "gine, own message": {"tables": 2, "neighbour_sum": 1, "batch_norm": 1, "segments": 1},
-    "gcn": {"tables": 1, "gcn_sum": 2, "batch_norm": 2, "segments": 1},
-    "gcn, no loops": {"gcn_sum": 1},
-    "gcn by hand, learnt weights": {"gcn_sum": 1},
-    "gcn, learnt weights": {"gcn_sum": 1},
-    "sage": {"neighbour_sum": 2, "segments": 1},
-    "own": {"neighbours": 2, "segments": 1, "batch_norm": 2},
-    "own, gelu": {"neighbours": 1, "segments": 1},
+    "gine": {"tables": 2, "neighbours": 2, "batch_norm": 4},
+    "gine, trained eps": {"tables": 2, "neighbours": 1, "batch_norm": 2},
+    "gine, own message": {"tables": 2, "neighbours": 1, "batch_norm": 1},
+    "gcn": {"tables": 1, "gcn": 2, "batch_norm": 2},
+    "gcn, no loops": {"gcn": 1},
+    "gcn by hand, learnt weights": {"neighbours": 3},
+    "gcn, learnt weights": {"gcn": 1},
+    "sage": {"neighbours": 2},
+    "own": {"neighbours": 2, "batch_norm": 2},
+    "own, gelu": {"neighbours": 1},
     "own, smallest": {"neighbours": 1},
-    "own, edge mlp": {"neighbours": 1, "segments": 2},
+    "own, edge mlp": {"neighbours": 2},
     "own, differences": {"neighbours": 1},
     "own, heads": {"neighbours": 1},
-    "own, gated": {"neighbour_sum": 1},
-    "by hand, index_add": {"neighbour_sum": 1},
-    "by hand, scatter_add": {"neighbour_sum": 1},
+    "own, gated": {"neighbours": 1},
+    "by hand, index_add": {"neighbours": 1},
+    "by hand, scatter_add": {"neighbours": 1},
     "by hand, scatter_reduce": {"neighbours": 1},
-    "by hand, scatter mean": {"neighbour_sum": 1},
-    "attention by hand": {"segments": 2, "neighbours": 2},
-    "molecule gin": {
-        "tables": 3,
-        "neighbour_sum": 2,
-        "neighbours": 2,
-        "batch_norm": 6,
-        "segments": 2,
-    },
-    "molecule gcn": {"tables": 3, "segments": 3, "neighbours": 5, "batch_norm": 4},
-    "gps": {
-        "tables": 2,
-        "neighbour_sum": 2,
-        "batch_norm": 8,
-        "segments": 1,
-    },
-    "pna": {
-        "tables": 2,
-        "small_tables": 2,
-        "neighbours": 2,
-        "cat_linear": 4,
-        "batch_norm": 2,
-        "segments": 2,
-    },
+    "by hand, scatter mean": {"neighbours": 1},
+    "attention by hand": {"softmax": 1, "neighbours": 3},
+    "molecule gin": {"tables": 3, "neighbours": 4, "batch_norm": 6},
+    "molecule gcn": {"tables": 3, "neighbours": 5, "batch_norm": 4},
+    "gps": {"tables": 2, "neighbours": 2, "batch_norm": 8},
+    "pna": {"tables": 2, "small_tables": 2, "neighbours": 2, "cat_linear": 4, "batch_norm": 2},
     "pna, apart": {"neighbours": 3, "cat_linear": 2},
     "pna, one tower": {"neighbours": 1, "cat_linear": 1},
-    "transformer": {"small_tables": 2, "dot_attention": 2, "batch_norm": 2, "segments": 1},
-    "gat": {"neighbour_attention": 2},
-    "gat, edges": {"neighbour_attention": 1},
-    "gatv2": {"neighbour_attention": 2, "pair_score": 2},
-    "gatv2, edges": {"neighbour_attention": 1, "pair_score": 1},
+    "transformer": {"small_tables": 2, "softmax": 2, "neighbours": 2, "batch_norm": 2},
+    "gat": {"score_products": 4, "softmax": 2, "neighbours": 2},
+    "gat, edges": {"score_products": 3, "softmax": 1, "neighbours": 1},
+    "gatv2": {"softmax": 2, "neighbours": 2},
+    "gatv2, edges": {"softmax": 1, "neighbours": 1},
 }
 
 
@@ -94,18 +76,6 @@ def test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, esol):
     found = fired(assert_as_in_plain_pyg(model, esol))
     for rewrite, times in FIRES.get(name, {}).items():
         assert found[rewrite] == times, (rewrite, found)
-
-
-@pytest.mark.parametrize("name", ["gine", "gps"])
-def test_gradients_handed_on_edge_by_edge_as_on_cuda(name, esol, monkeypatch):
-    """Layers that read one table of edges sum its gradients by entry only once."""
-    monkeypatch.setattr(gradient_sums, "edge_by_edge", lambda target: True)
-    runner = assert_as_in_plain_pyg(seeded(MODELS[name]), esol)
-    for rewrite, times in FIRES[name].items():
-        assert fired(runner)[rewrite] == times
-    calls = [node.target for node in captured(runner).graph.nodes]
-    assert calls.count(each_edge) == 1
-    assert calls.count(neighbour_sum_handed_on) == 2
 
 
 class Cumulative(MoleculeGIN):
@@ -123,10 +93,10 @@ def test_tables_of_each_layer_are_read_by_one_code_where_a_sum_takes_it(conv, co
     calls = [node for node in captured(runner).graph.nodes if node.op == "call_function"]
     codes = [node for node in calls if node.target is fold_codes]
     lookups = [node for node in calls if node.target is table_sum]
-    sums = [node for node in calls if node.target is neighbour_sum_handed_on]
+    sums = [node for node in calls if node.target is neighbours_of]
     assert len(codes) == int(coded)
     assert len(lookups) == 3
-    assert [node.kwargs.get("code") for node in sums] == 2 * codes
+    assert [node.args[2] for node in sums if node.args[2]] == 2 * [codes] * coded
 
 
 class SumOfLayers(Trunk):
@@ -152,7 +122,7 @@ def test_a_layer_that_no_loss_reads_has_no_gradient_rather_than_zeros(conv, deta
     """With a zero gradient, an optimizer would still decay the layer's weights."""
     model = seeded(lambda: SumOfLayers(conv, detached))
     runner = assert_as_in_plain_pyg(model, esol)
-    assert fired(runner)["neighbour_sum"] == 2
+    assert fired(runner)["neighbours"] == 2
     assert model.norms[1].weight.grad is None
 
 
@@ -203,23 +173,6 @@ class OnWeights(nn.Module):
         return self.conv(x.float(), edge_index, weight)
 
 
-def test_a_layer_below_a_rewrite_may_be_trained_later(esol):
-    """The GCN operator was inserted while the edge weights needed no gradient."""
-    model = OnWeights()
-    model.weigh.requires_grad_(False)
-    plain = copy.deepcopy(model)
-    runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
-    batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
-    runner(batch)
-    assert fired(runner)["gcn_sum"] == 1
-    model.weigh.requires_grad_(True)
-    plain.weigh.requires_grad_(True)
-    runner(batch).sum().backward()
-    graphs = Batch.from_data_list([esol[i] for i in IDS])
-    plain(graphs.x, graphs.edge_index, graphs.edge_attr).sum().backward()
-    torch.testing.assert_close(model.weigh.weight.grad, plain.weigh.weight.grad)
-
-
 class Gate(MessagePassing):
     """Messages of a ReLU, each scaled by a number."""
 
@@ -240,14 +193,19 @@ class Gated(nn.Module):
         return self.conv(x.float(), edge_index, self.edge(edge_attr.float()), weight)
 
 
-def test_a_layer_below_what_has_no_derivative_is_seen_when_it_is_trained_later(esol):
-    """The operator has no derivative by these weights; on torch 2.11 it says so itself."""
-    model = Gated()
+@pytest.mark.parametrize(("model", "name"), [(OnWeights, "gcn"), (Gated, "neighbours")])
+def test_a_layer_below_a_rewrite_may_be_trained_later(model, name, esol):
+    """The program was inserted while the edge weights needed no gradient."""
+    model = model()
     model.weigh.requires_grad_(False)
+    plain = copy.deepcopy(model)
     runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
     runner(batch)
-    assert fired(runner)["neighbour_sum"] == 1
+    assert fired(runner)[name] == 1
     model.weigh.requires_grad_(True)
-    with pytest.raises((sg.NotStatic, ValueError), match=r"compiled again|have no gradient"):
-        runner(batch)
+    plain.weigh.requires_grad_(True)
+    runner(batch).sum().backward()
+    graphs = Batch.from_data_list([esol[i] for i in IDS])
+    plain(graphs.x, graphs.edge_index, graphs.edge_attr).sum().backward()
+    torch.testing.assert_close(model.weigh.weight.grad, plain.weigh.weight.grad)

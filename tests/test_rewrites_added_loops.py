@@ -129,15 +129,15 @@ class Trunk(nn.Module):
 
 
 FIRE = {
-    Tutorial: {"gcn_sum": 2, "added_loops": 3},
+    Tutorial: {"neighbours": 3, "added_loops": 3},
     Averaged: {"added_loops": 3},
     Activated: {"added_loops": 3},
     Largest: {"added_loops": 1},
     ByHand: {"added_loops": 2, "neighbours": 2},
-    Filled: {"added_loops": 4, "source_sum": 4},
-    Remaining: {"added_loops": 4, "neighbour_sum": 2},
+    Filled: {"added_loops": 4, "neighbours": 4},
+    Remaining: {"added_loops": 4, "neighbours": 4},
     RemainingUnweighed: {"added_loops": 2},
-    Without: {"gcn_sum": 2},
+    Without: {"added_loops": 0, "neighbours": 2},
 }
 
 

@@ -42,7 +42,7 @@ class Unsized(Edges):
 def test_reductions_over_the_edges_of_a_graph_go_by_pointers(esol):
     largest, runner = difference(seeded(Sized), esol)
     assert largest <= 1e-10
-    assert fired(runner)["segments"] == 5
+    assert fired(runner)["pools"] == 5
 
 
 @pytest.mark.parametrize("mode", ["fused", "eager"])

@@ -207,8 +207,8 @@ MODELS = {
 FIRES = {
     "painn": {"neighbours": 4},
     "gated": {"neighbours": 6},
-    "edge network": {"segments": 4, "neighbours": 2},
-    "attentions": {"neighbour_attention": 2, "pair_score": 1},
+    "edge network": {"pools": 4, "neighbours": 2},
+    "attentions": {"softmax": 2, "neighbours": 2},
 }
 assert FIRES.keys() == MODELS.keys()
 

@@ -259,8 +259,7 @@ def test_guards_of_what_cannot_change_are_gone(esol, monkeypatch):
     hooks = [kind for kind, _ in kept].count("EMPTY_NN_MODULE_HOOKS_DICT")
     assert function_of(runner).guards - hooks < 0.5 * len(noted)
     assert not [name for kind, name in kept if name.startswith("G['__import_staticgraph")]
-    relied = function_of(runner).captured.relied
-    assert {name for kind, name in kept if kind == "TENSOR_MATCH"} <= relied
+    assert not [name for kind, name in kept if kind == "TENSOR_MATCH"]
 
 
 def test_no_guard_is_answered_by_an_error(esol):

@@ -61,7 +61,7 @@ class CapturedStep:
 
     def _take(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         self._captures.append(rewrite(graph, RewriteTarget(self._device, compiled=False), inputs))
-        drop_what_is_known(self._function, self.captured)
+        drop_what_is_known(self._function)
 
         def run(*given: Any) -> Any:
             """Keeps the inputs of a call and runs the graph on them."""

@@ -17,7 +17,7 @@ from staticgraph.kernels.neighbours.derivative import KEPT, accompanied, derivat
 from staticgraph.kernels.neighbours.operations import POINTWISE
 from staticgraph.kernels.neighbours.program import LEAST_VARIANCE, Program, known, program_of
 from staticgraph.kernels.register import operator
-from staticgraph.kernels.shapes import wide_dtype
+from staticgraph.kernels.shapes import common_dtype, wide_dtype
 from staticgraph.kernels.table_sum.op import summed_by_entry
 from staticgraph.text.how_many import how_many
 
@@ -303,14 +303,13 @@ def neighbours(
 
     Returns:
         One tensor per result: ``[E, *shape]`` of ``rows``, ``[N, *shape]`` of the others, in the
-        dtype of the operands; zero for nodes without edges. Differentiable any number of times.
-        Bitwise deterministic, on any number of threads.
+        promoted dtype of the operands; zero for nodes without edges. Differentiable any number of
+        times. Bitwise deterministic, on any number of threads.
 
     Raises:
         IndexError: on a CPU, a code is outside of its table.
     """
-    outs = _applied(program, operands, codes, edges, ())
-    return tuple(cast(one, operands[0].dtype) for one in outs)
+    return neighbours_of(known(program), operands, codes, edges)
 
 
 def _applied(
@@ -348,5 +347,7 @@ def neighbours_of(
         edges, for their next reader: later code should read these, and their gradients are added
         in the same pass.
     """
-    outs = _applied(program_of(key), operands, codes, Edges(*edges), handed)
-    return tuple([cast(one, operands[0].dtype) for one in outs])
+    program, dtype = program_of(key), common_dtype(*operands)
+    outs = _applied(program, operands, codes, Edges(*edges), handed)
+    count = len(program.results)
+    return *[cast(one, dtype) for one in outs[:count]], *outs[count:]

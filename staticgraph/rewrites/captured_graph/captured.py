@@ -22,12 +22,10 @@ from staticgraph.internals.tracing import ConstantSource
 from staticgraph.kernels.edges import Edges
 from staticgraph.nn.context.leaf import FACTS, batch_facts
 from staticgraph.rewrites.captured_graph.canonical_ops import (
-    SCATTER,
     SELECT,
     Call,
     dtype,
     is_call,
-    is_float,
     shape,
     tensor,
     under_shape,
@@ -85,8 +83,6 @@ class Captured:
         facts: the batch's own arrays by name; empty if the batch carries no row pointers.
         done: places that were rewritten.
         missed: places that nearly were, by node.
-        relied: sources, in Dynamo's notation, of tensors for which a rewrite checked whether they
-            have a gradient.
         folded: gathers of small tables, and the operands of an equivalent single lookup.
         refused: whether the graph must run unchanged.
         autocast: the arguments of ``torch.autocast`` in most of the graph; None without it.
@@ -99,7 +95,6 @@ class Captured:
     facts: dict[str, Call] = field(default_factory=dict)
     done: list[Rewritten] = field(default_factory=list)
     missed: dict[Call, Rewritten] = field(default_factory=dict)
-    relied: set[str] = field(default_factory=set)
     folded: dict[Call, tuple[Call, Call | None, Call]] = field(default_factory=dict)
     refused: bool = False
     autocast: tuple[Any, ...] | None = None
@@ -172,42 +167,12 @@ class Captured:
         assert found is not None
         return found.size(0)
 
-    def has_gradient(self, node: Any) -> bool:
-        """Whether a gradient with respect to a node is needed.
-
-        The answer is guarded, at every parameter and input that the node is computed from.
-        """
-        left, seen = [node], {node}
-        while left:
-            one = left.pop()
-            if not isinstance(one, Node):
-                continue
-            before = [other for other in one.all_input_nodes if other not in seen]
-            left += before
-            seen.update(before)
-            source = getattr(one.meta.get("grapharg"), "source", None)
-            given = tensor(one)
-            if source is not None and (given is None or given.is_floating_point()):
-                name = source.name
-                self.relied.add(str(name() if callable(name) else name))
-        found = tensor(node)
-        return found is not None and found.requires_grad
-
     def calls(self, *targets: Any) -> Iterator[Call]:
         """The calls of these functions that something reads, in order; the graph may be changed
         meanwhile."""
         for node in list(self.graph.nodes):
             if is_call(node, *targets) and node.users:
                 yield node
-
-    def by_destination(self, node: Any, *ways: str, twice: bool = False) -> bool:
-        """Whether a node reduces rows by the batch's own destinations, in one of these ways, and
-        its derivative is not taken in the forward, unless ``twice``."""
-        if not is_call(node, SCATTER) or not node.users or not is_float(node):
-            return False
-        _, index, dim, groups, reduce = node.args
-        ours = self.index(index) == "dst" and dim == 0 and groups == self.nodes
-        return ours and reduce in ways and (twice or node not in self.differentiated)
 
     def differentiates(self, name: str, node: Call) -> bool:
         """Whether the derivative of a node is taken in the forward; records it as the reason why it
@@ -329,7 +294,6 @@ class Captured:
         name: str | None = None,
         *,
         last: Call | None = None,
-        any_strides: bool = False,
     ) -> bool:
         """Makes every user of ``old`` use ``new`` and erases ``old``; returns whether it did.
 
@@ -342,10 +306,9 @@ class Captured:
             name: the rewrite, to be recorded; None records nothing.
             last: the end of a chain of calls from ``old``, each used by the next alone, all of
                 which are replaced.
-            any_strides: whether no user depends on the strides.
         """
         end: Call = old if last is None else last
-        if (reason := _difference(end, new, any_strides)) is not None:
+        if (reason := _difference(end, new)) is not None:
             self.miss(name or "replacement", old, reason)
             return False
         if name is not None:
@@ -391,7 +354,7 @@ def _leads_from(node: Call, first: Call) -> bool:
     return True
 
 
-def _difference(old: Call, new: Call, any_strides: bool) -> str | None:
+def _difference(old: Call, new: Call) -> str | None:
     """How the result of a replacement differs from that of the old node; None if it does not."""
     if "failure" in new.meta:
         return f"its replacement has no result: {new.meta['failure']}"
@@ -406,7 +369,7 @@ def _difference(old: Call, new: Call, any_strides: bool) -> str | None:
     if expected.requires_grad and not result.requires_grad:
         return "its replacement has no gradient"
     dense = result.is_contiguous() or result.stride() == expected.stride()
-    return None if dense or any_strides else "its replacement has other strides"
+    return None if dense else "its replacement has other strides"
 
 
 # The metadata of a node that says where it is in a model.

@@ -53,48 +53,58 @@ def degrees(
         like: a tensor of the features' dtype.
 
     Returns:
-        ``[N]`` and ``[N]``, float32 (float64 if ``like`` is): ``degree ** -0.5``, zero where the
-        degree is zero, and the self-loop's weight, zero without ``loops``. Both are differentiable
-        in ``weight``; where the degree is zero the gradient is zero, while PyG's is NaN.
+        ``[N]`` and ``[N]`` in the dtype of ``like`` and ``weight``: ``degree ** -0.5``, zero where
+        the degree is zero, and the self-loop's weight, zero without ``loops``. Both are
+        differentiable in ``weight``; where the degree is zero the gradient is zero, while PyG's is
+        NaN.
     """
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    nodes = edges.row_ptr.size(0) - 1
-    weights = edges.src.new_ones(edges.src.size(0), dtype=dtype) if weight is None else weight
-    weights = weights.to(dtype)
-    own = weights.new_full((nodes,), fill if loops else 0.0)
-    if loops and weight is not None:
-        kept = torch.where(edges.src == edges.dst, edges.dst, nodes)  # others to a row of their own
-        own = torch.cat([own, own[:1]]).index_put((kept,), weights)[:nodes]
-    degree = neighbours_of(known(_degree(loops)), [weights, own], [], edges)[0]
+    nodes, program = edges.row_ptr.size(0) - 1, known(_degree(loops, weight is not None))
+    if weight is None:
+        own, operands = like.new_ones(nodes) if loops else like.new_zeros(nodes), [like]
+    else:
+        own = weight.new_full((nodes,), fill if loops else 0.0)
+        if loops:
+            kept = torch.where(edges.src == edges.dst, edges.dst, nodes)  # others beside all nodes
+            own = torch.cat([own, own[:1]]).index_put((kept,), weight)[:nodes]
+        operands = [like, weight, own]
+    degree = neighbours_of(program, operands, [], edges)[0]
     none = degree == 0
     return degree.masked_fill(none, 1).pow(-0.5).masked_fill(none, 0), own
 
 
 @cache
-def _degree(loops: bool) -> Program:
-    """The sum of a node's weights and its own."""
-    builder = Builder()
-    weight, own = builder.operand("edge", ()), builder.operand("target", ())
+def _degree(loops: bool, weighted: bool) -> Program:
+    """The sum of a node's weights and its own; of ones without weights. Its first operand is read
+    for its dtype alone."""
+    b = Builder()
+    b.operand("all", (0,))
+    weight, own = b.number(1.0), b.number(1.0 if loops else 0.0)
+    if weighted:
+        weight, own = b.operand("edge", ()), b.operand("target", ())
     if loops:
-        weight = builder.point("where", builder.loop(), 0.0, weight)
-    return builder.program([Result(weight, "sum", own)])
+        weight = b.point("where", b.loop(), 0.0, weight)
+    return b.program([Result(weight, "sum", own)])
 
 
 @cache
 def _weighed(width: int, weighted: bool, biased: bool, loops: bool) -> Program:
-    """``bias + own[i] root[i]^2 x[i] + sum over e into i of w[e] root[i] root[j] x[j]``."""
+    """``bias + own[i] root[i]^2 x[i] + sum over e into i of w[e] root[i] root[j] x[j]``; without
+    weights own weights are one."""
     b = Builder()
     x, ends = b.operand("source", (width,)), [b.operand(end, ()) for end in ("source", "target")]
-    own = b.point("mul", b.point("mul", ends[1], ends[1]), b.operand("target", ()))
-    share = b.point("mul", *ends)
+    share, starts = b.point("mul", *ends), []
+    if loops:
+        own = b.point("mul", ends[1], ends[1])
+        own = b.point("mul", own, b.operand("target", ())) if weighted else own
+        starts.append(b.point("mul", own, x))
     if weighted:
         share = b.point("mul", share, b.operand("edge", ()))
     if loops:
         share = b.point("where", b.loop(), 0.0, share)
-    start = b.point("mul", own, x)
     if biased:
-        start = b.point("add", start, b.operand("all", (width,)))
-    return b.program([Result(b.point("mul", share, x), "sum", start)])
+        bias = b.operand("all", (width,))
+        starts.append(bias if not starts else b.point("add", starts.pop(), bias))
+    return b.program([Result(b.point("mul", share, x), "sum", *starts)])
 
 
 def rewrite(captured: Captured) -> None:
@@ -141,6 +151,7 @@ def _at(captured: Captured, node: Call, norm: Call) -> None:
     fill = fill if weight is not None else 1.0
     kind = dtype(x)
     assert kind is not None
+    kind = torch.promote_types(kind, torch.float32)
     like = captured.constant(f"like_{str(kind)[6:]}", torch.empty(0, dtype=kind))
     key = ("gcn", weight, fill, loops, kind)
     edges = captured.batch_edges
@@ -152,7 +163,8 @@ def _at(captured: Captured, node: Call, norm: Call) -> None:
         total, bias = node, None
     _, width = shape(x) or (0, 0)
     program = _weighed(width, weight is not None, bias is not None, loops)
-    operands = [x, root, root, own, *(one for one in (weight, bias) if one is not None)]
+    operands = [x, root, root, *([own] if loops and weight is not None else [])]
+    operands += [one for one in (weight, bias) if one is not None]
     made = captured.before(total, neighbours_of, known(program), operands, [], edges)
     made = captured.item(total, made, 0, node)
     if dtype(made) != dtype(total):

@@ -30,6 +30,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     DIV,
     GATHER,
     LINEAR,
+    MUL,
     SCATTER,
     Call,
     added_to,
@@ -69,7 +70,9 @@ def rewrite(captured: Captured) -> None:
         move_linear(captured)
     reading = Reading(captured)
     for group in reading.groups():
-        _insert_program(captured, reading, group)
+        if not _insert_program(captured, reading, group) and group.rows:
+            for node in group.reductions:  # of rows that torch computes
+                _insert_program(captured, reading, Group([], [node]))
     drop_unread(captured.graph)
     for node in captured.calls(GATHER):
         if node in reading.ends and reading.trains([node]):
@@ -209,7 +212,7 @@ class _Writer:
         for node in self.group.rows:
             rest = any(user not in nodes for user in node.users)
             whole = isinstance(self._places[node], int)
-            if rest and whole and self.bases and dtype(node) == dtype(self.bases[0]):
+            if rest and whole and self.bases:
                 found.append(_Read(Result(self._places[node], "rows"), node, node))
         return _join_moments(self.builder, found)
 
@@ -296,23 +299,29 @@ class _Writer:
             try:
                 arguments: dict[Call, int] = {}
                 for one in calls.given:
-                    if dtype(one) != dtype(node):
-                        raise NotByRow("another dtype")
                     place, row = leaf(one, calls, nodes, "target")
-                    arguments[one] = (
-                        self._of_nodes(one) if place == "target" else self._operand(place, row, one)
-                    )
+                    arguments[one] = self._of_nodes(one)
+                    if place == "all":
+                        arguments[one] = self.builder.view(arguments[one], row)
                 return write(self.builder, calls, nodes, arguments)  # pyright: ignore
             except NotByRow:
                 del self.builder.operands[kept[0] :]
                 self.bases, self._operands = kept[1:]
         sizes = shape(node) or ()
         if sizes[:1] != (nodes,):
-            return self._operand("all", sizes[1:] if sizes[:1] == (1,) else sizes, node)
+            return self._of_all(node)
         for end in ("source", "target"):
             if (end, node, -1) in self._operands:
                 return self._operands[end, node, -1]
         return self._operand("target", sizes[1:], node)
+
+    def _of_all(self, node: Call) -> int:
+        """The value of one row for all nodes, such as ``1 + eps``."""
+        if is_call(node, ADD, MUL) and used_once(node) and isinstance(node.args[1], int | float):
+            name = "add" if is_call(node, ADD) else "mul"
+            return self.builder.point(name, self._of_all(node.args[0]), float(node.args[1]))
+        sizes = shape(node) or ()
+        return self._operand("all", sizes[1:] if sizes[:1] == (1,) else sizes, node)
 
 
 def _depends(node: Call, on: set[Call], order: dict[Call, int], first: int) -> bool:
@@ -328,24 +337,26 @@ def _depends(node: Call, on: set[Call], order: dict[Call, int], first: int) -> b
     return False
 
 
-def _insert_program(captured: Captured, reading: Reading, group: Group) -> None:
-    """Replaces what is read of a group by the results of its program."""
+def _insert_program(captured: Captured, reading: Reading, group: Group) -> bool:
+    """Replaces what is read of a group by the results of its program; returns whether it did."""
     writer = _Writer(captured, reading, group)
     results = writer.add_own_terms(writer.write())
     builder, bases, codes = writer.builder, writer.bases, writer.codes
     if not results or any(one.meta.get("written") for one in (*bases, *codes)):
-        return
+        return False
     program = builder.program(list(dict.fromkeys(one.result for one in results)))
     size = sum(math.prod(value.shape) for value in program.values)
-    if not same_dtype(*bases) or size > MOST_NUMBERS or not _fits(captured, program, results):
-        return
+    if size > MOST_NUMBERS or not all(map(is_float, [*bases, *(one.node for one in results)])):
+        return False
+    if not _fits(captured, program, results):
+        return False
     users = {user for one in results for user in one.users} - {*group.rows, *group.reductions}
     users |= {one.last for one in results if one.result.reduction != "rows"}
     order = {node: at for at, node in enumerate(captured.graph.nodes)}
     anchor = min(users, key=order.__getitem__)
     moved = _late(order, anchor, [*bases, *codes])
     if moved is None:
-        return
+        return False
     for one in moved:
         anchor.prepend(one)
     results = _side_by_side(results)
@@ -362,9 +373,14 @@ def _insert_program(captured: Captured, reading: Reading, group: Group) -> None:
     )
     items = {one: captured.item(anchor, call, at, call) for one, at in unique.items()}
     for result, old, last in results:
-        new = items[result]
+        rows, new = old.args[0] if old.args else None, items[result]
+        if dtype(new) != dtype(last):
+            new = captured.before(anchor, torch.Tensor.to, new, dtype(last), like=old)
+        if result.reduction != "rows" and reading.is_apart(rows):
+            captured.miss(NAME, old, f"{said(rows)} is computed apart from it", rows)
         if captured.replace(old, new, NAME, last=last):
             reading.now[old] = new
+    return True
 
 
 def _fits(captured: Captured, program: Program, results: list[_Read]) -> bool:

@@ -51,7 +51,7 @@ def edge_pointers(row_ptr: Tensor, ptr: Tensor) -> Tensor:
 
 
 def narrowed(ptr: Tensor) -> Tensor:
-    """``[G + 1]`` in int32."""
+    """``[G + 1]`` in int32, as loops on a CPU read it."""
     return ptr.to(torch.int32)
 
 
@@ -87,7 +87,9 @@ def rows_of_graphs(captured: Captured, index: Any) -> Edges | None:
     each edge."""
     facts: Any = captured.facts
     if captured.index(index) == "batch":
-        rows, ptr = facts["batch"], captured.once(("pointers",), narrowed, facts["ptr"])
+        rows, ptr = facts["batch"], facts["ptr"]
+        if captured.target.device == "cpu":
+            ptr = captured.once(("pointers",), narrowed, ptr)
     elif _is_of_edges(captured, index):
         given = facts["row_ptr"], facts["ptr"]
         rows, ptr = captured.end(1), captured.once(("edge pointers",), edge_pointers, *given)

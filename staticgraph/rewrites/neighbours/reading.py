@@ -10,6 +10,7 @@ import operator
 from typing import Any, NamedTuple
 
 import torch
+from torch.fx import Node
 
 from staticgraph.kernels.neighbours import Builder
 from staticgraph.rewrites.captured_graph.canonical_ops import (
@@ -89,9 +90,9 @@ class Reading:
         which = self.captured.index(index)
         if which in ("src", "dst") and (shape(base) or (0,))[0] == self.captured.nodes:
             return "source" if which == "src" else "target"
-        if is_small(self.captured, node):
-            return "table"
-        return None
+        # On CUDA what several messages read of a table is looked up, and its gradient summed, once.
+        shared = self.captured.target.device != "cpu" and len(node.users) > 1
+        return "table" if is_small(self.captured, node) and not shared else None
 
     def _reduction(self, node: Call) -> str | None:
         if not is_call(node, SCATTER, weighed_sum, log_sum) or not node.users:
@@ -146,6 +147,12 @@ class Reading:
         views = all(call.name in _VIEWS for call in calls.calls) and bool(calls.calls)
         inner = any(one in self.calls or one in self.ends for one in calls.given)
         return views and not inner and len(node.users) > 1
+
+    def is_apart(self, node: Any) -> bool:
+        """Whether an operation of the model's that is none of rows computes rows of edges."""
+        if not isinstance(node, Node) or node in self.calls or node in self.ends:
+            return False
+        return node.op.startswith("call") and not node.meta.get("inserted")
 
     # ------------------------------------------------------------------ groups
 

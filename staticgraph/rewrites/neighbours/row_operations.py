@@ -401,7 +401,8 @@ def _bmm(w: _Writer, a: Tensor, b: Tensor) -> int:
 
 
 def _same(w: _Writer, x: Tensor, **kwargs: Any) -> int:
-    if kwargs.get("dtype") not in (None, x.dtype):
+    to = kwargs.get("dtype") or x.dtype
+    if to is not x.dtype and not (to.is_floating_point and x.is_floating_point()):
         raise NotByRow("another dtype")
     return _place(w, x)
 

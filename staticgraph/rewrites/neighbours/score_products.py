@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.rewrites.captured_graph.canonical_ops import (
+    GATHER,
     LINEAR,
     MUL,
     SELECT,
@@ -34,12 +35,16 @@ def full_precision(rows: Tensor) -> torch.autocast:
 
 
 def by_vectors(rows: Tensor, vectors: list[Tensor]) -> Tensor:
-    """``[R, H, C]`` and ``K`` vectors ``[1, H, C]`` -> ``[K, R, H]``."""
+    """``[R, H, C]`` and ``K`` vectors ``[1, H, C]`` -> ``[R, K, H]``: one product with a matrix,
+    which is zero where a column of one head would meet another head."""
     with full_precision(rows):
         weight = torch.cat(vectors)
         dtype = torch.promote_types(rows.dtype, weight.dtype)
-        product = torch.bmm(rows.transpose(0, 1).to(dtype), weight.permute(1, 2, 0).to(dtype))
-        return product.permute(2, 1, 0).contiguous()
+        heads = torch.eye(weight.size(1), dtype=dtype, device=weight.device)
+        matrix = weight.to(dtype).permute(1, 2, 0).unsqueeze(-1) * heads[:, None, None]
+        return (rows.flatten(1).to(dtype) @ matrix.flatten(0, 1).flatten(1)).view(
+            len(rows), *weight.shape[:2]
+        )
 
 
 def by_folded(edge_attr: Tensor, weight: Tensor, vector: Tensor) -> Tensor:
@@ -75,7 +80,17 @@ def rewrite(captured: Captured) -> None:
         first = scores[0][0]
         made = captured.before(first, by_vectors, rows, [vector for _, vector in scores])
         for place, (node, _) in enumerate(scores):
-            captured.replace(node, captured.before(node, SELECT, made, 0, place), NAME)
+            for user in list(node.users):
+                if is_call(user, GATHER):  # the same of gathered rows, without copies of columns
+                    each = captured.before(user, GATHER, made, 0, user.args[2])
+                    captured.replace(user, _column(captured, user, each, place))
+            captured.replace(node, _column(captured, node, made, place), NAME)
+
+
+def _column(captured: Captured, node: Call, made: Call, place: int) -> Call:
+    """The scores of one of the vectors."""
+    strided = captured.before(node, SELECT, made, 1, place)
+    return captured.before(node, torch.clone, strided)
 
 
 def _score(node: Call) -> tuple[Call, Call] | None:

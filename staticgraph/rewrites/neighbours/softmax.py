@@ -103,7 +103,7 @@ def _weighed(captured: Captured, node: Call, parts: dict[Any, Any]) -> None:
             return
         loops = found[0]
     message = under_shape(message)
-    if not is_call(message, MUL) or shape(message) != shape(node.args[0]):
+    if not is_call(message, MUL) or (shape(message) or ())[:1] != (shape(node.args[0]) or ())[:1]:
         return
     for rows, second in sides(message):
         shares, dropped = under_shape(second), None
@@ -116,9 +116,18 @@ def _weighed(captured: Captured, node: Call, parts: dict[Any, Any]) -> None:
         weights = _leading(captured, node, shares.args[0], rows, second)
         if weights is None:
             return
+        draws = []
         if dropped is not None:
-            rows = _dropped(captured, node, rows, dropped, second)
+            ones = captured.before(dropped, torch.ones_like, dropped.args[0])
+            kept = captured.before(dropped, DROPOUT, ones, *dropped.args[1:])
+            draws = [dropped, kept]
+            kept = captured.reshaped(node, kept, *(shape(second) or ()))
+            rows = captured.before(node, MUL, rows, kept)
         _put(captured, node, rows, weights, loops, parts)
+        drop_unread(captured.graph)
+        for one in draws:
+            if not one.users:  # one of them: each would draw numbers
+                captured.graph.erase_node(one)
         return
 
 
@@ -143,14 +152,6 @@ def _leading(captured: Captured, node: Call, weights: Any, rows: Any, shares: An
     while kept > 1 and sizes[kept - 1] == 1:
         kept -= 1
     return captured.reshaped(node, weights, *sizes[:kept]) if sizes[:kept] == whole[:kept] else None
-
-
-def _dropped(captured: Captured, node: Call, rows: Any, dropped: Call, shares: Any) -> Call:
-    """Rows times what a dropout of their shares multiplies those by."""
-    ones = captured.before(dropped, torch.ones_like, dropped.args[0])
-    kept = captured.before(dropped, DROPOUT, ones, *dropped.args[1:])
-    kept = captured.reshaped(node, kept, *(shape(shares) or ()))
-    return captured.before(node, MUL, rows, kept)
 
 
 def _put(

@@ -173,7 +173,7 @@ class CompiledFunction:
             self.captured = rewrite(graph, RewriteTarget(self._device, not self._fused), inputs)
         if self._inductor is None:
             if TracingContext.try_get() is not None:
-                self.guards = drop_what_is_known(self._function, self.captured)
+                self.guards = drop_what_is_known(self._function)
             return checked(graph, self._name)
         declare_operators(NAMESPACE)
         output = self._inductor(graph, inputs)
@@ -232,15 +232,13 @@ class CompiledFunction:
         return result
 
     def _in_numbers(self, graph: torch.fx.GraphModule) -> Any:
-        """Compiles a shared graph in this bucket's sizes; None if the shared guards lack one that
-        its rewrites need."""
+        """Compiles a shared graph in this bucket's sizes."""
         assert self._shared is not None
         run = self._compile(graph, [])
-        relied = set() if self.captured is None else self.captured.relied
         if TracingContext.try_get() is not None:
-            self._shared.relied, self._shared.guards = relied, self.guards
+            self._shared.guards = self.guards
         self.guards = self._shared.guards
-        return run if relied <= self._shared.relied else None
+        return run
 
     def _compiled(self, tensors: tuple[Tensor, ...]) -> Any:
         return self._call(*tensors)

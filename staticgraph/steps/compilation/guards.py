@@ -31,7 +31,7 @@ from torch import Tensor
 from staticgraph.internals.tracing import as_usual, drop_guards, traced, unwatched, watched
 
 if TYPE_CHECKING:
-    from staticgraph.rewrites import Captured
+    pass
 import torch
 
 from staticgraph.errors import NotStatic
@@ -61,24 +61,22 @@ _CLASS = re.compile(r"^(dict\()?(type\()?")
 _OF_MODULES = ("._parameters", "._buffers", "._modules")
 
 
-def drop_what_is_known(function: Callable[..., Any], captured: Captured | None) -> int:
+def drop_what_is_known(function: Callable[..., Any]) -> int:
     """Drops the guards of what cannot change; returns how many are left.
 
     A backend calls it after the rewrites.
 
     Args:
         function: the function being traced; its own module and cells are known if it is from
-            :data:`HOME`.
-        captured: the rewritten graph. It runs operation by operation, so that torch itself sees
-            what a tensor is, except for tensors that a rewrite queried for a gradient.
+            :data:`HOME`. Its graph runs operation by operation, so that torch itself sees what a
+            tensor is.
     """
-    relied = set() if captured is None else captured.relied
     ours = function.__module__ == HOME
 
     def dropped(kind: str, name: str) -> bool:
         """Whether a guard checks something that is known without it."""
         if kind == "TENSOR_MATCH":
-            return name not in relied
+            return True
         if not ours:
             return False
         if kind == "SHAPE_ENV":  # a shared trace checks once per bucket whether its sizes fit

@@ -49,13 +49,11 @@ class SharedTrace:
 
     Attributes:
         usable: whether it has a trace in symbolic sizes, or may get one.
-        relied: sources of the tensors for whose gradients it has guards.
         guards: how many guards it has.
     """
 
     def __init__(self, function: FunctionType) -> None:
         self.usable: bool = True
-        self.relied: set[str] = set()
         self.guards: int | None = None
         self._function = function
         self._call: Callable[..., Any] = torch.compile(

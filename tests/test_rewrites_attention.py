@@ -1,20 +1,33 @@
-"""Dot-product attention among neighbours in mode ``fused``, however it is written, gives what plain
-PyG computes as one operator; other attention is left to torch."""
+"""Attention among neighbours in mode ``fused``, however it is written and scored, gives what plain
+PyG computes, as one program where a softmax weighs a sum of rows."""
 
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
-from support.rewritten import CAPACITY, IDS, assert_as_in_plain_pyg, fired, missed, seeded
+from support.rewritten import (
+    CAPACITY,
+    IDS,
+    assert_as_in_plain_pyg,
+    captured,
+    fired,
+    missed,
+    seeded,
+)
 from support.written_by_hand import BONDS, Tables
 from torch import nn
-from torch_geometric.nn import MessagePassing, TransformerConv, global_add_pool
+from torch_geometric.nn import GATConv, MessagePassing, TransformerConv, global_add_pool
 from torch_geometric.utils import scatter, softmax
 
 import staticgraph as sg
+from staticgraph.kernels.neighbours import neighbours_of
+from staticgraph.kernels.neighbours.program import program_of
+from staticgraph.rewrites.layers import dropout
+from staticgraph.steps.computation.model_setup import Subject
 
 HEADS = 3  # as many as columns per head, so a sum over the other has the same shape
 WIDTH = HEADS**2
@@ -52,30 +65,7 @@ LAYERS = {
     "averaged, gated": (layer(beta=True, concat=False), False),
     "no root": (layer(root_weight=False, bias=False), False),
     "one head": (lambda: TransformerConv(WIDTH, WIDTH, edge_dim=WIDTH), True),
-    "with dropout": (layer(dropout=0.3, edge_dim=WIDTH), True),
 }
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", [name for name in LAYERS if name != "with dropout"])
-def test_a_layer_of_pygs_is_one_operator(name, esol):
-    conv, edges = LAYERS[name]
-    found = fired(assert_as_in_plain_pyg(seeded(lambda: Model(conv, edges)), esol))
-    assert found["dot_attention"] == 2
-    assert not {"neighbours", "neighbour_attention"} & set(found)
-
-
-def test_dropped_weights_keep_it_as_it_was_in_training_alone(esol):
-    conv, edges = LAYERS["with dropout"]
-    model = seeded(lambda: Model(conv, edges))
-    batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
-    runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
-    runner(batch)
-    assert not fired(runner)["dot_attention"]
-    assert "dot_attention: convs.0" in missed(runner)
-    assert "attention weights are dropped in training" in missed(runner)
-    found = fired(assert_as_in_plain_pyg(model.eval(), esol))
-    assert found["dot_attention"] == 2
 
 
 # ---------------------------------------------------------------------- written by hand
@@ -145,19 +135,6 @@ class FromTheOtherEnd(OneHead):
     def message(self, q_j, k_i, v_j, edge_attr, index, ptr, size_i):
         alpha = (q_j * k_i).sum(-1)
         return v_j * softmax(alpha, index, ptr, size_i).view(-1, 1)
-
-
-BY_HAND = [OneHead, KeptDimension, Flattened, Multiplied, NoLayer, FromTheOtherEnd]
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("conv", BY_HAND)
-def test_a_layer_written_by_hand_is_one_operator(conv, esol):
-    found = fired(assert_as_in_plain_pyg(seeded(lambda: Model(conv, layers=1)), esol))
-    assert found["dot_attention"] == 1, found
-
-
-# ---------------------------------------------------------------------- nearly
 
 
 class OverHeads(NoLayer):
@@ -238,27 +215,130 @@ class Kept(OneHead):
         return self.alpha.unsqueeze(-1) * v_j
 
 
-# By default every second: not those with a reason like that of the one before.
-NEARLY = {
-    OverHeads: None,
-    ByColumns: None,
-    TwoEdges: "keys and values have different rows of the edges",
-    Gated: "keys are no rows of neighbours, nor these and rows of the edges",
-    Averaged: "an aggregation other than a sum by destination",
-    OwnValues: "what is weighed is no row of a neighbour, nor that and one of the edge",
-    Kept: "the attention weights are used elsewhere",
-    Biased: None,
+# Whether the softmax and the sum that it weighs are one program; by default every third case.
+BY_HAND = {
+    **dict.fromkeys((OneHead, KeptDimension, Flattened, Multiplied, NoLayer), True),
+    **dict.fromkeys((FromTheOtherEnd, OverHeads, Biased, Gated, TwoEdges, OwnValues), True),
+    **dict.fromkeys((ByColumns, Averaged, Kept), False),
+}
+CASES = {
+    **{name: (*given, True, 2) for name, given in LAYERS.items()},
+    **{conv.__name__: (conv, True, whole, 1) for conv, whole in BY_HAND.items()},
 }
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", CASES)
+def test_attention_is_that_of_plain_pyg_as_one_program(name, esol):
+    conv, edges, whole, layers = CASES[name]
+    runner = assert_as_in_plain_pyg(seeded(lambda: Model(conv, edges, layers)), esol)
+    assert fired(runner)["softmax"] == layers
+    assert _softmaxes(runner) == layers * whole
+    assert not missed(runner)
+
+
+def _softmaxes(runner):
+    """How many programs weigh sums by a softmax."""
+    keys = [node.args[0] for node in captured(runner).graph.nodes if node.target is neighbours_of]
+    results = [result for key in keys for result in program_of(key).results]
+    return sum(result.reduction == "softmax" for result in results)
+
+
+@pytest.mark.parametrize("name", ["transformer", "gat"])
+def test_dropped_weights_are_those_of_torch(name, esol, monkeypatch):
+    """The program multiplies rows by a dropout of ones: torch's own draws the same numbers."""
+    rewrites = sys.modules["staticgraph.rewrites.rewrite"]
+    order = [one for one in rewrites.ORDER if one is not dropout.rewrite]
+    monkeypatch.setattr(rewrites, "ORDER", order)
+    conv = layer(dropout=0.3, edge_dim=WIDTH)
+    if name == "gat":
+        conv = lambda: GATConv(WIDTH, HEADS, HEADS, edge_dim=WIDTH, dropout=0.3)  # noqa: E731
+    batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
+    found = []
+    for mode in ("eager", "fused"):
+        model = seeded(lambda: Model(conv))
+        runner = sg.StaticGraphRunner(Subject(model, check_padding=False), [CAPACITY], mode)
+        runner(batch)
+        torch.manual_seed(3)
+        out = runner(batch)[batch.graph_mask]
+        out.sin().sum().backward()
+        found.append([out, *(one.grad for one in model.parameters())])
+    assert _softmaxes(runner) == 2
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    assert found[1][0].std() > 0
+
+
+# ---------------------------------------------------------------------- scores
+
+
+class Attending(nn.Module):
+    """Softmax over neighbours of a score that ``score`` computes from rows at both ends."""
+
+    def __init__(self, score):
+        super().__init__()
+        self.score = score
+        self.atoms, self.bonds = nn.Linear(9, HEADS**2), nn.Linear(3, HEADS**2)
+        self.att = nn.Parameter(torch.randn(1, HEADS, HEADS))
+        self.bias, self.head = nn.Parameter(torch.randn(1, HEADS)), nn.Linear(HEADS**2, 1)
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        rows = self.atoms(x.to(self.bias.dtype)).view(-1, HEADS, HEADS)
+        edges = self.bonds(edge_attr.to(self.bias.dtype)).view(-1, HEADS, HEADS)
+        src, dst = edge_index
+        score = self.score(self, rows, edges, src, dst)
+        weight = softmax(score, dst, num_nodes=len(x))
+        summed = scatter(rows[src] * weight.unsqueeze(-1), dst, 0, len(x))
+        return self.head(global_add_pool(F.elu(summed.flatten(1)), batch))
+
+
+def of_pairs(model, rows, edges, src, dst):
+    return (F.leaky_relu(rows[src] + rows[dst] + edges, 0.2) * model.att).sum(-1)
+
+
+def of_pairs_said_otherwise(model, rows, edges, src, dst):
+    return (model.att * F.leaky_relu(rows[src] + rows[dst] + edges, 0.2)).sum(2, keepdim=False)
+
+
+def over_heads(model, rows, edges, src, dst):
+    return (F.leaky_relu(rows[src] + rows[dst] + edges, 0.2) * model.att).sum(1)
+
+
+def weighed_by_edges(model, rows, edges, src, dst):
+    return (F.leaky_relu(rows[src] + rows[dst], 0.2) * edges).sum(-1)
+
+
+def one_row_of_all_edges(model, rows, edges, src, dst):
+    return (F.leaky_relu(rows[src] + rows[dst] + model.att, 0.2) * model.att).sum(-1)
+
+
+def of_nodes(model, rows, edges, src, dst):
+    one, other = (rows * model.att).sum(-1), (rows * model.att).sum(dim=-1)
+    return F.leaky_relu(one[src] + other[dst] + (edges * model.att).sum(-1), 0.2)
+
+
+def with_a_bias(model, rows, edges, src, dst):
+    one = (rows * model.att).sum(-1)
+    return F.leaky_relu(one[src] + one[dst] + model.bias, 0.2)
+
+
+def of_nodes_over_heads(model, rows, edges, src, dst):
+    one, other = (rows * model.att).sum(1), (rows * model.att).sum(-1)
+    return F.leaky_relu(one[src] + other[dst] + (edges * model.att).sum(1), 0.2)
+
+
+SCORES = [
+    *(of_pairs, of_pairs_said_otherwise, over_heads, weighed_by_edges, one_row_of_all_edges),
+    *(of_nodes, with_a_bias, of_nodes_over_heads),
+]
+
+
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("conv", NEARLY, ids=lambda conv: conv.__name__)
-def test_another_attention_is_left_and_says_why(conv, esol):
-    runner = assert_as_in_plain_pyg(seeded(lambda: Model(conv, layers=1)), esol)
-    assert not fired(runner)["dot_attention"]
-    reason = NEARLY[conv]
-    assert reason is None or f"dot_attention: convs.0, {__name__}.py" in missed(runner)
-    assert (reason or "") in missed(runner)
+@pytest.mark.parametrize("score", SCORES, ids=lambda score: score.__name__)
+def test_scores_are_added_up_as_the_model_says(score, esol):
+    runner = assert_as_in_plain_pyg(seeded(lambda: Attending(score)), esol)
+    assert _softmaxes(runner) == 1
+    assert fired(runner)["score_products"] == (2 if score is of_nodes else 0)
 
 
 def test_half_precision_gives_the_dtype_of_the_trace(esol):
@@ -270,7 +350,7 @@ def test_half_precision_gives_the_dtype_of_the_trace(esol):
     for mode, dtype in (("eager", None), ("eager half", torch.bfloat16), ("fused", torch.bfloat16)):
         runner = sg.StaticGraphRunner(model, [CAPACITY], mode.split()[0], autocast=dtype)
         outs[mode] = runner(batch)[batch.graph_mask].detach()
-    assert fired(runner)["dot_attention"] == 2
+    assert _softmaxes(runner) == 2
     assert outs["fused"].dtype == outs["eager half"].dtype
     error = (outs["eager half"].float() - outs["eager"]).abs().max()
     assert (outs["fused"].float() - outs["eager"]).abs().max() <= 2 * error
