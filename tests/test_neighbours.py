@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.drawn_programs import drawn_case
-from support.reductions import CHECKS
+from support.drawn_programs import CHECKS, drawn_case
 
 from staticgraph.jit import kernel
 from staticgraph.kernels.edges import Edges

@@ -30,9 +30,8 @@ from staticgraph.kernels.neighbours.derivative import accompanied, derivative  #
 from staticgraph.kernels.neighbours.operations import POINTWISE  # noqa: E402
 from staticgraph.kernels.neighbours.program import known  # noqa: E402
 from staticgraph.kernels.register import CUDA, LIBRARY  # noqa: E402
-from support.drawn_programs import drawn_edges  # noqa: E402
+from support.drawn_programs import CHECKS, drawn_edges, numbers_of  # noqa: E402
 from support.messages import MESSAGES, Call, drawn_call, graded  # noqa: E402
-from support.reductions import CHECKS, numbers_of  # noqa: E402
 
 PROGRAMS = int(os.environ.get("PROGRAMS", "25"))
 DTYPES = (torch.float32, torch.bfloat16)

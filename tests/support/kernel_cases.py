@@ -32,11 +32,11 @@ from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.graph_attention import graph_attention_reference
 from staticgraph.kernels.graph_attention import kept as weights_kept
 from staticgraph.kernels.linear import linear, linear_handed_on
-from staticgraph.kernels.neighbours import Builder, Program, Result, neighbours, neighbours_of
+from staticgraph.kernels.neighbours import neighbours, neighbours_of
 from staticgraph.kernels.neighbours.program import known
 from staticgraph.kernels.table_sum import fold_codes
 from support.collated import layout_for, odd_graphs, padded_ids
-from support.messages import gat, gcn, gine
+from support.messages import gat, gcn, gine, nnconv, painn, pna, pools
 
 HEADS, WIDTH = 4, 16
 COLUMNS = HEADS * WIDTH
@@ -192,90 +192,57 @@ CASES: dict[str, Run] = {
     "linear": lambda v, w: _linear(v, bias=v["bias"], relu=True),
     "linear alone": lambda v, w: _linear(v),
     "linear read twice": lambda v, w: _read_twice(v),
-    "neighbours": lambda v, w: _called(_gate(COLUMNS), [v["x"], v["right"], v["rows"]], w),
-    "neighbours of a table": lambda v, w: _called(
-        _moments(HEADS, WIDTH), [v["x"], v["table"]], w, (w.index[w.edges.src, 0],)
+    "neighbours": lambda v, w: list(
+        neighbours(
+            pna(HEADS, WIDTH),
+            [v[name].view(-1, HEADS, WIDTH) for name in ("x", "right", "rows")],
+            (),
+            w.edges,
+        )
     ),
-    "neighbours of vectors": lambda v, w: _called(
-        _vectors(HEADS, WIDTH), [v["x"].view(-1, HEADS, WIDTH), v["edge"], v["rows"]], w
+    "neighbours of GAT": lambda v, w: list(
+        neighbours(
+            gat(HEADS, WIDTH, loops=True),
+            [v["x"].view(-1, HEADS, WIDTH), v["own"], v["right"][:, :HEADS], v["edge"]],
+            (),
+            w.edges,
+        )
     ),
-    "neighbours of matrices": lambda v, w: _called(_matrices(HEADS, WIDTH), _with_matrices(v), w),
-    "neighbours of GINE": lambda v, w: _called(gine(COLUMNS), [v["x"], v["rows"]], w),
-    "neighbours of GCN": lambda v, w: _called(
-        gcn(COLUMNS), [v["x"], v["bias"], v["own"][:, :1], v["right"][:, :1]], w
+    "neighbours of GCN": lambda v, w: list(
+        neighbours(
+            gcn(COLUMNS), [v["x"], v["bias"], v["own"][:, :1], v["right"][:, :1]], (), w.edges
+        )
     ),
-    "neighbours of GAT": lambda v, w: _called(
-        gat(HEADS, WIDTH, loops=True),
-        [v["x"].view(-1, HEADS, WIDTH), v["own"], v["right"][:, :HEADS], v["edge"]],
-        w,
+    "neighbours of GINE": lambda v, w: list(
+        neighbours(gine(COLUMNS), [v["x"], v["rows"]], (), w.edges)
     ),
-    "neighbours of graphs": lambda v, w: list(neighbours(_pools(COLUMNS), [v["x"]], (), w.graphs)),
+    "neighbours of NNConv": lambda v, w: list(
+        neighbours(nnconv(HEADS, WIDTH), [v["x"][:, :HEADS], v["rows"]], (), w.edges)
+    ),
+    "neighbours of PaiNN": lambda v, w: list(neighbours(painn(COLUMNS), _vectors(v), (), w.edges)),
+    "neighbours of a table": lambda v, w: list(
+        neighbours(
+            gine(COLUMNS, "table", 0), [v["x"], v["table"]], (w.index[w.edges.src, 0],), w.edges
+        )
+    ),
+    "neighbours of graphs": lambda v, w: list(neighbours(pools(COLUMNS), [v["x"]], (), w.graphs)),
     "table_sum": lambda v, w: table_sum(w.index, _offsets(w), v["tables"]),
 }
 
 
-def _gate(width: int) -> Program:
-    """A gate by both ends and the edge, its weighted sum, and its rows."""
-    b = Builder()
-    source, target, edge = (b.operand(end, (width,)) for end in ("source", "target", "edge"))
-    total = b.point("add", b.point("add", source, target), edge)
-    gate = b.point("sigmoid", total)
-    weighed = b.point("mul", gate, source)
-    return b.program([Result(total, "rows"), Result(gate, "sum"), Result(weighed, "sum")])
+def _vectors(v: Values) -> list[Tensor]:
+    """Filters of edges, three rows of each node twice, and directions of edges."""
+    rows = v["rows"]
+    direction = rows[:, :1, None].expand(-1, 3, 1)
+    return [rows.repeat(1, 3), v["qkv"], v["qkv"].view(-1, 3, COLUMNS), direction]
 
 
-def _moments(heads: int, width: int) -> Program:
-    """Mean, extrema and deviation of a sum with rows of a table, side by side by tower."""
-    b = Builder()
-    source, table = b.operand("source", (heads * width,)), b.operand("table", (heads * width,), 0)
-    rows = b.view(b.point("add", source, table), (heads, width))
-    return b.program([Result(rows, "mean+min+max+std"), Result(rows, "var")])
-
-
-def _vectors(heads: int, width: int) -> Program:
-    """PaiNN's message: vectors, gated, and an edge's direction; factors are parts of one row."""
-    b = Builder()
-    vectors, unit = b.operand("source", (heads, width)), b.operand("edge", (heads,))
-    factors = b.operand("edge", (heads * width,))
-    gate, along = (b.slice(factors, 0, at * width, (at + 1) * width) for at in (0, 1))
-    gated = b.point("mul", vectors, b.view(gate, (1, width)))
-    turned = b.point("mul", b.view(unit, (heads, 1)), b.view(along, (1, width)))
-    return b.program([Result(b.point("add", gated, turned), "sum"), Result(gate, "source_sum")])
-
-
-def _matrices(heads: int, width: int) -> Program:
-    """One matrix per edge, as in NNConv, and one row for all edges."""
-    b = Builder()
-    x, matrix = b.operand("source", (heads, 1)), b.operand("edge", (heads, width))
-    row = b.total(b.point("mul", x, matrix), [0])
-    return b.program([Result(b.point("add", row, b.operand("all", (width,))), "mean")])
-
-
-def _pools(width: int) -> Program:
-    """Maximum, mean and softmax of the nodes of each graph."""
-    b = Builder()
-    rows = b.operand("edge", (width,))
-    results = Result(rows, "max"), Result(rows, "mean"), Result(rows, "softmax", weight=rows)
-    return b.program(results)
-
-
-def _called(
-    program: Program, given: list[Tensor], w: Where, codes: tuple[Tensor, ...] = ()
-) -> list[Tensor]:
-    return list(neighbours(program, given, codes, w.edges))
-
-
-def _with_matrices(v: Values) -> list[Tensor]:
-    return [v["x"][:, :HEADS, None], v["rows"].view(-1, HEADS, WIDTH), v["bias"][:WIDTH]]
-
-
-def _matrices_in_layers(v: Values, w: Where) -> list[Tensor]:
+def _handed_on(v: Values, w: Where) -> list[Tensor]:
     """Two layers that read the same rows of edges: the first hands them on."""
-    x, matrices, bias = _with_matrices(v)
-    key = known(_matrices(HEADS, WIDTH))
-    out, x, matrices = neighbours_of(key, [x, matrices, bias], (), w.edges, (0, 1))
-    again = neighbours(_matrices(HEADS, WIDTH), [x / 2, matrices, bias], (), w.edges)
-    return [out, *again, x * 3, matrices * 2]
+    key = known(gine(COLUMNS))
+    out, x, rows = neighbours_of(key, [v["x"], v["rows"]], (), w.edges, (0, 1))
+    again = neighbours_of(key, [x / 2, rows], (), w.edges)
+    return [out, *again, x * 3, rows * 2]
 
 
 def _norms_in_layers(v: Values, w: Where) -> list[Tensor]:
@@ -286,7 +253,7 @@ def _norms_in_layers(v: Values, w: Where) -> list[Tensor]:
 
 # Options of the same operators that only the CPU needs to show.
 MORE: dict[str, Run] = {
-    "neighbours in layers": _matrices_in_layers,
+    "neighbours in layers": _handed_on,
     "batch_norm in layers": _norms_in_layers,
     "batch_norm of all rows": lambda v, w: list(
         batch_norm(

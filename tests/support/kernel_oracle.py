@@ -79,7 +79,7 @@ REFERENCES: dict[str, Any] = {
     "linear": _linear,
     "linear_handed_on": lambda x, *rest, **options: (_linear(x, *rest, **options), x),
     "neighbours": _neighbours,
-    "neighbours_of": lambda key, operands, codes, edges, handed: (
+    "neighbours_of": lambda key, operands, codes, edges, handed=(): (
         *_neighbours(program_of(key), operands, codes, edges),
         *(operands[one] for one in handed),
     ),
