@@ -7,10 +7,11 @@ import copy
 
 import pytest
 import torch
-from support.fused_models import BATCH, LAYERS, call
 from support.kernel_cases import CASES, DTYPES, NAMES, Sizes, operands, where
 from support.kernel_results import far, kept_on, on_cpu, operators_called, results
-from support.parity import CAPACITY
+from support.layer_cases import CASES as LAYERS
+from support.layer_model import call, model_of
+from support.parity import BATCH, CAPACITY
 from support.places import DEVICES
 
 import staticgraph as sg
@@ -71,10 +72,9 @@ def test_as_many_launches_as_are_counted(name, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["gcn weighted", "gat edges", "gatv2", "sage max", "gine max"])
+@pytest.mark.parametrize("name", ["GCNConv", "GATConv", "GATv2Conv", "SAGEConv max", "GINEConv"])
 def test_a_converted_layer_trains_as_on_the_cpu(name, device):
-    torch.manual_seed(0)
-    stock = LAYERS[name]()
+    stock = model_of(next(case for case in LAYERS if case.name == name))
     runs = []
     for own in ("cpu", device):
         model = sg.convert(copy.deepcopy(stock), kernels=True).to(own)
