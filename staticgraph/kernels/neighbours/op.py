@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active, _len_torch_dispatch_stack
 
 from staticgraph.internals.dispatch import OpOverload
 from staticgraph.kernels.cpu_loop import cast, in_loops, plain
 from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours import cpu
-from staticgraph.kernels.neighbours.derivative import KEPT, accompanied, derivative
+from staticgraph.kernels.neighbours.derivative import (
+    KEPT,
+    Derivative,
+    accompanied,
+    derivative,
+)
 from staticgraph.kernels.neighbours.operations import POINTWISE
 from staticgraph.kernels.neighbours.program import LEAST_VARIANCE, Program, known, program_of
 from staticgraph.kernels.register import operator
@@ -187,14 +193,22 @@ def empty_results(key: str, operands: Any, codes: Any, edges: Any) -> list[Tenso
 def _on_cpu(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
     results, program = empty_results(key, operands, codes, edges), program_of(key)
     wide = in_loops(results[0].dtype)
-    given = [plain(one, wide) for one in operands]
+    given = [
+        one if one.dtype is wide and one.is_contiguous() else plain(one, wide) for one in operands
+    ]
     lookups = [plain(one, torch.int64) for one in codes]
-    arrays = [plain(one, torch.int64 if at < 2 else torch.int32) for at, one in enumerate(edges)]
-    if all(result.table < 0 for result in program.results):  # otherwise, the forward has done it
+    arrays = [
+        one if one.dtype is kind and one.is_contiguous() else plain(one, kind)
+        for one, kind in zip(edges, _OF_EDGES, strict=True)
+    ]
+    if program.tables and all(one.table < 0 for one in program.results):  # else, forward did it
         for number, code in program.tables:
             _check(lookups[code], len(given[number]))
     cpu.run(program, given, lookups, arrays, results)
     return results
+
+
+_OF_EDGES = (torch.int64, torch.int64, torch.int32, torch.int32, torch.int32)
 
 
 def _check(code: Tensor, rows: int) -> None:
@@ -214,6 +228,20 @@ _neighbours: OpOverload[..., Any] = operator(
 ).overload
 
 
+def _computed(
+    key: str, operands: Sequence[Tensor], codes: Sequence[Tensor], edges: Edges
+) -> Sequence[Tensor]:
+    """Calls the operator: on a CPU directly where nothing watches, since torch's dispatcher takes
+    as long for so many tensors as the rest of the call."""
+    plain = all(type(one) in _PLAIN for one in operands) and operands[0].device.type == "cpu"
+    if plain and not _len_torch_dispatch_stack() and not _are_functorch_transforms_active():
+        return _on_cpu(key, operands, codes, edges)
+    return _neighbours(key, operands, codes, edges)
+
+
+_PLAIN = {Tensor, torch.nn.Parameter}
+
+
 class Neighbours(torch.autograd.Function):
     """Autograd function of ``neighbours``: its derivative is ``neighbours`` of another program."""
 
@@ -223,7 +251,7 @@ class Neighbours(torch.autograd.Function):
     ) -> Any:
         """Returns the results, those that the derivative needs besides, and the operands that are
         handed on."""
-        results = _neighbours(program.key, operands, codes, edges)
+        results = _computed(program.key, operands, codes, edges)
         kept, beside = _kept_and_beside(program)
         ctx.program, ctx.handed, ctx.codes = program, handed, len(codes)
         ctx.save_for_backward(*operands, *[results[at] for at in kept], *codes, *edges)
@@ -235,32 +263,56 @@ class Neighbours(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Returns the gradients of the operands that need one."""
-        program, saved, count = ctx.program, ctx.saved_tensors, len(ctx.program.results)
+        program, saved = ctx.program, ctx.saved_tensors
         first, last = len(program.operands), len(saved) - 5 - ctx.codes
         operands, codes, edges = saved[:first], saved[last:-5], Edges(*saved[-5:])
-        graded = tuple([place for place in range(count) if grads[place] is not None])
-        asked = tuple([at for at, need in enumerate(ctx.needs_input_grad[4:]) if need])
+        missing = [grad is None for grad in grads]
+        key = ctx.handed, ctx.needs_input_grad, *missing, sums_tables(operands[0])
+        plan = program.made.get(key)
+        if plan is None:
+            plan = program.made[key] = _planned(program, *key[:2], missing, key[-1])
         gradients: list[Tensor | None] = [None] * first
-        into = []
-        for one, grad in zip(ctx.handed, grads[count:], strict=True):
-            gradients[one] = grad
-            if grad is not None:
-                into.append(one)
-        key = graded, asked, tuple(into), sums_tables(operands[0])
-        slope = program.made.get(key)
-        if slope is None and graded and asked:
-            slope = program.made[key] = derivative(program, *key)
-        if slope is not None and slope.places:
-            results = dict(zip(_kept_and_beside(program)[0], saved[first:last], strict=True))
-            given = [*operands, *[results[place] for place in slope.results]]
-            given += [grads[place].contiguous() for place in graded]
-            given += [gradients[one].contiguous() for one in into]  # pyright: ignore
-            outs = _applied(slope.program, given, codes, edges, ()) if slope.program.results else ()
-            for operand, place in slope.places:
-                like = operands[operand]
+        for one, place in plan.into:
+            gradients[one] = grads[place]
+        if plan.slope is not None:
+            given = [*operands, *[saved[place] for place in plan.saved]]
+            given += [grads[place].contiguous() for place in plan.given]
+            slope = plan.slope.program
+            outs = _applied(slope, given, codes, edges, ()) if slope.results else ()
+            for operand, place in plan.slope.places:
                 rows = outs[place] if place >= 0 else given[-1 - place]
-                gradients[operand] = _collected(rows, program.operands[operand], like, codes)
+                gradients[operand] = _collected(program, operand, rows, operands[operand], codes)
         return None, None, None, None, *gradients
+
+
+class _Plan(NamedTuple):
+    """What a backward does, by which gradients there are and which are asked for.
+
+    Attributes:
+        slope: the derivative; None if there is none.
+        saved: places of the results that it reads among what was saved.
+        given: places of the gradients that it reads.
+        into: operands that were handed on, and the places of their gradients.
+    """
+
+    slope: Derivative | None
+    saved: list[int]
+    given: list[int]
+    into: list[tuple[int, int]]
+
+
+def _planned(program: Program, handed: Any, needs: Any, missing: list[bool], on_cpu: bool) -> _Plan:
+    count = len(program.results)
+    graded = tuple(place for place in range(count) if not missing[place])
+    asked = tuple(place for place, need in enumerate(needs[4:]) if need)
+    into = [(one, count + at) for at, one in enumerate(handed) if not missing[count + at]]
+    if not graded or not asked:
+        return _Plan(None, [], [], into)
+    slope = derivative(program, graded, asked, tuple(one for one, _ in into), on_cpu)
+    kept, _ = _kept_and_beside(program)
+    saved = [len(program.operands) + kept.index(place) for place in slope.results]
+    given = [*graded, *(place for _, place in into)]
+    return _Plan(slope if slope.places else None, saved, given, into)
 
 
 def _kept_and_beside(program: Program) -> tuple[list[int], list[int]]:
@@ -279,12 +331,16 @@ def sums_tables(like: Tensor) -> bool:
     return like.device.type == "cpu"
 
 
-def _collected(rows: Tensor, operand: Any, like: Tensor, codes: Sequence[Tensor]) -> Tensor:
+def _collected(
+    program: Program, operand: int, rows: Tensor, like: Tensor, codes: Sequence[Tensor]
+) -> Tensor:
     """The gradient of an operand, from the result for it."""
-    if operand.place == "all":
-        rows = rows.sum(0).view(like.shape)
-    elif operand.place == "table" and not sums_tables(like):
-        rows = summed_by_entry(rows.flatten(1), codes[operand.code], len(like)).view(like.shape)
+    place, _, code = program.operands[operand]
+    if place == "all":
+        rows = rows.sum(0)
+        rows = rows if rows.shape == like.shape else rows.view(like.shape)
+    elif place == "table" and not sums_tables(like):
+        rows = summed_by_entry(rows.flatten(1), codes[code], len(like)).view(like.shape)
     return cast(rows, like.dtype)
 
 
@@ -321,7 +377,7 @@ def _applied(
 ) -> tuple[Tensor, ...]:
     operands = [one.contiguous() for one in operands]
     if not torch.is_grad_enabled() or not any(one.requires_grad for one in operands):
-        outs = _neighbours(known(program), operands, codes, edges)
+        outs = _computed(known(program), operands, codes, edges)
         return *outs, *[operands[at] for at in handed]
     whole = program.made.get("accompanied")
     if whole is None:
