@@ -42,7 +42,7 @@ NAMES = sorted((CASES.keys() | MORE.keys() | DROPPED.keys()) - {"collate"})
 def triton_in_place_of_loops():
     for name, kernel in CUDA.items():
         LIBRARY.impl(name, kernel, "CPU", allow_override=True)
-    with patch.object(neighbours_op, "sums_tables", lambda like: False):
+    with patch.multiple(neighbours_op, sums_tables=lambda like: False, _PLAIN=(), _on_cpu=None):
         yield
 
 

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active, _len_torch_dispatch_stack
 
-from staticgraph.internals.dispatch import OpOverload
+from staticgraph.internals.dispatch import OpOverload, dispatch_modes, transforms_active
 from staticgraph.kernels.cpu_loop import cast, in_loops, plain
 from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours import cpu
@@ -234,7 +233,7 @@ def _computed(
     """Calls the operator: on a CPU directly where nothing watches, since torch's dispatcher takes
     as long for so many tensors as the rest of the call."""
     plain = all(type(one) in _PLAIN for one in operands) and operands[0].device.type == "cpu"
-    if plain and not _len_torch_dispatch_stack() and not _are_functorch_transforms_active():
+    if plain and not dispatch_modes() and not transforms_active():
         return _on_cpu(key, operands, codes, edges)
     return _neighbours(key, operands, codes, edges)
 
