@@ -61,16 +61,7 @@ FLOORS_OF = {
     "batches": ("slots", "collation", "batch", "padding", "loading"),
     "nn": ("context", "utils", "attention", "norm", "aggr", "pool", "conv"),
     "outofcore": ("policies", "disk", "buffer", "sampling", "training"),
-    "rewrites": (
-        "captured_graph",
-        "passes",
-        "messages",
-        "aggregation",
-        "neighbours",
-        "attention",
-        "embeddings",
-        "layers",
-    ),
+    "rewrites": ("captured_graph", "passes", "neighbours", "attention", "embeddings", "layers"),
     "steps": ("state", "loss", "tracing", "computation", "compilation"),
     "serving": ("bodies", "engine", "http"),
 }

@@ -23,7 +23,7 @@ from staticgraph.training.plots import save_launches_picture
 
 LAUNCHES = {
     "forward": {"library": {"aten::mm": 2}, "inductor": {"triton_poi_fused_add_0": 1}},
-    "backward": {"staticgraph": {"neighbour_sum_backward": 3}},
+    "backward": {"staticgraph": {"table_sum_backward": 3}},
     "optimizer": {"library": {"aten::_fused_adam_": 1}},
 }
 

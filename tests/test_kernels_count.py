@@ -75,4 +75,4 @@ def test_the_command_prints_json(capsys):
     document = json.loads(capsys.readouterr().out)
     assert document["static, kernels"]["total"] < document["PyG"]["total"]
     assert main([*command, "--batch-size", "4", "--eager", "--operators"]) == 0
-    assert "staticgraph::neighbour_sum" in capsys.readouterr().out
+    assert "staticgraph::neighbours" in capsys.readouterr().out

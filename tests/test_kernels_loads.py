@@ -17,36 +17,16 @@ from staticgraph.kernels.table_sum import gpu as table
 
 # Three blocks of 128 threads per multiprocessor with 65,536 registers.
 MOST_REGISTERS = 168
-# Kernels that load no rows of features, or one row for many that they store.
-NARROW = {"neighbour_attention_targets", "segment_sum_backward", "gcn_sum_degrees"}
-NAMES = [
-    "neighbour_sum read twice",
-    "neighbour_sum coded",
-    "table_sum",
-    "batch_norm",
-    "dropout_sum",
-    "segment_sum mean",
-    "segment_max",
-    "segment_softmax",
-    "gcn_sum",
-    "neighbour_attention",
-    "pair_score",
-    "dot_attention",
-]
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["table_sum", "batch_norm", "dropout_sum"])
 def test_rows_of_300_are_loaded_by_16_and_8_bytes(name, dtype):
     for each in map(compile_launch, launched(name, dtype)):
         assert each.spilled == 0, each.name
         assert each.registers <= MOST_REGISTERS, each.name
         assert each.atomics == [], each.name
-        if each.name not in NARROW:
-            assert each.widest("ld") >= 32 * dtype.itemsize, each.name
-    if name == "segment_sum mean":
-        assert each.widest("st") >= 32 * dtype.itemsize
+        assert each.widest("ld") >= 32 * dtype.itemsize, each.name
 
 
 @pytest.mark.sampled(2)

@@ -15,22 +15,10 @@ from support.kernel_results import operator_calls, results
 threads = importlib.import_module("staticgraph.kernels.threads")
 # Collation has bytes for results, and a test of its own.
 NAMES = sorted((CASES.keys() | MORE.keys() | DROPPED.keys()) - {"collate"})
-CLOSED = "a message that ReLU closes is left out, whatever its weight is"
-UNSEEN = {
-    "neighbour_sum multiplied": "a node's row times 1 + eps = 0 is left out, whatever the row is",
-    "neighbour_sum weighed": CLOSED,
-    "neighbour_sum coded weighed": CLOSED,
-}
 # Loops compute in single precision, also of half precisions, or in double. Compiling them takes
-# most of the time, and both are compiled from the same lines, so each operator runs in one: in
-# double where the tests of rewrites, which compare models with plain PyG, compile it in any case.
-SINGLE, DOUBLE = [torch.float32, torch.bfloat16, torch.float16], [torch.float64]
-IN_DOUBLE = (*("dot_attention", "neighbour_attention", "pair_score"),)
-
-
-def dtypes_of(name: str) -> list[torch.dtype]:
-    """Returns the dtypes in which an operator runs by default."""
-    return DOUBLE if name.startswith(IN_DOUBLE) else SINGLE
+# most of the time, and both are compiled from the same lines.
+SINGLE = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [*SINGLE, torch.float64] if os.environ.get("EVERY_CASE") else SINGLE
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -39,20 +27,17 @@ def test_an_operator_is_its_reference(name):
     wrong = []
     for number, sample in enumerate(SAMPLES):
         layout = with_gaps if number % 2 else torch.clone
-        for dtype in SINGLE + DOUBLE if os.environ.get("EVERY_CASE") else dtypes_of(name):
+        for dtype in DTYPES:
             wrong += wrong_results(name, sample, dtype, layout)
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in DROPPED])
-def test_a_nan_stays_one_and_spreads_no_further(name, request):
-    if (reason := UNSEEN.get(name)) is not None:
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
-    dtype = dtypes_of(name)[0]
+def test_a_nan_stays_one_and_spreads_no_further(name):
     with torch.no_grad(), cases(2, 3):
-        found = results(name, dtype, "cpu", FEW, layout=one_nan)
+        found = results(name, torch.float32, "cpu", FEW, layout=one_nan)
     with torch.no_grad(), cases(2, 3, reference=True):
-        expected = results(name, dtype, "cpu", FEW, layout=one_nan)
+        expected = results(name, torch.float32, "cpu", FEW, layout=one_nan)
     wrong = [
         f"{place}: {one.isnan().sum()} for {other.isnan().sum()}"
         for place, (one, other) in enumerate(zip(found, expected, strict=True))
@@ -78,7 +63,7 @@ def test_the_bits_are_the_same_on_any_number_of_threads(name, monkeypatch):
             found = []
             for count in (1, 3, 40):
                 torch.set_num_threads(count)
-                found.append(results(name, dtypes_of(name)[0], "cpu", sizes))
+                found.append(results(name, torch.float32, "cpu", sizes))
             for other in found[1:]:
                 assert all(map(torch.equal, found[0], other))
     finally:
@@ -91,5 +76,5 @@ def test_registration_is_sound(name):
     """torch's own checks of every operator that a case calls, forward and backward: schema, shapes
     and tracing."""
     with cases(2, 3):
-        for operator, args in operator_calls(name, dtypes_of(name)[0]).items():
+        for operator, args in operator_calls(name, torch.float32).items():
             torch.library.opcheck(operator, args)

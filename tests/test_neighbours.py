@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.drawn_programs import drawn_case
+from support.drawn_programs import CHECKS, drawn_case
 
 from staticgraph.jit import kernel
 from staticgraph.kernels.edges import Edges
@@ -19,6 +19,7 @@ from staticgraph.kernels.neighbours import (
     cpu,
     neighbours,
     neighbours_reference,
+    program,
 )
 from staticgraph.kernels.neighbours.operations import POINTWISE
 
@@ -110,19 +111,23 @@ def assert_alike(found, expected, bound, what):
 
 
 def test_machine_code_is_kept_and_read_only_if_nobody_else_could_write_it(tmp_path, monkeypatch):
+    def forget():
+        cpu._loops.cache_clear()
+        monkeypatch.setattr(program, "_PROGRAMS", {})
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for cached in (cpu._folder, cpu._loops):
-        cached.cache_clear()
+    cpu._folder.cache_clear()
+    forget()
     x = torch.linspace(-3, 3, 7)
     expected = edge_by_edge("tanh", x)
     (path,) = tmp_path.rglob("programs/*/*.o")
     before = path.stat().st_ino
-    cpu._loops.cache_clear()
+    forget()
     assert torch.equal(edge_by_edge("tanh", x), expected)
     assert path.stat().st_ino == before
     path.write_bytes(b"of somebody else")
     path.chmod(0o666)
-    cpu._loops.cache_clear()
+    forget()
     assert torch.equal(edge_by_edge("tanh", x), expected)
     assert path.stat().st_ino != before
     cpu._folder.cache_clear()
@@ -170,6 +175,11 @@ def test_mean_and_deviation_of_what_is_far_from_zero(dtype):
     assert (out[:, :5] - wide.mean(1)).abs().max() <= 1000 * (10 * eps + rounding)
     spread = wide.std(1, correction=0)
     assert torch.allclose(out[:, 5:], spread, rtol=1e4 * eps + rounding, atol=0)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_reductions(check):
+    check(neighbours)
 
 
 def test_a_small_deviation_is_zero_as_in_pyg():

@@ -41,7 +41,7 @@ REGISTERS = {
     "attention of 300": (45, 63),
     "GENConv": (36, 47),
     "GIN": (29, 31),
-    "GCN": (36, 53),
+    "GCN": (47, 61),
 }
 
 

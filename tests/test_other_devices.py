@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -117,10 +118,9 @@ class TestALaunch:
         monkeypatch.setattr(register, "LIBRARY", library())
         monkeypatch.setattr(register, "CUDA", {})
         monkeypatch.setattr(torch.library, "register_fake", lambda *_, **__: None)
+        kernels = SimpleNamespace(forward=lambda x: list(entered))
+        monkeypatch.setattr(register, "import_module", lambda name: kernels)
         register.operator(
-            "neighbour_sum(Tensor x) -> Tensor",
-            cpu=lambda x: x,
-            cuda=lambda x: list(entered),
-            fake=lambda x: x,
+            "table_sum(Tensor x) -> Tensor", cpu=abs, cuda="table_sum.gpu:forward", fake=abs
         )
         assert made["CUDA"](torch.zeros(2).as_subclass(There)) == [1]

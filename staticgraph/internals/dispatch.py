@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active as transforms_active
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._guards import TracingContext
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.amp.autocast_mode import _enter_autocast as enter_autocast
 from torch.amp.autocast_mode import _exit_autocast as exit_autocast
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,6 +46,7 @@ __all__ = [
     "copy_all",
     "current_graph_task",
     "delayed_error",
+    "dispatch_modes",
     "enter_autocast",
     "exit_autocast",
     "preserved_versions",
@@ -52,6 +55,7 @@ __all__ = [
     "shapes_before",
     "to_copy",
     "traced_here",
+    "transforms_active",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
@@ -136,7 +140,6 @@ DisableTorchFunction: Callable[[], AbstractContextManager[None]] = torch._C.Disa
 DisableTorchFunctionSubclass: Callable[[], AbstractContextManager[None]] = (
     torch._C.DisableTorchFunctionSubclass
 )
-HigherOrderOperator = torch._ops.HigherOrderOperator
 # The id of the backward pass that this thread is in, or -1.
 current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 

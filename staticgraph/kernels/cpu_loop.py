@@ -31,12 +31,11 @@ from staticgraph.store.columns import Array
 
 # One number per dtype in which loops compute, which tells a loop the type of its floats.
 LIKE: dict[torch.dtype, Any] = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
-# The arrays that a loop may take: floats of one to three dimensions, and indices.
-Vector = Matrix = Block = Indices = IndexRows = Pointers = Array
+# The arrays that a loop may take: floats of one or two dimensions, and indices.
+Vector = Matrix = Indices = IndexRows = Pointers = Array
 KINDS: dict[str, tuple[int, torch.dtype | None]] = {
     "Vector": (1, None),
     "Matrix": (2, None),
-    "Block": (3, None),
     "Indices": (1, torch.int64),
     "IndexRows": (2, torch.int64),
     "Pointers": (1, torch.int32),
@@ -120,7 +119,7 @@ class CpuLoop:
         return self._run(LIKE[wide], tuple(at), team, threads.SMALL, *numbers)
 
 
-_NOTHING = [(0,) * (dims + 1) for dims in range(4)]
+_NOTHING = [(0,) * (dims + 1) for dims in range(3)]
 
 
 def in_loops(dtype: torch.dtype) -> torch.dtype:
@@ -141,10 +140,6 @@ def plain(value: Tensor | None, dtype: torch.dtype) -> Any:
     return cast(value, dtype).contiguous()
 
 
-def _number(value: Any) -> Any:
-    return np.asarray(value) if isinstance(value, list) else value
-
-
 def over_tensors(
     loop: CpuLoop,
     names: Sequence[str],
@@ -154,49 +149,32 @@ def over_tensors(
     """Returns the CPU side of an operator.
 
     Args:
-        loop: writes every element of the results. Where an argument is called ``rounded``, it is
-            told whether floats were converted from another dtype.
-        names: of the operator's arguments and results, those of :class:`Edges` in place of the
-            edges.
+        loop: writes every element of the results.
+        names: of the operator's arguments and results.
         shapes: allocates the results.
         check: gets what the loop returns and the arguments; raises what is wrong with them.
     """
     place = {name: at for at, name in enumerate(names)}
     arrays = [(place[name], dtype) for name, _, dtype in loop.arrays]
     floats = [at for at, dtype in arrays if dtype is None]
-    numbers = [place.get(name, -1) for name in loop.numbers]
+    numbers = [place[name] for name in loop.numbers]
 
     def on_cpu(*arguments: Any) -> Any:
         """Allocates the results, runs the loop, and rounds what it wrote."""
         results = shapes(*arguments)
         single = isinstance(results, Tensor)
         outs = [results] if single else list(results)
-        values: list[Any] = []
-        for value in arguments:
-            if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
-                values += value
-            else:
-                values.append(value)
-        first = len(values)
-        values += outs
+        first, values = len(arguments), [*arguments, *outs]
         wide = torch.float32
         for at in floats:
             if values[at] is not None and values[at].dtype is torch.float64:
                 wide = torch.float64
         given: list[Any] = []
-        rounded = False
         for at, dtype in arrays:
-            value, kind = values[at], wide if dtype is None else dtype
-            if value is not None:
-                if value.dtype is not kind:
-                    rounded = rounded or dtype is None
-                    value = value.to(kind)
-                if not value.is_contiguous():
-                    value = value.contiguous()
-                if at >= first:
-                    values[at] = value
-            given.append(value)
-        found = loop(given, wide, [rounded if at < 0 else _number(values[at]) for at in numbers])
+            given.append(plain(values[at], wide if dtype is None else dtype))
+            if at >= first:
+                values[at] = given[-1]
+        found = loop(given, wide, [values[at] for at in numbers])
         if check is not None:
             check(found, *arguments)
         outs = [cast(new, old.dtype) for new, old in zip(values[first:], outs, strict=True)]

@@ -24,8 +24,6 @@ from numba.extending import intrinsic, overload
 
 from staticgraph.jit import KERNEL_OPTIONS
 
-OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "nsz"}}
-
 
 def _same_bits(given: types.Type, wanted: types.Type, llvm: ir.Type) -> Any:
     """Returns an intrinsic that reinterprets the bits of one type as another of the same width."""

@@ -85,7 +85,7 @@ class Vectors:
         return self.builder.extract_element(value, _PLACE(0))
 
     def sum(self, left: Any, right: Any) -> Any:
-        """Adds two vectors lane by lane."""
+        """Adds two numbers, or two vectors lane by lane."""
         return self.builder.fadd(left, right)
 
     def larger(self, best: Any, value: Any) -> Any:
@@ -95,50 +95,26 @@ class Vectors:
         return self.builder.select(takes, value, best)
 
 
-def _added(context: Any, builder: Any, kind: types.Type, rows: Any, size: Any) -> Any:
-    """Generates the sum of products of rows' elements; ``rows`` are pairs of array and offset."""
-    vectors = Vectors(context, builder, kind)
-    starts = [vectors.start(*row) for row in rows]
-
-    def add(values: list[Any], sums: Any) -> None:
-        """Adds the product of one value per row to the sums at a pointer."""
-        term = values[0]
-        for value in values[1:]:
-            term = builder.fmul(term, value, flags=FUSED)
-        builder.store(builder.fadd(builder.load(sums), term, flags=FUSED), sums)
-
-    nothing, one, lanes = (ir.Constant(size.type, n) for n in (0, 1, LANES))
-    whole = builder.and_(size, ir.Constant(size.type, -LANES))
-    sums = cgutils.alloca_once_value(builder, vectors.zero)
-    rest = cgutils.alloca_once_value(builder, ir.Constant(vectors.number, 0.0))
-    with cgutils.for_range_slice(builder, nothing, whole, lanes) as (k, _):
-        add([vectors.load(start, k) for start in starts], sums)
-    with cgutils.for_range_slice(builder, whole, size, one) as (k, _):
-        add([builder.load(builder.gep(start, [k])) for start in starts], rest)
-    return builder.fadd(vectors.joined(builder.load(sums), vectors.sum), builder.load(rest))
-
-
 def _total(typing: Any, values: Any, first: Any, count: Any) -> Any:
     """Implements ``total(values, first, count)``: the sum of a row of any length."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Generates the sum of one row."""
+        """Generates the sums of each lane, their sum, and that of the numbers after them."""
         array, place, size = arguments
-        return _added(context, builder, values.dtype, [(values, array, place)], size)
+        vectors = Vectors(context, builder, values.dtype)
+        start = vectors.start(values, array, place)
+        nothing, one, lanes = (ir.Constant(size.type, n) for n in (0, 1, LANES))
+        whole = builder.and_(size, ir.Constant(size.type, -LANES))
+        sums = cgutils.alloca_once_value(builder, vectors.zero)
+        rest = cgutils.alloca_once_value(builder, ir.Constant(vectors.number, 0.0))
+        with cgutils.for_range_slice(builder, nothing, whole, lanes) as (k, _):
+            builder.store(vectors.sum(builder.load(sums), vectors.load(start, k)), sums)
+        with cgutils.for_range_slice(builder, whole, size, one) as (k, _):
+            term = builder.load(builder.gep(start, [k]))
+            builder.store(vectors.sum(builder.load(rest), term), rest)
+        return vectors.sum(vectors.joined(builder.load(sums), vectors.sum), builder.load(rest))
 
     return values.dtype(values, types.intp, types.intp), generate
-
-
-def _dot(typing: Any, left: Any, i: Any, right: Any, j: Any, count: Any) -> Any:
-    """Implements ``dot(left, i, right, j, count)``: the dot product of two rows of any length."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Generates the dot product of two rows."""
-        one, i, other, j, size = arguments
-        return _added(context, builder, left.dtype, [(left, one, i), (right, other, j)], size)
-
-    given = left, types.intp, right, types.intp, types.intp
-    return left.dtype(*given), generate
 
 
 def _largest(typing: Any, values: Any, first: Any, count: Any) -> Any:
@@ -212,6 +188,5 @@ def _combine(
 
 # Typed as Any: kernels are checked by numba's typing rules.
 total: Any = intrinsic(_total)
-dot: Any = intrinsic(_dot)
 largest: Any = intrinsic(_largest)
 combine: Any = intrinsic(_combine)

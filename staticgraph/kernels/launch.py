@@ -48,12 +48,6 @@ def own_row(width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def span(ptr, i):
-    """Returns the first row of segment ``i``, and the first one after it."""
-    return tl.load(ptr + i).to(tl.int64), tl.load(ptr + i + 1).to(tl.int64)
-
-
-@triton.jit
 def places(r, rows, f, width):
     """Returns the places of rows ``r`` at columns ``f``, and which of these exist."""
     return r[:, None] * width + f[None, :], (r < rows)[:, None] & (f < width)[None, :]
@@ -65,20 +59,6 @@ def tile(start, last, f, width, ROWS: tl.constexpr):
     r = start + tl.arange(0, ROWS)
     at, here = places(r, last, f, width)
     return r, at, here
-
-
-@triton.jit
-def cells(h, heads, width, BLOCK: tl.constexpr):
-    """Returns the places of heads ``h`` in a row of all heads, and which of these exist."""
-    return places(h, heads, tl.arange(0, BLOCK), width)
-
-
-@triton.jit
-def own_heads(heads, width, HEADS: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the number of the program, the heads and which of them exist, and :func:`cells`."""
-    h = tl.arange(0, HEADS)
-    place, inside = cells(h, heads, width, BLOCK)
-    return tl.program_id(0).to(tl.int64), h, h < heads, place, inside
 
 
 @triton.jit
@@ -126,29 +106,19 @@ class Launch:
 
     Args:
         kernels: Triton functions, launched in order. A parameter with the name of an argument or
-            result of the operator, or of one of :class:`~staticgraph.kernels.edges.Edges`, gets its
-            value, None included.
+            result of the operator gets its value, None included.
         options: its parameters have such names, too; returns the number of programs as ``grid``,
             the kernels' other parameters, those that they get in place of an argument or result,
             and Triton's options.
-        finish: gets the results, and what the kernels got by name; returns the results. None if the
-            kernels wrote them.
     """
 
-    def __init__(
-        self,
-        *kernels: Any,
-        options: Callable[..., dict[str, Any]],
-        finish: Callable[..., Any] | None = None,
-    ) -> None:
+    def __init__(self, *kernels: Any, options: Callable[..., dict[str, Any]]) -> None:
         self.kernels: tuple[Any, ...] = kernels
         self.options: Callable[..., dict[str, Any]] = options
-        self.finish: Callable[..., Any] | None = finish
 
     def over(self, operator: Operator) -> Callable[..., Any]:
         """Returns the CUDA side of an operator."""
         place = {name: at for at, name in enumerate(operator.names)}
-        edges = operator.arguments.index("edges") if "edges" in operator.arguments else -1
         asked = [place[name] for name in signature(self.options).parameters]
         launches = [
             (kernel, [(name, place.get(name, -1)) for name in kernel.arg_names])
@@ -157,33 +127,22 @@ class Launch:
 
         def on_cuda(*arguments: Any) -> Any:
             """Allocates the results and launches the kernels."""
-            results, values = operator.fake(*arguments), list(arguments)
-            if edges >= 0:
-                values[edges : edges + 1] = values[edges]
-            values += results if isinstance(results, tuple) else [results]
+            results = operator.fake(*arguments)
+            values = [*arguments, *(results if isinstance(results, tuple) else [results])]
             options = self.options(*[values[at] for at in asked])
             for kernel, names in launches:
                 given = [options[name] if name in options else values[at] for name, at in names]
                 how = {name: options[name] for name in TRITON if name in options}
                 kernel[options["grid"]](*given, **how)
-            if self.finish is None:
-                return results
-            return self.finish(results, dict(zip(operator.names, values, strict=True)) | options)
+            return results
 
         return on_cuda
 
 
-def by_row(dtype: torch.dtype, width: int, rows: int = 1) -> dict[str, Any]:
-    """Returns the options of kernels whose programs take ``rows`` rows of ``width`` columns."""
+def by_row(dtype: torch.dtype, width: int) -> dict[str, Any]:
+    """Returns the options of kernels whose programs take a row of ``width`` columns."""
     columns = block(width)
-    how = warps(rows * columns)
-    return {"width": width, "WIDE": wide(dtype), "BLOCK": columns, "num_warps": how}
-
-
-def each_row(x: Tensor) -> dict[str, Any]:
-    """Returns the options of kernels with one program per row of ``x``."""
-    rows, width = x.shape
-    return by_row(x.dtype, width) | {"grid": (rows,)}
+    return {"width": width, "WIDE": wide(dtype), "BLOCK": columns, "num_warps": warps(columns)}
 
 
 def wide_like(value: Tensor, *shape: int) -> Tensor:

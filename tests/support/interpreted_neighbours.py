@@ -28,9 +28,9 @@ from staticgraph.kernels.neighbours import (  # noqa: E402
 )
 from staticgraph.kernels.neighbours.derivative import accompanied, derivative  # noqa: E402
 from staticgraph.kernels.neighbours.operations import POINTWISE  # noqa: E402
-from staticgraph.kernels.neighbours.program import REDUCTIONS, known  # noqa: E402
+from staticgraph.kernels.neighbours.program import known  # noqa: E402
 from staticgraph.kernels.register import CUDA, LIBRARY  # noqa: E402
-from support.drawn_programs import drawn_edges  # noqa: E402
+from support.drawn_programs import CHECKS, drawn_edges, numbers_of  # noqa: E402
 from support.messages import MESSAGES, Call, drawn_call, graded  # noqa: E402
 
 PROGRAMS = int(os.environ.get("PROGRAMS", "25"))
@@ -283,70 +283,15 @@ def test_an_operation_keeps_its_relative_accuracy(name, dtype):
     assert not wrong.any(), [(x[i], y[i], found[i], rounded[i]) for i in wrong.nonzero()[:5]]
 
 
-def three_nodes(values: list[list[float]]) -> tuple[list[Tensor], Edges]:
-    """Numbers of edges, by the node that they enter; all leave the first one."""
-    dst = torch.tensor([node for node, row in enumerate(values) for _ in row])
-    counts = torch.tensor([0] + [len(row) for row in values])
-    edges = Edges(
-        torch.zeros_like(dst),
-        dst,
-        counts.cumsum(0).int(),
-        torch.tensor([0] + [len(dst)] * len(values)).int(),
-        torch.arange(len(dst)).int(),
-    )
-    return [torch.tensor([one for row in values for one in row])], edges
-
-
-def test_reductions_of_nothing_of_one_of_ties_and_of_nan():
-    nan = math.nan
-    operands, edges = three_nodes([[], [3.0], [2, -1, -1, 2], [1, nan, 2], [nan], [0, 1, 0, 1]])
-    builder = Builder()
-    value = builder.operand("edge", ())
-    names = [name for name in REDUCTIONS if name not in ("rows", "source_sum")]
-    program = builder.program([Result(value, name, weight=value) for name in names])
-    found = dict(zip(names, on_triton(program, operands, [], edges), strict=True))
-    expected = {
-        "sum": [0, 3, 2, nan, nan, 2],
-        "mean": [0, 3, 0.5, nan, nan, 0.5],
-        "min": [0, 3, -1, nan, nan, 0],
-        "max": [0, 3, 2, nan, nan, 1],
-        "var": [0, 0, 2.25, nan, nan, 0.25],
-        "std": [0, 0, 1.5, nan, nan, 0.5],
-        "softmax": [0, 3, (2 - math.exp(-3)) / (1 + math.exp(-3)), nan, nan, 1 / (1 + 1 / math.e)],
-        "logsumexp": [
-            0,
-            3,
-            2 + math.log(2 + 2 * math.exp(-3)),
-            nan,
-            nan,
-            1 + math.log(2 + 2 / math.e),
-        ],
-    }
-    for name, numbers in expected.items():
-        assert torch.allclose(found[name], torch.tensor(numbers), equal_nan=True), name
-    real = torch.tensor([0, 1, 2, 5])
-    assert found["min_ties"][real].tolist() == [1, 1, 2, 3]
-    assert found["max_ties"][real].tolist() == [1, 1, 2, 2]
-
-
-def test_a_softmax_of_weights_that_are_far_apart_or_infinite():
-    """Weights of -inf are those of edges that are left out."""
-    inf = math.inf
-    rows = [[], [-inf], [-inf, 2, -inf], [-1e30, 1e30, -1e30, 1e30], [-3e38, 3e38], [0, -90, 90]]
-    weights, edges = three_nodes([[float(one) for one in row] for row in rows])
-    builder = Builder()
-    value, weight = (builder.operand("edge", ()) for _ in range(2))
-    results = Result(value, "softmax", weight=weight), Result(weight, "logsumexp")
-    values = torch.arange(1.0, 1 + len(weights[0]))
-    softmax, whole = on_triton(builder.program(results), [values, *weights], [], edges)
-    assert softmax.tolist() == [0, 0, 3, 7, 10, 13]
-    assert torch.equal(whole, torch.tensor([0, 0, 2, 1e30, 3e38, 90]))
+@pytest.mark.parametrize("check", CHECKS)
+def test_reductions(check):
+    check(on_triton)
 
 
 def test_a_small_spread_of_large_numbers_is_seen():
     """A sum of squares would lose it: 1e4 squared has 8 in its last place."""
     numbers = [1e4, 1e4 + 1, 1e4 + 2]
-    operands, edges = three_nodes([numbers])
+    operands, edges = numbers_of([numbers])
     builder = Builder()
     program = builder.program([Result(builder.operand("edge", ()), "var")])
     (found,) = on_triton(program, operands, [], edges)

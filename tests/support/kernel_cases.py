@@ -15,23 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from staticgraph.kernels.neighbour_sum import neighbour_sum_handed_on
 from torch import Tensor
 
 from staticgraph.batches.collation.collate_arguments import collate_arguments
 from staticgraph.kernels import (
     batch_norm,
-    dot_attention,
     dropout_sum,
-    gcn_degrees,
-    gcn_sum,
     graph_attention,
-    neighbour_attention,
-    neighbour_sum,
-    pair_score,
-    segment_max,
-    segment_softmax,
-    segment_sum,
     table_sum,
 )
 from staticgraph.kernels.batch_norm import Running, batch_norm_handed_on
@@ -42,11 +32,11 @@ from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.graph_attention import graph_attention_reference
 from staticgraph.kernels.graph_attention import kept as weights_kept
 from staticgraph.kernels.linear import linear, linear_handed_on
-from staticgraph.kernels.neighbours import Builder, Program, Result, neighbours, source_sum
-from staticgraph.kernels.neighbours.op import neighbours_of
+from staticgraph.kernels.neighbours import neighbours, neighbours_of
 from staticgraph.kernels.neighbours.program import known
 from staticgraph.kernels.table_sum import fold_codes
 from support.collated import layout_for, odd_graphs, padded_ids
+from support.messages import gat, gcn, gine, nnconv, painn, pna, pools
 
 HEADS, WIDTH = 4, 16
 COLUMNS = HEADS * WIDTH
@@ -65,6 +55,7 @@ class Where(NamedTuple):
     """The structure that every batch has of its graphs, on a device."""
 
     edges: Edges
+    graphs: Edges  # nodes as edges into their graphs
     ptr: Tensor
     longest: int
     real: Tensor  # number of nodes that are not padding
@@ -92,8 +83,10 @@ def where(sizes: Sizes, device: str) -> Where:
     index = torch.stack(
         [torch.randint(size, (sizes.nodes,), generator=generator) for size in TABLES], 1
     )
+    graph = torch.arange(sizes.graphs).repeat_interleave(ptr.diff())
+    both = (src, dst, *pointers), (graph, graph, *(ptr.int(),) * 3)
     return Where(
-        Edges(*(value.to(device) for value in (src, dst, *pointers))),
+        *(Edges(*(value.to(device) for value in given)) for given in both),
         ptr.to(device),
         int(ptr.diff().max()),
         torch.tensor(sizes.nodes - sizes.nodes // 10, device=device),
@@ -116,12 +109,8 @@ def operands(sizes: Sizes, dtype: torch.dtype, device: str) -> Values:
         "x": eighths(n, COLUMNS),
         "right": eighths(n, COLUMNS),
         "rows": eighths(e, COLUMNS, offset=1 / 16),
-        "own_rows": eighths(n, COLUMNS, offset=1 / 16),
-        "each": eighths(e),
-        "pair": eighths(HEADS, n, 2),
         "edge": eighths(e, HEADS, offset=1 / 16),
         "own": eighths(n, HEADS, offset=1 / 16),
-        "scores": eighths(HEADS, WIDTH),
         "weight": eighths(COLUMNS, COLUMNS),
         "bias": eighths(COLUMNS, offset=1 / 16),
         "tables": eighths(sum(TABLES), COLUMNS),
@@ -141,16 +130,6 @@ def operands(sizes: Sizes, dtype: torch.dtype, device: str) -> Values:
 
 def _offsets(w: Where) -> Tensor:
     return torch.tensor([0, *np.cumsum(TABLES)], device=w.device)
-
-
-def _degrees(v: Values, w: Where, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    return gcn_degrees(w.edges, weight, 1.0, True, v["x"].detach())
-
-
-def _weighted_gcn(v: Values, w: Where) -> list[Tensor]:
-    weight = v["each"].abs() + 1
-    root, own = _degrees(v, w, weight)
-    return [root, own, gcn_sum(v["x"], root, own, w.edges, weight=weight)]
 
 
 def _norm(v: Values, w: Where, **options: Any) -> list[Tensor]:
@@ -183,13 +162,6 @@ def _read_twice(v: Values) -> list[Tensor]:
     return [out, x * 2]
 
 
-def _summed_and_read(v: Values, w: Where) -> list[Tensor]:
-    summed = neighbour_sum_handed_on(
-        v["x"], v["rows"], w.edges, edge_too=True, transform="relu_add"
-    )
-    return [summed[0], summed[1] * 2, summed[2] * 2]
-
-
 def _attention(v: Values, w: Where, **options: Any) -> Tensor:
     return graph_attention(v["qkv"], w.ptr.int(), heads=HEADS, longest=w.longest, **options)
 
@@ -214,143 +186,63 @@ CASES: dict[str, Run] = {
     "batch_norm running": _running_norm,
     "batch_norm of few rows": _few_rows_norm,
     "collate": _collated,
-    "dot_attention": lambda v, w: dot_attention(
-        v["x"], v["right"], v["own_rows"], w.edges, heads=HEADS, scale=0.25, edge=v["rows"]
-    ),
-    "dot_attention coded": lambda v, w: dot_attention(
-        v["x"],
-        v["right"],
-        v["own_rows"],
-        w.edges,
-        heads=HEADS,
-        scale=0.125,
-        edge=v["table"],
-        code=w.index[w.edges.src, 0],
-        to_value=False,
-    ),
     "dropout_sum of nothing": lambda v, w: dropout_sum(v["rows"], v["rows"], w.seed, 4, p=0.0),
     "fold_codes": lambda v, w: fold_codes(w.index, _offsets(w)),
-    "gcn_sum": lambda v, w: gcn_sum(v["x"], *_degrees(v, w), w.edges, bias=v["bias"]),
-    "gcn_sum weighted": _weighted_gcn,
     "graph_attention": _attention,
     "linear": lambda v, w: _linear(v, bias=v["bias"], relu=True),
     "linear alone": lambda v, w: _linear(v),
     "linear read twice": lambda v, w: _read_twice(v),
-    "neighbour_attention": lambda v, w: neighbour_attention(
-        v["x"], w.edges, heads=HEADS, slope=0.2, pair=v["pair"], edge=v["edge"], own=v["own"]
-    ),
-    "neighbour_sum": lambda v, w: neighbour_sum(
-        v["x"],
-        v["rows"],
-        w.edges,
-        transform="relu_add",
-        self_eps=torch.tensor([0.5], device=w.device),
-    ),
-    "neighbour_sum coded": lambda v, w: neighbour_sum(
-        v["x"], v["table"], w.edges, transform="relu_add", code=w.index[w.edges.src, 0]
-    ),
-    "neighbour_sum copied mean": lambda v, w: neighbour_sum(v["x"], None, w.edges, mean=True),
-    "neighbour_sum read twice": _summed_and_read,
-    "neighbour_sum weighed": lambda v, w: neighbour_sum(
-        v["x"], v["rows"], w.edges, transform="relu_add", weight=v["each"].detach()
-    ),
-    "neighbour_sum weighted": lambda v, w: neighbour_sum(
-        v["x"], v["each"], w.edges, transform="multiply"
-    ),
     "neighbours": lambda v, w: list(
-        neighbours(_gate(COLUMNS), [v["x"], v["right"], v["rows"]], (), w.edges)
-    ),
-    "neighbours of a table": lambda v, w: list(
-        neighbours(_moments(HEADS, WIDTH), [v["x"], v["table"]], (_code(w),), w.edges)
-    ),
-    "neighbours of vectors": lambda v, w: list(
         neighbours(
-            _vectors(HEADS, WIDTH),
-            [v["x"].view(-1, HEADS, WIDTH), v["edge"], v["rows"]],
+            pna(HEADS, WIDTH),
+            [v[name].view(-1, HEADS, WIDTH) for name in ("x", "right", "rows")],
             (),
             w.edges,
         )
     ),
-    "neighbours of matrices": lambda v, w: list(
-        neighbours(_matrices(HEADS, WIDTH), _with_matrices(v), (), w.edges)
-    ),
-    "pair_score": lambda v, w: list(
-        pair_score(
-            v["x"],
-            v["right"],
-            v["scores"],
+    "neighbours of GAT": lambda v, w: list(
+        neighbours(
+            gat(HEADS, WIDTH, loops=True),
+            [v["x"].view(-1, HEADS, WIDTH), v["own"], v["right"][:, :HEADS], v["edge"]],
+            (),
             w.edges,
-            edge=v["rows"],
-            own=v["own_rows"],
-            slope=0.2,
         )
     ),
-    "segment_max": lambda v, w: segment_max(v["x"], w.ptr),
-    "segment_softmax": lambda v, w: segment_softmax(v["x"], w.ptr),
-    "segment_sum": lambda v, w: segment_sum(v["x"], w.ptr),
-    "segment_sum mean": lambda v, w: segment_sum(v["x"], w.ptr, mean=True),
+    "neighbours of GCN": lambda v, w: list(
+        neighbours(
+            gcn(COLUMNS), [v["x"], v["bias"], v["own"][:, :1], v["right"][:, :1]], (), w.edges
+        )
+    ),
+    "neighbours of GINE": lambda v, w: list(
+        neighbours(gine(COLUMNS), [v["x"], v["rows"]], (), w.edges)
+    ),
+    "neighbours of NNConv": lambda v, w: list(
+        neighbours(nnconv(HEADS, WIDTH), [v["x"][:, :HEADS], v["rows"]], (), w.edges)
+    ),
+    "neighbours of PaiNN": lambda v, w: list(neighbours(painn(COLUMNS), _vectors(v), (), w.edges)),
+    "neighbours of a table": lambda v, w: list(
+        neighbours(
+            gine(COLUMNS, "table", 0), [v["x"], v["table"]], (w.index[w.edges.src, 0],), w.edges
+        )
+    ),
+    "neighbours of graphs": lambda v, w: list(neighbours(pools(COLUMNS), [v["x"]], (), w.graphs)),
     "table_sum": lambda v, w: table_sum(w.index, _offsets(w), v["tables"]),
 }
 
 
-def _summed_in_layers(v: Values, w: Where, **options: Any) -> list[Tensor]:
-    """Two layers, each of which hands its operands on to the next and to a residual."""
-    edge = v["rows"] if "transform" in options else None
-    more = {"edge_too": edge is not None, **options}
-    out, x, edge = neighbour_sum_handed_on(v["x"], edge, w.edges, **more)
-    h = out / 8 + x
-    out, x, _ = neighbour_sum_handed_on(h, edge, w.edges, **options)
-    return [out, x]
+def _vectors(v: Values) -> list[Tensor]:
+    """Filters of edges, three rows of each node twice, and directions of edges."""
+    rows = v["rows"]
+    direction = rows[:, :1, None].expand(-1, 3, 1)
+    return [rows.repeat(1, 3), v["qkv"], v["qkv"].view(-1, 3, COLUMNS), direction]
 
 
-def _gate(width: int) -> Program:
-    """A gate by both ends and the edge, its weighted sum, and its rows."""
-    b = Builder()
-    source, target, edge = (b.operand(end, (width,)) for end in ("source", "target", "edge"))
-    total = b.point("add", b.point("add", source, target), edge)
-    gate = b.point("sigmoid", total)
-    weighed = b.point("mul", gate, source)
-    return b.program([Result(total, "rows"), Result(gate, "sum"), Result(weighed, "sum")])
-
-
-def _moments(heads: int, width: int) -> Program:
-    """Mean, extrema and deviation of a sum with rows of a table, side by side by tower."""
-    b = Builder()
-    source, table = b.operand("source", (heads * width,)), b.operand("table", (heads * width,), 0)
-    rows = b.view(b.point("add", source, table), (heads, width))
-    return b.program([Result(rows, "mean+min+max+std"), Result(rows, "var")])
-
-
-def _vectors(heads: int, width: int) -> Program:
-    """PaiNN's message: vectors, gated, and an edge's direction; factors are parts of one row."""
-    b = Builder()
-    vectors, unit = b.operand("source", (heads, width)), b.operand("edge", (heads,))
-    factors = b.operand("edge", (heads * width,))
-    gate, along = (b.slice(factors, 0, at * width, (at + 1) * width) for at in (0, 1))
-    gated = b.point("mul", vectors, b.view(gate, (1, width)))
-    turned = b.point("mul", b.view(unit, (heads, 1)), b.view(along, (1, width)))
-    return b.program([Result(b.point("add", gated, turned), "sum"), Result(gate, "source_sum")])
-
-
-def _matrices(heads: int, width: int) -> Program:
-    """One matrix per edge, as in NNConv, and one row for all edges."""
-    b = Builder()
-    x, matrix = b.operand("source", (heads, 1)), b.operand("edge", (heads, width))
-    row = b.total(b.point("mul", x, matrix), [0])
-    return b.program([Result(b.point("add", row, b.operand("all", (width,))), "mean")])
-
-
-def _with_matrices(v: Values) -> list[Tensor]:
-    return [v["x"][:, :HEADS, None], v["rows"].view(-1, HEADS, WIDTH), v["bias"][:WIDTH]]
-
-
-def _matrices_in_layers(v: Values, w: Where) -> list[Tensor]:
+def _handed_on(v: Values, w: Where) -> list[Tensor]:
     """Two layers that read the same rows of edges: the first hands them on."""
-    x, matrices, bias = _with_matrices(v)
-    key = known(_matrices(HEADS, WIDTH))
-    out, x, matrices = neighbours_of(key, [x, matrices, bias], (), w.edges, (0, 1))
-    again = neighbours(_matrices(HEADS, WIDTH), [x / 2, matrices, bias], (), w.edges)
-    return [out, *again, x * 3, matrices * 2]
+    key = known(gine(COLUMNS))
+    out, x, rows = neighbours_of(key, [v["x"], v["rows"]], (), w.edges, (0, 1))
+    again = neighbours_of(key, [x / 2, rows], (), w.edges)
+    return [out, *again, x * 3, rows * 2]
 
 
 def _norms_in_layers(v: Values, w: Where) -> list[Tensor]:
@@ -359,94 +251,9 @@ def _norms_in_layers(v: Values, w: Where) -> list[Tensor]:
     return [out, batch_norm(v["apart"], *parameters, eps=1.0, addend=addend)[0], addend * 2]
 
 
-def _columns_apart(v: Values, w: Where) -> Tensor:
-    """Values of other columns than queries and keys have."""
-    value = v["own_rows"][:, :HEADS]
-    return dot_attention(v["x"], v["right"], value, w.edges, heads=HEADS, scale=0.25)
-
-
-def _code(w: Where) -> Tensor:
-    return w.index[w.edges.src, 0]
-
-
-# Options of the same operators, and operators, that only the CPU needs to show.
+# Options of the same operators that only the CPU needs to show.
 MORE: dict[str, Run] = {
-    "neighbour_sum multiplied": lambda v, w: neighbour_sum(
-        v["x"], v["rows"], w.edges, transform="multiply", mean=True, self_eps=torch.tensor([-1.0])
-    ),
-    "neighbour_sum fixed": lambda v, w: neighbour_sum(
-        v["x"], v["each"].detach(), w.edges, transform="multiply"
-    ),
-    "neighbour_sum coded multiplied": lambda v, w: neighbour_sum(
-        v["x"], v["table"], w.edges, transform="multiply", code=_code(w)
-    ),
-    "neighbour_sum coded weighed": lambda v, w: neighbour_sum(
-        v["x"],
-        v["table"],
-        w.edges,
-        transform="relu_add",
-        code=_code(w),
-        weight=v["each"].detach(),
-    ),
-    **{
-        f"neighbour_sum of eps, {transform}": lambda v, w, transform=transform: neighbour_sum(
-            v["x"],
-            None if transform == "copy" else v["rows"],
-            w.edges,
-            transform=transform,
-            self_eps=v["bias"][:1],
-        )
-        for transform in ("copy", "multiply", "relu_add")
-    },
-    "neighbour_sum in layers": _summed_in_layers,
-    "neighbour_sum in layers, of relu": lambda v, w: _summed_in_layers(
-        v, w, transform="relu_add", mean=True
-    ),
-    "source_sum": lambda v, w: source_sum(v["rows"], w.edges),
-    "gcn_sum without loops": lambda v, w: gcn_sum(
-        v["x"],
-        *_degrees(v, w, v["each"].detach().abs()),
-        w.edges,
-        weight=v["each"].detach().abs(),
-        bias=v["bias"],
-        loops=False,
-    ),
-    **{
-        f"neighbour_attention by {names}": lambda v, w, names=names: neighbour_attention(
-            v["x"],
-            w.edges,
-            heads=HEADS,
-            **{name: v[name] for name in names.split()},
-            loops="own" in names,
-        )
-        for names in ("pair", "edge", "pair edge", "edge own", "own")
-    },
-    **{
-        f"pair_score of {names or 'nodes'}": lambda v, w, names=names: list(
-            pair_score(
-                *(v["x"], v["right"], v["scores"], w.edges),
-                **{name[:-5]: v[name.removeprefix("edge_")] for name in names.split()},
-                slope=0.2,
-            )
-        )
-        for names in ("", "edge_rows", "own_rows")
-    },
-    **{
-        f"dot_attention to {to}": lambda v, w, to=to: dot_attention(
-            v["x"],
-            v["right"],
-            v["own_rows"],
-            w.edges,
-            heads=HEADS,
-            edge=v["table"],
-            code=_code(w),
-            to_key="key" in to,
-            to_value="value" in to,
-        )
-        for to in ("key", "value", "key and value")
-    },
-    "dot_attention of other columns": _columns_apart,
-    "neighbours in layers": _matrices_in_layers,
+    "neighbours in layers": _handed_on,
     "batch_norm in layers": _norms_in_layers,
     "batch_norm of all rows": lambda v, w: list(
         batch_norm(

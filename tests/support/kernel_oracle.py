@@ -9,16 +9,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from staticgraph.kernels.dot_attention import dot_attention_reference
-from staticgraph.kernels.gcn_sum import gcn_degrees_reference, gcn_sum_reference
-from staticgraph.kernels.neighbour_attention import neighbour_attention_reference
-from staticgraph.kernels.neighbour_sum import neighbour_sum_reference
-from staticgraph.kernels.pair_score import pair_score_reference
-from staticgraph.kernels.segments import (
-    segment_max_reference,
-    segment_softmax_reference,
-    segment_sum_reference,
-)
 from torch import Tensor
 
 from staticgraph.kernels.batch_norm import batch_norm_reference
@@ -41,52 +31,6 @@ SAMPLES = {
     "isolated nodes": (Sizes(40, 30, 9), 2, 19),
     "whole vectors": (Sizes(80, 160, 6), 4, 16),
 }
-# Their gradients of scores start from the rounded result, which the references keep exact.
-ROUNDED = ("dot_attention", "neighbour_attention", "graph_attention dropout")
-
-
-def _neighbour_sum(
-    x, edge, edges, *, transform="copy", mean=False, code=None, self_eps=None, weight=None
-):
-    return neighbour_sum_reference(
-        x, edge, code, edges.src, edges.dst, self_eps, transform, mean, weight
-    )
-
-
-def _sum_handed_on(x, edge, edges, *, edge_too=False, **options):
-    return _neighbour_sum(x, edge, edges, **options), x, edge
-
-
-def _source_sum(rows, edges):
-    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    out = wide.new_zeros(len(edges.row_ptr) - 1, rows.size(1))
-    return out.index_add(0, edges.src, wide).to(rows.dtype)
-
-
-def _gcn_degrees(edges, weight, fill, loops, like):
-    nodes = len(edges.row_ptr) - 1
-    found = gcn_degrees_reference(edges.src, edges.dst, nodes, weight, fill, loops)
-    wide = torch.promote_types(like.dtype, torch.float32)
-    return tuple(one.to(wide) for one in found)
-
-
-def _gcn_sum(x, root, own, edges, *, weight=None, bias=None, loops=True):
-    return gcn_sum_reference(x, bias, root, own, weight, edges.src, edges.dst, loops)
-
-
-def _neighbour_attention(x, edges, *, heads, pair=None, edge=None, own=None, slope=1.0, loops=True):
-    given = x, pair, edge, own, edges.src, edges.dst, heads, slope, loops
-    return neighbour_attention_reference(*given)
-
-
-def _pair_score(left, right, weight, edges, *, edge=None, own=None, slope):
-    return pair_score_reference(left, right, weight, edge, own, edges.src, edges.dst, slope)
-
-
-def _dot_attention(query, key, value, edges, *, heads, scale=1.0, edge=None, code=None, **into):
-    to = into.get("to_key", True), into.get("to_value", True)
-    ends = edges.src, edges.dst
-    return dot_attention_reference(query, key, value, edge, code, *ends, heads, scale, *to)
 
 
 def _neighbours(program, operands, codes, edges):
@@ -127,29 +71,18 @@ def _fold_codes(index, offsets):
 REFERENCES: dict[str, Any] = {
     "batch_norm": _batch_norm,
     "batch_norm_handed_on": _norm_handed_on,
-    "dot_attention": _dot_attention,
     "dropout_sum": lambda x, residual, *_, p: x if residual is None else x + residual,
     "fold_codes": _fold_codes,
-    "gcn_degrees": _gcn_degrees,
-    "gcn_sum": _gcn_sum,
     "graph_attention": lambda rows, starts, *, heads, longest: graph_attention_reference(
         rows, starts, heads
     ),
     "linear": _linear,
     "linear_handed_on": lambda x, *rest, **options: (_linear(x, *rest, **options), x),
-    "neighbour_attention": _neighbour_attention,
-    "neighbour_sum": _neighbour_sum,
-    "neighbour_sum_handed_on": _sum_handed_on,
     "neighbours": _neighbours,
-    "neighbours_of": lambda key, operands, codes, edges, handed: (
+    "neighbours_of": lambda key, operands, codes, edges, handed=(): (
         *_neighbours(program_of(key), operands, codes, edges),
         *(operands[one] for one in handed),
     ),
-    "pair_score": _pair_score,
-    "segment_max": segment_max_reference,
-    "segment_softmax": segment_softmax_reference,
-    "segment_sum": lambda values, ptr, *, mean=False: segment_sum_reference(values, ptr, mean),
-    "source_sum": _source_sum,
     "table_sum": table_sum_reference,
 }
 
@@ -172,12 +105,8 @@ def wrong_results(
     sample: str,
     dtype: torch.dtype,
     layout: Any = torch.clone,
-    rounded: float = 8,
 ) -> list[str]:
-    """Returns a line for each result or gradient of a case that is not its reference's.
-
-    ``rounded`` is the factor of the bound for the cases of :data:`ROUNDED`.
-    """
+    """Returns a line for each result or gradient of a case that is not its reference's."""
     sizes, heads, width = SAMPLES[sample]
     with cases(heads, width):
         found = results(name, dtype, "cpu", sizes, layout=layout)
@@ -185,6 +114,5 @@ def wrong_results(
     with cases(heads, width, reference=True):
         exact = results(name, torch.float64, "cpu", sizes, dtype, kept)
         usual = results(name, dtype, "cpu", sizes, kept=kept)
-    factor = rounded if name.startswith(ROUNDED) else 2
-    lines = far(found, exact, usual, dtype, factor, magnitude=1.0)
+    lines = far(found, exact, usual, dtype, magnitude=1.0)
     return [f"{sample}, {dtype}: {line}" for line in lines]

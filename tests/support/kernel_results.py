@@ -9,8 +9,7 @@ result in the same dtype, or twice one rounding of the dtype plus a thousand of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.kernels.register import NAMESPACE
 from support.kernel_cases import CASES, DROPPED, FEW, MORE, Sizes, operands, where
 
@@ -78,7 +76,6 @@ def far(
     exact: list[Tensor],
     usual: list[Tensor],
     dtype: torch.dtype,
-    factor: float = 2,
     magnitude: float = 0.0,
 ) -> list[str]:
     """Returns a line for each result beyond the bound; empty if all are within it.
@@ -101,15 +98,10 @@ def far(
             wide = torch.promote_types(dtype, torch.float32)
             least = (torch.finfo(dtype).eps + 1000 * torch.finfo(wide).eps) * scale
             off = float((one.double() - right.double()).abs().max())
-            bound = factor * max(least, float((near.double() - right.double()).abs().max()))
+            bound = 2 * max(least, float((near.double() - right.double()).abs().max()))
             if not off <= bound:
                 wrong.append(f"{place}: off by {off:.2e}, the bound is {bound:.2e}")
     return wrong
-
-
-def shaped_zeros(like: Tensor) -> Tensor:
-    """Returns zeros of the shape, strides and dtype of a fake tensor."""
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).zero_()
 
 
 def operator_calls(name: str, dtype: torch.dtype) -> dict[Any, tuple[Any, ...]]:
@@ -125,28 +117,3 @@ def operator_calls(name: str, dtype: torch.dtype) -> dict[Any, tuple[Any, ...]]:
     with Watching():
         results(name, dtype, "cpu", FEW)
     return calls
-
-
-@contextmanager
-def operators_called(compute: bool = True) -> Iterator[set[str]]:
-    """Yields a set that collects the names of this library's operators that are called.
-
-    Without ``compute``, they return zeros of the same shapes, and no loop is compiled for them.
-    """
-    called: set[str] = set()
-
-    class Watching(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            namespace, _, name = func.name().partition("::")
-            if namespace == NAMESPACE:
-                called.add(name.partition(".")[0])
-            if compute or namespace != NAMESPACE:
-                return func(*args, **(kwargs or {}))
-            fakes = FakeTensorMode()
-            args, kwargs = tree_map_only(Tensor, fakes.from_tensor, (args, kwargs or {}))
-            with fakes:
-                out = func(*args, **kwargs)
-            return tree_map_only(Tensor, shaped_zeros, out)
-
-    with Watching():
-        yield called

@@ -34,10 +34,10 @@ def rectified(builder: Builder, value: int) -> int:
     return builder.point("where", builder.point("le", value, 0.0), 0.0, value)
 
 
-def gine(width: int) -> Program:
-    """GINE: ``relu(x_j + e)``, summed."""
+def gine(width: int, place: str = "edge", code: int = -1) -> Program:
+    """GINE: ``relu(x_j + e)``, summed; with a code, ``e`` is read from a table."""
     builder = Builder()
-    source, edge = (builder.operand(place, (width,)) for place in ("source", "edge"))
+    source, edge = builder.operand("source", (width,)), builder.operand(place, (width,), code)
     message = rectified(builder, builder.point("add", source, edge))
     return builder.program([Result(message, "sum")])
 
@@ -132,12 +132,22 @@ def gin(width: int) -> Program:
 
 
 def gcn(width: int) -> Program:
-    """GCN: rows times the roots of both ends, the node's own row times its root squared, a bias."""
+    """GCN: rows times the roots of both ends, the node's own row instead of the edges from it to
+    itself, a bias."""
     builder = Builder()
     rows, bias = builder.operand("source", (width,)), builder.operand("all", (width,))
-    here, there = (builder.operand(place, (1,)) for place in ("source", "target"))
-    scaled = builder.point("mul", builder.point("mul", here, there), rows)
-    return builder.program([Result(scaled, "sum", builder.point("add", scaled, bias))])
+    root = builder.point("mul", *(builder.operand(end, (1,)) for end in ("source", "target")))
+    own, share = root, builder.point("where", builder.loop(), 0.0, root)
+    scaled, start = (builder.point("mul", one, rows) for one in (share, own))
+    return builder.program([Result(scaled, "sum", builder.point("add", start, bias))])
+
+
+def pools(width: int) -> Program:
+    """Maximum, mean and softmax of the rows of nodes, which are edges into their graphs."""
+    builder = Builder()
+    rows = builder.operand("edge", (width,))
+    results = Result(rows, "max"), Result(rows, "mean"), Result(rows, "softmax", weight=rows)
+    return builder.program(results)
 
 
 MESSAGES = {

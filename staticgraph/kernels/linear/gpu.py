@@ -76,7 +76,7 @@ def masked_sums(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
         COLUMNS=COLUMNS,
         num_warps=4,
     )
-    return masked, join(partial, None, grad.dtype).view(width)
+    return masked, join(partial, grad.dtype).view(width)
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:

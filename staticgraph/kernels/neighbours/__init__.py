@@ -1,11 +1,6 @@
 """Any message of neighbours: gathered, computed row by row, and reduced, in one pass."""
 
-from staticgraph.kernels.neighbours.op import (
-    neighbours,
-    neighbours_of,
-    neighbours_reference,
-    source_sum,
-)
+from staticgraph.kernels.neighbours.op import neighbours, neighbours_of, neighbours_reference
 from staticgraph.kernels.neighbours.program import Builder, Operand, Program, Result
 
 __all__ = [
@@ -16,5 +11,4 @@ __all__ = [
     "neighbours",
     "neighbours_of",
     "neighbours_reference",
-    "source_sum",
 ]

@@ -10,7 +10,7 @@ exponentials: rows of weights are short, and still in the cache the second time.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import ir
 
@@ -28,8 +28,8 @@ from staticgraph.kernels.neighbours.cpu_vectors import (
 )
 from staticgraph.kernels.neighbours.program import LEAST_VARIANCE, Result, Shape
 
-if TYPE_CHECKING:
-    from staticgraph.kernels.neighbours.cpu_code import Function
+# What is written, of cpu_code, which imports this file.
+Function = Any
 
 
 def reductions(function: Function, builder: ir.IRBuilder) -> tuple[list[Powers], list[Reduction]]:
@@ -251,12 +251,16 @@ class Powers:
             b.store(b.select(takes, value, old), best)
 
     def begin(self, b: ir.IRBuilder) -> None:
-        """Starts the sums of exponentials, between the loops."""
+        """Starts the sums of exponentials, between the loops; those of -inf alone are zero."""
+        n = Numbers(b, self.f.double)
         for (index, lanes), best, total in zip(self.blocks, self.best, self.total, strict=True):
-            value: Any = ir.Constant(self.f.kind(lanes), 0.0 if lanes == 1 else [0.0] * lanes)
+            most = b.load(best)
+            value = n.constant(most, 0.0)
+            none = b.fcmp_ordered("==", most, n.constant(most, -math.inf))
+            b.store(b.select(none, value, most), best)
             if self.own >= 0:
                 own = self.f.own_vector(self.own, index, lanes)
-                value = Numbers(b, self.f.double).exp(b.fsub(own, b.load(best)))
+                value = n.exp(b.fsub(own, b.load(best)))
             self._powers[index] = value
             b.store(value, total)
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active, _len_torch_dispatch_stack
 
-from staticgraph.internals.dispatch import OpOverload
+from staticgraph.internals.dispatch import OpOverload, dispatch_modes, transforms_active
 from staticgraph.kernels.cpu_loop import cast, in_loops, plain
 from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours import cpu
@@ -22,17 +20,10 @@ from staticgraph.kernels.neighbours.derivative import (
     derivative,
 )
 from staticgraph.kernels.neighbours.operations import POINTWISE
-from staticgraph.kernels.neighbours.program import (
-    LEAST_VARIANCE,
-    Builder,
-    Program,
-    Result,
-    known,
-    program_of,
-)
+from staticgraph.kernels.neighbours.program import LEAST_VARIANCE, Program, known, program_of
 from staticgraph.kernels.register import operator
 from staticgraph.kernels.shapes import common_dtype, wide_dtype
-from staticgraph.kernels.table_sum.op import table_gradient
+from staticgraph.kernels.table_sum.op import summed_by_entry
 from staticgraph.text.how_many import how_many
 
 
@@ -242,7 +233,7 @@ def _computed(
     """Calls the operator: on a CPU directly where nothing watches, since torch's dispatcher takes
     as long for so many tensors as the rest of the call."""
     plain = all(type(one) in _PLAIN for one in operands) and operands[0].device.type == "cpu"
-    if plain and not _len_torch_dispatch_stack() and not _are_functorch_transforms_active():
+    if plain and not dispatch_modes() and not transforms_active():
         return _on_cpu(key, operands, codes, edges)
     return _neighbours(key, operands, codes, edges)
 
@@ -275,7 +266,7 @@ class Neighbours(torch.autograd.Function):
         first, last = len(program.operands), len(saved) - 5 - ctx.codes
         operands, codes, edges = saved[:first], saved[last:-5], Edges(*saved[-5:])
         missing = [grad is None for grad in grads]
-        key = ctx.handed, ctx.needs_input_grad, *missing, operands[0].device.type == "cpu"
+        key = ctx.handed, ctx.needs_input_grad, *missing, sums_tables(operands[0])
         plan = program.made.get(key)
         if plan is None:
             plan = program.made[key] = _planned(program, *key[:2], missing, key[-1])
@@ -334,6 +325,11 @@ def _kept_and_beside(program: Program) -> tuple[list[int], list[int]]:
     return found
 
 
+def sums_tables(like: Tensor) -> bool:
+    """Whether a program sums the gradient of a table itself, as the loops of a CPU can."""
+    return like.device.type == "cpu"
+
+
 def _collected(
     program: Program, operand: int, rows: Tensor, like: Tensor, codes: Sequence[Tensor]
 ) -> Tensor:
@@ -342,9 +338,8 @@ def _collected(
     if place == "all":
         rows = rows.sum(0)
         rows = rows if rows.shape == like.shape else rows.view(like.shape)
-    elif place == "table" and like.device.type != "cpu":
-        index = codes[code].view(-1, 1)
-        rows = table_gradient(rows.flatten(1), index, None, len(like)).view(like.shape)
+    elif place == "table" and not sums_tables(like):
+        rows = summed_by_entry(rows.flatten(1), codes[code], len(like)).view(like.shape)
     return cast(rows, like.dtype)
 
 
@@ -411,27 +406,3 @@ def neighbours_of(
     outs = _applied(program, operands, codes, Edges(*edges), handed)
     count = len(program.results)
     return *[cast(one, dtype) for one in outs[:count]], *outs[count:]
-
-
-@cache
-def _source_sum(width: int) -> Program:
-    builder = Builder()
-    return builder.program([Result(builder.operand("edge", (width,)), "source_sum")])
-
-
-def source_sum(rows: Tensor, edges: Edges) -> Tensor:
-    """Computes ``out[j] = sum of rows[e] over the edges e with src[e] = j``.
-
-    It is ``scatter(message, edge_index[0])``, the message flow of a layer with
-    ``flow="target_to_source"``. Edges are sorted by destination, so this is not a segment
-    reduction, but it is what brings a gradient back to the sources, in a fixed order of additions.
-
-    Args:
-        rows: ``[E, F]``.
-        edges: their ends and pointers.
-
-    Returns:
-        ``[N, F]`` in the dtype of ``rows``; half precisions are accumulated in float32.
-        Bitwise deterministic.
-    """
-    return neighbours(_source_sum(rows.size(1)), [rows], (), edges)[0]

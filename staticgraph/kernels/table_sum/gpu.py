@@ -25,7 +25,6 @@ from staticgraph.kernels.launch import (
     by_row,
     own_row,
     product,
-    read,
     wide,
     wide_like,
     write,
@@ -114,7 +113,6 @@ def table_sum_backward(
 @triton.jit
 def table_sum_join(
     partial,
-    into,
     out,
     rows,
     width: tl.constexpr,
@@ -127,8 +125,6 @@ def table_sum_join(
     total = tl.load(partial + at, mask=at < size, other=0)
     for chunk in range(1, chunks):
         total += tl.load(partial + chunk * size + at, mask=at < size, other=0)
-    if into is not None:
-        total += read(into + at, at < size, total.dtype)
     write(out + at, total, at < size)
 
 
@@ -146,15 +142,8 @@ def table_sum_codes(index, offsets, out, rows, columns, BLOCK: tl.constexpr):
     tl.store(out + r, code, mask=r < rows)
 
 
-def backward(
-    grad: Tensor,
-    index: Tensor,
-    offsets: Tensor | None,
-    entries: int,
-    into: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Runs backward, plus ``into``, in two launches; without offsets there is one table."""
+def backward(grad: Tensor, index: Tensor, offsets: Tensor | None, entries: int) -> Tensor:
+    """Runs backward in two launches; without offsets there is one table."""
     grad = grad.contiguous()
     rows, width = grad.shape
     rows_a_chunk = triton.cdiv(triton.cdiv(max(rows, 1), MAX_CHUNKS), ROWS) * ROWS
@@ -178,15 +167,14 @@ def backward(
         COLUMNS=COLUMNS,
         num_warps=4,
     )
-    return join(partial, into, dtype or grad.dtype)
+    return join(partial, grad.dtype)
 
 
-def join(partial: Tensor, into: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Sums ``partial [chunks, V, F]`` in order, plus ``into``; one launch."""
+def join(partial: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sums ``partial [chunks, V, F]`` in order; one launch."""
     out = partial.new_empty(partial.shape[1:], dtype=dtype)
     table_sum_join[(triton.cdiv(out.numel(), 256),)](
         partial,
-        into,
         out,
         out.size(0),
         out.size(1),

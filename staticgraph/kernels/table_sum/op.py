@@ -1,11 +1,13 @@
-"""``table_sum`` as a torch operator: reference, registration, shapes."""
+"""``table_sum`` as a torch operator: reference, registration, shapes, derivative."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.register import Operator, operator
+from staticgraph.kernels.register import differentiable_once, operator
 from staticgraph.kernels.table_sum import cpu
 from staticgraph.text.how_many import how_many
 
@@ -33,28 +35,68 @@ def _check(place: int, index: Tensor, offsets: Tensor, *_: Tensor) -> None:
 
 
 # The gradient of the stacked tables; without offsets there is one table.
-table_gradient: Operator = operator(
-    "table_sum_backward(Tensor grad, Tensor index, Tensor? offsets, SymInt rows_weight) "
+_table_gradient = operator(
+    "table_sum_backward(Tensor grad, Tensor index, Tensor? offsets, SymInt entries) "
     "-> (Tensor dweight)",
     cpu=cpu.backward,
     cuda="table_sum.gpu:backward",
     fake=lambda grad, index, offsets, entries: grad.new_empty(entries, grad.size(1)),
-)
+).overload
 _table_sum = operator(
     "table_sum(Tensor index, Tensor offsets, Tensor weight) -> Tensor",
     cpu=cpu.forward,
     cuda="table_sum.gpu:forward",
     fake=lambda index, offsets, weight: weight.new_empty(index.size(0), weight.size(1)),
-    backward=table_gradient,
     check=_check,
-)
+).overload
 _codes = operator(
     "fold_codes(Tensor index, Tensor offsets) -> Tensor",
     cpu=cpu.codes,
     cuda="table_sum.gpu:codes",
     fake=lambda index, offsets: index.new_empty(index.size(0)),
     check=_check,
-)
+).overload
+
+
+class TableSum(torch.autograd.Function):
+    """Autograd function of ``table_sum``."""
+
+    @staticmethod
+    def forward(ctx: Any, index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
+        """Returns the operator's ``[R, F]``."""
+        ctx.save_for_backward(index, offsets)
+        ctx.entries = weight.size(0)
+        return _table_sum(index, offsets, weight)
+
+    @staticmethod
+    @differentiable_once("table_sum")
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Returns the gradient of the stacked tables."""
+        return None, None, _table_gradient(grads[0].contiguous(), *ctx.saved_tensors, ctx.entries)
+
+
+class SummedByEntry(torch.autograd.Function):
+    """Autograd function of :func:`summed_by_entry`: the derivative of a sum is a lookup."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, code: Tensor, entries: int) -> Tensor:
+        """Returns the sums, ``[V, F]``."""
+        ctx.save_for_backward(code)
+        return _table_gradient(rows, code.view(-1, 1), None, entries)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Returns the gradient of the rows."""
+        return grads[0].index_select(0, *ctx.saved_tensors), None, None
+
+
+def summed_by_entry(rows: Tensor, code: Tensor, entries: int) -> Tensor:
+    """Computes ``out[v] = sum of rows[r] over the rows r with code[r] = v``.
+
+    It is the gradient of a table of ``entries`` rows that is read by ``code``, from that of the
+    rows that were read; differentiable any number of times, bitwise deterministic.
+    """
+    return SummedByEntry.apply(rows, code, entries)
 
 
 def table_sum(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
@@ -74,7 +116,7 @@ def table_sum(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
         IndexError: on a CPU, an index is outside its table; the message names it. On CUDA, where an
             error would end the process, its row of the result is NaN instead.
     """
-    return _table_sum(index.contiguous(), offsets, weight.contiguous())
+    return TableSum.apply(index.contiguous(), offsets, weight.contiguous())
 
 
 def fold_codes(index: Tensor, offsets: Tensor) -> Tensor:

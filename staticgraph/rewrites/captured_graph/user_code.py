@@ -67,9 +67,7 @@ def differentiated(graph: Graph) -> set[Call]:
     :mod:`staticgraph.kernels` but ``neighbours`` has.
     """
     found: set[Call] = set()
-    left = [
-        node for node in graph.nodes if node.op == "call_function" and _differentiates(node.target)
-    ]
+    left = [node for node in graph.nodes if differentiates(node)]
     while left:
         node = left.pop()
         for before in node.all_input_nodes:
@@ -79,5 +77,9 @@ def differentiated(graph: Graph) -> set[Call]:
     return found
 
 
-def _differentiates(target: Any) -> bool:
+def differentiates(node: Call) -> bool:
+    """Whether a node is a derivative inside of the graph."""
+    target = node.target
+    if node.op != "call_function":
+        return False
     return target is torch.autograd.grad or "autograd.grad" in str(target) or "vjp" in str(target)

@@ -26,6 +26,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     value,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
+from staticgraph.rewrites.captured_graph.user_code import differentiates
 from staticgraph.rewrites.layers.batch_norm import joined, running_of
 from staticgraph.rewrites.layers.linear import autocast, product
 
@@ -89,11 +90,14 @@ def _reaching_an_output(captured: Captured) -> set[Call]:
 
 
 def _later(node: Call, operand: Call, order: dict[Call, int]) -> list[Call]:
-    """The users of an operand after a node."""
+    """The users of an operand after a node; none if something is differentiated by it, since the
+    derivative by what is handed on leaves out the node."""
     found = tensor(operand)
     if operand.op in ("placeholder", "get_attr") or found is None or not found.requires_grad:
         return []
     if is_fenced(operand) or operand.meta.get("written"):
+        return []
+    if any(map(differentiates, operand.users)):
         return []
     return [
         user
