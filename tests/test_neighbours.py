@@ -15,6 +15,7 @@ from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.exponential import exp
 from staticgraph.kernels.neighbours import (
     Builder,
+    Program,
     Result,
     cpu,
     neighbours,
@@ -46,10 +47,14 @@ def edge_by_edge(operation: str, x: torch.Tensor) -> torch.Tensor:
     """One function of numbers, by a program."""
     builder = Builder()
     value = builder.point(operation, builder.operand("edge", ()))
+    return rows_of(builder.program([Result(value, "rows")]), x)
+
+
+def rows_of(program: Program, x: torch.Tensor) -> torch.Tensor:
+    """The result of a program of one number per edge, each into a node of its own."""
     index = torch.arange(len(x))
     row = torch.arange(len(x) + 1).int()
-    edges = Edges(index, index, row, row, index.int())
-    return neighbours(builder.program([Result(value, "rows")]), [x], (), edges)[0]
+    return neighbours(program, [x], (), Edges(index, index, row, row, index.int()))[0]
 
 
 # Numbers where a function is hard, and how many units in the last place it may be off.
@@ -96,6 +101,18 @@ def test_a_function_at_its_ends_is_torchs(name, dtype):
     torch.testing.assert_close(
         edge_by_edge(name, x), POINTWISE[name].torch(x), equal_nan=True, rtol=1e-6, atol=1e-30
     )
+
+
+@pytest.mark.parametrize(("operation", "number"), [("mul", 0.0), ("add", 0.0), ("mul", -0.0)])
+def test_constants_of_a_message_are_not_simplified_away(operation, number):
+    x = torch.tensor([torch.nan, torch.inf, -1.0, 0.0, -0.0])
+    builder = Builder()
+    program = builder.program(
+        [Result(builder.point(operation, builder.operand("edge", ()), number), "rows")]
+    )
+    found, expected = rows_of(program, x), POINTWISE[operation].torch(x, number)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    assert torch.equal(found[2:].signbit(), expected[2:].signbit())
 
 
 def assert_alike(found, expected, bound, what):

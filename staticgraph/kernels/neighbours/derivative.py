@@ -79,7 +79,7 @@ class _Slopes:
 
     def add(self, place: int, own: bool, grad: int | None) -> None:
         """Adds to the gradient of a value."""
-        if grad is None or self.b.is_number(grad, 0.0):
+        if grad is None or self.b.is_nothing(grad):
             return
         grad = self.b.fit(grad, self.b.shape(place))
         old = self.get(place, own)
@@ -149,7 +149,7 @@ def derivative(
         if grad is None and own is not None and b.values[own].operation == "operand":
             places.append((number, -1 - b.values[own].options[0]))
             continue
-        grad = b.expand(b.number(0) if grad is None else grad, operand.shape)
+        grad = b.expand(b.nothing() if grad is None else grad, operand.shape)
         one = Result(grad, _GRADIENTS.get(operand.place, "rows"))
         if own is not None:
             one = one._replace(start=b.expand(own, operand.shape))
@@ -233,7 +233,7 @@ def _step_back(slopes: _Slopes, place: int, own: bool, grad: int) -> None:
     elif operation == "slice":
         dim, first, last = options
         whole = b.shape(arguments[0])
-        sides = [b.number(0, _with(whole, dim, size)) for size in (first, whole[dim] - last)]
+        sides = [b.nothing(_with(whole, dim, size)) for size in (first, whole[dim] - last)]
         parts = [sides[0], grad, sides[1]]
         add(arguments[0], b.cat([one for one in parts if b.shape(one)[dim]], dim))
     elif operation == "cat":

@@ -20,12 +20,14 @@ class Number(NamedTuple):
         axes: of the tile, in the order in which the kernel has its axes.
         per_edge: whether it is computed for each edge, rather than before the loop over them.
         constant: the value of a constant.
+        nothing: whether it is the zero that a program's builder calls so.
     """
 
     name: str
     axes: tuple[Axis, ...] = ()
     per_edge: bool = False
     constant: float | None = None
+    nothing: bool = False
 
     def lifted(self, to: tuple[Axis, ...]) -> str:
         """The tile, with more axes."""
@@ -84,12 +86,12 @@ class Lines:
         """The lines for each edge, or those before the loop over edges."""
         return self.loop if per_edge else self.before
 
-    def constant(self, number: float) -> Number:
+    def constant(self, number: float, nothing: bool = False) -> Number:
         """A constant."""
         literal = repr(number) if math.isfinite(number) else f"float('{number}')"
         text = f"tl.full((), {literal}, WIDE)"
         name = self.once(("constant", literal), lambda: self.let(self.setup, text))
-        return Number(name, constant=number)
+        return Number(name, constant=number, nothing=nothing)
 
     # ------------------------------------------------------------------ positions
 

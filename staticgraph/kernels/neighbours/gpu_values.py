@@ -121,7 +121,7 @@ class Values:
         if operation in OPERATIONS:
             return self._point(operation, [self.broadcast(one, index) for one in arguments])
         if operation == "number":
-            return self.lines.constant(options[0])
+            return self.lines.constant(options[0], len(options) > 1)
         if operation == "share":
             return self.share()
         if operation == "loop":
@@ -172,18 +172,18 @@ class Values:
         return Number(self.lines.let(lines, text), axes, per_edge)
 
     def _simplified(self, operation: str, numbers: Sequence[Number]) -> Number | None:
-        """A sum with zero or a product with zero or one, which appear where values are cut."""
-        if operation == "neg" and numbers[0].constant is not None:
-            return self.lines.constant(-numbers[0].constant)
+        """A sum or a product with nothing, or a product with one, which appear where values are
+        cut."""
+        if operation == "neg" and numbers[0].nothing:
+            return numbers[0]
         if operation not in ("add", "sub", "mul"):
             return None
-        first, second = numbers
-        if operation == "mul" and 0 in (first.constant, second.constant):
-            return self.lines.constant(0.0)
-        neutral = float(operation == "mul")
-        if second.constant == neutral:
-            return first
-        return second if operation != "sub" and first.constant == neutral else None
+        for other, one in (numbers, numbers[::-1]) if operation != "sub" else (numbers,):
+            if one.nothing:
+                return one if operation == "mul" else other
+            if operation == "mul" and one.constant == 1:
+                return other
+        return None
 
     def _part(self, arguments: Sequence[int], dim: int, index: tuple[Index, ...]) -> Number:
         """The one of several values side by side that an index is in."""

@@ -243,10 +243,18 @@ class Builder:
         """Whether an edge goes from a node to itself."""
         return self._put(Value("loop", (), ()))
 
-    def is_number(self, place: int, number: float) -> bool:
-        """Whether a value is this constant."""
+    def nothing(self, shape: Shape = ()) -> int:
+        """The zero of gradients that do not exist: a product with it is nothing again, where that
+        with the constant 0.0 may be NaN or a negative zero."""
+        return self._put(Value("number", (), shape, (0.0, "nothing")))
+
+    def is_nothing(self, place: int) -> bool:
+        """Whether a value is :meth:`nothing`."""
+        return self.values[place].options[1:] == ("nothing",)
+
+    def _is_number(self, place: int, number: float) -> bool:
         value = self.values[place]
-        return value.operation == "number" and value.options == (float(number),)
+        return value.operation == "number" and value.options == (number,)
 
     def point(self, operation: str, *arguments: int | float) -> int:
         """A pointwise operation of values (ints) and constants (floats)."""
@@ -257,17 +265,14 @@ class Builder:
         return self._put(Value(operation, tuple(places), shape))
 
     def _trivial(self, operation: str, places: list[int]) -> int | None:
-        """The operand that a sum with zero or a product with one is, or zero."""
+        """The operand that a sum with nothing or a product with one is, or nothing."""
         if operation in ("add", "mul"):
-            neutral = 0.0 if operation == "add" else 1.0
             for place, other in (places, places[::-1]):
-                if self.is_number(other, neutral):
+                if self.is_nothing(other):
+                    return place if operation == "add" else other
+                if operation == "mul" and self._is_number(other, 1.0):
                     return place
-                if operation == "mul" and self.is_number(other, 0.0):
-                    return other
-        if operation == "sub" and self.is_number(places[1], 0.0):
-            return places[0]
-        return None
+        return places[0] if operation == "sub" and self.is_nothing(places[1]) else None
 
     def view(self, place: int, shape: Shape) -> int:
         """The numbers of a row in another shape."""
@@ -275,7 +280,7 @@ class Builder:
         if value.shape == shape:
             return place
         if value.operation == "number":
-            return self.number(value.options[0], shape)
+            return self._put(value._replace(shape=shape))
         if value.operation == "view":
             return self.view(value.arguments[0], shape)
         return self._put(Value("view", (place,), shape))
@@ -286,7 +291,7 @@ class Builder:
         if value.shape == shape:
             return place
         if value.operation == "number":
-            return self.number(value.options[0], shape)
+            return self._put(value._replace(shape=shape))
         return self._put(Value("expand", (place,), shape))
 
     def slice(self, place: int, dim: int, first: int, last: int) -> int:
