@@ -21,15 +21,15 @@ SIZES = {
     "staticgraph": (5, 3536),  # declared classes, dense batches, old names that still work
     "staticgraph/atoms": (6, 4669),  # neighbours found in a step, ASE's calculator, streams
     "staticgraph/batches": (29, 20842),  # sorted edges, types as mappings, changed batches
-    "staticgraph/checking": (13, 14228),  # narrower parts; a later check of a portion
+    "staticgraph/checking": (13, 14226),  # narrower parts; a later check of a portion
     "staticgraph/cli": (19, 11771),  # predict, try --submit, help without rich, which disk is full
     "staticgraph/datasets": (10, 6647),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
-    "staticgraph/dryrun": (19, 11595),  # a line every two seconds, loops of programs
+    "staticgraph/dryrun": (19, 11545),  # a line every two seconds, loops of programs
     "staticgraph/epochs": (9, 6136),  # torch's samplers
     "staticgraph/files": (12, 3086),  # scratch names without secrets, which file a write was to
-    "staticgraph/internals": (8, 1736),  # whether PyG is there, declared operators, symbolic sizes
-    "staticgraph/kernels": (76, 56357),  # programs: code for any message, for both devices
+    "staticgraph/internals": (8, 1733),  # whether PyG is there, declared operators, symbolic sizes
+    "staticgraph/kernels": (55, 43537),  # programs: code for any message, for both devices
     "staticgraph/lightning": (4, 2375),  # own loaders
     "staticgraph/memory": (6, 4172),
     "staticgraph/models": (5, 1389),
@@ -39,16 +39,16 @@ SIZES = {
     "staticgraph/plans": (14, 9805),  # plans of any sequence of graphs, which graph has no count
     "staticgraph/probing": (10, 5431),
     "staticgraph/recording": (11, 9061),  # the optimizer's moved in, what is carried over
-    "staticgraph/rewrites": (45, 35626),  # any message, generated; errors that name the rewrite
+    "staticgraph/rewrites": (40, 32625),  # any message, generated; errors that name the rewrite
     "staticgraph/runner": (19, 16418),  # anyone's loader, prepare, ways that hold once
     "staticgraph/serving": (17, 9708),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
-    "staticgraph/steps": (29, 18817),  # parts, added buckets, one trace, containers put back
+    "staticgraph/steps": (29, 18762),  # parts, added buckets, one trace, containers put back
     "staticgraph/store": (25, 23784),  # lists of graphs without a store, events refused
     "staticgraph/text": (6, 1849),
     "staticgraph/training": (17, 16150),  # predict, ticks with room, infinite buffers
-    "tests": (246, 224395),  # programs, padder, atoms, no PyG, half precision, shared traces
-    "tests/support": (84, 43146),  # drawn programs; saved formats; options as cyclopts reads them
+    "tests": (244, 224248),  # programs, padder, atoms, no PyG, half precision, shared traces
+    "tests/support": (83, 42085),  # drawn programs; saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 
