@@ -217,14 +217,12 @@ class _Writer:
         return _join_moments(self.builder, found)
 
     def add_own_terms(self, found: list[_Read]) -> list[_Read]:
-        """The same results, sums together with what they are added to."""
+        """The results, sums together with what they are added to, unless that follows from them."""
         replaced = {one.node for one in found}
         order = {node: at for at, node in enumerate(self.captured.graph.nodes)}
         first = min((order[one.node] for one in found), default=0)
         for at, (result, node, _) in enumerate(found):
-            if result.reduction not in ("sum", "softmax") or result.start >= 0:
-                continue
-            if result.reduction == "softmax":
+            if result.reduction != "sum":
                 continue
             total, own = added_to(node)
             if total is None or dtype(total) != dtype(node) or not isinstance(own, Node):
@@ -300,9 +298,10 @@ class _Writer:
                 arguments: dict[Call, int] = {}
                 for one in calls.given:
                     place, row = leaf(one, calls, nodes, "target")
-                    arguments[one] = self._of_nodes(one)
                     if place == "all":
-                        arguments[one] = self.builder.view(arguments[one], row)
+                        arguments[one] = self.builder.view(self._of_all(one), row)
+                    else:
+                        arguments[one] = self._of_nodes(one)
                 return write(self.builder, calls, nodes, arguments)  # pyright: ignore
             except NotByRow:
                 del self.builder.operands[kept[0] :]
