@@ -11,9 +11,11 @@ from support.linear_net import Linear
 from support.molecule_steps import TRAIN, adam, loader_of
 from support.tape import TapeRecorder
 from torch_geometric.data import Batch, Data
+from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph.runner.report import Report
+from staticgraph.steps.computation.model_setup import Subject
 
 
 @pytest.fixture(scope="module")
@@ -274,3 +276,24 @@ def test_fields_in_another_order_are_taken_by_name_and_of_another_shape_refused(
     assert torch.equal(*outs)
     with pytest.raises(sg.NotStatic, match="differ in a, b"):
         runner.eval_step(batches[2])
+
+
+class Copying(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(9, 1)
+
+    def forward(self, data):
+        data = data.clone()
+        data.x = self.lin(data.x.float())
+        return global_add_pool(data.x, data.batch, data.num_graphs)
+
+
+def test_a_fused_forward_may_copy_a_batch_that_nothing_has_measured(esol):
+    """The size of its slot is first asked for in the trace."""
+    capacity, model = (210, 430, 9), Copying()
+    subject = Subject(model, check_padding=False)
+    runner = sg.StaticGraphRunner(subject, [capacity], "fused")
+    batch = sg.StaticBatch.of(esol, [3, 1, 4], capacity)
+    graphs = Batch.from_data_list([esol[i] for i in (3, 1, 4)])
+    torch.testing.assert_close(runner(batch)[batch.graph_mask], model(graphs))

@@ -102,6 +102,8 @@ class SlotLayout:
                 "the fused kernels take graphs with one type of nodes, and edges sorted by "
                 "destination (no keep_order=True): kernels=False"
             )
+        for name in ("nbytes", "_cuts"):  # not first in a trace, which cannot take their lock
+            getattr(self, name)
 
     def _check_indices(self) -> None:
         """Refuses an index field whose dtype cannot hold this bucket's row numbers."""
