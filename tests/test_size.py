@@ -20,7 +20,7 @@ SIZES = {
     "bench": (39, 27718),  # padder, break-even, published models in the README's table
     "staticgraph": (5, 3536),  # declared classes, dense batches, old names that still work
     "staticgraph/atoms": (6, 4669),  # neighbours found in a step, ASE's calculator, streams
-    "staticgraph/batches": (29, 20842),  # sorted edges, types as mappings, changed batches
+    "staticgraph/batches": (29, 20852),  # sorted edges, types as mappings, copies in a trace
     "staticgraph/checking": (13, 14226),  # narrower parts; a later check of a portion
     "staticgraph/cli": (19, 11771),  # predict, try --submit, help without rich, which disk is full
     "staticgraph/datasets": (10, 6647),  # a file that is only in a clone is said to be there
@@ -39,7 +39,7 @@ SIZES = {
     "staticgraph/plans": (14, 9805),  # plans of any sequence of graphs, which graph has no count
     "staticgraph/probing": (10, 5431),
     "staticgraph/recording": (11, 9061),  # the optimizer's moved in, what is carried over
-    "staticgraph/rewrites": (40, 32625),  # any message, generated; errors that name the rewrite
+    "staticgraph/rewrites": (40, 32610),  # any message, generated; errors that name the rewrite
     "staticgraph/runner": (19, 16418),  # anyone's loader, prepare, ways that hold once
     "staticgraph/serving": (17, 9708),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
@@ -47,7 +47,7 @@ SIZES = {
     "staticgraph/store": (25, 23784),  # lists of graphs without a store, events refused
     "staticgraph/text": (6, 1849),
     "staticgraph/training": (17, 16150),  # predict, ticks with room, infinite buffers
-    "tests": (244, 224248),  # programs, padder, atoms, no PyG, half precision, shared traces
+    "tests": (244, 224368),  # programs, padder, atoms, no PyG, half precision, copied batches
     "tests/support": (83, 42085),  # drawn programs; saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
