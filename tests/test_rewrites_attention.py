@@ -244,7 +244,20 @@ def _softmaxes(runner):
     return sum(result.reduction == "softmax" for result in results)
 
 
-@pytest.mark.parametrize("name", ["transformer", "gat"])
+class DroppedAndKept(OneHead):
+    """Its dropped weights are read again: they must be the ones that weigh the sum."""
+
+    def forward(self, x, edge_index, edge_attr):
+        found = super().forward(x, edge_index, edge_attr)
+        return found + scatter(self.alpha, edge_index[1], 0, len(x))
+
+    def message(self, q_i, k_j, v_j, edge_attr, index, ptr, size_i):
+        alpha = softmax((q_i * k_j).sum(-1), index, ptr, size_i)
+        self.alpha = F.dropout(alpha, 0.3).unsqueeze(-1)
+        return self.alpha * v_j
+
+
+@pytest.mark.parametrize("name", ["transformer", "gat", "kept"])
 def test_dropped_weights_are_those_of_torch(name, esol, monkeypatch):
     """The program multiplies rows by a dropout of ones: torch's own draws the same numbers."""
     rewrites = sys.modules["staticgraph.rewrites.rewrite"]
@@ -253,6 +266,7 @@ def test_dropped_weights_are_those_of_torch(name, esol, monkeypatch):
     conv = layer(dropout=0.3, edge_dim=WIDTH)
     if name == "gat":
         conv = lambda: GATConv(WIDTH, HEADS, HEADS, edge_dim=WIDTH, dropout=0.3)  # noqa: E731
+    conv = DroppedAndKept if name == "kept" else conv
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
     found = []
     for mode in ("eager", "fused"):
@@ -263,7 +277,7 @@ def test_dropped_weights_are_those_of_torch(name, esol, monkeypatch):
         out = runner(batch)[batch.graph_mask]
         out.sin().sum().backward()
         found.append([out, *(one.grad for one in model.parameters())])
-    assert _softmaxes(runner) == 2
+    assert _softmaxes(runner) == (0 if name == "kept" else 2)
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
     assert found[1][0].std() > 0

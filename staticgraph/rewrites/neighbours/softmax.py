@@ -111,7 +111,8 @@ def _weighed(captured: Captured, node: Call, parts: dict[Any, Any]) -> None:
             shares, dropped = under_shape(shares.args[0]), shares
         if not is_call(shares, softmaxed) or shape(rows) != shape(message):
             continue
-        if not used_once(shares) or not _is_over(captured, shares, index, loops):
+        alone = _is_read_alone(second, shares if dropped is None else dropped)
+        if not used_once(shares) or not alone or not _is_over(captured, shares, index, loops):
             return
         weights = _leading(captured, node, shares.args[0], rows, second)
         if weights is None:
@@ -129,6 +130,14 @@ def _weighed(captured: Captured, node: Call, parts: dict[Any, Any]) -> None:
             if not one.users:  # one of them: each would draw numbers
                 captured.graph.erase_node(one)
         return
+
+
+def _is_read_alone(node: Any, below: Call) -> bool:
+    """Whether one node alone reads another, through views that nothing else reads: numbers that a
+    dropout draws must not be drawn twice."""
+    while used_once(node) and node is not below:
+        node = node.args[0]
+    return used_once(node)
 
 
 def _is_over(captured: Captured, shares: Call, index: Any, loops: Loops | None) -> bool:
