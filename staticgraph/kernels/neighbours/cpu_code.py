@@ -60,6 +60,7 @@ class Function:
         self.module: ir.Module = ir.Module(name=program.key)
         self._memo: dict[Any, Any] = {}  # before the loop over edges
         self._edge_memo: dict[Any, Any] = {}
+        self.piece: Any = None  # of the nodes, each with tables of its own
         self._own: bool = False  # whether values are those of the node's own term
         self._inner: list[bool] = []
         own = "target" if into else "source"

@@ -14,7 +14,10 @@ from llvmlite import ir
 
 from staticgraph.kernels.neighbours.program import Shape
 
-LONG, SHORT, BYTE, NOTHING = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.VoidType()
+LONG: Any = ir.IntType(64)
+SHORT: Any = ir.IntType(32)
+BYTE: Any = ir.IntType(8)
+NOTHING: Any = ir.VoidType()
 Index = tuple[int, ...]
 Block = tuple[Index, int]  # where a vector begins, and its length
 
