@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
+from support.drawn_programs import drawn_edges
 
 from staticgraph.kernels import table_sum
 from staticgraph.kernels.cpu_loop import CpuLoop, Vector
+from staticgraph.kernels.neighbours import Builder, Result, neighbours
 
 threads = importlib.import_module("staticgraph.kernels.threads")
 pytestmark = pytest.mark.skipif(not threads.AVAILABLE, reason="torch has no libgomp of its own")
@@ -43,3 +46,24 @@ def test_a_small_pass_stays_on_its_thread(monkeypatch):
     torch.set_num_threads(2)
     assert threads_of([torch.zeros(99)], torch.float32, []) == 1
     assert threads_of([torch.zeros(100)], torch.float32, []) == 2
+
+
+def test_sums_of_many_edges_have_the_same_bits():
+    """Of a table, of sources and of destinations, each with so many terms that their order shows:
+    pieces that depended on the number of threads would add them in another one."""
+    edges = drawn_edges(np.random.default_rng(0), 50, 2000)
+    builder = Builder()
+    rows = [builder.operand("source", (24,)), builder.operand("table", (24,), 0)]
+    message = builder.point("mul", builder.point("sigmoid", rows[0]), rows[1])
+    weight = builder.total(builder.point("mul", *rows), [0])
+    program = builder.program([Result(message, "sum"), Result(message, "softmax", weight=weight)])
+    torch.manual_seed(0)
+    operands = [torch.randn(50, 24).requires_grad_(), torch.randn(5, 24).requires_grad_()]
+    codes = [torch.randint(0, 5, (2000,))]
+    found = []
+    for count in COUNTS:
+        torch.set_num_threads(count)
+        outs = neighbours(program, operands, codes, edges)
+        found.append([*outs, *torch.autograd.grad([out.sin().sum() for out in outs], operands)])
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))

@@ -1,4 +1,4 @@
-"""``neighbours`` as a torch operator: reference, registration, derivative."""
+"""``neighbours`` as a torch operator: registration, shapes, derivative."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def _computed(
 ) -> Sequence[Tensor]:
     """Calls the operator: on a CPU directly where nothing watches, since torch's dispatcher takes
     as long for so many tensors as the rest of the call."""
-    plain = all(type(one) in _PLAIN for one in operands) and operands[0].device.type == "cpu"
-    if plain and not dispatch_modes() and not transforms_active():
+    on_cpu = all(type(one) in _PLAIN for one in operands) and operands[0].device.type == "cpu"
+    if on_cpu and not dispatch_modes() and not transforms_active():
         return _on_cpu(key, operands, codes, edges)
     return _neighbours(key, operands, codes, edges)
 

@@ -36,7 +36,8 @@ from staticgraph.rewrites.captured_graph.captured import Captured
 from staticgraph.rewrites.captured_graph.user_code import line_of
 
 NAME = "pools"
-_REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "mean", "min": "min", "max": "max"}
+# PyG's reductions that programs have, by their names there.
+REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "mean", "min": "min", "max": "max"}
 _POINTERS = {"batch": "ptr", "dst": "row_ptr", "src": "col_ptr"}
 
 
@@ -132,9 +133,9 @@ def _pool(captured: Captured, node: Call) -> None:
     sizes = shape(rows)
     if edges is None or groups != captured.graphs or dim != 0 or not is_float(rows):
         return
-    if reduce in _REDUCTIONS and sizes is not None and sizes[:1] == shape(edges.dst):
+    if reduce in REDUCTIONS and sizes is not None and sizes[:1] == shape(edges.dst):
         builder = Builder()
-        result = Result(builder.operand("edge", sizes[1:]), _REDUCTIONS[reduce])
+        result = Result(builder.operand("edge", sizes[1:]), REDUCTIONS[reduce])
         captured.replace(node, _program(captured, node, builder, result, [rows], edges), NAME)
 
 

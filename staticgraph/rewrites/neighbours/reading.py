@@ -25,6 +25,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
 )
 from staticgraph.rewrites.captured_graph.captured import Captured
 from staticgraph.rewrites.neighbours.edge_terms import is_small
+from staticgraph.rewrites.neighbours.pools import REDUCTIONS
 from staticgraph.rewrites.neighbours.row_operations import (
     NotByRow,
     RowCalls,
@@ -34,7 +35,6 @@ from staticgraph.rewrites.neighbours.row_operations import (
 )
 from staticgraph.rewrites.neighbours.softmax import log_sum, weighed_sum, without_loops
 
-_REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "mean", "min": "min", "max": "max"}
 _VIEWS = ("aten::view", "aten::_unsafe_view", "aten::unsqueeze", "aten::squeeze", "aten::alias")
 
 
@@ -107,7 +107,7 @@ class Reading:
         which = self.captured.index(index)
         if which == "src":
             return "source_sum" if reduce in ("sum", "add") else None
-        return _REDUCTIONS.get(reduce) if which == "dst" else None
+        return REDUCTIONS.get(reduce) if which == "dst" else None
 
     def _is_row(self, node: Call) -> bool:
         value = node.meta.get("example_value")
