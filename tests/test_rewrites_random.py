@@ -22,6 +22,10 @@ def check(seed, store):
 
 # Forwards that an earlier version computed wrongly, one line for each cause.
 CAUSES = {
+    "a matrix per edge, of a row of the edge's own": """
+e1 = e0[:, :, None] * e0[:, None].tanh()
+h1 = h0 + scatter(h0[src] * torch.einsum('ei,eij->ej', e0.sigmoid(), e1), dst, 0, n)
+h2 = h0 + scatter(h0[src] * torch.einsum('eij,ei->ej', e1, e0) + e1.sum(1), dst, 0, n, 'max')""",
     "a node's row that broadcasts": """
 one = h0[:, :1]
 h2 = scatter(one[src] * e0, dst, 0, n) + scatter(one[src] * (e0 + 1), dst, 0, n, 'mean')

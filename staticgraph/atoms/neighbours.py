@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -99,7 +100,7 @@ def neighbours(
         images: how many images are tried along each axis in either direction, as
             :func:`images_within` counts them: pairs within each graph are then compared, in shapes
             that do not depend on data. None takes a cell list, except in a step that is compiled or
-            recorded, where there must be no periodic axis.
+            recorded for a device, where there must be no periodic axis.
         candidates: the pairs of an earlier cell list, with a skin.
 
     Raises:
@@ -123,7 +124,8 @@ def neighbours(
     if binding is not None:
         # Layers tell rows apart by their number.
         capacity = binding.context.free_size(capacity, neighbours)
-    if images is None and (traced_here() or _is_capturing(pos)):
+    on_device = pos.device.type != "cpu"
+    if images is None and on_device and (traced_here() or _is_capturing(pos)):
         if cell is not None:
             raise ValueError(
                 "neighbours() of periodic cells in a compiled or recorded step compares pairs over "
@@ -132,9 +134,12 @@ def neighbours(
         images = (0, 0, 0)
     with torch.no_grad():
         if images is None:
-            candidates = candidates or Candidates(0.0)
-            edges, shift = candidates.within(pos, cell, pbc, graph, mask, cutoff)
-            near = _padded(edges, shift, pos, mask, capacity)
+            number = -1 if candidates is None else candidates.number
+            if on_device:
+                near = _by_cell_list(pos, cell, pbc, graph, mask, cutoff, capacity, number)
+            else:  # one call in a trace
+                arrays = _cell_list(pos, cell, pbc, graph, mask, cutoff, capacity, number)
+                near = NeighbourList(*arrays)
         else:
             width = largest or len(pos)
             near = _by_pairs(pos, cell, pbc, graph, mask, cutoff, capacity, width, images)
@@ -174,10 +179,10 @@ class NeighbourSearch(nn.Module):
         cutoff: in the unit of the positions.
         per_atom: rows of edges per row of atoms, as :func:`~staticgraph.atoms.edges_per_atom`
             plans it.
-        images: see :func:`neighbours`; None for molecules, and for eager mode.
+        images: see :func:`neighbours`; None for molecules, and for eager and CPUs.
         skin: a cell list also holds the pairs that are farther apart by this, and is made again
-            only when an atom has moved half of it, or a cell has changed. A compiled or recorded
-            step compares all pairs of each graph at every step, and reads no skin.
+            only when an atom has moved half of it, or a cell has changed. A step that is compiled
+            or recorded for a device compares all pairs of each graph, and reads no skin.
 
     Attributes:
         candidates: what is kept, by rows of atoms; ``candidates.builds`` counts the cell lists.
@@ -374,6 +379,9 @@ def _reach(inverse: Tensor, pbc: Tensor, cutoff: float) -> Tensor:
 
 # ---------------------------------------------------------------- cell lists
 
+_NUMBERS = itertools.count()
+_CANDIDATES: WeakValueDictionary[int, Candidates] = WeakValueDictionary()
+
 
 class Candidates:
     """The pairs of cell lists with a skin, while they hold.
@@ -387,10 +395,13 @@ class Candidates:
 
     Attributes:
         builds: how many cell lists were made.
+        number: by which a traced step names them.
     """
 
     def __init__(self, skin: float) -> None:
         self.skin = skin
+        self.number: int = next(_NUMBERS)
+        _CANDIDATES[self.number] = self
         self.builds: int = 0
         self._lists: dict[int, tuple[tuple[Tensor | None, ...], Tensor, Tensor]] = {}
 
@@ -415,7 +426,7 @@ class Candidates:
         candidates = self._lists.get(len(pos))
         if candidates is None or not self._holds(candidates[0], whole):
             self.builds += 1
-            candidates = (whole, *_by_cell_list(*whole, cutoff + self.skin))  # pyright: ignore
+            candidates = (whole, *_pairs_by_graph(*whole, cutoff + self.skin))  # pyright: ignore
             if self.skin:
                 self._lists[len(pos)] = candidates
         _, edges, shift = candidates
@@ -444,6 +455,46 @@ class Candidates:
 
 
 def _by_cell_list(
+    pos: Tensor,
+    cell: Tensor | None,
+    pbc: Tensor | None,
+    graph: Tensor,
+    mask: Tensor,
+    cutoff: float,
+    capacity: int,
+    number: int,
+) -> NeighbourList:
+    """The neighbours by the candidates of a number, or by a new cell list."""
+    candidates = _CANDIDATES.get(number) or Candidates(0.0)
+    edges, shift = candidates.within(pos, cell, pbc, graph, mask, cutoff)
+    return _padded(edges, shift, pos, mask, capacity)
+
+
+@torch.library.custom_op("staticgraph::cell_list", mutates_args=(), device_types="cpu")
+def _cell_list(
+    pos: Tensor,
+    cell: Tensor | None,
+    pbc: Tensor | None,
+    graph: Tensor,
+    mask: Tensor,
+    cutoff: float,
+    capacity: int,
+    number: int,
+) -> list[Tensor]:
+    near = _by_cell_list(pos, cell, pbc, graph, mask, cutoff, capacity, number)
+    return [near.edge_index, near.shift, near.mask, near.count, near.overflow]
+
+
+@_cell_list.register_fake
+def _(pos: Tensor, *arguments: object) -> list[Tensor]:
+    capacity: Any = arguments[-2]
+    ends = pos.new_empty((2, capacity), dtype=torch.int64)
+    mask = pos.new_empty((capacity,), dtype=torch.bool)
+    count = pos.new_empty((), dtype=torch.int64)
+    return [ends, pos.new_empty((capacity, 3)), mask, count, mask.new_empty(())]
+
+
+def _pairs_by_graph(
     pos: Tensor,
     cell: Tensor | None,
     pbc: Tensor | None,

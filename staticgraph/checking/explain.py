@@ -23,7 +23,6 @@ from staticgraph.checking.example_batch import batch_of
 from staticgraph.nn.context.present import Restored
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.rewrites import Captured, RewriteTarget, rewrite
-from staticgraph.rewrites.captured_graph.captured import Rewritten
 from staticgraph.rewrites.explain import Explanation
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.compiled_function import with_own_code
@@ -80,15 +79,6 @@ class CapturedStep:
         return self.captured.module.forward(*self._inputs)[0]
 
 
-ORDERED = Rewritten(
-    "every rewrite over edges",
-    "",
-    "",
-    "edges keep their order (keep_order=True, or a Padder without sort_edges=True), and the "
-    "operators take edges sorted by destination",
-)
-
-
 def explain(
     model: torch.nn.Module | Subject,
     plan: BucketPlan | Sequence[Capacity | tuple[int, ...]],
@@ -122,8 +112,4 @@ def explain(
     subject = replace(subject, model=copy.deepcopy(subject.model).train(), optimizer=None)
     computation = Computation(subject)
     work = "forward" if subject.loss is None else "step"
-    explanation = Explanation.of(
-        [CapturedStep(computation, work, batch.to(subject.device)).captured]
-    )
-    missed = (*explanation.missed, *([ORDERED] if batch.layout.schema.keep_order else []))
-    return replace(explanation, missed=missed)
+    return Explanation.of([CapturedStep(computation, work, batch.to(subject.device)).captured])

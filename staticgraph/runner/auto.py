@@ -158,7 +158,7 @@ class Execution:
         if auto is not None and not resolved.compiled:
             until = f"auto: eager on {device.type}, until warmup() has measured"
             resolved = resolved._replace(reason=until)
-        if resolved.fused and (why := without_fused(subject.differentiable)):
+        if resolved.fused and (why := without_fused()):
             raise ValueError(f"mode='fused' cannot be: {why}; give mode='eager', or a compiled one")
         return cls(resolved, auto, recording, ranks)
 

@@ -90,7 +90,7 @@ class Trials:
         self._took_s: dict[str, float] = {}
         self._steps, subject = steps, steps.subject
         self._model, self._optimizer = subject.model, subject.optimizer
-        self._without_fused = without_fused(subject.differentiable)
+        self._without_fused = without_fused()
         self._options = options
         self._prepare = prepare
         self._stopwatch = options.stopwatch(subject.device)

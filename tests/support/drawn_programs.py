@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.edges import Edges
+from staticgraph.kernels.edges import Edges, order_edges
 from staticgraph.kernels.neighbours import Builder, Program, Result
 from staticgraph.kernels.neighbours.program import INTO, SIMPLE, broadcast
 
@@ -119,12 +119,15 @@ def drawn_case(
     seed: int, dtype: torch.dtype, program: Program | None = None
 ) -> tuple[Program, list[Tensor], list[Tensor], Edges]:
     """Returns a program, the one that is drawn from the seed by default, with operands, codes and
-    edges: few nodes, from no edges to many."""
+    edges: few nodes, from no edges to many, in any order for every third seed."""
     program = program or drawn_program(seed)[0]
     count = 1 + max(one.code for one in program.operands)
     draw, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     nodes, number = int(draw.integers(1, 12)), int(draw.integers(0, 40))
     edges = drawn_edges(draw, nodes, number)
+    if seed % 3 == 1:
+        ends = draw.integers(0, nodes, (2, number))
+        edges = Edges(*map(torch.from_numpy, ends), *order_edges(*map(torch.from_numpy, ends), nodes))
     rows = {"source": (nodes,), "target": (nodes,), "edge": (number,), "table": (TABLE,), "all": ()}
     operands = [
         torch.randn((*rows[one.place], *one.shape), generator=generator, dtype=torch.float64)

@@ -49,7 +49,7 @@ def on_triton(
     """The results of a program, in the accumulation dtype."""
     assert gpu.supports(program) is None
     return torch.ops.staticgraph.neighbours(
-        known(program), list(operands), list(codes), list(edges)
+        known(program), list(operands), list(codes), edges.arrays
     )
 
 

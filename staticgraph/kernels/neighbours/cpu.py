@@ -33,6 +33,7 @@ from torch import Tensor
 
 from staticgraph.files import atomic, own_cache
 from staticgraph.kernels import threads
+from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours.cpu_code import Function
 from staticgraph.kernels.neighbours.program import Program, Result
 from staticgraph.kernels.table_sum.pieces import ADDED_TO_AN_ENTRY, PIECES
@@ -57,9 +58,11 @@ def _compiler() -> tuple[Any, Any]:
     return machine, engine
 
 
-def _compiled(program: Program, into: bool, double: bool) -> Callable[[Any, int], None]:
+def _compiled(
+    program: Program, into: bool, double: bool, ordered: bool
+) -> Callable[[Any, int], None]:
     """The compiled function of a program: it takes an array of int64, and a number of threads."""
-    written = Function(program, into, double)
+    written = Function(program, into, double, ordered)
     with _COMPILING:
         machine, engine = _compiler()
         code = binding.ObjectFileRef.from_data(_machine_code(written, machine))
@@ -153,13 +156,13 @@ class _Loop(NamedTuple):
 
 
 @cache
-def _loops(program: Program, double: bool, alone: bool) -> list[_Loop]:
+def _loops(program: Program, double: bool, alone: bool, ordered: bool) -> list[_Loop]:
     found: list[_Loop] = []
     for into, some in parts(program, alone):
         scattered = [at for at, one in enumerate(some) if into and one[1:3] == ("source_sum", -1)]
         tables = tuple(at for at, one in enumerate(some) if one.table >= 0)
         places = tuple(map(program.results.index, some))
-        function = _compiled(program.taking(some), into, double)
+        function = _compiled(program.taking(some), into, double, ordered)
         found.append(_Loop(into, places, tuple(scattered), tables, function))
     return found
 
@@ -174,17 +177,17 @@ def run(
     """Runs a program over contiguous tensors of one dtype, float32 or float64.
 
     Args:
-        edges: as in :class:`staticgraph.kernels.edges.Edges`.
+        edges: the arrays of :class:`staticgraph.kernels.edges.Edges`.
         results: are written to.
     """
     given = [one.data_ptr() for one in (*edges, *operands, *codes)]
     team = torch.get_num_threads() if threads.AVAILABLE else 1
     if team > 1 and sum(one.numel() for one in (*operands, *results)) < threads.SMALL:
         team = 1
-    kind = operands[0].dtype, team == 1
+    kind = operands[0].dtype, team == 1, len(edges) == len(Edges._fields)
     loops = program.made.get(kind)
     if loops is None:
-        loops = program.made[kind] = _loops(program, kind[0] is torch.float64, kind[1])
+        loops = program.made[kind] = _loops(program, kind[0] is torch.float64, *kind[1:])
     for loop in loops:
         pieces, outs = team, [results[place] for place in loop.places]
         for at in loop.zeroed:

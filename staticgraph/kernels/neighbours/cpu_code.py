@@ -39,7 +39,7 @@ from staticgraph.kernels.neighbours.cpu_vectors import (
 )
 from staticgraph.kernels.neighbours.program import Program
 
-_ARRAYS = ("src", "dst", "row_ptr", "col_ptr", "transpose")
+_ARRAYS = ("src", "dst", "row_ptr", "col_ptr", "transpose", "order")
 
 
 class Function:
@@ -48,15 +48,18 @@ class Function:
     Args:
         into: whether edges are those into a node, which it is the target of; otherwise those out of
             it.
+        ordered: whether there is an array of the order of edges by destination.
     """
 
-    def __init__(self, program: Program, into: bool, double: bool) -> None:
+    def __init__(self, program: Program, into: bool, double: bool, ordered: bool) -> None:
         self.program: Program = program
         self.into: bool = into
+        self.ordered: bool = ordered
         self.double: bool = double
         self.real: Any = ir.DoubleType() if double else ir.FloatType()
         self.lanes: int = 8 if double else 16
-        self.name: str = f"{program.key}_{'into' if into else 'out'}_{64 if double else 32}"
+        loop = f"{'ordered_' if ordered else ''}{'into' if into else 'out'}"
+        self.name: str = f"{program.key}_{loop}_{64 if double else 32}"
         self.module: ir.Module = ir.Module(name=program.key)
         self._memo: dict[Any, Any] = {}  # before the loop over edges
         self._edge_memo: dict[Any, Any] = {}
@@ -82,7 +85,7 @@ class Function:
         self.entry: ir.IRBuilder = ir.IRBuilder(function.append_basic_block("entry"))
         builder = ir.IRBuilder(function.append_basic_block("start"))
         self._arguments: Any = function.args[0]
-        names = ["rows", "pieces", *_ARRAYS]
+        names = ["rows", "pieces", *_ARRAYS[: len(_ARRAYS) - (not self.ordered)]]
         self.numbers: dict[str, Any] = {n: self._argument(at) for at, n in enumerate(names)}
         first = len(names)
         count = len(self.program.operands)
@@ -214,10 +217,10 @@ class Function:
         with loop(builder, self.entry, self.begin, self.end) as p:
             self.inner: ir.IRBuilder = builder
             self.first: Any = builder.icmp_signed("==", p, self.begin)
-            if self.into:
-                self.edge: Any = p
-            else:
-                self.edge = self._long(builder, self._array("transpose", SHORT), p, SHORT)
+            self.edge: Any = p
+            if self.ordered or not self.into:
+                order = self._array("order" if self.into else "transpose", SHORT)
+                self.edge = self._long(builder, order, p, SHORT)
             ends = self._array("src" if self.into else "dst", LONG)
             self.other: Any = self._long(builder, ends, self.edge, LONG)
             yield

@@ -49,7 +49,7 @@ class _Loop(NamedTuple):
 
 
 @cache
-def _texts(program: Program) -> tuple[tuple[bool, Text], ...]:
+def _texts(program: Program, ordered: bool = False) -> tuple[tuple[bool, Text], ...]:
     """The text of each loop; its results are numbered as those of the program."""
     found: list[tuple[bool, Text]] = []
     if _compares_totals(program):
@@ -57,7 +57,7 @@ def _texts(program: Program) -> tuple[tuple[bool, Text], ...]:
             "the minimum or maximum over edges of a sum over columns (the operation 'total')"
         )
     for into, some in parts(program, alone=False):
-        text = kernel_text(program.taking(some), into)
+        text = kernel_text(program.taking(some), into, ordered)
         names = {f"result_{at}": program.results.index(one) for at, one in enumerate(some)}
         arguments = tuple(f"result_{names[one]}" if one in names else one for one in text.arguments)
         found.append((into, text._replace(arguments=arguments)))
@@ -87,12 +87,12 @@ def supports(program: Program) -> str | None:
 
 
 @cache
-def _loops(program: Program) -> tuple[_Loop, ...]:
+def _loops(program: Program, ordered: bool) -> tuple[_Loop, ...]:
     same_bits = any(map(_compares, program.results)) or any(
         value.operation == "eq" for value in program.values
     )
     loops: list[_Loop] = []
-    for into, text in _texts(program):
+    for into, text in _texts(program, ordered):
         options = {"num_warps": warps(text.tile), "enable_fp_fusion": not same_bits}
         loops.append(_Loop(_kernel(text, into), text.arguments, into, options))
     return tuple(loops)
@@ -114,7 +114,7 @@ def forward(
 ) -> list[Tensor]:
     """Runs a program, in one launch per loop."""
     results = empty_results(key, operands, codes, edges)
-    values: dict[str, Tensor] = dict(zip(Edges._fields, contiguous(*edges), strict=True))
+    values: dict[str, Tensor] = dict(zip(Edges._fields, contiguous(*edges), strict=False))
     for kind, given in (
         ("operand", contiguous(*operands)),
         ("code", contiguous(*codes)),
@@ -122,7 +122,7 @@ def forward(
     ):
         values |= {f"{kind}_{at}": one for at, one in enumerate(given)}
     dtype = wide(results[0].dtype)
-    for loop in _loops(program_of(key)):
+    for loop in _loops(program_of(key), "order" in values):
         nodes = values["row_ptr" if loop.into else "col_ptr"].size(0) - 1
         arguments = [values[name] for name in loop.arguments]
         loop.kernel[(nodes,)](*arguments, dtype, **loop.options)

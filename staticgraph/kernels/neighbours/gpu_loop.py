@@ -46,8 +46,9 @@ class Text(NamedTuple):
     tile: int
 
 
-def kernel_text(program: Program, into: bool) -> Text:
-    """Writes a program's loop over the edges into each node, or out of it.
+def kernel_text(program: Program, into: bool, ordered: bool) -> Text:
+    """Writes a program's loop over the edges into each node, or out of it; ``ordered`` as of
+    :class:`~staticgraph.kernels.neighbours.gpu_values.Values`.
 
     Raises:
         NotImplementedError: an operation cannot be written; the message names it.
@@ -56,8 +57,8 @@ def kernel_text(program: Program, into: bool) -> Text:
     try:
         for kept in range(most):
             with suppress(NotMerged):
-                return _Loop(program, into, kept).text()
-        return _Loop(program, into, None).text()
+                return _Loop(program, into, ordered, kept).text()
+        return _Loop(program, into, ordered, None).text()
     except RecursionError:
         raise NotImplementedError(
             f"{len(program.values)} operations, too many of them one after another"

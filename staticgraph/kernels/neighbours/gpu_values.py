@@ -37,6 +37,7 @@ class Values:
     Args:
         into: whether edges are those into a node, which it is the target of; otherwise those out of
             it.
+        ordered: whether there is an array of the order of edges by destination.
         kept: how many of a result's first dimensions have an axis each; all others share one. None
             if all have one each.
 
@@ -44,9 +45,10 @@ class Values:
         own: whether values are those of the node itself, instead of those of an edge.
     """
 
-    def __init__(self, program: Program, into: bool, kept: int | None) -> None:
+    def __init__(self, program: Program, into: bool, ordered: bool, kept: int | None) -> None:
         self.program: Program = program
         self.into: bool = into
+        self.ordered: bool = ordered
         self.kept: int | None = kept
         self.own: bool = False
         self.lines: Lines = Lines()
@@ -64,9 +66,10 @@ class Values:
 
     def edge(self) -> str:
         """The number of the edge."""
-        if self.into:
+        if self.into and not self.ordered:
             return "place"
-        text = f"tl.load({self.lines.argument('transpose')} + place).to(tl.int64)"
+        order = self.lines.argument("order" if self.into else "transpose")
+        text = f"tl.load({order} + place).to(tl.int64)"
         return self.lines.once("edge", lambda: self.lines.let(self.lines.loop, text))
 
     def _other(self) -> str:

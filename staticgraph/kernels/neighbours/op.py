@@ -46,7 +46,7 @@ def _on_cpu(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
     lookups = [plain(one, torch.int64) for one in codes]
     arrays = [
         one if one.dtype is kind and one.is_contiguous() else plain(one, kind)
-        for one, kind in zip(edges, _OF_EDGES, strict=True)
+        for one, kind in zip(edges, _OF_EDGES, strict=False)
     ]
     if program.tables and all(one.table < 0 for one in program.results):  # else, forward did it
         for number, code in program.tables:
@@ -55,7 +55,7 @@ def _on_cpu(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
     return results
 
 
-_OF_EDGES = (torch.int64, torch.int64, torch.int32, torch.int32, torch.int32)
+_OF_EDGES = (torch.int64, torch.int64, *[torch.int32] * 4)
 
 
 def _check(code: Tensor, rows: int) -> None:
@@ -82,8 +82,8 @@ def _computed(
     as long for so many tensors as the rest of the call."""
     on_cpu = all(type(one) in _PLAIN for one in operands) and operands[0].device.type == "cpu"
     if on_cpu and not dispatch_modes() and not transforms_active():
-        return _on_cpu(key, operands, codes, edges)
-    return _neighbours(key, operands, codes, edges)
+        return _on_cpu(key, operands, codes, edges.arrays)
+    return _neighbours(key, operands, codes, edges.arrays)
 
 
 _PLAIN = {Tensor, torch.nn.Parameter}
@@ -111,8 +111,9 @@ class Neighbours(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         """Returns the gradients of the operands that need one."""
         program, saved = ctx.program, ctx.saved_tensors
-        first, last = len(program.operands), len(saved) - 5 - ctx.codes
-        operands, codes, edges = saved[:first], saved[last:-5], Edges(*saved[-5:])
+        first, arrays = len(program.operands), len(Edges._fields)
+        operands, edges = saved[:first], Edges(*saved[-arrays:])
+        codes = saved[len(saved) - arrays - ctx.codes : -arrays]
         missing = [grad is None for grad in grads]
         key = ctx.handed, ctx.needs_input_grad, *missing, sums_tables(operands[0])
         plan = program.made.get(key)

@@ -275,8 +275,14 @@ class Builder:
         return places[0] if operation == "sub" and self.is_nothing(places[1]) else None
 
     def view(self, place: int, shape: Shape) -> int:
-        """The numbers of a row in another shape."""
+        """The numbers of a row in another shape.
+
+        Raises:
+            ValueError: it has another number of numbers.
+        """
         value = self.values[place]
+        if value.operation != "number" and math.prod(value.shape) != math.prod(shape):
+            raise ValueError(f"rows of {value.shape} have no view of {shape}")
         if value.shape == shape:
             return place
         if value.operation == "number":

@@ -48,6 +48,7 @@ def batch_facts(
     row_ptr: Tensor,
     col_ptr: Tensor,
     transpose: Tensor,
+    order: Tensor | None,
 ) -> Tensor:
     """Names the batch's own arrays in the traced graph and computes nothing; a rewritten graph no
     longer contains it."""

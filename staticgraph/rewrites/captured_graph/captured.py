@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -19,8 +19,8 @@ from torch.fx.node import map_arg
 from staticgraph.internals.dispatch import tree_leaves
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.internals.tracing import ConstantSource
-from staticgraph.kernels.edges import Edges
-from staticgraph.nn.context.leaf import FACTS, batch_facts
+from staticgraph.kernels.edges import Edges, order_edges
+from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     SELECT,
     Call,
@@ -57,6 +57,36 @@ class Rewritten(NamedTuple):
         return f"{self.rewrite}: {where}" + ("" if self.reason is None else f": {self.reason}")
 
 
+class EdgeSet(NamedTuple):
+    """Edges that a model makes, or reads from a field: two indices of equal length.
+
+    Attributes:
+        source, target: the keys of both indices (:func:`index_key`).
+        nodes: rows that are gathered from, and reduced to.
+        count: of edges.
+        against: whether these are the batch's own, read against their direction: only what is
+            reduced so is rewritten then.
+    """
+
+    source: Any
+    target: Any
+    nodes: int
+    count: int
+    against: bool
+
+
+def index_key(node: Call) -> Any:
+    """What equal indices of a graph share: the node that computes it, or the rows of a matrix
+    that it selects."""
+    node = under_shape(node)
+    if is_call(node, SELECT) and node.args[1] == 0 and isinstance(node.args[2], int):
+        matrix, _, row = cast(tuple[Any, int, int], node.args)
+        rows = shape(matrix)
+        if rows is not None:
+            return under_shape(matrix), row % rows[0]
+    return node
+
+
 class RewriteTarget(NamedTuple):
     """What runs the rewritten graph.
 
@@ -80,10 +110,10 @@ class Captured:
     Attributes:
         module: the torch.fx module, changed in place.
         target: what runs it.
-        facts: the batch's own arrays by name; empty if the batch carries no row pointers.
         done: places that were rewritten.
         missed: places that nearly were, by node.
         folded: gathers of small tables, and the operands of an equivalent single lookup.
+        over: edges of the model's own that are rewritten now, in place of the batch's.
         refused: whether the graph must run unchanged.
         autocast: the arguments of ``torch.autocast`` in most of the graph; None without it.
         fake_mode: the fake mode of a dry run; None elsewhere.
@@ -92,10 +122,10 @@ class Captured:
     module: GraphModule
     target: RewriteTarget
     fake_mode: FakeTensorMode | None = None
-    facts: dict[str, Call] = field(default_factory=dict)
     done: list[Rewritten] = field(default_factory=list)
     missed: dict[Call, Rewritten] = field(default_factory=dict)
     folded: dict[Call, tuple[Call, Call | None, Call]] = field(default_factory=dict)
+    over: EdgeSet | None = None
     refused: bool = False
     autocast: tuple[Any, ...] | None = None
     _shared: dict[Any, Call] = field(default_factory=dict)
@@ -103,14 +133,32 @@ class Captured:
     def __post_init__(self) -> None:
         self._mode: Any = nullcontext()
         self._trains = False
+        self._stated: Call | None = None
         for node in self.graph.nodes:
             if is_call(node, batch_facts):
-                self.facts = dict(zip(FACTS, node.args, strict=True))
+                self._stated = node
             example = tensor(node)
             self._mode = getattr(example, "fake_mode", self._mode)
             if example is not None and node.op.startswith("call"):
                 self._trains |= example.requires_grad
         self.differentiated: set[Call] = differentiated(self.graph)
+
+    @property
+    def facts(self) -> dict[str, Call]:
+        """The batch's own arrays by name; empty if it has none that layers read."""
+        return {} if self._stated is None else self._stated.kwargs
+
+    @property
+    def has_edges(self) -> bool:
+        """Whether it is known which edges messages are over."""
+        return bool(self.facts) or self.over is not None
+
+    @contextmanager
+    def reading_over(self, edges: EdgeSet) -> Iterator[None]:
+        """A ``with`` block in which edges of the model's own stand for the batch's."""
+        self.over = edges
+        yield
+        self.over = None
 
     def look_again(self) -> None:
         """Updates :attr:`differentiated` for nodes inserted since the last call."""
@@ -125,30 +173,48 @@ class Captured:
     # ------------------------------------------------------------------ what an index is
 
     def index(self, node: Any) -> str | None:
-        """Which of the batch's own indices a node is: ``src``, ``dst`` or ``batch``; else None."""
+        """Which of the batch's own indices a node is: ``src``, ``dst`` or ``batch``; else None.
+
+        While edges of the model's own are rewritten, ``src`` and ``dst`` are theirs.
+        """
         node = under_shape(node)
-        if not self.facts or not isinstance(node, Node):
+        if not isinstance(node, Node):
             return None
-        if node is self.facts["batch"]:
+        if self.facts and node is self.facts["batch"]:
             return "batch"
+        if self.over is not None:
+            ends = {self.over.source: "src", self.over.target: "dst"}
+            return ends.get(index_key(node))
+        if not self.facts:
+            return None
         if not is_call(node, SELECT) or under_shape(node.args[0]) is not self.facts["edge_index"]:
             return None
         dim, place = cast(tuple[Any, int], node.args[1:])
         return ("src", "dst")[place % 2] if dim == 0 and place in (0, 1, -1, -2) else None
 
     def end(self, place: int) -> Call:
-        """The node of the sources (0) or destinations (1), at the head of the graph."""
-        return self.once(("end", place), SELECT, self.facts["edge_index"], 0, place)
+        """The node of the sources (0) or destinations (1)."""
+        key = self.facts["edge_index"], place
+        if self.over is not None:
+            key = (self.over.source, self.over.target)[place]
+        return self.once(("end", key), SELECT, key[0], 0, key[1]) if type(key) is tuple else key
 
     @property
-    def batch_edges(self) -> Edges:
-        """The batch's edges, as operators over neighbours take them."""
+    def all_edges(self) -> Edges:
+        """The batch's edges, or those of the model's own, as operators over neighbours take
+        them."""
         ends: Any = (self.end(0), self.end(1))
+        if self.over is not None:
+            order = self.once(("order", self.over), order_edges, *ends, self.over.nodes)
+            arrays = [("order", self.over, at) for at in range(4)]
+            return Edges(*ends, *(self.once(key, operator.getitem, order, key[2]) for key in arrays))
         return Edges(*ends, *(cast(Any, self.facts[name]) for name in Edges._fields[2:]))
 
     @property
     def nodes(self) -> int:
-        """``N``."""
+        """``N``: nodes that edges join."""
+        if self.over is not None:
+            return self.over.nodes
         found = tensor(self.facts["batch"])
         assert found is not None
         return found.size(0)
@@ -156,6 +222,8 @@ class Captured:
     @property
     def edges(self) -> int:
         """``E``."""
+        if self.over is not None:
+            return self.over.count
         found = tensor(self.facts["edge_index"])
         assert found is not None
         return found.size(1)

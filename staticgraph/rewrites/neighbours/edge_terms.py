@@ -109,7 +109,9 @@ def _rows(captured: Captured, node: Any) -> UngatheredRows:
 
 def is_small(captured: Captured, node: Any) -> bool:
     """Whether a node gathers, one row per edge, from a table of far fewer rows."""
-    if not captured.facts or not is_call(node, GATHER) or captured.index(node.args[2]) is not None:
+    if not captured.has_edges or not is_call(node, GATHER):
+        return False
+    if captured.index(node.args[2]) is not None:
         return False
     rows, index = shape(node.args[0]), tensor(node.args[2])
     if rows is None or index is None or len(rows) != 2 or index.dtype != torch.int64:

@@ -154,7 +154,7 @@ def _at(captured: Captured, node: Call, norm: Call) -> None:
     kind = torch.promote_types(kind, torch.float32)
     like = captured.constant(f"like_{str(kind)[6:]}", torch.empty(0, dtype=kind))
     key = ("gcn", weight, fill, loops, kind)
-    edges = captured.batch_edges
+    edges = captured.all_edges
     given = edges, weight, fill, loops, like
     found = captured.shared(key, lambda: captured.before(norm, degrees, *given))
     root, own = (captured.item(norm, found, place, node) for place in (0, 1))

@@ -41,11 +41,13 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     tensor,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
+from staticgraph.rewrites.neighbours import score_products, softmax
 from staticgraph.rewrites.neighbours.edge_operands import Operands, operands
+from staticgraph.rewrites.neighbours.edge_sets import edge_sets
 from staticgraph.rewrites.neighbours.edge_terms import is_cat, stacked
 from staticgraph.rewrites.neighbours.moments import is_square, means
 from staticgraph.rewrites.neighbours.program_writer import ProgramWriter, Read
-from staticgraph.rewrites.neighbours.reading import Group, Reading
+from staticgraph.rewrites.neighbours.reading import Group, Reading, index_of
 from staticgraph.rewrites.passes.eliminate import drop_unread
 
 NAME = "neighbours"
@@ -58,25 +60,37 @@ MOST_NUMBERS = 1 << 15
 
 def rewrite(captured: Captured) -> None:
     """Rewrites all messages that a gradient or a reduction makes worth it."""
-    if not captured.facts:
-        return
+    for edges in edge_sets(captured):
+        with captured.reading_over(edges):
+            for one in (score_products.rewrite, softmax.rewrite, _over_edges):
+                one(captured)
+    if captured.facts:
+        _over_edges(captured)
+        for node in captured.calls(SCATTER):
+            _record(captured, node)
+
+
+def _over_edges(captured: Captured) -> None:
+    """Rewrites the messages over the batch's edges, or over those of the model's own."""
     means(captured)
-    _means_by_source(captured)
-    if captured.target.device == "cpu":
-        move_linear(captured)
+    against = captured.over is not None and captured.over.against
+    if not against:
+        _means_by_source(captured)
+        if captured.target.device == "cpu":
+            move_linear(captured)
     reading = Reading(captured)
     for group in reading.groups():
+        if against and all(captured.index(index_of(one)) != "dst" for one in group.reductions):
+            continue
         if not _insert_program(captured, reading, group) and group.rows:
             for node in group.reductions:  # of rows that torch computes
                 _insert_program(captured, reading, Group([], [node]))
     drop_unread(captured.graph)
-    for node in captured.calls(GATHER):
+    for node in () if against else captured.calls(GATHER):
         if node in reading.ends and reading.trains([node]):
             _insert_program(captured, reading, Group([node], []))
         elif captured.index(node.args[2]) == "batch" and captured.target.device == "cpu":
             _by_graph(captured, node)
-    for node in captured.calls(SCATTER):
-        _record(captured, node)
 
 
 def _record(captured: Captured, node: Call) -> None:
@@ -86,10 +100,10 @@ def _record(captured: Captured, node: Call) -> None:
         return
     if captured.index(index) is None:
         why = index if isinstance(index, Node) else None
-        captured.miss(NAME, node, "its index is not the batch's own", why)
+        reason = "its index is not the batch's own, and nothing is gathered by its edges"
+        captured.miss(NAME, node, reason, why)
     elif captured.index(index) == "src":
-        reason = f"the {node.args[4]} by source, and edges are sorted by destination"
-        captured.miss(NAME, node, reason)
+        captured.miss(NAME, node, f"the {node.args[4]} by source of no rows of nodes")
 
 
 def _means_by_source(captured: Captured) -> None:
@@ -100,8 +114,8 @@ def _means_by_source(captured: Captured) -> None:
         ours = captured.index(index) == "src" and dim == 0 and groups == captured.nodes
         if not ours or reduce != "mean" or found is None or not is_float(node):
             continue
-        ptr = captured.facts["col_ptr"]
-        count = captured.once(("out degrees", found.dtype), _out_degrees, ptr, found.dtype)
+        ptr = captured.all_edges.col_ptr
+        count = captured.once(("out degrees", ptr, found.dtype), _out_degrees, ptr, found.dtype)
         count = captured.reshaped(node, count, -1, *(1,) * (found.dim() - 1))
         total = captured.before(node, SCATTER, rows, index, 0, groups, "sum")
         captured.replace(node, captured.before(node, DIV, total, count))
@@ -195,7 +209,7 @@ def _insert_program(captured: Captured, reading: Reading, group: Group) -> bool:
         known(program),
         bases,
         codes,
-        captured.batch_edges,
+        captured.all_edges,
         like=results[0].node,
     )
     items = {one: captured.item(anchor, call, at, call) for one, at in unique.items()}

@@ -66,7 +66,7 @@ def _count(captured: Captured, node: Call) -> bool:
         return False
     counted = clamped.args[0]
     if is_call(counted, counts):
-        return counted.args[0] is captured.facts["row_ptr"] and clamped.target == "clamp"
+        return counted.args[0] is captured.all_edges.row_ptr and clamped.target == "clamp"
     return clamped.target == "clamp_" and _added(captured, counted, clamped) is not None
 
 

@@ -87,6 +87,7 @@ def rows_of_graphs(captured: Captured, index: Any) -> Edges | None:
     """Rows of graphs as edges into them; None unless the index is the graph of each node, or of
     each edge."""
     facts: Any = captured.facts
+    order = None
     if captured.index(index) == "batch":
         rows, ptr = facts["batch"], facts["ptr"]
         if captured.target.device == "cpu":
@@ -94,9 +95,10 @@ def rows_of_graphs(captured: Captured, index: Any) -> Edges | None:
     elif _is_of_edges(captured, index):
         given = facts["row_ptr"], facts["ptr"]
         rows, ptr = captured.end(1), captured.once(("edge pointers",), edge_pointers, *given)
+        order = facts["order"]
     else:
         return None
-    return Edges(*cast(Any, (rows, rows, ptr, ptr, ptr)))
+    return Edges(*cast(Any, (rows, rows, ptr, ptr, ptr, order)))
 
 
 def _is_of_edges(captured: Captured, index: Any) -> bool:

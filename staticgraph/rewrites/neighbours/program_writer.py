@@ -140,7 +140,7 @@ class ProgramWriter:
                 arguments[one] = self._edge(one)
             else:
                 now = self.reading.now.get(one, one)
-                place, row = leaf(now, calls, self.captured.edges, "edge")
+                place, row = leaf(one, calls, self.captured.edges, "edge")
                 arguments[one] = self._operand(place, row, now)
         return write(self.builder, calls, self.captured.edges, arguments)
 

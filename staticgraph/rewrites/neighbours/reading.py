@@ -45,6 +45,11 @@ class Group(NamedTuple):
     reductions: list[Call]
 
 
+def index_of(reduction: Call) -> Call:
+    """The index by which rows of edges are reduced."""
+    return reduction.args[2 if is_call(reduction, weighed_sum) else 1]
+
+
 class Reading:
     """Which nodes of a graph compute rows of edges from rows.
 
@@ -99,12 +104,13 @@ class Reading:
             return None
         if not is_float(node) or (shape(node.args[0]) or (0,))[0] != self.captured.edges:
             return None
+        which = self.captured.index(index_of(node))
         if not is_call(node, SCATTER):
-            return "softmax" if is_call(node, weighed_sum) else "logsumexp"
-        _, index, dim, groups, reduce = node.args
+            how = "softmax" if is_call(node, weighed_sum) else "logsumexp"
+            return how if which == "dst" else None
+        _, _, dim, groups, reduce = node.args
         if dim != 0 or groups != self.captured.nodes:
             return None
-        which = self.captured.index(index)
         if which == "src":
             return "source_sum" if reduce in ("sum", "add") else None
         return REDUCTIONS.get(reduce) if which == "dst" else None
@@ -120,7 +126,8 @@ class Reading:
     def _try(self, node: Call) -> None:
         """Notes a node's operations if all of them are of rows."""
         if is_call(node, without_loops):
-            self.calls[node] = RowCalls({node.args[0]: torch.empty(0)}, [], None)
+            if self.captured.index(node.args[2]) == "dst":
+                self.calls[node] = RowCalls({node.args[0]: torch.empty(0)}, [], None)
             return
         if is_call(node, operator.getitem) and isinstance(node.args[1], int):
             parts = self.calls.get(node.args[0])

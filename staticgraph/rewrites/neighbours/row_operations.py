@@ -101,12 +101,20 @@ def row_calls(node: Call) -> RowCalls | None:
 def leaf(node: Call, calls: RowCalls, rows: int, place: str) -> tuple[str, tuple[int, ...]]:
     """Where the rows of an operand of calls over rows are, and their shape."""
     found = shape(node) or ()
-    if found and len(found) == max(stand.dim() for stand in calls.given.values()):
-        if found[0] == rows:
-            return place, found[1:]
-        if found[0] == 1:
-            return "all", found[1:]
-    return "all", found
+    broadcast = _is_broadcast(calls, calls.given[node])
+    if found and found[0] == rows and not broadcast:
+        return place, found[1:]
+    return "all", found[1:] if found[:1] == (1,) and not broadcast else found
+
+
+def _is_broadcast(calls: RowCalls, operand: Tensor) -> bool:
+    """Whether the call that reads an operand first takes it next to one of more dimensions, so that
+    its own first one is not that of rows."""
+    for call in calls.calls:
+        tensors = [one for one in call.args if isinstance(one, Tensor)]
+        if any(one is operand for one in tensors):
+            return operand.dim() < max(one.dim() for one in tensors)
+    return False
 
 
 def write(

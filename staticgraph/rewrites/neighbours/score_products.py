@@ -59,7 +59,7 @@ def by_folded(edge_attr: Tensor, weight: Tensor, vector: Tensor) -> Tensor:
 
 def rewrite(captured: Captured) -> None:
     """Rewrites every such score."""
-    if not captured.facts:
+    if not captured.has_edges:
         return
     of_rows: dict[Call, list[tuple[Call, Call]]] = {}
     for node in list(captured.graph.nodes):

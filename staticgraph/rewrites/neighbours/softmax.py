@@ -75,7 +75,7 @@ def without_loops(weights: Tensor, src: Tensor, dst: Tensor) -> Tensor:
 
 def rewrite(captured: Captured) -> None:
     """Rewrites every softmax over the edges into a node, with or without added self-loops."""
-    if not captured.facts:
+    if not captured.has_edges:
         return
     parts: dict[Any, Any] = {}
     for node in captured.calls(SCATTER):

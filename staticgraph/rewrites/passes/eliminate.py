@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Graph
 
+from staticgraph.kernels.edges import ORDER_EDGES, order_edges
 from staticgraph.kernels.table_sum import fold_codes, table_sum
 from staticgraph.nn.context.dense_layout import attendable, laid_out, placed, read_back
-from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.nn.functions import scattered, softmaxed
 from staticgraph.nn.utils.self_loops import (
     gcn_normed,
@@ -59,9 +59,9 @@ _PURE = {
     *(torch.tanh, torch.sin, torch.cos, torch.log, torch.abs, torch.clamp, torch.reciprocal),
     *(F.softplus, F.elu, F.tanh, F.sigmoid, F.layer_norm, F.normalize, torch.linalg.norm),
     operator.pow,
-    *(scattered, softmaxed, gcn_normed, loops_added, loops_remaining, loops_removed, batch_facts),
+    *(scattered, softmaxed, gcn_normed, loops_added, loops_remaining, loops_removed),
     *(placed, laid_out, read_back, attendable),
-    *(table_sum, fold_codes),
+    *(table_sum, fold_codes, order_edges, ORDER_EDGES),
 }
 _PURE_METHODS = {
     *SHAPES,

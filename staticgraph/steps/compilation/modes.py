@@ -6,7 +6,6 @@ them there is an error rather than a surprise in the log.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 MODES = (
@@ -61,20 +60,12 @@ class Mode(NamedTuple):
         return "default" if self.by_library else self.name
 
 
-def without_fused(differentiable: Sequence[str]) -> str | None:
-    """Returns why mode ``fused`` is impossible; None if nothing known before tracing prevents it.
-
-    Args:
-        differentiable: the fields that the model takes derivatives by.
-    """
+def without_fused() -> str | None:
+    """Returns why mode ``fused`` is impossible; None if nothing known before tracing prevents
+    it."""
     from staticgraph.internals.hooks import has_pyg
 
-    if not has_pyg():
-        return "its rewrites look for operations of PyG, which is not installed"
-    if not differentiable:
-        return None
-    names = ", ".join(differentiable)
-    return f"the kernels have no second derivatives, which a derivative by {names} needs"
+    return None if has_pyg() else "its rewrites look for operations of PyG, which is not installed"
 
 
 def resolve(mode: str, device_type: str, allow_cpu: bool = False) -> Mode:

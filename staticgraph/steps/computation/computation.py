@@ -29,6 +29,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.sizes import SizedLayout
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import traced_here
+from staticgraph.kernels.edges import order_edges
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.leaf import FACTS, batch_facts
 from staticgraph.nn.context.present import Restored, remember
@@ -37,7 +38,7 @@ from staticgraph.nn.newcomers import Newcomers
 from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
 from staticgraph.nn.refused import caching_layers
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
-from staticgraph.schema import COUNTS, Level
+from staticgraph.schema import COUNTS, POINTERS, Level
 from staticgraph.steps.computation.model_arguments import forward_of, optional_fields
 from staticgraph.steps.computation.model_setup import Subject, name_of
 from staticgraph.steps.computation.provenance import (
@@ -88,10 +89,6 @@ class Precision:
         if self._autocast is not None or not torch.is_autocast_enabled(self._device):
             return None
         return name_of(torch.get_autocast_dtype(self._device))
-
-
-# The arrays by which a rewrite recognises an index as the batch's own.
-ARRAYS = tuple(COUNTS if name == "counts" else name for name in FACTS)
 
 
 class Computation:
@@ -265,8 +262,8 @@ class Computation:
         if self._differentiable:
             batch = self._with_derivatives(batch)
         self._context.enter(batch, leaves)
-        if leaves and batch.layout.pointers:
-            batch_facts(*(batch.tensors()[array] for array in ARRAYS))
+        if leaves and batch.layout.schema.one_kind:
+            _state_facts(batch)
         # Attributes that the model sets on its batch last for this forward only.
         seen = with_own_sizes(batch) if self._own_sizes else batch.replace()
         return batch, self._output(seen), seen
@@ -340,6 +337,19 @@ class Computation:
         if known.loss is None:
             _refuse(LossTerms.of(self._loss(out, batch)).values, batch)
         return (share_of_loss if shared else mean_loss)(self._loss, out, batch, received)
+
+
+def _state_facts(batch: StaticBatch) -> None:
+    """States in a trace which arrays are the batch's own, by which rewrites recognise its indices.
+
+    The order of edges by destination is found in the step where the batch has another.
+    """
+    facts = {name: batch.tensors().get(COUNTS if name == "counts" else name) for name in FACTS}
+    if not batch.layout.pointers:
+        source, target = batch.edge_index.unbind()
+        names = (*POINTERS, "order")
+        facts |= zip(names, order_edges(source, target, batch.num_nodes), strict=True)
+    batch_facts(**facts)  # pyright: ignore[reportArgumentType]
 
 
 def _refused(out: Any, overflows: list[Tensor]) -> Any:
