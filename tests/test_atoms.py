@@ -222,7 +222,7 @@ EVERY = pytest.mark.skipif("EVERY_CASE" not in os.environ, reason="minutes: make
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["eager", pytest.param("default", marks=EVERY)])
+@pytest.mark.parametrize("mode", ["eager", "fused", pytest.param("default", marks=EVERY)])
 def test_a_step_with_neighbours_and_forces_equals_the_plain_model(mode):
     torch.manual_seed(0)
     graphs = [atoms.to_data(each, torch.float64) for each in crystals()]
@@ -232,7 +232,7 @@ def test_a_step_with_neighbours_and_forces_equals_the_plain_model(mode):
     )
     capacity = sg.Capacity(nodes=24, edges=4, graphs=6, max_graph_nodes=10)
     per_atom = 1.2 * sum(size[1] for size in sizes) / 24
-    model = Potential(per_atom, None if mode == "eager" else images).double()
+    model = Potential(per_atom, None if mode != "default" else images).double()
     plain = copy.deepcopy(model)
     plain.neighbours.images = None
     plain.neighbours.capacity = lambda atoms: sum(size[1] for size in sizes)  # exactly

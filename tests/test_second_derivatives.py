@@ -1,38 +1,64 @@
-"""Operators without a second derivative say so by name wherever one is requested: none returns a
-number or fails inside its kernel instead."""
+"""Second derivatives of operators, of penalties on gradients and of models that predict forces."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
-from support.alike import adam
 from support.kernel_cases import CASES, DROPPED, FEW, MORE, operands, where
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, GINConv, global_add_pool
+from torch_geometric.nn import GATv2Conv, GCNConv, global_add_pool
 
 import staticgraph as sg
 from staticgraph.kernels.table_sum.op import summed_by_entry
 from staticgraph.steps.computation.model_setup import Subject
 
-# Integers and bytes have no derivative; attention and programs have every one.
+# Integers and bytes have no derivative.
 ASKED = {**CASES, **MORE, **{name: dropped.run for name, dropped in DROPPED.items()}}
-DIFFERENTIABLE = sorted(
-    name
-    for name in ASKED.keys() - {"collate", "fold_codes", "graph_attention"}
-    if not name.startswith("neighbours")
-)
+DIFFERENTIABLE = sorted(ASKED.keys() - {"collate", "fold_codes"})
+# Whose backward needs what a forward does not keep.
+ONCE = ("batch_norm of a sum", "graph_attention")
+
+
+def slopes_of(name, values, graph):
+    """The derivatives of a smooth function of an operator's results."""
+    outs = ASKED[name](values, where(FEW, "cpu"))
+    outs = outs if isinstance(outs, list) else [outs]
+    loss = sum(out.sin().sum() for out in outs if out.requires_grad)
+    slopes = torch.autograd.grad(loss, list(values.values()), create_graph=graph, allow_unused=True)
+    return [slope for slope in slopes if slope is not None]
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_every_operator_refuses_a_second_derivative_by_its_name(name):
-    values = operands(FEW, torch.float64, "cpu")  # as other tests compile the loops
-    outs = ASKED[name](values, where(FEW, "cpu"))
-    outs = outs if isinstance(outs, list) else [outs]
-    loss = sum(out.square().sum() for out in outs if out.requires_grad)
-    slopes = torch.autograd.grad(loss, list(values.values()), create_graph=True, allow_unused=True)
-    twice = sum(slope.square().sum() for slope in slopes if slope is not None)
-    with pytest.raises(RuntimeError, match=r"^staticgraph::\w+ has no second derivative"):
-        twice.backward()
+def test_every_operator_has_a_second_derivative_or_says_that_it_has_none(name):
+    """Along a line, by differences of first derivatives."""
+    random = torch.Generator().manual_seed(0)
+
+    def drawn(like):
+        return torch.randn(like.shape, generator=random, dtype=torch.float64)
+
+    given = {key: drawn(value) for key, value in operands(FEW, torch.float64, "cpu").items()}
+    along = {key: drawn(value) for key, value in given.items()}
+    weights = {}
+
+    def slope(step, graph=False):
+        values = {key: (v + step * along[key]).requires_grad_() for key, v in given.items()}
+        slopes = slopes_of(name, values, graph)
+        for place, each in enumerate(slopes):
+            weights.setdefault(place, drawn(each))
+        return sum((each * weights[n]).sum() for n, each in enumerate(slopes)), values
+
+    total, values = slope(0.0, graph=True)
+    try:
+        total.backward()
+    except RuntimeError as error:
+        assert any(f"{one} has no second derivative" in str(error) for one in ONCE)  # noqa: PT017
+        return
+    leaves = [(value.grad, along[key]) for key, value in values.items()]
+    found = sum(float((grad * u).sum()) for grad, u in leaves if grad is not None)
+    differences = float(slope(1e-6)[0] - slope(-1e-6)[0]) / 2e-6
+    assert found == pytest.approx(differences, rel=1e-5, abs=1e-4)
 
 
 def test_the_gradient_of_a_table_that_edges_read_has_a_second_derivative():
@@ -71,38 +97,62 @@ def penalised(model, x, mode):
     return weights_penalty(model, x, lambda x: runner(batch.replace(x=x))[batch.graph_mask])
 
 
-def test_a_gradient_penalty_in_ones_own_loop_is_plain_pygs():
+@pytest.mark.parametrize("norm", [torch.nn.Identity(), torch.nn.BatchNorm1d(2)])
+def test_a_gradient_penalty_in_ones_own_loop_is_plain_pygs(norm):
     torch.manual_seed(0)
-    model, x = Penalised(torch.nn.Identity()), torch.randn(4, 3, requires_grad=True)
+    model, x = Penalised(norm), torch.randn(4, 3, requires_grad=True)
     one = torch.zeros(4, dtype=torch.long)
     expected = weights_penalty(model, x, lambda x: model(x, EDGES, one, 1))
     for mode in ("fused", "eager"):
         assert torch.allclose(penalised(model, x, mode), expected, atol=1e-6)
 
 
-def test_a_gradient_penalty_in_ones_own_loop_names_the_mode_to_take():
-    model = Penalised(torch.nn.BatchNorm1d(2))
-    with pytest.raises(RuntimeError, match=r"batch_norm has no second derivative: .*mode='eager'"):
-        penalised(model, torch.randn(4, 3), "fused")
-
-
 class Forces(torch.nn.Module):
+    """Energies of atoms, with a norm, an embedding and attention, and their slope."""
+
     def __init__(self):
         super().__init__()
-        self.conv = GINConv(torch.nn.Linear(3, 3))
+        self.species, self.norm = torch.nn.Embedding(5, 6), torch.nn.BatchNorm1d(6)
+        self.filter, self.attention = torch.nn.Linear(1, 6), GATv2Conv(6, 3, heads=2)
+        self.energy = torch.nn.Linear(12, 1)
 
-    def forward(self, pos, edge_index, batch, num_graphs):
-        energy = global_add_pool(self.conv(pos, edge_index).tanh(), batch, num_graphs)
-        return torch.autograd.grad(energy.sum(), pos, create_graph=True)[0]
+    def forward(self, z, pos, edge_index, batch, num_graphs):
+        src, dst = edge_index
+        length = (pos[src] - pos[dst]).square().sum(1, keepdim=True)
+        h = self.species(z)
+        message = h[src] * torch.exp(-length) * self.filter(length)
+        h = self.norm(h + torch.zeros_like(h).index_add(0, dst, message)).tanh()
+        h = torch.cat([h, self.attention(h, edge_index)], 1)
+        energy = global_add_pool(self.energy(h), batch, num_graphs)
+        return energy, -torch.autograd.grad(energy.sum(), pos, create_graph=True)[0]
 
 
-def test_fused_steps_refuse_a_model_of_forces_when_the_runner_is_made():
-    model = Forces()
-    subject = Subject(
-        model,
-        loss=lambda out, batch: out.square(),
-        optimizer=adam(model),
-        differentiable=("pos",),
-    )
-    with pytest.raises(ValueError, match=r"no second derivatives.* by pos .*mode='eager'"):
-        sg.StaticGraphRunner(subject, [(12, 14, 3)], mode="fused")
+def molecules():
+    generator = torch.Generator().manual_seed(0)
+    for atoms in (3, 5, 2, 6, 4, 5):
+        pos = torch.randn(atoms, 3, generator=generator, dtype=torch.float64)
+        near = (torch.cdist(pos, pos) < 2).logical_and(~torch.eye(atoms).bool())
+        z = torch.randint(5, (atoms,), generator=generator)
+        yield Data(z=z, pos=pos, edge_index=near.nonzero().T.contiguous())
+
+
+def energies_and_forces(out, batch):
+    return out[1].square().sum(1) + out[0][batch.batch, 0].square()
+
+
+def test_fused_steps_train_a_model_of_forces():
+    graphs = list(molecules())
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    found = {}
+    for mode in ("eager", "fused"):
+        torch.manual_seed(0)
+        model = Forces().double()
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        subject = Subject(model, energies_and_forces, optimizer, differentiable=("pos",))
+        runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, 3), mode=mode)
+        losses = [float(runner.step(batch)) for _ in range(3) for batch in runner.loader(store)]
+        energies, forces = runner.predict(graphs)
+        found[mode] = [torch.tensor(losses), energies, torch.cat(forces), *model.parameters()]
+    torch.testing.assert_close(found["fused"], found["eager"], rtol=1e-9, atol=1e-12)
+    (train, *_) = runner.steps.compiled._functions.values()
+    assert Counter(place.rewrite for place in train.captured.done)["neighbours"] >= 3

@@ -96,8 +96,7 @@ def _on_cpu(src: Tensor, dst: Tensor, nodes: int) -> list[Tensor]:
 
 
 def order_on_cuda(src: Tensor, dst: Tensor, nodes: int) -> list[Tensor]:
-    """As on a CPU, by stable sorts; an end that is no node raises at torch's next synchronisation.
-    """
+    """As on a CPU, by stable sorts; an end that is no node raises when torch synchronises."""
     inside = [((one >= 0) & (one < nodes)).all() for one in (src, dst)]
     torch._assert_async(inside[0] & inside[1], f"an edge joins a node outside of {nodes}")
     every = torch.arange(nodes + 1, device=src.device)

@@ -126,8 +126,8 @@ def drawn_case(
     nodes, number = int(draw.integers(1, 12)), int(draw.integers(0, 40))
     edges = drawn_edges(draw, nodes, number)
     if seed % 3 == 1:
-        ends = draw.integers(0, nodes, (2, number))
-        edges = Edges(*map(torch.from_numpy, ends), *order_edges(*map(torch.from_numpy, ends), nodes))
+        src, dst = map(torch.from_numpy, draw.integers(0, nodes, (2, number)))
+        edges = Edges(src, dst, *order_edges(src, dst, nodes))
     rows = {"source": (nodes,), "target": (nodes,), "edge": (number,), "table": (TABLE,), "all": ()}
     operands = [
         torch.randn((*rows[one.place], *one.shape), generator=generator, dtype=torch.float64)

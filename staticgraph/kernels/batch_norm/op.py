@@ -178,18 +178,32 @@ class BatchNorm(torch.autograd.Function):
         return out, mean, var, addend.view_as(addend)
 
     @staticmethod
-    @differentiable_once("batch_norm")
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Returns the gradients of input, addend, residual, weight and bias."""
-        grad, into = grads[0], grads[3] if len(grads) > 3 else None
-        if grad is None:
-            return None, into, *(None,) * 11
-        given = grad, *ctx.saved_tensors, into, ctx.eps, ctx.relu
-        dx, dweight, dbias, both = BACKWARD.overload(*given)
-        if into is None:
-            both = None if ctx.addend is None else dx.to(ctx.addend)
-        dresidual = None if ctx.residual is None else grad.to(ctx.residual)
-        return dx, both, dresidual, dweight, dbias, *(None,) * 8
+        """Returns the gradients of input, addend, residual, weight and bias, by torch's own
+        operations if they are to be differentiated again."""
+        if ctx.addend is not None or grads[0] is None or not torch.is_grad_enabled():
+            return _first_derivative(ctx, *grads)
+        x, weight, bias, *_, count = ctx.saved_tensors
+        out, *_ = batch_norm_reference(x, None, weight, bias, count, ctx.eps, ctx.relu)
+        wanted = [one for one in (x, weight, bias) if one.requires_grad]
+        slopes = torch.autograd.grad(out, wanted, grads[0].to(out.dtype), create_graph=True)
+        found = dict(zip(map(id, wanted), slopes, strict=True))
+        dx, dweight, dbias = (found.get(id(one)) for one in (x, weight, bias))
+        dresidual = None if ctx.residual is None else grads[0].to(ctx.residual)
+        return dx, None, dresidual, dweight, dbias, *(None,) * 8
+
+
+@differentiable_once("batch_norm of a sum")
+def _first_derivative(ctx: Any, *grads: Any) -> Any:
+    grad, into = grads[0], grads[3] if len(grads) > 3 else None
+    if grad is None:
+        return None, into, *(None,) * 11
+    given = grad, *ctx.saved_tensors, into, ctx.eps, ctx.relu
+    dx, dweight, dbias, both = BACKWARD.overload(*given)
+    if into is None:
+        both = None if ctx.addend is None else dx.to(ctx.addend)
+    dresidual = None if ctx.residual is None else grad.to(ctx.residual)
+    return dx, both, dresidual, dweight, dbias, *(None,) * 8
 
 
 def batch_norm(
@@ -218,8 +232,8 @@ def batch_norm(
 
     Returns:
         ``[R, F]`` in the promoted dtype of ``x`` and the residual, zero (or the residual) in
-        padding rows, differentiable once; and the mean and biased variance of the real rows,
-        ``[F]`` float32 (float64 for float64), without a gradient.
+        padding rows, differentiable once, without an addend any number of times; and the mean and
+        biased variance of the real rows, ``[F]`` float32 (float64 for float64), without a gradient.
     """
     moved: Any = (None,) * 4 if running is None else running
     x, addend, residual = contiguous(x, addend, residual)

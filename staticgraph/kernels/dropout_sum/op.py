@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.dropout_sum import cpu
-from staticgraph.kernels.register import differentiable_once, operator
+from staticgraph.kernels.register import operator
 
 
 def dropout_sum_reference(
@@ -43,24 +43,23 @@ _fill = operator(
 
 
 class DropoutSum(torch.autograd.Function):
-    """Autograd function of ``dropout_sum``: backward is the same operator applied to the
-    gradient."""
+    """Autograd function of ``dropout_sum``: backward is the same function of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        """Returns the operator's ``[N, F]``; saves only the seed, and ``x`` with ReLU."""
-        x, residual, seed, ctx.site, ctx.p, relu = inputs
-        ctx.save_for_backward(seed, x if relu else None)
-        return _fill(x, x if relu else None, residual, seed, ctx.site, ctx.p)
+        """Returns the operator's ``[N, F]``; saves only the seed, and with ReLU the gate, which is
+        ``x`` without its gradient."""
+        x, gate, residual, seed, ctx.site, ctx.p = inputs
+        ctx.save_for_backward(seed, gate)
+        return _fill(x, gate, residual, seed, ctx.site, ctx.p)
 
     @staticmethod
-    @differentiable_once("dropout_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
         """Returns the gradients of ``x``, with the same values dropped, and of the residual."""
         seed, gate = ctx.saved_tensors
         grad = grads[0].contiguous()
-        dx = _fill(grad, gate, None, seed, ctx.site, ctx.p)
-        return dx, grad if ctx.needs_input_grad[1] else None, *(None,) * 4
+        dx = DropoutSum.apply(grad, gate, None, seed, ctx.site, ctx.p)
+        return dx, None, grad if ctx.needs_input_grad[2] else None, *(None,) * 3
 
 
 def dropout_sum(
@@ -83,7 +82,7 @@ def dropout_sum(
         relu: apply ReLU first.
 
     Returns:
-        ``[R, F]``, differentiable once. The same seed and site drop the same values.
+        ``[R, F]``, differentiable any number of times. The same seed and site drop the same values.
 
     Raises:
         ValueError: ``p`` is outside ``[0, 1)``.
@@ -91,7 +90,8 @@ def dropout_sum(
     if not 0 <= p < 1:
         raise ValueError(f"p={p}: the share that is dropped must be from 0 up to, but not, 1")
     residual = None if residual is None else residual.to(x.dtype).contiguous()
-    return DropoutSum.apply(x.contiguous(), residual, seed, site, p, relu)
+    x = x.contiguous()
+    return DropoutSum.apply(x, x.detach() if relu else None, residual, seed, site, p)
 
 
 def draw_seed(device: torch.device) -> Tensor:

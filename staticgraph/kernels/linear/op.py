@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from staticgraph.kernels.linear.limits import chunks_of, fits
-from staticgraph.kernels.register import differentiable_once, operator
+from staticgraph.kernels.register import operator
 
 
 def linear_reference(
@@ -32,14 +32,14 @@ def linear_reference(
     return out.relu() if relu else out
 
 
-def _backward_on_cpu(
+def _backward_by_torch(
     grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, into: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     if out is not None:
         grad = torch.ops.aten.threshold_backward(grad, out, 0)
     dx = (grad @ weight.to(grad.dtype)).to(x.dtype)
     if into is not None:
-        dx += into
+        dx = dx + into if dx.requires_grad else dx.add_(into)
     wide = torch.promote_types(grad.dtype, torch.float32)
     dbias = grad.sum(0, dtype=wide).to(weight.dtype)
     return dx, (grad.t() @ x.to(grad.dtype)).to(weight.dtype), dbias
@@ -82,7 +82,7 @@ _forward = LINEAR.overload
 _backward = operator(
     "linear_backward(Tensor grad, Tensor x, Tensor weight, Tensor? out, Tensor? into) "
     "-> (Tensor, Tensor, Tensor)",
-    cpu=_backward_on_cpu,
+    cpu=_backward_by_torch,
     cuda="linear.small:backward_on_cuda",
     fake=lambda grad, x, weight, *_: (
         torch.empty_like(x),
@@ -105,12 +105,12 @@ class Linear(torch.autograd.Function):
         return (out, x.view_as(x)) if handed_on else out
 
     @staticmethod
-    @differentiable_once("linear")
     def backward(ctx: Any, *grads: Any) -> Any:
         """Returns the gradients of ``x``, weight and bias; the first includes the gradient of the
         ``x`` handed on."""
         into = grads[1] if ctx.handed_on else None
-        dx, dweight, dbias = _backward(grads[0], *ctx.saved_tensors, into)
+        gradients = _backward_by_torch if torch.is_grad_enabled() else _backward
+        dx, dweight, dbias = gradients(grads[0], *ctx.saved_tensors, into)
         return dx, dweight, dbias if ctx.needs_input_grad[2] else None, None, None, None
 
 
@@ -133,7 +133,8 @@ def linear(
             for that of ``x``. Sums are float32.
 
     Returns:
-        ``[R, O]``, differentiable once. The same bits on one machine and number of threads.
+        ``[R, O]``, differentiable any number of times. The same bits on one machine and number of
+        threads.
     """
     dtype = dtype or x.dtype
     x, weight, bias = _cast_if_large(x.contiguous(), weight, bias, dtype)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.register import differentiable_once, operator
+from staticgraph.kernels.register import operator
 from staticgraph.kernels.table_sum import cpu
 from staticgraph.text.how_many import how_many
 
@@ -69,25 +69,29 @@ class TableSum(torch.autograd.Function):
         return _table_sum(index, offsets, weight)
 
     @staticmethod
-    @differentiable_once("table_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
         """Returns the gradient of the stacked tables."""
-        return None, None, _table_gradient(grads[0].contiguous(), *ctx.saved_tensors, ctx.entries)
+        return None, None, SummedByEntry.apply(grads[0], *ctx.saved_tensors, ctx.entries)
 
 
 class SummedByEntry(torch.autograd.Function):
-    """Autograd function of :func:`summed_by_entry`: the derivative of a sum is a lookup."""
+    """Autograd function of the gradient of tables: the derivative of a sum is a lookup."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, code: Tensor, entries: int) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, index: Tensor, offsets: Tensor | None, entries: int
+    ) -> Tensor:
         """Returns the sums, ``[V, F]``."""
-        ctx.save_for_backward(code)
-        return _table_gradient(rows, code.view(-1, 1), None, entries)
+        ctx.save_for_backward(index, offsets)
+        return _table_gradient(rows.contiguous(), index, offsets, entries)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Returns the gradient of the rows."""
-        return grads[0].index_select(0, *ctx.saved_tensors), None, None
+        index, offsets = ctx.saved_tensors
+        if offsets is None:
+            return grads[0].index_select(0, index[:, 0]), None, None, None
+        return TableSum.apply(index, offsets, grads[0].contiguous()), None, None, None
 
 
 def summed_by_entry(rows: Tensor, code: Tensor, entries: int) -> Tensor:
@@ -96,7 +100,7 @@ def summed_by_entry(rows: Tensor, code: Tensor, entries: int) -> Tensor:
     It is the gradient of a table of ``entries`` rows that is read by ``code``, from that of the
     rows that were read; differentiable any number of times, bitwise deterministic.
     """
-    return SummedByEntry.apply(rows, code, entries)
+    return SummedByEntry.apply(rows, code.view(-1, 1), None, entries)
 
 
 def table_sum(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
@@ -110,7 +114,8 @@ def table_sum(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
         weight: ``[V, F]``, the stacked tables; half precisions are accumulated in float32.
 
     Returns:
-        ``[R, F]`` in the dtype of ``weight``, differentiable once in it. Bitwise deterministic.
+        ``[R, F]`` in the dtype of ``weight``, differentiable any number of times in
+        it. Bitwise deterministic.
 
     Raises:
         IndexError: on a CPU, an index is outside its table; the message names it. On CUDA, where an

@@ -49,7 +49,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     is_method,
     shape,
 )
-from staticgraph.rewrites.captured_graph.captured import TWICE, Captured
+from staticgraph.rewrites.captured_graph.captured import Captured
 from staticgraph.sizes.attention import CPU_WIDEST as WIDEST
 from staticgraph.text.how_many import how_many
 
@@ -215,8 +215,8 @@ class _Reader:
                 f"its graphs have up to {how_many(width, 'node')}, where torch's products are "
                 "faster"
             )
-        if node in captured.differentiated:
-            raise OddBlocks(TWICE)
+        if dropout and node in captured.differentiated:
+            raise OddBlocks("its derivative is taken in the forward, and with dropout has none")
         if dtype(node) not in (torch.float32, torch.float64) or not 0 <= dropout < 1:
             raise OddBlocks("half precision, or all of the weights are dropped")
         if mask is None or not same_places(mask.layout, layout):

@@ -33,8 +33,6 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
 )
 from staticgraph.rewrites.captured_graph.user_code import differentiated, has_line, line_of
 
-TWICE = "its derivative is taken in the forward, and has one of its own"
-
 
 class Rewritten(NamedTuple):
     """One place of a model that was rewritten, or nearly was.
@@ -205,9 +203,10 @@ class Captured:
         them."""
         ends: Any = (self.end(0), self.end(1))
         if self.over is not None:
-            order = self.once(("order", self.over), order_edges, *ends, self.over.nodes)
-            arrays = [("order", self.over, at) for at in range(4)]
-            return Edges(*ends, *(self.once(key, operator.getitem, order, key[2]) for key in arrays))
+            found = self.once(("order", self.over), order_edges, *ends, self.over.nodes)
+            places = range(len(Edges._fields) - 2)
+            each = (self.once(("order", self.over, n), operator.getitem, found, n) for n in places)
+            return Edges(*ends, *each)
         return Edges(*ends, *(cast(Any, self.facts[name]) for name in Edges._fields[2:]))
 
     @property
@@ -241,13 +240,6 @@ class Captured:
         for node in list(self.graph.nodes):
             if is_call(node, *targets) and node.users:
                 yield node
-
-    def differentiates(self, name: str, node: Call) -> bool:
-        """Whether the derivative of a node is taken in the forward; records it as the reason why it
-        is not rewritten."""
-        if node in self.differentiated:
-            self.miss(name, node, TWICE)
-        return node in self.differentiated
 
     # ------------------------------------------------------------------ new calls
 

@@ -39,7 +39,7 @@ def _at(captured: Captured, node: Call) -> None:
     if not is_call(rows, GATHER) or rows not in captured.folded or not is_small(captured, rows):
         return
     found = shape(node)
-    if found is None or len(found) != 2 or not is_float(node) or node in captured.differentiated:
+    if found is None or len(found) != 2 or not is_float(node):
         return
     if not same_dtype(node, *(one for one in node.args if tensor(one) is not None)):
         return

@@ -140,8 +140,6 @@ def _join(captured: Captured, node: Call, terms: list[Any], lookups: list[Lookup
             groups.setdefault(found.base, []).append(found)
     if not groups:
         return
-    if captured.differentiates(NAME, node):
-        return
     rest = [t for t, found in zip(terms, lookups, strict=True) if found is None]
     total: Any = None
     for base, found in groups.items():

@@ -67,11 +67,10 @@ def rewrite(captured: Captured) -> None:
 
 
 def _at(captured: Captured, node: Call) -> None:
-    if captured.differentiates(NAME, node):
-        return
     x, weight, bias, count, *rest = node.args
     addend = None
-    if is_call(x, ADD) and used_once(x) and same_dtype(*x.args, x):
+    once = node not in captured.differentiated  # of a sum, a norm has no second derivative
+    if once and is_call(x, ADD) and used_once(x) and same_dtype(*x.args, x):
         first, second = x.args
         if shape(first) == shape(second) == shape(x):
             x, addend = first, second

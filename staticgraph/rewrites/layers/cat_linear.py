@@ -42,8 +42,7 @@ def rewrite(captured: Captured) -> None:
     if captured.target.device != "cpu":
         return
     for node in captured.calls(LINEAR):
-        if node not in captured.differentiated:
-            _at(captured, node)
+        _at(captured, node)
 
 
 def _at(captured: Captured, node: Call) -> None:

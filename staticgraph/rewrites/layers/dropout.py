@@ -35,8 +35,6 @@ def _at(captured: Captured, node: Call, number: int) -> None:
     x, p, _ = node.args
     if len(shape(node) or ()) != 2 or not is_float(node) or not 0 < p < 1:
         return
-    if captured.differentiates(NAME, node):
-        return
     relu = is_call(x, RELU) and used_once(x)
     if relu:
         x = x.args[0]

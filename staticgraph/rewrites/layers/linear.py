@@ -52,8 +52,6 @@ def _obstacle(
     rows, sides = shape(x), shape(weight)
     if rows is None or sides is None or len(rows) != 2 or len(sides) != 2:
         return "no matrix"
-    if node in captured.differentiated:
-        return "its derivative is taken in the forward, and has one of its own"
     found = {dtype(x), dtype(weight), dtype(node)}
     if bias is None and not _relu_after(node):
         return "torch's own product does as well without a bias"

@@ -106,7 +106,7 @@ def end_of(captured: Captured, index: Any) -> tuple[Loops, int] | None:
 def _loops_of(captured: Captured, node: Call) -> Loops | None:
     _, index, dim, groups, _ = node.args
     found = end_of(captured, index)
-    if found is None or dim != 0 or groups != captured.nodes or node in captured.differentiated:
+    if found is None or dim != 0 or groups != captured.nodes:
         return None
     return found[0]
 
