@@ -264,8 +264,10 @@ def take(runner: Any, batch: StaticBatch, work: str) -> StaticBatch:
 def fallbacks_of(runner: Any) -> tuple[str, ...]:
     """Returns a sentence for every step that runs in another way than was chosen for it."""
     recorded = runner.steps.recorded
-    skipped = skipped_recordings_of(runner.steps.compiled.counts)
-    return (*runner.preparation.notes, *skipped, *(recorded.missed() if recorded else ()))
+    compiled = runner.steps.compiled
+    notes = *runner.preparation.notes, *compiled.notes.values()
+    skipped = skipped_recordings_of(compiled.counts)
+    return (*notes, *skipped, *(recorded.missed() if recorded else ()))
 
 
 def report_of(runner: Any) -> Report:

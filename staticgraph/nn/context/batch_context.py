@@ -121,6 +121,12 @@ class BatchContext:
 
     # ------------------------------------------------------------------ rows
 
+    @property
+    def known_sizes(self) -> list[int]:
+        """The row counts that have a meaning."""
+        assert self._rows is not None
+        return [size for size, _ in self._rows.entries]
+
     def register(self, size: int, rows: RowKind) -> None:
         """Declares what tensors of leading size ``size`` are in the rest of this forward."""
         assert self._rows is not None

@@ -48,6 +48,7 @@ from staticgraph.text.how_many import how_many
 
 if TYPE_CHECKING:
     from staticgraph.rewrites import Captured
+    from staticgraph.rewrites.captured_graph.captured import Rewritten
 
 
 @dataclass(slots=True)
@@ -149,6 +150,11 @@ class CompiledFunction:
         self.counts: CompileCounts = CompileCounts()
         self.captured: Captured | None = None
         self.guards: int | None = None
+
+    @property
+    def done(self) -> list[Rewritten]:
+        """What was rewritten."""
+        return [] if self.captured is None else self.captured.done
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         """Compiles the graph; torch calls it."""

@@ -15,6 +15,7 @@ import torch
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.present import Restored
+from staticgraph.steps.compilation.captured_layers import CapturedLayers
 from staticgraph.steps.compilation.compiled_function import (
     CompileCounts,
     CompiledFunction,
@@ -24,6 +25,7 @@ from staticgraph.steps.compilation.graph_trees import RecordedGraphs
 from staticgraph.steps.compilation.modes import FUSED, Mode
 from staticgraph.steps.compilation.shared_trace import SharedTrace
 from staticgraph.steps.computation.computation import Computation
+from staticgraph.text.how_many import how_many
 
 
 class Key(NamedTuple):
@@ -54,6 +56,10 @@ class CompiledSteps:
         computation: what is compiled.
         mode: a compiled mode.
         buckets: how many buckets there are; several share their traces in mode ``fused``.
+
+    Attributes:
+        apart: by work, the layers of a model that is no single graph, in mode ``fused``.
+        notes: by work, what is said of it.
     """
 
     def __init__(
@@ -61,6 +67,8 @@ class CompiledSteps:
     ) -> None:
         self.warmed_up = False
         self.late: Counter[int] = Counter()
+        self.apart: dict[str, CapturedLayers] = {}
+        self.notes: dict[str, str] = {}
         self._model = model
         self._computation = computation
         self._mode = mode
@@ -83,10 +91,47 @@ class CompiledSteps:
         """
         self._computation.hooks.check()
         self._check_dtypes()
+        fused = fused or self._mode.fused
+        if fused and work in self.apart:
+            return self._by_layers(work, batch)
         # The guards assume that no other forward, and no autocast but the subject's own, is active.
         with Restored(nothing=True), self._computation.precision.alone():
             function = self.of(work, batch, fused)
-            return function(*function.layout.in_order(batch.layout, batch.tensors()))
+            try:
+                return function(*function.layout.in_order(batch.layout, batch.tensors()))
+            except NotStatic as error:
+                if not fused or function.captured is not None:
+                    raise
+                whole = error
+        return self._try_layers(work, batch, whole)
+
+    def _try_layers(self, work: str, batch: StaticBatch, whole: NotStatic) -> Any:
+        """Runs a model that is no single graph layer by layer, or raises why it is none."""
+        layers = self.apart[work] = CapturedLayers(self._model, self._computation)
+        try:
+            result = self._by_layers(work, batch)
+        except BaseException:
+            del self.apart[work]
+            raise
+        if not layers.functions:
+            del self.apart[work]
+            raise whole
+        self._functions = {key: one for key, one in self._functions.items() if one.counts.compiles}
+        first, *reason = str(whole).splitlines()
+        self.notes[work] = (
+            f"{work}: the model is no single graph, so {how_many(len(layers.paths), 'layer')} "
+            f"({', '.join(layers.paths)}) are fused by themselves, and the rest runs in eager: "
+            f"{' '.join(line.strip() for line in reason[:2]) or first}"
+        )
+        if self._mode.fused:
+            warnings.warn(self.notes[work], stacklevel=6)
+        return result
+
+    def _by_layers(self, work: str, batch: StaticBatch) -> Any:
+        layers = self.apart[work]
+        layers.frozen = self.warmed_up
+        with self._computation.active(), layers.in_place():
+            return self._computation.run(work, batch)
 
     def _check_dtypes(self) -> None:
         """Refuses a model that was converted since its steps were compiled.
@@ -158,17 +203,24 @@ class CompiledSteps:
     @property
     def counts(self) -> list[tuple[Key, CompileCounts]]:
         """What torch did on behalf of each key."""
-        return [(key, function.counts) for key, function in self._functions.items()]
+        counts = [(key, function.counts) for key, function in self._functions.items()]
+        for work, layers in self.apart.items():
+            for (path, form), function in layers.functions.items():
+                key = Key(form.bucket, f"{work} of {path}", form.training, form.grad, fused=True)
+                counts.append((key, function.counts))
+        return counts
 
     def forget(self, bucket: int) -> None:
         """Forgets the functions of one bucket."""
         for key in [key for key in self._functions if key.bucket == bucket]:
             del self._functions[key]
         self._shared.clear()
+        self.apart.clear()
 
     def clear(self) -> None:
         """Forgets all functions."""
         self._functions.clear()
         self._shared.clear()
+        self.apart.clear()
         self._dtypes.clear()
         self._computation.hooks.forget()

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.containers import mapped
+from staticgraph.batches.batch.containers import mapped, tensors_in
 from staticgraph.batches.batch.own_class import built_like
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.sizes import SizedLayout
@@ -315,6 +315,44 @@ class Computation:
             arrays = tensors[:-1] if any_bucket else tensors
             batch = StaticBatch(sized, dict(zip(names, arrays, strict=True)))
             return run(work, batch, known=known, leaves=leaves)
+
+        return function
+
+    def of_layer(
+        self,
+        forward: Callable[..., Any],
+        like: StaticBatch,
+        rebuild: Callable[[dict[str, Tensor], tuple[Tensor, ...]], tuple[Any, Any]],
+    ) -> Callable[..., Any]:
+        """Returns a layer's forward as a function of tensors alone, to be traced for rewriting:
+        those of a batch, in the order of ``like``'s, and those of its arguments.
+
+        Args:
+            forward: of the layer.
+            like: a batch of the bucket.
+            rebuild: makes positional and keyword arguments of the batch's arrays and the rest.
+
+        Raises (when traced):
+            NotStatic: the layer makes rows that later layers would have to know of.
+        """
+        self.hooks.note()
+        layout, names, context = like.layout, tuple(like.tensors()), self._context
+
+        def function(*tensors: Tensor) -> Any:
+            """Runs the layer over a batch of the first of these tensors."""
+            arrays = dict(zip(names, tensors, strict=False))
+            batch = StaticBatch(layout, arrays)
+            context.enter(batch, True)
+            _state_facts(batch)
+            args, kwargs = rebuild(arrays, tensors[len(names) :])
+            known = context.known_sizes
+            out = forward(*args, **kwargs)
+            made = [size for size in context.known_sizes if size not in known]
+            leave = [one.shape[0] for one in tensors_in(out) if one.dim()]
+            if context.overflows or any(size in leave for size in made):
+                raise NotStatic("the layer makes rows that later layers would have to know of")
+            context.leave()
+            return out
 
         return function
 

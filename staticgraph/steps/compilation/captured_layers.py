@@ -1,0 +1,219 @@
+"""The layers of a model that is no single graph, each captured and rewritten by itself.
+
+The problem: one line that reads a number off the data, or that no tracer follows, keeps a whole
+model from mode ``fused``, although its layers are fused elsewhere. The idea: the model runs in
+eager, and in place of each layer's forward a captured one is called, as large a layer as can be
+captured; one in which nothing is rewritten stays as it is.
+
+Invariant: a captured layer gets all that it computes with as arguments: the tensors and constants
+that the model calls it with, and the batch's arrays. Where it makes rows that later layers would
+have to know of (a pool), or gets anything else, it runs in eager.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from staticgraph.errors import NotStatic
+from staticgraph.internals.dispatch import TreeSpec, tree_flatten, tree_unflatten
+from staticgraph.nn.context.leaf import FACTS
+from staticgraph.nn.context.present import Restored, present
+from staticgraph.steps.compilation.compiled_function import CompiledFunction
+from staticgraph.steps.compilation.modes import FUSED, Mode
+from staticgraph.steps.computation.computation import Computation
+
+# Forms of arguments per bucket, beyond which a layer stays in eager: its shapes follow the data.
+MOST_FORMS = 4
+# What is not worth a captured layer where nothing else is rewritten.
+_ALONE = {"batch_norm", "dropout_sum", "linear", "cat_linear"}
+_CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.Size)
+
+
+class Form(NamedTuple):
+    """What the trace of a layer depends on: as of a key, how arguments are nested, and which of
+    them are arrays of the batch, constants, or tensors of which shape."""
+
+    bucket: int
+    training: bool
+    grad: bool
+    autocast: bool
+    spec: TreeSpec
+    arguments: tuple[Any, ...]
+
+
+class CapturedLayers:
+    """Captures a model's layers as they are first called.
+
+    Args:
+        model: its layers.
+        computation: of the model.
+
+    Attributes:
+        functions: what was captured, by the layer's path and the form of its arguments.
+        frozen: whether arguments of another form run in eager from now on.
+    """
+
+    def __init__(self, model: nn.Module, computation: Computation) -> None:
+        self.functions: dict[tuple[str, Form], CompiledFunction] = {}
+        self.frozen: bool = False
+        self._computation = computation
+        self._layers: dict[nn.Module, _Layer] = {}
+        self._paths = {module: path for path, module in model.named_modules()}
+        self._installed = False
+        self._add_below(model)
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the captured layers."""
+        return list(dict.fromkeys(path for path, _ in self.functions))
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """A ``with`` block in which captured layers run in place of the model's own."""
+        self._installed = True
+        for layer in self._layers.values():
+            layer.install()
+        try:
+            yield
+        finally:
+            self._installed = False
+            for layer in self._layers.values():
+                layer.uninstall()
+
+    def _add_below(self, module: nn.Module) -> None:
+        """Adds the outermost layers inside a module that are more than one of torch's."""
+        for child in module.children():
+            if type(child).__module__.startswith("torch.nn."):
+                self._add_below(child)
+            elif next(child.children(), None) is not None and "forward" not in vars(child):
+                if child not in self._layers:
+                    self._layers[child] = _Layer(self, self._paths[child], child)
+                    if self._installed:
+                        self._layers[child].install()
+
+    def give_up(self, layer: _Layer) -> None:
+        """Leaves a layer to eager, and tries those inside it instead."""
+        layer.uninstall()
+        del self._layers[layer.module]
+        self.functions = {key: one for key, one in self.functions.items() if key[0] != layer.path}
+        self._add_below(layer.module)
+
+    def capture(self, layer: _Layer, arguments: _Arguments, form: Form) -> CompiledFunction:
+        """Returns the function of a layer for arguments of one form, not compiled yet."""
+        binding = present()
+        assert binding is not None
+        batch = binding.batch
+        function = self._computation.of_layer(layer.forward, batch, arguments.rebuild)
+        name = f"bucket {batch.bucket} {layer.path}"
+        captured = CompiledFunction(
+            function, Mode(FUSED, "as asked"), name, batch.layout, batch.device.type
+        )
+        self.functions[layer.path, form] = captured
+        return captured
+
+
+class _Layer:
+    """Stands for a layer's forward."""
+
+    def __init__(self, layers: CapturedLayers, path: str, module: nn.Module) -> None:
+        self.path: str = path
+        self.module: nn.Module = module
+        self.forward: Any = module.forward
+        self._layers = layers
+        self._forms: Counter[tuple[Any, ...]] = Counter()
+
+    def install(self) -> None:
+        """Takes the place of the module's forward."""
+        vars(self.module)["forward"] = self
+
+    def uninstall(self) -> None:
+        """Gives it back."""
+        vars(self.module).pop("forward", None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the layer, captured if it can be."""
+        binding, layers = present(), self._layers
+        arguments = None if binding is None else _Arguments.of(binding.batch, args, kwargs)
+        if binding is None or arguments is None:
+            return self.forward(*args, **kwargs)
+        batch = binding.batch
+        form = Form(
+            batch.bucket,
+            self.module.training,
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled(batch.device.type),
+            arguments.spec,
+            arguments.form,
+        )
+        function = layers.functions.get((self.path, form))
+        new = function is None
+        if function is None:
+            if layers.frozen:
+                return self.forward(*args, **kwargs)
+            self._forms[form[:4]] += 1
+            if self._forms[form[:4]] > MOST_FORMS:
+                layers.give_up(self)
+                return self.forward(*args, **kwargs)
+            function = layers.capture(self, arguments, form)
+        arrays = function.layout.in_order(batch.layout, batch.tensors())
+        try:
+            with Restored(nothing=True):
+                out = function(*arrays, *arguments.tensors)
+        except NotStatic:
+            if not new:
+                raise
+            layers.give_up(self)
+            return self.forward(*args, **kwargs)
+        if new and {place.rewrite for place in function.done} <= _ALONE:
+            layers.give_up(self)
+        return out
+
+
+class _Arguments:
+    """What a layer is called with: the batch's own arrays, other tensors, and constants.
+
+    Attributes:
+        tensors: the other tensors.
+        form, spec: as of :class:`Form`.
+    """
+
+    def __init__(self, tensors: list[Tensor], form: tuple[Any, ...], spec: TreeSpec) -> None:
+        self.tensors: list[Tensor] = tensors
+        self.form: tuple[Any, ...] = form
+        self.spec: TreeSpec = spec
+
+    @classmethod
+    def of(cls, batch: Any, args: Any, kwargs: Any) -> _Arguments | None:
+        """Takes arguments apart; None if there is one that a trace cannot take."""
+        leaves, spec = tree_flatten((args, kwargs))
+        arrays = batch.tensors()
+        own = {id(arrays[name]): name for name in FACTS if name in arrays}
+        tensors: list[Tensor] = []
+        form: list[Any] = []
+        for leaf in leaves:
+            if id(leaf) in own:
+                form.append(("own", own[id(leaf)]))
+            elif type(leaf) in (Tensor, nn.Parameter):
+                tensors.append(leaf)
+                form.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad))
+            elif isinstance(leaf, _CONSTANTS):
+                form.append(("constant", leaf))
+            else:
+                return None
+        return cls(tensors, tuple(form), spec)
+
+    def rebuild(self, arrays: dict[str, Tensor], tensors: tuple[Tensor, ...]) -> Any:
+        """Returns the arguments made of a batch's arrays and other tensors."""
+        given, leaves = iter(tensors), []
+        for kind in self.form:
+            if kind[0] == "own":
+                leaves.append(arrays[kind[1]])
+            else:
+                leaves.append(kind[1] if kind[0] == "constant" else next(given))
+        return tree_unflatten(leaves, self.spec)

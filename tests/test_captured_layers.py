@@ -1,0 +1,182 @@
+"""Models that are no single graph in mode ``fused``: their layers are fused by themselves, and all
+equals eager."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import GATv2Conv, GINEConv, TopKPooling, global_add_pool
+
+import staticgraph as sg
+
+WIDTH = 8
+
+
+class Branching(nn.Module):
+    """Reads a number off the data between its layers."""
+
+    LOOPS = True
+
+    def __init__(self):
+        super().__init__()
+        self.atoms, self.bonds = nn.Linear(9, WIDTH), nn.Linear(3, WIDTH)
+        mlp = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU())
+        attention = GATv2Conv(WIDTH, WIDTH // 2, heads=2, edge_dim=WIDTH, add_self_loops=self.LOOPS)
+        self.convs = nn.ModuleList([GINEConv(mlp), self.block(attention)])
+        self.head = nn.Linear(WIDTH, 1)
+
+    def block(self, conv):
+        return conv
+
+    def forward(self, x, edge_index, edge_attr, batch, batch_size):
+        h = self.atoms(x.to(self.head.weight))
+        edge_attr = self.bonds(edge_attr.to(h))
+        for conv in self.convs:
+            h = h + conv(h, edge_index, edge_attr).tanh()
+            if float(h.detach().abs().max()) > 1e9:
+                h = h / 10
+        return self.head(global_add_pool(h, batch, batch_size))
+
+
+def trained(model, store, mode, **options):
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+    plan = sg.plan_buckets(store, batch_size=8)
+    loss = nn.MSELoss(reduction="none")
+
+    def each(out, batch):
+        return loss(out, batch.y.to(out))[:, 0]
+
+    runner = sg.StaticGraphRunner(
+        model, plan, loss=each, optimizer=optimizer, mode=mode, check_padding=False, **options
+    )
+    return model, runner
+
+
+def few(esol):
+    return sg.GraphStore.from_pyg([esol[i] for i in range(64)], progress=False)
+
+
+def assert_as_eager(build, store, layers):
+    torch.manual_seed(0)
+    model, found = build().double(), {}
+    for mode in ("eager", "fused"):
+        trained_model, runner = trained(model, store, mode)
+        losses = [float(runner.step(batch)) for _ in range(2) for batch in runner.loader(store)]
+        outs = runner.predict([store[i] for i in range(9)])
+        found[mode] = [torch.tensor(losses), outs, *trained_model.state_dict().values()]
+    torch.testing.assert_close(found["fused"], found["eager"], rtol=1e-9, atol=1e-10)
+    assert runner.steps.compiled.apart["step"].paths == layers
+    return runner
+
+
+def test_its_layers_are_fused_and_the_line_is_named(esol):
+    with pytest.warns(UserWarning, match=r"2 layers \(convs.0, convs.1\) are fused by themselves"):
+        runner = assert_as_eager(Branching, few(esol), ["convs.0", "convs.1"])
+    report = runner.report()
+    note = next(one for one in report.fallbacks if one.startswith("step: "))
+    assert "test_captured_layers.py" in note
+    assert "the rest runs in eager" in note
+    captured = runner.steps.compiled.apart["step"].functions.values()
+    assert all({place.rewrite for place in one.done} & {"neighbours"} for one in captured)
+    assert report.buckets[0].compiles == 2 * 2  # training and evaluation
+
+
+class Wrapped(nn.Module):
+    """A block that reads a number as well."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, h, edge_index, edge_attr):
+        return self.conv(h, edge_index, edge_attr) * (2 if float(h.detach().sum()) > 1e9 else 1)
+
+
+class Nested(Branching):
+    def block(self, conv):
+        return Wrapped(conv)
+
+
+@pytest.mark.filterwarnings("ignore:.*are fused by themselves")
+def test_of_a_layer_that_cannot_be_captured_those_inside_are(esol):
+    assert_as_eager(Nested, few(esol), ["convs.0", "convs.1.conv"])
+
+
+class Chosen(nn.Module):
+    """A layer over as many edges as the data say, another number in every batch."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, h, edge_index, edge_attr):
+        kept = edge_attr[:, 0] > 0
+        return self.conv(h, edge_index[:, kept], edge_attr[kept])
+
+
+class OfChosen(Branching):
+    LOOPS = False
+
+    def block(self, conv):
+        return Chosen(conv)
+
+
+@pytest.mark.filterwarnings("ignore:.*are fused by themselves")
+def test_a_layer_whose_shapes_follow_the_data_stays_in_eager(esol):
+    assert_as_eager(OfChosen, few(esol), ["convs.0"])
+
+
+class Pooling(Branching):
+    """A layer that returns rows of which others must know."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = TopKPooling(WIDTH, 0.5)
+
+    def forward(self, x, edge_index, edge_attr, batch, batch_size):
+        h = self.atoms(x.to(self.head.weight))
+        h = self.convs[0](h, edge_index, self.bonds(edge_attr.to(h))).tanh()
+        if float(h.detach().abs().max()) > 1e9:
+            h = h / 10
+        h, _, _, batch, *_ = self.pool(h, edge_index, None, batch)
+        return self.head(global_add_pool(h, batch, batch_size))
+
+
+@pytest.mark.filterwarnings("ignore:.*(is|are) fused by themselves")
+def test_a_pool_stays_in_eager(esol):
+    assert_as_eager(Pooling, few(esol), ["convs.0"])
+
+
+class Plain(Branching):
+    """Nothing in it but what torch has."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList()
+
+    def forward(self, x, batch, batch_size):
+        h = self.atoms(x.to(self.head.weight))
+        return self.head(global_add_pool(h if float(h.sum()) > 0 else -h, batch, batch_size))
+
+
+def test_without_a_layer_to_fuse_the_reason_is_an_error(esol):
+    _, runner = trained(Plain(), few(esol), "fused")
+    with pytest.raises(sg.NotStatic, match="follows from data"):
+        runner.step(next(iter(runner.loader(few(esol)))))
+
+
+@pytest.mark.filterwarnings("ignore:.*are fused by themselves")
+def test_nothing_is_captured_after_the_warm_up(esol):
+    store = few(esol)
+    _, runner = trained(Branching(), store, "fused")
+    runner.warmup(store, phases=["step"])
+    layers = runner.steps.compiled.apart["step"]
+    before = dict(layers.functions)
+    for batch in runner.loader(store):
+        runner.step(batch)
+    assert layers.functions == before
+    assert len(before) == 2
