@@ -114,7 +114,7 @@ class Chosen(nn.Module):
         self.conv = conv
 
     def forward(self, h, edge_index, edge_attr):
-        kept = edge_attr[:, 0] > 0
+        kept = edge_attr[:, 0] > edge_attr[:, 0].mean()
         return self.conv(h, edge_index[:, kept], edge_attr[kept])
 
 
