@@ -16,7 +16,7 @@ from staticgraph.steps.computation.model_setup import Subject
 
 # Integers and bytes have no derivative.
 ASKED = {**CASES, **MORE, **{name: dropped.run for name, dropped in DROPPED.items()}}
-DIFFERENTIABLE = sorted(ASKED.keys() - {"collate", "fold_codes"})
+DIFFERENTIABLE = sorted(ASKED.keys() - {"collate", "fold_codes", "order_edges"})
 # Whose backward needs what a forward does not keep.
 ONCE = ("batch_norm of a sum", "graph_attention")
 

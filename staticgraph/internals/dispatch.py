@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import _assert_async as assert_async
 from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._guards import TracingContext
@@ -41,6 +42,7 @@ __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
     "addmm_activation",
+    "assert_async",
     "copied",
     "copies_of",
     "copy_all",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from staticgraph.internals.dispatch import OpOverload
+from staticgraph.internals.dispatch import OpOverload, assert_async
 from staticgraph.jit import kernel
 from staticgraph.kernels.register import operator
 from staticgraph.store.columns import Array
@@ -98,7 +98,7 @@ def _on_cpu(src: Tensor, dst: Tensor, nodes: int) -> list[Tensor]:
 def order_on_cuda(src: Tensor, dst: Tensor, nodes: int) -> list[Tensor]:
     """As on a CPU, by stable sorts; an end that is no node raises when torch synchronises."""
     inside = [((one >= 0) & (one < nodes)).all() for one in (src, dst)]
-    torch._assert_async(inside[0] & inside[1], f"an edge joins a node outside of {nodes}")
+    assert_async(inside[0] & inside[1], f"an edge joins a node outside of {nodes}")
     every = torch.arange(nodes + 1, device=src.device)
     ends, order = dst.sort(stable=True)
     starts, places = src[order].sort(stable=True)

@@ -28,7 +28,7 @@ from staticgraph.kernels.batch_norm import Running, batch_norm_handed_on
 from staticgraph.kernels.collate import Arguments, collate
 from staticgraph.kernels.dropout_sum import dropout_sum_reference
 from staticgraph.kernels.dropout_sum import kept as values_kept
-from staticgraph.kernels.edges import Edges
+from staticgraph.kernels.edges import Edges, order_edges
 from staticgraph.kernels.graph_attention import graph_attention_reference
 from staticgraph.kernels.graph_attention import kept as weights_kept
 from staticgraph.kernels.linear import linear, linear_handed_on
@@ -187,6 +187,7 @@ CASES: dict[str, Run] = {
     "batch_norm of few rows": _few_rows_norm,
     "collate": _collated,
     "dropout_sum of nothing": lambda v, w: dropout_sum(v["rows"], v["rows"], w.seed, 4, p=0.0),
+    "order_edges": lambda _, w: order_edges(w.edges.dst, w.edges.src, len(w.edges.row_ptr) - 1),
     "fold_codes": lambda v, w: fold_codes(w.index, _offsets(w)),
     "graph_attention": _attention,
     "linear": lambda v, w: _linear(v, bias=v["bias"], relu=True),

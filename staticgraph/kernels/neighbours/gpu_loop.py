@@ -46,7 +46,7 @@ class Text(NamedTuple):
     tile: int
 
 
-def kernel_text(program: Program, into: bool, ordered: bool) -> Text:
+def kernel_text(program: Program, into: bool, ordered: bool = False) -> Text:
     """Writes a program's loop over the edges into each node, or out of it; ``ordered`` as of
     :class:`~staticgraph.kernels.neighbours.gpu_values.Values`.
 

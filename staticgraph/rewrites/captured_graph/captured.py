@@ -192,8 +192,9 @@ class Captured:
 
     def end(self, place: int) -> Call:
         """The node of the sources (0) or destinations (1)."""
-        key = self.facts["edge_index"], place
-        if self.over is not None:
+        if self.over is None:
+            key = self.facts["edge_index"], place
+        else:
             key = (self.over.source, self.over.target)[place]
         return self.once(("end", key), SELECT, key[0], 0, key[1]) if type(key) is tuple else key
 
