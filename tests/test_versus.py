@@ -144,6 +144,14 @@ def test_a_model_that_does_not_run_anywhere(few):
     assert "no side ran" in str(report)
 
 
+def test_losses_are_not_compared_where_a_step_draws_random_numbers(few):
+    report = tried(Net(dropout=0.5), few, "eager")
+    assert report.random
+    assert [side.losses_apart for side in report.sides] == [None, None]
+    assert report.outputs_apart <= 1e-5
+    assert "so losses are not compared" in str(report)
+
+
 def test_where_plain_pyg_does_not_run_the_first_that_does_is_compared_with(few, monkeypatch):
     def refuse(side):
         raise RuntimeError("no loader here")

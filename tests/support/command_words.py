@@ -19,6 +19,7 @@ from torch_geometric.data import Data
 import staticgraph as sg
 from staticgraph.checking.check import check
 from staticgraph.cli.check import rewrites_of
+from staticgraph.cli.plan_report import map_around
 from staticgraph.cli.probe import MeasuredStep, ProbeOptions, make_probe
 from staticgraph.dryrun import baseline
 from staticgraph.dryrun.operations import count_step
@@ -26,7 +27,6 @@ from staticgraph.dryrun.report import PARTS
 from staticgraph.memory.model import MemoryModel
 from staticgraph.serving.service import service_of_run
 from staticgraph.training.parts import open_step
-from staticgraph.training.plan_pictures import map_around
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
 from staticgraph.training.versus.comparison import compare
@@ -170,15 +170,15 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) ->
 
     patch.setattr("staticgraph.dryrun.baseline.count_step", once("count", count_step))
     patch.setattr("staticgraph.dryrun.baseline.launched", launched)
-    patch.setattr("staticgraph.training.plan_pictures.map_around", once("map", map_around))
+    patch.setattr("staticgraph.cli.plan_report.map_around", once("map", map_around))
     patch.setattr("staticgraph.checking.check.check", once("check", check))
     patch.setattr("staticgraph.cli.check.rewrites_of", once("rewrites", rewrites_of))
     patch.setattr("staticgraph.training.versus.comparison.compare", once("try", compare))
     for picture in (
         "training.versus.report.save_versus_picture",
-        "cli.page.page_of",
-        "training.plan_pictures.save_plan_picture",
-        "training.plan_pictures.save_cost_picture",
+        "cli.report.page_of",
+        "cli.plan_report.save_plan_picture",
+        "cli.plan_report.save_cost_picture",
         "training.plots.save_memory_picture",
         "training.plots.save_schedule_picture",
     ):

@@ -27,12 +27,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.checking.check import check
 from staticgraph.checking.comparison import Comparer, RunOptions, attempt
-from staticgraph.checking.outcome import Tolerance, largest_of
+from staticgraph.checking.plain_batch import plain_batch
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.runner.counters import device_name
@@ -93,35 +92,30 @@ def take_turns(
     return seconds
 
 
-def losses_apart(expected: Tensor, actual: Tensor) -> float:
-    """The largest difference between the first losses, ``[batches]``, relative to the largest."""
-    first, scale = expected[:COMPARED], largest_of([expected[:COMPARED]])
-    off = float((first - actual[:COMPARED]).abs().max()) / scale if len(first) else 0.0
-    return off if off == off else float("inf")
+def losses_apart(expected: Sequence[float], actual: Sequence[float]) -> float:
+    """The largest difference between the first losses, relative to the largest."""
+    first, second = (np.array(losses[:COMPARED]) for losses in (expected, actual))
+    apart = float(np.abs(first - second).max(initial=0) / max(1e-30, np.abs(first).max(initial=0)))
+    return apart if np.isfinite(apart) else float("inf")
 
 
-def draws_random(side: Side) -> bool:
-    """Whether a training step gives a different loss with a different seed."""
-    losses = []
-    for seed in (1, 2):
-        with side.one_step() as step:
-            torch.manual_seed(seed)
-            losses.append(step().clone())
-    rounding = Tolerance.of(torch.float32).same_order
-    return not torch.allclose(*losses, rtol=rounding, atol=0.0, equal_nan=True)
+def compare_outputs(setting: VersusSetting) -> tuple[float | None, bool]:
+    """Compares the first batch's outputs in evaluation mode with those of plain PyG.
 
-
-def outputs_apart(setting: VersusSetting) -> float | None:
-    """The largest difference of the first batch's outputs in evaluation mode, relative to the
-    largest; None if the model does not run with fixed shapes, or not in plain PyG."""
-    comparer = Comparer(Subject(setting.fresh_model(), forward=setting.forward))
+    Returns:
+        Their largest difference, relative to the largest; None if the model does not run with fixed
+        shapes, or not in plain PyG. And whether a training step draws random numbers.
+    """
+    comparer = Comparer(Subject(setting.fresh_model(), setting.loss, forward=setting.forward))
     loader = StaticLoader(
         setting.store, setting.plan, indices=setting.train_ids, shuffle=True, seed=setting.seed
     )
     with closing(iter(loader)) as batches:
         batch = next(batches).clone().to(setting.device)
     parity = comparer.beside_plain(batch, RunOptions(training=False, gradients=False))
-    return None if parity is None else parity.worst
+    training = RunOptions(training=True, gradients=True)
+    attempt(lambda: comparer.plain(batch, plain_batch(batch), training))
+    return None if parity is None else parity.worst, comparer.draws
 
 
 def compare(
@@ -219,11 +213,8 @@ def _compared(
     course = setting.course(_length(setting, left, started + seconds - time.perf_counter()))
     for side in left:
         side.attempt(partial(side.begin, course))
-    random = bool(left) and bool(left[0].attempt(partial(draws_random, left[0])))
-    outputs = None
-    if plain.report.refused is None:
-        outputs = attempt(partial(outputs_apart, setting))
-        plain.attempt(partial(plain.choose_workers, WORKERS))
+    outputs, random = attempt(partial(compare_outputs, setting)) or (None, False)
+    plain.attempt(partial(plain.choose_workers, WORKERS))
     for side in left:
         torch.manual_seed(setting.seed)
         side.take_turn()  # untimed; its losses are compared
@@ -287,10 +278,8 @@ def _fill_in(
     report.turns, report.filling = len(turn_s), side.filling()
     limit_s = CRAWL * side.one_thread_s * len(side.course)
     report.crawls = bool(limit_s and float(np.median(turn_s)) > limit_s)
-    assert side.losses is not None
-    report.losses = tuple(side.losses.tolist())
-    if first is not None and first.losses is not None:
-        report.losses_apart = losses_apart(first.losses, side.losses)
+    if first is not None:
+        report.losses_apart = losses_apart(first.report.losses, report.losses)
 
 
 def _obstacles(
