@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import open_data, require_names
+from staticgraph.cli.loading import require_names
 from staticgraph.files.document import to_json
 from staticgraph.text.progress import waiting
 from staticgraph.training.options import (
@@ -122,7 +122,7 @@ def run(
     from staticgraph.training.tasks import named_loss
 
     early = built_without_data(model)
-    store = open_data(data)
+    store = data.open()
     plan = plan_buckets(store, batch_size=min(batch_size, len(store)))
     module = made(model, store) if early is None else early
     loss = named_loss(dry.loss) if dry.loss else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import UsageError, check_sizes, open_data, require_names
+from staticgraph.cli.loading import UsageError, check_sizes, require_names
 from staticgraph.cli.probe import MeasuredStep, ProbeOptions, make_probe
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
@@ -179,7 +179,7 @@ def _sizes(options: PlanOptions) -> tuple[SizeHistogram, Any, Any]:
         return histogram, histogram, None
     if not options.max_memory or options.memory:  # nothing is probed
         require_names(options)
-        store = open_data(options)
+        store = options.open()
         return store.histogram, store, None
     require_names(options, model=options.model, loss=options.loss)
     from staticgraph.training.parts import open_step

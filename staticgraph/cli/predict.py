@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from staticgraph.cli.loading import check_mode, open_data, require_code
+from staticgraph.cli.loading import check_mode, require_code
 from staticgraph.errors import BadGraph
 from staticgraph.files import atomic
 from staticgraph.files.document import to_json
@@ -70,7 +70,7 @@ def run(
 
     place = device_of(device)
     trained = Trained.load(folder, place)
-    store = open_data(data, trained.config.seed)
+    store = data.open(trained.config.seed)
     ids = range(len(store)) if split == "all" else store.splits.get(split, ())
     if not len(ids):
         raise BadGraph(f"{store.name} has no graphs to predict in --split {split}")

@@ -394,8 +394,7 @@ def _remove_run(folder: Path) -> None:
 
     written = (GRAPH, EMBEDDINGS, REPORT, PICTURE)
     foreign = any(p.name not in written and p.name[0] != "." for p in folder.iterdir())
-    ours = manifest.KIND.is_that_of(folder / GRAPH)
-    if (foreign and not ours) or ((folder / GRAPH).exists() and not ours):
+    if (foreign or (folder / GRAPH).exists()) and not manifest.KIND.is_that_of(folder / GRAPH):
         raise UsageError(f"{folder} is not a run; choose another --out")
     require_replaceable(folder / GRAPH, manifest.KIND, True)
     require_only(folder / EMBEDDINGS)
