@@ -95,6 +95,7 @@ class Clock:
     def __init__(self, monkeypatch) -> None:
         self.now = 0.0
         monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr("tqdm.std.time", lambda: self.now)
         monkeypatch.setattr(progress, "EVERY_S", 10.0)
 
 
@@ -107,10 +108,14 @@ def test_in_a_log_there_is_a_line_now_and_then(monkeypatch, capsys):
     err = capsys.readouterr().err
     # Thirty seconds, one line per ten.
     assert err.splitlines() == [
-        "reading x: 34 of 100 graphs, loss 33",
-        "reading x: 68 of 100 graphs, loss 67",
+        "reading x: 33 of 100 graphs, loss 33",
+        "reading x: 67 of 100 graphs, loss 67",
     ]
     assert "\r" not in err
+    with progress.bar(desc="turns", unit=" turns") as unknown:
+        clock.now += 11
+        unknown.update(7)
+    assert capsys.readouterr().err == "turns: 7 turns\n"
 
 
 def test_on_a_terminal_it_is_written_over(monkeypatch, capsys):
