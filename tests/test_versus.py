@@ -130,8 +130,9 @@ def test_a_mode_that_cannot_be_is_named_and_the_others_run(few):
     assert eager.ran
     assert not fused.ran
     assert "cannot be compiled in fixed shapes" in fused.refused
-    (branch,) = (o for o in report.obstacles if o["kind"] == "branch on data")
-    assert branch["line"] == "if h.sum() > 0:"
+    (branch,) = (o for o in report.obstacles if o.kind == "branch on data")
+    assert branch.line == "if h.sum() > 0:"
+    assert report.to_dict()["obstacles"][0]["where"] in str(report)
     assert "compute both and choose with torch.where" in str(report)
     assert report.ok
 

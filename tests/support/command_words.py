@@ -18,7 +18,6 @@ from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph.checking.check import check
-from staticgraph.cli.check import rewrites_of
 from staticgraph.cli.plan_report import map_around
 from staticgraph.cli.probe import MeasuredStep, ProbeOptions, make_probe
 from staticgraph.dryrun import baseline
@@ -172,7 +171,6 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) ->
     patch.setattr("staticgraph.dryrun.baseline.launched", launched)
     patch.setattr("staticgraph.cli.plan_report.map_around", once("map", map_around))
     patch.setattr("staticgraph.checking.check.check", once("check", check))
-    patch.setattr("staticgraph.cli.check.rewrites_of", once("rewrites", rewrites_of))
     patch.setattr("staticgraph.training.versus.comparison.compare", once("try", compare))
     for picture in (
         "training.versus.report.save_versus_picture",

@@ -39,6 +39,7 @@ from staticgraph.runner.way_choice import choose
 from staticgraph.steps.computation.model_arguments import Forward, forward_of
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
+from staticgraph.steps.tracing.obstacles import Obstacle
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.progress import bar
 from staticgraph.training.versus.report import SideReport, VersusReport
@@ -282,13 +283,11 @@ def _fill_in(
         report.losses_apart = losses_apart(first.report.losses, report.losses)
 
 
-def _obstacles(
-    setting: VersusSetting, reports: Sequence[SideReport]
-) -> tuple[Mapping[str, Any], ...]:
+def _obstacles(setting: VersusSetting, reports: Sequence[SideReport]) -> tuple[Obstacle, ...]:
     """The check's obstacles for a model that any mode of this library refused; none if it does not
     run at all, since each side has the reason."""
     if not any(each.refused and not each.name.startswith("PyG") for each in reports):
         return ()
     model = setting.fresh_model()
     report = attempt(lambda: check(model, setting.plan, setting.store, forward=setting.forward))
-    return () if report is None else tuple(report.to_dict()["obstacles"])
+    return () if report is None else report.obstacles
