@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from support.command import status_of
 from tqdm import tqdm
 
 from staticgraph import cli
@@ -135,14 +134,6 @@ def test_nothing_is_shown_that_is_not_asked_for(monkeypatch, capsys):
     for _ in progress.bar(range(100), desc="reading x", unit=" graphs", show=False):
         clock.now += 100
     assert capsys.readouterr().err == ""
-
-
-def test_an_option_that_is_none_leads_to_the_help_of_its_command(capsys):
-    assert status_of(["plan", "--data", "esol", "--targets", "y"]) == cli.FAILED
-    assert capsys.readouterr().err == (
-        "staticgraph plan: unknown option: --targets. Did you mean --target? "
-        "(see staticgraph plan --help)\n"
-    )
 
 
 def test_a_table_goes_on_below_where_the_terminal_is_narrow(monkeypatch):

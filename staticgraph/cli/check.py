@@ -21,7 +21,6 @@ from staticgraph.training.options import (
     BatchSize,
     DataOptions,
     choice,
-    one_of,
     read_model,
     several,
     value,
@@ -64,7 +63,7 @@ class DryRunOptions:
     gpu: Annotated[str | None, choice(*GPUS), DRY_RUN, Parameter(name="--for")] = None
     mode: Annotated[
         tuple[str, ...],
-        several(one_of(*MODES)),
+        several(str),
         DRY_RUN,
         Parameter(choices=MODES, metavar="CHOICE..."),
     ] = ()

@@ -116,8 +116,8 @@ def auto_or(read: Callable[[str], int]) -> Callable[[str], int | str]:
     return read_or_auto
 
 
-def one_of(*names: str) -> Callable[[str], str]:
-    """A reader of one of several names."""
+def choice(*names: str) -> Parameter:
+    """The parameter of an option that takes one of several names."""
 
     def read(text: str) -> str:
         """The text, which must be one of the names."""
@@ -125,12 +125,7 @@ def one_of(*names: str) -> Callable[[str], str]:
             raise _refused(text, f"give one of {', '.join(names)}{or_nearest(text, names)}")
         return text
 
-    return read
-
-
-def choice(*names: str) -> Parameter:
-    """The parameter of an option that takes one of several names."""
-    return value(one_of(*names), choices=names)
+    return value(read, choices=names)
 
 
 def read_fanouts(text: str) -> tuple[int, ...]:
