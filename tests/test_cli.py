@@ -24,8 +24,8 @@ from staticgraph.datasets import specs
 from staticgraph.steps.compilation import modes
 from staticgraph.text import progress
 from staticgraph.training import options, train
+from staticgraph.training.checkpoint import Trained
 from staticgraph.training.config import TrainConfig
-from staticgraph.training.trained import Trained
 
 SMALL = ["--model", "gin", "--hidden", "8", "--layers", "1", "--batch-size", "32", "--epochs", "1"]
 SMALL += ["--compile-mode", "eager"]

@@ -31,7 +31,7 @@ import staticgraph as sg
 from staticgraph.errors import BatchFailed
 from staticgraph.serving.smaller_buckets import for_serving
 from staticgraph.sizes.capacity import GraphSize
-from staticgraph.training.trained import Trained
+from staticgraph.training.checkpoint import Trained
 
 fastapi = pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("rdkit", reason="needs the extra smiles")

@@ -23,7 +23,7 @@ from staticgraph.training.options import FOLDER, OUTPUT_FILE, DataOptions, Devic
 
 if TYPE_CHECKING:
     from staticgraph.store.graph_store import GraphStore
-    from staticgraph.training.trained import Trained
+    from staticgraph.training.checkpoint import Trained
 
 SPLITS = ("all", "train", "val", "test")
 
@@ -65,8 +65,8 @@ def run(
     require_run(folder, trained=True)
     require_code(named_in(folder))
     check_mode(compile_mode, device)
+    from staticgraph.training.checkpoint import Trained
     from staticgraph.training.job import device_of
-    from staticgraph.training.trained import Trained
 
     place = device_of(device)
     trained = Trained.load(folder, place)

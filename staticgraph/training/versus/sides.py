@@ -190,7 +190,9 @@ class Side:
         device = self.setting.device
         torch.manual_seed(self.setting.seed)
         torch.set_num_threads(threads)
-        reserved = reserved_on(device)
+        allocator = CudaAllocator(device) if device.type == "cuda" else ProfilerAllocator()
+        allocator.trim()
+        reserved = allocator.reserved()
         self.report.prepare_s = seconds_of(self.prepare)
         self.begin(trial)
         with untouched(self.model, self.optimizer):
@@ -202,19 +204,17 @@ class Side:
         self.report.threads = min(turn_s, key=turn_s.__getitem__)
         self.batch_s = min(turn_s.values()) / len(trial)
         self.one_thread_s = turn_s.get(1, 0.0) / len(trial)
-        self.report.memory = self._memory(reserved)
+        self.report.memory = self._memory(allocator, reserved)
 
-    def _memory(self, reserved: int) -> dict[str, int]:
-        """Bytes that are held permanently, and those that a step adds at its peak; ``reserved`` is
-        what :func:`reserved_on` returned before the side was made."""
-        device = self.setting.device
-        on_cuda = device.type == "cuda"
-        allocator: Allocator = CudaAllocator(device) if on_cuda else ProfilerAllocator()
+    def _memory(self, allocator: Allocator, reserved: int) -> dict[str, int]:
+        """Bytes that are held permanently, and those that a step adds at its peak; ``reserved`` are
+        those that the allocator had taken before the side was made."""
         with untouched(self.model, self.optimizer), closing(self.batches()) as batches:
             batch = next(batches)
             self.step(batch)
-            held: Any = reserved_on(device) - reserved
-            if not on_cuda:
+            allocator.trim()
+            held: Any = allocator.reserved() - reserved
+            if self.setting.device.type == "cpu":
                 self.optimizer.zero_grad(set_to_none=True)  # or freeing old gradients counts
                 tensors = (*self.model.parameters(), *self.model.buffers())
                 held = distinct_bytes(tensors) + state_bytes(self.optimizer)
@@ -223,15 +223,6 @@ class Side:
             self.step(batch)
             added = allocator.peak() - base
         return {"held_bytes": max(0, held), "step_bytes": max(0, added)}
-
-
-def reserved_on(device: torch.device) -> int:
-    """The bytes that torch reserves on a GPU, after freeing unused blocks; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_reserved(device)
 
 
 def seconds_of(action: Callable[[], object]) -> float:
