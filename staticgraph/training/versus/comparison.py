@@ -96,7 +96,7 @@ def take_turns(
 def losses_apart(expected: Sequence[float], actual: Sequence[float]) -> float:
     """The largest difference between the first losses, relative to the largest."""
     first, second = (np.array(losses[:COMPARED]) for losses in (expected, actual))
-    apart = float(np.abs(first - second).max(initial=0) / max(1e-30, np.abs(first).max(initial=0)))
+    apart = float(np.abs(first - second).max(initial=0) / max(1e-6, np.abs(first).max(initial=0)))
     return apart if np.isfinite(apart) else float("inf")
 
 
