@@ -47,8 +47,8 @@ SIZES = {
     "staticgraph/store": (25, 23784),  # lists of graphs without a store, events refused
     "staticgraph/text": (6, 1701),
     "staticgraph/training": (15, 14983),  # predict, ticks with room, infinite buffers
-    "tests": (244, 224489),  # programs, padder, atoms, no PyG, copied batches, bits of many edges
-    "tests/support": (83, 42076),  # drawn programs; saved formats; options as cyclopts reads them
+    "tests": (244, 224305),  # programs, padder, atoms, no PyG, copied batches, bits of many edges
+    "tests/support": (83, 42070),  # drawn programs; saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 
