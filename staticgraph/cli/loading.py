@@ -33,7 +33,7 @@ def load() -> None:
     if "torch_geometric" in sys.modules:
         return
     collects = gc.isenabled()
-    gc.disable()  # garbage collection took a tenth of the import time
+    gc.disable()  # collections took a fifth of the import time
     try:
         first = os.environ.get("RANK", "0") == "0"
         with waiting("loading torch and PyG") if first else nullcontext():

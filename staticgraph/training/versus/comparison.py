@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 import datetime
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -61,8 +60,8 @@ COMPARED = 5
 COMPILED_PYG = "pyg-compiled"
 # The numbers of collating processes that are tried for PyG.
 WORKERS = (0, 1, 2)
-# The contenders whose steps are traced.
-COMPILES = re.compile(r"compiled|fused|default|reduce-overhead|max-autotune|cuda-graph")
+# The contenders whose steps are not traced, or only if that is faster.
+NOT_TRACED = ("PyG", "eager", "auto")
 # A turn this many times as slow as the trial on one thread is none that others should be
 # compared with: the machine is busy.
 CRAWL = 10
@@ -207,7 +206,7 @@ def _compared(
     with bar(sides, desc="preparing", unit=" contenders", show=progress) as shown:
         for side in shown:
             shown.set_postfix_str(side.name)
-            traced = COMPILES.search(side.name) is not None
+            traced = side.name not in NOT_TRACED
             number = plain.report.threads if traced else threads
             side.attempt(partial(side.measure, trial, number, traced))
     left = [side for side in sides if side.report.refused is None]
