@@ -120,14 +120,11 @@ def _predict(trained: Trained, store: GraphStore, ids: Any, mode: str) -> dict[s
     """
     import torch
 
-    from staticgraph.batches.loading.loader import StaticLoader
     from staticgraph.runner.runner import StaticGraphRunner
 
-    runner = StaticGraphRunner(trained.model, trained.plan, mode)
-    loader = StaticLoader(
-        store, replace(trained.plan, digest=None, schema=None), indices=ids, exact=False,
-        device=runner.device, pointers=runner.pointers,
-    )  # fmt: skip
+    any_data = replace(trained.plan, digest=None, schema=None)
+    runner = StaticGraphRunner(trained.model, any_data, mode)
+    loader = runner.loader(store, indices=ids, exact=False)
     outputs, numbers = [], []
     for batch in bar(loader, desc="predicting", unit=" batches"):
         out = runner.predict_batch(batch)
