@@ -22,7 +22,7 @@ SIZES = {
     "staticgraph/atoms": (6, 4669),  # neighbours found in a step, ASE's calculator, streams
     "staticgraph/batches": (29, 20852),  # sorted edges, types as mappings, copies in a trace
     "staticgraph/checking": (13, 14253),  # narrower parts; a later check; obstacles for try
-    "staticgraph/cli": (18, 12393),  # pictures of a plan; predict, help without rich, full disks
+    "staticgraph/cli": (18, 12389),  # pictures of a plan; predict, help without rich, full disks
     "staticgraph/datasets": (10, 6647),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
     "staticgraph/dryrun": (19, 11545),  # a line every two seconds, loops of programs
@@ -46,7 +46,7 @@ SIZES = {
     "staticgraph/steps": (29, 18762),  # parts, added buckets, one trace, containers put back
     "staticgraph/store": (25, 23784),  # lists of graphs without a store, events refused
     "staticgraph/text": (6, 1701),
-    "staticgraph/training": (15, 14983),  # predict, ticks with room, infinite buffers
+    "staticgraph/training": (15, 14980),  # predict, ticks with room, infinite buffers
     "tests": (244, 224305),  # programs, padder, atoms, no PyG, copied batches, bits of many edges
     "tests/support": (83, 42070),  # drawn programs; saved formats; options as cyclopts reads them
 }
