@@ -241,16 +241,12 @@ def _train_links(options: LargeOptions, policy: Any, partitions: int, triples: A
         finally:
             status.clear()
 
-    def finish_epoch(epoch: Any) -> None:
-        """Reports an epoch."""
-        say(
-            f"epoch {epoch.epoch:3}  loss {epoch.loss:.4f}  {how_many(epoch.states, 'state')}  "
-            f"{how_many(epoch.partitions_read, 'read')}  bias {epoch.bias:.3f}  "
-            f"{epoch.seconds:.1f} s  waited {epoch.waited_s:.2f} s"
-        )
-
     epochs, score, rows = options.epochs or 10, None, []
-    diverged = run_epochs(lambda _: trainer.epoch < epochs, train_epoch, finish_epoch)
+    diverged = run_epochs(
+        lambda _: trainer.epoch < epochs,
+        train_epoch,
+        lambda e: _say_epoch(e, f"bias {e.bias:.3f}  {how_many(e.states, 'state')}"),
+    )
     if diverged is None:
         with waiting("ranking the test edges"):
             score = evaluate_links(trainer, triples.test, triples.known)
@@ -315,7 +311,7 @@ def _train_nodes(options: LargeOptions, policy: Any, partitions: int, nodes: Any
     model = SampledGNN(options.model, width, options.hidden, classes, len(fanouts), options.dropout)
     trainer = NodeTrainer(model, loader, rate=options.rate or 0.01)
     records: list[dict[str, Any]] = []
-    best, chosen = -1.0, copy.deepcopy(model.state_dict())
+    best, best_weights = None, model.state_dict()
 
     def score(part: Any) -> float:
         """The accuracy on some nodes, over whole neighbourhoods."""
@@ -324,27 +320,23 @@ def _train_nodes(options: LargeOptions, policy: Any, partitions: int, nodes: Any
 
     def finish_epoch(record: Any) -> None:
         """Validates the model and reports an epoch."""
-        nonlocal best, chosen
-        epoch = {**asdict(record), "valid": score(nodes.valid)}
-        if epoch["valid"] > best:
-            best, chosen = epoch["valid"], copy.deepcopy(model.state_dict())
-        records.append(epoch)
-        say(
-            f"epoch {epoch['epoch']:3}  loss {epoch['loss']:.4f}  train {epoch['accuracy']:.3f}  "
-            f"valid {epoch['valid']:.3f}  {how_many(epoch['partitions_read'], 'read')}  "
-            f"{epoch['seconds']:.2f} s  waited {epoch['waited_s']:.2f} s"
-        )
+        nonlocal best, best_weights
+        valid = score(nodes.valid)
+        if best is None or valid > best:
+            best, best_weights = valid, copy.deepcopy(model.state_dict())
+        records.append({**asdict(record), "valid": valid})
+        _say_epoch(record, f"train {record.accuracy:.3f}  valid {valid:.3f}")
 
     diverged = run_epochs(
         lambda interrupt: len(records) < (options.epochs or 50) and not interrupt.requested,
         lambda _: trainer.train_epoch(),
         finish_epoch,
     )
-    model.load_state_dict(chosen)
+    model.load_state_dict(best_weights)
     accuracy = score(nodes.test) if diverged is None else None
     statistics = loader.statistics
     loader.close()
-    rows = [("best validation accuracy", f"{best:.4f}")] if records else []
+    rows = [("best validation accuracy", f"{best:.4f}")] if best is not None else []
     rows += [("test accuracy", f"{accuracy:.4f}")] if accuracy is not None else []
     rows += [
         ("batches per shape, smallest first", ", ".join(map(str, statistics.batches))),
@@ -353,10 +345,18 @@ def _train_nodes(options: LargeOptions, policy: Any, partitions: int, nodes: Any
     ]
     report = {
         "model": options.model, "fanouts": fanouts, "seed": options.seed, "epochs": records,
-        "valid_accuracy": best if records else None, "test_accuracy": accuracy,
+        "valid_accuracy": best, "test_accuracy": accuracy,
         "majority": float(np.bincount(nodes.labels[nodes.test]).max() / len(nodes.test)),
     }  # fmt: skip
     return report, rows, loader.states.times, diverged
+
+
+def _say_epoch(epoch: Any, results: str) -> None:
+    say(
+        f"epoch {epoch.epoch:3}  loss {epoch.loss:.4f}  {results}  "
+        f"{how_many(epoch.partitions_read, 'read')}  {epoch.seconds:.2f} s  "
+        f"waited {epoch.waited_s:.2f} s"
+    )
 
 
 def _graph(
