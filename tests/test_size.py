@@ -20,9 +20,9 @@ SIZES = {
     "bench": (39, 27718),  # padder, break-even, published models in the README's table
     "staticgraph": (5, 3536),  # declared classes, dense batches, old names that still work
     "staticgraph/atoms": (6, 4669),  # neighbours found in a step, ASE's calculator, streams
-    "staticgraph/batches": (29, 20852),  # sorted edges, types as mappings, copies in a trace
-    "staticgraph/checking": (13, 14253),  # narrower parts; a later check; obstacles for try
-    "staticgraph/cli": (18, 12389),  # pictures of a plan; predict, help without rich, full disks
+    "staticgraph/batches": (29, 20571),  # sorted edges, types as mappings, copies in a trace
+    "staticgraph/checking": (13, 14223),  # narrower parts; a later check of a portion
+    "staticgraph/cli": (18, 12358),  # pictures of a plan; predict, help without rich, full disks
     "staticgraph/datasets": (10, 6647),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
     "staticgraph/dryrun": (19, 11545),  # a line every two seconds, loops of programs

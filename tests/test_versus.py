@@ -124,12 +124,12 @@ def test_the_fastest_is_called_so_alone(report, winner, ratio, head):
 
 
 def test_a_mode_that_cannot_be_is_named_and_the_others_run(few):
-    report = tried(Branches(), few, "eager", "fused")
-    plain, eager, fused = report.sides
+    report = tried(Branches(), few, "eager", "default")
+    plain, eager, compiled = report.sides
     assert plain.ran
     assert eager.ran
-    assert not fused.ran
-    assert "cannot be compiled in fixed shapes" in fused.refused
+    assert not compiled.ran
+    assert "cannot be compiled in fixed shapes" in compiled.refused
     (branch,) = (o for o in report.obstacles if o.kind == "branch on data")
     assert branch.line == "if h.sum() > 0:"
     assert report.to_dict()["obstacles"][0]["where"] in str(report)
