@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from support.command import status_of
 from tqdm import tqdm
 
 from staticgraph import cli
@@ -95,6 +94,7 @@ class Clock:
     def __init__(self, monkeypatch) -> None:
         self.now = 0.0
         monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr("tqdm.std.time", lambda: self.now)
         monkeypatch.setattr(progress, "EVERY_S", 10.0)
 
 
@@ -107,10 +107,14 @@ def test_in_a_log_there_is_a_line_now_and_then(monkeypatch, capsys):
     err = capsys.readouterr().err
     # Thirty seconds, one line per ten.
     assert err.splitlines() == [
-        "reading x: 34 of 100 graphs, loss 33",
-        "reading x: 68 of 100 graphs, loss 67",
+        "reading x: 33 of 100 graphs, loss 33",
+        "reading x: 67 of 100 graphs, loss 67",
     ]
     assert "\r" not in err
+    with progress.bar(desc="turns", unit=" turns") as unknown:
+        clock.now += 11
+        unknown.update(7)
+    assert capsys.readouterr().err == "turns: 7 turns\n"
 
 
 def test_on_a_terminal_it_is_written_over(monkeypatch, capsys):
@@ -130,14 +134,6 @@ def test_nothing_is_shown_that_is_not_asked_for(monkeypatch, capsys):
     for _ in progress.bar(range(100), desc="reading x", unit=" graphs", show=False):
         clock.now += 100
     assert capsys.readouterr().err == ""
-
-
-def test_an_option_that_is_none_leads_to_the_help_of_its_command(capsys):
-    assert status_of(["plan", "--data", "esol", "--targets", "y"]) == cli.FAILED
-    assert capsys.readouterr().err == (
-        "staticgraph plan: unknown option: --targets. Did you mean --target? "
-        "(see staticgraph plan --help)\n"
-    )
 
 
 def test_a_table_goes_on_below_where_the_terminal_is_narrow(monkeypatch):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from support.command import status_of
 
-from staticgraph import cli, datasets
+from staticgraph import datasets
 from staticgraph.training import parts
 from staticgraph.training.config import TrainConfig
 
@@ -108,17 +105,6 @@ def test_a_path_is_no_module(path, instead, tmp_path, capsys):
     given = f"{path.format(here=tmp_path)}:Net"
     assert status_of(["train", "--data", "esol", "--model", given]) == 2
     assert capsys.readouterr().err.endswith(f": {instead}\n")
-
-
-def test_a_module_that_is_not_there_is_told_without_torch():
-    program = (
-        "import sys; from staticgraph.cli import main\n"
-        "status = main('train --data esol --model no_such:build'.split())\n"
-        "assert 'torch' not in sys.modules; sys.exit(status)"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ended.returncode == cli.FAILED, ended.stderr
-    assert ended.stderr.startswith("staticgraph train: --model no_such:build: there is no module")
 
 
 # ---------------------------------------------------------------------- modes

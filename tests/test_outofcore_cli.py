@@ -115,18 +115,14 @@ def test_policies_of_the_other_task_are_refused(graph, tmp_path, capsys):
     assert "takes --policy dispersed, node-cache, in-memory" in capsys.readouterr().err
 
 
-def refuse(constant: str) -> float:
-    raise AssertionError(f"{constant} is not JSON")
-
-
 @pytest.mark.parametrize("encoder", [[], ["--encoder", "sage", "--fanouts", "3"]])
 def test_links_that_diverge_are_reported_and_exit_with_1(triples, tmp_path, capsys, encoder):
     arguments = [*LINKS, "--data", triples, "--policy", "comet", "--partitions", "8", "--buffer",
                  "4", "--out", str(tmp_path), *encoder]  # fmt: skip
     assert cli.main([*arguments, "--rate", "1e30", "--json"]) == 1
     printed, err = capsys.readouterr()
-    report = json.loads(printed, parse_constant=refuse)
-    assert report == json.loads((tmp_path / "report.json").read_text(), parse_constant=refuse)
+    report = json.loads(printed, parse_constant=pytest.fail)
+    assert report == json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
     assert (report["diverged"], report["test"], report["epochs"]) == (1, None, [])
     assert err.splitlines()[-1].startswith(
         "staticgraph train-large: the training diverged in epoch 1: "
@@ -138,8 +134,8 @@ def test_nodes_that_diverge_are_reported_and_exit_with_1(graph, tmp_path, capsys
                  "--fanouts", "4", "--rate", "1e30", "--out", str(tmp_path), "--json"]  # fmt: skip
     assert cli.main(arguments) == 1
     printed, err = capsys.readouterr()
-    report = json.loads(printed, parse_constant=refuse)
-    assert report == json.loads((tmp_path / "report.json").read_text(), parse_constant=refuse)
+    report = json.loads(printed, parse_constant=pytest.fail)
+    assert report == json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
     assert report["test_accuracy"] is None
     assert f"diverged in epoch {report['diverged']}: the loss is" in err.splitlines()[-1]
 

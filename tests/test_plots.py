@@ -75,6 +75,17 @@ def test_what_is_drawn_is_what_was_measured():
     assert twin.lines[0].get_ydata().tolist() == [0.6, 0.8]
 
 
+@pytest.mark.parametrize("finite", [0, 1, 3])
+@pytest.mark.parametrize("metrics", [(), (0.6, float("nan"))])
+def test_of_a_run_that_diverged_what_is_finite_is_drawn(finite, metrics):
+    steps = steps_of(1)
+    steps[finite:] = [step._replace(loss=float("nan")) for step in steps[finite:]]
+    axes = Figure().add_subplot()
+    plots.draw_loss(axes, report_of(*metrics), steps)
+    assert axes.lines[0].get_xydata().shape == (finite, 2)
+    assert f"the losses of {5 - finite} steps are not finite" in axes.get_title()
+
+
 def test_a_partial_last_batch_is_no_spike_and_has_a_filling_of_its_own():
     """Its loss is the mean over the graphs of both batches; its rows are in no other mean."""
     steps = [StepRecord(0, 0, 8, 60, 150, 1.0), StepRecord(0, 0, 2, 15, 30, 6.0)]

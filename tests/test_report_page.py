@@ -11,7 +11,7 @@ import pytest
 from support.command import status_of
 
 import staticgraph as sg
-from staticgraph.cli.page import page_of
+from staticgraph.cli.report import page_of
 from staticgraph.training.report import TrainReport
 
 SMALL = ["--model", "gin", "--hidden", "8", "--layers", "1", "--batch-size", "32", "--epochs", "2"]

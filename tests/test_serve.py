@@ -16,6 +16,7 @@ import torch
 from safetensors.numpy import save
 from support.alike import assert_same_state
 from support.command import status_of
+from support.examples import EXAMPLES
 from support.patience import patience
 from support.request_bodies import (
     ARRAYS,
@@ -25,13 +26,13 @@ from support.request_bodies import (
     arrays_of,
     graph_of,
 )
-from support.trained_run import trained_run
+from support.trained_run import trained as train_small
 
 import staticgraph as sg
 from staticgraph.errors import BatchFailed
 from staticgraph.serving.smaller_buckets import for_serving
 from staticgraph.sizes.capacity import GraphSize
-from staticgraph.training.trained import Trained
+from staticgraph.training.checkpoint import Trained
 
 fastapi = pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("rdkit", reason="needs the extra smiles")
@@ -51,7 +52,9 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    return trained_run(tmp_path_factory.mktemp("runs") / "esol")
+    folder = tmp_path_factory.mktemp("runs") / "esol"
+    train_small(str(EXAMPLES / "esol.npz"), folder, model="gine", batch_size=128, epochs=1)
+    return folder
 
 
 @pytest.fixture(scope="module")

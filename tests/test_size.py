@@ -20,9 +20,9 @@ SIZES = {
     "bench": (39, 27718),  # padder, break-even, published models in the README's table
     "staticgraph": (5, 3536),  # declared classes, dense batches, old names that still work
     "staticgraph/atoms": (6, 4669),  # neighbours found in a step, ASE's calculator, streams
-    "staticgraph/batches": (29, 20852),  # sorted edges, types as mappings, copies in a trace
-    "staticgraph/checking": (13, 14226),  # narrower parts; a later check of a portion
-    "staticgraph/cli": (19, 11771),  # predict, try --submit, help without rich, which disk is full
+    "staticgraph/batches": (29, 20571),  # sorted edges, types as mappings, copies in a trace
+    "staticgraph/checking": (13, 14223),  # narrower parts; a later check of a portion
+    "staticgraph/cli": (18, 12358),  # pictures of a plan; predict, help without rich, full disks
     "staticgraph/datasets": (10, 6647),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
     "staticgraph/dryrun": (19, 11545),  # a line every two seconds, loops of programs
@@ -45,10 +45,10 @@ SIZES = {
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
     "staticgraph/steps": (29, 18762),  # parts, added buckets, one trace, containers put back
     "staticgraph/store": (25, 23784),  # lists of graphs without a store, events refused
-    "staticgraph/text": (6, 1849),
-    "staticgraph/training": (17, 16150),  # predict, ticks with room, infinite buffers
-    "tests": (244, 224629),  # programs, padder, atoms, no PyG, copied batches, bits of many edges
-    "tests/support": (83, 42085),  # drawn programs; saved formats; options as cyclopts reads them
+    "staticgraph/text": (6, 1701),
+    "staticgraph/training": (15, 14980),  # predict, ticks with room, infinite buffers
+    "tests": (244, 224305),  # programs, padder, atoms, no PyG, copied batches, bits of many edges
+    "tests/support": (83, 42070),  # drawn programs; saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 

@@ -60,6 +60,7 @@ def test_version_help_and_slips_are_told_without_torch(tmp_path):
             for name in ("train", "plan", "serve", "try")
         ),
         (["train", "--data", "esol", "--model", "bert"], 2, "give one of gine, gps"),
+        (["train", "--data", "esol", "--model", "no_such:build"], 2, "no module 'no_such' here"),
         (["train", "--data", "esol", "--epochs", "0"], 2, "give a whole number from 1"),
         (["train"], 2, "--data is required"),
         (["train", "--data", "nowhere.npz"], 2, "nowhere.npz: there is no such file"),

@@ -16,6 +16,7 @@ import torch
 from support.few_molecules import few_molecules
 from support.patience import patience
 from support.program import run_program
+from support.trained_run import assert_same_run
 
 import staticgraph as sg
 from staticgraph.errors import CheckpointCorrupt, Diverged, NonFiniteLoss
@@ -61,16 +62,6 @@ def uninterrupted(config, tmp_path_factory) -> Path:
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return checkpoint.load(folder)["model"]
-
-
-def assert_same_run(folder: Path, other: Path) -> None:
-    assert read_steps(folder / "steps.csv") == read_steps(other / "steps.csv")
-    found, expected = weights(folder), weights(other)
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
-    ours, theirs = TrainReport.load(folder), TrainReport.load(other)
-    timeless = [[e._replace(seconds=0) for e in report.epochs] for report in (ours, theirs)]
-    assert timeless[0] == timeless[1]
-    assert ours.test_metric == theirs.test_metric
 
 
 # ---------------------------------------------------------------------- one run

@@ -20,6 +20,7 @@ from support.few_molecules import few_molecules
 from support.patience import patience
 from support.program import run_program
 from support.ranks import on_ranks
+from support.trained_run import assert_same_run
 
 import staticgraph as sg
 from staticgraph import models
@@ -90,16 +91,6 @@ def trained(config: TrainConfig, folder: str) -> dict:
 def uninterrupted(config, tmp_path_factory) -> tuple[Path, list[dict]]:
     folder = tmp_path_factory.mktemp("runs") / "whole"
     return folder, on_ranks(2, trained, config, str(folder))
-
-
-def assert_same_run(folder: Path, other: Path) -> None:
-    assert read_steps(folder / "steps.csv") == read_steps(other / "steps.csv")
-    found, expected = (checkpoint.load(path)["model"] for path in (folder, other))
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
-    ours, theirs = TrainReport.load(folder), TrainReport.load(other)
-    timeless = [[e._replace(seconds=0) for e in report.epochs] for report in (ours, theirs)]
-    assert timeless[0] == timeless[1]
-    assert ours.test_metric == theirs.test_metric
 
 
 def test_ranks_are_one_run(uninterrupted, config):

@@ -14,8 +14,8 @@ from torch_geometric.data import Batch
 
 import staticgraph as sg
 from staticgraph.training import train
+from staticgraph.training.checkpoint import Trained
 from staticgraph.training.config import TrainConfig
-from staticgraph.training.trained import Trained
 
 LOSSES = """\
 def absolute(out, batch):

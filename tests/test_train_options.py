@@ -23,10 +23,10 @@ from staticgraph.errors import CheckpointCorrupt
 from staticgraph.runner.auto import Auto
 from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.training import train
+from staticgraph.training.checkpoint import Trained
 from staticgraph.training.config import TrainConfig, factor
 from staticgraph.training.parts import mode_of
 from staticgraph.training.run import Training
-from staticgraph.training.trained import Trained
 
 OWN = """\
 from staticgraph import models

@@ -124,14 +124,15 @@ def test_the_fastest_is_called_so_alone(report, winner, ratio, head):
 
 
 def test_a_mode_that_cannot_be_is_named_and_the_others_run(few):
-    report = tried(Branches(), few, "eager", "fused")
-    plain, eager, fused = report.sides
+    report = tried(Branches(), few, "eager", "default")
+    plain, eager, compiled = report.sides
     assert plain.ran
     assert eager.ran
-    assert not fused.ran
-    assert "cannot be compiled in fixed shapes" in fused.refused
-    (branch,) = (o for o in report.obstacles if o["kind"] == "branch on data")
-    assert branch["line"] == "if h.sum() > 0:"
+    assert not compiled.ran
+    assert "cannot be compiled in fixed shapes" in compiled.refused
+    (branch,) = (o for o in report.obstacles if o.kind == "branch on data")
+    assert branch.line == "if h.sum() > 0:"
+    assert report.to_dict()["obstacles"][0]["where"] in str(report)
     assert "compute both and choose with torch.where" in str(report)
     assert report.ok
 
@@ -142,6 +143,14 @@ def test_a_model_that_does_not_run_anywhere(few):
     assert report.winner == ""
     assert not report.ok
     assert "no side ran" in str(report)
+
+
+def test_losses_are_not_compared_where_a_step_draws_random_numbers(few):
+    report = tried(Net(dropout=0.5), few, "eager")
+    assert report.random
+    assert [side.losses_apart for side in report.sides] == [None, None]
+    assert report.outputs_apart <= 1e-5
+    assert "so losses are not compared" in str(report)
 
 
 def test_where_plain_pyg_does_not_run_the_first_that_does_is_compared_with(few, monkeypatch):

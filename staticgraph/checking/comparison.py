@@ -327,12 +327,12 @@ class Comparer:
         difference = plain.clear_difference(
             padded, tolerance, lambda: attempt(lambda: self.plain(batch, data, nudged))
         )
-        worst = max((each.off for each in plain.differences(padded)), default=0.0)
+        worst = plain.largest_difference(padded)
         if difference is not None and not batch.layout.schema.hetero:
             plain = attempt(lambda: self.plain(batch, data, options._replace(jitter=Jitter(batch))))
             padded = attempt(lambda: self.padded(batch, options._replace(jitter=Jitter(batch))))
             if plain is not None and padded is not None and plain.finite:
-                off = max((each.off for each in plain.differences(padded)), default=0.0)
+                off = plain.largest_difference(padded)
                 if off <= tolerance:
                     self.ties = True
                     return Parity(off, None, note, options, difference)

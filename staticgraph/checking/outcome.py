@@ -119,7 +119,9 @@ class Outcome(NamedTuple):
     def _add(self, values: dict[str, Tensor | None], scale: float | None = None) -> None:
         """Adds values of one kind."""
         there = {name: value for name, value in values.items() if value is not None}
-        scale = largest_of(there.values()) if scale is None else scale
+        if scale is None:  # the largest absolute value
+            largest = [float(v.detach().abs().max()) for v in there.values() if v.numel()]
+            scale = max([*largest, 1e-6])
         self.values.update(there)
         self.scales.update(dict.fromkeys(there, scale))
 
@@ -142,6 +144,10 @@ class Outcome(NamedTuple):
             and name in other.values
             and other.values[name].shape == value.shape
         ]
+
+    def largest_difference(self, other: Outcome) -> float:
+        """Returns how far the value that differs most is from another outcome's."""
+        return max((each.off for each in self.differences(other)), default=0.0)
 
     def _off(self, other: Outcome, name: str) -> float:
         a, b = self.values[name], other.values[name]
@@ -172,9 +178,3 @@ class Outcome(NamedTuple):
         return next(
             (e for e in differences if not e.off <= CLEAR * rounding.get(e.name, 0.0)), None
         )
-
-
-def largest_of(values: Iterable[Tensor]) -> float:
-    """Returns the largest absolute value, as the scale that differences are measured by."""
-    largest = [float(v.detach().abs().max()) for v in values if v.numel()]
-    return max([*largest, 1e-6])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -64,6 +64,25 @@ def _first_sentence(form: type) -> str:
     sentence = re.split(r"\.(?: |$)", text)[0]
     sentence = sentence.split(": ", 1)[-1] if ": " in sentence else sentence.split("; ", 1)[-1]
     return sentence.removeprefix("Takes the place of ").removesuffix(", with the same state")
+
+
+def obstacle_lines(obstacles: Iterable[Obstacle]) -> list[str]:
+    """Returns the numbered obstacles as lines: what, where, why, and what to write instead."""
+    lines = []
+    for number, obstacle in enumerate(obstacles, 1):
+        lines += [
+            f"{number}. {obstacle.kind}: {obstacle.operation}",
+            f"   {obstacle.where}: {obstacle.line}",
+            f"   in {obstacle.module or 'the model'}; {obstacle.reason}",
+        ]
+        if obstacle.remedy:
+            lines.append(f"   instead: {obstacle.remedy}")
+    return lines
+
+
+def obstacle_values(obstacles: Iterable[Obstacle]) -> list[dict[str, Any]]:
+    """Returns the obstacles as plain values, for JSON."""
+    return [{**o._asdict(), "reason": o.reason, "remedy": o.remedy} for o in obstacles]
 
 
 DID_NOT_RUN = "the model does not run"
@@ -138,9 +157,7 @@ class CheckReport:
         values = asdict(self)
         if self.rewrites is None:
             del values["rewrites"]
-        values["obstacles"] = [
-            {**o._asdict(), "reason": o.reason, "remedy": o.remedy} for o in self.obstacles
-        ]
+        values["obstacles"] = obstacle_values(self.obstacles)
         return {"ok": self.ok, **values}
 
     def raise_for_obstacles(self) -> CheckReport:
@@ -167,14 +184,7 @@ class CheckReport:
         inert = {True: "yes", False: "NO", None: "-"}
         rows = [(row.path, row.layer, row.how, inert[row.inert]) for row in self.modules]
         lines = [f"{self.model} on {self.batch}", "", table(_HEADERS, rows), ""]
-        for number, obstacle in enumerate(self.obstacles, 1):
-            lines += [
-                f"{number}. {obstacle.kind}: {obstacle.operation}",
-                f"   {obstacle.where}: {obstacle.line}",
-                f"   in {obstacle.module or 'the model'}; {obstacle.reason}",
-            ]
-            if obstacle.remedy:
-                lines.append(f"   instead: {obstacle.remedy}")
+        lines += obstacle_lines(self.obstacles)
         if not self.ran:
             return "\n".join([*lines, "the model does not run, so nothing else was looked at"])
         lines += [str(row) for row in self.attention]

@@ -11,15 +11,11 @@ error is a bug and shows its traceback.
 
 from __future__ import annotations
 
-import errno
 import importlib
 import itertools
-import linecache
 import os
-import re
 import sys
 import tomllib
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,10 +29,11 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from staticgraph import __version__, errors
+from staticgraph import __version__
 from staticgraph.cli import failures
 from staticgraph.cli.help import help_of_command, help_of_commands
 from staticgraph.cli.loading import OPTIONS_SET, UsageError
+from staticgraph.errors import Diverged
 from staticgraph.text.how_many import how_many, or_nearest
 
 # In the order of docs/cli.md, most useful to a new user first.
@@ -63,10 +60,6 @@ FAILED = 2
 # closed, as in `staticgraph ... | head`, 128 + SIGPIPE.
 INTERRUPTED = 130
 PIPE_CLOSED = 141
-
-
-# Errors whose message is written for the user; those of the system name the file and the reason.
-KNOWN = (errors.StaticGraphError, OSError)
 
 
 def make_app(command: str) -> App:
@@ -168,16 +161,11 @@ def _run(words: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        # The message of torch's compiler is a page long; the user needs one line of it.
-        compiling = failures.is_compile_failure(error)
-        text = failures.message_of(error) if compiling else None
-        if text is None and compiling and os.environ.get(failures.TRACEBACK):
-            text = f"{error}\n{error.__context__}"
-        text = text or _for_the_user(error) or failures.message_of(error)
+        text = failures.message_of(error)
         if text is None:
             raise
         print(f"{program}: {text}", file=sys.stderr)
-        return DIVERGED if isinstance(error, errors.Diverged) else FAILED
+        return DIVERGED if isinstance(error, Diverged) else FAILED
 
 
 def _with_implied(command: str, words: list[str]) -> list[str]:
@@ -221,47 +209,6 @@ def _usage(error: CycloptsError, command: str) -> str:
         text = f"argument {name}: {error.msg}" if source in ("", "cli") else f"{name}: {error.msg}"
     text = text[:1].lower() + text[1:].rstrip(".")
     return text if source in ("", "cli") or source in text else f"{source}: {text}"
-
-
-def _for_the_user(error: Exception) -> str | None:
-    """The message of an error if it is meant for the user, else None.
-
-    A ValueError or TypeError is meant for the user if this library raised it; a TypeError that
-    Python raised in a line of this library is a bug."""
-    if full := _full(error):
-        place = f"{os.fsdecode(full.filename)}: " if full.filename else ""
-        return f"{place}No space left on device: make room, or write to another place"
-    if isinstance(error, OSError) and isinstance(error.filename, str | bytes) and error.strerror:
-        return f"{os.fsdecode(error.filename)}: {error.strerror[:1].lower()}{error.strerror[1:]}"
-    if isinstance(error, KNOWN):
-        return str(error)
-    if isinstance(error, MemoryError) or ("torch" in sys.modules and _is_out_of_memory(error)):
-        first = str(error).splitlines()[0] if str(error) else "none is left"
-        return f"out of memory ({first}): ask for smaller sizes or batches"
-    if not isinstance(error, ValueError | TypeError):
-        return None
-    *_, (frame, number) = traceback.walk_tb(error.__traceback__)
-    line = linecache.getline(frame.f_code.co_filename, number)
-    stated = isinstance(error, ValueError) or line.lstrip().startswith("raise ")
-    ours = frame.f_globals.get("__name__", "").partition(".")[0] == "staticgraph"
-    return str(error) if ours and stated else None
-
-
-def _full(error: BaseException | None) -> OSError | None:
-    """Returns the error of a full disk, if that is the cause: by the system's error number, by
-    NumPy's message without one, or in the context of torch's error for an unfinished file."""
-    while error is not None:
-        if isinstance(error, OSError) and (
-            error.errno in (errno.ENOSPC, errno.EDQUOT)
-            or re.fullmatch(r"\d+ requested and \d+ written", str(error))
-        ):
-            return error
-        error = error.__context__
-    return None
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return importlib.import_module("staticgraph.probing.out_of_memory").is_out_of_memory(error)
 
 
 def _abandon_output() -> None:

@@ -6,7 +6,7 @@ import datetime
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-from staticgraph.cli.loading import check_sizes, open_data, require_names
+from staticgraph.cli.loading import check_sizes, require_names
 from staticgraph.files.document import to_json
 from staticgraph.text.progress import waiting
 from staticgraph.training.options import LAYERS, MODELS, WIDTH, BatchSize, DataOptions, Gpu, choice
@@ -58,7 +58,7 @@ def run(
     from staticgraph.errors import DryRunUnavailable
     from staticgraph.plans.choose import plan_buckets
 
-    store = open_data(data)
+    store = data.open()
     plan = plan_buckets(store, batch_size=min(batch_size, len(store)))
     dtype = None if autocast is None else getattr(torch, autocast)
 

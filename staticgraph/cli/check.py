@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import open_data, require_names
+from staticgraph.cli.loading import require_names
 from staticgraph.files.document import to_json
 from staticgraph.text.progress import waiting
 from staticgraph.training.options import (
@@ -21,19 +21,13 @@ from staticgraph.training.options import (
     BatchSize,
     DataOptions,
     choice,
-    one_of,
     read_model,
     several,
     value,
 )
 
 if TYPE_CHECKING:
-    from torch.nn import Module
-
     from staticgraph.checking.report import CheckReport
-    from staticgraph.plans.plan import BucketPlan
-    from staticgraph.rewrites.explain import Explanation
-    from staticgraph.store.graph_store import GraphStore
 
 NOT_STATIC = NOT_WHOLE = 1
 UNAVAILABLE = 3
@@ -69,7 +63,7 @@ class DryRunOptions:
     gpu: Annotated[str | None, choice(*GPUS), DRY_RUN, Parameter(name="--for")] = None
     mode: Annotated[
         tuple[str, ...],
-        several(one_of(*MODES)),
+        several(str),
         DRY_RUN,
         Parameter(choices=MODES, metavar="CHOICE..."),
     ] = ()
@@ -122,19 +116,20 @@ def run(
     from staticgraph.training.tasks import named_loss
 
     early = built_without_data(model)
-    store = open_data(data)
+    store = data.open()
     plan = plan_buckets(store, batch_size=min(batch_size, len(store)))
     module = made(model, store) if early is None else early
     loss = named_loss(dry.loss) if dry.loss else None
     subject = Subject.of(module, loss=loss, differentiable=dry.differentiable)
     with waiting("running the model on one batch, with and without padding, and capturing it"):
-        report = check(subject, plan, store)
+        report = check(subject, plan, store, rewrites=not dry.gpu)
     if dry.gpu:
         return _dry_run(data, dry, model, batch_size, json, report)
-    rewrites, note = Explanation((), ()), f"not looked for, since {report.parity_note}"
-    if report.ran:
-        with waiting("looking for what is rewritten"):
-            rewrites, note = rewrites_of(module, plan, store)
+    rewrites, report = report.rewrites, replace(report, rewrites=None)
+    note = ""
+    if rewrites is None:
+        reason = "the model does not compile" if report.ran else report.parity_note
+        rewrites, note = Explanation((), ()), f"not looked for, since {reason}"
     if json:
         missed = [place._asdict() for place in rewrites.missed]
         done = [{k: v for k, v in p._asdict().items() if k != "reason"} for p in rewrites.done]
@@ -203,16 +198,3 @@ def _dry_run(
 
         save_launches_picture(dry.picture, report)
     return 0 if ok else NOT_WHOLE
-
-
-def rewrites_of(model: Module, plan: BucketPlan, store: GraphStore) -> tuple[Explanation, str]:
-    """Captures the model and finds its rewrites; an error of the model becomes a note."""
-    from staticgraph.checking.explain import explain
-    from staticgraph.rewrites.explain import Explanation
-
-    try:
-        return explain(model, plan, store), ""
-    except Exception as error:  # the check has reported the obstacles
-        first = str(error).strip().splitlines() or [""]
-        note = f"the model cannot be captured ({type(error).__name__}: {first[0]})"
-        return Explanation((), ()), note

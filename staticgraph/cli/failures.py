@@ -1,4 +1,4 @@
-"""A one-line message for an error in a user's model or loss: where in their code, and why.
+"""A one-line message for an error that the user can mend: what is wrong, where, and what to do.
 
 A traceback through a command, a runner, torch and PyG hides the one line that the user can fix, and
 torch's own message about a step that it cannot compile is a page of hints, frames and links. An
@@ -8,15 +8,17 @@ error within this library remains a bug with its traceback, unless it was raised
 from __future__ import annotations
 
 import ast
+import errno
 import linecache
 import os
 import re
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
 
 import staticgraph
-from staticgraph.errors import NotStatic
+from staticgraph.errors import NotStatic, StaticGraphError
 
 # The environment variable that enables the traceback.
 TRACEBACK = "STATICGRAPH_TRACEBACK"
@@ -47,40 +49,86 @@ def note_user_code(model: str | None, loss: str | None = None) -> None:
 
 
 def message_of(error: Exception) -> str | None:
-    """The message for an error in code that ``--model`` or ``--loss`` names.
+    """The message for the user, with what to do; None for a bug of this library."""
+    if isinstance(error, NotStatic) and type(error.__context__).__module__.startswith(TRACERS):
+        return _compile_message(error)
+    return _stated(error) or _in_user_code(error)
 
-    Args:
-        error: the error, with its traceback.
 
-    Returns:
-        One line; None if no such code was named, the error comes from elsewhere, or
-        :data:`TRACEBACK` is set.
-    """
+def _stated(error: Exception) -> str | None:
+    """The message of an error that is meant for the user: of this library, the system or memory.
+
+    A ValueError or TypeError is, if this library raised it; a TypeError that Python raised in a
+    line of this library is a bug."""
+    if full := _full_disk(error):
+        place = f"{os.fsdecode(full.filename)}: " if full.filename else ""
+        return f"{place}No space left on device: make room, or write to another place"
+    if isinstance(error, OSError) and isinstance(error.filename, str | bytes) and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror[:1].lower()}{error.strerror[1:]}"
+    if isinstance(error, StaticGraphError | OSError):
+        return str(error)
+    if isinstance(error, MemoryError) or ("torch" in sys.modules and _is_out_of_memory(error)):
+        first = str(error).splitlines()[0] if str(error) else "none is left"
+        return f"out of memory ({first}): ask for smaller sizes or batches"
+    filename, line, _ = _frames(error)[-1]
+    stated = isinstance(error, ValueError) or (
+        isinstance(error, TypeError) and _raises(filename, line)
+    )
+    return str(error) if stated and filename.startswith(HOME) else None
+
+
+def _full_disk(error: BaseException | None) -> OSError | None:
+    """Returns the error of a full disk, if that is the cause: by the system's error number, by
+    NumPy's message without one, or in the context of torch's error for an unfinished file."""
+    while error is not None:
+        if isinstance(error, OSError) and (
+            error.errno in (errno.ENOSPC, errno.EDQUOT)
+            or re.fullmatch(r"\d+ requested and \d+ written", str(error))
+        ):
+            return error
+        error = error.__context__
+    return None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    from staticgraph.probing.out_of_memory import is_out_of_memory
+
+    return is_out_of_memory(error)
+
+
+def _in_user_code(error: Exception) -> str | None:
+    """The message for an error in code that ``--model`` or ``--loss`` names; None if no such code
+    was named, the error comes from elsewhere, or :data:`TRACEBACK` is set."""
     if not USER_CODE or os.environ.get(TRACEBACK):
         return None
-    options = " ".join(f"{name} {spec}" for name, spec in USER_CODE.items())
-    if is_compile_failure(error):
-        frame, words = _compile_failure(error)
-        where = "" if frame is None else f"{_shown(*frame)}: "
-        return f"{options}: {where}{words} ({TRACEBACK}=1 shows every call)"
     text = (error.msg if isinstance(error, SyntaxError) else str(error)).strip()
     words = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
     if NO_GRADIENT in words:
         return (
-            f"{options}: the loss depends on nothing that is trained: look for detach(), no_grad() "
-            "and item() on its way, and for parameters with requires_grad=False"
+            f"{_options()}: the loss depends on nothing that is trained: look for detach(), "
+            "no_grad() and item() on its way, and for parameters with requires_grad=False"
         )
     place = _place(error)
     if place is None:
         return None
     if type(error).__name__ == READS_A_NUMBER:
         words = "it reads a number off a tensor, which has none here: staticgraph check says more"
-    return f"{options}: {place}: {words} ({TRACEBACK}=1 shows every call)"
+    return f"{_options()}: {place}: {words} ({TRACEBACK}=1 shows every call)"
 
 
-def is_compile_failure(error: Exception) -> bool:
-    """Whether an error means that torch could not compile a step."""
-    return isinstance(error, NotStatic) and type(error.__context__).__module__.startswith(TRACERS)
+def _options() -> str:
+    return " ".join(f"{name} {spec}" for name, spec in USER_CODE.items())
+
+
+def _compile_message(error: Exception) -> str:
+    """One line about a step that torch could not compile, instead of the page that torch writes."""
+    if os.environ.get(TRACEBACK):
+        return f"{error}\n{error.__context__}"
+    if not USER_CODE:
+        return str(error)
+    frame, words = _compile_failure(error)
+    where = "" if frame is None else f"{_shown(*frame)}: "
+    return f"{_options()}: {where}{words} ({TRACEBACK}=1 shows every call)"
 
 
 def _compile_failure(error: Exception) -> tuple[Frame | None, str]:
@@ -98,8 +146,7 @@ def _compile_failure(error: Exception) -> tuple[Frame | None, str]:
     place = next((frame for frame in reversed(frames) if _is_users(frame[0])), None)
     if raised := observed(error.__context__):
         file, line, _ = frames[-1] if frames else ("", 0, "")
-        stated = linecache.getline(file, line).lstrip().startswith("raise ")
-        if stated and not _is_users(file):  # raised by this library about its input
+        if _raises(file, line) and not _is_users(file):  # raised by this library about its input
             return None, _words(raised, plain=True)
         # Torch loses the line of an exception that leaves a with block.
         return place, _words(raised) + ("" if place else "; --compile-mode eager says where")
@@ -129,15 +176,23 @@ def _place(error: Exception) -> str | None:
     """The innermost line of the user's code; None if the error is a bug of this library."""
     if isinstance(error, SyntaxError) and _is_users(error.filename or ""):
         return f"{_short(error.filename or '')}, line {error.lineno}"
-    frames = [
+    frames = _frames(error)
+    filename, line, _ = frames[-1]
+    if filename.startswith(HOME) and not _raises(filename, line):
+        return None
+    return next((_shown(*frame) for frame in reversed(frames) if _is_users(frame[0])), None)
+
+
+def _frames(error: Exception) -> list[Frame]:
+    """File, line and function of each call of the traceback, the innermost last."""
+    return [
         (frame.f_code.co_filename, line, frame.f_code.co_name)
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
-    filename, line, _ = frames[-1]
-    ours = filename.startswith(HOME)
-    if ours and not linecache.getline(filename, line).lstrip().startswith("raise "):
-        return None
-    return next((_shown(*frame) for frame in reversed(frames) if _is_users(frame[0])), None)
+
+
+def _raises(filename: str, line: int) -> bool:
+    return linecache.getline(filename, line).lstrip().startswith("raise ")
 
 
 def _shown(filename: str, line: int, name: str) -> str:

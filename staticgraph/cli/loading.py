@@ -11,7 +11,6 @@ import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from staticgraph.cli.failures import note_user_code
 from staticgraph.files.named_module import require_module
@@ -20,9 +19,6 @@ from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import waiting
 from staticgraph.training.config import SIZES
 from staticgraph.training.options import HEADS, MODELS, WITH_HEADS, DataOptions
-
-if TYPE_CHECKING:
-    from staticgraph.store.graph_store import GraphStore
 
 # The names of the options that were given, on the command line or in a settings file.
 OPTIONS_SET: set[str] = set()
@@ -37,7 +33,7 @@ def load() -> None:
     if "torch_geometric" in sys.modules:
         return
     collects = gc.isenabled()
-    gc.disable()  # garbage collection took a tenth of the import time
+    gc.disable()  # collections took a fifth of the import time
     try:
         first = os.environ.get("RANK", "0") == "0"
         with waiting("loading torch and PyG") if first else nullcontext():
@@ -146,12 +142,3 @@ def check_mode(mode: str, device: str, allow_cpu: bool | None = None) -> None:
         f"argument --compile-mode: {mode} records CUDA graphs, and this runs on a CPU: give "
         f"{others}{anyhow}"
     )
-
-
-def open_data(options: DataOptions, seed: int = 0) -> GraphStore:
-    """Opens the data that the options name, as :func:`staticgraph.datasets.open` does; the seed is
-    that of a random split."""
-    from staticgraph import datasets
-
-    with waiting(f"opening {options.data}"):
-        return datasets.open(options.data, target=options.target, task=options.task, seed=seed)

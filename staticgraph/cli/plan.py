@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import UsageError, check_sizes, open_data, require_names
+from staticgraph.cli.loading import UsageError, check_sizes, require_names
 from staticgraph.cli.probe import MeasuredStep, ProbeOptions, make_probe
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
@@ -179,7 +179,7 @@ def _sizes(options: PlanOptions) -> tuple[SizeHistogram, Any, Any]:
         return histogram, histogram, None
     if not options.max_memory or options.memory:  # nothing is probed
         require_names(options)
-        store = open_data(options)
+        store = options.open()
         return store.histogram, store, None
     require_names(options, model=options.model, loss=options.loss)
     from staticgraph.training.parts import open_step
@@ -303,8 +303,8 @@ def _draw_knee(
     options: PlanOptions, picture: Path, histogram: SizeHistogram, price: StepCost
 ) -> list[float]:
     """Draws the cost of an epoch against the number of buckets, and returns the costs."""
+    from staticgraph.cli.plan_report import save_cost_picture
     from staticgraph.plans.several import choose_buckets
-    from staticgraph.training.plan_pictures import save_cost_picture
 
     graphs = options.graphs or GRAPHS
     with waiting("choosing one to six buckets"):
@@ -338,11 +338,11 @@ def _draw(
     """Writes the files of --plot and --map."""
     if not options.plot and not options.map:
         return
-    from staticgraph.training import plan_pictures
+    from staticgraph.cli import plan_report
 
     with waiting("drawing"):
-        limits = plan_pictures.map_around(histogram, options.max_graphs)
+        limits = plan_report.map_around(histogram, options.max_graphs)
         if options.map:
-            plan_pictures.save_map(options.map, limits)
+            plan_report.save_map(options.map, limits)
         if options.plot:
-            plan_pictures.save_plan_picture(options.plot, histogram, limits, packings, plan)
+            plan_report.save_plan_picture(options.plot, histogram, limits, packings, plan)

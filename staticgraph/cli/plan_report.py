@@ -1,25 +1,61 @@
-"""The report of a plan over one shuffled epoch: plain values for programs, a table for people."""
+"""The report of a plan: plain values for programs, a table and pictures for people.
+
+Values are those of one shuffled epoch. The pictures show sizes and buckets, efficiency over limits,
+the filling of batches, and the cost of an epoch by the number of buckets.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from staticgraph.epochs.batcher import Batcher
-from staticgraph.packing.pack import harmonic_mean
+from staticgraph.epochs.epoch import EpochStats
+from staticgraph.files import atomic
+from staticgraph.packing.pack import Packing, harmonic_mean
 from staticgraph.plans.cost import StepCost
+from staticgraph.plans.limits import EfficiencyMap, efficiency_map
 from staticgraph.plans.plan import BucketPlan, sizes_of
+from staticgraph.plans.several import SeveralChoice, knee
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
+from staticgraph.training.plots import COLORS, RED, Draw, save_mosaic
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# The map's limits go up to this multiple of the largest graph, with this many steps per axis.
+MAP_REACH, MAP_STEPS = 3.0, 36
+ROWS = ("nodes", "edges", "graphs")
+
+
+def epoch_rows(
+    plan: BucketPlan, histogram: SizeHistogram
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, EpochStats]:
+    """The batches of one shuffled epoch of a plan.
+
+    Returns:
+        The bucket of each batch ``[batches]``; its real nodes, edges and graphs, and those that
+        there is room for, ``[batches, 3]``; and what the batcher counted.
+    """
+    sizes = sizes_of(histogram)
+    batcher = Batcher(sizes, plan, exact=plan.batch_size is not None, shuffle=True)
+    batches = batcher.epoch(0)
+    buckets = np.array([batch.bucket for batch in batches])
+    real = np.array([[*sizes[batch.ids, :2].sum(axis=0), len(batch.ids)] for batch in batches])
+    room = np.array([[getattr(capacity, name) for name in ROWS] for capacity in plan.capacities])
+    return buckets, real, np.maximum(1, room)[buckets], batcher.stats
 
 
 def plan_values(
     plan: BucketPlan, histogram: SizeHistogram, price: StepCost, seconds: float
 ) -> dict[str, Any]:
-    """Runs the batcher for one epoch, and counts its batches.
+    """Counts the batches of one epoch.
 
     Args:
         plan: the plan of the histogram.
@@ -31,35 +67,28 @@ def plan_values(
         Plain values, for JSON: ``packs`` is the number of batches, ``volume_bound`` the fewest
         that the volume of the last bucket allows, and efficiencies are real over physical rows.
     """
-    sizes = sizes_of(histogram)
-    batcher = Batcher(sizes, plan, exact=plan.batch_size is not None, shuffle=True)
-    batches = batcher.epoch(0)
-    buckets, real, room = [], np.zeros(2), np.zeros(2)
+    numbers, real, room, stats = epoch_rows(plan, histogram)
+    buckets = []
     for number, capacity in enumerate(plan.capacities):
-        packed = [batch.ids for batch in batches if batch.bucket == number]
-        ids = np.concatenate([*packed, np.empty(0, dtype=np.int64)])
-        rows, count = sizes[ids, :2].sum(axis=0), max(1, len(packed))
-        filled = (rows / (count * np.maximum(1, [capacity.nodes, capacity.edges]))).tolist()
-        real += rows
-        room += len(packed) * np.array([capacity.nodes, capacity.edges])
+        of_bucket = numbers == number
+        batches = int(of_bucket.sum())
+        filled = (real[of_bucket].sum(0) / np.maximum(1, room[of_bucket].sum(0))).tolist()
         buckets.append(
             {
-                "nodes": capacity.nodes,
-                "edges": capacity.edges,
-                "graphs": capacity.graphs,
-                "max_graph_nodes": capacity.max_graph_nodes,
-                "batches": len(packed),
-                "node_efficiency": filled[0],
-                "edge_efficiency": filled[1],
-                "graph_efficiency": len(ids) / (count * capacity.graphs),
-                "cost": price.of(capacity) * len(packed),
+                **{name: getattr(capacity, name) for name in (*ROWS, "max_graph_nodes")},
+                "batches": batches,
+                **{
+                    f"{name[:-1]}_efficiency": float(f)
+                    for name, f in zip(ROWS, filled, strict=True)
+                },
+                "cost": price.of(capacity) * batches,
             }
         )
-    nodes, edges = (real / np.maximum(1, room)).tolist()
+    nodes, edges, _ = (real.sum(0) / room.sum(0)).tolist()
     last = plan.capacities[-1]
     limits = np.maximum(1, [last.node_limit, last.edge_limit])
     return {
-        "packs": batcher.stats.batches,
+        "packs": stats.batches,
         "node_efficiency": nodes,
         "edge_efficiency": edges,
         "harmonic_mean": harmonic_mean([nodes, edges]),
@@ -67,7 +96,7 @@ def plan_values(
         "cost": sum(bucket["cost"] for bucket in buckets),
         "seconds": seconds,
         "buckets": buckets,
-        "stats": asdict(batcher.stats),
+        "stats": asdict(stats),
         "plan": plan.to_dict(),
     }
 
@@ -107,3 +136,105 @@ def plan_text(plan: BucketPlan, values: dict[str, Any]) -> str:
         "an epoch, in units of what a step spends on a node",
     ]
     return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------- pictures
+
+
+def map_around(histogram: SizeHistogram, max_graphs: int | None = None) -> EfficiencyMap:
+    """Efficiencies over limits from the largest graph upwards (paper, figure 5)."""
+    nodes, edges = histogram.maxima[:2].tolist()
+    grain = max(1, int(np.gcd.reduce(histogram.sizes[:, 1])))
+    steps = np.linspace(1.0, MAP_REACH, MAP_STEPS)
+    return efficiency_map(
+        histogram,
+        np.unique(np.ceil(max(1, nodes) * steps).astype(np.int64)),
+        np.unique(np.ceil(max(1, edges) * steps / grain).astype(np.int64) * grain),
+        max_graphs=max_graphs,
+    )
+
+
+def save_map(path: Path, limits: EfficiencyMap) -> None:
+    """Writes the map as ``max_nodes,max_edges,harmonic_mean``."""
+    lines = ["max_nodes,max_edges,harmonic_mean"]
+    for (a, b), share in np.ndenumerate(limits.harmonic):
+        lines.append(f"{limits.nodes[a]},{limits.edges[b]},{share:.6f}")
+    atomic.write_text(path, "\n".join(lines) + "\n")
+
+
+def save_plan_picture(
+    path: Path,
+    histogram: SizeHistogram,
+    limits: EfficiencyMap,
+    packings: Sequence[Packing],
+    plan: BucketPlan | None = None,
+) -> bool:
+    """Draws sizes and buckets, efficiency over limits, and the filling of packs."""
+    if plan is None:
+        share = [p.loads[:, :2] / np.maximum(1, p.limits[:2]) for p in packings]
+        filling = np.repeat(np.concatenate(share), np.concatenate([p.counts for p in packings]), 0)
+    else:
+        _, real, room, _ = epoch_rows(plan, histogram)
+        filling = real[:, :2] / room[:, :2]
+    panels: dict[str, Draw] = {
+        "S": lambda axes: _draw_sizes(axes, histogram, plan),
+        "M": lambda axes: _draw_map(axes, limits, packings),
+        "F": lambda axes: _draw_pack_filling(axes, filling),
+    }
+    return save_mosaic(path, (16, 4.8), "", panels)
+
+
+def save_cost_picture(path: Path, name: str, choices: list[SeveralChoice]) -> bool:
+    """Draws the cost of an epoch against the number of buckets."""
+
+    def draw(axes: Axes) -> None:
+        """Draws the curve, and a square at its knee."""
+        last, costs = knee(choices), [100 * each.cost / choices[0].cost for each in choices]
+        axes.plot(range(1, len(costs) + 1), costs, "o-", label=name)
+        axes.plot(last + 1, costs[last], "s", color=RED, markersize=11, fillstyle="none")
+        axes.set(xlabel="buckets", ylabel="cost of an epoch, % of that of one bucket")
+        axes.set_ylim(0, None)
+        axes.set_title("What several buckets save (square: the last that saves 5%)")
+        axes.locator_params(axis="x", integer=True)
+        axes.legend()
+
+    return save_mosaic(path, (7, 4.5), "", {"C": draw})
+
+
+def _draw_sizes(axes: Axes, histogram: SizeHistogram, plan: BucketPlan | None) -> None:
+    """Draws one dot per size, with a line at the largest graph of each bucket."""
+    order = np.argsort(histogram.counts)  # the frequent sizes on top
+    nodes, edges = histogram.sizes[order, 0], histogram.sizes[order, 1]
+    dots = axes.scatter(nodes, edges, s=9, c=histogram.counts[order], norm="log")
+    axes.figure.colorbar(dots, ax=axes, label="graphs of this size")
+    axes.set(xlabel="nodes of a graph", ylabel="edges of a graph")
+    axes.set_title(f"{how_many(histogram.num_graphs, 'graph')} of {how_many(len(nodes), 'size')}")
+    for number, capacity in enumerate(() if plan is None else plan.capacities):
+        label = f"bucket {number}: {capacity.nodes:,} nodes, {capacity.edges:,} edges, "
+        label += how_many(capacity.graphs, "graph")
+        axes.axvline(capacity.max_graph_nodes, color=f"C{number + 1}", label=label)
+        axes.legend()
+
+
+def _draw_map(axes: Axes, limits: EfficiencyMap, packings: Sequence[Packing]) -> None:
+    """Draws the harmonic mean of the efficiencies over limits, with the best one marked."""
+    mesh = axes.pcolormesh(limits.edges, limits.nodes, 100 * limits.harmonic, shading="nearest")
+    axes.figure.colorbar(mesh, ax=axes, label="harmonic mean of the efficiencies, %")
+    nodes, edges, value = limits.best
+    axes.plot(edges, nodes, "o", color=RED, fillstyle="none", markersize=12)
+    for packing in packings:
+        if packing.limits[0] <= limits.nodes[-1] and packing.limits[1] <= limits.edges[-1]:
+            axes.plot(packing.limits[1], packing.limits[0], "P", color="white", markersize=9)
+    axes.set(xlabel="limit on edges", ylabel="limit on nodes")
+    axes.set_title(f"limits of a pack: best ({nodes}, {edges}) with {value:.2%}")
+
+
+def _draw_pack_filling(axes: Axes, fills: np.ndarray) -> None:
+    """Draws how full the packs are, ``[packs, 2]``, the fullest first."""
+    share = 100 * np.arange(1, len(fills) + 1) / len(fills)
+    for values, name in zip(fills.T, ("nodes", "edges"), strict=True):
+        label = f"{name}: {values.mean():.2%} on average"
+        axes.plot(share, 100 * np.sort(values)[::-1], color=COLORS[name], label=label)
+    axes.set(xlabel="packs, the fullest first, %", ylabel="real over physical rows, %")
+    axes.set_title(f"filling of {how_many(len(fills), 'pack')}")
+    axes.legend(loc="lower left")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from staticgraph.cli.loading import check_mode, open_data, require_code
+from staticgraph.cli.loading import check_mode, require_code
 from staticgraph.errors import BadGraph
 from staticgraph.files import atomic
 from staticgraph.files.document import to_json
@@ -23,7 +23,7 @@ from staticgraph.training.options import FOLDER, OUTPUT_FILE, DataOptions, Devic
 
 if TYPE_CHECKING:
     from staticgraph.store.graph_store import GraphStore
-    from staticgraph.training.trained import Trained
+    from staticgraph.training.checkpoint import Trained
 
 SPLITS = ("all", "train", "val", "test")
 
@@ -65,12 +65,12 @@ def run(
     require_run(folder, trained=True)
     require_code(named_in(folder))
     check_mode(compile_mode, device)
+    from staticgraph.training.checkpoint import Trained
     from staticgraph.training.job import device_of
-    from staticgraph.training.trained import Trained
 
     place = device_of(device)
     trained = Trained.load(folder, place)
-    store = open_data(data, trained.config.seed)
+    store = data.open(trained.config.seed)
     ids = range(len(store)) if split == "all" else store.splits.get(split, ())
     if not len(ids):
         raise BadGraph(f"{store.name} has no graphs to predict in --split {split}")
@@ -120,14 +120,11 @@ def _predict(trained: Trained, store: GraphStore, ids: Any, mode: str) -> dict[s
     """
     import torch
 
-    from staticgraph.batches.loading.loader import StaticLoader
     from staticgraph.runner.runner import StaticGraphRunner
 
-    runner = StaticGraphRunner(trained.model, trained.plan, mode)
-    loader = StaticLoader(
-        store, replace(trained.plan, digest=None, schema=None), indices=ids, exact=False,
-        device=runner.device, pointers=runner.pointers,
-    )  # fmt: skip
+    any_data = replace(trained.plan, digest=None, schema=None)
+    runner = StaticGraphRunner(trained.model, any_data, mode)
+    loader = runner.loader(store, indices=ids, exact=False)
     outputs, numbers = [], []
     for batch in bar(loader, desc="predicting", unit=" batches"):
         out = runner.predict_batch(batch)

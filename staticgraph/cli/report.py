@@ -1,17 +1,49 @@
-"""``staticgraph report``: the report of a finished run."""
+"""``staticgraph report``: the report of a finished run, also as one self-contained HTML page.
+
+The plots of the page are those of the run's picture, as SVG within it, so that it can be sent,
+archived and opened anywhere, and its text can be searched; no script, font or style is loaded.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from staticgraph.files import atomic
 from staticgraph.files.document import to_json
-from staticgraph.training.config import PAGE
+from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.table import as_preformatted, table
+from staticgraph.training.config import PAGE, STEPS
 from staticgraph.training.options import FOLDER, OUTPUT_FILE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from staticgraph.training.report import TrainReport
+
+STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto;
+       max-width: 68rem; padding: 1.5rem; }
+h1 { font-size: 1.5rem; margin: 0 0 .2rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+p.sub { color: #555; margin: 0; } pre { overflow-x: auto; font-size: .85rem; }
+svg { max-width: 100%; height: auto; } .warn { color: #a40000; font-weight: 600; }
+"""
+# In characters; a table is scrolled, not wrapped.
+WIDTH = 10_000
+MEMORY = {
+    "parameters_bytes": "parameters",
+    "optimizer_bytes": "optimizer state",
+    "graphs_bytes": "graphs",
+    "host_peak_bytes": "host memory at its peak, whole process",
+    "device_peak_bytes": "device memory at its peak, whole process",
+}
 
 
 def run(
@@ -39,9 +71,77 @@ def run(
     report = TrainReport.load(folder)
     print(to_json(report.to_dict()) if json else report)
     if html is not None:
-        from staticgraph.cli.page import page_of
-
         path = folder / PAGE if html == Path(PAGE) else html
         atomic.write_text(path, page_of(report, folder))
         print(f"page: {path}", file=sys.stderr)
     return 0
+
+
+def page_of(report: TrainReport, folder: Path) -> str:
+    """The page of a run as HTML, from its report and its folder.
+
+    Raises:
+        ValueError: the file of steps has none, or cannot be read.
+    """
+    from staticgraph.plans.plan import BucketPlan
+    from staticgraph.training import plots
+    from staticgraph.training.report import number_text, read_steps
+
+    try:
+        steps = read_steps(folder / STEPS)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{folder / STEPS} is not a list of steps that this version reads ({error}); "
+            f"staticgraph train --resume --out {folder} writes it again from the checkpoint"
+        ) from error
+    if not steps:
+        raise ValueError(f"{folder / STEPS} has no steps: there is nothing to draw")
+    capacities = BucketPlan.load(folder / "plan.json").capacities
+    title = escape(f"{report.config['model']} on {report.data['name']}")
+    loss = _drawn(lambda axes: plots.draw_loss(axes, report, steps), (10.5, 4.2))
+    filling = _drawn(lambda axes: plots.draw_filling(axes, steps, capacities), (10.5, 3.2))
+    memory = [
+        (what, human_bytes(count))
+        for name, what in MEMORY.items()
+        if (count := report.memory.get(name)) is not None
+    ]
+    warnings = "".join(f'<p class="warn">{escape(line)}</p>' for line in report.warnings)
+    tested = f"test {report.metric} of the final model: {number_text(report.test_metric)}"
+    sections = {
+        "Learning": (loss, _table(*report.epoch_table()), f"<p>{escape(tested)}</p>"),
+        "Filling of the fixed shapes": (filling,),
+        "Memory": (_table(("what", "bytes"), memory),),
+        "Choices": (
+            f"<p>graphs: {escape(report.data.get('place', '-'))}</p>",
+            as_preformatted(report.runner),
+        ),
+        "Settings": (_table(("setting", "value"), report.config.items()),),
+        "Versions": (_table(("package", "version"), sorted(report.runner.versions.items())),),
+    }
+    body = "\n".join(
+        "\n".join((f"<h2>{heading}</h2>", *parts)) for heading, parts in sections.items()
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>{STYLE}</style></head>
+<body>
+<h1>{title}</h1>
+<p class="sub">{escape(report.data_text)}</p>
+{warnings}
+{body}
+</body></html>
+"""
+
+
+def _table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    cells = [["-" if cell is None else cell for cell in row] for row in rows]
+    return as_preformatted(table(headers, cells, width=WIDTH))
+
+
+def _drawn(draw: Callable[[Axes], None], size: tuple[float, float]) -> str:
+    if importlib.util.find_spec("matplotlib") is None:
+        return "<p>A plot was left out: matplotlib is not installed.</p>"
+    from staticgraph.training import plots
+
+    return f"<div>{plots.svg_of(draw, size)}</div>"

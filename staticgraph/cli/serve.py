@@ -15,7 +15,7 @@ from cyclopts import Group, Parameter
 
 from staticgraph.cli import FAILED
 from staticgraph.cli.failures import note_user_code
-from staticgraph.cli.loading import UsageError, check_mode
+from staticgraph.cli.loading import OPTIONS_SET, UsageError, check_mode
 from staticgraph.errors import MissingPackage
 from staticgraph.training.config import named_in, require_run
 from staticgraph.training.options import (
@@ -133,16 +133,12 @@ def _check_fitting(args: ServeOptions) -> None:
     Raises:
         ValueError: there is such an option.
     """
+    why, names = "a run says this of itself", ("digest", "smiles", "task")
     if args.exported is not None:
         why = "an export was compiled for its device already, in its own way"
-        names, default = ("device", "compile_mode"), "auto"
-    else:
-        why = "a run says this of itself"
-        names, default = ("digest", "smiles", "task"), None
-    misplaced = [name for name in names if (getattr(args, name) or None) != default]
-    if misplaced:
-        options = " and ".join(f"--{name.replace('_', '-')}" for name in misplaced)
-        raise ValueError(f"leave {options} out: {why}")
+        names = ("device", "compile_mode")
+    if misplaced := [f"--{n.replace('_', '-')}" for n in names if n in OPTIONS_SET]:
+        raise ValueError(f"leave {' and '.join(misplaced)} out: {why}")
 
 
 def _service(args: ServeOptions) -> Service:

@@ -139,60 +139,87 @@ def run(*, options: LargeOptions, json: bool = False) -> int:
         from staticgraph.outofcore.disk import data
 
         task = "node" if data.has_labels(options.data) else "link"
-    policy = options.policy or POLICIES[task][0]
-    if policy not in POLICIES[task]:
+    name = options.policy or POLICIES[task][0]
+    if name not in POLICIES[task]:
         raise UsageError(f"--task {task} takes --policy {', '.join(POLICIES[task])}")
-    if options.memory is not None and (task, policy) != ("link", "comet"):
+    if options.memory is not None and (task, name) != ("link", "comet"):
         raise UsageError("--memory chooses for --policy comet")
     require_graph(options.data)
     from staticgraph.files.folder_lock import folder_lock
     from staticgraph.outofcore.disk import data
     from staticgraph.text.table import table
+    from staticgraph.training.plots import save_schedule_picture
 
-    read, train = data.open_nodes, _train_nodes
-    if task == "link":
-        read, train = data.open_links, _train_links
+    links = task == "link"
     with folder_lock(options.out):
         if options.overwrite:
             _remove_run(options.out)
         with waiting(f"opening {options.data}"):
-            opened = read(options.data)
-        report, headers, rows, diverged = train(options, policy, opened)
+            opened = (data.open_links if links else data.open_nodes)(options.data)
+        policy, partitions = _policy(options, name, opened)
+        train = _train_links if links else _train_nodes
+        results, rows, times, diverged = train(options, policy, partitions, opened)
+        if times:
+            save_schedule_picture(options.out / PICTURE, times, partitions)
+        report = {
+            "task": task,
+            "data": opened.name,
+            "policy": str(policy),
+            "partitions": partitions,
+            **results,
+            "diverged": diverged.epoch if diverged else None,
+        }
         save_json(options.out / REPORT, report)
+    layers = f"{options.encoder}, {options.decoder}" if options.encoder else options.decoder
+    resident = f"{how_many(policy.slots(partitions), 'partition')} of {partitions} in memory"
+    title = f"{opened.name}, {name}, {resident}, {layers if links else options.model}"
     if diverged is not None:
         rows.insert(0, ("diverged", f"in epoch {diverged.epoch}"))
-    print(to_json(report) if json else table(headers, rows))
+    print(to_json(report) if json else table((title, "filtered test" if links else ""), rows))
     if diverged is not None:
         raise diverged
     return 0
 
 
-# The report of a run, the headers and rows of its table, and its divergence if there was one.
-Result = tuple[dict[str, Any], tuple[str, str], list[tuple[str, str]], Diverged | None]
+# What only runs of a task report, the rows of their table, the times of the buffer's states, and
+# the divergence if there was one.
+Result = tuple[dict[str, Any], list[tuple[str, str]], Any, Diverged | None]
 
 
-def _train_links(options: LargeOptions, name: str, triples: Any) -> Result:
+def _policy(options: LargeOptions, name: str, opened: Any) -> tuple[Any, int]:
+    """The replacement policy of a name, and the number of partitions."""
+    from staticgraph import outofcore
+
+    partitions, buffer = options.partitions or SIZES[name][0], options.buffer or SIZES[name][1]
+    logical = None
+    if options.memory is not None:
+        edges = opened.train.shape[1]
+        tuned = outofcore.tune(opened.num_nodes, edges, 8 * options.dimension, 12, options.memory)
+        partitions, buffer = tuned.partitions, max(2, tuned.buffer)
+        logical = None if tuned.in_memory else tuned.logical
+    policies = {
+        "in-memory": outofcore.InMemory,
+        "beta": partial(outofcore.Beta, buffer),
+        "comet": partial(outofcore.Comet, buffer, logical),
+        "node-cache": partial(outofcore.NodeCache, buffer, near=buffer),
+        "dispersed": partial(outofcore.Dispersed, buffer),
+    }
+    return policies[name](), partitions
+
+
+def _train_links(options: LargeOptions, policy: Any, partitions: int, triples: Any) -> Result:
     """Trains embeddings, optionally with a graph network on top, and ranks.
 
     A run that diverged has no score; to get the score of the epoch before, use ``--epochs``."""
-    from staticgraph.outofcore import LinkConfig, LinkTrainer, evaluate_links, tune
+    from staticgraph.outofcore import LinkConfig, LinkTrainer, evaluate_links
     from staticgraph.training.job import Interrupted, run_epochs
-    from staticgraph.training.plots import save_schedule_picture
 
     config = LinkConfig(
         decoder=options.decoder, dimension=options.dimension, negatives=options.negatives,
         batch_size=options.batch_size or 1000, rate=options.rate or 0.1, seed=options.seed,
         chunks=options.chunks or (1 if options.encoder else 10),
     )  # fmt: skip
-    p, c = options.partitions or SIZES[name][0], options.buffer or SIZES[name][1]
-    logical = None
-    if options.memory is not None:
-        relations = triples.train.shape[1]
-        tuned = tune(triples.num_nodes, relations, 8 * options.dimension, 12, options.memory)
-        p, c = tuned.partitions, max(2, tuned.buffer)
-        logical = None if tuned.in_memory else tuned.logical
-    policy = _policy(name, c, logical)
-    graph = _graph(options, triples.train, triples.num_nodes, p)
+    graph = _graph(options, triples.train, triples.num_nodes, partitions)
     more = _encoder(options) if options.encoder else {}
     trainer = LinkTrainer(graph, policy, config, options.out / EMBEDDINGS, **more)
     status = Status()
@@ -214,18 +241,12 @@ def _train_links(options: LargeOptions, name: str, triples: Any) -> Result:
         finally:
             status.clear()
 
-    def finish_epoch(epoch: Any) -> None:
-        """Reports an epoch."""
-        say(
-            f"epoch {epoch.epoch:3}  loss {epoch.loss:.4f}  {how_many(epoch.states, 'state')}  "
-            f"{how_many(epoch.partitions_read, 'read')}  bias {epoch.bias:.3f}  "
-            f"{epoch.seconds:.1f} s  waited {epoch.waited_s:.2f} s"
-        )
-
     epochs, score, rows = options.epochs or 10, None, []
-    diverged = run_epochs(lambda _: trainer.epoch < epochs, train_epoch, finish_epoch)
-    if trainer.buffer.times:
-        save_schedule_picture(options.out / PICTURE, trainer.buffer.times, p)
+    diverged = run_epochs(
+        lambda _: trainer.epoch < epochs,
+        train_epoch,
+        lambda e: _say_epoch(e, f"bias {e.bias:.3f}  {how_many(e.states, 'state')}"),
+    )
     if diverged is None:
         with waiting("ranking the test edges"):
             score = evaluate_links(trainer, triples.test, triples.known)
@@ -239,15 +260,12 @@ def _train_links(options: LargeOptions, name: str, triples: Any) -> Result:
                 trainer.epoch,
             )
     report = {
-        "task": "link", "data": triples.name, "policy": str(policy), "partitions": p,
         "encoder": options.encoder, "fanouts": options.fanouts if options.encoder else None,
         "config": asdict(config), "epochs": [asdict(epoch) for epoch in trainer.history],
-        "diverged": diverged.epoch if diverged else None,
         "test": asdict(score) if score else None,
     }  # fmt: skip
     trainer.close()
-    model = f"{options.encoder}, {config.decoder}" if options.encoder else config.decoder
-    return report, (_title(triples.name, name, policy, p, model), "filtered test"), rows, diverged
+    return report, rows, trainer.buffer.times, diverged
 
 
 def _encoder(options: LargeOptions) -> dict[str, Any]:
@@ -264,7 +282,7 @@ def _encoder(options: LargeOptions) -> dict[str, Any]:
     return {"encoder": encoder, "fanouts": fanouts}
 
 
-def _train_nodes(options: LargeOptions, name: str, nodes: Any) -> Result:
+def _train_nodes(options: LargeOptions, policy: Any, partitions: int, nodes: Any) -> Result:
     """Trains a graph network on sampled neighbourhoods, and tests the weights of the best
     validation accuracy; a run that diverged is not tested."""
     import numpy as np
@@ -272,10 +290,8 @@ def _train_nodes(options: LargeOptions, name: str, nodes: Any) -> Result:
 
     from staticgraph.outofcore import NodeTrainer, SampledGNN, SampledLoader
     from staticgraph.training.job import run_epochs
-    from staticgraph.training.plots import save_schedule_picture
 
-    p, c = options.partitions or SIZES[name][0], options.buffer or SIZES[name][1]
-    fanouts, policy, cache = list(options.fanouts), _policy(name, c), name == "node-cache"
+    fanouts, cache = list(options.fanouts), options.policy == "node-cache"
     if (options.out / GRAPH / "manifest.json").exists():
         say(
             f"{options.out} has the partitions of an earlier run, which are used again; its model "
@@ -283,7 +299,7 @@ def _train_nodes(options: LargeOptions, name: str, nodes: Any) -> Result:
             "nodes not)"
         )
     graph = _graph(
-        options, nodes.edges, len(nodes.labels), p, features=nodes.features,
+        options, nodes.edges, len(nodes.labels), partitions, features=nodes.features,
         training_nodes=nodes.train if cache else None, near=len(fanouts) if cache else 0,
     )  # fmt: skip
     loader = SampledLoader(
@@ -295,7 +311,7 @@ def _train_nodes(options: LargeOptions, name: str, nodes: Any) -> Result:
     model = SampledGNN(options.model, width, options.hidden, classes, len(fanouts), options.dropout)
     trainer = NodeTrainer(model, loader, rate=options.rate or 0.01)
     records: list[dict[str, Any]] = []
-    best, chosen = -1.0, copy.deepcopy(model.state_dict())
+    best, best_weights = None, model.state_dict()
 
     def score(part: Any) -> float:
         """The accuracy on some nodes, over whole neighbourhoods."""
@@ -304,28 +320,23 @@ def _train_nodes(options: LargeOptions, name: str, nodes: Any) -> Result:
 
     def finish_epoch(record: Any) -> None:
         """Validates the model and reports an epoch."""
-        nonlocal best, chosen
-        epoch = {**asdict(record), "valid": score(nodes.valid)}
-        if epoch["valid"] > best:
-            best, chosen = epoch["valid"], copy.deepcopy(model.state_dict())
-        records.append(epoch)
-        say(
-            f"epoch {epoch['epoch']:3}  loss {epoch['loss']:.4f}  train {epoch['accuracy']:.3f}  "
-            f"valid {epoch['valid']:.3f}  {how_many(epoch['partitions_read'], 'read')}  "
-            f"{epoch['seconds']:.2f} s  waited {epoch['waited_s']:.2f} s"
-        )
+        nonlocal best, best_weights
+        valid = score(nodes.valid)
+        if best is None or valid > best:
+            best, best_weights = valid, copy.deepcopy(model.state_dict())
+        records.append({**asdict(record), "valid": valid})
+        _say_epoch(record, f"train {record.accuracy:.3f}  valid {valid:.3f}")
 
     diverged = run_epochs(
         lambda interrupt: len(records) < (options.epochs or 50) and not interrupt.requested,
         lambda _: trainer.train_epoch(),
         finish_epoch,
     )
-    model.load_state_dict(chosen)
-    save_schedule_picture(options.out / PICTURE, loader.states.times, p)
+    model.load_state_dict(best_weights)
     accuracy = score(nodes.test) if diverged is None else None
     statistics = loader.statistics
     loader.close()
-    rows = [("best validation accuracy", f"{best:.4f}")] if records else []
+    rows = [("best validation accuracy", f"{best:.4f}")] if best is not None else []
     rows += [("test accuracy", f"{accuracy:.4f}")] if accuracy is not None else []
     rows += [
         ("batches per shape, smallest first", ", ".join(map(str, statistics.batches))),
@@ -333,26 +344,19 @@ def _train_nodes(options: LargeOptions, name: str, nodes: Any) -> Result:
         ("rows that are real", f"{statistics.efficiency:.1%}"),
     ]
     report = {
-        "task": "node", "data": nodes.name, "policy": str(policy), "partitions": p,
         "model": options.model, "fanouts": fanouts, "seed": options.seed, "epochs": records,
-        "diverged": diverged.epoch if diverged else None,
-        "valid_accuracy": best if records else None, "test_accuracy": accuracy,
+        "valid_accuracy": best, "test_accuracy": accuracy,
         "majority": float(np.bincount(nodes.labels[nodes.test]).max() / len(nodes.test)),
     }  # fmt: skip
-    return report, (_title(nodes.name, name, policy, p, options.model), ""), rows, diverged
+    return report, rows, loader.states.times, diverged
 
 
-def _policy(name: str, buffer: int, logical: int | None = None) -> Any:
-    """The replacement policy of a name, with this many partitions in memory."""
-    from staticgraph import outofcore
-
-    return {
-        "in-memory": outofcore.InMemory,
-        "beta": partial(outofcore.Beta, buffer),
-        "comet": partial(outofcore.Comet, buffer, logical),
-        "node-cache": partial(outofcore.NodeCache, buffer, near=buffer),
-        "dispersed": partial(outofcore.Dispersed, buffer),
-    }[name]()
+def _say_epoch(epoch: Any, results: str) -> None:
+    say(
+        f"epoch {epoch.epoch:3}  loss {epoch.loss:.4f}  {results}  "
+        f"{how_many(epoch.partitions_read, 'read')}  {epoch.seconds:.2f} s  "
+        f"waited {epoch.waited_s:.2f} s"
+    )
 
 
 def _graph(
@@ -382,11 +386,6 @@ def _graph(
     )
 
 
-def _title(data: str, name: str, policy: Any, p: int, model: str) -> str:
-    memory = f"{how_many(policy.slots(p), 'partition')} of {p} in memory"
-    return f"{data}, {name}, {memory}, {model}"
-
-
 def _remove_run(folder: Path) -> None:
     """Removes the files of an earlier run, and nothing else."""
     from staticgraph.files.folder import require_replaceable
@@ -395,8 +394,7 @@ def _remove_run(folder: Path) -> None:
 
     written = (GRAPH, EMBEDDINGS, REPORT, PICTURE)
     foreign = any(p.name not in written and p.name[0] != "." for p in folder.iterdir())
-    ours = manifest.KIND.is_that_of(folder / GRAPH)
-    if (foreign and not ours) or ((folder / GRAPH).exists() and not ours):
+    if (foreign or (folder / GRAPH).exists()) and not manifest.KIND.is_that_of(folder / GRAPH):
         raise UsageError(f"{folder} is not a run; choose another --out")
     require_replaceable(folder / GRAPH, manifest.KIND, True)
     require_only(folder / EMBEDDINGS)

@@ -22,7 +22,6 @@ from torch.utils.flop_counter import flop_registry
 from staticgraph.dryrun.report import Cause
 from staticgraph.internals.dispatch import tree_leaves
 
-KINDS = ("staticgraph", "inductor", "library", "copy", "host")
 # Neither kernels nor waits: memory, queries, views under another name.
 NOTHING = frozenset(
     {

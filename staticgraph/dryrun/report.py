@@ -11,6 +11,7 @@ from staticgraph.text.how_many import how_many
 from staticgraph.text.table import as_preformatted, table
 
 PARTS = ("forward", "backward", "optimizer")
+KINDS = ("staticgraph", "inductor", "library", "copy", "host")
 Counts = dict[str, dict[str, dict[str, int]]]
 
 

@@ -19,8 +19,8 @@ from staticgraph.schema import Schema
 from staticgraph.serving.bodies.reader import Reader
 from staticgraph.serving.engine.server import Server
 from staticgraph.serving.smaller_buckets import for_serving
+from staticgraph.training.checkpoint import Trained
 from staticgraph.training.job import device_of
-from staticgraph.training.trained import Trained
 
 # The level, shape and dtype of OGB's features of an atom and of a bond.
 ATOMS, BONDS = ("node", (9,), "int64"), ("edge", (3,), "int64")

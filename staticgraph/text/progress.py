@@ -13,10 +13,9 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from threading import Event, Thread
-from types import TracebackType
 from typing import Any, Protocol
 
 EVERY_S = 2.0
@@ -25,19 +24,8 @@ WIDTH = 40
 UNTOLD = 80
 
 
-class Bar(Protocol):
-    """The common interface of a bar and of lines: iterated over, or updated by hand."""
-
-    def __enter__(self) -> Any: ...
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> Any: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
+class Bar(AbstractContextManager[Any], Iterable[Any], Protocol):
+    """What is used of tqdm's bar: iterated over, or updated by hand."""
 
     def update(self, n: float | None = 1) -> Any:
         """Advances by ``n``."""
@@ -49,7 +37,7 @@ class Bar(Protocol):
 
 
 def bar(
-    items: Iterable[Any] = (),
+    items: Iterable[Any] | None = None,
     *,
     desc: str,
     unit: str,
@@ -60,7 +48,7 @@ def bar(
     """Returns a bar over ``items``, or for ``total`` items if it is updated by hand.
 
     Args:
-        items: what to iterate over.
+        items: what to iterate over, if anything.
         desc: description of the work.
         unit: what is counted, with a leading space.
         show: whether to print anything at all.
@@ -68,14 +56,17 @@ def bar(
             available.
         initial: how many are already done.
     """
-    count = len(items) if total is None and isinstance(items, Sized) else total
-    if show and not on_terminal():
-        return Lines(items, desc, unit, count, initial)
     from tqdm import tqdm  # takes half the time of `staticgraph --help`
 
+    count = len(items) if total is None and isinstance(items, Sized) else total
+    options: dict[str, Any] = {"mininterval": 0.5, "ncols": _columns()}
+    if show and not on_terminal():
+        done = "{n:,}" if count is None else "{n:,} of {total:,}"
+        options = {"mininterval": 0.1, "miniters": 1, "file": _Log()}
+        options["bar_format"] = f"{{desc}}: {done}{{unit}}{{postfix}}"
     return tqdm(
-        items, desc=desc, unit=unit, disable=not show, total=count, initial=initial,
-        mininterval=0.5, leave=False, ncols=_columns(),
+        items, desc=desc, unit=unit, disable=not show, total=count, initial=initial, leave=False,
+        **options,
     )  # fmt: skip
 
 
@@ -132,44 +123,6 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-class Lines:
-    """A bar for output that cannot be redrawn."""
-
-    def __init__(
-        self, items: Iterable[Any], desc: str, unit: str, total: int | None, initial: int
-    ) -> None:
-        self._items, self._desc, self._unit, self._total = items, desc, unit, total
-        self._done, self._beside = initial, ""
-        self._status = Status()
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        pass
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self._items:
-            yield item
-            self.update()
-
-    def update(self, n: float | None = 1) -> None:
-        """Advances by ``n``."""
-        self._done += int(n or 0)
-        beside = f", {self._beside}" if self._beside else ""
-        done = f"{self._done:,}" if self._total is None else f"{self._done:,} of {self._total:,}"
-        self._status.show(f"{self._desc}: {done}{self._unit}{beside}")
-
-    def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
-        """Sets the text next to the numbers, from the next line on."""
-        self._beside = s
-
-
 class Status:
     """Progress of work whose end is unknown: one line on a terminal, an occasional line
     elsewhere."""
@@ -192,6 +145,21 @@ class Status:
         if self._width:
             print(f"\r{' ' * self._width}\r", end="", file=sys.stderr, flush=True)
             self._width = 0
+
+
+class _Log:
+    """A stream on which a bar is an occasional line."""
+
+    def __init__(self) -> None:
+        self._status = Status()
+
+    def write(self, text: str) -> None:
+        """Shows what a bar would be drawn as."""
+        if shown := text.strip():
+            self._status.show(shown)
+
+    def flush(self) -> None:
+        """Does nothing: a line is printed at once."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A checkpoint file, from which a training run continues as if it had never stopped.
+"""A checkpoint file, from which a run continues as if it had never stopped, or is only used.
 
 The file holds everything that determines the next step: parameters and buffers, the optimizer,
 accumulated gradients, the loader's position within its epoch, the random states of every rank, and
@@ -8,26 +8,38 @@ an error, not a wrong weight, and nothing is unpickled before the digest is comp
 
 A run that is resumed with the same number of processes computes what it would have computed; with
 another number its steps differ, and the rest of an epoch in progress is skipped.
+
+The trained model is loaded from it without the data. Its first layers also depend on how many
+categories each column of the data has, which is the length of their embedding tables.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.errors import CheckpointCorrupt
 from staticgraph.files import atomic
+from staticgraph.files.document import NOT_THERE
+from staticgraph.models.named import is_spec
+from staticgraph.nn import convert
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner.export_manifest import categories_of
+from staticgraph.schema import Schema
+from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.how_many import how_many
 from staticgraph.training.config import CHECKPOINT as FILE
-from staticgraph.training.config import require_run
-from staticgraph.training.parts import RunParts, load_weights
+from staticgraph.training.config import REPORT, TrainConfig, require_run
+from staticgraph.training.parts import RunParts, load_weights, model_of
 from staticgraph.training.report import History
 
 FORMAT = "staticgraph.checkpoint"
@@ -59,17 +71,16 @@ def load(folder: Path) -> dict[str, Any]:
     """
     require_run(folder)
     path = folder / FILE
-    written = path.read_bytes()
-    written, trailer, digest = written[:-LAST], written[-LAST:-DIGEST], written[-DIGEST:]
-    if trailer == TRAILER and _digest(written) != digest:
+    whole = path.read_bytes()
+    archive, sealed = whole[:-LAST], whole[-LAST:-DIGEST] == TRAILER
+    if sealed and _digest(archive) != whole[-DIGEST:]:
         raise CheckpointCorrupt(
             f"{path} cannot be read (its checksum is not the one written): put back a copy, or "
             f"{AGAIN}"
         )
-    sealed = trailer == TRAILER
-    archive = io.BytesIO(written if sealed else path.read_bytes())
+    file = io.BytesIO(archive if sealed else whole)
     try:
-        content: Any = torch.load(archive, map_location="cpu", weights_only=True)
+        content: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises whatever the bytes happen to lead to
         reason = type(error).__name__
         raise CheckpointCorrupt(f"{path} cannot be read ({reason}): {AGAIN}") from error
@@ -162,3 +173,74 @@ def restore_run(
         f"begun on {how_many(then, 'process')}, now {now}: what is left of epoch "
         f"{saved['epoch'] + 1} is left out"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A trained model and what it was trained on.
+
+    Attributes:
+        model: the model, in evaluation mode, on the requested device.
+        plan: the plan of the training, with the fields of a graph.
+        config: the run's settings.
+        task: ``binary``, ``regression`` or ``classes``; None if the run has no report.
+        categories: integer field -> the number of categories of each of its columns.
+    """
+
+    model: torch.nn.Module
+    plan: BucketPlan
+    config: TrainConfig
+    task: str | None
+    categories: Mapping[str, tuple[int, ...]]
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of a graph."""
+        assert self.plan.schema is not None
+        return self.plan.schema
+
+    @classmethod
+    def load(cls, folder: Path, device: torch.device) -> Trained:
+        """Reads ``checkpoint.pt``, and the task from ``report.json`` if it exists.
+
+        Raises:
+            FileNotFoundError: the folder has no checkpoint.
+            CheckpointCorrupt: the checkpoint is damaged, not of a run, or of another model.
+        """
+        require_run(folder, trained=True)
+        state = load(folder)
+        try:
+            config = TrainConfig(**state["config"])
+            plan = BucketPlan.from_dict(state["plan"])
+            weights = state["model"]
+            if plan.schema is None:
+                raise KeyError("schema")
+        except NOT_THERE as error:
+            raise CheckpointCorrupt(
+                f"{folder / FILE} is not of a run that this version reads ({error})"
+            ) from error
+        categories = categories_of(weights, plan.schema)
+        outputs = 1 if is_spec(config.model) else len(weights["head.2.bias"])
+        model = model_of(config, _example(plan.schema, categories), outputs).to(device)
+        convert(model, kernels=config.kernels == "on")
+        load_weights(model, weights, config.model, folder)
+        return cls(model.eval(), plan, config, _task(folder), categories)
+
+
+def _example(schema: Schema, categories: Mapping[str, tuple[int, ...]]) -> GraphStore:
+    """A store with the largest category in every column, which is all that building a model
+    needs."""
+    store = GraphStore.zeros(schema)
+    largest = {
+        name: np.array(sizes, np.int64).reshape(1, *schema[name].shape) - 1
+        for name, sizes in categories.items()
+    }
+    return replace(store, columns={**store.columns, **largest})
+
+
+def _task(folder: Path) -> str | None:
+    try:
+        values: Any = json.loads((folder / REPORT).read_text())
+        return str(values["task"])
+    except (OSError, *NOT_THERE):
+        return None

@@ -181,13 +181,8 @@ class TrainConfig(ModelOptions):
 
 
 def _toml(setting: Any) -> str:
-    if isinstance(setting, tuple):
-        return f"[{', '.join(map(_toml, setting))}]"
-    if isinstance(setting, bool):
-        return "true" if setting else "false"
-    if isinstance(setting, str):  # a JSON string is a TOML string, except for this character
-        return json.dumps(setting, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(setting)
+    """A setting as TOML: as in JSON, except for one character."""
+    return json.dumps(setting, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def require_free(folder: Path) -> None:

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from staticgraph.checking.comparison import several_ranks
 from staticgraph.distributed.lost_rank import Watching
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.errors import Diverged
@@ -105,7 +106,7 @@ def joined() -> Iterator[Ranks | None]:
         store = PrefixStore(f"staticgraph/{attempt}", store)
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-    ranks = Ranks.of() if dist.is_initialized() and dist.get_world_size() > 1 else None
+    ranks = Ranks.of() if several_ranks() else None
     try:
         with Watching(ranks):
             yield ranks

@@ -13,10 +13,11 @@ import math
 import os
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
@@ -24,6 +25,10 @@ from staticgraph.files.atomic import is_there
 from staticgraph.steps.compilation.modes import MODES
 from staticgraph.text.byte_sizes import parse_bytes
 from staticgraph.text.how_many import or_nearest
+from staticgraph.text.progress import waiting
+
+if TYPE_CHECKING:
+    from staticgraph.store.graph_store import GraphStore
 
 # Duplicated here since staticgraph/models imports torch and staticgraph/datasets imports numpy; a
 # test compares the copies.
@@ -111,8 +116,8 @@ def auto_or(read: Callable[[str], int]) -> Callable[[str], int | str]:
     return read_or_auto
 
 
-def one_of(*names: str) -> Callable[[str], str]:
-    """A reader of one of several names."""
+def choice(*names: str) -> Parameter:
+    """The parameter of an option that takes one of several names."""
 
     def read(text: str) -> str:
         """The text, which must be one of the names."""
@@ -120,12 +125,7 @@ def one_of(*names: str) -> Callable[[str], str]:
             raise _refused(text, f"give one of {', '.join(names)}{or_nearest(text, names)}")
         return text
 
-    return read
-
-
-def choice(*names: str) -> Parameter:
-    """The parameter of an option that takes one of several names."""
-    return value(one_of(*names), choices=names)
+    return value(read, choices=names)
 
 
 def read_fanouts(text: str) -> tuple[int, ...]:
@@ -237,6 +237,19 @@ class DataOptions:
     data: Annotated[str, WORDS, DATA, Parameter(metavar="SPEC")]
     target: Annotated[str | tuple[str, ...] | None, NAMES, DATA, Parameter(metavar="COLUMN")] = None
     task: Annotated[str, choice(*TASKS), DATA] = "auto"
+
+    def open(self, seed: int = 0, progress: bool = True) -> "GraphStore":
+        """Opens the data; the seed is that of a random split.
+
+        Raises:
+            DatasetUnavailable, BadGraph: as for :func:`staticgraph.datasets.open`.
+        """
+        from staticgraph import datasets
+
+        with waiting(f"opening {self.data}") if progress else nullcontext():
+            return datasets.open(
+                self.data, target=self.target, task=self.task, seed=seed, progress=progress
+            )
 
 
 @Parameter(name="*")

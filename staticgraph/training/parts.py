@@ -11,8 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +42,6 @@ from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore, fits, is_simple
 from staticgraph.store.random_states import kept_random_states
 from staticgraph.text.byte_sizes import human_bytes
-from staticgraph.text.progress import waiting
 from staticgraph.training.config import SIZES, TrainConfig
 from staticgraph.training.job import device_of, first_alone
 from staticgraph.training.options import MODELS, ModelOptions
@@ -71,20 +69,6 @@ def digest_of(store: GraphColumns) -> str:
 # is not known before they are compiled, keep the larger part. molhiv takes some 25 MB, so the limit
 # rarely matters.
 SHARE_FOR_DATA = 0.25
-
-
-def open_store(config: TrainConfig, ranks: Ranks | None, progress: bool) -> GraphStore:
-    """Opens the store of a run; rank 0 downloads the files, which the other ranks then read.
-
-    Raises:
-        DatasetUnavailable: the data cannot be obtained.
-        BadGraph: a graph of the data is invalid.
-    """
-    read_data = partial(
-        datasets.open, config.data, target=config.target, task=config.task, seed=config.seed,
-        progress=progress,
-    )  # fmt: skip
-    return first_alone(ranks, read_data) or read_data()
 
 
 def source_of(
@@ -129,64 +113,58 @@ def model_of(config: ModelOptions, store: GraphStore, num_outputs: int) -> Modul
     """Builds the model of a run: one of the zoo, with its sizes, or the result of ``module:build``.
 
     Raises:
-        ValueError: the name is unknown, or the sizes do not fit together.
+        ValueError: the name is unknown, the sizes do not fit together, or a model of the zoo cannot
+            take the graphs.
     """
     if is_spec(config.model):
         return built(config.model, store)
-    sizes = {name: getattr(config, name) for name in SIZES}
-    return models.build(config.model, store, num_outputs=num_outputs, **sizes)
-
-
-def build_without_data(model: str, seed: int = 0) -> Module | None:
-    """Builds the model of ``module:build``, with the seed's weights, before data is read; None if
-    it takes the data or is a model of the zoo.
-
-    Raises:
-        ValueError: the result is not a ``torch.nn.Module``, or has no trainable parameters.
-    """
-    torch.manual_seed(seed)
-    module = built_without_data(model)
-    if module is not None:
-        require_trainable(module, model)
-    return module
-
-
-def build_model(
-    options: ModelOptions, store: GraphStore, num_outputs: int, early: Module | None, seed: int
-) -> Module:
-    """The model of the options, with the seed's weights, unless :func:`build_without_data` built
-    it already, as ``early``.
-
-    Raises:
-        ValueError: as for :func:`model_of`, or the model has no trainable parameters.
-    """
-    if early is not None:
-        return early
-    torch.manual_seed(seed)
-    model = model_of(options, store, num_outputs)
-    require_trainable(model, options.model)
-    return model
-
-
-def open_step(options: ModelOptions, seed: int = 0) -> tuple[GraphStore, Loss, Module]:
-    """Opens the data that the options name, and builds its loss and its model, in the order in
-    which what is wrong shows soonest.
-
-    Raises:
-        BadGraph: no loss was given, and the data has no target that defines a task.
-        ValueError: a model of the zoo cannot take the graphs, or the model or the loss is invalid.
-    """
-    early = build_without_data(options.model, seed)
-    with waiting(f"opening {options.data}"):
-        store = datasets.open(options.data, target=options.target, task=options.task, seed=seed)
-    if store.schema.hetero and options.model in MODELS:
+    if store.schema.hetero:
         raise ValueError(
             f"the models {', '.join(MODELS)} take graphs with one type of nodes, and "
             f"{store.name} has {len(store.schema.node_axes)} types: give your own model, --model "
             "MODULE:NAME"
         )
+    sizes = {name: getattr(config, name) for name in SIZES}
+    return models.build(config.model, store, num_outputs=num_outputs, **sizes)
+
+
+def prepare_model(options: ModelOptions, seed: int) -> Callable[[GraphStore, int], Module]:
+    """Returns a function that gives the model for a store and a number of outputs, with the seed's
+    weights. One that takes no data is built now, so that what is wrong with it shows before data is
+    read.
+
+    Raises:
+        ValueError: also by the function: as for :func:`model_of`, or the model has no trainable
+            parameters.
+    """
+    torch.manual_seed(seed)
+    early = built_without_data(options.model)
+    if early is not None:
+        require_trainable(early, options.model)
+
+    def build(store: GraphStore, num_outputs: int) -> Module:
+        """Returns the model that was built already, or builds it from the data."""
+        if early is not None:
+            return early
+        torch.manual_seed(seed)
+        model = model_of(options, store, num_outputs)
+        require_trainable(model, options.model)
+        return model
+
+    return build
+
+
+def open_step(options: ModelOptions, seed: int = 0) -> tuple[GraphStore, Loss, Module]:
+    """Opens the data that the options name, and builds its loss and its model.
+
+    Raises:
+        BadGraph: no loss was given, and the data has no target that defines a task.
+        ValueError: a model of the zoo cannot take the graphs, or the model or the loss is invalid.
+    """
+    build = prepare_model(options, seed)
+    store = options.open(seed)
     loss, outputs = loss_of(options, store)
-    return store, loss, build_model(options, store, outputs, early, seed)
+    return store, loss, build(store, outputs)
 
 
 def load_weights(model: Module, weights: Mapping[str, Tensor], name: str, folder: Path) -> None:
@@ -261,11 +239,11 @@ class RunParts:
         resolve(config.compile_mode, self.device.type, config.allow_cpu)
         datasets.check(config.data, target=config.target)
         self.loss: Loss | None = None if config.loss is None else named_loss(config.loss)
-        early = build_without_data(config.model, config.seed)
-        text = f"opening {config.data} and planning its batches"
+        build = prepare_model(config, config.seed)
+        open_data = partial(config.open, config.seed, progress)
         # Leaves the random states as they were after building the model.
-        with waiting(text) if progress else nullcontext(), kept_random_states():
-            self.store: GraphStore = open_store(config, ranks, progress)
+        with kept_random_states():  # rank 0 downloads files, which the others then read
+            self.store: GraphStore = first_alone(ranks, open_data) or open_data()
         self.data: str = digest_of(self.store)
         if state is not None and state["data"] != self.data:
             raise ValueError(
@@ -274,9 +252,7 @@ class RunParts:
                 f"{state['data']}); put the data back, or begin another run"
             )
         self.task: Task = task_of(self.store, config.task)
-        self.model: Module = self._prepared(
-            build_model(config, self.store, self.task.num_outputs, early, config.seed)
-        )
+        self.model: Module = self._prepared(build(self.store, self.task.num_outputs))
         self.optimizer: torch.optim.Optimizer = adam(self.model, config.lr, self.device)
         self.source: GraphStore | DeviceStore = source_of(
             config.store, self.store, self.device, self.kernels

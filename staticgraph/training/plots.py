@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from staticgraph.dryrun.launches import KINDS
-from staticgraph.dryrun.report import PARTS, DryRun
+from staticgraph.dryrun.report import KINDS, PARTS, DryRun
 from staticgraph.files import atomic
 from staticgraph.memory.budget import MemoryBudget, scaled
 from staticgraph.memory.model import MemoryModel
-from staticgraph.outofcore.buffer.buffer import StateTime
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
@@ -29,6 +27,8 @@ from staticgraph.training.report import StepRecord, TrainReport, filled, full_st
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from staticgraph.outofcore.buffer.buffer import StateTime
 
 # Okabe and Ito's palette, which is distinguishable with any colour vision.
 BLUE, ORANGE, GREEN, RED, PINK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -123,11 +123,10 @@ class History:
         self.seconds = state["seconds"]
 
 
-def summary(steps: Iterable[StepRecord], epoch: int) -> tuple[float, int]:
-    """The mean loss over the graphs of an epoch, and their number."""
-    records = [step for step in steps if step.epoch == epoch]
-    graphs = sum(step.graphs for step in records)
-    return sum(step.loss * step.graphs for step in records) / max(1, graphs), graphs
+def mean_loss(steps: Sequence[StepRecord]) -> float:
+    """The mean loss over the graphs of some steps; 0 without any."""
+    graphs = sum(step.graphs for step in steps)
+    return sum(step.loss * step.graphs for step in steps) / max(1, graphs)
 
 
 def full_steps(steps: Sequence[StepRecord]) -> list[StepRecord]:

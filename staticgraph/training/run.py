@@ -46,7 +46,7 @@ from staticgraph.training.report import (
     StepRecord,
     TrainReport,
     full_shares,
-    summary,
+    mean_loss,
     task_words,
     write_steps,
 )
@@ -141,13 +141,10 @@ class Training(RunParts):
 
     def run(self) -> TrainReport:
         """Trains the remaining epochs and writes all files, also before raising a divergence."""
-        try:
+        # Destroying an NCCL group waits for the CUDA graphs that contain its collectives
+        # (pytorch/pytorch#115388).
+        with nullcontext() if self.ranks is None else closing(self.runner):
             return self._run()
-        finally:
-            # Destroying an NCCL group waits for the CUDA graphs that contain its collectives
-            # (pytorch/pytorch#115388).
-            if self.ranks is not None:
-                self.runner.close()
 
     def _run(self) -> TrainReport:
         if self.writes:
@@ -216,7 +213,8 @@ class Training(RunParts):
         # The rows of each batch, summed over all ranks.
         batcher = self.loader.batcher
         rows = iter(batcher.rows(epoch).sum(axis=1).tolist()[batcher.position :])
-        clock = time.perf_counter()
+        # Also of the time before a resume.
+        begun_s = time.perf_counter() - history.seconds
         with bar(
             total=len(self.store.splits["train"]),
             initial=history.graphs_in(epoch),
@@ -241,7 +239,7 @@ class Training(RunParts):
                     self._read(progress_bar)
                 progress_bar.update(graphs)
                 if due or stops:
-                    clock = self._elapsed(clock)
+                    history.seconds = time.perf_counter() - begun_s
                     self._save()
                 if stops:
                     raise Interrupted(
@@ -253,7 +251,7 @@ class Training(RunParts):
                 self.runner.check_finite()
             except NonFiniteLoss as error:
                 self._diverged(str(error), error)
-        self._elapsed(clock)
+        history.seconds = time.perf_counter() - begun_s
         return epoch
 
     def _batches(self) -> Iterator[StaticBatch]:
@@ -280,12 +278,6 @@ class Training(RunParts):
             return interrupt.requested
         return asking and self.ranks.any(interrupt.requested)
 
-    def _elapsed(self, clock: float) -> float:
-        """Adds the time since ``clock`` to the epoch's seconds; returns the current time."""
-        now = time.perf_counter()
-        self.history.seconds += now - clock
-        return now
-
     def _read(self, shown: Bar) -> None:
         """Reads the losses from the device, and ends the run if one is not finite."""
         first = len(self.history.steps)
@@ -293,9 +285,7 @@ class Training(RunParts):
         for number, step in enumerate(read, first):
             self._log("loss/train", step.loss, number)
         if read:
-            graphs = max(1, sum(step.graphs for step in read))
-            mean = sum(step.loss * step.graphs for step in read) / graphs
-            shown.set_postfix_str(f"loss {mean:.4f}", refresh=False)
+            shown.set_postfix_str(f"loss {mean_loss(read):.4f}", refresh=False)
         for number, step in enumerate(read, first + 1):
             if not math.isfinite(step.loss):
                 self._diverged(f"the loss of step {number} is {step.loss}")
@@ -312,7 +302,8 @@ class Training(RunParts):
 
     def _finish_epoch(self, number: int) -> None:
         history, metric = self.history, self.task.metric_name
-        train_loss, graphs = summary(history.steps, number)
+        steps = [step for step in history.steps if step.epoch == number]
+        train_loss, graphs = mean_loss(steps), history.graphs_in(number)
         val_loss, val_metric = self._evaluate("val")
         epoch = EpochRecord(number, train_loss, history.seconds, graphs, val_loss, val_metric)
         history.epochs.append(epoch)

@@ -8,6 +8,7 @@ tests of the commands run them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph.checking.check import check
-from staticgraph.cli.check import rewrites_of
+from staticgraph.cli.plan_report import map_around
 from staticgraph.cli.probe import MeasuredStep, ProbeOptions, make_probe
 from staticgraph.dryrun import baseline
 from staticgraph.dryrun.operations import count_step
@@ -26,7 +27,6 @@ from staticgraph.dryrun.report import PARTS
 from staticgraph.memory.model import MemoryModel
 from staticgraph.serving.service import service_of_run
 from staticgraph.training.parts import open_step
-from staticgraph.training.plan_pictures import map_around
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
 from staticgraph.training.versus.comparison import compare
@@ -136,53 +136,41 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) ->
 
     first = {}
 
-    def once(name, work):
+    def once(work):
         """Returns ``work`` with the result of its first call cached."""
 
         def done(*arguments, **options):
-            if name not in first:
-                first[name] = work(*arguments, **options)
-            return first[name]
+            if work not in first:
+                first[work] = work(*arguments, **options)
+            return first[work]
 
         return done
 
     def served(server, sockets) -> None:
         server.started = True
 
-    services = {}
-
-    def service_of(*arguments, **options):
-        """Makes a service once per run and options; these do not include its address."""
-        asked = (arguments, *sorted(options.items()))
-        if asked not in services:
-            services[asked] = service_of_run(*arguments, **options)
-        return services[asked]
-
-    patch.setattr("staticgraph.serving.service.service_of_run", service_of)
-    patch.setattr("uvicorn.Server.run", served)
-    patch.setattr("uvicorn.supervisors.Multiprocess.run", nothing)
-    patch.setattr(Training, "run", trained)
-    patch.setattr("staticgraph.probing.probe.probe", probed)
-
     def launched(model, plan, target, kernels, dtype=None):
         name = baseline.KERNELS if kernels else baseline.STOCK
         return baseline.BaselineColumn(name, "launches", dict.fromkeys(PARTS, 1)), f"as on {target}"
 
-    patch.setattr("staticgraph.dryrun.baseline.count_step", once("count", count_step))
-    patch.setattr("staticgraph.dryrun.baseline.launched", launched)
-    patch.setattr("staticgraph.training.plan_pictures.map_around", once("map", map_around))
-    patch.setattr("staticgraph.checking.check.check", once("check", check))
-    patch.setattr("staticgraph.cli.check.rewrites_of", once("rewrites", rewrites_of))
-    patch.setattr("staticgraph.training.versus.comparison.compare", once("try", compare))
-    for picture in (
-        "training.versus.report.save_versus_picture",
-        "cli.page.page_of",
-        "training.plan_pictures.save_plan_picture",
-        "training.plan_pictures.save_cost_picture",
-        "training.plots.save_memory_picture",
-        "training.plots.save_schedule_picture",
-    ):
-        patch.setattr(f"staticgraph.{picture}", nothing)
+    for path, stand_in in {
+        # Once per run and options; these do not include its address.
+        "staticgraph.serving.service.service_of_run": functools.cache(service_of_run),
+        "uvicorn.Server.run": served,
+        "uvicorn.supervisors.Multiprocess.run": nothing,
+        "staticgraph.training.run.Training.run": trained,
+        "staticgraph.probing.probe.probe": probed,
+        "staticgraph.dryrun.baseline.launched": launched,
+        "staticgraph.dryrun.baseline.count_step": once(count_step),
+        "staticgraph.cli.plan_report.map_around": once(map_around),
+        "staticgraph.checking.check.check": once(check),
+        "staticgraph.training.versus.comparison.compare": once(compare),
+        "staticgraph.training.plots.save_mosaic": nothing,
+        "staticgraph.training.versus.report.save_mosaic": nothing,
+        "staticgraph.cli.plan_report.save_mosaic": nothing,
+        "staticgraph.cli.report.page_of": nothing,
+    }.items():
+        patch.setattr(path, stand_in)
 
 
 def given(base: list[str], option: Argument, value: str) -> list[str]:

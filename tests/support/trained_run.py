@@ -5,21 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from staticgraph.training import checkpoint
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.report import TrainReport, read_steps
 from staticgraph.training.train import train
-from support.examples import EXAMPLES
 
 SMALL = {"model": "gin", "hidden": 8, "layers": 1, "batch_size": 16, "compile_mode": "eager"}
-
-
-def trained_run(folder: Path) -> Path:
-    """Trains over ESOL and returns the folder of the run."""
-    config = TrainConfig(
-        data=str(EXAMPLES / "esol.npz"), hidden=8, layers=1, epochs=1, compile_mode="eager"
-    )
-    train(config, folder, progress=False)
-    return folder
 
 
 def trained(data: str, folder: Path, **settings: Any) -> TrainReport:
@@ -30,3 +23,14 @@ def trained(data: str, folder: Path, **settings: Any) -> TrainReport:
 def losses_of(folder: Path) -> list[float]:
     """Returns the loss of each step of a run."""
     return [step.loss for step in read_steps(folder / "steps.csv")]
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    """Two folders have the same steps, weights and measurements, but for times."""
+    assert read_steps(folder / "steps.csv") == read_steps(other / "steps.csv")
+    found, expected = (checkpoint.load(path)["model"] for path in (folder, other))
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    ours, theirs = TrainReport.load(folder), TrainReport.load(other)
+    timeless = [[e._replace(seconds=0) for e in report.epochs] for report in (ours, theirs)]
+    assert timeless[0] == timeless[1]
+    assert ours.test_metric == theirs.test_metric

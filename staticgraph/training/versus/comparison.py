@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 import datetime
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -27,12 +26,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.checking.check import check
 from staticgraph.checking.comparison import Comparer, RunOptions, attempt
-from staticgraph.checking.outcome import Tolerance, largest_of
+from staticgraph.checking.plain_batch import plain_batch
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.runner.counters import device_name
@@ -40,6 +38,7 @@ from staticgraph.runner.way_choice import choose
 from staticgraph.steps.computation.model_arguments import Forward, forward_of
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
+from staticgraph.steps.tracing.obstacles import Obstacle
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.progress import bar
 from staticgraph.training.versus.report import SideReport, VersusReport
@@ -61,8 +60,8 @@ COMPARED = 5
 COMPILED_PYG = "pyg-compiled"
 # The numbers of collating processes that are tried for PyG.
 WORKERS = (0, 1, 2)
-# The contenders whose steps are traced.
-COMPILES = re.compile(r"compiled|fused|default|reduce-overhead|max-autotune|cuda-graph")
+# The contenders whose steps are not traced, or only if that is faster.
+NOT_TRACED = ("PyG", "eager", "auto")
 # A turn this many times as slow as the trial on one thread is none that others should be
 # compared with: the machine is busy.
 CRAWL = 10
@@ -93,35 +92,30 @@ def take_turns(
     return seconds
 
 
-def losses_apart(expected: Tensor, actual: Tensor) -> float:
-    """The largest difference between the first losses, ``[batches]``, relative to the largest."""
-    first, scale = expected[:COMPARED], largest_of([expected[:COMPARED]])
-    off = float((first - actual[:COMPARED]).abs().max()) / scale if len(first) else 0.0
-    return off if off == off else float("inf")
+def losses_apart(expected: Sequence[float], actual: Sequence[float]) -> float:
+    """The largest difference between the first losses, relative to the largest."""
+    first, second = (np.array(losses[:COMPARED]) for losses in (expected, actual))
+    apart = float(np.abs(first - second).max(initial=0) / max(1e-6, np.abs(first).max(initial=0)))
+    return apart if np.isfinite(apart) else float("inf")
 
 
-def draws_random(side: Side) -> bool:
-    """Whether a training step gives a different loss with a different seed."""
-    losses = []
-    for seed in (1, 2):
-        with side.one_step() as step:
-            torch.manual_seed(seed)
-            losses.append(step().clone())
-    rounding = Tolerance.of(torch.float32).same_order
-    return not torch.allclose(*losses, rtol=rounding, atol=0.0, equal_nan=True)
+def compare_outputs(setting: VersusSetting) -> tuple[float | None, bool]:
+    """Compares the first batch's outputs in evaluation mode with those of plain PyG.
 
-
-def outputs_apart(setting: VersusSetting) -> float | None:
-    """The largest difference of the first batch's outputs in evaluation mode, relative to the
-    largest; None if the model does not run with fixed shapes, or not in plain PyG."""
-    comparer = Comparer(Subject(setting.fresh_model(), forward=setting.forward))
+    Returns:
+        Their largest difference, relative to the largest; None if the model does not run with fixed
+        shapes, or not in plain PyG. And whether a training step draws random numbers.
+    """
+    comparer = Comparer(Subject(setting.fresh_model(), setting.loss, forward=setting.forward))
     loader = StaticLoader(
         setting.store, setting.plan, indices=setting.train_ids, shuffle=True, seed=setting.seed
     )
     with closing(iter(loader)) as batches:
         batch = next(batches).clone().to(setting.device)
     parity = comparer.beside_plain(batch, RunOptions(training=False, gradients=False))
-    return None if parity is None else parity.worst
+    training = RunOptions(training=True, gradients=True)
+    attempt(lambda: comparer.plain(batch, plain_batch(batch), training))
+    return None if parity is None else parity.worst, comparer.draws
 
 
 def compare(
@@ -212,18 +206,15 @@ def _compared(
     with bar(sides, desc="preparing", unit=" contenders", show=progress) as shown:
         for side in shown:
             shown.set_postfix_str(side.name)
-            traced = COMPILES.search(side.name) is not None
+            traced = side.name not in NOT_TRACED
             number = plain.report.threads if traced else threads
             side.attempt(partial(side.measure, trial, number, traced))
     left = [side for side in sides if side.report.refused is None]
     course = setting.course(_length(setting, left, started + seconds - time.perf_counter()))
     for side in left:
         side.attempt(partial(side.begin, course))
-    random = bool(left) and bool(left[0].attempt(partial(draws_random, left[0])))
-    outputs = None
-    if plain.report.refused is None:
-        outputs = attempt(partial(outputs_apart, setting))
-        plain.attempt(partial(plain.choose_workers, WORKERS))
+    outputs, random = attempt(partial(compare_outputs, setting)) or (None, False)
+    plain.attempt(partial(plain.choose_workers, WORKERS))
     for side in left:
         torch.manual_seed(setting.seed)
         side.take_turn()  # untimed; its losses are compared
@@ -287,19 +278,15 @@ def _fill_in(
     report.turns, report.filling = len(turn_s), side.filling()
     limit_s = CRAWL * side.one_thread_s * len(side.course)
     report.crawls = bool(limit_s and float(np.median(turn_s)) > limit_s)
-    assert side.losses is not None
-    report.losses = tuple(side.losses.tolist())
-    if first is not None and first.losses is not None:
-        report.losses_apart = losses_apart(first.losses, side.losses)
+    if first is not None:
+        report.losses_apart = losses_apart(first.report.losses, report.losses)
 
 
-def _obstacles(
-    setting: VersusSetting, reports: Sequence[SideReport]
-) -> tuple[Mapping[str, Any], ...]:
+def _obstacles(setting: VersusSetting, reports: Sequence[SideReport]) -> tuple[Obstacle, ...]:
     """The check's obstacles for a model that any mode of this library refused; none if it does not
     run at all, since each side has the reason."""
     if not any(each.refused and not each.name.startswith("PyG") for each in reports):
         return ()
     model = setting.fresh_model()
     report = attempt(lambda: check(model, setting.plan, setting.store, forward=setting.forward))
-    return () if report is None else tuple(report.to_dict()["obstacles"])
+    return () if report is None else report.obstacles

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 
 from staticgraph.checking.outcome import Tolerance
+from staticgraph.checking.report import obstacle_lines, obstacle_values
 from staticgraph.files.document import finite, save_json
 from staticgraph.runner.way_choice import MARGIN
+from staticgraph.steps.tracing.obstacles import Obstacle
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import as_preformatted, percent, table
@@ -109,7 +111,7 @@ class VersusReport:
     winner: str
     reason: str
     compared_with: str
-    obstacles: tuple[Mapping[str, Any], ...] = ()
+    obstacles: tuple[Obstacle, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -128,7 +130,8 @@ class VersusReport:
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values, for JSON; numbers that are not finite become None."""
         sides = [{**asdict(side), "equal": side.equal} for side in self.sides]
-        return finite({"ok": self.ok, "equal": self.equal, **asdict(self), "sides": sides})
+        values = {**asdict(self), "sides": sides, "obstacles": obstacle_values(self.obstacles)}
+        return finite({"ok": self.ok, "equal": self.equal, **values})
 
     def submission(self, machine: Mapping[str, Any], model: str) -> str:
         """A table of one row in Markdown, to paste into an issue.
@@ -183,13 +186,7 @@ class VersusReport:
             if side.refused
         ]
         lines += ["what stands in the way:"] if self.obstacles else []
-        for number, obstacle in enumerate(self.obstacles, 1):
-            lines += [
-                f"{number}. {obstacle['kind']}: {obstacle['operation']}",
-                f"   {obstacle['where']}: {obstacle['line']}",
-                f"   in {obstacle['module'] or 'the model'}; {obstacle['reason']}",
-                *([f"   instead: {obstacle['remedy']}"] if obstacle["remedy"] else []),
-            ]
+        lines += obstacle_lines(self.obstacles)
         if self.compared_with == "PyG":
             workers = how_many(self.workers, "worker")
             lines.append(f"PyG loads with {workers}, its fastest of 0, 1 and 2")

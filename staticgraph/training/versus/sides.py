@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -110,7 +110,6 @@ class Side:
         report: what was measured so far, or why the side was dropped.
         model, optimizer: those of this side alone, from :meth:`prepare` on.
         course: the ids of the batches of a turn.
-        losses: those of the first turn, ``[batches]``.
         kernels: whether the static model has the fused kernels; None for plain PyG.
         batch_s, one_thread_s: seconds per batch, and on one thread; 0 where not measured.
     """
@@ -124,7 +123,6 @@ class Side:
         self.kernels: bool | None = kernels
         self.report: SideReport = SideReport(name, threads=torch.get_num_threads())
         self.course: list[list[int]] = []
-        self.losses: Tensor | None = None
         self.batch_s: float = 0.0
         self.one_thread_s: float = 0.0
 
@@ -154,14 +152,6 @@ class Side:
             torch.cuda.synchronize(losses.device)
         return losses
 
-    @contextmanager
-    def one_step(self) -> Iterator[Callable[[], Tensor]]:
-        """Yields a function that runs a training step on the first batch of the course; the
-        training state is restored afterwards."""
-        with untouched(self.model, self.optimizer), closing(self.batches()) as batches:
-            batch = next(batches)
-            yield lambda: self.step(batch)
-
     def filling(self) -> dict[str, float]:
         """Real over physical nodes, edges and graphs of the batches so far; PyG has no padding."""
         return {"nodes": 1.0, "edges": 1.0, "graphs": 1.0}
@@ -186,7 +176,8 @@ class Side:
         """Takes a turn on the threads that suit this side, unless it was dropped."""
         torch.set_num_threads(self.report.threads)
         losses = self.attempt(self.turn)
-        self.losses = losses if self.losses is None else self.losses
+        if losses is not None and not self.report.losses:
+            self.report.losses = tuple(losses.tolist())
 
     def measure(self, trial: list[list[int]], threads: int, compiles: bool) -> None:
         """Prepares the side, and measures its time per batch and its memory.
@@ -199,7 +190,9 @@ class Side:
         device = self.setting.device
         torch.manual_seed(self.setting.seed)
         torch.set_num_threads(threads)
-        reserved = reserved_on(device)
+        allocator = CudaAllocator(device) if device.type == "cuda" else ProfilerAllocator()
+        allocator.trim()
+        reserved = allocator.reserved()
         self.report.prepare_s = seconds_of(self.prepare)
         self.begin(trial)
         with untouched(self.model, self.optimizer):
@@ -211,35 +204,25 @@ class Side:
         self.report.threads = min(turn_s, key=turn_s.__getitem__)
         self.batch_s = min(turn_s.values()) / len(trial)
         self.one_thread_s = turn_s.get(1, 0.0) / len(trial)
-        self.report.memory = self._memory(reserved)
+        self.report.memory = self._memory(allocator, reserved)
 
-    def _memory(self, reserved: int) -> dict[str, int]:
-        """Bytes that are held permanently, and those that a step adds at its peak; ``reserved`` is
-        what :func:`reserved_on` returned before the side was made."""
-        device = self.setting.device
-        on_cuda = device.type == "cuda"
-        allocator: Allocator = CudaAllocator(device) if on_cuda else ProfilerAllocator()
-        with self.one_step() as step:
-            step()
-            held: Any = reserved_on(device) - reserved
-            if not on_cuda:
+    def _memory(self, allocator: Allocator, reserved: int) -> dict[str, int]:
+        """Bytes that are held permanently, and those that a step adds at its peak; ``reserved`` are
+        those that the allocator had taken before the side was made."""
+        with untouched(self.model, self.optimizer), closing(self.batches()) as batches:
+            batch = next(batches)
+            self.step(batch)
+            allocator.trim()
+            held: Any = allocator.reserved() - reserved
+            if self.setting.device.type == "cpu":
                 self.optimizer.zero_grad(set_to_none=True)  # or freeing old gradients counts
                 tensors = (*self.model.parameters(), *self.model.buffers())
                 held = distinct_bytes(tensors) + state_bytes(self.optimizer)
             base = allocator.allocated()
             allocator.reset_peak()
-            step()
+            self.step(batch)
             added = allocator.peak() - base
         return {"held_bytes": max(0, held), "step_bytes": max(0, added)}
-
-
-def reserved_on(device: torch.device) -> int:
-    """The bytes that torch reserves on a GPU, after freeing unused blocks; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_reserved(device)
 
 
 def seconds_of(action: Callable[[], object]) -> float:
