@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import _assert_async as assert_async
 from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._C._VariableFunctions import _assert_async as assert_async
 from torch._guards import TracingContext
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.amp.autocast_mode import _enter_autocast as enter_autocast

@@ -109,7 +109,7 @@ class Linear(torch.autograd.Function):
         """Returns the gradients of ``x``, weight and bias; the first includes the gradient of the
         ``x`` handed on."""
         into = grads[1] if ctx.handed_on else None
-        gradients = _backward_by_torch if torch.is_grad_enabled() else _backward
+        gradients: Any = _backward_by_torch if torch.is_grad_enabled() else _backward
         dx, dweight, dbias = gradients(grads[0], *ctx.saved_tensors, into)
         return dx, dweight, dbias if ctx.needs_input_grad[2] else None, None, None, None
 

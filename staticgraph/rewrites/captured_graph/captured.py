@@ -61,7 +61,7 @@ class EdgeSet(NamedTuple):
     Attributes:
         source, target: the keys of both indices (:func:`index_key`).
         nodes: rows that are gathered from, and reduced to.
-        count: of edges.
+        rows: how many edges there are.
         against: whether these are the batch's own, read against their direction: only what is
             reduced so is rewritten then.
     """
@@ -69,7 +69,7 @@ class EdgeSet(NamedTuple):
     source: Any
     target: Any
     nodes: int
-    count: int
+    rows: int
     against: bool
 
 
@@ -223,7 +223,7 @@ class Captured:
     def edges(self) -> int:
         """``E``."""
         if self.over is not None:
-            return self.over.count
+            return self.over.rows
         found = tensor(self.facts["edge_index"])
         assert found is not None
         return found.size(1)

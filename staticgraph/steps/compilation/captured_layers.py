@@ -91,11 +91,12 @@ class CapturedLayers:
         for child in module.children():
             if type(child).__module__.startswith("torch.nn."):
                 self._add_below(child)
-            elif next(child.children(), None) is not None and "forward" not in vars(child):
-                if child not in self._layers:
-                    self._layers[child] = _Layer(self, self._paths[child], child)
-                    if self._installed:
-                        self._layers[child].install()
+                continue
+            new = child not in self._layers and "forward" not in vars(child)
+            if new and next(child.children(), None) is not None:
+                self._layers[child] = _Layer(self, self._paths[child], child)
+                if self._installed:
+                    self._layers[child].install()
 
     def give_up(self, layer: _Layer) -> None:
         """Leaves a layer to eager, and tries those inside it instead."""
