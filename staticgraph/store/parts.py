@@ -45,7 +45,10 @@ class Survey:
         schema: the schema of all parts.
         names: the names of all arrays except splits.
         sizes: ``[n, C]`` in a narrow dtype: nodes, edges and the rows of each axis.
+        starts: ``[parts + 1]`` int64, the first graph of each part.
         splits: the splits that all parts have, as positions in the whole.
+        widest: for each array, a dtype that holds every part's dtype, without reading values.
+        nbytes: bytes of all arrays of all parts.
 
     Raises:
         BadGraph: if a part's fields or host objects differ from those of the first.
@@ -56,7 +59,8 @@ class Survey:
         arrays: dict[str, list[tuple[np.dtype, tuple[int, ...]]]] = {}
         sizes: list[Array] = []
         splits: list[dict[str, IntArray]] = []
-        graphs, objects = 0, list[str]()
+        starts, objects = [0], list[str]()
+        self.nbytes: int = 0
         for number, part in enumerate(parts):
             store = part()
             if not number:
@@ -72,8 +76,11 @@ class Survey:
             for name, array in _arrays_of(store).items():
                 arrays.setdefault(name, []).append((array.dtype, array.shape))
             sizes.append(store.narrow_sizes)
-            splits.append({k: np.asarray(v, np.int64) + graphs for k, v in store.splits.items()})
-            graphs += len(store)
+            begin = starts[-1]
+            splits.append({k: np.asarray(v, np.int64) + begin for k, v in store.splits.items()})
+            starts.append(begin + len(store))
+            self.nbytes += store.nbytes
+        self.starts: IntArray = np.array(starts, np.int64)
         self.sizes: Array = np.concatenate(sizes)
         self.splits: dict[str, IntArray] = {
             name: np.concatenate([each[name] for each in splits])
@@ -97,14 +104,11 @@ class Survey:
         if self._shapes["row_ptr"][0]:
             self._dtypes["row_ptr"] = {np.dtype(pointer_dtype(rows_on["edge"]))}
         self.names: list[str] = list(self._shapes)
+        self.widest: dict[str, np.dtype] = {name: _common(self._dtypes[name]) for name in self.names}
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of an array over all parts."""
         return self._shapes[name]
-
-    def widest(self, name: str) -> np.dtype:
-        """Returns a dtype that holds every part's dtype, without reading values."""
-        return _common(self._dtypes[name])
 
     def dtype(self, name: str) -> np.dtype:
         """Returns the smallest dtype that holds every part's values."""

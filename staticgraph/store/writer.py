@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,12 +26,12 @@ from staticgraph.errors import BadGraph
 from staticgraph.files import scratch
 from staticgraph.files.folder import exchange, repair, require_replaceable
 from staticgraph.schema import Level, Schema
-from staticgraph.store.columns import Array, names_of_fields
+from staticgraph.store.columns import Array, checked_splits, names_of_fields
 from staticgraph.store.files import KIND, MANIFEST, save, write
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.parts import slices
-from staticgraph.store.shards import check_shards, numbers_of, parts_in, survey_shards
+from staticgraph.store.parts import Survey, slices
+from staticgraph.store.shards import check_shards, numbers_of, parts_in, write_list
 from staticgraph.text.numeric_options import whole_option
 
 # A part of molecules takes some 10 MB, and 100 million graphs take 5,000 folders.
@@ -241,9 +242,9 @@ class StoreWriter:
         for path in paths:
             GraphStore.load(path, verify=True)  # every byte, the headers of files included
         if not merged:
-            return self._finish_in_shards(splits or {})
+            return self._finish_in_shards(paths, splits or {})
         write(
-            [lambda path=path: GraphStore.load(path, verify=False) for path in paths],
+            [partial(GraphStore.load, path, verify=False) for path in paths],
             self.folder,
             name=self._name,
             splits=splits or {},
@@ -254,14 +255,16 @@ class StoreWriter:
         self._number = self.committed = 0
         return store
 
-    def _finish_in_shards(self, splits: Mapping[str, Array]) -> GraphStore:
+    def _finish_in_shards(self, paths: list[Path], splits: Mapping[str, Array]) -> GraphStore:
         """Writes the list into the parts folder and moves that folder to the target.
 
         A kill leaves the parts, with or without a list, or the finished store.
         """
         target = Path(os.path.realpath(self.folder))
         require_replaceable(target, KIND, self._overwrite)
-        survey_shards(parts_in(self._parts), self._name).save(self._parts, splits)
+        survey = Survey([partial(GraphStore.load, path, verify=False) for path in paths])
+        checked = checked_splits(splits, len(survey.sizes), self._name)
+        write_list(self._parts, self._name, checked)
         exchange(self._parts, target)
         self._number = self.committed = 0
         return GraphStore.load(self.folder)
