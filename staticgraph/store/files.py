@@ -133,7 +133,9 @@ def write(
         document.save(scratch / MANIFEST, manifest)
 
 
-def load(kind: type[Kept], folder: str | Path, *, verify: bool | None = None) -> Kept:
+def load(
+    kind: type[Kept], folder: str | Path, *, verify: bool | None = None, digest: str | None = None
+) -> Kept:
     """Opens a folder that :func:`save` wrote; columns are memory-mapped, read-only.
 
     Args:
@@ -141,15 +143,19 @@ def load(kind: type[Kept], folder: str | Path, *, verify: bool | None = None) ->
         folder: the folder.
         verify: True checks every byte now, False each block when it is first read, and None chooses
             True up to 64 MiB. ``store.verify()`` checks the rest.
+        digest: of the manifest that is expected; None for any.
 
     Raises:
         FileNotFoundError: if there is no store.
         StoreCorrupt: for another format or version, a missing or truncated file, a wrong checksum,
-            or arrays that do not fit together; the message names the file, array and graph.
+            arrays that do not fit together, or another store than is expected; the message names
+            the file, array and graph.
     """
     root = Path(folder).expanduser()
     repair(root)
     manifest = read_manifest(root)
+    if digest is not None and document.digest(manifest) != digest:
+        raise StoreCorrupt(f"{root} is not the store that was listed")
     try:
         return _load(kind, root, manifest, verify)
     except Damage as error:

@@ -48,7 +48,6 @@ class Survey:
         starts: ``[parts + 1]`` int64, the first graph of each part.
         splits: the splits that all parts have, as positions in the whole.
         widest: for each array, a dtype that holds every part's dtype, without reading values.
-        nbytes: bytes of all arrays of all parts.
 
     Raises:
         BadGraph: if a part's fields or host objects differ from those of the first.
@@ -60,7 +59,6 @@ class Survey:
         sizes: list[Array] = []
         splits: list[dict[str, IntArray]] = []
         starts, objects = [0], list[str]()
-        self.nbytes: int = 0
         for number, part in enumerate(parts):
             store = part()
             if not number:
@@ -79,7 +77,6 @@ class Survey:
             begin = starts[-1]
             splits.append({k: np.asarray(v, np.int64) + begin for k, v in store.splits.items()})
             starts.append(begin + len(store))
-            self.nbytes += store.nbytes
         self.starts: IntArray = np.array(starts, np.int64)
         self.sizes: Array = np.concatenate(sizes)
         self.splits: dict[str, IntArray] = {
@@ -104,7 +101,9 @@ class Survey:
         if self._shapes["row_ptr"][0]:
             self._dtypes["row_ptr"] = {np.dtype(pointer_dtype(rows_on["edge"]))}
         self.names: list[str] = list(self._shapes)
-        self.widest: dict[str, np.dtype] = {name: _common(self._dtypes[name]) for name in self.names}
+        self.widest: dict[str, np.dtype] = {
+            name: _common(self._dtypes[name]) for name in self.names
+        }
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of an array over all parts."""

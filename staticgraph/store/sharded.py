@@ -63,9 +63,19 @@ class Sharded(GraphColumns):
     ) -> None:
         # A store in one folder has its arrays as attributes; here __getattr__ builds them on
         # access.
-        self.__dict__.update(shards=shards, by_rank=by_rank, name=shards.name, checks=None)
+        paths = [path for folder in shards.folders if folder.is_dir() for path in folder.iterdir()]
+        nbytes = sum(path.stat().st_size for path in paths)
+        whole = verify or (verify is None and nbytes <= files.WHOLE_BYTES)
+        self.__dict__.update(
+            shards=shards,
+            by_rank=by_rank,
+            name=shards.name,
+            checks=None,
+            _nbytes=nbytes,
+            _unchecked=set(range(len(shards.folders))) if whole else set(),
+        )
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        most_open = (descriptors - SPARE_DESCRIPTORS) // len(self._load(0).arrays())
+        most_open = (descriptors - SPARE_DESCRIPTORS) // max(1, len(paths) // len(shards.folders))
         # The most recently used shards stay open.
         self.__dict__["_open"] = lru_cache(max(4, most_open))(self._load)
         survey = Survey(self._parts())
@@ -76,9 +86,6 @@ class Sharded(GraphColumns):
             splits=Splits(survey.splits if shards.splits is None else shards.splits),
             narrow_sizes=survey.sizes,
         )
-        if verify or (verify is None and survey.nbytes <= files.WHOLE_BYTES):
-            for number in range(len(shards.folders)):
-                self._load(number, verify=True)
 
     def __getattr__(self, name: str) -> Any:
         """Builds an array over all graphs on access."""
@@ -100,17 +107,25 @@ class Sharded(GraphColumns):
 
     # ------------------------------------------------------------------ the shards
 
-    def _load(self, number: int, verify: bool = False) -> GraphColumns:
-        """Opens a shard, its columns mapped; if ``verify``, checks every byte of it now."""
+    def _load(self, number: int) -> GraphColumns:
+        """Opens a shard, its columns mapped; the first time, checks every byte if that was asked.
+
+        Raises:
+            StoreCorrupt: if it is damaged or missing, or was exchanged for another since it was
+                listed, or first opened.
+        """
         folder, digests = self.shards.folders[number], self.shards.digests
         with self._naming(number):
-            if number in digests and not folder.is_dir():
-                raise StoreCorrupt(f"{folder} is not here")
             repair(folder)
-            digest = document.digest(files.read_manifest(folder))
-            if digests.setdefault(number, digest) != digest:
-                raise StoreCorrupt(f"{folder} is not the store that was listed")
-            return files.load(GraphColumns, folder, verify=verify)
+            if number not in digests:
+                digests[number] = document.digest(files.read_manifest(folder))
+            elif not folder.is_dir():
+                raise StoreCorrupt(f"{folder} is not here")
+            store = files.load(
+                GraphColumns, folder, verify=number in self._unchecked, digest=digests[number]
+            )
+        self._unchecked.discard(number)
+        return store
 
     @contextmanager
     def _naming(self, number: int) -> Iterator[None]:
@@ -205,8 +220,8 @@ class Sharded(GraphColumns):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all shards."""
-        return self._survey.nbytes
+        """Bytes of the files of all shards."""
+        return self._nbytes
 
     def _size_in_words(self) -> str:
         return f"{how_many(len(self), 'graph')} in {how_many(len(self.shards.folders), 'shard')}"
