@@ -145,27 +145,9 @@ def _offsets(counts: IntArray) -> IntArray:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def _graph_at(offsets: IntArray, row: int) -> int:
+def graph_at(offsets: IntArray, row: int) -> int:
     """Returns the graph that a row of a column belongs to."""
     return int(np.searchsorted(offsets, row, side="right")) - 1
-
-
-def check_endpoints(src: Array, dst: Array, node_offsets: IntArray, edge_offsets: IntArray) -> None:
-    """Rejects edges that point outside their graph.
-
-    Raises:
-        BadGraph: if one does; the message names the graph and the edge.
-    """
-    nodes = np.repeat(np.diff(node_offsets), np.diff(edge_offsets))
-    wrong = (src < 0) | (dst < 0) | (src >= nodes) | (dst >= nodes)
-    if wrong.any():
-        edge = int(wrong.argmax())
-        graph = _graph_at(edge_offsets, edge)
-        raise BadGraph(
-            f"graph {graph} has {how_many(nodes[edge], 'node')}, but its edge "
-            f"{edge - edge_offsets[graph]} joins {src[edge]} -> {dst[edge]}: node numbers must be "
-            f"from 0 and below {nodes[edge]}; fix edge_index or set num_nodes"
-        )
 
 
 def checked_columns(
@@ -230,7 +212,7 @@ def require_finite(
             continue
         row = int((~np.isfinite(column).reshape(len(column), -1).all(axis=1)).argmax())
         offsets = all_offsets.get(item.level)
-        graph = row // item.rows if offsets is None else _graph_at(offsets, row)
+        graph = row // item.rows if offsets is None else graph_at(offsets, row)
         inside = row - (graph * item.rows if offsets is None else int(offsets[graph]))
         raise BadGraph(
             f"graph {graph} has {item.name}[{inside}] = {column[row].tolist()}, which is not "

@@ -29,7 +29,7 @@ from staticgraph.errors import BadGraph
 from staticgraph.schema import Axis, Field, Level, Schema
 from staticgraph.sizes.capacity import GraphSize
 from staticgraph.sizes.histogram import SizeHistogram
-from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype, stacked
+from staticgraph.sizes.whole_numbers import IntArray, stacked
 from staticgraph.store.checks import Checks
 from staticgraph.store.columns import (
     Array,
@@ -39,13 +39,12 @@ from staticgraph.store.columns import (
     checked_columns,
     checked_offsets,
     checked_splits,
-    compact,
     require_finite,
 )
 from staticgraph.store.indices import check_indices
 from staticgraph.store.objects import ObjectColumn, ObjectsOf
 from staticgraph.store.positions import graph_number, one_graph, several_graphs
-from staticgraph.store.sorted_edges import SortedEdges, first_order
+from staticgraph.store.sorted_edges import first_order, sorted_edges
 from staticgraph.store.structure import STRUCTURE
 from staticgraph.text.how_many import how_many
 
@@ -163,22 +162,14 @@ class GraphColumns:
         schema, columns = checked_columns(fields, rows or {}, offsets, axes_of_data, rules)
         require_finite(schema, columns, offsets, check_finite)
         check_indices(schema, columns, offsets, graphs)
-        edges = SortedEdges.of(edge_src, edge_dst, schema, columns, offsets, name)
-        origins = {level: compact(origin) for level, origin in edges.origins.items()}
         return cls(
             schema=schema,
             node_offsets=node_offsets,
             edge_offsets=edge_offsets,
-            edge_src=compact(edges.src),
-            edge_dst=compact(edges.dst),
-            row_ptr=edges.row_ptr.astype(pointer_dtype(int(edge_offsets[-1])), copy=False),
-            transpose=compact(edges.transpose),
-            edge_origin=origins.pop("edge", np.empty(0, np.uint8)),
-            columns={key: compact(column) for key, column in edges.columns.items()},
             splits=checked_splits(splits or {}, graphs, name),
             name=name,
             offsets=more,
-            origins=origins,
+            **sorted_edges(edge_src, edge_dst, schema, columns, offsets, name),
         )
 
     @classmethod
@@ -385,31 +376,10 @@ class GraphColumns:
         graph = one_graph(which, len(self))
         if graph is None:
             return [self[each] for each in several_graphs(which, len(self)).tolist()]
-        return self._assembled(graph)
-
-    def _assembled(self, graph: int) -> Any:
         self.verify(np.array([graph]))
-        from staticgraph.store.pyg.assembled import in_first_order
+        from staticgraph.store.pyg.assembled import graph_at
 
-        store, graph = self._part_of(graph)
-        schema = store.schema
-        rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in store.offsets.items()}
-        nodes, edges = store.size(graph)
-        pair = None
-        if schema.one_kind:
-            here = slice(store.edge_offsets[graph], store.edge_offsets[graph + 1])
-            pair = np.stack([store.edge_src[here], store.edge_dst[here]]).astype(np.int64)
-        levels = ("edge", *(axis.name for axis in schema.edge_axes))
-        data = in_first_order(
-            schema,
-            {item.name: store.columns[item.name][store.rows_of(item, graph)] for item in schema},
-            {"node": nodes, "edge": edges, **rows},
-            pair,
-            {level: store.origin_of(graph, level) for level in levels},
-        )
-        for name, column in store.objects.items():
-            setattr(data, name, column.at(graph))
-        return data
+        return graph_at(*self._part_of(graph))
 
     def origin_of(self, graph: int, level: Level) -> Array | None:
         """Returns the position of each edge of one graph (as in :meth:`size`) before sorting.
