@@ -295,40 +295,44 @@ def _join_schemas(first: Schema, other: Schema, number: int) -> Schema:
     Raises:
         BadGraph: if they do not.
     """
-    ours, theirs = ({field.name: field for field in each} for each in (first, other))
-    axes = [tuple(axis.name for axis in each.axes) for each in (first, other)]
     if first.keep_order is not other.keep_order:
         ordered, lost = (0, number) if first.keep_order else (number, 0)
         raise BadGraph(
             f"part {ordered} of the store keeps the order of edges, and part {lost} has them "
             "sorted: build both with keep_order=True, or neither"
         )
-    differing = sorted(
-        name
-        for name in {*ours, *theirs}
-        if name not in ours or name not in theirs or _meaning(ours[name]) != _meaning(theirs[name])
-    )
+    axes = [tuple(axis.name for axis in each.axes) for each in (first, other)]
+    differing = [
+        f"{name!r} is {now}, was {was}"
+        for name, was, now in differing_fields(first, other, lambda f: (f.layout, f.classes))
+    ]
     if differing or axes[0] != axes[1]:
-        fields = [_describe_pair(name, ours.get(name), theirs.get(name)) for name in differing]
         raise BadGraph(
             f"part {number} of the store has other fields than part 0: "
-            f"{'; '.join(fields) or 'other axes'}; give every graph the same fields, or leave one "
-            "out with exclude=[...]"
+            f"{'; '.join(differing) or 'other axes'}; give every graph the same fields, or leave "
+            "one out with exclude=[...]"
         )
     return replace(
         first,
         fields=tuple(
-            replace(field, has_nan=field.has_nan or theirs[field.name].has_nan) for field in first
+            replace(field, has_nan=field.has_nan or other[field.name].has_nan) for field in first
         ),
         molecules=first.molecules and other.molecules,
     )
 
 
-def _meaning(field: Field) -> tuple[object, ...]:
-    """Returns the properties of a field that all parts must share."""
-    return *field.layout, field.classes
+def differing_fields(
+    first: Schema, other: Schema, meaning: Callable[[Field], object]
+) -> Iterator[tuple[str, str, str]]:
+    """Yields the name of each field that differs, what it is in the first schema, and in the other.
 
-
-def _describe_pair(name: str, ours: Field | None, theirs: Field | None) -> str:
-    forms = ["nothing" if field is None else field.describe() for field in (theirs, ours)]
-    return f"{name!r} is {forms[0]}, was {forms[1]}"
+    Args:
+        first, other: the schemas.
+        meaning: returns what must be equal of a field.
+    """
+    ours, theirs = ({field.name: field for field in each} for each in (first, other))
+    for name in sorted({*ours, *theirs}):
+        pair = ours.get(name), theirs.get(name)
+        was, now = ("missing" if field is None else field.describe() for field in pair)
+        if None in pair or meaning(ours[name]) != meaning(theirs[name]):
+            yield name, was, now

@@ -30,7 +30,7 @@ from staticgraph.store.columns import Array, checked_splits, names_of_fields
 from staticgraph.store.files import KIND, MANIFEST, save, write
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.parts import Survey, slices
+from staticgraph.store.parts import Survey, differing_fields, slices
 from staticgraph.store.shards import check_shards, numbers_of, parts_in, write_list
 from staticgraph.text.numeric_options import whole_option
 
@@ -197,16 +197,12 @@ class StoreWriter:
                 f"{'in their own order' if self.schema.keep_order else 'sorted by destination'}, "
                 "those that follow do not: give keep_order=True for all, or for none"
             )
-        ours, theirs = ({f.name: f for f in s} for s in (self.schema, store.schema))
-        for name in sorted({*ours, *theirs}):
-            mine, other = ours.get(name), theirs.get(name)
-            if mine is None or other is None or mine.layout != other.layout:
-                was, now = ("missing" if f is None else f.describe() for f in (mine, other))
-                raise BadGraph(
-                    f"graphs {self.committed} to {self.committed + len(store) - 1} of {self._name} "
-                    f"have {name!r} as {now}, those before as {was}: give every graph the same "
-                    "fields, or leave one out with exclude=[...]"
-                )
+        for name, was, now in differing_fields(self.schema, store.schema, lambda f: f.layout):
+            raise BadGraph(
+                f"graphs {self.committed} to {self.committed + len(store) - 1} of {self._name} "
+                f"have {name!r} as {now}, those before as {was}: give every graph the same "
+                "fields, or leave one out with exclude=[...]"
+            )
 
     # ------------------------------------------------------------------ ending
 
