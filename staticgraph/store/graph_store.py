@@ -137,9 +137,8 @@ class GraphStore(GraphColumns):
                 f"shards={shards!r} needs one finished store, and {folder} is none: finish it with "
                 "StoreWriter(...).finish(), or join several with GraphStore.load([...]).save(...)"
             )
-        shards = Shards.at(place)
-        if shards is not None:
-            return ShardedStore(shards, verify=verify, by_rank=by_rank)
+        if (folders := Shards.at(place)) is not None:
+            return ShardedStore(folders, verify=verify, by_rank=by_rank)
         assert isinstance(place, Path)
         return replace(files.load(cls, place, verify=verify), by_rank=by_rank)
 

@@ -17,6 +17,7 @@ from staticgraph.schema import Field, Schema
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.indices import counted
+from staticgraph.store.pyg.levels import axis_of
 
 
 class RuledData(Data):
@@ -82,8 +83,7 @@ def assembled_typed(schema: Schema, values: Mapping[str, Any], rows: Mapping[str
     for axis in schema.node_axes:
         data[axis.key].num_nodes = rows[axis.name]
     for name, value in values.items():
-        owners = [axis for axis in types if name.startswith(f"{axis.name}.")]
-        owner = max(owners, key=lambda axis: len(axis.name), default=None)
+        owner = axis_of(name, types)
         if owner is None:
             setattr(data, name, value)
         else:

@@ -15,7 +15,7 @@ with one or the other.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,31 +126,27 @@ def _increments(
     return tuple(spread.tolist())
 
 
-class Increments:
-    """The increments of one field over all graphs, ``[n, W]`` or ``[n, 1]``.
+def increments_of(key: str, said: list[tuple[int, ...]]) -> list[IntArray]:
+    """Returns ``[n]`` increments for each scalar of a row; one array if all are the same.
+
+    Args:
+        key: the field's name, for messages.
+        said: the increments of each graph.
 
     Raises:
         BadGraph: if graphs give different numbers of increments.
     """
-
-    def __init__(self, key: str, said: list[tuple[int, ...]]) -> None:
-        width = max((len(steps) for steps in said), default=0)
-        self.key = key
-        filled = []
-        for number, steps in enumerate(said):
-            if len(steps) not in (0, 1, width):
-                raise BadGraph(
-                    f"graph {number} gives {how_many(len(steps), 'increment')} for {key!r}, others "
-                    f"give {width}"
-                )
-            filled.append(steps * width if len(steps) == 1 else steps or (0,) * width)
-        self.steps: IntArray = np.asarray(filled, dtype=np.int64).reshape(len(said), width)
-
-    def columns(self) -> list[IntArray]:
-        """Returns ``[n]`` increments for each scalar of a row; one array if all are the same."""
-        columns = list(self.steps.T)
-        same = all(np.array_equal(column, columns[0]) for column in columns)
-        return columns[:1] if same else columns
+    width = max((len(steps) for steps in said), default=0)
+    for number, steps in enumerate(said):
+        if len(steps) not in (0, 1, width):
+            raise BadGraph(
+                f"graph {number} gives {how_many(len(steps), 'increment')} for {key!r}, others "
+                f"give {width}"
+            )
+    filled = [_spread(steps, width) for steps in said]
+    columns = list(np.asarray(filled, dtype=np.int64).reshape(len(said), width).T)
+    same = all(np.array_equal(column, columns[0]) for column in columns)
+    return columns[:1] if same else columns
 
 
 def counted_level(steps: IntArray, levels: Mapping[Level, IntArray]) -> Level | None:
@@ -201,7 +197,7 @@ def _asked(data: Any, key: str, number: int) -> tuple[int, ...] | None:
         return None
 
 
-def _spread(steps: tuple[int, ...], width: int) -> Iterable[int]:
+def _spread(steps: tuple[int, ...], width: int) -> tuple[int, ...]:
     return steps if len(steps) == width else (steps or (0,)) * width
 
 
