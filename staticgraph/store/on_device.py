@@ -26,7 +26,7 @@ from torch import Tensor
 
 from staticgraph.errors import BudgetExceeded
 from staticgraph.memory.budget import MemoryBudget
-from staticgraph.schema import POINTERS, Field, Schema
+from staticgraph.schema import POINTERS, Field, Schema, dtype_name
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array, sort_by_node
@@ -45,18 +45,11 @@ MISSING = -128
 UNSIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
 
 
-class Encoded(NamedTuple):
-    """A field in its device encoding, still on the host."""
-
-    values: Array
-    kind: int = PLAIN
-
-
 class DeviceColumn(NamedTuple):
-    """A field on the device: ``[rows, bytes or scalars of a row]``."""
+    """A field in its device encoding: ``[rows, bytes or scalars of a row]``."""
 
     values: Tensor
-    kind: int
+    kind: int = PLAIN
     """Of :data:`PLAIN`, :data:`BITS` and :data:`LABELS`."""
 
 
@@ -145,11 +138,8 @@ def move(
     _check_budget(store, device, _sizes(store, structure, columns), budget)
     return DeviceStore(
         store,
-        {name: torch.from_numpy(array).to(device) for name, array in structure.items()},
-        {
-            name: DeviceColumn(torch.from_numpy(column.values).to(device), column.kind)
-            for name, column in columns.items()
-        },
+        {name: tensor.to(device) for name, tensor in structure.items()},
+        {name: DeviceColumn(values.to(device), kind) for name, (values, kind) in columns.items()},
     )
 
 
@@ -161,7 +151,9 @@ def fits(store: GraphColumns, device: str | torch.device, share: float, pointers
     return total <= share * MemoryBudget.of_device(device).max_bytes
 
 
-def encoded(store: GraphColumns, pointers: bool) -> tuple[dict[str, Array], dict[str, Encoded]]:
+def encoded(
+    store: GraphColumns, pointers: bool
+) -> tuple[dict[str, Tensor], dict[str, DeviceColumn]]:
     """Returns structure and columns in their device encoding, still on the host.
 
     Raises:
@@ -191,21 +183,21 @@ def _odd(store: GraphColumns) -> list[str]:
     return axes + [field.name for field in store.schema if field.is_index]
 
 
-def _column(field: Field, column: Array) -> Encoded:
+def _column(field: Field, column: Array) -> DeviceColumn:
     # A batch copies at once a row's scalars, or all of a graph's rows.
     each = field.rows if field.level == "graph" else 1
     rows = column.reshape(len(column) // each, field.width * each)
     binary = column.dtype in (np.uint8, np.bool_) and (not column.size or column.max() <= 1)
     if binary and rows.shape[1] > 1:
-        return Encoded(_at_least_one(np.packbits(rows, axis=1, bitorder="little")), BITS)
+        return DeviceColumn(_at_least_one(np.packbits(rows, axis=1, bitorder="little")), BITS)
     if column.dtype == field.dtype and column.dtype.name in UNSIGNED:
-        return Encoded(_at_least_one(rows.view(UNSIGNED[field.dtype])))
+        return DeviceColumn(_at_least_one(rows.view(UNSIGNED[field.dtype])))
     if column.dtype.kind in "iu":
-        return Encoded(_narrow(rows))
+        return DeviceColumn(_narrow(rows))
     labels = _labels(rows) if field.has_nan else None
     if labels is not None:
-        return Encoded(_at_least_one(labels), LABELS)
-    return Encoded(_at_least_one(rows))
+        return DeviceColumn(_at_least_one(labels), LABELS)
+    return DeviceColumn(_at_least_one(rows))
 
 
 def _labels(rows: Array) -> Array | None:
@@ -220,7 +212,7 @@ def _labels(rows: Array) -> Array | None:
     return narrow if back.tobytes() == rows.tobytes() else None
 
 
-def _narrow(array: Array) -> Array:
+def _narrow(array: Array) -> Tensor:
     """Returns integers in the narrowest dtype of :data:`NARROW`, with at least one row."""
     low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
     for dtype in NARROW:
@@ -229,12 +221,12 @@ def _narrow(array: Array) -> Array:
     return _at_least_one(array.view(np.int64))  # uint64 values beyond int64: the same bits
 
 
-def _at_least_one(array: Array) -> Array:
-    """Returns an array with at least one row, since even a masked lookup addresses a row."""
+def _at_least_one(array: Array) -> Tensor:
+    """Returns a tensor with at least one row, since even a masked lookup addresses a row."""
     if not len(array):
         array = np.zeros((1, *array.shape[1:]), array.dtype)
     # torch warns about read-only arrays (mapped files), so these are copied.
-    return np.ascontiguousarray(array) if array.flags.writeable else np.array(array, order="C")
+    return torch.from_numpy(np.require(array, requirements=("C", "W")))
 
 
 # ---------------------------------------------------------------------- the device
@@ -266,15 +258,15 @@ def require_there(device: torch.device) -> torch.device:
 
 
 def _sizes(
-    store: GraphColumns, structure: Mapping[str, Array], columns: Mapping[str, Encoded]
+    store: GraphColumns, structure: Mapping[str, Tensor], columns: Mapping[str, DeviceColumn]
 ) -> list[tuple[str, str, int]]:
     """Returns the name of every array, its dtype with that which it stands for, and its bytes."""
-    sizes = [(name, array.dtype.name, array.nbytes) for name, array in structure.items()]
-    for name, (array, kind) in columns.items():
-        stored_as = "bits" if kind == BITS else array.dtype.name
+    sizes = [(name, dtype_name(tensor), tensor.nbytes) for name, tensor in structure.items()]
+    for name, (tensor, kind) in columns.items():
+        stored_as = "bits" if kind == BITS else dtype_name(tensor)
         dtype = store.schema[name].dtype
         form = f"{stored_as} for {dtype}" if stored_as != dtype else stored_as
-        sizes.append((name, form, array.nbytes))
+        sizes.append((name, form, tensor.nbytes))
     return sizes
 
 
