@@ -35,10 +35,9 @@ from staticgraph.store.columns import (
     Array,
     IndexRule,
     Splits,
-    axis_offsets,
     checked_columns,
-    checked_offsets,
     checked_splits,
+    offsets_of_counts,
     require_finite,
 )
 from staticgraph.store.indices import check_indices
@@ -154,21 +153,19 @@ class GraphColumns:
                 graph.
             ValueError: if a field has a name that batches reserve.
         """
-        node_offsets, edge_offsets = checked_offsets(num_nodes, num_edges, name)
-        axes_of_data = tuple(axes or ())
-        graphs = len(node_offsets) - 1
-        more = axis_offsets({axis.name: rows for axis, rows in (axes or {}).items()}, graphs, name)
-        offsets = {"node": node_offsets, "edge": edge_offsets, **more}
-        schema, columns = checked_columns(fields, rows or {}, offsets, axes_of_data, rules)
+        axis_rows = {axis.name: rows for axis, rows in (axes or {}).items()}
+        offsets = offsets_of_counts(num_nodes, num_edges, axis_rows, name)
+        graphs = len(offsets["node"]) - 1
+        schema, columns = checked_columns(fields, rows or {}, offsets, tuple(axes or ()), rules)
         require_finite(schema, columns, offsets, check_finite)
         check_indices(schema, columns, offsets, graphs)
         return cls(
             schema=schema,
-            node_offsets=node_offsets,
-            edge_offsets=edge_offsets,
+            node_offsets=offsets["node"],
+            edge_offsets=offsets["edge"],
             splits=checked_splits(splits or {}, graphs, name),
             name=name,
-            offsets=more,
+            offsets={axis: offsets[axis] for axis in axis_rows},
             **sorted_edges(edge_src, edge_dst, schema, columns, offsets, name),
         )
 

@@ -222,42 +222,42 @@ class CountedFields:
 
     def _expected_counts(self, schema: Schema) -> dict[str, tuple[Level, ...]]:
         """Returns the schema's counts and sets the axes' rows; rejects graphs that differ."""
-        counts = {key: self.planned[key][0] for key in self.values}
-        known = {"graph": np.ones(len(self.nodes), np.int64), **self._known()}
-        increments = {key: increments_of(key, self.increments[key]) for key in self.values}
+        none = np.zeros(len(self.nodes), np.int64)
+        known = {"graph": none + 1, "": none, **self._known()}
+        steps = {key: self._planned_steps(key, none) for key in self.values}
         for axis in schema.axes:
             if axis.name in known:
                 continue
             rows = [self._lengths(item.name) for item in schema if item.level == axis.name]
             rows += [
-                increments[key][min(place, len(increments[key]) - 1)]
-                if increments[key]
-                else known["graph"] * 0
-                for key in self.values
-                for place, level in enumerate(counts[key])
-                if level == axis.name
+                each for pairs in steps.values() for level, each in pairs if level == axis.name
             ]
-            known[axis.name] = self.axes[axis.name] = rows[0] if rows else known["graph"] * 0
-        for key, levels in counts.items():
-            if self.cat_dims[key] != self.planned[key][1]:
+            known[axis.name] = self.axes[axis.name] = rows[0] if rows else none
+        for key, (levels, cat_dim) in self.planned.items():
+            if self.cat_dims[key] != cat_dim:
                 raise BadGraph(
                     f"graph 0 gives {self.cat_dims[key]} as __cat_dim__ of {key!r}; the plan was "
-                    f"made for {self.planned[key][1]}: convert the new graphs as the training data"
+                    f"made for {cat_dim}: convert the new graphs as the training data"
                 )
-            columns = increments[key] or [known["graph"] * 0]
-            wanted = [known[level] if level else known["graph"] * 0 for level in levels or ("",)]
-            width = max(len(columns), len(wanted))
-            for place in range(width):
-                column = columns[min(place, len(columns) - 1)]
-                expected = wanted[min(place, len(wanted) - 1)]
-                if not np.array_equal(column, expected):
-                    odd = int((column != expected).argmax())
+            for level, each in steps[key]:
+                if not np.array_equal(each, known[level]):
+                    odd = int((each != known[level]).argmax())
                     raise BadGraph(
-                        f"graph {odd} adds {column[odd]} to {key!r} (__inc__), where the plan was "
+                        f"graph {odd} adds {each[odd]} to {key!r} (__inc__), where the plan was "
                         f"made for values that count {' and '.join(levels) or 'nothing'}, of which "
-                        f"it has {expected[odd]}: convert the new graphs as the training data was"
+                        f"it has {known[level][odd]}: convert the new graphs as the training data "
+                        "was"
                     )
-        return counts
+        return {key: levels for key, (levels, _) in self.planned.items()}
+
+    def _planned_steps(self, key: str, none: IntArray) -> list[tuple[Level, IntArray]]:
+        """Returns the level that each scalar of a row has in the schema, and its increments."""
+        levels, columns = self.planned[key][0] or ("",), increments_of(key, self.increments[key])
+        columns = columns or [none]
+        return [
+            (levels[min(place, len(levels) - 1)], columns[min(place, len(columns) - 1)])
+            for place in range(max(len(columns), len(levels)))
+        ]
 
     def _on_axis(self, key: str, axis: str, lengths: IntArray) -> str:
         """Puts a field on an axis, which is created if there is none of that name."""
