@@ -119,6 +119,7 @@ def read_document(
     build: Callable[[dict[str, Any]], T],
     error: type[ValueError] = ValueError,
     content: bytes | None = None,
+    form: tuple[str, tuple[int, ...]] | None = None,
 ) -> T:
     """Reads the JSON object in a file, checks it, and passes it to ``build``.
 
@@ -128,6 +129,8 @@ def read_document(
         build: takes the object; it may raise ValueError with a more specific message.
         error: the exception type to raise.
         content: the file's contents, if already read.
+        form: the format that it must name, and the versions that are read, of which those above 1
+            have a digest.
 
     Returns:
         The result of ``build``.
@@ -142,7 +145,15 @@ def read_document(
         raise error(f"{path}: not {what}: no readable JSON ({failure})") from failure
     if not isinstance(values, dict):
         raise error(f"{path}: not {what}: a JSON {_kind(values)} where an object should be")
+    name, version = values.get("format"), values.get("version")
+    if form is not None and (name != form[0] or version not in form[1]):
+        raise error(
+            f"{path} says {name} version {version}; this library reads {form[0]} version "
+            f"{form[1][-1]}: make it again"
+        )
     try:
+        if form is not None and version != 1 and KEY not in values:
+            raise KeyError(KEY)
         return build(check(values))
     except NOT_THERE as failure:
         said = str(failure) if type(failure) in (ValueError, error) else None

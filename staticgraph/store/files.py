@@ -28,7 +28,7 @@ from staticgraph.store.checks import Checks, blocks_of, by_block, sums_of
 from staticgraph.store.columns import Array, checked_splits
 from staticgraph.store.graph_columns import GraphColumns, Kept, assembled
 from staticgraph.store.parts import Part, Survey
-from staticgraph.store.structure import Damage, check_forms, check_manifest
+from staticgraph.store.structure import Damage, check_forms, checked_manifest
 from staticgraph.text.how_many import how_many
 
 FORMAT = "staticgraph.store"
@@ -249,21 +249,8 @@ def read_manifest(root: Path) -> dict[str, Any]:
             )
         )
     try:
-        manifest = document.read(path)
-    except document.NOT_THERE as error:
-        raise StoreCorrupt(f"{path} is not readable ({error}); build the store again") from None
-    if not isinstance(manifest, dict):
-        raise StoreCorrupt(f"{path} is not a manifest; build the store again")
-    if manifest.get("format") != FORMAT or manifest.get("version") not in (1, VERSION):
-        raise StoreCorrupt(
-            f"{path} says {manifest.get('format')} version {manifest.get('version')}; this "
-            f"library reads {FORMAT} version {VERSION}: build the store again"
+        return document.read_document(
+            path, "a complete manifest", checked_manifest, StoreCorrupt, form=(FORMAT, (1, VERSION))
         )
-    try:
-        if manifest["version"] > 1 and document.KEY not in manifest:
-            raise ValueError(f"it lacks its {document.KEY!r}; build the store again")
-        manifest = document.check(manifest)
-    except ValueError as error:
-        raise StoreCorrupt(f"{path}: {error}") from None
-    check_manifest(manifest, path)
-    return manifest
+    except StoreCorrupt as error:
+        raise StoreCorrupt(f"{error}; build the store again") from None

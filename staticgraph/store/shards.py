@@ -115,11 +115,6 @@ def write_list(folder: Path, name: str, splits: Mapping[str, Array]) -> None:
 def _read_list(path: Path) -> Shards:
     def build(values: dict[str, Any]) -> Shards:
         """Builds the list from the values of a manifest."""
-        if values["version"] != VERSION:
-            raise StoreCorrupt(
-                f"{path} says version {values['version']}; this library reads {FORMAT} version "
-                f"{VERSION}: write the store again"
-            )
         names = [shard["folder"] for shard in values["shards"]]
         if odd := [name for name in names if not PART.fullmatch(name)]:
             raise StoreCorrupt(f"{path} lists {odd[0]!r}, which is not a shard's name")
@@ -137,7 +132,9 @@ def _read_list(path: Path) -> Shards:
             checked_splits(splits, graphs, str(path.parent)),
         )
 
-    return document.read_document(path, "a list of shards", build, StoreCorrupt)
+    return document.read_document(
+        path, "a list of shards", build, StoreCorrupt, form=(FORMAT, (VERSION,))
+    )
 
 
 def _read_array(root: Path, name: str, file: Mapping[str, Any]) -> Array:

@@ -3,7 +3,7 @@
 A checksum detects damage, not intent: whoever writes a store can also write its checksums. Offsets
 beyond the columns, or an array that is not a permutation, would make a batch read and write out of
 bounds. A loaded store is therefore checked as strictly as when it was built: first the manifest,
-before any file is opened (:func:`check_manifest`); then the offsets and the shape and dtype of
+before any file is opened (:func:`checked_manifest`); then the offsets and the shape and dtype of
 every array (:func:`check_forms`); then the values of edges and indices, for a run of graphs at a
 time, before they are read (:func:`check_graphs`).
 """
@@ -11,13 +11,11 @@ time, before they are read (:func:`check_graphs`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from staticgraph.errors import StoreCorrupt
-from staticgraph.files.document import NOT_THERE, missing
 from staticgraph.schema import LEVELS, Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
@@ -35,37 +33,33 @@ class Damage(StoreCorrupt):
     """An array that does not fit its store; the message names the array, and the graph if known."""
 
 
-def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
-    """Rejects a manifest that lacks a key, a file of the schema, or a file's size or checksum.
+def checked_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Returns a manifest that lacks no key, no file of the schema, and no size or checksum.
 
     Raises:
-        StoreCorrupt: if something is missing or unknown; the message names it.
+        KeyError: if something is missing.
+        TypeError: if something is unknown, or another thing than it should be.
     """
-    try:
-        if not isinstance(manifest["name"], str):
-            raise TypeError(f"the name is {manifest['name']!r}")
-        schema = Schema.from_dict(manifest["schema"])
-        files = dict(manifest["files"])
-        for name, file in files.items():
-            for key in ("bytes", "crc32"):
-                if not isinstance(file[key], int):
-                    raise TypeError(f"{key} of {name!r} is {file[key]!r}")
-        expected = [*STRUCTURE, *(f"column.{field.name}" for field in schema)]
-        expected += [f"offsets.{axis.name}" for axis in schema.axes]
-        objects = [name.partition(".")[2] for name in files if name.startswith("objects.")]
-        expected += [f"object_ends.{key}" for key in objects]
-        absent = [name for name in expected if name not in files]
-        if absent:
-            raise KeyError(", ".join(absent))
-        known = {*expected, *(f"origins.{axis.name}" for axis in schema.edge_axes)}
-        known |= {f"objects.{key}" for key in objects}
-        extra = {name for name in files if not name.startswith(("split.", "checks."))} - known
-        if extra:
-            raise TypeError(f"the schema knows no array {', '.join(sorted(extra))}")
-    except NOT_THERE as failure:
-        raise StoreCorrupt(
-            f"{path} is not a complete manifest: {missing(failure)}; build the store again"
-        ) from failure
+    if not isinstance(manifest["name"], str):
+        raise TypeError(f"the name is {manifest['name']!r}")
+    schema = Schema.from_dict(manifest["schema"])
+    files = dict(manifest["files"])
+    for name, file in files.items():
+        for key in ("bytes", "crc32"):
+            if not isinstance(file[key], int):
+                raise TypeError(f"{key} of {name!r} is {file[key]!r}")
+    expected = [*STRUCTURE, *(f"column.{field.name}" for field in schema)]
+    expected += [f"offsets.{axis.name}" for axis in schema.axes]
+    objects = [name.partition(".")[2] for name in files if name.startswith("objects.")]
+    expected += [f"object_ends.{key}" for key in objects]
+    if absent := [name for name in expected if name not in files]:
+        raise KeyError(", ".join(absent))
+    known = {*expected, *(f"origins.{axis.name}" for axis in schema.edge_axes)}
+    known |= {f"objects.{key}" for key in objects}
+    extra = {name for name in files if not name.startswith(("split.", "checks."))} - known
+    if extra:
+        raise TypeError(f"the schema knows no array {', '.join(sorted(extra))}")
+    return manifest
 
 
 def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> None:
