@@ -191,7 +191,7 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
         or (np.diff(blocks) <= 0).any()
     ):
         raise Damage(f"{BLOCKS} and {SUMS} do not fit the arrays; build the store again")
-    checks = Checks(root, schema, arrays, blocks, None if verified else sums, names)
+    checks = Checks(str(root), schema, arrays, blocks, None if verified else sums, names)
     if verify or verified:
         checks.touch()
     unchecked = None if checks.complete else checks

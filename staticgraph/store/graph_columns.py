@@ -209,13 +209,18 @@ class GraphColumns:
         Raises:
             StoreCorrupt: if a checksum differs; the message names the array and the graphs.
         """
-        if self.checks is not None:
-            self.checks.touch(graphs)
+        whole = ((part(), None) for part in self._parts())
+        for part, ids in (
+            whole if graphs is None else self._by_part(np.asarray(graphs, np.int64))[0]
+        ):
+            if part.checks is not None:
+                part.checks.touch(ids)
 
     def column(self, name: str) -> Array:
         """Returns the whole column of a field, after checking it against its checksums."""
-        if self.checks is not None:
-            self.checks.column(f"column.{name}")
+        for open_part in self._parts():
+            if (checks := open_part().checks) is not None:
+                checks.column(f"column.{name}")
         return self.columns[name]
 
     # ------------------------------------------------------------------ reading
@@ -350,6 +355,10 @@ class GraphColumns:
     def _parts(self) -> list[Callable[[], GraphColumns]]:
         """Returns what opens the stores in one folder, or in memory, that this one consists of."""
         return [lambda: self]
+
+    def _by_part(self, ids: IntArray) -> tuple[Iterable[tuple[GraphColumns, IntArray]], IntArray]:
+        """Returns each part, opened when its turn comes, and its graphs; and their places in ``ids``."""
+        return [(self, ids)], np.arange(len(ids))
 
     def _opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
         """Yields the parts of graphs ``first`` to ``last - 1``, each with its first index."""

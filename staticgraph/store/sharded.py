@@ -13,8 +13,7 @@ concatenated in main memory when it is accessed.
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any, Self
 
@@ -26,7 +25,7 @@ from staticgraph.files.folder import repair
 from staticgraph.schema import POINTERS
 from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
 from staticgraph.store import files
-from staticgraph.store.columns import Array, Splits
+from staticgraph.store.columns import Splits
 from staticgraph.store.graph_columns import GraphColumns, assembled
 from staticgraph.store.objects import ObjectColumn, OnAccess
 from staticgraph.store.parts import NONE, Survey, gathered
@@ -115,7 +114,8 @@ class Sharded(GraphColumns):
                 listed, or first opened.
         """
         folder, digests = self.shards.folders[number], self.shards.digests
-        with self._naming(number):
+        name = f"shard {number} of the {len(self.shards.folders)} of {self.name}"
+        try:
             repair(folder)
             if number not in digests:
                 digests[number] = document.digest(files.read_manifest(folder))
@@ -124,19 +124,12 @@ class Sharded(GraphColumns):
             store = files.load(
                 GraphColumns, folder, verify=number in self._unchecked, digest=digests[number]
             )
-        self._unchecked.discard(number)
-        return store
-
-    @contextmanager
-    def _naming(self, number: int) -> Iterator[None]:
-        """Raises a StoreCorrupt of the block again, with the number of the shard."""
-        try:
-            yield
         except StoreCorrupt as error:
-            raise StoreCorrupt(
-                f"shard {number} of the {len(self.shards.folders)} of {self.name}: {error}. The "
-                f"others are as they were: {REMEDY}"
-            ) from None
+            raise StoreCorrupt(f"{name}: {error}. The others are as they were: {REMEDY}") from None
+        self._unchecked.discard(number)
+        if store.checks is not None:
+            store.checks.name = f"{name}: {folder}"
+        return store
 
     def _parts(self) -> list[Callable[[], GraphColumns]]:
         """See :meth:`GraphColumns._parts`."""
@@ -149,8 +142,8 @@ class Sharded(GraphColumns):
             for number in range(begin, end + 1):
                 yield int(self._starts[number]), self._open(number)
 
-    def _by_shard(self, ids: IntArray) -> tuple[list[tuple[int, IntArray]], IntArray]:
-        """Returns each shard's number and graphs, and the positions in ``ids`` in that order."""
+    def _by_part(self, ids: IntArray) -> tuple[Iterable[tuple[GraphColumns, IntArray]], IntArray]:
+        """See :meth:`GraphColumns._by_part`."""
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
             raise IndexError(f"graph {ids[(ids < 0) | (ids >= len(self))][0]} of {len(self)}")
         owners = np.searchsorted(self._starts, ids, side="right") - 1
@@ -158,18 +151,15 @@ class Sharded(GraphColumns):
         local = (ids - self._starts[owners])[places]
         numbers, firsts = np.unique(owners[places], return_index=True)
         parts = np.split(local, firsts[1:]) if len(ids) else []
-        return list(zip(numbers.tolist(), parts, strict=True)), places
+        return zip(map(self._open, numbers.tolist()), parts, strict=True), places
 
     def held(self, ids: IntArray, pointers: bool = True) -> tuple[GraphColumns, IntArray]:
         """See :meth:`GraphColumns.held`: copies the graphs into one store, shard by shard."""
-        by_shard, places = self._by_shard(ids)
-        parts = [(self._open(number), local) for number, local in by_shard]
-        if not parts:
-            parts = [(GraphColumns.zeros(self.schema), ids)]
+        parts, places = self._by_part(ids)
         edges = self.narrow_sizes[ids, 1].sum(dtype=np.int64)
         dtypes = {**self._survey.widest, "row_ptr": pointer_dtype(edges)}
         arrays = dict.fromkeys(STRUCTURE, NONE) | gathered(
-            parts,
+            list(parts) or [(GraphColumns.zeros(self.schema), ids)],
             dtypes.__getitem__,
             ("edge_origin", "origins.", "object", *(() if pointers else POINTERS)),
         )
@@ -179,30 +169,6 @@ class Sharded(GraphColumns):
 
     def __len__(self) -> int:
         return int(self._starts[-1])
-
-    # ------------------------------------------------------------------ checking
-
-    def verify(self, graphs: IntArray | None = None) -> None:
-        """Checks all data that has not been checked yet; see :meth:`GraphColumns.verify`.
-
-        Raises:
-            StoreCorrupt: if a checksum differs; the message names the shard, the array and the
-                graphs.
-        """
-        every = [(number, None) for number in range(len(self.shards.folders))]
-        chosen = every if graphs is None else self._by_shard(np.asarray(graphs, np.int64))[0]
-        for number, local in chosen:
-            shard = self._open(number)
-            with self._naming(number):
-                shard.verify(local)
-
-    def column(self, name: str) -> Array:
-        """Returns the whole column of a field, after checking it against its checksums."""
-        for number, part in enumerate(self._parts()):
-            shard = part()
-            with self._naming(number):
-                shard.column(name)
-        return self.columns[name]
 
     def in_first_order(self) -> Self:
         """See :meth:`GraphColumns.in_first_order`.

@@ -207,9 +207,7 @@ class _Stretch:
     def check_index(self, field: Field) -> None:
         """Checks that the values of an index field are rows of the levels that they refer to."""
         bounds = self.bounds[field.level]
-        rows = slice(int(bounds[0]), int(bounds[-1]))
-        if field.level == "graph":
-            rows = slice(rows.start * field.rows, rows.stop * field.rows)
+        rows = slice(int(bounds[0]) * field.rows, int(bounds[-1]) * field.rows)
         column = self.arrays[f"column.{field.name}"][rows]
         if wrong := first_outside(field, column, self.bounds, self.graphs):
             raise Damage(
@@ -232,24 +230,26 @@ def _check_schema(schema: Schema) -> None:
     axes = {axis.name for axis in schema.axes}
     for field in schema:
         known = np.dtype(field.dtype).kind in "biuf" and field.level in axes | set(LEVELS)
-        alone = (
-            field.level == "graph" and field.rows == 1
-        )  # one row per graph, stacked along a new dimension
+        of_graph = field.level == "graph"
+        # One row per graph, stacked along a new dimension; or rows along one of theirs.
+        alone = of_graph and field.rows == 1
         fits = alone if field.cat_dim is None else 0 <= field.cat_dim <= len(field.shape)
         counts = len(field.counts) in (0, 1, field.width)
-        if not (known and fits and counts and field.rows > 0 and min(field.shape, default=0) >= 0):
+        rows = field.rows == 1 or (of_graph and field.rows > 0)
+        if not (known and fits and counts and rows and min(field.shape, default=0) >= 0):
             raise Damage(f"the schema's field {field.name!r} cannot be: {field}: {REMEDY}")
         if unknown := set(field.counts) - axes - {"", *LEVELS}:
             raise Damage(f"field {field.name!r} counts {unknown}, which is not a level: {REMEDY}")
     _check_types(schema)
+    nodes, fields = {axis.name for axis in schema.node_axes}, {item.name: item for item in schema}
     for axis in schema.edge_axes:
-        name = f"{axis.name}.edge_index"
-        ends = schema[name].counts if name in schema else ()
-        nodes = {node.name for node in schema.node_axes}
-        if name not in schema or len(ends) != 2 or not set(ends) <= nodes:
-            raise Damage(f"the edges of type {axis.name!r} have no index of nodes: {REMEDY}")
-        if schema[name].level != axis.name or schema[name].width != 2:
-            raise Damage(f"field {name!r} has no two ends for an edge: {REMEDY}")
+        index = fields.get(f"{axis.name}.edge_index")
+        form = index and (index.level, index.width, len(index.counts))
+        if index is None or form != (axis.name, 2, 2) or not nodes.issuperset(index.counts):
+            raise Damage(
+                f"the edges of type {axis.name!r} have no index of the nodes at their two ends: "
+                f"{REMEDY}"
+            )
 
 
 # The number of strings in PyG's type of an axis of each kind.
