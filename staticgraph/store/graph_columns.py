@@ -209,10 +209,10 @@ class GraphColumns:
         Raises:
             StoreCorrupt: if a checksum differs; the message names the array and the graphs.
         """
-        whole = ((part(), None) for part in self._parts())
-        for part, ids in (
-            whole if graphs is None else self._by_part(np.asarray(graphs, np.int64))[0]
-        ):
+        parts = ((part(), None) for part in self._parts())
+        if graphs is not None:
+            parts, _ = self._by_part(np.asarray(graphs, np.int64))
+        for part, ids in parts:
             if part.checks is not None:
                 part.checks.touch(ids)
 
@@ -357,7 +357,7 @@ class GraphColumns:
         return [lambda: self]
 
     def _by_part(self, ids: IntArray) -> tuple[Iterable[tuple[GraphColumns, IntArray]], IntArray]:
-        """Returns each part, opened when its turn comes, and its graphs; and their places in ``ids``."""
+        """Returns each part, opened in its turn, and its graphs; and their places in ``ids``."""
         return [(self, ids)], np.arange(len(ids))
 
     def _opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
