@@ -218,9 +218,9 @@ class StoreWriter:
         Args:
             splits: named lists of graph indices over all shards.
             shards: how many shards were written; by default the last that is there is the last.
-            merged: False keeps the parts and adds a list of them: no bytes are copied, and each
-                host may hold only some of the parts. Reading a batch then takes longer
-                (:mod:`staticgraph.store.sharded`).
+            merged: False keeps the parts and adds a list of them: no bytes are copied. Opening the
+                store and reading a batch then take longer (:mod:`staticgraph.store.sharded`).
+                A kill leaves the parts, with or without a list, or the finished store.
 
         Raises:
             BadGraph: if there are no graphs, the fields of two parts differ, a shard is missing, or
@@ -237,33 +237,26 @@ class StoreWriter:
         _check_ended(self._parts)
         for path in paths:
             GraphStore.load(path, verify=True)  # every byte, the headers of files included
-        if not merged:
-            return self._finish_in_shards(paths, splits or {})
-        write(
-            [partial(GraphStore.load, path, verify=False) for path in paths],
-            self.folder,
-            name=self._name,
-            splits=splits or {},
-            overwrite=self._overwrite,
-        )
-        store = GraphStore.load(self.folder)  # before its parts are removed
-        _remove_parts(self._parts)
+        parts = [partial(GraphStore.load, path, verify=False) for path in paths]
+        if merged:
+            write(
+                parts,
+                self.folder,
+                name=self._name,
+                splits=splits or {},
+                overwrite=self._overwrite,
+            )
+        else:
+            target = Path(os.path.realpath(self.folder))
+            require_replaceable(target, KIND, self._overwrite)
+            graphs = len(Survey(parts).sizes)
+            write_list(self._parts, self._name, checked_splits(splits or {}, graphs, self._name))
+            exchange(self._parts, target)
+        store = GraphStore.load(self.folder)
+        if merged:
+            _remove_parts(self._parts)
         self._number = self.committed = 0
         return store
-
-    def _finish_in_shards(self, paths: list[Path], splits: Mapping[str, Array]) -> GraphStore:
-        """Writes the list into the parts folder and moves that folder to the target.
-
-        A kill leaves the parts, with or without a list, or the finished store.
-        """
-        target = Path(os.path.realpath(self.folder))
-        require_replaceable(target, KIND, self._overwrite)
-        survey = Survey([partial(GraphStore.load, path, verify=False) for path in paths])
-        checked = checked_splits(splits, len(survey.sizes), self._name)
-        write_list(self._parts, self._name, checked)
-        exchange(self._parts, target)
-        self._number = self.committed = 0
-        return GraphStore.load(self.folder)
 
     def __enter__(self) -> Self:
         return self
