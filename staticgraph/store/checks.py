@@ -20,7 +20,7 @@ from staticgraph.files.checksum import crc32_of_array
 from staticgraph.schema import Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
-from staticgraph.store.structure import EDGES, Damage, check_graphs
+from staticgraph.store.structure import EDGES, Damage, check_graphs, offsets_name
 
 # A compromise: a batch of a shuffled epoch touches about as many blocks as it has graphs.
 BLOCK_BYTES = 1 << 20
@@ -120,11 +120,6 @@ def rows_of(name: str, schema: Schema, arrays: Mapping[str, Array], first: int, 
         return slice(first * rows, last * rows)
     offsets = arrays[offsets_name(level)]
     return slice(int(offsets[first]), int(offsets[last]) + (name == "row_ptr"))
-
-
-def offsets_name(level: str) -> str:
-    """Returns the name of the array of where the rows of a level other than a graph's begin."""
-    return f"{level}_offsets" if level in ("node", "edge") else f"offsets.{level}"
 
 
 def level_of(name: str, schema: Schema) -> tuple[str, int]:

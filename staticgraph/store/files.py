@@ -113,8 +113,8 @@ def write(
 
         files: dict[str, dict[str, Any]] = {}
         arrays = {
-            key: written(key, survey.dtype(key), survey.shape(key), survey.pieces(key))
-            for key in survey.names
+            key: written(key, survey.dtype(key), shape, survey.pieces(key))
+            for key, shape in survey.shapes.items()
         }
         blocks = blocks_of(survey.schema, arrays)
         more = {f"split.{key}": split for key, split in checked.items()}

@@ -177,13 +177,7 @@ class GraphColumns:
         meaningful.
         """
         length = {"node": 1, "graph": 1}
-        fields: dict[str, tuple[Level, Array]] = {
-            item.name: (
-                item.level,
-                np.zeros((length.get(item.level, 0) * item.rows, *item.shape), item.dtype),
-            )
-            for item in schema
-        }
+        rows = {item.name: length.get(item.level, 0) * item.rows for item in schema}
         none, nothing = np.empty(0, np.int64), np.zeros(2, np.int64)
         return cls(
             schema=schema,
@@ -194,7 +188,12 @@ class GraphColumns:
             row_ptr=np.zeros(2 * schema.has_pointers, np.int32),
             transpose=none,
             edge_origin=none,
-            columns={name: column for name, (_, column) in fields.items()},
+            columns={
+                item.name: np.zeros(
+                    (length.get(item.level, 0) * item.rows, *item.shape), item.dtype
+                )
+                for item in schema
+            },
             offsets={axis.name: nothing for axis in schema.axes},
         )
 
@@ -271,14 +270,19 @@ class GraphColumns:
 
     def arrays(self) -> dict[str, Array]:
         """Returns every array, keyed by the name of its file."""
-        structure = {key: getattr(self, key) for key in STRUCTURE}
-        columns = {f"column.{key}": value for key, value in self.columns.items()}
-        splits = {f"split.{key}": value for key, value in self.splits.items()}
-        offsets = {f"offsets.{key}": value for key, value in self.offsets.items()}
-        origins = {f"origins.{key}": value for key, value in self.origins.items()}
-        texts = {f"objects.{key}": value.text for key, value in self.objects.items()}
-        ends = {f"object_ends.{key}": value.ends for key, value in self.objects.items()}
-        return structure | columns | splits | offsets | origins | texts | ends
+        mappings = {
+            "column": self.columns,
+            "split": self.splits,
+            "offsets": self.offsets,
+            "origins": self.origins,
+            "objects": {key: value.text for key, value in self.objects.items()},
+            "object_ends": {key: value.ends for key, value in self.objects.items()},
+        }
+        return {key: getattr(self, key) for key in STRUCTURE} | {
+            f"{kind}.{key}": array
+            for kind, mapping in mappings.items()
+            for key, array in mapping.items()
+        }
 
     def objects_of(self, graphs: IntArray) -> ObjectsOf:
         """Returns what the host alone knows of some graphs, read lazily."""

@@ -24,9 +24,10 @@ import numpy as np
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
-from staticgraph.store.checks import by_block, level_of, offsets_name, rows_of
+from staticgraph.store.checks import by_block, level_of, rows_of
 from staticgraph.store.columns import Array, local_positions
 from staticgraph.store.graph_columns import GraphColumns, assembled
+from staticgraph.store.structure import offsets_name
 
 # Opens one part; called again in each pass, so that only one part is open at a time.
 Part = Callable[[], GraphColumns]
@@ -43,7 +44,7 @@ class Survey:
 
     Attributes:
         schema: the schema of all parts.
-        names: the names of all arrays except splits.
+        shapes: the shape over all parts of every array but the splits, by name.
         sizes: ``[n, C]`` in a narrow dtype: nodes, edges and the rows of each axis.
         starts: ``[parts + 1]`` int64, the first graph of each part.
         splits: the splits that all parts have, as positions in the whole.
@@ -88,7 +89,7 @@ class Survey:
         levels = ("node", "edge", *(axis.name for axis in self.schema.axes))
         rows_on = dict(zip(levels, totals, strict=True))
         self._dtypes: dict[str, set[np.dtype]] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
         for name, forms in arrays.items():
             rows = sum(shape[0] for _, shape in forms)
             self._dtypes[name] = {dtype for dtype, shape in forms if shape[0] or not rows}
@@ -97,17 +98,12 @@ class Survey:
             elif rows and (level := _level_of_origin(name)) is not None:
                 rows = rows_on[level]
             if rows or not name.startswith("origins."):  # empty: all edges were sorted
-                self._shapes[name] = (rows, *forms[-1][1][1:])
-        if self._shapes["row_ptr"][0]:
+                self.shapes[name] = (rows, *forms[-1][1][1:])
+        if self.shapes["row_ptr"][0]:
             self._dtypes["row_ptr"] = {np.dtype(pointer_dtype(rows_on["edge"]))}
-        self.names: list[str] = list(self._shapes)
         self.widest: dict[str, np.dtype] = {
-            name: _common(self._dtypes[name]) for name in self.names
+            name: _common(self._dtypes[name]) for name in self.shapes
         }
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of an array over all parts."""
-        return self._shapes[name]
 
     def dtype(self, name: str) -> np.dtype:
         """Returns the smallest dtype that holds every part's values."""
@@ -122,7 +118,7 @@ class Survey:
     def pieces(self, name: str) -> Iterator[Array]:
         """Yields what each part adds to an array."""
         base, begun = 0, False
-        level = _level_of_origin(name) if self._shapes[name][0] else None
+        level = _level_of_origin(name) if self.shapes[name][0] else None
         for part in self._parts:
             arrays = _arrays_of(part())
             piece = arrays[name]

@@ -101,7 +101,7 @@ class Sharded(GraphColumns):
                 return array
             return ObjectColumn(array, self._survey.read(f"object_ends.{key}"))
 
-        names = (each.partition(".") for each in self._survey.names)
+        names = (each.partition(".") for each in self._survey.shapes)
         return OnAccess([key for start, _, key in names if start == kind], read)
 
     # ------------------------------------------------------------------ the shards

@@ -29,6 +29,11 @@ STRUCTURE = (
 REMEDY = "the store was changed; build it again"
 
 
+def offsets_name(level: str) -> str:
+    """Returns the name of the array of where the rows of a level other than a graph's begin."""
+    return f"{level}_offsets" if level in LEVELS else f"offsets.{level}"
+
+
 class Damage(StoreCorrupt):
     """An array that does not fit its store; the message names the array, and the graph if known."""
 
@@ -74,11 +79,10 @@ def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> Non
         StoreCorrupt: a :class:`Damage` that names the array, and the graph if known.
     """
     _check_schema(schema)
-    offsets = {"node": arrays["node_offsets"], "edge": arrays["edge_offsets"]}
-    offsets |= {axis.name: arrays[f"offsets.{axis.name}"] for axis in schema.axes}
+    levels = ("node", "edge", *(axis.name for axis in schema.axes))
+    offsets = {level: arrays[offsets_name(level)] for level in levels}
     for level, values in offsets.items():
-        name = f"{level}_offsets" if level in LEVELS else f"offsets.{level}"
-        _check_offsets(name, values, graphs)
+        _check_offsets(offsets_name(level), values, graphs)
     nodes, edges = int(offsets["node"][-1]), int(offsets["edge"][-1])
     expected = {**dict.fromkeys(EDGES, edges if schema.one_kind else 0), "row_ptr": nodes + 1}
     if not schema.has_pointers:
@@ -142,13 +146,9 @@ class _Stretch:
     def __init__(self, schema: Schema, arrays: Mapping[str, Array], first: int, last: int) -> None:
         self.arrays, self.first, self.graphs = arrays, first, last - first
         # For each level, where the rows of each of these graphs begin: [graphs + 1].
-        self.bounds: dict[str, IntArray] = {
-            "node": np.asarray(arrays["node_offsets"][first : last + 1]),
-            "edge": np.asarray(arrays["edge_offsets"][first : last + 1]),
-            "graph": np.arange(first, last + 1),
-        }
-        for axis in schema.axes:
-            self.bounds[axis.name] = np.asarray(arrays[f"offsets.{axis.name}"][first : last + 1])
+        self.bounds: dict[str, IntArray] = {"graph": np.arange(first, last + 1)}
+        for level in ("node", "edge", *(axis.name for axis in schema.axes)):
+            self.bounds[level] = np.asarray(arrays[offsets_name(level)][first : last + 1])
 
     def rows(self, level: str) -> slice:
         """Returns the rows of these graphs on a level."""

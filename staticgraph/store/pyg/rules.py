@@ -24,7 +24,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from staticgraph.errors import BadGraph
-from staticgraph.schema import Level
+from staticgraph.schema import EDGE_INDEX, Level
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
 
@@ -174,8 +174,10 @@ def counted_by(data: Any, key: str, number: int) -> tuple[Level, ...] | None:
         key: the field's name.
         number: the graph's index, for messages.
     """
-    with_edge = _asked(_with_edge(data), key, number)
-    with_node = _asked(_with_node(data), key, number)
+    larger = _with_row(data, OF_NODES)
+    larger.num_nodes = int(data.num_nodes) + 1
+    with_node = _asked(larger, key, number)
+    with_edge = _asked(_with_row(data, OF_EDGES), key, number)
     now = _asked(data, key, number)
     if with_edge is None or with_node is None or now is None:
         return None
@@ -201,28 +203,13 @@ def _spread(steps: tuple[int, ...], width: int) -> tuple[int, ...]:
     return steps if len(steps) == width else (steps or (0,)) * width
 
 
-def _with_edge(data: Any) -> Any:
-    """Returns a copy with one more edge."""
+def _with_row(data: Any, names: tuple[str, ...]) -> Any:
+    """Returns a copy in which these fields, as far as they are there, have one more row."""
     more = copy.copy(data)
-    for name in OF_EDGES:
+    for name in names:
         value = data.get(name) if name in data else None
         if isinstance(value, Tensor) and value.dim():
-            more[name] = _longer(value, -1 if name == "edge_index" else 0)
+            dim = value.dim() - 1 if name == EDGE_INDEX else 0
+            shape = [*value.shape[:dim], 1, *value.shape[dim + 1 :]]
+            more[name] = torch.cat([value, value.new_zeros(shape)], dim)
     return more
-
-
-def _with_node(data: Any) -> Any:
-    """Returns a copy with one more node."""
-    more = copy.copy(data)
-    for name in OF_NODES:
-        value = data.get(name) if name in data else None
-        if isinstance(value, Tensor) and value.dim():
-            more[name] = _longer(value, 0)
-    more.num_nodes = int(data.num_nodes) + 1
-    return more
-
-
-def _longer(value: Tensor, dim: int) -> Tensor:
-    shape = list(value.shape)
-    shape[dim] = 1
-    return torch.cat([value, value.new_zeros(shape)], dim=dim)
