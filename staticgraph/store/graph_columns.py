@@ -189,10 +189,7 @@ class GraphColumns:
             transpose=none,
             edge_origin=none,
             columns={
-                item.name: np.zeros(
-                    (length.get(item.level, 0) * item.rows, *item.shape), item.dtype
-                )
-                for item in schema
+                item.name: np.zeros((rows[item.name], *item.shape), item.dtype) for item in schema
             },
             offsets={axis.name: nothing for axis in schema.axes},
         )
