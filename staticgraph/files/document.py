@@ -142,7 +142,7 @@ def read_document(
     if form is not None and (name != form[0] or version not in form[1]):
         raise error(
             f"{path} says {name} version {version}; this library reads {form[0]} version "
-            f"{form[1][-1]}: make it again"
+            f"{max(form[1])}: make it again"
         )
     try:
         if form is not None and version != 1 and KEY not in values:

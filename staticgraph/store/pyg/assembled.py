@@ -15,7 +15,6 @@ from torch_geometric.data import Data, HeteroData
 
 from staticgraph.schema import Field, Schema
 from staticgraph.store.columns import Array
-from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.indices import counted
 from staticgraph.store.pyg.levels import axis_of
 
@@ -32,9 +31,14 @@ class RuledData(Data):
         return rules[key][1] if key in rules else super().__inc__(key, value, *args, **kwargs)
 
 
-def graph_at(store: GraphColumns, graph: int) -> Data | HeteroData:
-    """Returns a graph of a store in one folder, or in memory, as it went in."""
-    schema = store.schema
+def graph_at(store: Any, graph: int) -> Data | HeteroData:
+    """Returns a graph of a store as it went in.
+
+    Args:
+        store: a :class:`staticgraph.store.graph_columns.GraphColumns` in one folder, or in memory.
+        graph: its index.
+    """
+    schema: Schema = store.schema
     nodes, edges = store.size(graph)
     rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in store.offsets.items()}
     levels = ("edge", *(axis.name for axis in schema.edge_axes))
