@@ -44,10 +44,10 @@ SIZES = {
     "staticgraph/serving": (17, 9708),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
     "staticgraph/steps": (29, 18762),  # parts, added buckets, one trace, containers put back
-    "staticgraph/store": (25, 23784),  # lists of graphs without a store, events refused
+    "staticgraph/store": (25, 22143),  # lists of graphs without a store, events refused
     "staticgraph/text": (6, 1849),
-    "staticgraph/training": (17, 16150),  # predict, ticks with room, infinite buffers
-    "tests": (244, 224629),  # programs, padder, atoms, no PyG, copied batches, bits of many edges
+    "staticgraph/training": (17, 16147),  # predict, ticks with room, infinite buffers
+    "tests": (244, 224186),  # programs, padder, atoms, no PyG, copied batches, bits of many edges
     "tests/support": (83, 42085),  # drawn programs; saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
