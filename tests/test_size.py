@@ -44,7 +44,7 @@ SIZES = {
     "staticgraph/serving": (17, 9708),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
     "staticgraph/steps": (29, 18762),  # parts, added buckets, one trace, containers put back
-    "staticgraph/store": (25, 23784),  # lists of graphs without a store, events refused
+    "staticgraph/store": (25, 22143),  # lists of graphs without a store, events refused
     "staticgraph/text": (6, 1701),
     "staticgraph/training": (15, 14980),  # predict, ticks with room, infinite buffers
     "tests": (244, 224305),  # programs, padder, atoms, no PyG, copied batches, bits of many edges

@@ -167,7 +167,7 @@ def test_a_store_does_not_change_with_the_arrays_it_came_from():
     [
         (([], [], NONE, NONE, {}), "data holds no graph; a store needs at least one"),
         (([2], [1, 1], NONE, NONE, {}), "node counts of 1 graph, edge counts of 2"),
-        (([2, -1], [0, 0], NONE, NONE, {}), "graph 1 of data has -1 nodes and 0 edges"),
+        (([2, -1], [0, 0], NONE, NONE, {}), "graph 1 of data has -1 rows of node"),
         (([2], [1], [0, 1], [0], {}), "2 sources and 1 destination for 1 edge"),
         (([2], [1], [0.0], [1.0], {}), "edges are float64 and float64; use whole numbers"),
         (
@@ -249,8 +249,8 @@ def test_load_gives_what_was_saved_without_copying(esol, saved):
     [
         (lambda text: text.replace('"version": 2', '"version": 99'), "version 99; this library"),
         (lambda text: text.replace("staticgraph.store", "other"), "says other version 2"),
-        (lambda text: text[: len(text) // 2], "is not readable"),
-        (lambda text: "[]", "is not a manifest"),
+        (lambda text: text[: len(text) // 2], "no readable JSON"),
+        (lambda text: "[]", "not a complete manifest: a list"),
     ],
 )
 def test_another_or_broken_manifest_is_refused(saved, edit, message):

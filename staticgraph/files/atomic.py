@@ -89,9 +89,8 @@ def write_text(path: str | Path, text: str) -> None:
 
 def save_figure(path: str | Path, figure: Any, dpi: int) -> None:
     """Writes a matplotlib figure, in the format given by the file's suffix (PNG if it has none)."""
-    kind = Path(path).suffix.removeprefix(".") or "png"
     with writing(path) as file:
-        figure.savefig(file, dpi=dpi, format=kind)
+        figure.savefig(file, dpi=dpi, format=Path(path).suffix[1:] or "png")
 
 
 def sync(path: Path) -> None:

@@ -69,21 +69,14 @@ def save(path: str | Path, values: Mapping[str, Any], indent: int | None = 1) ->
     atomic.write_text(path, text + "\n")
 
 
-def read(path: str | Path, content: bytes | None = None) -> Any:
+def read(path: str | Path) -> Any:
     """Reads the values of a JSON file, including the digest; :func:`check` removes it.
-
-    Args:
-        path: the file.
-        content: its contents, if already read.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is not JSON.
+        ValueError: (or RecursionError) if it is not JSON.
     """
-    try:
-        return json.loads(Path(path).expanduser().read_bytes() if content is None else content)
-    except RecursionError:
-        raise ValueError("JSON within JSON without an end") from None
+    return json.loads(Path(path).expanduser().read_bytes())
 
 
 def check(values: Any) -> Any:
@@ -110,7 +103,7 @@ def load(path: str | Path) -> Any:
         FileNotFoundError: if there is no such file.
         ValueError: if it is not JSON, or was changed since it was written.
     """
-    return check(read(path))
+    return read_document(path, "a document", lambda values: values)
 
 
 def read_document(
@@ -119,6 +112,7 @@ def read_document(
     build: Callable[[dict[str, Any]], T],
     error: type[ValueError] = ValueError,
     content: bytes | None = None,
+    form: tuple[str, tuple[int, ...]] | None = None,
 ) -> T:
     """Reads the JSON object in a file, checks it, and passes it to ``build``.
 
@@ -128,6 +122,8 @@ def read_document(
         build: takes the object; it may raise ValueError with a more specific message.
         error: the exception type to raise.
         content: the file's contents, if already read.
+        form: the format that it must name, and the versions that are read, of which those above 1
+            have a digest.
 
     Returns:
         The result of ``build``.
@@ -137,25 +133,23 @@ def read_document(
         ValueError: (or ``error``) if the file contains something else; the message names the file.
     """
     try:
-        values = read(path, content)
+        values = read(path) if content is None else json.loads(content)
     except NOT_THERE as failure:
         raise error(f"{path}: not {what}: no readable JSON ({failure})") from failure
     if not isinstance(values, dict):
-        raise error(f"{path}: not {what}: a JSON {_kind(values)} where an object should be")
+        raise error(f"{path}: not {what}: a {type(values).__name__} where an object should be")
+    name, version = values.get("format"), values.get("version")
+    if form is not None and (name != form[0] or version not in form[1]):
+        raise error(
+            f"{path} says {name} version {version}; this library reads {form[0]} version "
+            f"{max(form[1])}: make it again"
+        )
     try:
+        if form is not None and version != 1 and KEY not in values:
+            raise KeyError(KEY)
         return build(check(values))
     except NOT_THERE as failure:
-        said = str(failure) if type(failure) in (ValueError, error) else None
-        raise error(f"{path}: {said or f'not {what}: {missing(failure)}'}") from failure
-
-
-def missing(failure: Exception) -> str:
-    """Describes the exception that reading a document raised."""
-    if isinstance(failure, KeyError):
-        return f"it lacks {failure}"
-    return f"incomplete, or another thing in a place ({failure})"
-
-
-def _kind(value: Any) -> str:
-    names = {list: "list", str: "string", bool: "boolean", type(None): "null"}
-    return names.get(type(value), "number")
+        if type(failure) in (ValueError, error):
+            raise error(f"{path}: {failure}") from failure
+        lacks = "it lacks" if isinstance(failure, KeyError) else "incomplete, or changed:"
+        raise error(f"{path}: not {what}: {lacks} {failure}") from failure

@@ -101,7 +101,7 @@ def require_replaceable(target: Path, kind: Kind, overwrite: bool) -> None:
     try:
         values = document.read(target / kind.manifest)
         format_name, files = values.get("format"), {kind.manifest, *kind.files(values)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, *document.NOT_THERE):
         format_name, files = None, set[str]()
     if format_name != kind.format:
         raise FileExistsError(

@@ -50,10 +50,6 @@ def places() -> list[Path]:
     """Returns the folders where numba would cache this package's code, in numba's order."""
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     user = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
-    if sys.platform == "darwin":
-        user = os.path.expanduser("~/Library/Caches")
-    elif sys.platform == "win32":
-        user = os.environ.get("LOCALAPPDATA") or os.path.expanduser("~/AppData/Local")
     return [
         *([Path(chosen)] if chosen else []),
         PACKAGE / "__pycache__",

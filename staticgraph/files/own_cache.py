@@ -33,9 +33,8 @@ def folder() -> Path:
     Raises:
         NotOurs: if it cannot be created, or belongs to someone else.
     """
-    base = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        root = Path(base) if base else Path("~/.cache").expanduser()
+        root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         path = root / "staticgraph" / "compiled"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.lstat()
@@ -94,11 +93,12 @@ def require_own(file: BinaryIO, path: Path, private: bool = False) -> None:
         raise NotOurs(f"{path} is not a regular file")
     if status.st_uid != os.geteuid():
         raise NotOurs(f"{path} belongs to user {status.st_uid}, not to you ({os.geteuid()})")
-    if status.st_mode & (0o077 if private else 0o022):
-        rights = stat.filemode(status.st_mode)
-        what = "read or written" if private else "written"
-        remedy = "chmod go-rwx" if private else "chmod go-w"
-        raise NotOurs(f"{path} can be {what} by others ({rights}): {remedy}")
+    rights, what, remedy = (
+        (0o077, "read or written", "go-rwx") if private else (0o022, "written", "go-w")
+    )
+    if status.st_mode & rights:
+        now = stat.filemode(status.st_mode)
+        raise NotOurs(f"{path} can be {what} by others ({now}): chmod {remedy}")
 
 
 def _make(path: Path) -> None:

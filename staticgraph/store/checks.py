@@ -11,7 +11,6 @@ before the block was checked. Changes made after the check are not noticed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from staticgraph.files.checksum import crc32_of_array
 from staticgraph.schema import Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
-from staticgraph.store.structure import EDGES, Damage, check_graphs
+from staticgraph.store.structure import EDGES, Damage, check_graphs, offsets_name
 
 # A compromise: a batch of a shuffled epoch touches about as many blocks as it has graphs.
 BLOCK_BYTES = 1 << 20
@@ -38,7 +37,7 @@ class Checks:
     """Tracks which blocks of an open store have been checked, and checks the others on demand.
 
     Args:
-        root: the store's folder, for messages.
+        name: the store's folder, for messages.
         schema: the store's schema.
         arrays: all of its arrays, by name.
         blocks: ``[b + 1]`` int64, the first graph of each block.
@@ -47,18 +46,17 @@ class Checks:
         names: the names of those arrays.
     """
 
-    root: Path
-
     def __init__(
         self,
-        root: Path,
+        name: str,
         schema: Schema,
         arrays: Mapping[str, Array],
         blocks: IntArray,
         sums: NDArray[np.uint32] | None,
         names: tuple[str, ...],
     ) -> None:
-        self.root, self._schema, self._arrays = root, schema, arrays
+        self.name: str = name
+        self._schema, self._arrays = schema, arrays
         self._blocks, self._sums, self._names = blocks, sums, names
         self._done = np.zeros(len(blocks) - 1, bool)
         self._columns: set[str] = set()
@@ -95,7 +93,7 @@ class Checks:
         try:
             check_graphs(self._schema, self._arrays, first, last)
         except Damage as error:
-            raise StoreCorrupt(f"{self.root}: {error}") from None
+            raise StoreCorrupt(f"{self.name}: {error}") from None
         self._done[block] = True
         self.complete = bool(self._done.all())
 
@@ -108,7 +106,7 @@ class Checks:
             then = int(self._sums[block, self._names.index(name)])
             if (now := crc32_of_array(self._arrays[name][rows])) != then:
                 raise StoreCorrupt(
-                    f"{self.root}: the array {name} is not what was written in the rows of graphs "
+                    f"{self.name}: the array {name} is not what was written in the rows of graphs "
                     f"{first} to {last - 1} (CRC-32 {now:08x}, was {then:08x}); build it again"
                 )
 
@@ -122,11 +120,6 @@ def rows_of(name: str, schema: Schema, arrays: Mapping[str, Array], first: int, 
         return slice(first * rows, last * rows)
     offsets = arrays[offsets_name(level)]
     return slice(int(offsets[first]), int(offsets[last]) + (name == "row_ptr"))
-
-
-def offsets_name(level: str) -> str:
-    """Returns the name of the array of where the rows of a level other than a graph's begin."""
-    return f"{level}_offsets" if level in ("node", "edge") else f"offsets.{level}"
 
 
 def level_of(name: str, schema: Schema) -> tuple[str, int]:

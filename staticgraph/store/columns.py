@@ -99,73 +99,46 @@ def native(values: Array, name: str) -> Array:
     return values.copy() if min(values.strides, default=0) < 0 else values
 
 
-def checked_offsets(num_nodes: Array, num_edges: Array, name: str) -> tuple[IntArray, IntArray]:
-    """Computes where each graph's nodes and edges begin from its counts.
+def offsets_of_counts(
+    num_nodes: ArrayLike, num_edges: ArrayLike, axes: Mapping[str, ArrayLike], name: str
+) -> dict[str, IntArray]:
+    """Returns ``[n + 1]`` for every level: where each graph's rows begin, from their counts.
+
+    Args:
+        num_nodes, num_edges: ``[n]``.
+        axes: axis -> ``[n]`` rows.
+        name: the data set's name, for messages.
 
     Raises:
         BadGraph: if there is no graph, or a count is missing or negative.
     """
-    nodes = whole_numbers(num_nodes, f"num_nodes of {name}", BadGraph)
-    edges = whole_numbers(num_edges, f"num_edges of {name}", BadGraph)
-    if not len(nodes):
+    described = {
+        "node": (f"num_nodes of {name}", num_nodes),
+        "edge": (f"num_edges of {name}", num_edges),
+        **{axis: (f"{name}: axis {axis!r}", rows) for axis, rows in axes.items()},
+    }
+    counts = {
+        level: whole_numbers(rows, what, BadGraph) for level, (what, rows) in described.items()
+    }
+    graphs = counts["node"].size
+    if not graphs:
         raise BadGraph(f"{name} holds no graph; a store needs at least one")
-    if len(nodes) != len(edges):
-        raise BadGraph(
-            f"{name}: node counts of {how_many(len(nodes), 'graph')}, edge counts of {len(edges)}"
-        )
-    negative = (nodes < 0) | (edges < 0)
-    if negative.any():
-        graph = int(negative.argmax())
-        raise BadGraph(
-            f"graph {graph} of {name} has {how_many(nodes[graph], 'node')} and "
-            f"{how_many(edges[graph], 'edge')}"
-        )
-    return _offsets(nodes), _offsets(edges)
-
-
-def axis_offsets(axes: Mapping[str, Array], graphs: int, name: str) -> dict[str, IntArray]:
-    """Computes where each graph's rows begin, for every axis of the data set.
-
-    Raises:
-        BadGraph: if an axis does not have one count of at least 0 per graph.
-    """
-    offsets = {}
-    for axis, counts in axes.items():
-        rows = whole_numbers(counts, f"{name}: axis {axis!r}", BadGraph)
-        if rows.shape != (graphs,) or (len(rows) and rows.min() < 0):
+    for level, rows in counts.items():
+        if rows.shape != (graphs,):
             raise BadGraph(
-                f"{name}: axis {axis!r} has counts of shape {rows.shape} for "
-                f"{how_many(graphs, 'graph')}; one number per graph is needed, at least 0"
+                f"{name}: node counts of {how_many(graphs, 'graph')}, {level} counts of {rows.size}"
             )
-        offsets[axis] = _offsets(rows)
-    return offsets
+        if (rows < 0).any():
+            graph = int((rows < 0).argmax())
+            raise BadGraph(
+                f"graph {graph} of {name} has {rows[graph]} rows of {level}; at least 0 are needed"
+            )
+    return {level: np.concatenate([[0], np.cumsum(rows)]) for level, rows in counts.items()}
 
 
-def _offsets(counts: IntArray) -> IntArray:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
-def _graph_at(offsets: IntArray, row: int) -> int:
+def graph_at(offsets: IntArray, row: int) -> int:
     """Returns the graph that a row of a column belongs to."""
     return int(np.searchsorted(offsets, row, side="right")) - 1
-
-
-def check_endpoints(src: Array, dst: Array, node_offsets: IntArray, edge_offsets: IntArray) -> None:
-    """Rejects edges that point outside their graph.
-
-    Raises:
-        BadGraph: if one does; the message names the graph and the edge.
-    """
-    nodes = np.repeat(np.diff(node_offsets), np.diff(edge_offsets))
-    wrong = (src < 0) | (dst < 0) | (src >= nodes) | (dst >= nodes)
-    if wrong.any():
-        edge = int(wrong.argmax())
-        graph = _graph_at(edge_offsets, edge)
-        raise BadGraph(
-            f"graph {graph} has {how_many(nodes[edge], 'node')}, but its edge "
-            f"{edge - edge_offsets[graph]} joins {src[edge]} -> {dst[edge]}: node numbers must be "
-            f"from 0 and below {nodes[edge]}; fix edge_index or set num_nodes"
-        )
 
 
 def checked_columns(
@@ -230,7 +203,7 @@ def require_finite(
             continue
         row = int((~np.isfinite(column).reshape(len(column), -1).all(axis=1)).argmax())
         offsets = all_offsets.get(item.level)
-        graph = row // item.rows if offsets is None else _graph_at(offsets, row)
+        graph = row // item.rows if offsets is None else graph_at(offsets, row)
         inside = row - (graph * item.rows if offsets is None else int(offsets[graph]))
         raise BadGraph(
             f"graph {graph} has {item.name}[{inside}] = {column[row].tolist()}, which is not "

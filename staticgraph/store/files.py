@@ -28,7 +28,7 @@ from staticgraph.store.checks import Checks, blocks_of, by_block, sums_of
 from staticgraph.store.columns import Array, checked_splits
 from staticgraph.store.graph_columns import GraphColumns, Kept, assembled
 from staticgraph.store.parts import Part, Survey
-from staticgraph.store.structure import Damage, check_forms, check_manifest
+from staticgraph.store.structure import Damage, check_forms, checked_manifest
 from staticgraph.text.how_many import how_many
 
 FORMAT = "staticgraph.store"
@@ -113,8 +113,8 @@ def write(
 
         files: dict[str, dict[str, Any]] = {}
         arrays = {
-            key: written(key, survey.dtype(key), survey.shape(key), survey.pieces(key))
-            for key in survey.names
+            key: written(key, survey.dtype(key), shape, survey.pieces(key))
+            for key, shape in survey.shapes.items()
         }
         blocks = blocks_of(survey.schema, arrays)
         more = {f"split.{key}": split for key, split in checked.items()}
@@ -133,7 +133,9 @@ def write(
         document.save(scratch / MANIFEST, manifest)
 
 
-def load(kind: type[Kept], folder: str | Path, *, verify: bool | None = None) -> Kept:
+def load(
+    kind: type[Kept], folder: str | Path, *, verify: bool | None = None, digest: str | None = None
+) -> Kept:
     """Opens a folder that :func:`save` wrote; columns are memory-mapped, read-only.
 
     Args:
@@ -141,15 +143,19 @@ def load(kind: type[Kept], folder: str | Path, *, verify: bool | None = None) ->
         folder: the folder.
         verify: True checks every byte now, False each block when it is first read, and None chooses
             True up to 64 MiB. ``store.verify()`` checks the rest.
+        digest: of the manifest that is expected; None for any.
 
     Raises:
         FileNotFoundError: if there is no store.
         StoreCorrupt: for another format or version, a missing or truncated file, a wrong checksum,
-            or arrays that do not fit together; the message names the file, array and graph.
+            arrays that do not fit together, or another store than is expected; the message names
+            the file, array and graph.
     """
     root = Path(folder).expanduser()
     repair(root)
     manifest = read_manifest(root)
+    if digest is not None and document.digest(manifest) != digest:
+        raise StoreCorrupt(f"{root} is not the store that was listed")
     try:
         return _load(kind, root, manifest, verify)
     except Damage as error:
@@ -185,7 +191,7 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
         or (np.diff(blocks) <= 0).any()
     ):
         raise Damage(f"{BLOCKS} and {SUMS} do not fit the arrays; build the store again")
-    checks = Checks(root, schema, arrays, blocks, None if verified else sums, names)
+    checks = Checks(str(root), schema, arrays, blocks, None if verified else sums, names)
     if verify or verified:
         checks.touch()
     unchecked = None if checks.complete else checks
@@ -243,21 +249,8 @@ def read_manifest(root: Path) -> dict[str, Any]:
             )
         )
     try:
-        manifest = document.read(path)
-    except document.NOT_THERE as error:
-        raise StoreCorrupt(f"{path} is not readable ({error}); build the store again") from None
-    if not isinstance(manifest, dict):
-        raise StoreCorrupt(f"{path} is not a manifest; build the store again")
-    if manifest.get("format") != FORMAT or manifest.get("version") not in (1, VERSION):
-        raise StoreCorrupt(
-            f"{path} says {manifest.get('format')} version {manifest.get('version')}; this "
-            f"library reads {FORMAT} version {VERSION}: build the store again"
+        return document.read_document(
+            path, "a complete manifest", checked_manifest, StoreCorrupt, form=(FORMAT, (1, VERSION))
         )
-    try:
-        if manifest["version"] > 1 and document.KEY not in manifest:
-            raise ValueError(f"it lacks its {document.KEY!r}; build the store again")
-        manifest = document.check(manifest)
-    except ValueError as error:
-        raise StoreCorrupt(f"{path}: {error}") from None
-    check_manifest(manifest, path)
-    return manifest
+    except StoreCorrupt as error:
+        raise StoreCorrupt(f"{error}; build the store again") from None

@@ -29,23 +29,21 @@ from staticgraph.errors import BadGraph
 from staticgraph.schema import Axis, Field, Level, Schema
 from staticgraph.sizes.capacity import GraphSize
 from staticgraph.sizes.histogram import SizeHistogram
-from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype, stacked
+from staticgraph.sizes.whole_numbers import IntArray, stacked
 from staticgraph.store.checks import Checks
 from staticgraph.store.columns import (
     Array,
     IndexRule,
     Splits,
-    axis_offsets,
     checked_columns,
-    checked_offsets,
     checked_splits,
-    compact,
+    offsets_of_counts,
     require_finite,
 )
 from staticgraph.store.indices import check_indices
 from staticgraph.store.objects import ObjectColumn, ObjectsOf
 from staticgraph.store.positions import graph_number, one_graph, several_graphs
-from staticgraph.store.sorted_edges import SortedEdges, first_order
+from staticgraph.store.sorted_edges import first_order, sorted_edges
 from staticgraph.store.structure import STRUCTURE
 from staticgraph.text.how_many import how_many
 
@@ -155,30 +153,20 @@ class GraphColumns:
                 graph.
             ValueError: if a field has a name that batches reserve.
         """
-        node_offsets, edge_offsets = checked_offsets(num_nodes, num_edges, name)
-        axes_of_data = tuple(axes or ())
-        graphs = len(node_offsets) - 1
-        more = axis_offsets({axis.name: rows for axis, rows in (axes or {}).items()}, graphs, name)
-        offsets = {"node": node_offsets, "edge": edge_offsets, **more}
-        schema, columns = checked_columns(fields, rows or {}, offsets, axes_of_data, rules)
+        axis_rows = {axis.name: rows for axis, rows in (axes or {}).items()}
+        offsets = offsets_of_counts(num_nodes, num_edges, axis_rows, name)
+        graphs = len(offsets["node"]) - 1
+        schema, columns = checked_columns(fields, rows or {}, offsets, tuple(axes or ()), rules)
         require_finite(schema, columns, offsets, check_finite)
         check_indices(schema, columns, offsets, graphs)
-        edges = SortedEdges.of(edge_src, edge_dst, schema, columns, offsets, name)
-        origins = {level: compact(origin) for level, origin in edges.origins.items()}
         return cls(
             schema=schema,
-            node_offsets=node_offsets,
-            edge_offsets=edge_offsets,
-            edge_src=compact(edges.src),
-            edge_dst=compact(edges.dst),
-            row_ptr=edges.row_ptr.astype(pointer_dtype(int(edge_offsets[-1])), copy=False),
-            transpose=compact(edges.transpose),
-            edge_origin=origins.pop("edge", np.empty(0, np.uint8)),
-            columns={key: compact(column) for key, column in edges.columns.items()},
+            node_offsets=offsets["node"],
+            edge_offsets=offsets["edge"],
             splits=checked_splits(splits or {}, graphs, name),
             name=name,
-            offsets=more,
-            origins=origins,
+            offsets={axis: offsets[axis] for axis in axis_rows},
+            **sorted_edges(edge_src, edge_dst, schema, columns, offsets, name),
         )
 
     @classmethod
@@ -189,13 +177,7 @@ class GraphColumns:
         meaningful.
         """
         length = {"node": 1, "graph": 1}
-        fields: dict[str, tuple[Level, Array]] = {
-            item.name: (
-                item.level,
-                np.zeros((length.get(item.level, 0) * item.rows, *item.shape), item.dtype),
-            )
-            for item in schema
-        }
+        rows = {item.name: length.get(item.level, 0) * item.rows for item in schema}
         none, nothing = np.empty(0, np.int64), np.zeros(2, np.int64)
         return cls(
             schema=schema,
@@ -206,7 +188,9 @@ class GraphColumns:
             row_ptr=np.zeros(2 * schema.has_pointers, np.int32),
             transpose=none,
             edge_origin=none,
-            columns={name: column for name, (_, column) in fields.items()},
+            columns={
+                item.name: np.zeros((rows[item.name], *item.shape), item.dtype) for item in schema
+            },
             offsets={axis.name: nothing for axis in schema.axes},
         )
 
@@ -221,13 +205,18 @@ class GraphColumns:
         Raises:
             StoreCorrupt: if a checksum differs; the message names the array and the graphs.
         """
-        if self.checks is not None:
-            self.checks.touch(graphs)
+        parts = ((part(), None) for part in self._parts())
+        if graphs is not None:
+            parts, _ = self._by_part(np.asarray(graphs, np.int64))
+        for part, ids in parts:
+            if part.checks is not None:
+                part.checks.touch(ids)
 
     def column(self, name: str) -> Array:
         """Returns the whole column of a field, after checking it against its checksums."""
-        if self.checks is not None:
-            self.checks.column(f"column.{name}")
+        for open_part in self._parts():
+            if (checks := open_part().checks) is not None:
+                checks.column(f"column.{name}")
         return self.columns[name]
 
     # ------------------------------------------------------------------ reading
@@ -278,14 +267,19 @@ class GraphColumns:
 
     def arrays(self) -> dict[str, Array]:
         """Returns every array, keyed by the name of its file."""
-        structure = {key: getattr(self, key) for key in STRUCTURE}
-        columns = {f"column.{key}": value for key, value in self.columns.items()}
-        splits = {f"split.{key}": value for key, value in self.splits.items()}
-        offsets = {f"offsets.{key}": value for key, value in self.offsets.items()}
-        origins = {f"origins.{key}": value for key, value in self.origins.items()}
-        texts = {f"objects.{key}": value.text for key, value in self.objects.items()}
-        ends = {f"object_ends.{key}": value.ends for key, value in self.objects.items()}
-        return structure | columns | splits | offsets | origins | texts | ends
+        mappings = {
+            "column": self.columns,
+            "split": self.splits,
+            "offsets": self.offsets,
+            "origins": self.origins,
+            "objects": {key: value.text for key, value in self.objects.items()},
+            "object_ends": {key: value.ends for key, value in self.objects.items()},
+        }
+        return {key: getattr(self, key) for key in STRUCTURE} | {
+            f"{kind}.{key}": array
+            for kind, mapping in mappings.items()
+            for key, array in mapping.items()
+        }
 
     def objects_of(self, graphs: IntArray) -> ObjectsOf:
         """Returns what the host alone knows of some graphs, read lazily."""
@@ -363,6 +357,10 @@ class GraphColumns:
         """Returns what opens the stores in one folder, or in memory, that this one consists of."""
         return [lambda: self]
 
+    def _by_part(self, ids: IntArray) -> tuple[Iterable[tuple[GraphColumns, IntArray]], IntArray]:
+        """Returns each part, opened in its turn, and its graphs; and their places in ``ids``."""
+        return [(self, ids)], np.arange(len(ids))
+
     def _opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
         """Yields the parts of graphs ``first`` to ``last - 1``, each with its first index."""
         yield 0, self
@@ -385,31 +383,10 @@ class GraphColumns:
         graph = one_graph(which, len(self))
         if graph is None:
             return [self[each] for each in several_graphs(which, len(self)).tolist()]
-        return self._assembled(graph)
-
-    def _assembled(self, graph: int) -> Any:
         self.verify(np.array([graph]))
-        from staticgraph.store.pyg.assembled import in_first_order
+        from staticgraph.store.pyg.assembled import graph_at
 
-        store, graph = self._part_of(graph)
-        schema = store.schema
-        rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in store.offsets.items()}
-        nodes, edges = store.size(graph)
-        pair = None
-        if schema.one_kind:
-            here = slice(store.edge_offsets[graph], store.edge_offsets[graph + 1])
-            pair = np.stack([store.edge_src[here], store.edge_dst[here]]).astype(np.int64)
-        levels = ("edge", *(axis.name for axis in schema.edge_axes))
-        data = in_first_order(
-            schema,
-            {item.name: store.columns[item.name][store.rows_of(item, graph)] for item in schema},
-            {"node": nodes, "edge": edges, **rows},
-            pair,
-            {level: store.origin_of(graph, level) for level in levels},
-        )
-        for name, column in store.objects.items():
-            setattr(data, name, column.at(graph))
-        return data
+        return graph_at(*self._part_of(graph))
 
     def origin_of(self, graph: int, level: Level) -> Array | None:
         """Returns the position of each edge of one graph (as in :meth:`size`) before sorting.

@@ -15,7 +15,7 @@ from staticgraph.schema import Level, Schema
 from staticgraph.store import files
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.sharded import Sharded
-from staticgraph.store.shards import list_shards
+from staticgraph.store.shards import Shards
 
 if TYPE_CHECKING:
     import torch
@@ -110,9 +110,8 @@ class GraphStore(GraphColumns):
                 several stores, to be read as one, which has the splits that all of them have.
             verify: True checks every byte now, False each block when it is first read, and None
                 chooses True up to 64 MiB. ``store.verify()`` checks the rest.
-            shards: ``"by-rank"``: each rank of a job reads a range of the graphs of its own: an
-                equal share of a store in one folder, whole shards of a store in shards, whose other
-                shards need not be on its host. Plans cover all graphs.
+            shards: ``"by-rank"``: each rank of a job reads a range of the graphs of its own, an
+                equal share. Plans cover all graphs.
 
         Raises:
             FileNotFoundError: if there is no store.
@@ -138,9 +137,8 @@ class GraphStore(GraphColumns):
                 f"shards={shards!r} needs one finished store, and {folder} is none: finish it with "
                 "StoreWriter(...).finish(), or join several with GraphStore.load([...]).save(...)"
             )
-        listed = list_shards(place)
-        if listed is not None:
-            return ShardedStore(listed, verify=verify, by_rank=by_rank)
+        if (folders := Shards.at(place)) is not None:
+            return ShardedStore(folders, verify=verify, by_rank=by_rank)
         assert isinstance(place, Path)
         return replace(files.load(cls, place, verify=verify), by_rank=by_rank)
 

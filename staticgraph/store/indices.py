@@ -9,14 +9,14 @@ sorted by destination; a graph that is read back has its original values.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray
-from staticgraph.store.columns import Array, sort_by_destination
+from staticgraph.store.columns import Array
 
 Offsets = Mapping[str, IntArray]
 
@@ -144,40 +144,3 @@ def renumbered(
             column = column[order]
         changed[field.name] = column
     return changed
-
-
-def sort_types(
-    schema: Schema, columns: Mapping[str, Array], offsets: Offsets, graphs: int
-) -> tuple[dict[str, Array], dict[str, IntArray]]:
-    """Sorts the edges of each type, or of a bipartite graph, by destination.
-
-    Returns the columns, and for each level that was not sorted already the original position of
-    each edge among all edges of the level.
-    """
-    sorted_columns, origins = dict(columns), {}
-    for level, index in schema.edge_fields:
-        field = schema[index]
-        target = sorted_columns[index][:, 1]
-        order = sort_by_destination(target, offsets[field.counts[1]], offsets[level])
-        if order is not None:
-            sorted_columns = renumbered(schema, sorted_columns, offsets, graphs, level, order)
-            origins[level] = order
-    return sorted_columns, origins
-
-
-def with_first_numbers(values: Array, field: Field, level: str, origin: Array) -> Array:
-    """Returns one graph's rows with the indices into ``level`` numbered as before the sort."""
-    places = [place for place, of in counted(field) if of == level]
-    if not places:
-        return values
-    flat = values.reshape(-1, field.width).copy()
-    for place in places:
-        flat[:, place] = origin[flat[:, place]]
-    return flat.reshape(values.shape)
-
-
-def as_tensor_shape(rows: Array, field: Field) -> Any:
-    """Moves the row dimension from the front to where ``__cat_dim__`` puts it in PyG's tensor."""
-    if field.cat_dim is None:
-        return rows.reshape(field.shape)
-    return np.ascontiguousarray(np.moveaxis(rows, 0, field.cat_dim))

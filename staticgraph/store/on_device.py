@@ -16,7 +16,7 @@ This module does not collate (:mod:`staticgraph.kernels.collate`) or choose batc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from staticgraph.errors import BudgetExceeded
 from staticgraph.memory.budget import MemoryBudget
-from staticgraph.schema import POINTERS, Field, Schema
+from staticgraph.schema import POINTERS, Field, Schema, dtype_name
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array, sort_by_node
@@ -45,18 +45,11 @@ MISSING = -128
 UNSIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
 
 
-class Encoded(NamedTuple):
-    """A field in its device encoding, still on the host."""
-
-    values: Array
-    kind: int = PLAIN
-
-
 class DeviceColumn(NamedTuple):
-    """A field on the device: ``[rows, bytes or scalars of a row]``."""
+    """A field in its device encoding: ``[rows, bytes or scalars of a row]``."""
 
     values: Tensor
-    kind: int
+    kind: int = PLAIN
     """Of :data:`PLAIN`, :data:`BITS` and :data:`LABELS`."""
 
 
@@ -119,10 +112,8 @@ class DeviceStore:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return sum(tensor.nbytes for tensor in self._tensors())
-
-    def _tensors(self) -> list[Tensor]:
-        return [*self.structure.values(), *(column.values for column in self.columns.values())]
+        columns = (column.values for column in self.columns.values())
+        return sum(tensor.nbytes for tensor in (*self.structure.values(), *columns))
 
     def __repr__(self) -> str:
         return f"DeviceStore({self.host!r} as {human_bytes(self.nbytes)} on {self.device})"
@@ -144,24 +135,25 @@ def move(
     device = require_there(torch.device(device))
     structure, columns = encoded(store, pointers)
     budget = MemoryBudget.of_device(device) if budget is None else budget
-    _check_budget(store, device, structure, columns, budget)
+    _check_budget(store, device, _sizes(store, structure, columns), budget)
     return DeviceStore(
         store,
-        {name: torch.from_numpy(array).to(device) for name, array in structure.items()},
-        {
-            name: DeviceColumn(torch.from_numpy(column.values).to(device), column.kind)
-            for name, column in columns.items()
-        },
+        {name: tensor.to(device) for name, tensor in structure.items()},
+        {name: DeviceColumn(values.to(device), kind) for name, (values, kind) in columns.items()},
     )
 
 
 def fits(store: GraphColumns, device: str | torch.device, share: float, pointers: bool) -> bool:
-    """Returns whether a store takes at most this share of a device's memory for this process."""
-    structure, columns = encoded(store, pointers)
-    return _total(structure, columns) <= share * MemoryBudget.of_device(device).max_bytes
+    """Returns whether a device can collate a store, and this share of its memory holds it."""
+    if _odd(store):
+        return False
+    total = sum(nbytes for _, _, nbytes in _sizes(store, *encoded(store, pointers)))
+    return total <= share * MemoryBudget.of_device(device).max_bytes
 
 
-def encoded(store: GraphColumns, pointers: bool) -> tuple[dict[str, Array], dict[str, Encoded]]:
+def encoded(
+    store: GraphColumns, pointers: bool
+) -> tuple[dict[str, Tensor], dict[str, DeviceColumn]]:
     """Returns structure and columns in their device encoding, still on the host.
 
     Raises:
@@ -186,39 +178,26 @@ def encoded(store: GraphColumns, pointers: bool) -> tuple[dict[str, Array], dict
     return structure, columns
 
 
-def is_simple(store: GraphColumns) -> bool:
-    """Returns whether a device can collate a store: it has no axes or index fields of its own."""
-    return not _odd(store)
-
-
 def _odd(store: GraphColumns) -> list[str]:
     axes = [axis.name for axis in store.schema.axes]
     return axes + [field.name for field in store.schema if field.is_index]
 
 
-def _width(field: Field) -> int:
-    """Returns how many scalars a batch copies at once: a row's, or all of a graph's rows."""
-    return field.width * (field.rows if field.level == "graph" else 1)
-
-
-def _rows(field: Field, column: Array) -> int:
-    return len(column) // (field.rows if field.level == "graph" else 1)
-
-
-def _column(field: Field, column: Array) -> Encoded:
-    width = _width(field)
-    rows = column.reshape(_rows(field, column), width)
+def _column(field: Field, column: Array) -> DeviceColumn:
+    # A batch copies at once a row's scalars, or all of a graph's rows.
+    each = field.rows if field.level == "graph" else 1
+    rows = column.reshape(len(column) // each, field.width * each)
     binary = column.dtype in (np.uint8, np.bool_) and (not column.size or column.max() <= 1)
-    if binary and width > 1:
-        return Encoded(_at_least_one(np.packbits(rows, axis=1, bitorder="little")), BITS)
+    if binary and rows.shape[1] > 1:
+        return DeviceColumn(_at_least_one(np.packbits(rows, axis=1, bitorder="little")), BITS)
     if column.dtype == field.dtype and column.dtype.name in UNSIGNED:
-        return Encoded(_at_least_one(rows.view(UNSIGNED[field.dtype])))
+        return DeviceColumn(_at_least_one(rows.view(UNSIGNED[field.dtype])))
     if column.dtype.kind in "iu":
-        return Encoded(_narrow(rows))
+        return DeviceColumn(_narrow(rows))
     labels = _labels(rows) if field.has_nan else None
     if labels is not None:
-        return Encoded(_at_least_one(labels), LABELS)
-    return Encoded(_at_least_one(rows))
+        return DeviceColumn(_at_least_one(labels), LABELS)
+    return DeviceColumn(_at_least_one(rows))
 
 
 def _labels(rows: Array) -> Array | None:
@@ -233,7 +212,7 @@ def _labels(rows: Array) -> Array | None:
     return narrow if back.tobytes() == rows.tobytes() else None
 
 
-def _narrow(array: Array) -> Array:
+def _narrow(array: Array) -> Tensor:
     """Returns integers in the narrowest dtype of :data:`NARROW`, with at least one row."""
     low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
     for dtype in NARROW:
@@ -242,12 +221,12 @@ def _narrow(array: Array) -> Array:
     return _at_least_one(array.view(np.int64))  # uint64 values beyond int64: the same bits
 
 
-def _at_least_one(array: Array) -> Array:
-    """Returns an array with at least one row, since even a masked lookup addresses a row."""
+def _at_least_one(array: Array) -> Tensor:
+    """Returns a tensor with at least one row, since even a masked lookup addresses a row."""
     if not len(array):
         array = np.zeros((1, *array.shape[1:]), array.dtype)
     # torch warns about read-only arrays (mapped files), so these are copied.
-    return np.ascontiguousarray(array) if array.flags.writeable else np.array(array, order="C")
+    return torch.from_numpy(np.require(array, requirements=("C", "W")))
 
 
 # ---------------------------------------------------------------------- the device
@@ -278,19 +257,26 @@ def require_there(device: torch.device) -> torch.device:
 # ---------------------------------------------------------------------- the budget
 
 
-def _total(structure: Mapping[str, Array], columns: Mapping[str, Encoded]) -> int:
-    arrays = (*structure.values(), *(column.values for column in columns.values()))
-    return sum(array.nbytes for array in arrays)
+def _sizes(
+    store: GraphColumns, structure: Mapping[str, Tensor], columns: Mapping[str, DeviceColumn]
+) -> list[tuple[str, str, int]]:
+    """Returns the name of every array, its dtype with that which it stands for, and its bytes."""
+    sizes = [(name, dtype_name(tensor), tensor.nbytes) for name, tensor in structure.items()]
+    for name, (tensor, kind) in columns.items():
+        stored_as = "bits" if kind == BITS else dtype_name(tensor)
+        dtype = store.schema[name].dtype
+        form = f"{stored_as} for {dtype}" if stored_as != dtype else stored_as
+        sizes.append((name, form, tensor.nbytes))
+    return sizes
 
 
 def _check_budget(
     store: GraphColumns,
     device: torch.device,
-    structure: Mapping[str, Array],
-    columns: Mapping[str, Encoded],
+    sizes: Sequence[tuple[str, str, int]],
     budget: MemoryBudget,
 ) -> None:
-    total = _total(structure, columns)
+    total = sum(nbytes for _, _, nbytes in sizes)
     floor = total + budget.data_set_bytes
     if floor <= budget.max_bytes:
         return
@@ -299,36 +285,17 @@ def _check_budget(
         if budget.data_set_bytes
         else ""
     )
-    pointers = sum(structure[name].nbytes for name in POINTERS if name in structure)
+    pointers = sum(nbytes for name, _, nbytes in sizes if name in POINTERS)
     without = f", do without row pointers (pointers=False, {human_bytes(pointers)} less)"
+    rows = [
+        (name, form, human_bytes(nbytes)) for name, form, nbytes in [*sizes, ("total", "", total)]
+    ]
     raise BudgetExceeded(
         f"{store.name} takes {human_bytes(total)} on {device}, the cap is "
         f"{human_bytes(budget.max_bytes)} ({budget.device}){already}:\n"
-        f"{_lines(store, structure, columns, total)}\n"
+        f"{table(('array', 'kept as', 'bytes'), rows)}\n"
         f"Either raise the cap to {floor:,} bytes{without if pointers else ''}, or leave it on the "
         "host: StaticLoader(store, plan, device=...) fills batches there",
         None,
         floor,
     )
-
-
-def _lines(
-    store: GraphColumns,
-    structure: Mapping[str, Array],
-    columns: Mapping[str, Encoded],
-    total: int,
-) -> str:
-    rows = [
-        (name, array.dtype.name, human_bytes(array.nbytes)) for name, array in structure.items()
-    ]
-    for name, (array, kind) in columns.items():
-        stored_as = "bits" if kind == BITS else array.dtype.name
-        dtype = store.schema[name].dtype
-        rows.append(
-            (
-                name,
-                f"{stored_as} for {dtype}" if stored_as != dtype else stored_as,
-                human_bytes(array.nbytes),
-            )
-        )
-    return table(("array", "kept as", "bytes"), [*rows, ("total", "", human_bytes(total))])

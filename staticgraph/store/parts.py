@@ -24,9 +24,10 @@ import numpy as np
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
-from staticgraph.store.checks import by_block, level_of, offsets_name, rows_of
+from staticgraph.store.checks import by_block, level_of, rows_of
 from staticgraph.store.columns import Array, local_positions
 from staticgraph.store.graph_columns import GraphColumns, assembled
+from staticgraph.store.structure import offsets_name
 
 # Opens one part; called again in each pass, so that only one part is open at a time.
 Part = Callable[[], GraphColumns]
@@ -43,9 +44,11 @@ class Survey:
 
     Attributes:
         schema: the schema of all parts.
-        names: the names of all arrays except splits.
+        shapes: the shape over all parts of every array but the splits, by name.
         sizes: ``[n, C]`` in a narrow dtype: nodes, edges and the rows of each axis.
+        starts: ``[parts + 1]`` int64, the first graph of each part.
         splits: the splits that all parts have, as positions in the whole.
+        widest: for each array, a dtype that holds every part's dtype, without reading values.
 
     Raises:
         BadGraph: if a part's fields or host objects differ from those of the first.
@@ -56,7 +59,7 @@ class Survey:
         arrays: dict[str, list[tuple[np.dtype, tuple[int, ...]]]] = {}
         sizes: list[Array] = []
         splits: list[dict[str, IntArray]] = []
-        graphs, objects = 0, list[str]()
+        starts, objects = [0], list[str]()
         for number, part in enumerate(parts):
             store = part()
             if not number:
@@ -72,8 +75,10 @@ class Survey:
             for name, array in _arrays_of(store).items():
                 arrays.setdefault(name, []).append((array.dtype, array.shape))
             sizes.append(store.narrow_sizes)
-            splits.append({k: np.asarray(v, np.int64) + graphs for k, v in store.splits.items()})
-            graphs += len(store)
+            begin = starts[-1]
+            splits.append({k: np.asarray(v, np.int64) + begin for k, v in store.splits.items()})
+            starts.append(begin + len(store))
+        self.starts: IntArray = np.array(starts, np.int64)
         self.sizes: Array = np.concatenate(sizes)
         self.splits: dict[str, IntArray] = {
             name: np.concatenate([each[name] for each in splits])
@@ -84,7 +89,7 @@ class Survey:
         levels = ("node", "edge", *(axis.name for axis in self.schema.axes))
         rows_on = dict(zip(levels, totals, strict=True))
         self._dtypes: dict[str, set[np.dtype]] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
         for name, forms in arrays.items():
             rows = sum(shape[0] for _, shape in forms)
             self._dtypes[name] = {dtype for dtype, shape in forms if shape[0] or not rows}
@@ -93,18 +98,12 @@ class Survey:
             elif rows and (level := _level_of_origin(name)) is not None:
                 rows = rows_on[level]
             if rows or not name.startswith("origins."):  # empty: all edges were sorted
-                self._shapes[name] = (rows, *forms[-1][1][1:])
-        if self._shapes["row_ptr"][0]:
+                self.shapes[name] = (rows, *forms[-1][1][1:])
+        if self.shapes["row_ptr"][0]:
             self._dtypes["row_ptr"] = {np.dtype(pointer_dtype(rows_on["edge"]))}
-        self.names: list[str] = list(self._shapes)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of an array over all parts."""
-        return self._shapes[name]
-
-    def widest(self, name: str) -> np.dtype:
-        """Returns a dtype that holds every part's dtype, without reading values."""
-        return _common(self._dtypes[name])
+        self.widest: dict[str, np.dtype] = {
+            name: _common(self._dtypes[name]) for name in self.shapes
+        }
 
     def dtype(self, name: str) -> np.dtype:
         """Returns the smallest dtype that holds every part's values."""
@@ -119,7 +118,7 @@ class Survey:
     def pieces(self, name: str) -> Iterator[Array]:
         """Yields what each part adds to an array."""
         base, begun = 0, False
-        level = _level_of_origin(name) if self._shapes[name][0] else None
+        level = _level_of_origin(name) if self.shapes[name][0] else None
         for part in self._parts:
             arrays = _arrays_of(part())
             piece = arrays[name]
@@ -292,40 +291,44 @@ def _join_schemas(first: Schema, other: Schema, number: int) -> Schema:
     Raises:
         BadGraph: if they do not.
     """
-    ours, theirs = ({field.name: field for field in each} for each in (first, other))
-    axes = [tuple(axis.name for axis in each.axes) for each in (first, other)]
     if first.keep_order is not other.keep_order:
         ordered, lost = (0, number) if first.keep_order else (number, 0)
         raise BadGraph(
             f"part {ordered} of the store keeps the order of edges, and part {lost} has them "
             "sorted: build both with keep_order=True, or neither"
         )
-    differing = sorted(
-        name
-        for name in {*ours, *theirs}
-        if name not in ours or name not in theirs or _meaning(ours[name]) != _meaning(theirs[name])
-    )
+    axes = [tuple(axis.name for axis in each.axes) for each in (first, other)]
+    differing = [
+        f"{name!r} is {now}, was {was}"
+        for name, was, now in differing_fields(first, other, lambda f: (f.layout, f.classes))
+    ]
     if differing or axes[0] != axes[1]:
-        fields = [_describe_pair(name, ours.get(name), theirs.get(name)) for name in differing]
         raise BadGraph(
             f"part {number} of the store has other fields than part 0: "
-            f"{'; '.join(fields) or 'other axes'}; give every graph the same fields, or leave one "
-            "out with exclude=[...]"
+            f"{'; '.join(differing) or 'other axes'}; give every graph the same fields, or leave "
+            "one out with exclude=[...]"
         )
     return replace(
         first,
         fields=tuple(
-            replace(field, has_nan=field.has_nan or theirs[field.name].has_nan) for field in first
+            replace(field, has_nan=field.has_nan or other[field.name].has_nan) for field in first
         ),
         molecules=first.molecules and other.molecules,
     )
 
 
-def _meaning(field: Field) -> tuple[object, ...]:
-    """Returns the properties of a field that all parts must share."""
-    return *field.layout, field.classes
+def differing_fields(
+    first: Schema, other: Schema, meaning: Callable[[Field], object]
+) -> Iterator[tuple[str, str, str]]:
+    """Yields the name of each field that differs, what it is in the first schema, and in the other.
 
-
-def _describe_pair(name: str, ours: Field | None, theirs: Field | None) -> str:
-    forms = ["nothing" if field is None else field.describe() for field in (theirs, ours)]
-    return f"{name!r} is {forms[0]}, was {forms[1]}"
+    Args:
+        first, other: the schemas.
+        meaning: returns what must be equal of a field.
+    """
+    ours, theirs = ({field.name: field for field in each} for each in (first, other))
+    for name in sorted({*ours, *theirs}):
+        pair = ours.get(name), theirs.get(name)
+        was, now = ("missing" if field is None else field.describe() for field in pair)
+        if None in pair or meaning(ours[name]) != meaning(theirs[name]):
+            yield name, was, now

@@ -13,88 +13,80 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Schema
-from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
 from staticgraph.store.columns import (
     Array,
-    check_endpoints,
     compact,
+    graph_at,
     local_positions,
     row_pointers,
     sort_by_destination,
 )
-from staticgraph.store.indices import renumbered, sort_types
+from staticgraph.store.indices import renumbered
 from staticgraph.text.how_many import how_many
 
 NONE: IntArray = np.empty(0, np.int64)
 
 
-class SortedEdges(NamedTuple):
-    """Edges in the order in which a store keeps them.
+def sorted_edges(
+    edge_src: Array,
+    edge_dst: Array,
+    schema: Schema,
+    columns: Mapping[str, Array],
+    offsets: Mapping[str, IntArray],
+    name: str,
+) -> dict[str, Any]:
+    """Returns the attributes of a store whose edges are sorted by destination, graph by graph.
 
-    The first four are empty if edges are columns.
+    Args:
+        edge_src, edge_dst: ``[sum e]``, numbered within their graphs, in any order.
+        schema: the schema of the columns, which says whether edges are columns.
+        columns: one array per field, ``[rows of its level, *shape]``.
+        offsets: level -> ``[n + 1]``, where each graph's rows begin.
+        name: the data set's name in error messages.
 
-    Attributes:
-        src: ``[sum e]`` sources, numbered within their graphs.
-        dst: ``[sum e]`` destinations, ascending within each graph.
-        row_ptr: ``[sum n + 1]`` int64, where each node's incoming edges begin.
-        transpose: ``[sum e]`` int64, for each graph the permutation that sorts its edges by source.
-        columns: every field, with edge fields in the new order.
-        origins: edge level -> ``[rows]`` int64, original position of each edge in its graph; levels
-            that were already sorted are left out.
+    Raises:
+        BadGraph: if an edge points outside its graph, or the number of edges does not match the
+            graphs.
     """
-
-    src: Array
-    dst: Array
-    row_ptr: IntArray
-    transpose: IntArray
-    columns: dict[str, Array]
-    origins: dict[str, IntArray]
-
-    @classmethod
-    def of(
-        cls,
-        edge_src: Array,
-        edge_dst: Array,
-        schema: Schema,
-        columns: Mapping[str, Array],
-        offsets: Mapping[str, IntArray],
-        name: str,
-    ) -> SortedEdges:
-        """Sorts the edges of all graphs.
-
-        Args:
-            edge_src, edge_dst: ``[sum e]``, numbered within their graphs, in any order.
-            schema: the schema of the columns, which says whether edges are columns.
-            columns: one array per field, ``[rows of its level, *shape]``.
-            offsets: level -> ``[n + 1]``, where each graph's rows begin.
-            name: the data set's name in error messages.
-
-        Raises:
-            BadGraph: if an edge points outside its graph, or the number of edges does not match the
-                graphs.
-        """
-        graphs = len(offsets["node"]) - 1
-        src, dst = np.asarray(edge_src), np.asarray(edge_dst)
-        if not schema.one_kind:
-            src = dst = row_ptr = transpose = NONE
-            moved, orders = sort_types(schema, columns, offsets, graphs)
-        else:
-            nodes, edges = offsets["node"], offsets["edge"]
-            _check(src, dst, nodes, edges, name)
-            moved, orders = dict(columns), {}
-            order = sort_by_destination(dst, nodes, edges)
-            if order is not None:
-                src, dst, orders["edge"] = src[order], dst[order], order
-                moved = renumbered(schema, moved, offsets, graphs, "edge", order)
-            row_ptr, transpose = row_pointers(src, dst, nodes, edges)
-        origins = {level: local_positions(o, offsets[level]) for level, o in orders.items()}
-        return cls(src, dst, row_ptr, transpose, moved, origins)
+    graphs = len(offsets["node"]) - 1
+    src, dst = np.asarray(edge_src), np.asarray(edge_dst)
+    targets = {
+        level: (columns[index][:, 1], schema[index].counts[1])
+        for level, index in schema.edge_fields
+    }
+    if schema.one_kind:
+        _check(src, dst, offsets["node"], offsets["edge"], name)
+        targets = {"edge": (dst, "node")}
+    moved, origins = dict(columns), dict[str, Array]()
+    for level, (target, nodes) in targets.items():
+        order = sort_by_destination(target, offsets[nodes], offsets[level])
+        if order is None:
+            continue
+        moved = renumbered(schema, moved, offsets, graphs, level, order)
+        origins[level] = compact(local_positions(order, offsets[level]))
+        if schema.one_kind:
+            src, dst = src[order], dst[order]
+    row_ptr = transpose = NONE
+    if schema.one_kind:
+        row_ptr, transpose = row_pointers(src, dst, offsets["node"], offsets["edge"])
+    else:
+        src = dst = NONE
+    return {
+        "edge_src": compact(src),
+        "edge_dst": compact(dst),
+        "row_ptr": row_ptr.astype(pointer_dtype(int(offsets["edge"][-1])), copy=False),
+        "transpose": compact(transpose),
+        "edge_origin": origins.pop("edge", np.empty(0, np.uint8)),
+        "columns": {key: compact(column) for key, column in moved.items()},
+        "origins": origins,
+    }
 
 
 def first_order(
@@ -143,4 +135,13 @@ def _check(src: Array, dst: Array, nodes: IntArray, edges: IntArray, name: str) 
             f"{name}: {how_many(len(src), 'source')} and {how_many(len(dst), 'destination')} for "
             f"{how_many(edges[-1], 'edge')}"
         )
-    check_endpoints(src, dst, nodes, edges)
+    most = np.repeat(np.diff(nodes), np.diff(edges))
+    wrong = (src < 0) | (dst < 0) | (src >= most) | (dst >= most)
+    if wrong.any():
+        edge = int(wrong.argmax())
+        graph = graph_at(edges, edge)
+        raise BadGraph(
+            f"graph {graph} has {how_many(most[edge], 'node')}, but its edge "
+            f"{edge - edges[graph]} joins {src[edge]} -> {dst[edge]}: node numbers must be "
+            f"from 0 and below {most[edge]}; fix edge_index or set num_nodes"
+        )

@@ -3,7 +3,7 @@
 A checksum detects damage, not intent: whoever writes a store can also write its checksums. Offsets
 beyond the columns, or an array that is not a permutation, would make a batch read and write out of
 bounds. A loaded store is therefore checked as strictly as when it was built: first the manifest,
-before any file is opened (:func:`check_manifest`); then the offsets and the shape and dtype of
+before any file is opened (:func:`checked_manifest`); then the offsets and the shape and dtype of
 every array (:func:`check_forms`); then the values of edges and indices, for a run of graphs at a
 time, before they are read (:func:`check_graphs`).
 """
@@ -11,13 +11,11 @@ time, before they are read (:func:`check_graphs`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from staticgraph.errors import StoreCorrupt
-from staticgraph.files.document import NOT_THERE, missing
 from staticgraph.schema import LEVELS, Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
@@ -31,41 +29,42 @@ STRUCTURE = (
 REMEDY = "the store was changed; build it again"
 
 
+def offsets_name(level: str) -> str:
+    """Returns the name of the array of where the rows of a level other than a graph's begin."""
+    return f"{level}_offsets" if level in LEVELS else f"offsets.{level}"
+
+
 class Damage(StoreCorrupt):
     """An array that does not fit its store; the message names the array, and the graph if known."""
 
 
-def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
-    """Rejects a manifest that lacks a key, a file of the schema, or a file's size or checksum.
+def checked_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Returns a manifest that lacks no key, no file of the schema, and no size or checksum.
 
     Raises:
-        StoreCorrupt: if something is missing or unknown; the message names it.
+        KeyError: if something is missing.
+        TypeError: if something is unknown, or another thing than it should be.
     """
-    try:
-        if not isinstance(manifest["name"], str):
-            raise TypeError(f"the name is {manifest['name']!r}")
-        schema = Schema.from_dict(manifest["schema"])
-        files = dict(manifest["files"])
-        for name, file in files.items():
-            for key in ("bytes", "crc32"):
-                if not isinstance(file[key], int):
-                    raise TypeError(f"{key} of {name!r} is {file[key]!r}")
-        expected = [*STRUCTURE, *(f"column.{field.name}" for field in schema)]
-        expected += [f"offsets.{axis.name}" for axis in schema.axes]
-        objects = [name.partition(".")[2] for name in files if name.startswith("objects.")]
-        expected += [f"object_ends.{key}" for key in objects]
-        absent = [name for name in expected if name not in files]
-        if absent:
-            raise KeyError(", ".join(absent))
-        known = {*expected, *(f"origins.{axis.name}" for axis in schema.edge_axes)}
-        known |= {f"objects.{key}" for key in objects}
-        extra = {name for name in files if not name.startswith(("split.", "checks."))} - known
-        if extra:
-            raise TypeError(f"the schema knows no array {', '.join(sorted(extra))}")
-    except NOT_THERE as failure:
-        raise StoreCorrupt(
-            f"{path} is not a complete manifest: {missing(failure)}; build the store again"
-        ) from failure
+    if not isinstance(manifest["name"], str):
+        raise TypeError(f"the name is {manifest['name']!r}")
+    schema = Schema.from_dict(manifest["schema"])
+    files = dict(manifest["files"])
+    for name, file in files.items():
+        for key in ("bytes", "crc32"):
+            if not isinstance(file[key], int):
+                raise TypeError(f"{key} of {name!r} is {file[key]!r}")
+    expected = [*STRUCTURE, *(f"column.{field.name}" for field in schema)]
+    expected += [f"offsets.{axis.name}" for axis in schema.axes]
+    objects = [name.partition(".")[2] for name in files if name.startswith("objects.")]
+    expected += [f"object_ends.{key}" for key in objects]
+    if absent := [name for name in expected if name not in files]:
+        raise KeyError(", ".join(absent))
+    known = {*expected, *(f"origins.{axis.name}" for axis in schema.edge_axes)}
+    known |= {f"objects.{key}" for key in objects}
+    extra = {name for name in files if not name.startswith(("split.", "checks."))} - known
+    if extra:
+        raise TypeError(f"the schema knows no array {', '.join(sorted(extra))}")
+    return manifest
 
 
 def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> None:
@@ -80,11 +79,10 @@ def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> Non
         StoreCorrupt: a :class:`Damage` that names the array, and the graph if known.
     """
     _check_schema(schema)
-    offsets = {"node": arrays["node_offsets"], "edge": arrays["edge_offsets"]}
-    offsets |= {axis.name: arrays[f"offsets.{axis.name}"] for axis in schema.axes}
+    levels = ("node", "edge", *(axis.name for axis in schema.axes))
+    offsets = {level: arrays[offsets_name(level)] for level in levels}
     for level, values in offsets.items():
-        name = f"{level}_offsets" if level in LEVELS else f"offsets.{level}"
-        _check_offsets(name, values, graphs)
+        _check_offsets(offsets_name(level), values, graphs)
     nodes, edges = int(offsets["node"][-1]), int(offsets["edge"][-1])
     expected = {**dict.fromkeys(EDGES, edges if schema.one_kind else 0), "row_ptr": nodes + 1}
     if not schema.has_pointers:
@@ -148,13 +146,9 @@ class _Stretch:
     def __init__(self, schema: Schema, arrays: Mapping[str, Array], first: int, last: int) -> None:
         self.arrays, self.first, self.graphs = arrays, first, last - first
         # For each level, where the rows of each of these graphs begin: [graphs + 1].
-        self.bounds: dict[str, IntArray] = {
-            "node": np.asarray(arrays["node_offsets"][first : last + 1]),
-            "edge": np.asarray(arrays["edge_offsets"][first : last + 1]),
-            "graph": np.arange(first, last + 1),
-        }
-        for axis in schema.axes:
-            self.bounds[axis.name] = np.asarray(arrays[f"offsets.{axis.name}"][first : last + 1])
+        self.bounds: dict[str, IntArray] = {"graph": np.arange(first, last + 1)}
+        for level in ("node", "edge", *(axis.name for axis in schema.axes)):
+            self.bounds[level] = np.asarray(arrays[offsets_name(level)][first : last + 1])
 
     def rows(self, level: str) -> slice:
         """Returns the rows of these graphs on a level."""
@@ -213,9 +207,7 @@ class _Stretch:
     def check_index(self, field: Field) -> None:
         """Checks that the values of an index field are rows of the levels that they refer to."""
         bounds = self.bounds[field.level]
-        rows = slice(int(bounds[0]), int(bounds[-1]))
-        if field.level == "graph":
-            rows = slice(rows.start * field.rows, rows.stop * field.rows)
+        rows = slice(int(bounds[0]) * field.rows, int(bounds[-1]) * field.rows)
         column = self.arrays[f"column.{field.name}"][rows]
         if wrong := first_outside(field, column, self.bounds, self.graphs):
             raise Damage(
@@ -238,24 +230,26 @@ def _check_schema(schema: Schema) -> None:
     axes = {axis.name for axis in schema.axes}
     for field in schema:
         known = np.dtype(field.dtype).kind in "biuf" and field.level in axes | set(LEVELS)
-        alone = (
-            field.level == "graph" and field.rows == 1
-        )  # one row per graph, stacked along a new dimension
+        of_graph = field.level == "graph"
+        # One row per graph, stacked along a new dimension; or rows along one of theirs.
+        alone = of_graph and field.rows == 1
         fits = alone if field.cat_dim is None else 0 <= field.cat_dim <= len(field.shape)
         counts = len(field.counts) in (0, 1, field.width)
-        if not (known and fits and counts and field.rows > 0 and min(field.shape, default=0) >= 0):
+        rows = field.rows == 1 or (of_graph and field.rows > 0)
+        if not (known and fits and counts and rows and min(field.shape, default=0) >= 0):
             raise Damage(f"the schema's field {field.name!r} cannot be: {field}: {REMEDY}")
         if unknown := set(field.counts) - axes - {"", *LEVELS}:
             raise Damage(f"field {field.name!r} counts {unknown}, which is not a level: {REMEDY}")
     _check_types(schema)
+    nodes, fields = {axis.name for axis in schema.node_axes}, {item.name: item for item in schema}
     for axis in schema.edge_axes:
-        name = f"{axis.name}.edge_index"
-        ends = schema[name].counts if name in schema else ()
-        nodes = {node.name for node in schema.node_axes}
-        if name not in schema or len(ends) != 2 or not set(ends) <= nodes:
-            raise Damage(f"the edges of type {axis.name!r} have no index of nodes: {REMEDY}")
-        if schema[name].level != axis.name or schema[name].width != 2:
-            raise Damage(f"field {name!r} has no two ends for an edge: {REMEDY}")
+        index = fields.get(f"{axis.name}.edge_index")
+        form = index and (index.level, index.width, len(index.counts))
+        if index is None or form != (axis.name, 2, 2) or not nodes.issuperset(index.counts):
+            raise Damage(
+                f"the edges of type {axis.name!r} have no index of the nodes at their two ends: "
+                f"{REMEDY}"
+            )
 
 
 # The number of strings in PyG's type of an axis of each kind.

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,12 +26,12 @@ from staticgraph.errors import BadGraph
 from staticgraph.files import scratch
 from staticgraph.files.folder import exchange, repair, require_replaceable
 from staticgraph.schema import Level, Schema
-from staticgraph.store.columns import Array, names_of_fields
+from staticgraph.store.columns import Array, checked_splits, names_of_fields
 from staticgraph.store.files import KIND, MANIFEST, save, write
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.parts import slices
-from staticgraph.store.shards import check_shards, numbers_of, parts_in, survey_shards
+from staticgraph.store.parts import Survey, differing_fields, slices
+from staticgraph.store.shards import check_shards, numbers_of, parts_in, write_list
 from staticgraph.text.numeric_options import whole_option
 
 # A part of molecules takes some 10 MB, and 100 million graphs take 5,000 folders.
@@ -196,16 +197,12 @@ class StoreWriter:
                 f"{'in their own order' if self.schema.keep_order else 'sorted by destination'}, "
                 "those that follow do not: give keep_order=True for all, or for none"
             )
-        ours, theirs = ({f.name: f for f in s} for s in (self.schema, store.schema))
-        for name in sorted({*ours, *theirs}):
-            mine, other = ours.get(name), theirs.get(name)
-            if mine is None or other is None or mine.layout != other.layout:
-                was, now = ("missing" if f is None else f.describe() for f in (mine, other))
-                raise BadGraph(
-                    f"graphs {self.committed} to {self.committed + len(store) - 1} of {self._name} "
-                    f"have {name!r} as {now}, those before as {was}: give every graph the same "
-                    "fields, or leave one out with exclude=[...]"
-                )
+        for name, was, now in differing_fields(self.schema, store.schema, lambda f: f.layout):
+            raise BadGraph(
+                f"graphs {self.committed} to {self.committed + len(store) - 1} of {self._name} "
+                f"have {name!r} as {now}, those before as {was}: give every graph the same "
+                "fields, or leave one out with exclude=[...]"
+            )
 
     # ------------------------------------------------------------------ ending
 
@@ -221,9 +218,9 @@ class StoreWriter:
         Args:
             splits: named lists of graph indices over all shards.
             shards: how many shards were written; by default the last that is there is the last.
-            merged: False keeps the parts and adds a list of them: no bytes are copied, and each
-                host may hold only some of the parts. Reading a batch then takes longer
-                (:mod:`staticgraph.store.sharded`).
+            merged: False keeps the parts and adds a list of them: no bytes are copied. Opening the
+                store and reading a batch then take longer (:mod:`staticgraph.store.sharded`).
+                A kill leaves the parts, with or without a list, or the finished store.
 
         Raises:
             BadGraph: if there are no graphs, the fields of two parts differ, a shard is missing, or
@@ -240,31 +237,26 @@ class StoreWriter:
         _check_ended(self._parts)
         for path in paths:
             GraphStore.load(path, verify=True)  # every byte, the headers of files included
-        if not merged:
-            return self._finish_in_shards(splits or {})
-        write(
-            [lambda path=path: GraphStore.load(path, verify=False) for path in paths],
-            self.folder,
-            name=self._name,
-            splits=splits or {},
-            overwrite=self._overwrite,
-        )
-        store = GraphStore.load(self.folder)  # before its parts are removed
-        _remove_parts(self._parts)
+        parts = [partial(GraphStore.load, path, verify=False) for path in paths]
+        if merged:
+            write(
+                parts,
+                self.folder,
+                name=self._name,
+                splits=splits or {},
+                overwrite=self._overwrite,
+            )
+        else:
+            target = Path(os.path.realpath(self.folder))
+            require_replaceable(target, KIND, self._overwrite)
+            graphs = len(Survey(parts).sizes)
+            write_list(self._parts, self._name, checked_splits(splits or {}, graphs, self._name))
+            exchange(self._parts, target)
+        store = GraphStore.load(self.folder)
+        if merged:
+            _remove_parts(self._parts)
         self._number = self.committed = 0
         return store
-
-    def _finish_in_shards(self, splits: Mapping[str, Array]) -> GraphStore:
-        """Writes the list into the parts folder and moves that folder to the target.
-
-        A kill leaves the parts, with or without a list, or the finished store.
-        """
-        target = Path(os.path.realpath(self.folder))
-        require_replaceable(target, KIND, self._overwrite)
-        survey_shards(parts_in(self._parts), self._name).save(self._parts, splits)
-        exchange(self._parts, target)
-        self._number = self.committed = 0
-        return GraphStore.load(self.folder)
 
     def __enter__(self) -> Self:
         return self

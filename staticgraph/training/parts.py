@@ -39,7 +39,7 @@ from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.on_device import DeviceStore, fits, is_simple
+from staticgraph.store.on_device import DeviceStore, fits
 from staticgraph.store.random_states import kept_random_states
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.training.config import SIZES, TrainConfig
@@ -83,7 +83,7 @@ def source_of(
         device: the device of the run.
         pointers: whether batches need row pointers.
     """
-    if place == "auto" and device.type == "cuda" and is_simple(store):
+    if place == "auto" and device.type == "cuda":
         place = "device" if fits(store, device, SHARE_FOR_DATA, pointers) else "host"
     return store.to(device, pointers=pointers) if place == "device" else store
 

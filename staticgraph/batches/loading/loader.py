@@ -236,7 +236,7 @@ class StaticLoader:
 
     @cached_property
     def _data(self) -> str:
-        """A digest of the fields and some graphs; none by rank, where some graphs are not here."""
+        """A digest of the fields and some graphs; none by rank, where a host maps its own range."""
         ids = self._batcher.indices
         store = self.store.host if isinstance(self.store, DeviceStore) else self.store
         if self._batcher.world_size == 1 or store.by_rank or not len(ids):

@@ -15,7 +15,8 @@ from torch_geometric.data import Data, HeteroData
 
 from staticgraph.schema import Field, Schema
 from staticgraph.store.columns import Array
-from staticgraph.store.indices import as_tensor_shape, counted, with_first_numbers
+from staticgraph.store.indices import counted
+from staticgraph.store.pyg.levels import axis_of
 
 
 class RuledData(Data):
@@ -30,40 +31,40 @@ class RuledData(Data):
         return rules[key][1] if key in rules else super().__inc__(key, value, *args, **kwargs)
 
 
-def in_first_order(
-    schema: Schema,
-    columns: Mapping[str, Array],
-    rows: Mapping[str, int],
-    pair: Array | None,
-    places: Mapping[str, Array | None],
-) -> Data | HeteroData:
-    """Assembles one graph as it went into a store.
+def graph_at(store: Any, graph: int) -> Data | HeteroData:
+    """Returns a graph of a store as it went in.
 
     Args:
-        schema: the store's schema.
-        columns: field -> the graph's rows of it, as stored.
-        rows: level -> the graph's number of rows.
-        pair: ``[2, e]`` int64 sources and destinations, sorted; None if edges are fields.
-        places: edge level -> original position of each edge; None if the edges were not moved.
+        store: a :class:`staticgraph.store.graph_columns.GraphColumns` in one folder, or in memory.
+        graph: its index.
     """
+    schema: Schema = store.schema
+    nodes, edges = store.size(graph)
+    rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in store.offsets.items()}
+    levels = ("edge", *(axis.name for axis in schema.edge_axes))
+    origins = {level: store.origin_of(graph, level) for level in levels}
+    moved = {level: origin for level, origin in origins.items() if origin is not None}
+    back = {level: np.argsort(origin) for level, origin in moved.items()}
     values: dict[str, Any] = {}
-    if pair is not None:
-        place = places["edge"]
-        values["edge_index"] = torch.from_numpy(pair if place is None else pair[:, _back(place)])
+    if schema.one_kind:
+        here = slice(store.edge_offsets[graph], store.edge_offsets[graph + 1])
+        pair = np.stack([store.edge_src[here], store.edge_dst[here]]).astype(np.int64)
+        values["edge_index"] = torch.from_numpy(pair[:, back["edge"]] if back else pair)
     for field in schema:
-        value = columns[field.name].astype(field.dtype)
-        for level, place in places.items():
-            if place is not None:
-                value = with_first_numbers(value, field, level, place)
-        if (place := places.get(field.level)) is not None:
-            value = value[_back(place)]
-        values[field.name] = torch.from_numpy(as_tensor_shape(value, field))
-    return (assembled_typed if schema.hetero else assembled)(schema, values, rows)
-
-
-def _back(place: Array) -> Array:
-    """Returns the permutation that restores the original order of sorted edges."""
-    return np.argsort(place)
+        value = store.columns[field.name][store.rows_of(field, graph)].astype(field.dtype)
+        for place, level in counted(field):
+            if level in moved:  # edges are numbered as they were before they were sorted
+                scalars = value.reshape(-1, field.width)
+                scalars[:, place] = moved[level][scalars[:, place]]
+        if field.level in back:
+            value = value[back[field.level]]
+        values[field.name] = torch.from_numpy(_as_tensor_shape(value, field))
+    data = (assembled_typed if schema.hetero else assembled)(
+        schema, values, {"node": nodes, "edge": edges, **rows}
+    )
+    for name, column in store.objects.items():
+        setattr(data, name, column.at(graph))
+    return data
 
 
 def assembled(schema: Schema, values: dict[str, Any], rows: Mapping[str, int]) -> Data:
@@ -86,8 +87,7 @@ def assembled_typed(schema: Schema, values: Mapping[str, Any], rows: Mapping[str
     for axis in schema.node_axes:
         data[axis.key].num_nodes = rows[axis.name]
     for name, value in values.items():
-        owners = [axis for axis in types if name.startswith(f"{axis.name}.")]
-        owner = max(owners, key=lambda axis: len(axis.name), default=None)
+        owner = axis_of(name, types)
         if owner is None:
             setattr(data, name, value)
         else:
@@ -106,3 +106,10 @@ def _increment(field: Field, rows: Mapping[str, int]) -> Any:
     for place, level in counted(field):
         steps[place] = counts[level]
     return steps.view(field.physical(1))
+
+
+def _as_tensor_shape(rows: Array, field: Field) -> Any:
+    """Moves the row dimension from the front to where ``__cat_dim__`` puts it in PyG's tensor."""
+    if field.cat_dim is None:
+        return rows.reshape(field.shape)
+    return np.ascontiguousarray(np.moveaxis(rows, 0, field.cat_dim))

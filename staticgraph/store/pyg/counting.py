@@ -19,8 +19,8 @@ from staticgraph.errors import BadGraph
 from staticgraph.schema import EDGE_INDEX, LEVELS, Axis, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.objects import ObjectColumn
-from staticgraph.store.pyg.levels import level_in
-from staticgraph.store.pyg.rules import Increments, asks_nothing, counted_by, counted_level
+from staticgraph.store.pyg.levels import axis_of, level_in
+from staticgraph.store.pyg.rules import asks_nothing, counted_by, counted_level, increments_of
 from staticgraph.text.how_many import how_many
 
 
@@ -49,6 +49,11 @@ class CountedFields:
         self.nodes_told = True
         # A graph whose class has rules of its own, so that they can be called again.
         self.ruled: tuple[int, Any] | None = None
+        # With a schema, what each field counts, and its __cat_dim__.
+        self.planned: dict[str, tuple[tuple[Level, ...], int | None]] = {}
+        if schema is not None:
+            edges = {EDGE_INDEX: (("node",), 1)} if schema.one_kind else {}
+            self.planned = {item.name: (item.counts, item.cat_dim) for item in schema} | edges
 
     def set_aside(self, number: int, key: str, value: Any) -> None:
         """Records a value that is not a tensor: a string, None, a list."""
@@ -96,7 +101,11 @@ class CountedFields:
         counts: dict[str, tuple[Level, ...]] = {}
         alike = np.array_equal(self.nodes, self.edges)
         for key, said in self.increments.items():
-            columns = Increments(key, said).columns()
+            columns = increments_of(key, said)
+            joined = columns or [np.zeros(len(self.nodes), np.int64)]
+            if key == EDGE_INDEX and all(np.array_equal(steps, self.nodes) for steps in joined):
+                counts[key] = ("node",)
+                continue
             if ends := self._ends_of(key):
                 self._check_ends(key, columns, ends)
                 counts[key] = ends
@@ -123,8 +132,7 @@ class CountedFields:
 
     def _ends_of(self, key: str) -> tuple[Level, ...]:
         """Returns the node types that an index of a type of edges joins; () for other fields."""
-        edges = [a for a in self.types if a.kind == "edge" and key.startswith(f"{a.name}.")]
-        owner = max(edges, key=lambda axis: len(axis.name), default=None)
+        owner = axis_of(key, (axis for axis in self.types if axis.kind == "edge"))
         return owner.type[::2] if owner is not None and key.endswith("index") else ()
 
     def _check_ends(self, key: str, columns: list[IntArray], ends: tuple[Level, ...]) -> None:
@@ -214,42 +222,42 @@ class CountedFields:
 
     def _expected_counts(self, schema: Schema) -> dict[str, tuple[Level, ...]]:
         """Returns the schema's counts and sets the axes' rows; rejects graphs that differ."""
-        counts = {key: schema[key].counts for key in self.values}
-        known = {"graph": np.ones(len(self.nodes), np.int64), **self._known()}
-        increments = {key: Increments(key, self.increments[key]).columns() for key in self.values}
+        none = np.zeros(len(self.nodes), np.int64)
+        known = {"graph": none + 1, "": none, **self._known()}
+        steps = {key: self._planned_steps(key, none) for key in self.values}
         for axis in schema.axes:
             if axis.name in known:
                 continue
-            rows = [self._lengths(key) for key in self.values if schema[key].level == axis.name]
+            rows = [self._lengths(item.name) for item in schema if item.level == axis.name]
             rows += [
-                increments[key][min(place, len(increments[key]) - 1)]
-                if increments[key]
-                else known["graph"] * 0
-                for key in self.values
-                for place, level in enumerate(counts[key])
-                if level == axis.name
+                each for pairs in steps.values() for level, each in pairs if level == axis.name
             ]
-            known[axis.name] = self.axes[axis.name] = rows[0] if rows else known["graph"] * 0
-        for key, levels in counts.items():
-            if self.cat_dims[key] != schema[key].cat_dim:
+            known[axis.name] = self.axes[axis.name] = rows[0] if rows else none
+        for key, (levels, cat_dim) in self.planned.items():
+            if self.cat_dims[key] != cat_dim:
                 raise BadGraph(
                     f"graph 0 gives {self.cat_dims[key]} as __cat_dim__ of {key!r}; the plan was "
-                    f"made for {schema[key].cat_dim}: convert the new graphs as the training data"
+                    f"made for {cat_dim}: convert the new graphs as the training data"
                 )
-            columns = increments[key] or [known["graph"] * 0]
-            wanted = [known[level] if level else known["graph"] * 0 for level in levels or ("",)]
-            width = max(len(columns), len(wanted))
-            for place in range(width):
-                column = columns[min(place, len(columns) - 1)]
-                expected = wanted[min(place, len(wanted) - 1)]
-                if not np.array_equal(column, expected):
-                    odd = int((column != expected).argmax())
+            for level, each in steps[key]:
+                if not np.array_equal(each, known[level]):
+                    odd = int((each != known[level]).argmax())
                     raise BadGraph(
-                        f"graph {odd} adds {column[odd]} to {key!r} (__inc__), where the plan was "
+                        f"graph {odd} adds {each[odd]} to {key!r} (__inc__), where the plan was "
                         f"made for values that count {' and '.join(levels) or 'nothing'}, of which "
-                        f"it has {expected[odd]}: convert the new graphs as the training data was"
+                        f"it has {known[level][odd]}: convert the new graphs as the training data "
+                        "was"
                     )
-        return counts
+        return {key: levels for key, (levels, _) in self.planned.items()}
+
+    def _planned_steps(self, key: str, none: IntArray) -> list[tuple[Level, IntArray]]:
+        """Returns the level that each scalar of a row has in the schema, and its increments."""
+        levels, columns = self.planned[key][0] or ("",), increments_of(key, self.increments[key])
+        columns = columns or [none]
+        return [
+            (levels[min(place, len(levels) - 1)], columns[min(place, len(columns) - 1)])
+            for place in range(max(len(columns), len(levels)))
+        ]
 
     def _on_axis(self, key: str, axis: str, lengths: IntArray) -> str:
         """Puts a field on an axis, which is created if there is none of that name."""

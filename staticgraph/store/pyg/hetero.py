@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Axis, Level, Schema
@@ -42,8 +41,6 @@ class HeteroReader(PygReader):
         levels: Mapping[str, Level],
     ) -> None:
         super().__init__(name, excluded - {"edge_index"}, schema, levels)
-        # Edges are fields.
-        self.edge_index: list[Tensor] = [torch.empty(2, 0, dtype=torch.int64)]
         self._set_types(() if schema is None else schema.node_axes + schema.edge_axes)
 
     def _set_types(self, types: tuple[Axis, ...]) -> None:

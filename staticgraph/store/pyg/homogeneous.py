@@ -29,6 +29,7 @@ from staticgraph.store.pyg.counting import CountedFields
 from staticgraph.store.pyg.levels import (
     as_array,
     as_tensor,
+    axis_of,
     level_by_name,
     odd_rows,
     whole_count,
@@ -49,13 +50,10 @@ class PygReader(CountedFields):
     ) -> None:
         super().__init__(name, schema, levels)
         self.excluded = excluded
-        self.edge_index: list[Tensor] = []
         # Whether a graph without edge_index is rejected even if no graph has one.
         self.needs_edges: bool = False
         self.needs_labels: bool = schema is None
         self._without_edges: bool | None = None
-        # The results of custom rules for ``edge_index``, by graph.
-        self.edges_said: dict[int, Said] = {}
 
     def add(self, number: int, data: Any) -> None:
         """Reads one graph.
@@ -92,16 +90,22 @@ class PygReader(CountedFields):
             nodes = data.num_nodes
         self.nodes.append(whole_count(nodes, number))
         self.edges.append(edge_index.size(1))
-        self.edge_index.append(edge_index)
         store = data._store
+        edges = Said(edge_index.T, 1, (self.nodes[-1],))
         if not has_stock_rules(data):
             if given is not None:
-                self.edges_said[number] = said_by(data, EDGE_INDEX, edge_index, number, store)
+                edges = said_by(data, EDGE_INDEX, edge_index, number, store)
             self.nodes_told &= not guessed
             self.ruled: tuple[int, Any] | None = self.ruled or (number, data)
+        if edges.cat_dim != 1:
+            raise BadGraph(
+                f"graph {number} gives {edges.cat_dim} as __cat_dim__ of 'edge_index'; "
+                "edges stand side by side, so it must be 1 (or -1): let its class ask super()"
+            )
         rules: dict[str, Said] = {}
         for key, value in values.items():
             self._read(number, data, key, key, value, store, rules)
+        rules[EDGE_INDEX] = edges
         self._check_edges_given(number, given is None)
         self._collect(number, rules)
 
@@ -152,7 +156,7 @@ class PygReader(CountedFields):
 
     def _collect(self, number: int, rules: dict[str, Said]) -> None:
         if self.schema is not None:
-            expected = [item.name for item in self.schema if item.name != EDGE_INDEX]
+            expected = list(self.planned)
         else:
             expected = list(self.values) if number else list(rules)
         for key in expected:
@@ -190,54 +194,17 @@ class PygReader(CountedFields):
             raise BadGraph(f"graph {number} has no 'y', whose rows are {item.level}; add it")
         return torch.zeros(counts[item.level], *item.shape, dtype=getattr(torch, item.dtype))
 
-    def _read_two_sides(self) -> None:
-        """Makes ``edge_index`` a field if it joins rows of two levels.
-
-        Raises:
-            BadGraph: if the rules of ``edge_index`` are unsupported, or differ from those of the
-                plan.
-        """
-        for number, said in self.edges_said.items():
-            if said.cat_dim != 1:
-                raise BadGraph(
-                    f"graph {number} gives {said.cat_dim} as __cat_dim__ of 'edge_index'; edges "
-                    "stand side by side, so it must be 1 (or -1): let its class ask super()"
-                )
-        odd = [
-            number
-            for number, said in self.edges_said.items()
-            if {*(said.increments or (0,))} != {self.nodes[number]}
-        ]
-        wanted = self.schema is not None and self.schema.two_sided
-        if not odd and not wanted:
-            return
-        if self.schema is not None and not wanted:
-            raise BadGraph(
-                f"graph {odd[0]} adds {list(self.edges_said[odd[0]].increments)} to 'edge_index' "
-                f"(__inc__), which joins nodes, of which it has {self.nodes[odd[0]]}, in the data "
-                "that the plan was made for: convert the new graphs as the training data was"
-            )
-        for number, index in enumerate(self.edge_index):
-            said = self.edges_said.get(number)
-            rows = index.T.contiguous()
-            steps = (self.nodes[number],) * 2 if said is None else said.increments
-            self.values.setdefault(EDGE_INDEX, []).append(rows)
-            self.increments.setdefault(EDGE_INDEX, []).append(steps)
-        self.cat_dims[EDGE_INDEX] = 1
-        self.edge_index = [torch.empty(2, 0, dtype=torch.int64)]
-
     def _both_sides(self, counts: tuple[Level, ...]) -> tuple[Level, ...]:
         """Returns the levels of the two rows of ``edge_index``; rejects a row without one."""
         both = counts * 2 if len(counts) == 1 else counts
         if len(both) == 2 and all(both):
             return both
         odd = next(n for n, count in enumerate(self.nodes) if count)
-        said = self.edges_said.get(odd, Said(self.edge_index[0])).increments
         raise BadGraph(
-            f"graph {odd} adds {list(said) or 0} to 'edge_index' (__inc__), though it has "
-            f"{how_many(self.nodes[odd], 'node')}: a batch adds what stands before a graph, the "
-            "nodes of each end; let __inc__ say so, as torch.tensor([[sources], [destinations]]) "
-            "where they are of two kinds"
+            f"graph {odd} adds {list(self.increments[EDGE_INDEX][odd]) or 0} to 'edge_index' "
+            f"(__inc__), though it has {how_many(self.nodes[odd], 'node')}: a batch adds what "
+            "stands before a graph, the nodes of each end; let __inc__ say so, as "
+            "torch.tensor([[sources], [destinations]]) where they are of two kinds"
         )
 
     def store(self, kind: type[Kept], check_finite: bool | tuple[str, ...]) -> Kept:
@@ -251,10 +218,13 @@ class PygReader(CountedFields):
         Raises:
             BadGraph: if a field differs from graph to graph, or from the given schema.
         """
-        self._read_two_sides()
         counts = self._counts()
-        if EDGE_INDEX in counts:
+        pairs = [torch.empty(0, 2, dtype=torch.int64)]  # edges that join nodes are not a field
+        if counts.get(EDGE_INDEX) == ("node",):
+            pairs = self.values.pop(EDGE_INDEX)
+        elif EDGE_INDEX in counts:
             counts[EDGE_INDEX] = self._both_sides(counts[EDGE_INDEX])
+        edge_index = as_array(EDGE_INDEX, torch.cat(pairs).T)
         fields: dict[str, tuple[Level, Array]] = {}
         rows: dict[str, int] = {}
         for key in self._in_order(counts):
@@ -265,7 +235,6 @@ class PygReader(CountedFields):
                 rows[key] = count
             fields[key] = (level, as_array(key, torch.cat(tensors)))
         fields = {key: fields[key] for key in self.values}
-        edge_index = as_array("edge_index", torch.cat(self.edge_index, dim=1))
         axes = {axis: np.asarray(self.rows[axis.name]) for axis in self.types}
         store = kind.from_arrays(
             np.asarray(self.nodes, dtype=np.int64),
@@ -286,8 +255,8 @@ class PygReader(CountedFields):
 
     def _candidates(self, key: str) -> dict[Level, IntArray]:
         """Returns the levels that the rows of a field may be of: its type, or nodes and edges."""
-        owners = [axis.name for axis in self.types if key.startswith(f"{axis.name}.")]
-        levels = [max(owners, key=len)] if owners else () if self.types else self.rows
+        owner = axis_of(key, self.types)
+        levels = [owner.name] if owner else () if self.types else self.rows
         return {level: np.asarray(self.rows[level]) for level in levels}
 
     def _level(self, key: str, is_index: bool = False) -> tuple[Level, int]:

@@ -7,7 +7,7 @@ are recognised; for others an error requires ``levels=``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.errors import BadGraph
-from staticgraph.schema import Level
+from staticgraph.schema import Axis, Level
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.store.columns import Array, native
 from staticgraph.text.how_many import how_many
@@ -67,6 +67,12 @@ def as_array(key: str, tensor: Tensor) -> Array:
         raise BadGraph(
             f"{key!r} is {dtype}, which a store cannot keep; give it as float32"
         ) from None
+
+
+def axis_of(name: str, axes: Iterable[Axis]) -> Axis | None:
+    """Returns the axis of which ``axis.field`` is a field; None if it is of none of them."""
+    owners = [axis for axis in axes if name.startswith(f"{axis.name}.")]
+    return max(owners, key=lambda axis: len(axis.name), default=None)
 
 
 # Substrings of a name; then whole names.

@@ -15,7 +15,7 @@ with one or the other.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from staticgraph.errors import BadGraph
-from staticgraph.schema import Level
+from staticgraph.schema import EDGE_INDEX, Level
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
 
@@ -126,31 +126,27 @@ def _increments(
     return tuple(spread.tolist())
 
 
-class Increments:
-    """The increments of one field over all graphs, ``[n, W]`` or ``[n, 1]``.
+def increments_of(key: str, said: list[tuple[int, ...]]) -> list[IntArray]:
+    """Returns ``[n]`` increments for each scalar of a row; one array if all are the same.
+
+    Args:
+        key: the field's name, for messages.
+        said: the increments of each graph.
 
     Raises:
         BadGraph: if graphs give different numbers of increments.
     """
-
-    def __init__(self, key: str, said: list[tuple[int, ...]]) -> None:
-        width = max((len(steps) for steps in said), default=0)
-        self.key = key
-        filled = []
-        for number, steps in enumerate(said):
-            if len(steps) not in (0, 1, width):
-                raise BadGraph(
-                    f"graph {number} gives {how_many(len(steps), 'increment')} for {key!r}, others "
-                    f"give {width}"
-                )
-            filled.append(steps * width if len(steps) == 1 else steps or (0,) * width)
-        self.steps: IntArray = np.asarray(filled, dtype=np.int64).reshape(len(said), width)
-
-    def columns(self) -> list[IntArray]:
-        """Returns ``[n]`` increments for each scalar of a row; one array if all are the same."""
-        columns = list(self.steps.T)
-        same = all(np.array_equal(column, columns[0]) for column in columns)
-        return columns[:1] if same else columns
+    width = max((len(steps) for steps in said), default=0)
+    for number, steps in enumerate(said):
+        if len(steps) not in (0, 1, width):
+            raise BadGraph(
+                f"graph {number} gives {how_many(len(steps), 'increment')} for {key!r}, others "
+                f"give {width}"
+            )
+    filled = [_spread(steps, width) for steps in said]
+    columns = list(np.asarray(filled, dtype=np.int64).reshape(len(said), width).T)
+    same = all(np.array_equal(column, columns[0]) for column in columns)
+    return columns[:1] if same else columns
 
 
 def counted_level(steps: IntArray, levels: Mapping[Level, IntArray]) -> Level | None:
@@ -178,8 +174,10 @@ def counted_by(data: Any, key: str, number: int) -> tuple[Level, ...] | None:
         key: the field's name.
         number: the graph's index, for messages.
     """
-    with_edge = _asked(_with_edge(data), key, number)
-    with_node = _asked(_with_node(data), key, number)
+    larger = _with_row(data, OF_NODES)
+    larger.num_nodes = int(data.num_nodes) + 1
+    with_node = _asked(larger, key, number)
+    with_edge = _asked(_with_row(data, OF_EDGES), key, number)
     now = _asked(data, key, number)
     if with_edge is None or with_node is None or now is None:
         return None
@@ -201,32 +199,17 @@ def _asked(data: Any, key: str, number: int) -> tuple[int, ...] | None:
         return None
 
 
-def _spread(steps: tuple[int, ...], width: int) -> Iterable[int]:
+def _spread(steps: tuple[int, ...], width: int) -> tuple[int, ...]:
     return steps if len(steps) == width else (steps or (0,)) * width
 
 
-def _with_edge(data: Any) -> Any:
-    """Returns a copy with one more edge."""
+def _with_row(data: Any, names: tuple[str, ...]) -> Any:
+    """Returns a copy in which these fields, as far as they are there, have one more row."""
     more = copy.copy(data)
-    for name in OF_EDGES:
+    for name in names:
         value = data.get(name) if name in data else None
         if isinstance(value, Tensor) and value.dim():
-            more[name] = _longer(value, -1 if name == "edge_index" else 0)
+            dim = value.dim() - 1 if name == EDGE_INDEX else 0
+            shape = [*value.shape[:dim], 1, *value.shape[dim + 1 :]]
+            more[name] = torch.cat([value, value.new_zeros(shape)], dim)
     return more
-
-
-def _with_node(data: Any) -> Any:
-    """Returns a copy with one more node."""
-    more = copy.copy(data)
-    for name in OF_NODES:
-        value = data.get(name) if name in data else None
-        if isinstance(value, Tensor) and value.dim():
-            more[name] = _longer(value, 0)
-    more.num_nodes = int(data.num_nodes) + 1
-    return more
-
-
-def _longer(value: Tensor, dim: int) -> Tensor:
-    shape = list(value.shape)
-    shape[dim] = 1
-    return torch.cat([value, value.new_zeros(shape)], dim=dim)
