@@ -46,7 +46,7 @@ SIZES = {
     "staticgraph/steps": (29, 18762),  # parts, added buckets, one trace, containers put back
     "staticgraph/store": (25, 22143),  # lists of graphs without a store, events refused
     "staticgraph/text": (6, 1701),
-    "staticgraph/training": (15, 14980),  # predict, ticks with room, infinite buffers
+    "staticgraph/training": (15, 14977),  # predict, ticks with room, infinite buffers
     "tests": (244, 224305),  # programs, padder, atoms, no PyG, copied batches, bits of many edges
     "tests/support": (83, 42070),  # drawn programs; saved formats; options as cyclopts reads them
 }
