@@ -65,7 +65,8 @@ def test_places_stand_by_the_models_own_lines(folder, monkeypatch, capsys):
     odd = lines.index("        return torch.cumsum(x_j, -1)") + 1
     assert status == 0
     rows = [line.split() for line in text[text.index("rewrites: mode fused") :].splitlines()]
-    assert ["conv", f"checked_net.py:{conv}", "neighbours"] in rows
+    summed = ["sum", "of", "_x_1[source],", "and", "(conv.eps", "+", "1)", "*", "_x_1"]
+    assert ["conv", f"checked_net.py:{conv}", "neighbours", *summed] in rows
     (missed,) = (row for row in rows if row[-3:] == ["apart", "from", "it"])
     assert missed[:2] == ["odd", f"checked_net.py:{odd}"]
 

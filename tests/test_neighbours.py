@@ -22,6 +22,7 @@ from staticgraph.kernels.neighbours import (
     neighbours_reference,
     program,
 )
+from staticgraph.kernels.neighbours.formula import formula
 from staticgraph.kernels.neighbours.operations import POINTWISE
 
 
@@ -237,3 +238,24 @@ def test_equal_programs_have_one_key_and_print_what_they_compute():
     other = written().taking([Result(0, "max")])
     assert other != written()
     assert len(other.values) == 1
+
+
+def test_a_formula_says_what_a_program_computes():
+    builder = Builder()
+    source, edge, node = (builder.operand(end, (4,)) for end in ("source", "edge", "target"))
+    total = builder.point("add", source, edge)
+    leaky = builder.point(
+        "where", builder.point("lt", 0.0, total), total, builder.point("mul", total, 0.2)
+    )
+    relu = builder.point("where", builder.point("le", total, 0.0), 0.0, total)
+    gate = builder.point("mul", relu, builder.point("sigmoid", builder.point("sub", edge, node)))
+    weight = builder.total(leaky, [0])
+    results = Result(gate, "mean+max"), Result(source, "softmax", node, weight, weight)
+    program = builder.program([*results, Result(gate, "rows"), Result(total, "sum", node)])
+    found = [formula(program, one, ["h", "e", "g"]) for one in program.results]
+    assert found == [
+        "mean+max of relu(h[source] + e) * sigmoid(e - g[target])",
+        "sum of h[source], weighed by softmax of sum(leaky_relu(h[source] + e)), and g",
+        "relu(h[source] + e) * sigmoid(e - g[target])",
+        "sum of h[source] + e, and g",
+    ]

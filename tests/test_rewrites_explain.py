@@ -53,6 +53,9 @@ class Summing(MessagePassing):
         return F.relu(x_j + edge_attr)
 
 
+SUMMED = "sum of relu(linear_2[source] + edges)"
+
+
 class OfEdges(Summing):
     """A sum by an index of nodes by which nothing is gathered."""
 
@@ -161,7 +164,8 @@ def test_what_fits_is_rewritten_and_named_by_its_line(esol):
     sums = [place for place in found.done if place.rewrite == "neighbours"]
     assert [place.layer for place in sums] == ["conv"]
     assert "test_rewrites_explain.py" in sums[0].line
-    assert "neighbours" in str(found)
+    assert [place.computes for place in sums] == [SUMMED]
+    assert SUMMED in str(found)
     assert not found.missed
 
 

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
-from torch._C._VariableFunctions import _assert_async as assert_async
 from torch._guards import TracingContext
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.amp.autocast_mode import _enter_autocast as enter_autocast
@@ -65,6 +64,8 @@ __all__ = [
     "tree_unflatten",
     "version_of",
 ]
+
+assert_async = torch.ops.aten._assert_async.msg
 
 # Copies each tensor of the second list to its counterpart in the first. Not wrapped, since a
 # wrapper would add a call to every replay.

@@ -34,8 +34,15 @@ class Explanation:
     _repr_html_ = as_preformatted
 
     def __str__(self) -> str:
-        rows = [(r.layer or "the model", r.line, r.rewrite, "") for r in self.done]
-        rows += [(r.layer or "the model", r.line, r.rewrite, r.reason or "") for r in self.missed]
+        rows = [
+            (
+                r.layer or "the model",
+                r.line,
+                r.rewrite,
+                f"no: {r.reason}" if r.reason else r.computes,
+            )
+            for r in (*self.done, *self.missed)
+        ]
         if not rows:
             return "nothing was rewritten, and nothing was near it"
-        return table(("layer", "line", "rewrite", "not rewritten because"), rows)
+        return table(("layer", "line", "rewrite", "what it computes, or why it stays"), rows)

@@ -9,6 +9,7 @@ turns all of them into the operations below, and a rewrite knows no others.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -180,6 +181,18 @@ def sides(node: Call) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """The two operands of a node, in both orders."""
     first, second = node.args[:2]
     return (first, second), (second, first)
+
+
+_OF_MODEL = re.compile(r"^l_(run_)?self_(model_)?|_$")
+_OF_MODULE = re.compile(r"_?(modules|parameters|buffers)_")
+
+
+def name_of(node: Call) -> str:
+    """The name of a node, of a parameter or buffer as in the model."""
+    if node.op != "placeholder":
+        return node.name
+    name = _OF_MODULE.sub(".", _OF_MODEL.sub("", node.name)).strip(".")
+    return name.replace("l_tensors_", "field_")
 
 
 def said(node: Call) -> str:

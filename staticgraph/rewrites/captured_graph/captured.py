@@ -43,12 +43,14 @@ class Rewritten(NamedTuple):
             :func:`staticgraph.rewrites.captured_graph.user_code.line_of`.
         layer: the module's path, ``""`` in the forward of the model itself.
         reason: the single reason why it was not rewritten; None if it was.
+        computes: what a message computes, in the names of the captured graph.
     """
 
     rewrite: str
     line: str
     layer: str
     reason: str | None = None
+    computes: str = ""
 
     def __str__(self) -> str:
         where = f"{self.layer or 'the model'}, {self.line}"
@@ -355,6 +357,7 @@ class Captured:
         name: str | None = None,
         *,
         last: Call | None = None,
+        computes: str = "",
     ) -> bool:
         """Makes every user of ``old`` use ``new`` and erases ``old``; returns whether it did.
 
@@ -367,13 +370,14 @@ class Captured:
             name: the rewrite, to be recorded; None records nothing.
             last: the end of a chain of calls from ``old``, each used by the next alone, all of
                 which are replaced.
+            computes: what the new node computes, to be recorded.
         """
         end: Call = old if last is None else last
         if (reason := _difference(end, new)) is not None:
             self.miss(name or "replacement", old, reason)
             return False
         if name is not None:
-            self.rewrote(name, old)
+            self.rewrote(name, old, computes)
         while end is not old:
             previous = next(node for node in end.all_input_nodes if _leads_from(node, old))
             end.replace_all_uses_with(new)
@@ -385,9 +389,9 @@ class Captured:
 
     # ------------------------------------------------------------------ what was done
 
-    def rewrote(self, name: str, node: Call) -> None:
+    def rewrote(self, name: str, node: Call, computes: str = "") -> None:
         """Records that a rewrite replaced a node."""
-        self.done.append(Rewritten(name, *line_of(node)))
+        self.done.append(Rewritten(name, *line_of(node), computes=computes))
 
     def miss(self, name: str, node: Call, reason: str, why: Call | None = None) -> None:
         """Records the single reason that prevented a rewrite at a node.

@@ -24,6 +24,7 @@ from torch.fx import Node
 from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours import Builder, Result, neighbours_of
 from staticgraph.kernels.neighbours.derivative import accompanied, derivative
+from staticgraph.kernels.neighbours.formula import formula
 from staticgraph.kernels.neighbours.program import SIMPLE, Program, known
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     ADD,
@@ -36,6 +37,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     is_call,
     is_fenced,
     is_float,
+    name_of,
     said,
     shape,
     tensor,
@@ -219,7 +221,8 @@ def _insert_program(captured: Captured, reading: Reading, group: Group) -> bool:
             new = captured.before(anchor, torch.Tensor.to, new, dtype(last), like=old)
         if result.reduction != "rows" and reading.is_apart(rows):
             captured.miss(NAME, old, f"{said(rows)} is computed apart from it", rows)
-        if captured.replace(old, new, NAME, last=last):
+        computes = formula(program, program.results[unique[result]], list(map(name_of, bases)))
+        if captured.replace(old, new, NAME, last=last, computes=computes):
             reading.now[old] = new
     return True
 
