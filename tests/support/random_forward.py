@@ -15,7 +15,7 @@ from torch import nn
 from torch_geometric.utils import add_self_loops, scatter, softmax
 
 WIDTH = 8
-LATER = 10_000
+LATER, NEWEST = 10_000, 2**30
 UNARY = (
     "{a}.relu()",
     "F.relu({a})",
@@ -118,6 +118,17 @@ LATER_NODES = (
     "{a} * scatter(kind > 1, batch, 0, batch_size, 'mean')[batch]",
     "{a} * torch.zeros(n, 8).long().index_reduce(0, dst, kind[src], 'mean')",
 )
+# What the newest draw as well: edges in another order, against their direction or some of them, and
+# a matrix per edge.
+NEWEST_NODES = (
+    "scatter(({a}[dst] * e0).tanh(), src, 0, n, 'max')",
+    "scatter({a}[dst] + {b}[src], src, 0, n, 'mean') + scatter({a}[src], dst, 0, n, 'min')",
+    "scatter(({a}[other[0]] + e0[order]).relu(), other[1], 0, n) + {b}",
+    "scatter({a}[other[0]] * {b}[other[1]].sigmoid(), other[1], 0, n, 'max')",
+    "scatter(({a}[some[0]] + e0[::2]).tanh(), some[1], 0, n, 'min') * {b}",
+    "scatter(softmax({a}[dst][:, :1], src, num_nodes=n) * {b}[dst], src, 0, n)",
+    "scatter(torch.einsum('ei,eij->ej', e0, e0[:, :, None] * {a}[src][:, None]), dst, 0, n)",
+)
 NODES = (
     "self.norm({a})",
     "self.other({a})",
@@ -137,7 +148,7 @@ def program(seed: int, length: int = 14) -> list[tuple[str, bool]]:
     Seeds below :data:`LATER` draw from the earlier forms alone, so that a forward that once failed
     stays the same.
     """
-    draw, later = random.Random(seed), seed >= LATER
+    draw, later, newest = random.Random(seed), seed >= LATER, seed >= NEWEST
     values = {"n": ["h0"], "e": ["e0"]}
     steps: list[tuple[str, bool]] = []
     for number in range(1, length + 1):
@@ -152,6 +163,7 @@ def program(seed: int, length: int = 14) -> list[tuple[str, bool]]:
             forms["change"] += LATER_CHANGES
             forms["nodes"] += LATER_NODES
             to_nodes += LATER_TO_NODES
+            forms["nodes"] += NEWEST_NODES * newest
         made = level
         if kind == "across":
             text = draw.choice(TO_EDGES if level == "n" else to_nodes)
@@ -208,6 +220,8 @@ def _function(steps: str, several: bool) -> Any:
     nodes = [name for name in names if name[0] == "h"] or ["h0"]
     body = [
         "def body(self, h0, e0, kind, src, dst, batch, batch_size, n):",
+        "    order = torch.arange(len(src)).flip(0)",
+        "    other, some = torch.stack([src, dst])[:, order], torch.stack([src, dst])[:, ::2]",
         *(f"    {line}" for line in steps.split("\n")),
         f"    out = scatter({' + '.join(nodes)}, batch, 0, batch_size)",
         f"    return out, {nodes[-1]}" if several else "    return out",
