@@ -43,6 +43,10 @@ e1 = e0.detach()
 h1 = h0 * h0.new_zeros(n, WIDTH).scatter_add(0, dst[:, None].expand(-1, 4), e1)
 h2 = h0 * h0.new_zeros(n, WIDTH).scatter_add(0, dst[:, None], e1)
 h3 = h0 * h0.new_zeros(n, WIDTH).scatter_add(0, dst[:50, None].expand(-1, WIDTH), e1)""",
+    "a hook on rows that a message reads before": """
+h0.tanh_()
+h2 = scatter((h0[src] + e0).relu(), dst, 0, n) + h0
+h0.register_hook(lambda slope: slope * 0.5)""",
     "twins, of which a hook changes one": """
 h1 = self.product(h0)
 h1.register_hook(lambda slope: slope * 0.5)

@@ -119,16 +119,24 @@ def drawn_case(
     seed: int, dtype: torch.dtype, program: Program | None = None
 ) -> tuple[Program, list[Tensor], list[Tensor], Edges]:
     """Returns a program, the one that is drawn from the seed by default, with operands, codes and
-    edges: few nodes, from no edges to many, in any order for every third seed."""
+    edges: few nodes, from no edges to many; for every third seed in any order, and from more
+    sources if no result has a term of the node's own."""
     program = program or drawn_program(seed)[0]
     count = 1 + max(one.code for one in program.operands)
     draw, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     nodes, number = int(draw.integers(1, 12)), int(draw.integers(0, 40))
-    edges = drawn_edges(draw, nodes, number)
+    edges, sources = drawn_edges(draw, nodes, number), nodes
     if seed % 3 == 1:
-        src, dst = map(torch.from_numpy, draw.integers(0, nodes, (2, number)))
-        edges = Edges(src, dst, *order_edges(src, dst, nodes))
-    rows = {"source": (nodes,), "target": (nodes,), "edge": (number,), "table": (TABLE,), "all": ()}
+        sources += 4 * all(result.start < 0 for result in program.results)
+        src, dst = (torch.from_numpy(draw.integers(0, n, number)) for n in (sources, nodes))
+        edges = Edges(src, dst, *order_edges(src, dst, sources, nodes))
+    rows = {
+        "source": (sources,),
+        "target": (nodes,),
+        "edge": (number,),
+        "table": (TABLE,),
+        "all": (),
+    }
     operands = [
         torch.randn((*rows[one.place], *one.shape), generator=generator, dtype=torch.float64)
         .to(dtype)

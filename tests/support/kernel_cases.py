@@ -178,6 +178,11 @@ def _collated(_: Values, w: Where) -> list[Tensor]:
     return [t.contiguous().view(-1).view(torch.uint8) for t in tensors.values() if t.numel()]
 
 
+def _ordered(_: Values, w: Where) -> list[Tensor]:
+    nodes = len(w.edges.row_ptr) - 1
+    return order_edges(w.edges.dst, w.edges.src, nodes, nodes)
+
+
 Run = Callable[[Values, Where], Any]
 # The keys are an operator and what is specific to the case.
 CASES: dict[str, Run] = {
@@ -187,7 +192,7 @@ CASES: dict[str, Run] = {
     "batch_norm of few rows": _few_rows_norm,
     "collate": _collated,
     "dropout_sum of nothing": lambda v, w: dropout_sum(v["rows"], v["rows"], w.seed, 4, p=0.0),
-    "order_edges": lambda _, w: order_edges(w.edges.dst, w.edges.src, len(w.edges.row_ptr) - 1),
+    "order_edges": _ordered,
     "fold_codes": lambda v, w: fold_codes(w.index, _offsets(w)),
     "graph_attention": _attention,
     "linear": lambda v, w: _linear(v, bias=v["bias"], relu=True),

@@ -184,7 +184,8 @@ def run(
     team = torch.get_num_threads() if threads.AVAILABLE else 1
     if team > 1 and sum(one.numel() for one in (*operands, *results)) < threads.SMALL:
         team = 1
-    kind = operands[0].dtype, team == 1, len(edges) == len(Edges._fields)
+    alone = team == 1 and edges[2].size(0) == edges[3].size(0)
+    kind = operands[0].dtype, alone, len(edges) == len(Edges._fields)
     loops = program.made.get(kind)
     if loops is None:
         loops = program.made[kind] = _loops(program, kind[0] is torch.float64, *kind[1:])

@@ -28,10 +28,11 @@ from staticgraph.text.how_many import how_many
 def empty_results(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
     """Allocates the results of the program of a key, in the accumulation dtype."""
     program, dtype = program_of(key), wide_dtype(*operands)
-    nodes = edges[2].size(0) - 1
+    targets, sources = (pointers.size(0) - 1 for pointers in edges[2:4])
+    counts = {"rows": edges[0].size(0), "source_sum": sources}
     found: list[Tensor] = []
     for result, shape in zip(program.results, program.shapes, strict=True):
-        rows = edges[0].size(0) if result.reduction == "rows" else nodes
+        rows = counts.get(result.reduction, targets)
         rows = operands[result.table].size(0) if result.table >= 0 else rows
         found.append(operands[0].new_empty(rows, *shape, dtype=dtype))
     return found
@@ -199,16 +200,16 @@ def neighbours(
 
     Args:
         program: what is computed.
-        operands: one tensor per operand of the program, ``[N, *shape]`` of nodes, ``[E, *shape]``
-            of edges, ``[V, *shape]`` of a table, ``shape`` of one row for all; float32, float64,
-            bfloat16 or float16, the last two are computed in float32.
+        operands: one tensor per operand of the program, ``[S, *shape]`` of sources, ``[N, *shape]``
+            of targets, ``[E, *shape]`` of edges, ``[V, *shape]`` of a table, ``shape`` of one row
+            for all; float32, float64, bfloat16 or float16, the last two are computed in float32.
         codes: ``[E]`` int64, the rows of tables that edges read.
         edges: their ends and pointers.
 
     Returns:
-        One tensor per result: ``[E, *shape]`` of ``rows``, ``[N, *shape]`` of the others, in the
-        promoted dtype of the operands; zero for nodes without edges. Differentiable any number of
-        times. Bitwise deterministic, on any number of threads.
+        One tensor per result: ``[E, *shape]`` of ``rows``, ``[S, *shape]`` of ``source_sum``,
+        ``[N, *shape]`` of the others, in the promoted dtype of the operands; zero for nodes without
+        edges. Differentiable any number of times. Bitwise deterministic, on any number of threads.
 
     Raises:
         IndexError: on a CPU, a code is outside of its table.

@@ -136,11 +136,12 @@ def _logsumexp(weight: Any, own: Any, edges: Edges) -> Any:
 
 
 def _reduced(rows: Tensor, reduction: str, edges: Edges, nodes: int, count: int) -> Tensor:
-    zeros = rows.new_zeros(nodes, *rows.shape[1:])
     if reduction == "rows":
         return rows
     if reduction == "source_sum":
-        return zeros.index_add(0, edges.src, rows)
+        sources = edges.col_ptr.size(0) - 1
+        return rows.new_zeros(sources, *rows.shape[1:]).index_add(0, edges.src, rows)
+    zeros = rows.new_zeros(nodes, *rows.shape[1:])
     index = edges.dst.view(-1, *(1,) * (rows.dim() - 1)).expand_as(rows)
     if reduction[:3] in ("min", "max"):
         way = f"a{reduction[:3]}"

@@ -62,6 +62,7 @@ class EdgeSet(NamedTuple):
 
     Attributes:
         source, target: the keys of both indices (:func:`index_key`).
+        sources: how many rows the first one gathers from.
         nodes: rows that are gathered from, and reduced to.
         rows: how many edges there are.
         against: whether these are the batch's own, read against their direction: only what is
@@ -70,6 +71,7 @@ class EdgeSet(NamedTuple):
 
     source: Any
     target: Any
+    sources: int
     nodes: int
     rows: int
     against: bool
@@ -206,7 +208,7 @@ class Captured:
         them."""
         ends: Any = (self.end(0), self.end(1))
         if self.over is not None:
-            found = self.once(("order", self.over), order_edges, *ends, self.over.nodes)
+            found = self.once(("order", self.over), order_edges, *ends, *self.over[2:4])
             places = range(len(Edges._fields) - 2)
             each = (self.once(("order", self.over, n), operator.getitem, found, n) for n in places)
             return Edges(*ends, *each)
@@ -214,12 +216,19 @@ class Captured:
 
     @property
     def nodes(self) -> int:
-        """``N``: nodes that edges join."""
+        """``N``: nodes that edges lead to."""
         if self.over is not None:
             return self.over.nodes
         found = tensor(self.facts["batch"])
         assert found is not None
         return found.size(0)
+
+    def nodes_at(self, end: str | None) -> int:
+        """How many nodes there are at an end of the edges; -1 for anything but ``src`` or
+        ``dst``."""
+        if end == "src" and self.over is not None:
+            return self.over.sources
+        return self.nodes if end in ("src", "dst") else -1
 
     @property
     def edges(self) -> int:

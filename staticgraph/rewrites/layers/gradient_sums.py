@@ -90,14 +90,14 @@ def _reaching_an_output(captured: Captured) -> set[Call]:
 
 
 def _later(node: Call, operand: Call, order: dict[Call, int]) -> list[Call]:
-    """The users of an operand after a node; none if something is differentiated by it, since the
-    derivative by what is handed on leaves out the node."""
+    """The users of an operand after a node; none if something is differentiated by it, or a hook
+    reads its gradient, since that of what is handed on leaves out the node's."""
     found = tensor(operand)
     if operand.op in ("placeholder", "get_attr") or found is None or not found.requires_grad:
         return []
     if is_fenced(operand) or operand.meta.get("written"):
         return []
-    if any(map(differentiates, operand.users)):
+    if any(differentiates(user) or "register_hook" in str(user.target) for user in operand.users):
         return []
     return [
         user

@@ -40,29 +40,27 @@ def edge_sets(captured: Captured) -> Iterator[EdgeSet]:
         by_source = which == "src" and reduce not in ("sum", "add", "mean")
         if dim != 0 or not is_float(node) or not (which is None or by_source):
             continue
-        source = _source_of(captured, target, nodes)
-        if source is None or (key := (index_key(source), index_key(target), nodes)) in seen:
+        source = _source_of(captured, target)
+        if source is None or (key := (index_key(source[0]), index_key(target))) in seen:
             continue
         seen.add(key)
-        yield EdgeSet(*key, (shape(target) or (0,))[0], by_source)
+        yield EdgeSet(*key, source[1], nodes, (shape(target) or (0,))[0], by_source)
 
 
-def _source_of(captured: Captured, target: Call, nodes: int) -> Call | None:
-    """The index by which rows of nodes are gathered for edges into ``target``: the other row of
-    the same matrix if there is one, or else the one that is read most."""
+def _source_of(captured: Captured, target: Call) -> tuple[Call, int] | None:
+    """The index by which rows are gathered for edges into ``target``, and of how many: the other
+    row of the same matrix if there is one, or else the one that is read most."""
     sizes, key = shape(target), index_key(target)
     if sizes is None or len(sizes) != 1 or not _is_index(target):
         return None
-    found: dict[Any, Call] = {}
+    found: dict[Any, tuple[Call, int]] = {}
     reads: dict[Any, int] = {}
     for node in captured.calls(GATHER):
         rows, _, index = node.args
         other = index_key(index)
-        if other == key or shape(index) != sizes or (shape(rows) or (0,))[0] != nodes:
+        if other == key or shape(index) != sizes or not _is_index(index) or not is_float(node):
             continue
-        if not _is_index(index) or not is_float(node):
-            continue
-        found.setdefault(other, index)
+        found.setdefault(other, (index, (shape(rows) or (0,))[0]))
         beside = isinstance(other, tuple) and isinstance(key, tuple) and other[0] is key[0]
         reads[other] = reads.get(other, 0) + 1 + beside * len(captured.graph.nodes)
     return found[max(reads, key=reads.__getitem__)] if reads else None

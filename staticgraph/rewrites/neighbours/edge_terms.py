@@ -100,7 +100,7 @@ def _rows(captured: Captured, node: Any) -> UngatheredRows:
     if is_call(node, GATHER) and len(shape(node) or ()) == 2:
         base, _, index = node.args
         place, found = captured.index(index), shape(base)
-        if place in ("src", "dst") and found is not None and found[0] == captured.nodes:
+        if found is not None and found[0] == captured.nodes_at(place):
             return UngatheredRows(base, str(place))
         if place is None and found is not None and is_small(captured, node):
             return UngatheredRows(base, "edge", index)
@@ -179,7 +179,7 @@ def _slices(captured: Captured, anchor: Call, node: Any, tower: int) -> list[lis
         return found
     if is_call(node, GATHER):
         place, base = captured.index(node.args[2]), node.args[0]
-        if place in ("src", "dst") and (shape(base) or (0,))[0] == captured.nodes:
+        if (shape(base) or (0,))[0] == captured.nodes_at(place):
             sliced = slice_of(captured, anchor, base, tower)
             return None if sliced is None else [[Term(UngatheredRows(sliced, str(place)), 1)]]
     sliced = slice_of(captured, anchor, node, tower)

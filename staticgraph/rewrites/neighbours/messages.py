@@ -113,7 +113,7 @@ def _means_by_source(captured: Captured) -> None:
     for node in captured.calls(SCATTER):
         rows, index, dim, groups, reduce = node.args
         found = tensor(rows)
-        ours = captured.index(index) == "src" and dim == 0 and groups == captured.nodes
+        ours = captured.index(index) == "src" and dim == 0 and groups == captured.nodes_at("src")
         if not ours or reduce != "mean" or found is None or not is_float(node):
             continue
         ptr = captured.all_edges.col_ptr

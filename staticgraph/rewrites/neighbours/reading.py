@@ -93,7 +93,7 @@ class Reading:
             return None
         base, _, index = node.args
         which = self.captured.index(index)
-        if which in ("src", "dst") and (shape(base) or (0,))[0] == self.captured.nodes:
+        if (shape(base) or (0,))[0] == self.captured.nodes_at(which):
             return "source" if which == "src" else "target"
         # On CUDA what several messages read of a table is looked up, and its gradient summed, once.
         shared = self.captured.target.device != "cpu" and len(node.users) > 1
@@ -109,7 +109,7 @@ class Reading:
             how = "softmax" if is_call(node, weighed_sum) else "logsumexp"
             return how if which == "dst" else None
         _, _, dim, groups, reduce = node.args
-        if dim != 0 or groups != self.captured.nodes:
+        if dim != 0 or groups != self.captured.nodes_at(which):
             return None
         if which == "src":
             return "source_sum" if reduce in ("sum", "add") else None

@@ -67,7 +67,7 @@ def rewrite(captured: Captured) -> None:
             continue
         rows, vector = found
         product = under_shape(rows)
-        of_nodes = (shape(rows) or ())[:1] == (captured.nodes,)
+        of_nodes = (shape(rows) or (0,))[0] in (captured.nodes, captured.nodes_at("src"))
         if is_call(product, LINEAR) and product.args[2] is None and not of_nodes:
             edge_attr, weight, _ = product.args
             made = captured.before(node, by_folded, edge_attr, weight, vector)

@@ -384,9 +384,9 @@ def _state_facts(batch: StaticBatch) -> None:
     """
     facts = {name: batch.tensors().get(COUNTS if name == "counts" else name) for name in FACTS}
     if not batch.layout.pointers:
-        source, target = batch.edge_index.unbind()
-        names = (*POINTERS, "order")
-        facts |= zip(names, order_edges(source, target, batch.num_nodes), strict=True)
+        nodes = batch.num_nodes
+        order = order_edges(*batch.edge_index.unbind(), nodes, nodes)
+        facts |= zip((*POINTERS, "order"), order, strict=True)
     batch_facts(**facts)  # pyright: ignore[reportArgumentType]
 
 
