@@ -113,6 +113,8 @@ def _loops_of(captured: Captured, node: Call) -> Loops | None:
 
 def _loops(captured: Captured, pair: Any) -> Loops | None:
     """``add_self_loops`` of the batch's own edges, or self-loops concatenated by hand."""
+    if captured.over is not None:
+        return None
     own = captured.facts["edge_index"]
     if is_call(pair, operator.getitem) and pair.args[1] == 0:
         added = pair.args[0]
