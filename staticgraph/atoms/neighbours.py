@@ -124,8 +124,7 @@ def neighbours(
     if binding is not None:
         # Layers tell rows apart by their number.
         capacity = binding.context.free_size(capacity, neighbours)
-    on_device = pos.device.type != "cpu"
-    if images is None and on_device and (traced_here() or _is_capturing(pos)):
+    if images is None and pos.is_cuda and (traced_here() or _is_capturing(pos)):
         if cell is not None:
             raise ValueError(
                 "neighbours() of periodic cells in a compiled or recorded step compares pairs over "
@@ -135,11 +134,8 @@ def neighbours(
     with torch.no_grad():
         if images is None:
             number = -1 if candidates is None else candidates.number
-            if on_device:
-                near = _by_cell_list(pos, cell, pbc, graph, mask, cutoff, capacity, number)
-            else:  # one call in a trace
-                arrays = _cell_list(pos, cell, pbc, graph, mask, cutoff, capacity, number)
-                near = NeighbourList(*arrays)
+            arrays = _cell_list(pos, cell, pbc, graph, mask, cutoff, capacity, number)
+            near = NeighbourList(*arrays)
         else:
             width = largest or len(pos)
             near = _by_pairs(pos, cell, pbc, graph, mask, cutoff, capacity, width, images)
@@ -454,23 +450,7 @@ class Candidates:
         return not len(apart) or float(apart.max()) < (self.skin / 2) ** 2
 
 
-def _by_cell_list(
-    pos: Tensor,
-    cell: Tensor | None,
-    pbc: Tensor | None,
-    graph: Tensor,
-    mask: Tensor,
-    cutoff: float,
-    capacity: int,
-    number: int,
-) -> NeighbourList:
-    """The neighbours by the candidates of a number, or by a new cell list."""
-    candidates = _CANDIDATES.get(number) or Candidates(0.0)
-    edges, shift = candidates.within(pos, cell, pbc, graph, mask, cutoff)
-    return _padded(edges, shift, pos, mask, capacity)
-
-
-@torch.library.custom_op("staticgraph::cell_list", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("staticgraph::cell_list", mutates_args=())
 def _cell_list(
     pos: Tensor,
     cell: Tensor | None,
@@ -481,8 +461,10 @@ def _cell_list(
     capacity: int,
     number: int,
 ) -> list[Tensor]:
-    near = _by_cell_list(pos, cell, pbc, graph, mask, cutoff, capacity, number)
-    return [near.edge_index, near.shift, near.mask, near.count, near.overflow]
+    """The parts of a neighbour list, by the candidates of a number or by a new cell list."""
+    candidates = _CANDIDATES.get(number) or Candidates(0.0)
+    edges, shift = candidates.within(pos, cell, pbc, graph, mask, cutoff)
+    return _padded(edges, shift, pos, mask, capacity)
 
 
 @_cell_list.register_fake
@@ -518,23 +500,22 @@ def _pairs_by_graph(
     return torch.from_numpy(np.concatenate(ends, 1)), torch.from_numpy(np.concatenate(shifts))
 
 
-def _padded(
-    edges: Tensor, shift: Tensor, pos: Tensor, mask: Tensor, capacity: int
-) -> NeighbourList:
-    """Edges of the host in ``capacity`` rows on the device of ``pos``."""
+def _padded(edges: Tensor, shift: Tensor, pos: Tensor, mask: Tensor, capacity: int) -> list[Tensor]:
+    """The parts of a neighbour list from edges of the host, in ``capacity`` rows on the device of
+    ``pos``."""
     count = edges.size(1)
     first, second = padding_ends(mask)
     padded = torch.stack([torch.full((capacity,), int(first)), torch.full((capacity,), second)])
     padded[:, : min(count, capacity)] = edges[:, :capacity]
     moved = torch.zeros(capacity, 3, dtype=pos.dtype)
     moved[: min(count, capacity)] = shift[:capacity].to(pos.dtype)
-    return NeighbourList(
+    return [
         padded.to(pos.device),
         moved.to(pos.device),
         torch.arange(capacity, device=pos.device) < count,
         torch.tensor(count, device=pos.device),
         torch.tensor(count > capacity, device=pos.device),
-    )
+    ]
 
 
 def pairs_within(
