@@ -98,12 +98,13 @@ class CapturedLayers:
                 if self._installed:
                     self._layers[child].install()
 
-    def give_up(self, layer: _Layer) -> None:
-        """Leaves a layer to eager, and tries those inside it instead."""
+    def give_up(self, layer: _Layer, below: bool = True) -> None:
+        """Leaves a layer to eager, and tries those inside it instead, if ``below``."""
         layer.uninstall()
         del self._layers[layer.module]
         self.functions = {key: one for key, one in self.functions.items() if key[0] != layer.path}
-        self._add_below(layer.module)
+        if below:
+            self._add_below(layer.module)
 
     def capture(self, layer: _Layer, arguments: _Arguments, form: Form) -> CompiledFunction:
         """Returns the function of a layer for arguments of one form, not compiled yet."""
@@ -159,7 +160,7 @@ class _Layer:
                 return self.forward(*args, **kwargs)
             self._forms[form[:4]] += 1
             if self._forms[form[:4]] > MOST_FORMS:
-                layers.give_up(self)
+                layers.give_up(self, below=False)
                 return self.forward(*args, **kwargs)
             function = layers.capture(self, arguments, form)
         arrays = function.layout.in_order(batch.layout, batch.tensors())

@@ -25,7 +25,6 @@ from staticgraph.steps.compilation.graph_trees import RecordedGraphs
 from staticgraph.steps.compilation.modes import FUSED, Mode
 from staticgraph.steps.compilation.shared_trace import SharedTrace
 from staticgraph.steps.computation.computation import Computation
-from staticgraph.text.how_many import how_many
 
 
 class Key(NamedTuple):
@@ -110,17 +109,19 @@ class CompiledSteps:
         layers = self.apart[work] = CapturedLayers(self._model, self._computation)
         try:
             result = self._by_layers(work, batch)
-        except BaseException:
+        except BaseException as error:
             del self.apart[work]
-            raise
+            if not isinstance(error, Exception) or isinstance(error, NotStatic):
+                raise
+            raise whole from error  # perhaps a model that does not run over padding alone
         if not layers.functions:
             del self.apart[work]
             raise whole
         self._functions = {key: one for key, one in self._functions.items() if one.counts.compiles}
         first, *reason = str(whole).splitlines()
         self.notes[work] = (
-            f"{work}: the model is no single graph, so {how_many(len(layers.paths), 'layer')} "
-            f"({', '.join(layers.paths)}) are fused by themselves, and the rest runs in eager: "
+            f"{work}: the model is no single graph, so it runs in eager, but for layers that are "
+            f"fused by themselves ({', '.join(layers.paths)}): "
             f"{' '.join(line.strip() for line in reason[:2]) or first}"
         )
         if self._mode.fused:
