@@ -104,11 +104,7 @@ def hops(args: argparse.Namespace) -> dict[str, Any]:
             counts, lost = [], 0
             for sample in samples:
                 counts.append(len(sample.nodes))
-                bucket = graphs.bucket_of(sample)
-                if bucket is None:
-                    lost += 1
-                else:
-                    graphs.count(sample, bucket)
+                lost += graphs.bucket_of(sample) is None
             bound = sum(
                 min(n, batch_size * int(np.prod(fanouts[:h]))) for h in range(len(fanouts) + 1)
             )

@@ -74,6 +74,18 @@ def feature_rows(features: ArrayLike | str | Path, num_nodes: int) -> NDArray[An
     return rows
 
 
+def edge_outside(ends: NDArray[Any], num_nodes: int) -> tuple[int, str] | None:
+    """Returns the first edge of ``[2, n]`` with an end that is no node, and what it joins.
+
+    None if there is none.
+    """
+    if not ends.size or (ends.min() >= 0 and ends.max() < num_nodes):
+        return None
+    edge = int(((ends < 0) | (ends >= num_nodes)).any(axis=0).argmax())
+    nodes = how_many(num_nodes, "node")
+    return edge, f"joins {ends[0, edge]} -> {ends[1, edge]}, but there are {nodes}"
+
+
 def node_numbers(nodes: ArrayLike, num_nodes: int, name: str) -> NDArray[np.int64]:
     """Returns ``[n]`` int64, in the caller's order; for a mask, the nodes where it is true.
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from staticgraph.datasets.npz import read_npz
 from staticgraph.errors import UnknownDataset
+from staticgraph.outofcore.disk.array_files import edge_outside
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.manifest import KIND
-from staticgraph.text.how_many import how_many
 
 NAMES = {
     "fb15k-237": "FB15k-237.npz",
@@ -126,8 +126,7 @@ def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
 
 def _opened_partitions(folder: Path, held_out: float, seed: int) -> LinkData:
     graph = PartitionedGraph(folder)
-    partitions = range(graph.num_partitions)
-    edges = graph.read_cells([(i, j) for i in partitions for j in partitions]).T.astype(np.int64)
+    edges = graph.read_edges().T.astype(np.int64)
     edges[[0, -1]] = graph.node_ids[edges[[0, -1]]]
     if graph.num_relations:  # the middle row; they come last in what is partitioned
         edges = edges[[0, 2, 1]]
@@ -217,14 +216,8 @@ def _ends(
             f"[{rows}, E] are needed"
         )
     edges = array.astype(np.int64)
-    ends = edges[[0, -1]]
-    outside = (ends < 0) | (ends >= nodes)
-    if outside.any():
-        edge = int(outside.any(axis=0).argmax())
-        raise UnknownDataset(
-            f"{path}: {name} {edge} joins {ends[0, edge]} -> {ends[1, edge]}, but there are "
-            f"{how_many(nodes, 'node')}"
-        )
+    if wrong := edge_outside(edges[[0, -1]], nodes):
+        raise UnknownDataset(f"{path}: {name} {wrong[0]} {wrong[1]}")
     return edges
 
 

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
-from staticgraph.outofcore.disk.array_files import array_of
-from staticgraph.outofcore.disk.reading import write_all
+from staticgraph.outofcore.disk.array_files import array_of, edge_outside
 from staticgraph.store.columns import sort_by_key
 from staticgraph.text.how_many import how_many
 
@@ -90,17 +89,14 @@ class EdgeSource:
             yield from (array_of(piece, "edges") for piece in self._make())
 
     def _check_values(self, rows: IntArray, start: int) -> None:
-        ends = rows[:2]
-        if ends.size and not (ends.min() >= 0 and ends.max() < self._num_nodes):
-            edge = int(((ends < 0) | (ends >= self._num_nodes)).any(axis=0).argmax())
-            raise BadGraph(
-                f"edge {start + edge} joins {ends[0, edge]} -> {ends[1, edge]}, but there are "
-                f"{how_many(self._num_nodes, 'node')}: fix the edge or raise num_nodes"
-            )
-        if len(rows) == 3 and rows.size and rows[2].min() < 0:
+        if wrong := edge_outside(rows[:2], self._num_nodes):
+            raise BadGraph(f"edge {start + wrong[0]} {wrong[1]}: fix the edge or raise num_nodes")
+        if len(rows) == 2 or not rows.size:
+            return
+        if rows[2].min() < 0:
             edge = int(rows[2].argmin())
             raise BadGraph(f"edge {start + edge} has relation {rows[2, edge]}; count from 0")
-        if len(rows) == 3 and rows.size and rows[2].max() >= MOST_RELATIONS:
+        if rows[2].max() >= MOST_RELATIONS:
             edge = int(rows[2].argmax())
             raise BadGraph(
                 f"edge {start + edge} has relation {rows[2, edge]}, and there is room for "
@@ -199,29 +195,25 @@ def _place(
     progress: Progress,
 ) -> None:
     row_bytes, done = columns * dtype.itemsize, 0
-    file = os.open(folder / "edges.bin", os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        os.ftruncate(file, int(offsets[-1]) * row_bytes)
+    with (folder / "edges.bin").open("wb") as file:
+        file.truncate(int(offsets[-1]) * row_bytes)
         for partition in range(p):
             spill = folder / f"spill-{partition}"
             if not spill.exists():
                 continue
             at = offsets[partition * p : (partition + 1) * p].copy()
             with spill.open("rb") as rows_file:
-                while True:
-                    flat = np.fromfile(rows_file, dtype=dtype, count=chunk * columns)
-                    if not flat.size:
-                        break
+                while (flat := np.fromfile(rows_file, dtype=dtype, count=chunk * columns)).size:
                     rows = flat.reshape(-1, columns)
                     order, starts = sort_by_key(rows[:, -1] // size, p)
                     ordered = rows[order]
                     for cell in np.flatnonzero(np.diff(starts)).tolist():
                         run = ordered[starts[cell] : starts[cell + 1]]
-                        write_all(file, run, int(at[cell]) * row_bytes)
+                        file.seek(int(at[cell]) * row_bytes)
+                        file.write(run.data)
                         at[cell] += len(run)
                     done += len(rows)
                     progress("place", done)
             spill.unlink()
-        os.fsync(file)
-    finally:
-        os.close(file)
+        file.flush()
+        os.fsync(file.fileno())

@@ -143,6 +143,11 @@ class PartitionedGraph:
             done, at = done + high - low, last + 1
         return rows
 
+    def read_edges(self) -> NDArray[Any]:
+        """Returns the rows of :meth:`read_cells` for all edges, in memory."""
+        every = range(self.num_partitions)
+        return self.read_cells([(i, j) for i in every for j in every])
+
     def _check_cell(self, cell: int, rows: NDArray[Any], shift: int) -> None:
         """Checks a cell when it is first read; edge e is in row e + shift."""
         if self._read_cells[cell]:

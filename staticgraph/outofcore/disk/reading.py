@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import StoreCorrupt
@@ -67,8 +66,10 @@ class BlockFile:
         """Writes contiguous arrays, one after the other, from ``offset`` on."""
         at = offset
         for array in arrays:
-            write_all(self.descriptor, array, at)
-            at += array.nbytes
+            view = array.data.cast("B")
+            while view:  # one call may write less
+                count = os.pwrite(self.descriptor, view, at)
+                view, at = view[count:], at + count
         if not self.cached:
             # Only clean pages can be dropped.
             os.fdatasync(self.descriptor)
@@ -87,11 +88,3 @@ class BlockFile:
     def __del__(self) -> None:
         if getattr(self, "descriptor", -1) >= 0:
             self.close()
-
-
-def write_all(file: int, array: NDArray[np.generic], offset: int) -> None:
-    """Calls ``pwrite`` until everything is written, since one call may write less."""
-    data = np.ascontiguousarray(array).data.cast("B")
-    while data:
-        written = os.pwrite(file, data, offset)
-        data, offset = data[written:], offset + written

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 # A cell is the edges from one partition to another: (source partition, destination partition).
 Cell = tuple[int, int]
@@ -78,17 +78,6 @@ def edge_permutation_bias(schedule: Schedule, cell_sizes: ArrayLike | None = Non
     Args:
         schedule: the schedule of one epoch.
         cell_sizes: ``[p, p]`` edges per cell; all equal if None.
-    """
-    progress = progress_by_partition(schedule, cell_sizes)
-    if not progress.shape[1]:
-        return 0.0
-    return float((progress.max(axis=1) - progress.min(axis=1)).max())
-
-
-def progress_by_partition(
-    schedule: Schedule, cell_sizes: ArrayLike | None = None
-) -> NDArray[np.float64]:
-    """Returns ``[states, touched partitions]``: shares of edges processed after each state.
 
     Raises:
         ValueError: if ``cell_sizes`` does not have the schedule's number of partitions.
@@ -105,4 +94,7 @@ def progress_by_partition(
                 met[number, j] += sizes[i, j]
     total = met.sum(axis=0)
     touched = total > 0
-    return np.cumsum(met[:, touched], axis=0) / total[touched]
+    if not touched.any():
+        return 0.0
+    progress = np.cumsum(met[:, touched], axis=0) / total[touched]
+    return float((progress.max(axis=1) - progress.min(axis=1)).max())

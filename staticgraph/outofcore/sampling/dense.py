@@ -91,8 +91,9 @@ class DenseSampler:
                 f"{how_many(len(place), 'row')}"
             )
         draws, hops = [], [0, len(seeds)]
-        if _mark(nodes[0], place, 0) >= 0:
-            _unmark(nodes[0], place)
+        place[nodes[0]] = np.arange(len(seeds))
+        if (place[nodes[0]] != np.arange(len(seeds))).any():
+            place[nodes[0]] = -1
             raise ValueError("seeds must be distinct: pass np.unique(seeds)")
         for fanout, width in zip(self.fanouts, self.widths, strict=True):
             drawn = np.full((len(nodes[-1]), width), -1, np.int32)
@@ -108,26 +109,9 @@ class DenseSampler:
             draws.append(drawn)
             nodes.append(new[:count].copy())
             hops.append(hops[-1] + count)
-        for part in nodes:
-            _unmark(part, place)
-        return DenseSample(np.concatenate(nodes), tuple(hops), tuple(draws))
-
-
-@loop
-def _mark(nodes, place, base):
-    """Assigns positions to nodes; returns the index of a node that already had one, or -1."""
-    repeated = -1
-    for i in range(len(nodes)):
-        if place[nodes[i]] >= 0:
-            repeated = i
-        place[nodes[i]] = base + i
-    return repeated
-
-
-@loop
-def _unmark(nodes, place):
-    for i in range(len(nodes)):
-        place[nodes[i]] = -1
+        reached = np.concatenate(nodes)
+        place[reached] = -1
+        return DenseSample(reached, tuple(hops), tuple(draws))
 
 
 @loop

@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from staticgraph.jit import loop
 from staticgraph.outofcore.buffer.resident import ResidentGraph
 from staticgraph.outofcore.sampling.dense import DenseSample
 
@@ -51,48 +50,49 @@ class LinkEnds:
         return LinkEnds(*(getattr(self, each.name).to(device) for each in fields(self)))
 
 
+@dataclass(frozen=True, slots=True)
 class LinkSeeds:
     """Draws the seeds of the batches of edges of a loader.
 
-    Args:
+    Attributes:
         batch_size: B.
         chunks: C, which divides the batch.
         negatives: resident nodes drawn for a full batch; a multiple of C.
         degree_fraction: share of them drawn as endpoints of the state's edges.
     """
 
-    def __init__(
-        self, batch_size: int, chunks: int, negatives: int, degree_fraction: float
-    ) -> None:
-        self._chunks, self._chunk_edges = chunks, batch_size // chunks
-        self._negatives, self._degree_fraction = negatives // chunks, degree_fraction
-        self._place = np.empty(0, np.int32)
+    batch_size: int
+    chunks: int
+    negatives: int
+    degree_fraction: float
 
     def draw(
         self, edges: NDArray[Any], resident: ResidentGraph, rng: np.random.Generator
     ) -> tuple[IntArray, LinkEnds]:
-        """Returns the distinct rows of the ends of ``[n, 2 or 3]`` edges and of their negatives."""
-        n, chunks = len(edges), -(-len(edges) // self._chunk_edges)
-        padded, count = chunks * self._chunk_edges, chunks * self._negatives
+        """Returns the distinct rows of the ends of ``[n, 2 or 3]`` edges and of their negatives.
+
+        They are in order of first appearance.
+        """
+        n, chunk_edges = len(edges), self.batch_size // self.chunks
+        chunks = -(-n // chunk_edges)
+        padded, count = chunks * chunk_edges, chunks * (self.negatives // self.chunks)
         negatives = resident.draw(rng, count)
-        by_degree = round(self._degree_fraction * count)
+        by_degree = round(self.degree_fraction * count)
         if by_degree:
             pool = resident.edges
             picked = rng.integers(len(pool), size=by_degree)
             ends = np.where(rng.integers(2, size=by_degree), 0, pool.shape[1] - 1)
             negatives[rng.permutation(count)[:by_degree]] = pool[picked, ends]
         rows = np.concatenate([edges[:, 0], edges[:, -1], negatives]).astype(np.int64)
-        seeds, local = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        if len(self._place) != len(resident.values):
-            self._place = np.full(len(resident.values), -1, np.int32)
-        seeds = seeds[: number_distinct(rows, self._place, seeds, local)]
-        positions = torch.from_numpy(local)
+        _, first, distinct = np.unique(rows, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        positions = torch.from_numpy(np.argsort(order)[distinct])
         source, destination, relation = torch.zeros(3, padded, dtype=torch.int64)
         source[:n], destination[:n] = positions[:n], positions[n : 2 * n]
         if edges.shape[1] == 3:
             relation[:n] = torch.from_numpy(edges[:, 1].astype(np.int64))
         mask = (torch.arange(padded) < n).float()
-        return seeds, LinkEnds(source, destination, relation, positions[2 * n :], mask)
+        return rows[first[order]], LinkEnds(source, destination, relation, positions[2 * n :], mask)
 
 
 def take_out(sample: DenseSample, ends: LinkEnds) -> None:
@@ -100,44 +100,7 @@ def take_out(sample: DenseSample, ends: LinkEnds) -> None:
     real, seeds = ends.mask.bool(), sample.counts[0]
     source, destination = ends.source[real].numpy(), ends.destination[real].numpy()
     both = np.concatenate([source * seeds + destination, destination * seeds + source])
-    _empty(sample.draws[0], np.unique(both), seeds)
-
-
-@loop
-def number_distinct(
-    rows: IntArray, place: NDArray[np.int32], distinct_rows: IntArray, local: IntArray
-) -> int:
-    """Finds the distinct entries of ``rows``, and the position of each entry among them.
-
-    Args:
-        rows: ``[n]`` row numbers.
-        place: ``[number of rows]`` int32 scratch space, all -1; all -1 again afterwards.
-        distinct_rows: ``[n]``; its beginning is filled, in order of first appearance.
-        local: ``[n]``; filled so that ``distinct_rows[local] == rows``.
-
-    Returns:
-        The number of distinct entries.
-    """
-    count = 0
-    for i in range(len(rows)):
-        row = rows[i]
-        if place[row] < 0:
-            place[row] = count
-            distinct_rows[count] = row
-            count += 1
-        local[i] = place[row]
-    for k in range(count):
-        place[distinct_rows[k]] = -1
-    return count
-
-
-@loop
-def _empty(drawn, pairs, seeds):
-    for i in range(drawn.shape[0]):
-        for r in range(drawn.shape[1]):
-            position = drawn[i, r]
-            if 0 <= position < seeds:
-                pair = i * seeds + position
-                at = np.searchsorted(pairs, pair)
-                if at < len(pairs) and pairs[at] == pair:
-                    drawn[i, r] = -1
+    drawn = sample.draws[0]
+    row, place = np.nonzero((drawn >= 0) & (drawn < seeds))
+    joins = np.isin(row * seeds + drawn[row, place], both)
+    drawn[row[joins], place[joins]] = -1

@@ -77,18 +77,15 @@ class SampledGraphs:
         self._layouts = [SlotLayout(k, each, schema) for k, each in enumerate(plan.capacities)]
 
     def bucket_of(self, sample: DenseSample) -> int | None:
-        """Returns the first bucket that holds a sample, or None."""
+        """Returns the first bucket that holds a sample, and counts its use; or None."""
         nodes, edges = size_of(sample, self.closed)
         for number, capacity in enumerate(self.plan.capacities):
             if nodes <= capacity.node_limit and edges <= capacity.edge_limit:
+                self.statistics.batches[number] += 1
+                self.statistics.real_rows += nodes
+                self.statistics.padded_rows += capacity.nodes
                 return number
         return None
-
-    def count(self, sample: DenseSample, bucket: int) -> None:
-        """Counts a sample in the statistics."""
-        self.statistics.batches[bucket] += 1
-        self.statistics.real_rows += len(sample.nodes)
-        self.statistics.padded_rows += self.plan.capacities[bucket].nodes
 
     def batch(
         self,
@@ -257,8 +254,7 @@ def whole_graph(
         x: ``[N, F]``.
         weights: as for :func:`graph_of_edges`.
     """
-    every = range(graph.num_partitions)
-    edges = graph.read_cells([(i, j) for i in every for j in every])
+    edges = graph.read_edges()
     ends = np.stack([edges[:, 0], edges[:, -1]])
     ways = {"in": [ends], "out": [ends[::-1]], "both": [ends, ends[::-1]]}
     source, destination = np.concatenate(ways[direction], axis=1).astype(np.int64)

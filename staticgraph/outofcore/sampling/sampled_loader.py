@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -41,10 +41,6 @@ from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
 
 IntArray = NDArray[np.int64]
-DrawSeeds = Callable[
-    [NDArray[Any], ResidentGraph, np.random.Generator], tuple[IntArray, LinkEnds | None]
-]
-
 # The states of the first epoch that buckets are estimated from, and the samples of each.
 TRIAL_STATES, TRIAL_SAMPLES = 4, 24
 # Batches sampled ahead.
@@ -168,7 +164,8 @@ class SampledLoader:
         self.gcn_norm, self.direction = gcn_norm, direction
         self.shuffle, self.seed, self.epoch = shuffle, seed, 0
         self.waited_s: float = 0.0
-        self._negatives = negatives, chunks, degree_fraction, exclude
+        self._links = LinkSeeds(self.batch_size, chunks, negatives, degree_fraction)
+        self._exclude = exclude
         self._plan, self._iteration = plan, 0
         self._seeds = np.sort(
             np.arange(graph.num_nodes)
@@ -260,29 +257,28 @@ class SampledLoader:
         items = resident.edges if self.task == "link" else self._seed_rows(resident)
         if self.shuffle:
             items = items[rng.permutation(len(items))]
-        draw, sampler = self._drawing(), None
+        sampler = None
         if self.fanouts:
             sampler = DenseSampler(resident.neighbours, self.fanouts)
         for low in range(0, len(items), self.batch_size):
             batch = items[low : low + self.batch_size]
             if sampler is None:
-                seeds, ends = draw(batch, resident, rng)
+                seeds, ends = self._draw(batch, resident, rng)
                 yield self._batch(resident, seeds, len(seeds), None, ends)
             else:
                 key = int(rng.integers(2**62))
-                yield from self._fit(batch, resident, sampler, draw, rng, key)
+                yield from self._fit(batch, resident, sampler, rng, key)
 
     def _fit(
         self,
         items: NDArray[Any],
         resident: ResidentGraph,
         sampler: DenseSampler,
-        draw: DrawSeeds,
         rng: np.random.Generator,
         key: int,
     ) -> Iterator[SampledBatch]:
         """Yields a batch of these seeds or edges, or two of their halves if no bucket holds it."""
-        seeds, ends = draw(items, resident, rng)
+        seeds, ends = self._draw(items, resident, rng)
         sample = sampler.sample(seeds, key)
         bucket = self._graphs.bucket_of(sample)
         if bucket is None:
@@ -295,11 +291,10 @@ class SampledLoader:
                 )
             self.statistics.splits += 1
             middle = len(items) // 2
-            yield from self._fit(items[:middle], resident, sampler, draw, rng, key)
-            yield from self._fit(items[middle:], resident, sampler, draw, rng, key)
+            for half in (items[:middle], items[middle:]):
+                yield from self._fit(half, resident, sampler, rng, key)
             return
-        self._graphs.count(sample, bucket)
-        if ends is not None and self._negatives[-1]:
+        if ends is not None and self._exclude:
             take_out(sample, ends)
         graph = self._graph_of(sample, bucket, resident)
         yield self._batch(resident, sample.nodes, sample.counts[0], graph, ends)
@@ -316,12 +311,11 @@ class SampledLoader:
         nodes = np.asarray(self.graph.node_ids[numbers])
         return SampledBatch(graph, numbers, nodes, rows, resident.number, ends)
 
-    def _drawing(self) -> DrawSeeds:
-        """Returns what makes the seeds of a batch of nodes or edges, as rows."""
-        if self.task == "node":
-            return lambda nodes, resident, rng: (nodes, None)
-        negatives, chunks, degree_fraction, _ = self._negatives
-        return LinkSeeds(self.batch_size, chunks, negatives, degree_fraction).draw
+    def _draw(
+        self, items: NDArray[Any], resident: ResidentGraph, rng: np.random.Generator
+    ) -> tuple[IntArray, LinkEnds | None]:
+        """Returns the seeds of a batch of nodes or edges, as rows."""
+        return (items, None) if self.task == "node" else self._links.draw(items, resident, rng)
 
     def _graph_of(self, sample: DenseSample, bucket: int, resident: ResidentGraph) -> StaticBatch:
         rows, seeds = sample.nodes, sample.counts[0]
@@ -352,9 +346,8 @@ class SampledLoader:
         plan = self._plan
         if plan is None:
             ways = 2 if self.direction == "both" else 1
-            negatives, chunks, *_ = self._negatives
             bound = most_of_one(
-                1 if self.task == "node" else 2 + negatives // chunks,
+                1 if self.task == "node" else 2 + self._links.negatives // self._links.chunks,
                 [ways * fanout for fanout in self.fanouts],
                 self.policy.slots(self.graph.num_partitions) * self.graph.partition_size,
                 ways * self.graph.num_edges,
@@ -367,7 +360,7 @@ class SampledLoader:
         """Returns nodes and edges of trial samples of a few states; only their edges are read."""
         trials: list[IntArray] = []
         states = FeatureBuffer(self.graph, self.direction, features=False)
-        draw, rng = self._drawing(), np.random.default_rng(self.seed)
+        rng = np.random.default_rng(self.seed)
         for resident in states.run(self.schedule(0)):
             sampler = DenseSampler(resident.neighbours, self.fanouts)
             items = resident.edges if self.task == "link" else self._seed_rows(resident)
@@ -375,7 +368,7 @@ class SampledLoader:
             for _ in range(TRIAL_SAMPLES if len(items) else 0):
                 size = min(self.batch_size, len(items))
                 batch = items[rng.choice(len(items), size, replace=False)]
-                seeds, _ = draw(batch, resident, rng)
+                seeds, _ = self._draw(batch, resident, rng)
                 sample = sampler.sample(seeds, int(rng.integers(2**62)))
                 sizes.append(size_of(sample, self.gcn_norm))
             trials += [np.array(sizes)] if sizes else []

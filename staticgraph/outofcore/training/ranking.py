@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
 from staticgraph.jit import loop
+from staticgraph.outofcore.disk.array_files import edge_outside
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.training.link import LinkTrainer
 from staticgraph.text.how_many import how_many
@@ -143,14 +144,9 @@ def triples_of(edges: ArrayLike, graph: PartitionedGraph, name: str) -> NDArray[
         )
     triples = np.zeros((3, array.shape[1]), np.int64)
     triples[: len(array)] = array
-    ends, relation = triples[:2], triples[2]
-    outside = ((ends < 0) | (ends >= graph.num_nodes)).any(axis=0)
-    if outside.any():
-        edge = int(outside.argmax())
-        raise BadGraph(
-            f"{name}: edge {edge} joins {ends[0, edge]} -> {ends[1, edge]}, but there are "
-            f"{how_many(graph.num_nodes, 'node')}"
-        )
+    relation = triples[2]
+    if wrong := edge_outside(triples[:2], graph.num_nodes):
+        raise BadGraph(f"{name}: edge {wrong[0]} {wrong[1]}")
     if rows == 2 and relation.any():
         raise BadGraph(f"{name} has relations, and {graph.folder} was partitioned without any")
     if (relation < 0).any():
