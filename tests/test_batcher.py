@@ -86,14 +86,6 @@ def test_every_graph_once_in_the_same_bucket_on_all_ranks(
     assert together == Counter(range(len(sizes)))
 
 
-def test_order_is_kept_without_shuffling():
-    sizes = molecules(1000)
-    indices = np.random.default_rng(1).permutation(1000)[:700]
-    batcher = Batcher(sizes, plan_buckets(sizes, 32), indices=indices)
-    joined = np.concatenate([batch.ids for batch in batcher.epoch(0)])
-    np.testing.assert_array_equal(joined, indices)
-
-
 def test_resume_in_mid_epoch_gives_the_rest():
     sizes = molecules(2000)
     plan = plan_buckets(sizes, 32)

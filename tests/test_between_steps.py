@@ -10,7 +10,6 @@ from contextlib import nullcontext, suppress
 import pytest
 import torch
 from support.alike import real_ids
-from support.arena import ArenaRecorder
 from support.places import mode_of
 from support.plain_epochs import GRAPHS, PLAN, STORE, D, Net, equal, made, sgd, squared
 from support.runners import made_runner
@@ -126,13 +125,7 @@ def test_a_hook_that_comes_after_the_first_step_is_not_left_out(name):
 
 @pytest.mark.parametrize("name", ["a layer's", "messages"])
 def test_an_eager_step_follows_a_hook(name):
-    ours, theirs = made(), made()
-    first, second = sgd(ours), sgd(theirs)
-    runner = sg.StaticGraphRunner(ours, PLAN, "eager", loss=squared, optimizer=first)
-    for number, batch in enumerate(runner.loader(STORE, indices=range(24))):
-        ids = range(8 * number, 8 * number + 8)
-        equal([runner.step(batch)], [plain_step(theirs, second, ids)])
-        HOOKS[name](ours), HOOKS[name](theirs)
+    grown(Net, lambda model, optimizer, number: HOOKS[name](model))
 
 
 @pytest.mark.parametrize("name", ["a layer's", "the model's", "before a layer"])
@@ -243,9 +236,7 @@ def test_a_change_between_steps_is_followed_or_refused(name, mode, monkeypatch):
     first, second = (  # recorded rates are float32
         torch.optim.SGD(model.parameters(), 2**-10, momentum=0.5) for model in (ours, theirs)
     )
-    options = {}
-    if mode in ("step", "forward_backward"):
-        options = {"recorder": ArenaRecorder, "scope": mode}
+    options = {"scope": mode} if mode in ("step", "forward_backward") else {}
     way = "cuda-graph" if options else mode_of(mode, monkeypatch)
     runner = made_runner(ours, FOURS, way, loss=squared, optimizer=first, **options)
     runner.warmup(STORE, phases=("step",), progress=False)

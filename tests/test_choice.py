@@ -11,10 +11,10 @@ from typing import ClassVar
 import pytest
 import torch
 from support.alike import assert_same_state, sgd
+from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
 from support.places import AsTraced
 from support.runners import made_runner
-from support.tape import TapeRecorder
 
 import staticgraph as sg
 from staticgraph.files import jit_cache
@@ -78,7 +78,7 @@ def auto(model, hiv, optimizer=None, warm=True, capacities=CAPACITIES, **options
         Auto(**choosing),
         loss=bce,
         optimizer=optimizer or adam(model),
-        recorder=options.pop("recorder", TapeRecorder),
+        recorder=options.pop("recorder", ArenaRecorder),
         **options,
     )
     return runner.warmup(hiv, progress=False) if warm else runner
@@ -166,7 +166,7 @@ def test_warming_up_leaves_no_trace_in_an_optimizer(hiv):
     assert not lazy.state, "a buffer of zeros is not the same as none, with dampening"
 
 
-class Fails(TapeRecorder):
+class Fails(ArenaRecorder):
     """Cannot record its third key."""
 
     def record(self, body):
@@ -202,7 +202,7 @@ def test_compiled_is_a_contender(hiv, monkeypatch):
     """The compiled and the recorded way share one function, so nothing is compiled twice."""
     monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", AsTraced)
 
-    class Compiling(TapeRecorder):
+    class Compiling(ArenaRecorder):
         """Repeats the work itself: under a tape's dispatch mode torch compiles nothing."""
 
         compiles = True

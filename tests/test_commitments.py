@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from support.alike import sgd, squared
+from support.arena import ArenaRecorder
 from support.runners import made_runner
-from support.tape import TapeRecorder
 
 import staticgraph as sg
 from staticgraph import models
@@ -14,7 +14,7 @@ from staticgraph.plans.by_memory import in_tiles, sized_plan
 from staticgraph.probing.resident import distinct_bytes
 
 BUCKETS = [(120, 260, 9), (240, 520, 17)]
-RECORDED = {"mode": "cuda-graph", "scope": "forward_backward", "recorder": TapeRecorder}
+RECORDED = {"mode": "cuda-graph", "scope": "forward_backward", "recorder": ArenaRecorder}
 
 
 def made(store, budget, memory=None, name="gcn", **options):

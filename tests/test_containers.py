@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from support.alike import assert_same_gradients, sgd
-from support.tape import TapeRecorder
+from support.arena import ArenaRecorder
 from torch import nn
 from torch_geometric.nn import GCNConv, global_add_pool
 
@@ -92,7 +92,7 @@ def runner_of(esol, kind, mode):
         mode=mode,
         loss=lambda out, batch: (tensors_in(out)[0] - batch.y).square(),
         optimizer=sgd(model, 1e-4),
-        recording=sg.Recording(recorder=TapeRecorder) if mode == "cuda-graph" else None,
+        recording=sg.Recording(recorder=ArenaRecorder) if mode == "cuda-graph" else None,
     )
 
 

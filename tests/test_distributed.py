@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from support.alike import real_ids, sgd
+from support.arena import ArenaRecorder
 from support.ranked_net import BATCH, GRAPHS, model_of, squared, state_of, store_of
 from support.ranks import on_ranks
-from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import global_add_pool
@@ -36,7 +36,7 @@ def trained_on_rank(missing: bool, options: dict) -> list[tuple]:
     optimizer = sgd(model, 0.05)
     runner = sg.StaticGraphRunner(
         model, plan, options.get("mode", "eager"), loss=squared, optimizer=optimizer,
-        recording=sg.Recording(recorder=TapeRecorder, scope=options.get("scope", "step")),
+        recording=sg.Recording(recorder=ArenaRecorder, scope=options.get("scope", "step")),
     )  # fmt: skip
     loader = runner.loader(store, shuffle=True, seed=3, min_steps=options.get("min_steps", 0))
     if options.get("mode"):
@@ -144,7 +144,7 @@ def _trained_both_ways(scope: str) -> tuple[list, list, dict]:
         runner = sg.StaticGraphRunner(
             model, sg.plan_buckets(store, BATCH), mode, loss=squared,
             optimizer=sgd(model, 0.05),
-            recording=sg.Recording(recorder=TapeRecorder, scope=scope),
+            recording=sg.Recording(recorder=ArenaRecorder, scope=scope),
         )  # fmt: skip
         runner.warmup(store, progress=False)
         steps = [float(runner.step(batch)) for batch in runner.loader(store, shuffle=True)]
@@ -173,7 +173,7 @@ def _recorded_with_sync() -> str:
     runner = sg.StaticGraphRunner(
         model, sg.plan_buckets(store, BATCH), "cuda-graph", loss=squared,
         optimizer=sgd(model, 0.05),
-        recording=sg.Recording(recorder=TapeRecorder),
+        recording=sg.Recording(recorder=ArenaRecorder),
     )  # fmt: skip
     with pytest.raises(sg.NotStatic) as caught:
         runner.warmup(store, progress=False)
@@ -219,7 +219,7 @@ def _with_added(kind: str, mode: str) -> tuple[list, list[str]]:
 
     runner = sg.StaticGraphRunner(
         Subject(model, loss=loss, optimizer=optimizer, check_padding=False),
-        sg.plan_buckets(store, BATCH), mode, recording=sg.Recording(recorder=TapeRecorder),
+        sg.plan_buckets(store, BATCH), mode, recording=sg.Recording(recorder=ArenaRecorder),
     )  # fmt: skip
     steps = []
     with warnings.catch_warnings(record=True) as caught:
@@ -297,7 +297,7 @@ def _chosen(file: str) -> list:
         model, sg.plan_buckets(store, BATCH),
         Auto(ways=("eager", "cuda-graph"), on_cpu=True, stopwatch=_Favourite), loss=squared,
         optimizer=sgd(model, 0.05),
-        recording=sg.Recording(recorder=TapeRecorder),
+        recording=sg.Recording(recorder=ArenaRecorder),
     )  # fmt: skip
     # Only rank 0 has the file; choices that not all ranks have are measured on all.
     runner.warmup(store, progress=False, choices=file if dist.get_rank() == 0 else None)

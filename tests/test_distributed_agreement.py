@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.alike import sgd
+from support.arena import ArenaRecorder
 from support.ranked_net import BATCH, model_of, squared, state_of, store_of
 from support.ranks import RankFailed, on_ranks
-from support.tape import TapeRecorder
 from torch import nn
 
 import staticgraph as sg
@@ -197,7 +197,7 @@ def _timed_without_memory() -> tuple[set[str], list[float]]:
     runner = sg.StaticGraphRunner(
         model, sg.plan_buckets(store, BATCH), ways, loss=squared,
         optimizer=sgd(model, 0.05),
-        recording=sg.Recording(recorder=TapeRecorder),
+        recording=sg.Recording(recorder=ArenaRecorder),
     )  # fmt: skip
     runner.warmup(store, progress=False)
     losses = [float(runner.step(batch)) for batch in runner.loader(store)]
@@ -214,7 +214,7 @@ def _recorded_on_one_rank_alone(way: str) -> list[str]:
     """Rank 1's recorder fails; returns what the warm-up raised, or what it chose."""
     store, model = store_of(), model_of(sync=False)
 
-    class Failing(TapeRecorder):
+    class Failing(ArenaRecorder):
         def record(self, *args, **options):
             if dist.get_rank() == 1:
                 raise sg.NotStatic("rank 1 has no memory for it")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from support.alike import squared
+from support.arena import ArenaRecorder
 from support.runners import made_runner
-from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import global_add_pool
@@ -48,7 +48,7 @@ def runner_of(store, mode="eager", **options):
     torch.manual_seed(0)
     model = Net()
     if mode == "cuda-graph":
-        options["recorder"] = TapeRecorder
+        options["recorder"] = ArenaRecorder
     return made_runner(
         model,
         CAPACITIES,
@@ -121,7 +121,7 @@ def test_warming_up_leaves_no_flag(store):
         "cuda-graph",
         loss=lambda out, batch: squared(out, batch) / batch.num_real_graphs,
         optimizer=adam(model),
-        recording=sg.Recording(recorder=TapeRecorder),
+        recording=sg.Recording(recorder=ArenaRecorder),
     ).warmup(store, phases=("step",), progress=False)
     runner.step(batch_of(store, 0))
     runner.check_finite()

@@ -207,28 +207,17 @@ def test_rings_are_asked_again_what_their_index_counts(sizes):
     assert not batch.edge_mask[batch.triplets[:, at:]].any(), "padding counts padding"
 
 
-def test_one_node_one_edge_and_one_cluster():
-    data = Clusters(
-        x=torch.rand(1, 3),
-        edge_index=torch.zeros(2, 1, dtype=torch.int64),
-        num_clusters=1,
-        cluster_index=torch.zeros(2, 1, dtype=torch.int64),
-        y=torch.rand(1, 1),
-    )
-    levels = {"cluster_index": "node", "num_clusters": "graph"}
-    store = sg.GraphStore.from_pyg([data, data.clone()], levels=levels, progress=False)
-    assert store.schema["cluster_index"].counts == ("node", "clusters")
-
-
-@pytest.mark.parametrize(("clusters", "edges"), [(2, 3), (3, 3), (2, 2)])
-def test_clusters_are_known_by_their_number(clusters, edges):
+@pytest.mark.parametrize(
+    ("nodes", "clusters", "edges"), [(3, 2, 3), (3, 3, 3), (3, 2, 2), (1, 1, 1)]
+)
+def test_clusters_are_known_by_their_number(nodes, clusters, edges):
     """Where every graph has as many edges as nodes, or as clusters. These edges are not sorted, so
     that a store renumbers them."""
     data = Clusters(
-        **graph(3, num_clusters=clusters).to_dict(),
-        cluster_index=torch.tensor([[0, 1, 2], [0, 0, clusters - 1]]),
+        **graph(nodes, num_clusters=clusters).to_dict(),
+        cluster_index=torch.tensor([[0, 1, 2], [0, 0, clusters - 1]])[:, :nodes],
     )
-    data.edge_index = torch.tensor([[0, 1, 2], [2, 1, 0]])[:, :edges]
+    data.edge_index = torch.tensor([[0, 1, 2], [2, 1, 0]])[:, :edges] % nodes
     levels = {"cluster_index": "node", "num_clusters": "graph"}
     store = sg.GraphStore.from_pyg([data, data.clone()], levels=levels, progress=False)
     assert store.schema["cluster_index"].counts == ("node", "clusters")

@@ -11,7 +11,6 @@ from support.alike import assert_same_state, sgd
 from support.gine_net import bce
 from support.molecule_steps import Molecules
 from support.runners import made_runner
-from torch import nn
 
 import staticgraph as sg
 from staticgraph.steps.compilation.graph_trees import recorded_graphs, skipped_recordings
@@ -158,30 +157,6 @@ def test_held_outputs_keep_their_values(place, hiv, mode):
     assert len(set(values)) == 3
     runner.step(batches[0])
     assert [float(loss) for loss in losses] == values
-
-
-def test_large_outputs_are_lent(place, hiv):
-    from staticgraph.errors import StaleOutput
-
-    class Nodes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(9, 512)
-
-        def forward(self, x):
-            return self.linear(x.float())
-
-    plan = sg.BucketPlan.of(TWO[:1], batch_size=32)
-    model = Nodes().to(place.device)
-    recording = sg.Recording(recorder=place.recorder)
-    runner = sg.StaticGraphRunner(model, plan, "cuda-graph", recording=recording)
-    runner.warmup(hiv, progress=False)
-    first, second = batches_of(place, hiv, plan, 2)
-    out = runner.eval_step(first).out
-    assert torch.allclose(out[first.node_mask], model(first.x)[first.node_mask], atol=1e-4)
-    runner.eval_step(second)
-    with pytest.raises(StaleOutput, match="clone"):
-        out.sum()
 
 
 def test_loader_copies_once_and_in_order(place, hiv):

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from support.alike import assert_same_gradients, sgd
 from support.places import mode_of
 from support.runners import made_runner
-from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import global_add_pool
@@ -61,8 +60,7 @@ class Net(nn.Module):
 
 def runner_of(loss, mode="eager", store=None, model=None, **options):
     model = Net() if model is None else model
-    if mode == "cuda-graph":
-        options |= {"recorder": TapeRecorder, "scope": "forward_backward"}
+    options |= {"scope": "forward_backward"}
     runner = made_runner(
         model,
         [CAPACITY],
@@ -244,28 +242,14 @@ def test_a_loss_that_asks_is_refused_though_the_first_batch_has_all_labels():
         there = ~torch.isnan(batch.tasks)
         return torch.where(there, (out - batch.tasks.nan_to_num()).square(), out.abs())
 
-    def given(out, batch):
-        return (out - batch.tasks).square()
-
-    for loss in (given, asks):
-        model = Tasks()
-        optimizer = sgd(model, 1e-3)
-        runner = sg.StaticGraphRunner(model, [CAPACITY], "eager", loss=loss, optimizer=optimizer)
+    for loss in (tasks, asks):
+        runner = runner_of(loss)
         batch = sg.StaticBatch.of(store, range(5), CAPACITY)
-        if loss is given:
+        if loss is tasks:
             runner.step(batch)
             continue
         with pytest.raises(sg.errors.PaddingLeaks, match="a missing label"):
             runner.step(batch)
-
-
-class Tasks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-
-    def forward(self, x, batch, num_graphs):
-        return global_add_pool(self.lin(x), batch, num_graphs)
 
 
 @pytest.mark.parametrize("mode", ["eager", "fused", "cuda-graph"])
@@ -273,8 +257,7 @@ def test_a_loop_of_ones_own_leaves_out_missing_labels(mode):
     """Value and gradients are plain PyG's over the entries that have a label."""
     store = sg.GraphStore.from_pyg(graphs(missing=True))
     model = Net()
-    options = {"recorder": TapeRecorder} if mode == "cuda-graph" else {}
-    runner = made_runner(model, [CAPACITY], mode, **options)
+    runner = made_runner(model, [CAPACITY], mode)
     batch = sg.StaticBatch.of(store, range(10), CAPACITY)
     out = runner(batch)
     mean = sg.masked_mean(lambda seen: F.mse_loss(out, seen.tasks, reduction="none"), batch)
@@ -293,8 +276,7 @@ def test_a_loop_of_ones_own_leaves_out_missing_labels(mode):
 def test_no_gradient_that_is_not_finite_reaches_a_parameter(mode):
     store = sg.GraphStore.from_pyg(graphs(missing=True))
     model = Net()
-    options = {"recorder": TapeRecorder} if mode == "cuda-graph" else {}
-    runner = made_runner(model, [CAPACITY], mode, **options)
+    runner = made_runner(model, [CAPACITY], mode)
     batch = sg.StaticBatch.of(store, range(10), CAPACITY)
     values = F.mse_loss(runner(batch), batch.tasks, reduction="none")
     for read in ((), ("tasks",)):

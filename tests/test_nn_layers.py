@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from support.alike import sgd
+from support.arena import ArenaRecorder
 from support.layer_cases import CASES
 from support.layer_model import call, model_of
 from support.parity import (
@@ -33,7 +34,6 @@ from support.parity import (
     static_steps,
     unknown_counts,
 )
-from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Batch, Data
 
@@ -181,7 +181,7 @@ def test_every_layer_replays_like_eager(case):
     model = model_of(case)
     optimizer = sgd(model, 0.0)
     subject = Subject(model, loss, optimizer, forward=call, check_padding=False)
-    recording = sg.Recording(scope="forward_backward", recorder=TapeRecorder)
+    recording = sg.Recording(scope="forward_backward", recorder=ArenaRecorder)
     runner = sg.StaticGraphRunner(subject, [CAPACITY], "cuda-graph", recording=recording)
     if case.name in ("SGFormer", "Polynormer"):  # they sort batch, which is compared on a CPU alone
         with pytest.raises(sg.NotStatic, match="a value is read on the host"):

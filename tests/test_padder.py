@@ -25,6 +25,7 @@ from support.arena import ArenaRecorder
 from support.drawn import examples
 from support.graphs import double_graphs, graph_lists, random_graph
 from support.index_rules import Triplets
+from support.places import Place
 from support.ranks import on_ranks
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
@@ -236,18 +237,13 @@ def test_declared_batches_are_recorded_once_and_replayed_like_plain_torch(drawn)
     batches, says = drawn
     example = batches[0][0]
     most = {level: max(counts[level] for _, counts in batches) for level in batches[0][1]}
-    schema, recorders = sg.Schema.of_batch(example, **says), []
-
-    def recorder(device):
-        recorders.append(ArenaRecorder(device))
-        return recorders[-1]
-
+    schema, place = sg.Schema.of_batch(example, **says), Place("cpu")
     padder = sg.Padder([capacity_for(most)], schema=schema, like=example)
     model = Messages()
     plain = copy.deepcopy(model)
     optimizers = [sgd(each, LR) for each in (model, plain)]
     subject = Subject(model, lambda out, batch: (out[:, 0] - batch["y"]) ** 2, optimizers[0])
-    recording = sg.Recording(recorder=recorder)
+    recording = sg.Recording(recorder=place.recorder)
     runner = sg.StaticGraphRunner(subject, padder, "cuda-graph", recording=recording)
     runner.warmup(padder.pad(example), progress=False)
     copied = pickle.loads(pickle.dumps(padder))
@@ -262,7 +258,7 @@ def test_declared_batches_are_recorded_once_and_replayed_like_plain_torch(drawn)
             optimizers[1].step()
             assert torch.allclose(runner.step(padded), expected, rtol=1e-10)
     assert_same_state(model, plain, rtol=1e-09, atol=1e-11)
-    assert [each.recorded for each in recorders] == [2]
+    assert [each.recorded for each in place.recorders] == [2]
 
 
 class Pairs(nn.Module):
@@ -715,15 +711,10 @@ def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed(mode):
     torch.manual_seed(0)
     net = Net().double()
     plain = copy.deepcopy(net)
-    recorders = []
-
-    def recorder(device):
-        recorders.append(ArenaRecorder(device))
-        return recorders[-1]
-
+    place = Place("cpu")
     padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
     subject = Subject(net, loss=squared, optimizer=sgd(net, LR))
-    recording = sg.Recording(recorder=recorder) if mode == "cuda-graph" else None
+    recording = sg.Recording(recorder=place.recorder) if mode == "cuda-graph" else None
     runner = sg.StaticGraphRunner(subject, padder, mode, recording=recording)
     padder.pad(GRAPHS[:2])  # learns the fields
     store = sg.GraphStore.from_pyg(GRAPHS[:6], progress=False, keep_order=True)
@@ -734,18 +725,13 @@ def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed(mode):
     assert len(runner.plan.capacities) == 2  # the first one that was added is gone
     if mode == "cuda-graph":
         # Step and evaluation of one bucket, then of two, at each of two growths.
-        assert [each.recorded for each in recorders] == [2, 4, 4]
-        assert [each.closed for each in recorders] == [True, True, False]
+        assert [each.recorded for each in place.recorders] == [2, 4, 4]
+        assert [each.closed for each in place.recorders] == [True, True, False]
     assert not runner.report().fallbacks[1:]  # the padder's own line alone
     with no_recompile():
         runner.step(GRAPHS[:30])
     with pytest.raises(GraphTooLarge, match="after 2 growths"):
         runner.step(GRAPHS)
-
-
-def test_a_batch_that_fits_no_bucket_is_named():
-    with pytest.raises(GraphTooLarge, match=r"60 graphs fits no bucket.*plan_stream"):
-        sg.Padder([(60, 150, 12)])(GRAPHS)
 
 
 def grown_on_rank(mode: str) -> tuple:
@@ -755,13 +741,8 @@ def grown_on_rank(mode: str) -> tuple:
     net = Net().double()
     net.norm = nn.Identity()
     padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
-    recorders = []
-
-    def recorder(device):
-        recorders.append(ArenaRecorder(device))
-        return recorders[-1]
-
-    recording = sg.Recording(recorder=recorder) if mode == "cuda-graph" else None
+    place = Place("cpu")
+    recording = sg.Recording(recorder=place.recorder) if mode == "cuda-graph" else None
     optimizer = sgd(net, LR)
     subject = Subject(net, loss=squared, optimizer=optimizer)
     runner = sg.StaticGraphRunner(subject, padder, mode, recording=recording)
@@ -772,7 +753,7 @@ def grown_on_rank(mode: str) -> tuple:
         out = runner.eval_step(GRAPHS).out[:60]
         assert torch.allclose(out, runner.predict(GRAPHS), rtol=1e-9)
     plan = [str(each) for each in runner.plan.capacities]
-    counts = [(each.recorded, each.closed) for each in recorders]
+    counts = [(each.recorded, each.closed) for each in place.recorders]
     return losses, plan, net.state_dict(), (counts, padder.counts.grown, padder.counts.overflowed)
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.alike import assert_same_gradients, assert_same_state, sgd
+from support.arena import ArenaRecorder
 from support.places import mode_of
 from support.runners import made_runner
-from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
@@ -74,7 +74,7 @@ def test_outputs_of_the_models_own_are_left_alone(store, batch, kind, mode, monk
     mode = mode_of(mode, monkeypatch)
     torch.manual_seed(0)
     model = Several(kind)
-    options = {"recorder": TapeRecorder} if mode == "cuda-graph" else {}
+    options = {"recorder": ArenaRecorder} if mode == "cuda-graph" else {}
     # The products and the sum include padding, as a model's own tensors may.
     runner = made_runner(model, [CAPACITY], mode, loss=mse, check_padding=False, **options)
     runner.warmup(store, phases=("eval",), progress=False)
@@ -125,7 +125,7 @@ def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels, monkeypa
     model = sg.convert(model, kernels=kernels)
     batch = sg.StaticBatch.of(store, range(20), CAPACITY, pointers=kernels)
     optimizer = sgd(model, 0.0)
-    options = {"recorder": TapeRecorder, "scope": "forward_backward"}
+    options = {"recorder": ArenaRecorder, "scope": "forward_backward"}
     runner = made_runner(
         model,
         [CAPACITY],

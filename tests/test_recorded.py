@@ -8,10 +8,10 @@ import copy
 import pytest
 import torch
 from support.alike import assert_same_gradients, assert_same_state, sgd
-from support.arena import ArenaRecorder
-from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
+from support.arena import HostRead
+from support.gine_net import CAPACITIES, Net, adam, batches_of, eager_of, fixed
+from support.places import Place
 from support.recorded_net import runner_of
-from support.tape import HostRead
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import staticgraph as sg
@@ -78,26 +78,13 @@ def test_every_input_field_reaches_its_address(hiv):
 
 
 def test_one_recording_a_key_and_none_later(hiv):
-    recorders = []
-
-    def recorder(device):
-        recorders.append(ArenaRecorder(device))
-        return recorders[-1]
-
-    model = Net()
-    runner = sg.StaticGraphRunner(
-        model,
-        CAPACITIES,
-        mode="cuda-graph",
-        loss=bce,
-        optimizer=adam(model),
-        recording=sg.Recording(recorder=recorder),
-    ).warmup(hiv, progress=False)
-    assert recorders[0].recorded == 4
+    place = Place("cpu")
+    runner = runner_of(Net(), hiv, recorder=place.recorder)
+    assert place.recorders[0].recorded == 4
     for batch in batches_of(hiv, 10):
         runner.step(batch)
         runner.eval_step(batch)
-    assert recorders[0].recorded == 4
+    assert place.recorders[0].recorded == 4
     report = runner.report()
     assert [bucket.recordings for bucket in report.buckets] == [2, 2]
     assert set(report.replays.values()) == {5}

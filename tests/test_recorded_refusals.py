@@ -8,10 +8,9 @@ import itertools
 import pytest
 import torch
 from support.alike import assert_same_state, sgd
-from support.arena import ArenaRecorder
+from support.arena import ArenaRecorder, HostRead
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of
 from support.recorded_net import runner_of
-from support.tape import HostRead
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import staticgraph as sg

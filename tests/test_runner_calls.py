@@ -7,9 +7,9 @@ import copy
 import numpy as np
 import pytest
 import torch
+from support.arena import ArenaRecorder
 from support.linear_net import Linear
 from support.molecule_steps import TRAIN, adam, loader_of
-from support.tape import TapeRecorder
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
 
@@ -260,7 +260,7 @@ def test_fields_in_another_order_are_taken_by_name_and_of_another_shape_refused(
         return sg.GraphStore.from_pyg([graph] * 2, progress=False)
 
     first = stored(a=2, b=2)
-    plan, recording = sg.plan_buckets(first, 2), sg.Recording(recorder=TapeRecorder)
+    plan, recording = sg.plan_buckets(first, 2), sg.Recording(recorder=ArenaRecorder)
     runner = sg.StaticGraphRunner(
         torch.nn.Linear(2, 1),
         plan,

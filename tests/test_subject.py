@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from support.tape import TapeRecorder
+from support.arena import ArenaRecorder
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import global_add_pool
@@ -99,7 +99,7 @@ def test_auto_is_a_mode_and_the_word_means_its_default():
     assert runner.steps.execution.auto == Auto(
         on_cpu=True, rounds=7, ways=("eager", "fused", "default")
     )
-    able = sg.Recording(recorder=TapeRecorder)
+    able = sg.Recording(recorder=ArenaRecorder)
     runner = sg.StaticGraphRunner(Net(), CAPACITIES, Auto(on_cpu=True), recording=able)
     assert runner.steps.execution.auto.ways == ("eager", "fused", "default", "cuda-graph")
 
@@ -123,7 +123,7 @@ def test_an_optimizer_without_a_state_is_made_ready_for_its_recording(esol, kind
             mode,
             loss=squared,
             optimizer=optimizer,
-            recording=sg.Recording(recorder=TapeRecorder),
+            recording=sg.Recording(recorder=ArenaRecorder),
         ).warmup(esol, progress=False)
         batch = batch_of(esol)
         results.append([float(runner.step(batch)) for _ in range(4)])
@@ -138,7 +138,7 @@ def test_an_optimizer_is_left_alone_where_its_step_is_not_recorded():
         model = Net()
         optimizer = torch.optim.Adam(model.parameters())
         before = [dict(group) for group in optimizer.param_groups]
-        recorder = sg.Recording(scope=scope, recorder=TapeRecorder)
+        recorder = sg.Recording(scope=scope, recorder=ArenaRecorder)
         sg.StaticGraphRunner(
             model, CAPACITIES, mode, loss=squared, optimizer=optimizer, recording=recorder
         )

@@ -20,9 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from staticgraph.recording.recorder import Recorded
-from support.tape import HostRead
 
 ALIGNMENT = 64
+
+
+class HostRead(RuntimeError):
+    """A value was read on the host, where a capture would fail."""
 
 
 class Arena:
@@ -130,7 +133,7 @@ class _Noted(TorchDispatchMode):
 
 
 class ArenaRecorder:
-    """Records eager work in one arena; takes the place of :class:`support.tape.TapeRecorder`."""
+    """Records eager work in one arena, and counts its recordings."""
 
     compiles = False
 
