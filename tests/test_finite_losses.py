@@ -56,7 +56,7 @@ def runner_of(store, mode="eager", **options):
         loss=squared,
         optimizer=adam(model),
         **options,
-    ).warmup(store, phases=("step",), progress=False)
+    ).warmup(store, phases=("step",))
 
 
 def batch_of(store, first, bucket=0):
@@ -115,14 +115,13 @@ def test_a_recording_whose_check_is_off_notes_nothing(store):
 def test_warming_up_leaves_no_flag(store):
     """The loss is not finite over padding alone, and no real batch is padding alone."""
     model = Net()
-    runner = sg.StaticGraphRunner(
+    runner = made_runner(
         model,
         CAPACITIES[:1],
         "cuda-graph",
         loss=lambda out, batch: squared(out, batch) / batch.num_real_graphs,
         optimizer=adam(model),
-        recording=sg.Recording(recorder=ArenaRecorder),
-    ).warmup(store, phases=("step",), progress=False)
+    ).warmup(store, phases=("step",))
     runner.step(batch_of(store, 0))
     runner.check_finite()
 

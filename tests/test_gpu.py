@@ -57,7 +57,7 @@ def test_batches_of_ones_own_loader_replay(place, hiv):
     graphs = [hiv[i] for i in range(128)]
     plan = sg.plan_stream(graphs, batch_size=32, buckets=2)
     model = model_of(place, hiv, gps=False)
-    runner = runner_of(place, model, plan, "cuda-graph").warmup(progress=False)
+    runner = runner_of(place, model, plan, "cuda-graph").warmup()
     padder = sg.Padder(plan)
     for first in range(0, 128, 32):
         batch = padder(graphs[first : first + 32])
@@ -77,7 +77,7 @@ def test_reduce_overhead_records_and_replays_like_eager(place, hiv, gps):
     model = model_of(place, hiv, gps)
     twin = copy.deepcopy(model)
     skipped, before = skipped_recordings(), recorded_graphs(torch.device(place.device))
-    recorded = runner_of(place, model, plan, "reduce-overhead").warmup(hiv, progress=False)
+    recorded = runner_of(place, model, plan, "reduce-overhead").warmup(hiv)
     eager = runner_of(place, twin, plan, "eager")
     after_warmup = recorded_graphs(torch.device(place.device))
     if place.cuda:
@@ -101,7 +101,7 @@ def test_cuda_graph_replays_like_eager(place, hiv, gps, scope):
     model = model_of(place, hiv, gps)
     twin = copy.deepcopy(model)
     before = copy.deepcopy(model.state_dict())
-    recorded = runner_of(place, model, plan, "cuda-graph", scope=scope).warmup(hiv, progress=False)
+    recorded = runner_of(place, model, plan, "cuda-graph", scope=scope).warmup(hiv)
     assert_same_state(model, before)
     eager = runner_of(place, twin, plan, "eager")
     batches = batches_of(place, hiv, plan, steps_of(place))
@@ -138,7 +138,7 @@ def test_closing_gives_the_memory_back(place, hiv):
     runner = runner_of(place, model_of(place, hiv, gps=False), plan, "cuda-graph")
     open_, closed = [], []
     for _ in range(3):
-        runner.warmup(hiv, progress=False)
+        runner.warmup(hiv)
         open_.append(place.held())
         runner.close()
         closed.append(place.held())
@@ -150,7 +150,7 @@ def test_closing_gives_the_memory_back(place, hiv):
 def test_held_outputs_keep_their_values(place, hiv, mode):
     plan = sg.BucketPlan.of(TWO[:1], batch_size=32)
     model = model_of(place, hiv, gps=False)
-    runner = runner_of(place, model, plan, mode).warmup(hiv, progress=False)
+    runner = runner_of(place, model, plan, mode).warmup(hiv)
     batches = batches_of(place, hiv, plan, 3)
     losses = [runner.step(batch) for batch in batches]
     values = [float(loss) for loss in losses]

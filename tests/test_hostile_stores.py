@@ -207,7 +207,7 @@ def test_types_and_their_indices_are_checked(tmp_path):
         data["a"].x, data["b"].x = sg_rows(n), sg_rows(n + 1)
         data["a", "to", "b"].edge_index = sg_edges(n)
         graphs.append(data)
-    store = GraphStore.from_pyg(graphs, progress=False)
+    store = GraphStore.from_pyg(graphs)
     store.save(tmp_path / "s")
     name = "column.a__to__b.edge_index"
     column = np.load(tmp_path / "s" / f"{name}.npy")

@@ -69,7 +69,7 @@ def runner_of(loss, mode="eager", store=None, model=None, **options):
         optimizer=sgd(model, 0.0),
         **options,
     )
-    return runner if store is None else runner.warmup(store, phases=("step",), progress=False)
+    return runner if store is None else runner.warmup(store, phases=("step",))
 
 
 def energy(out, batch):
@@ -206,7 +206,7 @@ def equal_to_itself(out, batch):
 @pytest.mark.parametrize("loss", [by_labels, equal_to_itself])
 def test_a_loss_that_asks_which_labels_are_missing_is_refused(loss):
     """It reads zeros there, so its value would silently differ from plain PyG's."""
-    store = sg.GraphStore.from_pyg(graphs(True), progress=False)
+    store = sg.GraphStore.from_pyg(graphs(True))
     batch = sg.StaticBatch.of(store, range(10), CAPACITY)
     with pytest.raises(sg.errors.PaddingLeaks, match=r"the loss is off.*needs a mask of its own"):
         runner_of(loss).step(batch)
@@ -216,7 +216,7 @@ def test_a_mask_of_its_own_serves_a_loss_that_needs_to_know():
     made = graphs(True)
     for data in made:
         data.there = ~torch.isnan(data.tasks)
-    store = sg.GraphStore.from_pyg(made, progress=False)
+    store = sg.GraphStore.from_pyg(made)
     batch = sg.StaticBatch.of(store, range(10), CAPACITY)
 
     def by_mask(out, batch):
@@ -236,7 +236,7 @@ def test_a_loss_that_asks_is_refused_though_the_first_batch_has_all_labels():
     """The loss is tried on the first batch with one label removed."""
     data = graphs(missing=False)
     data[9].tasks[0, 1] = NAN
-    store = sg.GraphStore.from_pyg(data, progress=False)
+    store = sg.GraphStore.from_pyg(data)
 
     def asks(out, batch):
         there = ~torch.isnan(batch.tasks)

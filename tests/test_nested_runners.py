@@ -54,7 +54,7 @@ def test_a_teacher_runs_inside_a_students_forward(mode, monkeypatch):
     recorder = ArenaRecorder if mode == "cuda-graph" else None
     teaching = runner_of(teacher, mode=mode, recorder=recorder, loss=None)
     if mode != "eager":
-        teaching.warmup(STORE, progress=False)
+        teaching.warmup(STORE)
 
     def forward(model, batch):
         return model(
@@ -144,7 +144,7 @@ def test_a_runner_inside_its_own_warmup_is_refused():
     runner = runner_of(model, mode="cuda-graph", recorder=ArenaRecorder)
     model.middle = lambda: runner.eval_step(batch_of())
     with pytest.raises(sg.NotStatic, match=r"a forward of a model inside its own warmup\(\)"):
-        runner.warmup(STORE, progress=False)
+        runner.warmup(STORE)
 
 
 def test_a_runner_inside_a_compiled_step_is_refused():

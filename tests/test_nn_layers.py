@@ -45,7 +45,7 @@ from staticgraph.steps.tracing.trace import tracing_options
 
 def batch_of(made: Iterable[Data]) -> sg.StaticBatch:
     """Returns a batch of all given graphs in the usual capacity."""
-    store = sg.GraphStore.from_pyg(list(made), progress=False)
+    store = sg.GraphStore.from_pyg(list(made))
     return sg.StaticBatch.of(store, range(len(store)), CAPACITY)
 
 
@@ -185,10 +185,10 @@ def test_every_layer_replays_like_eager(case):
     runner = sg.StaticGraphRunner(subject, [CAPACITY], "cuda-graph", recording=recording)
     if case.name in ("SGFormer", "Polynormer"):  # they sort batch, which is compared on a CPU alone
         with pytest.raises(sg.NotStatic, match="a value is read on the host"):
-            runner.warmup(STORE, progress=False)
+            runner.warmup(STORE)
         return
     try:
-        verified = runner.warmup(STORE, progress=False).verify(BATCH)
+        verified = runner.warmup(STORE).verify(BATCH)
         if case.name == "PPFConv":  # a norm over rows of unknown number
             names = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
             assert "_staticgraph_single" in names

@@ -22,12 +22,11 @@ import staticgraph as sg
 def test_twenty_steps_over_two_buckets_equal_eager(hiv, scope, clip):
     """Losses, parameters, buffers and optimizer state match bit for bit: the same calls in the same
     order. (``forward`` compiles its training step, which may round differently.)"""
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     runner = runner_of(model, hiv, scope=scope, clip_norm=clip, warm=scope != "forward")
     if scope == "forward":
-        runner.warmup(hiv, phases=("eval",), progress=False)
+        runner.warmup(hiv, phases=("eval",))
     eager = eager_of(twin, adam(twin), clip_norm=clip)
     steps = batches_of(hiv)
     if scope != "forward":
@@ -39,7 +38,6 @@ def test_twenty_steps_over_two_buckets_equal_eager(hiv, scope, clip):
 
 
 def test_recording_changes_nothing(hiv):
-    torch.manual_seed(0)
     model = Net(dropout=0.5)
     optimizer = adam(model)
     eager_of(model, optimizer).step(batches_of(hiv, 1)[0])  # some state to keep
@@ -60,7 +58,6 @@ def test_recording_changes_nothing(hiv):
 
 def test_every_input_field_reaches_its_address(hiv):
     """Changing one field changes the output; with a skipped copy (stale input) it would not."""
-    torch.manual_seed(0)
     runner = runner_of(Net(), hiv)
     batch = batches_of(hiv, 1)[0]
     out = runner.eval_step(batch).out
@@ -93,7 +90,6 @@ def test_one_recording_a_key_and_none_later(hiv):
 
 def test_garbage_in_the_padding_of_a_recorded_step_changes_nothing(hiv):
     """Losses and trajectory over two buckets do not depend on any field's padding rows."""
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     runner, clean = runner_of(model, hiv), runner_of(twin, hiv)
@@ -114,7 +110,6 @@ def test_garbage_in_the_padding_of_a_recorded_step_changes_nothing(hiv):
 
 
 def test_autocast_is_part_of_a_key_and_recorded(hiv):
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     runner = runner_of(model, hiv, autocast=torch.bfloat16)
@@ -125,7 +120,6 @@ def test_autocast_is_part_of_a_key_and_recorded(hiv):
 
 
 def test_a_learning_rate_is_followed(hiv):
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     optimizer, other = adam(model, lr=0.01), adam(twin, lr=0.01)
@@ -176,7 +170,6 @@ def test_a_scheduler_costs_no_host_read_a_step(hiv, made_first, as_tensor):
 
 
 def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed(hiv):
-    torch.manual_seed(0)
     model = Net(dropout=0.5)
     runner = runner_of(model, hiv, optimizer=sgd(model, 0.0, fused=True))
     batch = batches_of(hiv, 1)[0]
@@ -190,7 +183,6 @@ def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed(hiv):
 
 def test_gradients_belong_to_the_bucket_that_ran(hiv):
     """Scope forward_backward: after each replay, ``grad`` is that bucket's, whatever ran before."""
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     optimizer = sgd(model, 0.0)
@@ -209,7 +201,7 @@ def test_closing_frees_everything_and_warmup_starts_anew(hiv):
     runner.close()
     assert all(parameter.grad is None for parameter in runner.model.parameters())
     assert [bucket.recordings for bucket in runner.report().buckets] == [0, 0]
-    runner.warmup(hiv, progress=False).step(batch)
+    runner.warmup(hiv).step(batch)
 
 
 def test_pointers_that_a_model_does_not_read_are_left_out(hiv):

@@ -21,7 +21,7 @@ def runner_of(model, example, **options):
     runner = made_runner(
         model, CAPACITIES, "cuda-graph", loss=squared, optimizer=adam(model), **options
     )
-    return runner if example is None else runner.warmup(example, progress=False)
+    return runner if example is None else runner.warmup(example)
 
 
 def loader_of(store):
@@ -204,6 +204,6 @@ class TestOneLaunch:
 
         runner = runner_of(models[0], None, recorder=Failing)
         with pytest.raises(sg.NotStatic, match=r"bucket 1 step from ids.*no more"):
-            runner.warmup(moved, progress=False)
+            runner.warmup(moved)
         assert runner.steps.recorded._recordings == {}
         assert runner.steps.recorded.counts == {}

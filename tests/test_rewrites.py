@@ -128,7 +128,6 @@ def test_a_layer_that_no_loss_reads_has_no_gradient_rather_than_zeros(conv, deta
 
 @pytest.mark.parametrize("name", ["gine", "sage", "molecule gin"])
 def test_evaluation_is_that_of_plain_pyg(name, esol):
-    torch.manual_seed(0)
     stock = MODELS[name]().double()
     in_plain_pyg(stock, esol)
     runner = sg.StaticGraphRunner(copy.deepcopy(stock), [CAPACITY], "fused")
@@ -137,7 +136,6 @@ def test_evaluation_is_that_of_plain_pyg(name, esol):
 
 
 def test_dropout_draws_anew_each_step_and_repeats_with_the_seed(esol):
-    torch.manual_seed(0)
     model = Trunk(gine, dropout=0.5)
     runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)

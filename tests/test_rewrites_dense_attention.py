@@ -209,7 +209,6 @@ def test_every_spelling_goes_graph_by_graph_as_plain_pyg_computes(form, esol):
 
 
 def test_dropped_weights_are_drawn_anew_and_repeat_with_the_seed(esol):
-    torch.manual_seed(0)
     runner = sg.StaticGraphRunner(Attending(Dropping), [CAPACITY], "fused")
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
     runner(batch)
@@ -302,7 +301,6 @@ REFUSED = [
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("form", "reason"), REFUSED)
 def test_an_odd_form_stays_as_it_was_and_is_named(form, reason, esol):
-    torch.manual_seed(0)
     found = explain(Attending(form, layers=1), [CAPACITY], esol)
     assert "graph_attention" not in {place.rewrite for place in found.done}
     (missed,) = (place for place in found.missed if place.rewrite == "graph_attention")

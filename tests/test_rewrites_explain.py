@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from support.alike import assert_same_state
 from support.rewritten import difference, fired, seeded
+from support.runners import made_runner
 from support.written_by_hand import EdgeMLP, OwnConv, Tables, Trunk, gine
 from torch import nn
 from torch_geometric.nn import MessagePassing, global_add_pool
@@ -19,7 +20,6 @@ from torch_geometric.utils import scatter
 import staticgraph as sg
 from staticgraph.checking.explain import explain
 from staticgraph.rewrites.neighbours import messages
-from staticgraph.steps.computation.model_setup import Subject
 
 CAPACITY = (210, 430, 9)
 IDS = [3, 1, 4, 1059, 200, 7]
@@ -218,7 +218,7 @@ def misplaced(captured):
 )
 def test_an_error_of_a_rewrite_is_ours_and_names_it(place, error, name, esol, monkeypatch):
     monkeypatch.setattr(f"staticgraph.rewrites.{place}", error)
-    runner = sg.StaticGraphRunner(Subject(Layered(Summing)), [CAPACITY], "fused")
+    runner = made_runner(Layered(Summing), [CAPACITY], "fused")
     with pytest.raises(sg.NotStatic, match=f"{name}, which is an error of staticgraph"):
         runner(sg.StaticBatch.of(esol, IDS, CAPACITY))
 

@@ -24,7 +24,7 @@ def runner_of(model, hiv, phases=None, **options):
         recorder=ArenaRecorder,
         **options,
     )
-    return runner.warmup(hiv, phases=phases, progress=False)
+    return runner.warmup(hiv, phases=phases)
 
 
 def loader_of(hiv):
@@ -119,7 +119,7 @@ def test_a_change_before_the_first_replay_is_found_and_after_a_warm_up_is_no_cha
         runner.step(batch)
     if what in ("hook", "deleted"):
         return  # a hook is refused by every compiled or recorded step, the deletion by the layer
-    runner.warmup(hiv, progress=False)
+    runner.warmup(hiv)
     runner.step(batch)
 
 

@@ -67,7 +67,7 @@ def runner_of(store, model, mode="eager", kernels=False):
         optimizer=sgd(model, 0.0),
         **(options if mode == "cuda-graph" else {}),
     )
-    return runner if mode == "default" else runner.warmup(store, progress=False)
+    return runner if mode == "default" else runner.warmup(store)
 
 
 def batch_of(store, ids):

@@ -94,7 +94,7 @@ def test_nothing_grows_with_the_steps(mode, steps):
     recorded = {"recorder": ArenaRecorder} if mode == "cuda-graph" else {}
     runner = made_runner(model, PLAN, mode, loss=loss, optimizer=optimizer, **recorded)
     loader = sg.StaticLoader(STORE, PLAN, shuffle=True, seed=3, num_workers=1)
-    runner.warmup(STORE, progress=False)
+    runner.warmup(STORE)
     gc.collect()
     gc.freeze()  # the objects of compiled code outnumber those the collector should traverse
     # Allocated up front, so that the memory of this test itself does not grow.

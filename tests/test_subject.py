@@ -124,7 +124,7 @@ def test_an_optimizer_without_a_state_is_made_ready_for_its_recording(esol, kind
             loss=squared,
             optimizer=optimizer,
             recording=sg.Recording(recorder=ArenaRecorder),
-        ).warmup(esol, progress=False)
+        ).warmup(esol)
         batch = batch_of(esol)
         results.append([float(runner.step(batch)) for _ in range(4)])
         assert all(group["fused"] for group in optimizer.param_groups)
@@ -183,7 +183,6 @@ def test_a_runners_own_loader_knows_device_and_pointers(esol, kernels):
 
 def test_one_call_is_the_same_as_its_parts(esol):
     """A plain PyG loop over the loader's batches, each without padding, has the same losses."""
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     runner, loader = sg.prepare(

@@ -9,10 +9,11 @@ import pytest
 import torch
 from support.alike import adam
 from support.command import status_of
+from support.gine_net import Net
 from torch import nn
 from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GINConv, global_add_pool
+from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph import models
@@ -22,28 +23,16 @@ from staticgraph.training.versus.comparison import compare
 from staticgraph.training.versus.sides import PlainSide, StaticSide, fields_with_gaps, plain_mean
 
 
-class Net(nn.Module):
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.conv = GINConv(nn.Sequential(nn.Linear(9, 8), nn.BatchNorm1d(8), nn.ReLU()))
-        self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(8, 1)
-
-    def forward(self, x, edge_index, batch, batch_size):
-        h = self.dropout(self.conv(x.float(), edge_index))
-        return self.head(global_add_pool(h, batch, batch_size))
-
-
 class Branches(Net):
-    def forward(self, x, edge_index, batch, batch_size):
-        h = self.conv(x.float(), edge_index)
+    def forward(self, x, edge_index, edge_attr, batch):
+        h = super().forward(x, edge_index, edge_attr, batch)
         if h.sum() > 0:
             h = 2 * h
-        return self.head(global_add_pool(h, batch, batch_size))
+        return h
 
 
 class Broken(Net):
-    def forward(self, x, edge_index, batch, batch_size):
+    def forward(self, x, edge_index, edge_attr, batch):
         raise RuntimeError("seven")
 
 
@@ -96,7 +85,7 @@ def test_the_losses_are_those_of_a_loop_by_hand(few, report):
     losses = []
     for ids in setting_of(model, few).course(len(report.sides[0].losses)):
         data = Batch.from_data_list([few[i] for i in ids])
-        loss = F.mse_loss(model(data.x, data.edge_index, data.batch, len(ids)), data.y)
+        loss = F.mse_loss(model(data.x, data.edge_index, data.edge_attr, data.batch), data.y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
