@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from support.alike import assert_same_state, sgd
+from support.alike import assert_same_state, same, sgd
 from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
 from support.places import AsTraced
@@ -156,10 +156,7 @@ def test_warming_up_leaves_no_trace_in_an_optimizer(hiv):
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
     before = copy.deepcopy(optimizer.state_dict())
     auto(model, hiv, optimizer)
-    after = optimizer.state_dict()
-    assert before["state"].keys() == after["state"].keys()
-    for index, state in before["state"].items():
-        assert all(torch.equal(value, after["state"][index][name]) for name, value in state.items())
+    assert same(optimizer.state_dict()["state"], before["state"])
     lazy = sgd(model, 0.1, momentum=0.9, dampening=0.5)
     auto(model, hiv, lazy)
     assert not lazy.state, "a buffer of zeros is not the same as none, with dampening"

@@ -154,8 +154,7 @@ def _trained_both_ways(scope: str) -> tuple[list, list, dict]:
         runs.append((steps, state_of(model)))
         replays = sum(runner.report().replays.values())
     (eager, _), (recorded, state) = runs
-    for name, value in runs[0][1].items():
-        assert torch.allclose(state[name], value, rtol=0, atol=TOLERANCE), name
+    torch.testing.assert_close(state, runs[0][1], rtol=0, atol=TOLERANCE)
     return eager, recorded, {**state, "replays": replays}
 
 
@@ -258,8 +257,7 @@ def test_what_the_loss_adds_is_added_once_over_all_ranks(kind, mode):
         optimizer.step()
         for _, loss, state in step:
             assert loss == pytest.approx(expected.item(), abs=TOLERANCE)
-            for name, value in state_of(model).items():
-                assert torch.allclose(state[name], value, rtol=0, atol=TOLERANCE), name
+            torch.testing.assert_close(state, state_of(model), rtol=0, atol=TOLERANCE)
     assert [warned for _, warned in ranks] == [[], [], []]
 
 

@@ -96,8 +96,7 @@ def test_what_is_trained_later_or_beside_the_model_is_one_on_all_ranks(case):
         alone.after(number)
     expected = alone.state()
     for _, state in ranks:
-        for name, value in expected.items():
-            assert torch.allclose(state[name], value, rtol=0, atol=TOLERANCE), name
+        torch.testing.assert_close(state, expected, rtol=0, atol=TOLERANCE)
 
 
 class Typed(nn.Module):

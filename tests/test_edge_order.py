@@ -11,7 +11,7 @@ import pickle
 import pytest
 import torch
 import torch.distributed as dist
-from support.alike import sgd
+from support.alike import sgd, squared
 from support.ranks import on_ranks
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -84,13 +84,9 @@ def made(kind: type[nn.Module], **options):
     return kind(**options).double()
 
 
-def loss(out, batch):
-    return (out - batch.y).square()
-
-
 def runner_of(model, plan, mode="eager"):
     optimizer = sgd(model, 1e-2)
-    return sg.StaticGraphRunner(model, plan, mode, loss=loss, optimizer=optimizer)
+    return sg.StaticGraphRunner(model, plan, mode, loss=squared, optimizer=optimizer)
 
 
 def stored(keep_order: bool = True) -> sg.GraphStore:
@@ -99,7 +95,7 @@ def stored(keep_order: bool = True) -> sg.GraphStore:
 
 def pyg_loss(model, graphs) -> torch.Tensor:
     data = Batch.from_data_list(graphs)
-    return loss(model(data.x, data.edge_index, data.edge_attr, data.batch), data).mean()
+    return squared(model(data.x, data.edge_index, data.edge_attr, data.batch), data).mean()
 
 
 @pytest.mark.parametrize("mode", ["eager", "fused"])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from support.examples import EXAMPLES
 from support.graphs import assert_same_graph
 from torch_geometric.data import Batch, Data, HeteroData, TemporalData
 from torch_geometric.loader import DataLoader
@@ -17,7 +16,7 @@ from staticgraph.store.graph_store import GraphStore
 
 from_pyg = GraphStore.from_pyg
 
-ESOL = Path(__file__).parents[1] / "examples" / "data" / "esol.npz"
+ESOL = EXAMPLES / "esol.npz"
 
 
 def shuffled(data: Data, rng: torch.Generator) -> Data:

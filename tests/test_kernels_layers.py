@@ -10,6 +10,7 @@ import copy
 
 import pytest
 import torch
+from support.alike import assert_same_gradients
 from support.layer_cases import CASES, C, Case
 from support.layer_cases.case import attributed, plain, weighted
 from support.layer_model import call, model_of
@@ -130,8 +131,7 @@ def test_each_of_several_self_loops_of_a_node_has_pygs_gradient():
     sg.masked_mean(runner(batch).square(), batch).backward()
     assert fired(runner)["gcn"] == 1
     stock(x, edges, attr, torch.zeros(3, dtype=torch.int64), 1).square().mean().backward()
-    for ours, theirs in zip(model.parameters(), stock.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
+    assert_same_gradients(model, stock, rtol=1e-10, atol=1e-12)
 
 
 def test_eager_stays_eager_with_kernels():

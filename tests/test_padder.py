@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from support.alike import assert_same_state, sgd
+from support.alike import assert_same_state, sgd, squared
 from support.drawn import examples
 from support.graphs import double_graphs, graph_lists, random_graph
 from support.index_rules import Triplets
@@ -494,10 +494,6 @@ class Net(nn.Module):
         """``[graphs, 1]``."""
         h = self.norm(self.conv(data.x, data.edge_index)).relu()
         return self.head(global_add_pool(h, data.batch))
-
-
-def squared(out, batch):
-    return F.mse_loss(out, batch.y, reduction="none")
 
 
 GRAPHS = double_graphs([3, 9, 4, 7, 12, 5, 6, 8, 10, 3, 4, 11] * 5)

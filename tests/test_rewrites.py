@@ -36,10 +36,8 @@ def layers_of(name: str) -> int:
 # Rewrites that must fire, by layer and by model; others are free to fire as well.
 FIRES = {
     "gine": {"tables": 2, "neighbours": 2, "batch_norm": 4},
-    "gine, trained eps": {"tables": 2, "neighbours": 1, "batch_norm": 2},
     "gine, own message": {"tables": 2, "neighbours": 1, "batch_norm": 1},
     "gcn": {"tables": 1, "gcn": 2, "batch_norm": 2},
-    "gcn, no loops": {"gcn": 1},
     "gcn by hand, learnt weights": {"neighbours": 3},
     "gcn, learnt weights": {"gcn": 1},
     "sage": {"neighbours": 2},
@@ -65,7 +63,6 @@ FIRES = {
     "gat": {"score_products": 4, "softmax": 2, "neighbours": 2},
     "gat, edges": {"score_products": 3, "softmax": 1, "neighbours": 1},
     "gatv2": {"softmax": 2, "neighbours": 2},
-    "gatv2, edges": {"softmax": 1, "neighbours": 1},
 }
 
 

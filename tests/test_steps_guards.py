@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.alike import sgd
+from support.rewritten import CAPACITY, IDS
 from support.runners import made_runner
 from support.written_by_hand import Trunk, gine
 from torch import nn
@@ -21,8 +22,6 @@ from staticgraph.nn.context.asked import APART
 from staticgraph.steps.compilation import guards
 from staticgraph.steps.computation.model_setup import Subject
 
-CAPACITY = (210, 430, 9)
-IDS = [3, 1, 4, 1059, 200, 7]
 SCALE = 2.0
 
 

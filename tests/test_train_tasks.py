@@ -3,11 +3,10 @@ that over PyG's loader."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from support.examples import EXAMPLES
 from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
@@ -15,8 +14,6 @@ from staticgraph import models
 from staticgraph.training import train
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.tasks import evaluate, task_of
-
-EXAMPLES = Path(__file__).parents[1] / "examples" / "data"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.alike import adam
+from support.alike import adam, squared
 from support.command import status_of
 from support.gine_net import Net
 from torch import nn
@@ -36,21 +36,19 @@ class Broken(Net):
         raise RuntimeError("seven")
 
 
-def mse(out, batch):
-    return F.mse_loss(out, batch.y, reduction="none")
-
-
 @pytest.fixture(scope="module")
 def few(esol) -> sg.GraphStore:
     return sg.GraphStore.from_pyg([esol[i] for i in range(80)], name="few", progress=False)
 
 
 def setting_of(model: nn.Module, store: sg.GraphStore):
-    return comparison.setting_of(model, store, mse, None, 16, torch.device("cpu"), 1e-3, 0)
+    return comparison.setting_of(model, store, squared, None, 16, torch.device("cpu"), 1e-3, 0)
 
 
 def tried(model: nn.Module, store: sg.GraphStore, *modes: str):
-    return compare(model, store, loss=mse, batch_size=16, seconds=0.01, modes=modes, progress=False)
+    return compare(
+        model, store, loss=squared, batch_size=16, seconds=0.01, modes=modes, progress=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +235,9 @@ def test_each_contender_runs_on_the_threads_that_suit_it(few, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        report = compare(Net(), few, loss=mse, batch_size=16, seconds=0.1, modes=["eager", "fused"])
+        report = compare(
+            Net(), few, loss=squared, batch_size=16, seconds=0.1, modes=["eager", "fused"]
+        )
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
