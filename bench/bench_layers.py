@@ -20,10 +20,10 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+from support.arena import ArenaRecorder  # noqa: E402
 from support.layer_cases import CASES, Case  # noqa: E402
 from support.layer_model import call, model_of  # noqa: E402
 from support.parity import BATCH, CAPACITY, STORE, loss  # noqa: E402
-from support.tape import TapeRecorder  # noqa: E402
 
 import staticgraph as sg  # noqa: E402
 from bench.options import options_of  # noqa: E402
@@ -54,7 +54,8 @@ def recorded(case: Case) -> dict[str, Any]:
         forward=call,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
         recording=sg.Recording(
-            scope="forward_backward", recorder=Uncompiled if DEVICE.type == "cuda" else TapeRecorder
+            scope="forward_backward",
+            recorder=Uncompiled if DEVICE.type == "cuda" else ArenaRecorder,
         ),
     )
     try:

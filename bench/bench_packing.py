@@ -24,6 +24,7 @@ from bench import tables
 from bench.interleave import interleave
 from bench.machine import machine, write
 from bench.options import options_of
+from bench.tuple_packing import HEURISTICS, pack_paper
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.packing import pack_histogram, pack_stream
 from staticgraph.packing.fill import THOROUGH
@@ -32,7 +33,6 @@ from staticgraph.plans.margin import exact_limits, overflow_rate
 from staticgraph.plans.plan import sizes_of
 from staticgraph.sizes.histogram import SizeHistogram
 from tests.support.packing_problems import alike
-from tests.support.tuple_packing import HEURISTICS, pack_paper
 
 DATA = Path(__file__).parent.parent / "tests" / "data" / "histograms"
 SETS = sorted(path.stem for path in DATA.glob("*.csv"))

@@ -31,7 +31,6 @@ def by_hand(model, optimizer, batches, every):
 @pytest.mark.parametrize("way", ["eager", "cuda-graph"])
 def test_it_is_the_loop_by_hand(hiv, way):
     """Ten batches of two buckets, one update per three batches: the tenth waits for two more."""
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     optimizers = [sgd(m, 0.1, momentum=0.9) for m in (model, twin)]
@@ -39,7 +38,7 @@ def test_it_is_the_loop_by_hand(hiv, way):
     subject = Subject(model, bce, optimizers[0], accumulate=3, check_padding=False)
     runner = sg.StaticGraphRunner(subject, CAPACITIES, way, recording=RECORDED)
     if way == "cuda-graph":
-        runner.warmup(hiv, progress=False)
+        runner.warmup(hiv)
     for batch in batches[:9]:
         runner.step(batch)
     before = copy.deepcopy(model.state_dict())
@@ -51,24 +50,22 @@ def test_it_is_the_loop_by_hand(hiv, way):
 
 
 def test_what_is_held_survives_verify_and_warmup(hiv):
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     optimizers = [sgd(m, 0.1) for m in (model, twin)]
     first, second = (fixed(batch) for batch in batches_of(hiv, 2))
     subject = Subject(model, bce, optimizers[0], accumulate=2, check_padding=False)
     runner = sg.StaticGraphRunner(subject, CAPACITIES, "cuda-graph", recording=RECORDED)
-    runner.warmup(hiv, progress=False)
+    runner.warmup(hiv)
     runner.step(first)
     assert runner.verify(second).passed
-    runner.warmup(hiv, progress=False)
+    runner.warmup(hiv)
     runner.step(second)
     by_hand(twin, optimizers[1], [first, second], 2)
     assert_same_state(model, twin, rtol=1e-5, atol=1e-6)
 
 
 def test_clipping_sees_the_mean(hiv):
-    torch.manual_seed(0)
     model = Net()
     batches = batches_of(hiv, 2)
     before = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
@@ -110,7 +107,6 @@ def test_what_a_step_cannot_take_is_refused_by_name(given, says):
 @pytest.mark.parametrize("every", [1, 2])
 def test_parameters_that_come_later_have_the_mean_too(hiv, every):
     """A weight of the loss and a layer of the model are given to the optimizer in mid-training."""
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     batches = [fixed(batch) for batch in batches_of(hiv, 6)]

@@ -69,33 +69,36 @@ def structures(draw):
     return pos, cell, pbc, graph, draw(st.sampled_from([0.4, 1.3, 2.5]))
 
 
+def with_padding(pos, cell, pbc, graph):
+    """The structures as tensors, and a padding structure of two atoms."""
+    return (
+        torch.tensor(np.concatenate([pos, np.full((2, 3), 1e6)])),
+        torch.tensor(np.concatenate([cell, np.zeros((1, 3, 3))])),
+        torch.tensor(np.concatenate([pbc, np.zeros((1, 3), bool)])),
+        torch.tensor([*graph, len(cell), len(cell)]),
+    )
+
+
 @examples(60)
 @given(structures())
 def test_both_ways_find_the_pairs_of_all_images(structure):
     pos, cell, pbc, graph, cutoff = structure
     expected = brute_force(pos, cell, pbc, graph, cutoff)
-    padded = np.concatenate([pos, np.full((2, 3), 1e6)])
-    owner = torch.tensor(np.append(graph, [len(cell), len(cell)]))
-    cells = torch.tensor(np.concatenate([cell, np.zeros((1, 3, 3))]))
-    periodic = torch.tensor(np.concatenate([pbc, np.zeros((1, 3), bool)]))
-    mask = torch.arange(len(padded)) < len(pos)
+    padded, cells, _, owner = with_padding(pos, cell, pbc, graph)
     images = atoms.images_within(cell, pbc, cutoff)
     for block in (None, images):
         near = atoms.neighbours(
-            torch.tensor(padded),
-            cells,
-            periodic,
-            owner,
+            *with_padding(pos, cell, pbc, graph),
             cutoff=cutoff,
             capacity=len(expected) + 3,
-            mask=mask,
+            mask=torch.arange(len(padded)) < len(pos),
             images=block,
         )
         assert edges_of(near) == expected
         assert int(near.count) == len(expected) == int(near.mask.sum())
         assert near.edge_index[1, near.mask].diff().ge(0).all(), "in order of destination"
         assert (near.edge_index[:, ~near.mask] >= len(pos)).all(), "padding joins padding"
-        length = near.vectors(torch.tensor(padded), cells, owner)[near.mask].norm(dim=1)
+        length = near.vectors(padded, cells, owner)[near.mask].norm(dim=1)
         assert (length < cutoff).all()
 
 
@@ -115,10 +118,7 @@ def test_a_skin_keeps_a_cell_list_until_an_atom_has_moved_half_of_it(seed, skin)
             before, builds = pos, builds + 1
         near, expected = (
             atoms.neighbours(
-                torch.tensor(np.concatenate([pos, np.full((2, 3), 1e6)])),
-                torch.tensor(np.concatenate([cell, np.zeros((1, 3, 3))])),
-                torch.tensor(np.concatenate([pbc, np.zeros((1, 3), bool)])),
-                torch.tensor([*graph, 2, 2]),
+                *with_padding(pos, cell, pbc, graph),
                 cutoff=cutoff,
                 capacity=500,
                 mask=torch.arange(7) < 5,
@@ -189,12 +189,16 @@ class Potential(nn.Module):
         message = self.mix(h)[source] * self.filter(spread) * smooth[:, None]
         h = h + torch.zeros_like(h).index_add(0, target, message).tanh()
         energy = global_add_pool(self.energy(h), batch, num_graphs)
-        by_pos, by_cell = torch.autograd.grad(energy.sum(), (pos, cell), create_graph=True)
-        # A strain moves atoms and the cell's vectors alike.
-        virial = torch.zeros_like(cell).index_add(0, batch, pos[:, :, None] * by_pos[:, None])
-        virial = virial + torch.einsum("gij,gik->gjk", cell, by_cell)
-        volume = torch.linalg.det(cell).abs()[:, None, None].clamp(min=1e-9)
-        return energy, -by_pos, virial / volume
+        return energy, *forces_and_stresses(energy, pos, cell, batch)
+
+
+def forces_and_stresses(energy, pos, cell, batch):
+    by_pos, by_cell = torch.autograd.grad(energy.sum(), (pos, cell), create_graph=True)
+    # A strain moves atoms and the cell's vectors alike.
+    virial = torch.zeros_like(cell).index_add(0, batch, pos[:, :, None] * by_pos[:, None])
+    virial = virial + torch.einsum("gij,gik->gjk", cell, by_cell)
+    volume = torch.linalg.det(cell).abs()[:, None, None].clamp(min=1e-9)
+    return -by_pos, virial / volume
 
 
 def crystals(seed=0):
@@ -224,7 +228,6 @@ EVERY = pytest.mark.skipif("EVERY_CASE" not in os.environ, reason="minutes: make
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", "fused", pytest.param("default", marks=EVERY)])
 def test_a_step_with_neighbours_and_forces_equals_the_plain_model(mode):
-    torch.manual_seed(0)
     graphs = [atoms.to_data(each, torch.float64) for each in crystals()]
     sizes = atoms.sizes_within(graphs, 2.5)
     images = atoms.images_within(
@@ -242,7 +245,7 @@ def test_a_step_with_neighbours_and_forces_equals_the_plain_model(mode):
     energies_and_forces(out, whole).mean().backward()
     expected = [p.grad for p in plain.parameters()]
 
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     optimizer = sgd(model, 0.0)
     subject = Subject(model, energies_and_forces, optimizer, differentiable=("pos", "cell"))
     runner = sg.StaticGraphRunner(subject, [capacity], mode)
@@ -272,11 +275,8 @@ class LennardJones(nn.Module):
         pair = torch.where(near.mask, 2 * self.depth * (sixth.square() - sixth - self.shift), 0)
         each = torch.zeros_like(pos[:, 0]).index_add(0, near.edge_index[1], pair)
         energy = torch.zeros_like(cell[:, 0, 0]).index_add(0, batch, each)
-        by_pos, by_cell = torch.autograd.grad(energy.sum(), (pos, cell), create_graph=True)
-        virial = torch.zeros_like(cell).index_add(0, batch, pos[:, :, None] * by_pos[:, None])
-        virial = virial + torch.einsum("gij,gik->gjk", cell, by_cell)
-        volume = torch.linalg.det(cell).abs()[:, None, None].clamp(min=1e-9)
-        return {"energy": energy, "forces": -by_pos, "stress": virial / volume}
+        forces, stress = forces_and_stresses(energy, pos, cell, batch)
+        return {"energy": energy, "forces": forces, "stress": stress}
 
 
 def calculator_of(structures, room=1.0, nodes=40, **options):
@@ -357,7 +357,7 @@ def test_a_training_step_without_room_for_edges_is_refused():
     subject = Subject(model, loss, optimizer, differentiable=("pos", "cell"))
     capacity = sg.Capacity(nodes=10, edges=4, graphs=5, max_graph_nodes=5)
     runner = sg.StaticGraphRunner(subject, [capacity], "eager")
-    batch = next(iter(runner.loader(sg.GraphStore.from_pyg(graphs, progress=False), exact=False)))
+    batch = next(iter(runner.loader(sg.GraphStore.from_pyg(graphs), exact=False)))
     with pytest.raises(sg.NonFiniteLoss, match=r"more edges than neighbours has rows for"):
         runner.step(batch)
     assert float(model.depth) == pytest.approx(0.0104), "no update"

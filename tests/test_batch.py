@@ -160,7 +160,7 @@ def test_what_is_set_on_a_batch_leaves_the_memory_behind_it_alone(esol):
 
 def test_what_a_data_set_lacks_is_as_in_plain_pyg():
     data = [Data(x=torch.ones(2, 1), edge_index=torch.zeros(2, 1, dtype=torch.long))] * 3
-    store = sg.GraphStore.from_pyg(data, progress=False)
+    store = sg.GraphStore.from_pyg(data)
     static, plain = sg.StaticBatch.of(store, [0, 1], (9, 8, 4)), Batch.from_data_list(data)
     sg.convert(torch.nn.Identity())
     for batch in (static, RealBatch(static), plain):

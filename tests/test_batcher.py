@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
+from support.packing_problems import load
 
 from staticgraph.epochs.batcher import Batcher, BatchIds
 from staticgraph.plans.choose import plan_buckets
@@ -18,9 +18,6 @@ from staticgraph.plans.cost import StepCost
 from staticgraph.plans.packings import packings_for
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.sizes.histogram import SizeHistogram
-
-HISTOGRAMS = Path(__file__).parent / "data" / "histograms"
 
 
 def molecules(n: int, seed: int = 0) -> np.ndarray:
@@ -84,14 +81,6 @@ def test_every_graph_once_in_the_same_bucket_on_all_ranks(
             assert_fits(batch, sizes, plan.capacities[batch.bucket])
     together = seen([batch for batches in epochs for batch in batches])
     assert together == Counter(range(len(sizes)))
-
-
-def test_order_is_kept_without_shuffling():
-    sizes = molecules(1000)
-    indices = np.random.default_rng(1).permutation(1000)[:700]
-    batcher = Batcher(sizes, plan_buckets(sizes, 32), indices=indices)
-    joined = np.concatenate([batch.ids for batch in batcher.epoch(0)])
-    np.testing.assert_array_equal(joined, indices)
 
 
 def test_resume_in_mid_epoch_gives_the_rest():
@@ -227,7 +216,7 @@ def test_exact_batches_fill_one_capacity_in_every_epoch(batch_size, least):
     256 does not divide 32,901: the last batch of 133 graphs costs 0.4 points; full batches are
     99.5% full.
     """
-    histogram = SizeHistogram.from_csv(HISTOGRAMS / "ogbg-molhiv_train.csv")
+    histogram = load("ogbg-molhiv_train")
     sizes = np.repeat(histogram.sizes, histogram.counts, axis=0)
     plan = plan_buckets(sizes, batch_size, indices=np.arange(len(sizes)))
     (capacity,) = plan.capacities

@@ -11,9 +11,8 @@ from collections import Counter, deque
 import numpy as np
 import pytest
 import torch
-from support.plain_epochs import GRAPHS, PLAN, STORE, D, equal, made, sgd, squared
+from support.plain_epochs import PLAN, STORE, D, equal, made, plain_step, sgd, squared
 from torch import Tensor, nn
-from torch_geometric.data import Batch
 
 import staticgraph as sg
 from staticgraph.runner.auto import Auto
@@ -29,17 +28,11 @@ def mask_of(out: Tensor, batch) -> Tensor:
 def trained(model, loss, optimizer, mode) -> list[Tensor]:
     """The losses of an epoch; ``mode`` is None for plain PyG."""
     if mode is None:
-        found = []
-        for ids in np.arange(24).reshape(3, 8):
-            batch = Batch.from_data_list([GRAPHS[i] for i in ids])
-            optimizer.zero_grad()
-            found.append(loss(model(batch.x, batch.edge_index, batch.batch, 8), batch).mean())
-            found[-1].backward()
-            optimizer.step()
-        return found
+        parts = [range(first, first + 8) for first in (0, 8, 16)]
+        return [plain_step(model, optimizer, ids, loss) for ids in parts]
     runner = sg.StaticGraphRunner(model, PLAN, mode, loss=loss, optimizer=optimizer)
     if mode != "eager":
-        runner.warmup(STORE, progress=False)
+        runner.warmup(STORE)
     batches = runner.loader(STORE, indices=range(24))
     return [runner.step(batch) for batch in batches]
 

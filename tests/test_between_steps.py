@@ -10,9 +10,8 @@ from contextlib import nullcontext, suppress
 import pytest
 import torch
 from support.alike import real_ids
-from support.arena import ArenaRecorder
 from support.places import mode_of
-from support.plain_epochs import GRAPHS, PLAN, STORE, D, Net, equal, made, sgd, squared
+from support.plain_epochs import GRAPHS, PLAN, STORE, D, Net, equal, made, plain_step, sgd, squared
 from support.runners import made_runner
 from torch import nn
 from torch.nn.utils import prune
@@ -36,15 +35,6 @@ class Growing(Net):
         for norm in self.more:
             h = norm(h)
         return self.head(torch.zeros(num_graphs, 8, dtype=D).index_add(0, batch, h))
-
-
-def plain_step(model, optimizer, ids):
-    batch = Batch.from_data_list([GRAPHS[i] for i in ids])
-    optimizer.zero_grad()
-    loss = squared(model(batch.x, batch.edge_index, batch.batch, len(ids)), batch).mean()
-    loss.backward()
-    optimizer.step()
-    return loss
 
 
 def grown(cls, change, mode="eager", optimizer_of=sgd):
@@ -126,13 +116,7 @@ def test_a_hook_that_comes_after_the_first_step_is_not_left_out(name):
 
 @pytest.mark.parametrize("name", ["a layer's", "messages"])
 def test_an_eager_step_follows_a_hook(name):
-    ours, theirs = made(), made()
-    first, second = sgd(ours), sgd(theirs)
-    runner = sg.StaticGraphRunner(ours, PLAN, "eager", loss=squared, optimizer=first)
-    for number, batch in enumerate(runner.loader(STORE, indices=range(24))):
-        ids = range(8 * number, 8 * number + 8)
-        equal([runner.step(batch)], [plain_step(theirs, second, ids)])
-        HOOKS[name](ours), HOOKS[name](theirs)
+    grown(Net, lambda model, optimizer, number: HOOKS[name](model))
 
 
 @pytest.mark.parametrize("name", ["a layer's", "the model's", "before a layer"])
@@ -237,18 +221,15 @@ MODES = ["eager", *SLOW, "step", "forward_backward"]
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_between_steps_is_followed_or_refused(name, mode, monkeypatch):
     """At the very next step, whichever number it has; plain PyG is what following means."""
-    torch.manual_seed(0)
     ours, theirs = Mixed().to(D), Mixed().to(D)
     theirs.load_state_dict(ours.state_dict())
     first, second = (  # recorded rates are float32
         torch.optim.SGD(model.parameters(), 2**-10, momentum=0.5) for model in (ours, theirs)
     )
-    options = {}
-    if mode in ("step", "forward_backward"):
-        options = {"recorder": ArenaRecorder, "scope": mode}
+    options = {"scope": mode} if mode in ("step", "forward_backward") else {}
     way = "cuda-graph" if options else mode_of(mode, monkeypatch)
     runner = made_runner(ours, FOURS, way, loss=squared, optimizer=first, **options)
-    runner.warmup(STORE, phases=("step",), progress=False)
+    runner.warmup(STORE, phases=("step",))
     for number, batch in enumerate(runner.loader(STORE)):
         ids = real_ids(batch)
         if number == 3:
@@ -285,13 +266,12 @@ class Bound(Net):
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_fused_forward_may_bind_tensors(warm):
     """Also once the padding check of the second epoch is over; a failing step puts them back."""
-    torch.manual_seed(0)
     ours, theirs = Bound().to(D), Bound().to(D)
     theirs.load_state_dict(ours.state_dict())
     first, second = sgd(ours), sgd(theirs)
     runner = sg.StaticGraphRunner(ours, FOURS, "fused", loss=squared, optimizer=first)
     if warm:
-        runner.warmup(STORE, progress=False)
+        runner.warmup(STORE)
     loader = runner.loader(STORE, indices=range(8))
     for _ in range(3):
         for batch in loader:

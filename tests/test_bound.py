@@ -15,13 +15,13 @@ from support.gine_net import Net as Single
 from support.gine_net import batches_of
 from support.patience import patience
 from support.program import run_program
+from support.runners import made_runner
 from torch import nn
 from torch_geometric.data import Batch, HeteroData
 from torch_geometric.nn import global_add_pool, global_mean_pool
 from torch_geometric.utils import softmax
 
 import staticgraph as sg
-from staticgraph.steps.computation.model_setup import Subject
 
 ARGUMENTS = ("x", "edge_index", "edge_attr", "batch")
 
@@ -158,9 +158,9 @@ def test_nothing_is_said_of_a_rewritten_step(hiv):
         graphs.append(HeteroData())
         graphs[-1]["atom"].x = hiv[number].x
         graphs[-1]["atom", "to", "atom"].edge_index = hiv[number].edge_index
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     plan = sg.plan_buckets(store, batch_size=15)
-    runner = sg.StaticGraphRunner(Subject(Attending(), check_padding=False), plan, "fused")
+    runner = made_runner(Attending(), plan, "fused", check_padding=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*batch of fixed shape")
         for batch in sg.StaticLoader(store, plan):

@@ -13,11 +13,11 @@ import torch
 from support.fake_cuda import FakeCuda, FakeGraph
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of
 from support.places import AsTraced
+from support.runners import made_runner
 
 import staticgraph as sg
 from staticgraph.recording.recorded_inputs import RecordedInputs
 from staticgraph.recording.recorder import MISMATCH, CudaGraphRecorder, captured
-from staticgraph.steps.computation.model_setup import Subject
 
 CUDA = torch.device("cuda", 0)
 
@@ -89,17 +89,18 @@ class TestAFailedCapture:
         torch.manual_seed(0)
         model = Refused()
         twin = copy.deepcopy(model)
-        runner = sg.StaticGraphRunner(
+        runner = made_runner(
             model,
             CAPACITIES,
             "cuda-graph",
             loss=bce,
             optimizer=adam(model),
-            recording=sg.Recording(recorder=lambda _: Uncompiled(CUDA), on_miss="eager"),
+            recorder=lambda _: Uncompiled(CUDA),
+            on_miss="eager",
         )
         told = r"bucket 1 step.*RuntimeError: CUDA error: operation not permitted"
         with pytest.raises(sg.NotStatic, match=told):
-            runner.warmup(hiv, progress=False)
+            runner.warmup(hiv)
         eager = eager_of(twin, adam(twin))
         for batch in batches_of(hiv, 4):
             assert torch.equal(runner.step(batch), eager.step(batch))
@@ -209,7 +210,7 @@ def test_what_was_compiled_lives_as_long_as_its_recording(cuda, hiv, monkeypatch
     monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", Compiler)
     recording = sg.Recording(recorder=lambda _: CudaGraphRecorder(CUDA))
     runner = sg.StaticGraphRunner(Net(), CAPACITIES[:1], "cuda-graph", recording=recording)
-    runner.warmup(hiv, progress=False)
+    runner.warmup(hiv)
     torch.compiler.reset()
     gc.collect()
     assert made
@@ -277,12 +278,15 @@ class TestTheRecordingStream:
             take(inputs, *args)
 
         model = Net()
-        runner = sg.StaticGraphRunner(
-            Subject(model, bce, adam(model), check_padding=False),  # it computes nothing
+        runner = made_runner(
+            model,
             CAPACITIES,
             "cuda-graph",
-            recording=sg.Recording(recorder=lambda _: Uncompiled(CUDA)),
-        ).warmup(hiv, phases=[phase], progress=False)
+            recorder=lambda _: Uncompiled(CUDA),
+            loss=bce,
+            optimizer=adam(model),
+            check_padding=False,
+        ).warmup(hiv, phases=[phase])
         monkeypatch.setattr(RecordedInputs, "take", noted)
         call = {"step": runner.step, "eval": runner.eval_step, "forward": runner}[phase]
         batch = batches_of(hiv, 1)[0]

@@ -158,7 +158,7 @@ def test_a_fused_step_checkpoints_what_writes_nothing():
 
 def test_auto_goes_on_without_a_way_that_fails():
     """The error of a way that is only being tried does not end the warm-up."""
-    runner = checkpointed_runner(Auto(rounds=5), nn.BatchNorm1d).warmup(STORE, progress=False)
+    runner = checkpointed_runner(Auto(rounds=5), nn.BatchNorm1d).warmup(STORE)
     step = next(choice for choice in runner.report().choices if choice.phase == "step")
     assert step.way == "eager"
     assert "activation checkpointing" in str(step)

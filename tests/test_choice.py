@@ -10,11 +10,11 @@ from typing import ClassVar
 
 import pytest
 import torch
-from support.alike import assert_same_state, sgd
+from support.alike import assert_same_state, same, sgd
+from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
 from support.places import AsTraced
 from support.runners import made_runner
-from support.tape import TapeRecorder
 
 import staticgraph as sg
 from staticgraph.files import jit_cache
@@ -78,10 +78,10 @@ def auto(model, hiv, optimizer=None, warm=True, capacities=CAPACITIES, **options
         Auto(**choosing),
         loss=bce,
         optimizer=optimizer or adam(model),
-        recorder=options.pop("recorder", TapeRecorder),
+        recorder=options.pop("recorder", ArenaRecorder),
         **options,
     )
-    return runner.warmup(hiv, progress=False) if warm else runner
+    return runner.warmup(hiv) if warm else runner
 
 
 def ways(runner):
@@ -103,7 +103,6 @@ class Mixed(Given):
 )
 def test_whatever_is_chosen_the_steps_are_those_of_eager(hiv, stopwatch, recorded):
     """Ten steps over two buckets, bit for bit, and the same optimizer state after warm-up."""
-    torch.manual_seed(0)
     model = Net(dropout=0.5)
     twin = copy.deepcopy(model)
     optimizer, other = adam(model), adam(twin)
@@ -157,16 +156,13 @@ def test_warming_up_leaves_no_trace_in_an_optimizer(hiv):
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
     before = copy.deepcopy(optimizer.state_dict())
     auto(model, hiv, optimizer)
-    after = optimizer.state_dict()
-    assert before["state"].keys() == after["state"].keys()
-    for index, state in before["state"].items():
-        assert all(torch.equal(value, after["state"][index][name]) for name, value in state.items())
+    assert same(optimizer.state_dict()["state"], before["state"])
     lazy = sgd(model, 0.1, momentum=0.9, dampening=0.5)
     auto(model, hiv, lazy)
     assert not lazy.state, "a buffer of zeros is not the same as none, with dampening"
 
 
-class Fails(TapeRecorder):
+class Fails(ArenaRecorder):
     """Cannot record its third key."""
 
     def record(self, body):
@@ -176,7 +172,6 @@ class Fails(TapeRecorder):
 
 
 def test_one_failed_recording_takes_all_with_it(hiv):
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     runner = auto(model, hiv, recorder=Fails)
@@ -202,7 +197,7 @@ def test_compiled_is_a_contender(hiv, monkeypatch):
     """The compiled and the recorded way share one function, so nothing is compiled twice."""
     monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", AsTraced)
 
-    class Compiling(TapeRecorder):
+    class Compiling(ArenaRecorder):
         """Repeats the work itself: under a tape's dispatch mode torch compiles nothing."""
 
         compiles = True
@@ -234,7 +229,7 @@ def test_what_the_steps_to_come_cannot_earn_back_is_not_tried(hiv, cached, monke
     monkeypatch.setattr(jit_cache, "holds_kernels", lambda: cached)
     choosing = {"ways": ("eager", "fused"), "stopwatch": watch(eager=100, fused=50)}
     runner = auto(Net(), hiv, capacities=CAPACITIES[:1], warm=False, choosing=choosing)
-    runner.warmup(hiv, phases=("step",), steps=40, progress=False)
+    runner.warmup(hiv, phases=("step",), steps=40)
     assert ways(runner) == {(0, "step"): "fused" if cached else "eager"}
     assert cached or "40 steps of 100 ms cannot earn back 20 s" in str(runner.report().choices[0])
 
@@ -270,9 +265,9 @@ class Never(Stopwatch):
 def test_choices_are_kept_in_a_file_and_taken_from_it(hiv, tmp_path):
     file = tmp_path / "choices.json"
     first = auto(Net(), hiv, warm=False, choosing={"stopwatch": Mixed})
-    first.warmup(hiv, progress=False, choices=file)
+    first.warmup(hiv, choices=file)
     second = auto(Net(), hiv, warm=False, choosing={"stopwatch": Never})
-    second.warmup(hiv, progress=False, choices=file)
+    second.warmup(hiv, choices=file)
     assert second.report().choices == first.report().choices
     assert [bucket.recordings for bucket in second.report().buckets] == [0, 1]
     second.step(batches_of(hiv, 2)[1])
@@ -280,20 +275,20 @@ def test_choices_are_kept_in_a_file_and_taken_from_it(hiv, tmp_path):
     document["made_for"]["torch"] = "1.0"
     file.write_text(json.dumps(document))
     with pytest.warns(UserWarning, match=r"holds no choices: .*it was changed.*measuring again"):
-        auto(Net(), hiv, warm=False).warmup(hiv, progress=False, choices=file)
+        auto(Net(), hiv, warm=False).warmup(hiv, choices=file)
     document.pop("checksum")  # as the message suggests for a change that is meant
     file.write_text(json.dumps(document))
     third = auto(Net(), hiv, warm=False)
     with pytest.warns(UserWarning, match=r"made for another torch: .*1\.0.*measuring again"):
-        third.warmup(hiv, progress=False, choices=file)
+        third.warmup(hiv, choices=file)
     assert set(ways(third).values()) == {"cuda-graph"}
     file.write_text("nothing")
     with pytest.warns(UserWarning, match="holds no choices"):
-        auto(Net(), hiv, warm=False).warmup(hiv, progress=False, choices=file)
+        auto(Net(), hiv, warm=False).warmup(hiv, choices=file)
 
 
 def test_without_being_told_a_cpu_compiles_nothing(hiv):
-    runner = sg.StaticGraphRunner(Net(), CAPACITIES, loss=bce).warmup(hiv, progress=False)
+    runner = sg.StaticGraphRunner(Net(), CAPACITIES, loss=bce).warmup(hiv)
     assert runner.mode.name == "eager"
     for choice in runner.report().choices:
         assert {contender.way for contender in choice.contenders} == {"eager", "fused"}
@@ -321,7 +316,7 @@ def test_a_bare_warmup_measures_with_real_graphs(hiv, planned, monkeypatch):
         model, plan, Auto(stopwatch=stopwatch, rounds=5), loss=bce, optimizer=optimizer
     )
     monkeypatch.setattr(Trials, "_run", noted)
-    runner.warmup(progress=False)
+    runner.warmup()
     assert bool(runner.report().choices) == planned
     timed = [] if not planned else timed
     eager = sg.StaticGraphRunner(twin, plan, "eager", loss=bce, optimizer=other)

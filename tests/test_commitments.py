@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from support.alike import sgd, squared
+from support.arena import ArenaRecorder
 from support.runners import made_runner
-from support.tape import TapeRecorder
 
 import staticgraph as sg
 from staticgraph import models
@@ -14,7 +14,7 @@ from staticgraph.plans.by_memory import in_tiles, sized_plan
 from staticgraph.probing.resident import distinct_bytes
 
 BUCKETS = [(120, 260, 9), (240, 520, 17)]
-RECORDED = {"mode": "cuda-graph", "scope": "forward_backward", "recorder": TapeRecorder}
+RECORDED = {"mode": "cuda-graph", "scope": "forward_backward", "recorder": ArenaRecorder}
 
 
 def made(store, budget, memory=None, name="gcn", **options):
@@ -126,7 +126,7 @@ class GivenAllocator:
 def test_what_a_recording_took_is_measured(esol, memory, recorded_floor):
     runner = made(esol, sg.MemoryBudget(recorded_floor), memory, **RECORDED)
     runner.preparation.commitments.allocator = GivenAllocator(peak=777)
-    runner.warmup(esol, progress=False)
+    runner.warmup(esol)
     assert [b.measured_bytes for b in runner.report().buckets] == [777, 777]
     assert "777 B" in str(runner.report())
     assert runner.stats().bytes_committed == recorded_floor
@@ -139,7 +139,7 @@ def test_a_late_overrun_tears_down_everything_and_leaves_the_process_usable(
     allocator = runner.preparation.commitments.allocator = GivenAllocator(peak=10 * recorded_floor)
     weights = [p.detach().clone() for p in runner.model.parameters()]
     with pytest.raises(sg.BudgetExceeded, match=r"measured, .* predicted.*eager steps still run"):
-        runner.warmup(esol, progress=False)
+        runner.warmup(esol)
     assert allocator.trims
     assert runner.stats().bytes_committed == 0
     assert runner.steps.recorded is None
@@ -148,7 +148,7 @@ def test_a_late_overrun_tears_down_everything_and_leaves_the_process_usable(
     again = made(esol, sg.MemoryBudget("1GiB"), memory)
     assert torch.isfinite(again.step(batch_of(esol, 0)))
     with pytest.raises(sg.BudgetExceeded) as caught:
-        runner.warmup(esol, progress=False)
+        runner.warmup(esol)
     assert caught.value.floor_bytes > recorded_floor
 
 
@@ -158,24 +158,24 @@ class TestStepsFromIds:
     def test_they_are_committed_before_anything_is_recorded(self, esol, memory, recorded_floor):
         wanted = recorded_floor + 2 * breakdown(memory).gradients
         runner = made(esol, sg.MemoryBudget(wanted), memory, **RECORDED)
-        runner.warmup(esol.to("cpu"), progress=False)
+        runner.warmup(esol.to("cpu"))
         assert runner.stats().bytes_committed == wanted
         assert dict(runner.stats().entries)["gradients of steps from ids"] > 0
         tight = made(esol, sg.MemoryBudget(wanted - 1), memory, **RECORDED)
         with pytest.raises(sg.BudgetExceeded, match=r"Recording\(one_launch=False\)") as caught:
-            tight.warmup(esol.to("cpu"), progress=False)
+            tight.warmup(esol.to("cpu"))
         assert caught.value.floor_bytes == wanted
         assert tight.steps.recorded is None
         both = wanted + 2 * breakdown(memory).gradients  # those of recorded forwards come on top
         tight = made(esol, sg.MemoryBudget(both - 1), memory, **RECORDED)
         with pytest.raises(sg.BudgetExceeded, match="gradients of forwards with a back") as caught:
-            tight.warmup(esol.to("cpu"), phases=("step", "forward"), progress=False)
+            tight.warmup(esol.to("cpu"), phases=("step", "forward"))
         assert caught.value.floor_bytes == both
 
     def test_neither_from_the_host_nor_in_two_recordings(self, esol, memory, recorded_floor):
         for options, store in (({}, esol), ({"one_launch": False}, esol.to("cpu"))):
             runner = made(esol, sg.MemoryBudget(recorded_floor), memory, **RECORDED, **options)
-            runner.warmup(store, progress=False)
+            runner.warmup(store)
             assert runner.stats().bytes_committed == recorded_floor
 
     def test_what_was_taken_holds_a_buckets_own(self, esol, memory, recorded_floor):
@@ -187,10 +187,10 @@ class TestStepsFromIds:
             taken = 2 * recorded_floor - sum(entries.values()) - own - spare
             runner.preparation.commitments.allocator = GivenAllocator(peak=taken)
             if fits:
-                runner.warmup(esol.to("cpu"), progress=False)
+                runner.warmup(esol.to("cpu"))
             else:
                 with pytest.raises(sg.BudgetExceeded, match="measured"):
-                    runner.warmup(esol.to("cpu"), progress=False)
+                    runner.warmup(esol.to("cpu"))
 
 
 class TestGradientsOfEachRecording:
@@ -214,7 +214,7 @@ class TestGradientsOfEachRecording:
     def test_what_is_committed_is_what_is_kept(self, esol, memory, phases, on_device):
         runner = made(esol, sg.MemoryBudget("1GiB"), memory, **RECORDED)
         store = esol.to("cpu") if on_device else esol
-        runner.warmup(store, phases=phases, progress=False)
+        runner.warmup(store, phases=phases)
         assert self.held(runner) == self.told(runner)
         sets = len(BUCKETS) * (1 + on_device + ("forward" in phases))
         assert self.held(runner) == sets * memory.resident.gradients
@@ -245,7 +245,7 @@ class TestGradientsOfEachRecording:
     def test_forwards_beside_the_plan_have_a_remedy(self, esol, memory, recorded_floor):
         runner = made(esol, sg.MemoryBudget(recorded_floor), memory, **RECORDED)
         with pytest.raises(sg.BudgetExceeded, match="leave 'forward' out of warmup") as caught:
-            runner.warmup(esol, phases=("step", "forward"), progress=False)
+            runner.warmup(esol, phases=("step", "forward"))
         wanted = recorded_floor + len(BUCKETS) * memory.resident.gradients
         assert caught.value.floor_bytes == wanted
         assert runner.steps.recorded is None

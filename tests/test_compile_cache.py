@@ -39,7 +39,7 @@ plan = sg.plan_buckets(store, batch_size=16, num_buckets=1)
 torch.manual_seed(0)
 model = Summed()
 runner = sg.StaticGraphRunner(model, plan, mode="default")
-runner.warmup(phases=("eval",), progress=False, cache=sys.argv[1])
+runner.warmup(phases=("eval",), cache=sys.argv[1])
 batch = next(iter(sg.StaticLoader(store, plan)))
 report = runner.report()
 print(counters["inductor"]["fxgraph_cache_hit"], report.warm_start,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from support.alike import assert_same_gradients, sgd
-from support.tape import TapeRecorder
+from support.runners import made_runner
 from torch import nn
 from torch_geometric.nn import GCNConv, global_add_pool
 
@@ -86,13 +86,12 @@ class Net(nn.Module):
 def runner_of(esol, kind, mode):
     torch.manual_seed(0)
     model = Net(kind)
-    return sg.StaticGraphRunner(
+    return made_runner(
         model,
         sg.plan_buckets(esol, batch_size=8, indices=range(24)),
         mode=mode,
         loss=lambda out, batch: (tensors_in(out)[0] - batch.y).square(),
         optimizer=sgd(model, 1e-4),
-        recording=sg.Recording(recorder=TapeRecorder) if mode == "cuda-graph" else None,
     )
 
 

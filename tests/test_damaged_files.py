@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.written_stores import assert_same_files
+from support.written_stores import assert_same_files, clean_store
 
 import staticgraph as sg
 from staticgraph.errors import StoreCorrupt
@@ -32,23 +32,6 @@ def changes(files: list[Path], positions: int = POSITIONS) -> Iterator[tuple[Pat
         path.write_bytes(whole)
 
 
-def small_store() -> GraphStore:
-    rng = np.random.default_rng(0)
-    nodes, edges = np.array([3, 1, 4, 2]), np.array([4, 0, 6, 1])
-    ends = [rng.integers(0, n, (2, e)) for n, e in zip(nodes, edges, strict=True)]
-    src, dst = np.concatenate(ends, axis=1)
-    store = GraphStore.from_arrays(
-        nodes, edges, src, dst,
-        {
-            "x": ("node", rng.normal(size=(10, 2)).astype(np.float32)),
-            "w": ("edge", rng.integers(0, 9, 11)),
-            "y": ("graph", rng.normal(size=(4, 1)).astype(np.float32)),
-        },
-        name="small",
-    )  # fmt: skip
-    return store.with_splits(train=np.array([0, 2]), val=np.array([1]), test=np.array([3]))
-
-
 def assert_same_store(found: GraphStore, store: GraphStore) -> None:
     assert found.name == store.name
     assert_same_files(found, store)
@@ -56,7 +39,7 @@ def assert_same_store(found: GraphStore, store: GraphStore) -> None:
 
 @pytest.mark.parametrize("lazily", [False, True])
 def test_any_changed_byte_of_a_store(tmp_path, lazily):
-    store = small_store()
+    store = clean_store()
     store.save(tmp_path / "s")
     refused = 0
     for path, place in changes(list((tmp_path / "s").iterdir())):
@@ -75,7 +58,7 @@ def test_any_changed_byte_of_a_store(tmp_path, lazily):
 
 def test_any_changed_byte_of_a_plan(tmp_path):
     path = tmp_path / "plan.json"
-    plan = sg.plan_buckets(small_store(), 2)
+    plan = sg.plan_buckets(clean_store(), 2)
     plan.save(path)
     assert sg.BucketPlan.load(path) == plan
     messages = []
@@ -167,8 +150,8 @@ def test_a_block_is_compared_when_it_is_first_read(mapped, esol):
 def test_a_digest_knows_labels_and_not_places(tmp_path, esol):
     esol.save(tmp_path / "s")
     assert digest_of(GraphStore.load(tmp_path / "s")) == digest_of(esol)
-    store = small_store()
+    store = clean_store()
     before = digest_of(store)
     store.columns["y"][2] += 1
     assert digest_of(store) != before
-    assert digest_of(small_store().with_splits(train=np.array([0]))) != before
+    assert digest_of(clean_store().with_splits(train=np.array([0]))) != before

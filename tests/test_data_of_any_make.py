@@ -77,13 +77,13 @@ def test_what_no_tensor_holds_is_refused_by_name():
 
 def test_a_string_is_one_name_and_not_its_letters():
     made = graphs(x=torch.ones(3, 1), tax=torch.full((3, 1), float("nan")), y=torch.ones(1))
-    kept = sg.GraphStore.from_pyg(made, exclude="tax", progress=False)
+    kept = sg.GraphStore.from_pyg(made, exclude="tax")
     assert [field.name for field in kept.schema] == ["x", "y"]
     for names in ("x", ["x"], ("x",)):
-        sg.GraphStore.from_pyg(made, check_finite=names, progress=False)
+        sg.GraphStore.from_pyg(made, check_finite=names)
     for names in ("tax", ["tax"], True):
         with pytest.raises(BadGraph, match=r"graph 0 has tax\[0\] = \[nan\]"):
-            sg.GraphStore.from_pyg(made, check_finite=names, progress=False)
+            sg.GraphStore.from_pyg(made, check_finite=names)
 
 
 def test_a_field_without_rows_says_that_it_has_none():

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.examples import EXAMPLES
 from torch.nn import functional as F
 from torch_geometric.data import Data, HeteroData
 
@@ -22,12 +23,11 @@ from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import pointer_dtype
 from staticgraph.steps.loss.mean_loss import mean_loss
 
-DATA = Path(__file__).parents[1] / "examples" / "data"
 NONE = np.empty(0, np.int64)
 
 
 def esol() -> dict[str, np.ndarray]:
-    with np.load(DATA / "esol.npz") as archive:
+    with np.load(EXAMPLES / "esol.npz") as archive:
         return {key: archive[key] for key in archive.files}
 
 
@@ -59,7 +59,7 @@ def test_labels_that_only_divide_among_the_graphs_are_refused(tmp_path):
 
 
 def test_a_mask_is_a_split_and_one_of_another_length_is_not():
-    store = datasets.open(DATA / "esol.npz")
+    store = datasets.open(EXAMPLES / "esol.npz")
     mask = np.arange(1128) < 5
     assert store.with_splits(few=mask).splits["few"].tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(BadGraph, match=r"split 'few' of esol is a mask of shape \[3\] for 1,128"):
@@ -86,7 +86,7 @@ def test_fractions_of_nodes_are_refused():
         sg.plan_buckets(np.array([[2.7, 4.0]]), batch_size=1)
     with pytest.raises(ValueError, match=r"indices: entry 0 is 0.5"):
         sg.StaticLoader(
-            datasets.open(DATA / "esol.npz"), BucketPlan.of([(500, 900, 9)], 4), indices=[0.5]
+            datasets.open(EXAMPLES / "esol.npz"), BucketPlan.of([(500, 900, 9)], 4), indices=[0.5]
         )
 
 

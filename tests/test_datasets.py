@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from support.command import status_of
+from support.examples import EXAMPLES
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 from torch_geometric.data.data import BaseData
 
@@ -17,11 +17,9 @@ from staticgraph import GraphStore, datasets
 from staticgraph.datasets.convert import convert
 from staticgraph.errors import BadGraph, UnknownDataset
 
-DATA = Path(__file__).parents[1] / "examples" / "data"
-
 
 def raw(name: str) -> dict[str, np.ndarray]:
-    with np.load(DATA / f"{name}.npz") as archive:
+    with np.load(EXAMPLES / f"{name}.npz") as archive:
         return {key: archive[key] for key in archive.files}
 
 
@@ -30,7 +28,7 @@ def raw(name: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", ["hiv", "esol"])
 def test_molecules_are_what_a_loop_over_bonds_gives(name):
-    store, arrays = datasets.open(DATA / f"{name}.npz"), raw(name)
+    store, arrays = datasets.open(EXAMPLES / f"{name}.npz"), raw(name)
     nodes = np.concatenate([[0], np.cumsum(arrays["num_nodes"].astype(int))])
     bonds = np.concatenate([[0], np.cumsum(arrays["num_bonds"].astype(int))])
     assert len(store) == len(arrays["num_nodes"])
@@ -50,7 +48,7 @@ def test_molecules_are_what_a_loop_over_bonds_gives(name):
 
 
 def test_published_splits_are_kept():
-    store = datasets.open(DATA / "hiv.npz")
+    store = datasets.open(EXAMPLES / "hiv.npz")
     sizes = {name: len(ids) for name, ids in store.splits.items()}
     assert sizes == {"train": 32901, "val": 4113, "test": 4113}
     assert store.name == "hiv"
@@ -59,7 +57,7 @@ def test_published_splits_are_kept():
 
 @pytest.mark.parametrize("name", ["MUTAG", "PROTEINS", "NCI1"])
 def test_tu_sets_are_what_a_loop_gives(name):
-    store, arrays = datasets.open(DATA / f"{name}.npz"), raw(name)
+    store, arrays = datasets.open(EXAMPLES / f"{name}.npz"), raw(name)
     nodes = np.concatenate([[0], np.cumsum(arrays["num_nodes"].astype(int))])
     edges = np.concatenate([[0], np.cumsum(arrays["num_edges_undirected"].astype(int))])
     for g in [0, 5, len(store) - 1]:
@@ -116,7 +114,9 @@ def test_labels_of_several_tasks(tmp_path):
 
 
 def test_random_splits_are_seeded_and_lose_nothing():
-    one, same, other = (datasets.open(DATA / "esol.npz", seed=seed).splits for seed in (0, 0, 1))
+    one, same, other = (
+        datasets.open(EXAMPLES / "esol.npz", seed=seed).splits for seed in (0, 0, 1)
+    )
     assert {name: len(ids) for name, ids in one.items()} == {"train": 904, "val": 112, "test": 112}
     for name, ids in one.items():
         np.testing.assert_array_equal(ids, same[name])
@@ -244,7 +244,7 @@ def test_a_name_that_comes_with_the_package(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("spec", ["hiv", "tu:", "zinc:full", "data.h5", "examples"])
 def test_an_unknown_spec_lists_what_is_understood(spec, monkeypatch):
-    monkeypatch.chdir(DATA.parents[1])
+    monkeypatch.chdir(EXAMPLES.parents[1])
     with pytest.raises(UnknownDataset) as caught:
         datasets.open(spec)
     for form, _ in datasets.SPECS:
@@ -260,7 +260,7 @@ def test_a_target_of_what_is_no_csv_is_refused(spec, tmp_path, capsys, monkeypat
     graphs = [Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long(), y=torch.rand(1, 2))]
     GraphStore.from_pyg(graphs * 3, progress=False).save(tmp_path / "a-store")
     torch.save(graphs * 3, tmp_path / "list.pt")
-    (tmp_path / "hiv.npz").symlink_to(DATA / "hiv.npz")
+    (tmp_path / "hiv.npz").symlink_to(EXAMPLES / "hiv.npz")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=f"target='y' chooses columns of a CSV, and {spec} is"):
         datasets.open(spec, target="y")

@@ -13,16 +13,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from support.alike import real_ids, sgd
-from support.ranked_net import BATCH, GRAPHS, model_of, squared, state_of, store_of
+from support.arena import ArenaRecorder
+from support.ranked_net import BATCH, GRAPHS, model_of, runner_of, squared, state_of, store_of
 from support.ranks import on_ranks
-from support.tape import TapeRecorder
+from support.runners import made_runner
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph.runner.auto import Auto, Stopwatch
-from staticgraph.steps.computation.model_setup import Subject
 
 TOLERANCE = 1e-10
 
@@ -34,13 +34,18 @@ def trained_on_rank(missing: bool, options: dict) -> list[tuple]:
     plan = sg.plan_buckets(store, None if buckets else BATCH, num_buckets=buckets, graphs=BATCH)
     model = model_of(sync=True, seed=dist.get_rank())  # all ranks train rank 0's
     optimizer = sgd(model, 0.05)
-    runner = sg.StaticGraphRunner(
-        model, plan, options.get("mode", "eager"), loss=squared, optimizer=optimizer,
-        recording=sg.Recording(recorder=TapeRecorder, scope=options.get("scope", "step")),
-    )  # fmt: skip
+    runner = made_runner(
+        model,
+        plan,
+        options.get("mode", "eager"),
+        loss=squared,
+        optimizer=optimizer,
+        recorder=ArenaRecorder,
+        scope=options.get("scope", "step"),
+    )
     loader = runner.loader(store, shuffle=True, seed=3, min_steps=options.get("min_steps", 0))
     if options.get("mode"):
-        runner.warmup(store, progress=False)
+        runner.warmup(store)
     found = []
     for batch in loader:
         ids = real_ids(batch)
@@ -114,7 +119,7 @@ def test_ranks_with_missing_labels_weigh_what_is_labelled():
 def _without_one_label() -> sg.GraphStore:
     graphs = store_of()[: 4 * BATCH]
     graphs[3].y[0, 0] = torch.nan
-    return sg.GraphStore.from_pyg(graphs, progress=False)
+    return sg.GraphStore.from_pyg(graphs)
 
 
 def _first_step_without_one_label() -> tuple[list[int], float]:
@@ -141,18 +146,15 @@ def _trained_both_ways(scope: str) -> tuple[list, list, dict]:
     runs = []
     for mode in ("eager", "cuda-graph"):
         store, model = store_of(), model_of(sync=False)
-        runner = sg.StaticGraphRunner(
-            model, sg.plan_buckets(store, BATCH), mode, loss=squared,
-            optimizer=sgd(model, 0.05),
-            recording=sg.Recording(recorder=TapeRecorder, scope=scope),
-        )  # fmt: skip
-        runner.warmup(store, progress=False)
+        runner = runner_of(
+            model, sg.plan_buckets(store, BATCH), mode, recorder=ArenaRecorder, scope=scope
+        )
+        runner.warmup(store)
         steps = [float(runner.step(batch)) for batch in runner.loader(store, shuffle=True)]
         runs.append((steps, state_of(model)))
         replays = sum(runner.report().replays.values())
     (eager, _), (recorded, state) = runs
-    for name, value in runs[0][1].items():
-        assert torch.allclose(state[name], value, rtol=0, atol=TOLERANCE), name
+    torch.testing.assert_close(state, runs[0][1], rtol=0, atol=TOLERANCE)
     return eager, recorded, {**state, "replays": replays}
 
 
@@ -170,13 +172,9 @@ def test_a_recorded_step_is_averaged_beside_its_recording(scope):
 
 def _recorded_with_sync() -> str:
     store, model = store_of(), model_of(sync=True)
-    runner = sg.StaticGraphRunner(
-        model, sg.plan_buckets(store, BATCH), "cuda-graph", loss=squared,
-        optimizer=sgd(model, 0.05),
-        recording=sg.Recording(recorder=TapeRecorder),
-    )  # fmt: skip
+    runner = runner_of(model, sg.plan_buckets(store, BATCH), "cuda-graph")
     with pytest.raises(sg.NotStatic) as caught:
-        runner.warmup(store, progress=False)
+        runner.warmup(store)
     return str(caught.value)
 
 
@@ -217,10 +215,15 @@ def _with_added(kind: str, mode: str) -> tuple[list, list[str]]:
         values = F.mse_loss(out[0], batch.y, reduction="none")
         return values, None, _added(kind, model, out[1], batch)
 
-    runner = sg.StaticGraphRunner(
-        Subject(model, loss=loss, optimizer=optimizer, check_padding=False),
-        sg.plan_buckets(store, BATCH), mode, recording=sg.Recording(recorder=TapeRecorder),
-    )  # fmt: skip
+    runner = made_runner(
+        model,
+        sg.plan_buckets(store, BATCH),
+        mode,
+        recorder=ArenaRecorder,
+        loss=loss,
+        optimizer=optimizer,
+        check_padding=False,
+    )
     steps = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -254,8 +257,7 @@ def test_what_the_loss_adds_is_added_once_over_all_ranks(kind, mode):
         optimizer.step()
         for _, loss, state in step:
             assert loss == pytest.approx(expected.item(), abs=TOLERANCE)
-            for name, value in state_of(model).items():
-                assert torch.allclose(state[name], value, rtol=0, atol=TOLERANCE), name
+            torch.testing.assert_close(state, state_of(model), rtol=0, atol=TOLERANCE)
     assert [warned for _, warned in ranks] == [[], [], []]
 
 
@@ -293,14 +295,14 @@ class _Favourite(Stopwatch):
 
 def _chosen(file: str) -> list:
     store, model = store_of(), model_of(sync=False)
-    runner = sg.StaticGraphRunner(
-        model, sg.plan_buckets(store, BATCH),
-        Auto(ways=("eager", "cuda-graph"), on_cpu=True, stopwatch=_Favourite), loss=squared,
-        optimizer=sgd(model, 0.05),
-        recording=sg.Recording(recorder=TapeRecorder),
-    )  # fmt: skip
+    runner = runner_of(
+        model,
+        sg.plan_buckets(store, BATCH),
+        Auto(ways=("eager", "cuda-graph"), on_cpu=True, stopwatch=_Favourite),
+        recorder=ArenaRecorder,
+    )
     # Only rank 0 has the file; choices that not all ranks have are measured on all.
-    runner.warmup(store, progress=False, choices=file if dist.get_rank() == 0 else None)
+    runner.warmup(store, choices=file if dist.get_rank() == 0 else None)
     losses = [float(runner.step(batch)) for batch in runner.loader(store)]
     report = runner.report()
     return [[(c.way, c.contenders[1].median_ms) for c in report.choices], losses, report.fallbacks]

@@ -14,9 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.alike import sgd
-from support.ranked_net import BATCH, model_of, squared, state_of, store_of
+from support.arena import ArenaRecorder
+from support.ranked_net import BATCH, model_of, runner_of, squared, state_of, store_of
 from support.ranks import RankFailed, on_ranks
-from support.tape import TapeRecorder
+from support.runners import made_runner
 from torch import nn
 
 import staticgraph as sg
@@ -38,10 +39,7 @@ def _refused(case: str) -> str:
     if case == "inside":
         model.conv.nn = nn.parallel.DistributedDataParallel(model.conv.nn)
     with pytest.raises(ValueError) as caught:
-        sg.StaticGraphRunner(
-            model, sg.plan_buckets(store, batch_size), "eager", loss=squared,
-            optimizer=sgd(model, 0.05),
-        )  # fmt: skip
+        runner_of(model, sg.plan_buckets(store, batch_size))
     return str(caught.value)
 
 
@@ -63,15 +61,13 @@ def test_every_rank_says_what_is_not_alike(case, said):
 def _one_bad_graph() -> str:
     """The error of a step whose loss is infinite on rank 1 alone."""
     store, model = store_of(), model_of(sync=True)
-    runner = sg.StaticGraphRunner(
-        Subject(
-            model,
-            loss=lambda out, batch: squared(out, batch) / (dist.get_rank() == 0),
-            optimizer=sgd(model, 0.05),
-            check_padding=False,
-        ),
+    runner = made_runner(
+        model,
         sg.plan_buckets(store, BATCH),
         "eager",
+        loss=lambda out, batch: squared(out, batch) / (dist.get_rank() == 0),
+        optimizer=sgd(model, 0.05),
+        check_padding=False,
     )
     before = state_of(model)
     with pytest.raises(sg.NonFiniteLoss) as caught:
@@ -91,7 +87,7 @@ def _other_loader(case: str) -> str:
     """The error of the first step whose loader is another one on rank 1."""
     store, model, second = store_of(), model_of(sync=True), dist.get_rank() == 1
     plan = sg.plan_buckets(store, BATCH)
-    runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=sgd(model, 0.05))
+    runner = runner_of(model, plan)
     options = {"shuffle": True, "seed": 4 if case == "seed" and second else 3}
     if case == "indices":
         options["indices"] = np.arange(100) if second else np.arange(1, 101)
@@ -104,7 +100,7 @@ def _other_loader(case: str) -> str:
     if case == "data" and second:
         graphs = store[:]
         graphs[0].y += 1
-        store = sg.GraphStore.from_pyg(graphs, name="random", progress=False)
+        store = sg.GraphStore.from_pyg(graphs, name="random")
     if case == "seed, later":  # as on CUDA, where reading waits for the device
         options["seed"] += second
         runner.steps.averaging._on_cpu = runner.steps.averaging.reduction._asks = False
@@ -194,12 +190,8 @@ class _Crowded(Stopwatch):
 def _timed_without_memory() -> tuple[set[str], list[float]]:
     store, model = store_of(), model_of(sync=False)
     ways = Auto(ways=("eager", "cuda-graph"), on_cpu=True, stopwatch=_Crowded)
-    runner = sg.StaticGraphRunner(
-        model, sg.plan_buckets(store, BATCH), ways, loss=squared,
-        optimizer=sgd(model, 0.05),
-        recording=sg.Recording(recorder=TapeRecorder),
-    )  # fmt: skip
-    runner.warmup(store, progress=False)
+    runner = runner_of(model, sg.plan_buckets(store, BATCH), ways, recorder=ArenaRecorder)
+    runner.warmup(store)
     losses = [float(runner.step(batch)) for batch in runner.loader(store)]
     return {choice.way for choice in runner.report().choices}, losses
 
@@ -214,24 +206,20 @@ def _recorded_on_one_rank_alone(way: str) -> list[str]:
     """Rank 1's recorder fails; returns what the warm-up raised, or what it chose."""
     store, model = store_of(), model_of(sync=False)
 
-    class Failing(TapeRecorder):
+    class Failing(ArenaRecorder):
         def record(self, *args, **options):
             if dist.get_rank() == 1:
                 raise sg.NotStatic("rank 1 has no memory for it")
             return super().record(*args, **options)
 
     mode = Auto(ways=("eager", "cuda-graph"), on_cpu=True) if way == "auto" else "cuda-graph"
-    runner = sg.StaticGraphRunner(
-        model, sg.plan_buckets(store, BATCH), mode, loss=squared,
-        optimizer=sgd(model, 0.05),
-        recording=sg.Recording(recorder=Failing),
-    )  # fmt: skip
+    runner = runner_of(model, sg.plan_buckets(store, BATCH), mode, recorder=Failing)
     if way == "auto":
-        runner.warmup(store, progress=False)
+        runner.warmup(store)
         losses = [float(runner.step(batch)) for batch in runner.loader(store)]
         return [*{choice.way for choice in runner.report().choices}, repr(losses)]
     with pytest.raises(sg.NotStatic) as caught:
-        runner.warmup(store, progress=False)
+        runner.warmup(store)
     return [str(caught.value)]
 
 
@@ -248,7 +236,7 @@ def test_a_recording_that_fails_on_one_rank_fails_on_all():
 def _same_graphs(rank_given: bool) -> list[str]:
     store, model = store_of(), model_of(sync=True)
     plan = sg.plan_buckets(store, BATCH)
-    runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=sgd(model, 0.05))
+    runner = runner_of(model, plan)
     own = {"rank": dist.get_rank(), "world_size": 2} if rank_given else {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -267,7 +255,7 @@ def test_ranks_with_the_same_graphs_are_warned_of():
 def _buckets_apart() -> str:
     store, model = store_of(), model_of(sync=True)
     plan = [sg.Capacity(200, 300, 20), sg.Capacity(300, 400, 20)]
-    runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=sgd(model, 0.05))
+    runner = runner_of(model, plan)
     rank = dist.get_rank()
     with pytest.raises(RuntimeError) as caught:
         runner.step(sg.StaticBatch.of(store, range(5), runner.plan.capacities[rank], rank))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from support.alike import real_ids, sgd
 from support.ranked_net import BATCH, model_of, squared, state_of, store_of
 from support.ranks import on_ranks
+from support.runners import made_runner
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import HeteroBatchNorm, global_add_pool
@@ -22,7 +23,6 @@ from torch_geometric.nn import HeteroBatchNorm, global_add_pool
 import staticgraph as sg
 from staticgraph.distributed.one_model import apart, checksum, differ
 from staticgraph.steps import rank_averaging
-from staticgraph.steps.computation.model_setup import Subject
 
 TOLERANCE = 1e-10
 
@@ -96,8 +96,7 @@ def test_what_is_trained_later_or_beside_the_model_is_one_on_all_ranks(case):
         alone.after(number)
     expected = alone.state()
     for _, state in ranks:
-        for name, value in expected.items():
-            assert torch.allclose(state[name], value, rtol=0, atol=TOLERANCE), name
+        torch.testing.assert_close(state, expected, rtol=0, atol=TOLERANCE)
 
 
 class Typed(nn.Module):
@@ -147,10 +146,14 @@ def _with_state(kind: str) -> tuple[str, list[str], dict]:
     if kind == "centre":
         model = Typed().double()
     optimizer = sgd(model, 1e-4)
-    runner = sg.StaticGraphRunner(
-        Subject(model, loss, optimizer, check_padding=False), sg.plan_buckets(store, BATCH),
+    runner = made_runner(
+        model,
+        sg.plan_buckets(store, BATCH),
         "eager",
-    )  # fmt: skip
+        loss=loss,
+        optimizer=optimizer,
+        check_padding=False,
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.examples import EXAMPLES
 from support.memory_points import points_of
 
 import staticgraph as sg
@@ -31,13 +32,12 @@ from staticgraph.runner.export_manifest import ExportManifest
 from staticgraph.runner.exported import verify_exported
 from staticgraph.runner.report import BucketReport, Report
 
-DATA = Path(__file__).parents[1] / "examples" / "data"
 OTHERS = (None, [], {}, "a", -1, 1.5, [[]], ["a"])
 MADE_FOR = {"torch": "2", "capacities": [[3, 4, 5]]}
 
 
 def plan(folder: Path) -> tuple[Path, Callable[[], Any]]:
-    store = datasets.open(DATA / "esol.npz")
+    store = datasets.open(EXAMPLES / "esol.npz")
     sg.plan_buckets(store, 32).save(folder / "plan.json")
     return folder / "plan.json", lambda: BucketPlan.load(folder / "plan.json")
 
@@ -67,7 +67,7 @@ def choices(folder: Path) -> tuple[Path, Callable[[], Any]]:
 
 
 def store(folder: Path) -> tuple[Path, Callable[[], Any]]:
-    datasets.open(DATA / "esol.npz").save(folder / "s")
+    datasets.open(EXAMPLES / "esol.npz").save(folder / "s")
     return folder / "s" / "manifest.json", lambda: sg.GraphStore.load(folder / "s", verify=False)
 
 
@@ -78,7 +78,7 @@ def graph(folder: Path) -> tuple[Path, Callable[[], Any]]:
 
 
 def exported(folder: Path) -> tuple[Path, Callable[[], Any]]:
-    given = sg.plan_buckets(datasets.open(DATA / "esol.npz"), 32)
+    given = sg.plan_buckets(datasets.open(EXAMPLES / "esol.npz"), 32)
     with zipfile.ZipFile(folder / "bucket-0.pt2", "w") as archive:
         archive.writestr("bucket-0/byteorder", "little")
     digest = export_manifest.digest_of((folder / "bucket-0.pt2").read_bytes())

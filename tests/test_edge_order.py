@@ -11,7 +11,7 @@ import pickle
 import pytest
 import torch
 import torch.distributed as dist
-from support.alike import sgd
+from support.alike import sgd, squared
 from support.ranks import on_ranks
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -84,22 +84,18 @@ def made(kind: type[nn.Module], **options):
     return kind(**options).double()
 
 
-def loss(out, batch):
-    return (out - batch.y).square()
-
-
 def runner_of(model, plan, mode="eager"):
     optimizer = sgd(model, 1e-2)
-    return sg.StaticGraphRunner(model, plan, mode, loss=loss, optimizer=optimizer)
+    return sg.StaticGraphRunner(model, plan, mode, loss=squared, optimizer=optimizer)
 
 
 def stored(keep_order: bool = True) -> sg.GraphStore:
-    return sg.GraphStore.from_pyg(GRAPHS, keep_order=keep_order, progress=False)
+    return sg.GraphStore.from_pyg(GRAPHS, keep_order=keep_order)
 
 
 def pyg_loss(model, graphs) -> torch.Tensor:
     data = Batch.from_data_list(graphs)
-    return loss(model(data.x, data.edge_index, data.edge_attr, data.batch), data).mean()
+    return squared(model(data.x, data.edge_index, data.edge_attr, data.batch), data).mean()
 
 
 @pytest.mark.parametrize("mode", ["eager", "fused"])
@@ -181,7 +177,7 @@ def test_what_is_indifferent_to_the_order_is_served_from_either():
         for g in GRAPHS
         for order in [g.edge_index[1].argsort(stable=True)]
     ]
-    store = sg.GraphStore.from_pyg(by_destination, progress=False)
+    store = sg.GraphStore.from_pyg(by_destination)
     runner_of(made(ByNumber), [(60, 90, 9)]).step(sg.StaticBatch.of(store, range(6), (60, 90, 9)))
 
 
@@ -220,7 +216,7 @@ def test_a_padder_sorts_edges_where_it_is_asked_to():
     plain = copy.deepcopy(model)
     optimizer = sgd(plain, 1e-2)
     pad = padder()
-    runner = runner_of(model, pad, "fused").warmup(progress=False)
+    runner = runner_of(model, pad, "fused").warmup()
     for first in (0, 6, 12):
         graphs = GRAPHS[first : first + 6]
         for batch in (pad(graphs), graphs, Batch.from_data_list(graphs)):
@@ -308,7 +304,7 @@ def test_padding_edges_come_in_pairs(edges, field):
     graphs = [Data(edge_index=g.edge_index, num_nodes=g.num_nodes) for g in GRAPHS]
     for graph in graphs:
         graph[field] = torch.randn(graph.num_nodes, 3 if field == "R" else 4)
-    store = sg.GraphStore.from_pyg(graphs, keep_order=True, progress=False)
+    store = sg.GraphStore.from_pyg(graphs, keep_order=True)
     batch = sg.StaticBatch.of(store, range(6), (60, edges, 9))
     padding = batch.edge_index[:, batch.real_edges :]
     pairs = padding.size(1) // 2

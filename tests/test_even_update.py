@@ -64,5 +64,5 @@ def test_a_recorded_step_updates_in_pieces(hiv, monkeypatch):
     runner = made_runner(
         model, plan, "cuda-graph", loss=bce, optimizer=adam, recorder=ArenaRecorder
     )
-    runner.warmup(hiv, progress=False)
+    runner.warmup(hiv)
     assert set(called) == {sum(1 for _ in model.parameters())}

@@ -8,26 +8,12 @@ import copy
 import pytest
 import torch
 from support.alike import real_ids, sgd, squared
+from support.plain_epochs import PLAN, STORE
 from torch import nn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, global_add_pool
 
 import staticgraph as sg
-
-GENERATOR = torch.Generator().manual_seed(0)
-
-
-def _graph(nodes: int) -> Data:
-    return Data(
-        x=torch.randn(nodes, 4, generator=GENERATOR, dtype=torch.float64),
-        edge_index=torch.randint(nodes, (2, 2 * nodes), generator=GENERATOR),
-        y=torch.randn(1, 2, generator=GENERATOR, dtype=torch.float64),
-    )
-
-
-GRAPHS = [_graph(3 + number % 4) for number in range(12)]
-STORE = sg.GraphStore.from_pyg(GRAPHS, progress=False)
-PLAN = sg.plan_buckets(STORE, batch_size=4)
 
 
 class Net(nn.Module):

@@ -123,12 +123,12 @@ def same(state: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 def test_a_warm_up_that_fails_changes_nothing(places, step, hiv):
     runner, expected = _stepped_once(hiv), _stepped_once(hiv)
     before, count = state_of(runner), 0
-    for raised in every_fault(lambda: runner.warmup(hiv, progress=False), places, no_memory, step):
+    for raised in every_fault(lambda: runner.warmup(hiv), places, no_memory, step):
         assert raised is None or "can't allocate memory" in str(raised)
         assert same(before, state_of(runner))
         count += 1
     assert count > 3
-    expected.warmup(hiv, progress=False)
+    expected.warmup(hiv)
     for batch in gine_net.batches_of(hiv, 2):
         assert torch.equal(runner.step(batch), expected.step(batch))
     assert same(state_of(runner), state_of(expected))

@@ -67,7 +67,7 @@ def test_a_warm_up_takes_what_a_step_takes(store, collated):
     plan = [(400, 900, 20)]
     runner = sg.StaticGraphRunner(model, plan, "fused", loss=squared, optimizer=adam(model))
     graphs = [Data(x=store[n].x, edge_index=store[n].edge_index, y=store[n].y) for n in range(9)]
-    runner.warmup(Batch.from_data_list(graphs) if collated else graphs, progress=False)
+    runner.warmup(Batch.from_data_list(graphs) if collated else graphs)
     with no_recompile():
         runner.step(graphs)
 

@@ -60,7 +60,7 @@ def whole(graphs) -> sg.GraphStore:
 
 
 def same_store(found: sg.GraphStore, graphs: list[Data], schema: Schema = SCHEMA) -> None:
-    expected = sg.GraphStore.from_pyg(graphs, schema=schema, progress=False)
+    expected = sg.GraphStore.from_pyg(graphs, schema=schema)
     for name, array in expected.arrays().items():
         if name != "edge_origin":  # empty where nothing was sorted
             assert np.array_equal(found.arrays()[name], array), name

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from support.examples import EXAMPLES
 from support.graphs import assert_same_graph
 from torch_geometric.data import Batch, Data, HeteroData, TemporalData
 from torch_geometric.loader import DataLoader
@@ -17,7 +16,7 @@ from staticgraph.store.graph_store import GraphStore
 
 from_pyg = GraphStore.from_pyg
 
-ESOL = Path(__file__).parents[1] / "examples" / "data" / "esol.npz"
+ESOL = EXAMPLES / "esol.npz"
 
 
 def shuffled(data: Data, rng: torch.Generator) -> Data:
@@ -254,23 +253,23 @@ def test_a_batch_is_no_graph():
     two = Batch.from_data_list([one, one])
     words = r"item 1 is a DataBatch of 2 graphs.*pass its graphs, batch.to_data_list\(\)"
     with pytest.raises(BadGraph, match=words):
-        from_pyg([Batch.from_data_list([one]), two], progress=False)
+        from_pyg([Batch.from_data_list([one]), two])
     typed = Batch.from_data_list([HeteroData(a={"x": torch.ones(2, 1)})] * 2)
     with pytest.raises(BadGraph, match="item 0 is a HeteroDataBatch of 2 graphs"):
-        from_pyg([typed], progress=False)
+        from_pyg([typed])
     with pytest.raises(BadGraph, match=r"DataLoader gives batches, not graphs: .* loader\.dataset"):
-        from_pyg(DataLoader([one] * 4, batch_size=2), progress=False)
-    assert len(from_pyg(two.to_data_list(), progress=False)) == 2
+        from_pyg(DataLoader([one] * 4, batch_size=2))
+    assert len(from_pyg(two.to_data_list())) == 2
 
 
 def test_edges_are_said_by_every_graph_or_by_none():
     edges = {"edge_index": torch.tensor([[0], [1]])}
     with_edges, without = Data(x=torch.ones(2, 1), **edges), Data(x=torch.ones(2, 1))
     with pytest.raises(BadGraph, match="graph 1 has no edge_index, which graph 0 has; add it, of"):
-        from_pyg([with_edges, without], progress=False)
+        from_pyg([with_edges, without])
     with pytest.raises(BadGraph, match="graph 1 has an edge_index, which graph 0 lacks; add it"):
-        from_pyg([without, with_edges], progress=False)
-    assert from_pyg([without, without], progress=False).sizes.tolist() == [[2, 0]] * 2
+        from_pyg([without, with_edges])
+    assert from_pyg([without, without]).sizes.tolist() == [[2, 0]] * 2
 
 
 def test_graphs_of_another_kind_than_the_plans_are_told_so():
@@ -279,8 +278,8 @@ def test_graphs_of_another_kind_than_the_plans_are_told_so():
         (plain, typed, "HeteroData; expected torch_geometric.data.Data, as the plan has"),
         (typed, plain, "Data; expected HeteroData, as the plan has"),
     ):
-        schema = from_pyg([made], progress=False).schema
+        schema = from_pyg([made]).schema
         with pytest.raises(BadGraph, match=f"item 0 of list is of type {words}"):
-            from_pyg([other], schema=schema, progress=False)
+            from_pyg([other], schema=schema)
     with pytest.raises(BadGraph, match="a dict is not a data set: pass a list of its graphs"):
-        from_pyg({"first": plain}, progress=False)
+        from_pyg({"first": plain})

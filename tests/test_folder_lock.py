@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.command import status_of
+from support.examples import EXAMPLES
 
 from staticgraph.errors import FolderInUse
 from staticgraph.files.folder_lock import NAME, folder_lock
@@ -21,9 +22,6 @@ with folder_lock(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
 """
-
-
-DATA = Path(__file__).parent.parent / "examples" / "data"
 
 
 def holder(folder: Path) -> subprocess.Popen[str]:
@@ -43,7 +41,7 @@ def test_the_other_process_is_named_and_a_killed_one_is_not_in_the_way(tmp_path,
     other = holder(tmp_path)
     with pytest.raises(FolderInUse, match=rf"in use by process {other.pid}, .* another --out"):
         folder_lock(tmp_path).__enter__()
-    esol, triples = (str(DATA / name) for name in ("esol.npz", "FB15k-237.npz"))
+    esol, triples = (str(EXAMPLES / name) for name in ("esol.npz", "FB15k-237.npz"))
     for words in (["train", "--data", esol], ["train-large", "--task", "link", "--data", triples],
                   ["train", "--resume"]):  # fmt: skip
         if "--resume" in words:

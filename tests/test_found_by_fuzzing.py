@@ -8,12 +8,12 @@ import pytest
 import torch
 from support.alike import sgd
 from support.index_rules import Clusters, Triplets
+from support.runners import made_runner
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import ChebConv, ClusterGCNConv, GATConv, GCNConv
 
 import staticgraph as sg
-from staticgraph.steps.computation.model_setup import Subject
 
 
 def graph(nodes: int = 2, **more) -> Data:
@@ -23,7 +23,7 @@ def graph(nodes: int = 2, **more) -> Data:
 
 
 def batch_of(graphs: list[Data], pointers: bool = False) -> sg.StaticBatch:
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     return next(iter(sg.StaticLoader(store, sg.plan_buckets(store, 2), pointers=pointers)))
 
 
@@ -45,7 +45,7 @@ def test_as_many_rows_of_graphs_as_clusters_are_no_clusters(told):
         **graph(3, num_clusters=2, notes=torch.rand(2)).to_dict(),
         cluster_index=torch.tensor([[0, 1, 2], [1, 0, 1]]),
     )
-    store = sg.GraphStore.from_pyg([data], levels=told, progress=False)
+    store = sg.GraphStore.from_pyg([data], levels=told)
     assert [axis.name for axis in store.schema.axes] == (["clusters"] if told else ["notes"])
     batch = sg.StaticBatch.of(store, [0], sg.plan_buckets(store, 1).capacities[0])
     (found,) = batch.to_data_list()
@@ -86,13 +86,12 @@ CONVS = {
 def test_loops_have_a_row_count_of_their_own(conv, graphs):
     """Five nodes and six edges of a bucket make eleven or twelve rows with self-loops: in a bucket
     with that many graphs, those are not rows of graphs."""
-    torch.manual_seed(0)
     data = Data(
         x=torch.rand(4, 3).double(),
         edge_index=torch.tensor([[0, 1, 2, 0], [1, 0, 0, 2]]),
         y=torch.rand(1, 1),
     )
-    store = sg.GraphStore.from_pyg([data], progress=False)
+    store = sg.GraphStore.from_pyg([data])
     model = OneConv(CONVS[conv]()).double()
     expected = model(store[0].x, store[0].edge_index)
     runner = sg.StaticGraphRunner(model, [(5, 6, graphs)], "eager")
@@ -108,7 +107,7 @@ def test_rows_made_on_the_way_are_no_tensors_of_the_model(conv):
     graphs = [graph(n) for n in (1, 1, 1, 1, 4)]
     for each in graphs:
         each.edge_index = torch.zeros(2, each.num_nodes).long()
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     model = OneConv(CONVS[conv]())
     whole = Batch.from_data_list(graphs)
     expected = model(whole.x, whole.edge_index)
@@ -130,7 +129,7 @@ def typed(a: int, b: int) -> HeteroData:
 @pytest.mark.parametrize("sizes", [[(0, 0)], [(0, 1), (5, 0), (1, 0)]])
 def test_a_plan_ends_where_types_have_few_rows(sizes):
     """Making a total differ from one type made it equal to another, and back, without end."""
-    store = sg.GraphStore.from_pyg([typed(*size) for size in sizes], progress=False)
+    store = sg.GraphStore.from_pyg([typed(*size) for size in sizes])
     for capacity in sg.plan_buckets(store, num_buckets=1, graphs=4).capacities:
         rows = dict(capacity.extra)
         totals = [rows["a"] + rows["b"], sum(rows.values()) - rows["a"] - rows["b"]]
@@ -143,7 +142,7 @@ def test_a_preflight_of_single_graphs_has_one_to_look_at():
     graphs = [graph(n) for n in (2, 3, 5, 8)]
     for each in graphs:
         each.edge_index = torch.zeros(2, 2 * each.num_nodes).long()
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     model = sg.models.build("gin", store, hidden=4, layers=1)
     report = sg.check(model, sg.plan_buckets(store, batch_size=1), store)
     assert report.ok
@@ -186,7 +185,7 @@ def test_rings_are_asked_again_what_their_index_counts(sizes):
     """Every graph has as many nodes as edges, so the numbers alone do not tell them apart."""
     graphs = [ring(nodes) for nodes in sizes]
     levels = {"triplets": "triplets", "triplet_index": "edge", "ends": "edge"}
-    store = sg.GraphStore.from_pyg(graphs, levels=levels, progress=False)
+    store = sg.GraphStore.from_pyg(graphs, levels=levels)
     assert store.schema["triplets"].counts == ("edge",)
     assert store.schema["triplet_index"].counts == ("node",), "PyG's own rule"
     assert store.schema["ends"].counts == ("node", "edge")
@@ -207,30 +206,19 @@ def test_rings_are_asked_again_what_their_index_counts(sizes):
     assert not batch.edge_mask[batch.triplets[:, at:]].any(), "padding counts padding"
 
 
-def test_one_node_one_edge_and_one_cluster():
-    data = Clusters(
-        x=torch.rand(1, 3),
-        edge_index=torch.zeros(2, 1, dtype=torch.int64),
-        num_clusters=1,
-        cluster_index=torch.zeros(2, 1, dtype=torch.int64),
-        y=torch.rand(1, 1),
-    )
-    levels = {"cluster_index": "node", "num_clusters": "graph"}
-    store = sg.GraphStore.from_pyg([data, data.clone()], levels=levels, progress=False)
-    assert store.schema["cluster_index"].counts == ("node", "clusters")
-
-
-@pytest.mark.parametrize(("clusters", "edges"), [(2, 3), (3, 3), (2, 2)])
-def test_clusters_are_known_by_their_number(clusters, edges):
+@pytest.mark.parametrize(
+    ("nodes", "clusters", "edges"), [(3, 2, 3), (3, 3, 3), (3, 2, 2), (1, 1, 1)]
+)
+def test_clusters_are_known_by_their_number(nodes, clusters, edges):
     """Where every graph has as many edges as nodes, or as clusters. These edges are not sorted, so
     that a store renumbers them."""
     data = Clusters(
-        **graph(3, num_clusters=clusters).to_dict(),
-        cluster_index=torch.tensor([[0, 1, 2], [0, 0, clusters - 1]]),
+        **graph(nodes, num_clusters=clusters).to_dict(),
+        cluster_index=torch.tensor([[0, 1, 2], [0, 0, clusters - 1]])[:, :nodes],
     )
-    data.edge_index = torch.tensor([[0, 1, 2], [2, 1, 0]])[:, :edges]
+    data.edge_index = torch.tensor([[0, 1, 2], [2, 1, 0]])[:, :edges] % nodes
     levels = {"cluster_index": "node", "num_clusters": "graph"}
-    store = sg.GraphStore.from_pyg([data, data.clone()], levels=levels, progress=False)
+    store = sg.GraphStore.from_pyg([data, data.clone()], levels=levels)
     assert store.schema["cluster_index"].counts == ("node", "clusters")
     batch = sg.StaticBatch.of(store, [0, 1], sg.plan_buckets(store, 2).capacities[0])
     found = batch.to_data_list()
@@ -240,20 +228,18 @@ def test_clusters_are_known_by_their_number(clusters, edges):
 def test_a_loss_in_a_bucket_of_one_edge():
     """A column of one target per graph is no row of the only edge."""
     data = graph(1)
-    store = sg.GraphStore.from_pyg([data], progress=False)
+    store = sg.GraphStore.from_pyg([data])
     batch = sg.StaticBatch.of(store, [0], sg.Capacity(2, 1, 3))
     model = nn.Linear(3, 1)
-    runner = sg.StaticGraphRunner(
-        Subject(
-            model,
-            loss=lambda out, batch: (out - batch.y).square(),
-            optimizer=sgd(model, 0.0),
-            forward=lambda model, batch: model(
-                torch.zeros(batch.num_graphs, 3).index_add(0, batch.batch, batch.x)
-            ),
-        ),
+    runner = made_runner(
+        model,
         [batch.capacity],
         mode="eager",
+        loss=lambda out, batch: (out - batch.y).square(),
+        optimizer=sgd(model, 0.0),
+        forward=lambda model, batch: model(
+            torch.zeros(batch.num_graphs, 3).index_add(0, batch.batch, batch.x)
+        ),
     )
     expected = (model(data.x) - data.y).square().mean()
     assert float(runner.step(batch)) == pytest.approx(float(expected))
@@ -281,7 +267,7 @@ def test_classes_without_nodes_and_of_one_node_hold_their_own_rows(sizes):
         )
         for nodes, edges in sizes
     ]
-    store = sg.GraphStore.from_pyg(graphs, levels={"triplets": "triplets"}, progress=False)
+    store = sg.GraphStore.from_pyg(graphs, levels={"triplets": "triplets"})
     for buckets in (2, 3):
         plan = sg.plan_buckets(store, num_buckets=buckets, graphs=4)
         seen = [
@@ -295,8 +281,8 @@ def test_classes_without_nodes_and_of_one_node_hold_their_own_rows(sizes):
 def test_a_field_of_two_rows_a_graph_and_no_column_is_checked():
     """The check of padding could not view its elements as rows of two."""
     graphs = [graph(n, cell=torch.zeros(2, 0)) for n in (2, 3)]
-    store = sg.GraphStore.from_pyg(graphs, levels={"cell": "graph"}, progress=False)
+    store = sg.GraphStore.from_pyg(graphs, levels={"cell": "graph"})
     runner = sg.StaticGraphRunner(
         nn.Linear(3, 1), sg.plan_buckets(store, 2), "eager", forward=lambda net, b: net(b.x)
     )
-    assert len(runner.warmup(store, progress=False).predict(graphs)) == 2
+    assert len(runner.warmup(store).predict(graphs)) == 2

@@ -11,7 +11,6 @@ from support.alike import assert_same_state, sgd
 from support.gine_net import bce
 from support.molecule_steps import Molecules
 from support.runners import made_runner
-from torch import nn
 
 import staticgraph as sg
 from staticgraph.steps.compilation.graph_trees import recorded_graphs, skipped_recordings
@@ -58,7 +57,7 @@ def test_batches_of_ones_own_loader_replay(place, hiv):
     graphs = [hiv[i] for i in range(128)]
     plan = sg.plan_stream(graphs, batch_size=32, buckets=2)
     model = model_of(place, hiv, gps=False)
-    runner = runner_of(place, model, plan, "cuda-graph").warmup(progress=False)
+    runner = runner_of(place, model, plan, "cuda-graph").warmup()
     padder = sg.Padder(plan)
     for first in range(0, 128, 32):
         batch = padder(graphs[first : first + 32])
@@ -78,7 +77,7 @@ def test_reduce_overhead_records_and_replays_like_eager(place, hiv, gps):
     model = model_of(place, hiv, gps)
     twin = copy.deepcopy(model)
     skipped, before = skipped_recordings(), recorded_graphs(torch.device(place.device))
-    recorded = runner_of(place, model, plan, "reduce-overhead").warmup(hiv, progress=False)
+    recorded = runner_of(place, model, plan, "reduce-overhead").warmup(hiv)
     eager = runner_of(place, twin, plan, "eager")
     after_warmup = recorded_graphs(torch.device(place.device))
     if place.cuda:
@@ -102,7 +101,7 @@ def test_cuda_graph_replays_like_eager(place, hiv, gps, scope):
     model = model_of(place, hiv, gps)
     twin = copy.deepcopy(model)
     before = copy.deepcopy(model.state_dict())
-    recorded = runner_of(place, model, plan, "cuda-graph", scope=scope).warmup(hiv, progress=False)
+    recorded = runner_of(place, model, plan, "cuda-graph", scope=scope).warmup(hiv)
     assert_same_state(model, before)
     eager = runner_of(place, twin, plan, "eager")
     batches = batches_of(place, hiv, plan, steps_of(place))
@@ -139,7 +138,7 @@ def test_closing_gives_the_memory_back(place, hiv):
     runner = runner_of(place, model_of(place, hiv, gps=False), plan, "cuda-graph")
     open_, closed = [], []
     for _ in range(3):
-        runner.warmup(hiv, progress=False)
+        runner.warmup(hiv)
         open_.append(place.held())
         runner.close()
         closed.append(place.held())
@@ -151,37 +150,13 @@ def test_closing_gives_the_memory_back(place, hiv):
 def test_held_outputs_keep_their_values(place, hiv, mode):
     plan = sg.BucketPlan.of(TWO[:1], batch_size=32)
     model = model_of(place, hiv, gps=False)
-    runner = runner_of(place, model, plan, mode).warmup(hiv, progress=False)
+    runner = runner_of(place, model, plan, mode).warmup(hiv)
     batches = batches_of(place, hiv, plan, 3)
     losses = [runner.step(batch) for batch in batches]
     values = [float(loss) for loss in losses]
     assert len(set(values)) == 3
     runner.step(batches[0])
     assert [float(loss) for loss in losses] == values
-
-
-def test_large_outputs_are_lent(place, hiv):
-    from staticgraph.errors import StaleOutput
-
-    class Nodes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(9, 512)
-
-        def forward(self, x):
-            return self.linear(x.float())
-
-    plan = sg.BucketPlan.of(TWO[:1], batch_size=32)
-    model = Nodes().to(place.device)
-    recording = sg.Recording(recorder=place.recorder)
-    runner = sg.StaticGraphRunner(model, plan, "cuda-graph", recording=recording)
-    runner.warmup(hiv, progress=False)
-    first, second = batches_of(place, hiv, plan, 2)
-    out = runner.eval_step(first).out
-    assert torch.allclose(out[first.node_mask], model(first.x)[first.node_mask], atol=1e-4)
-    runner.eval_step(second)
-    with pytest.raises(StaleOutput, match="clone"):
-        out.sum()
 
 
 def test_loader_copies_once_and_in_order(place, hiv):

@@ -39,11 +39,12 @@ def test_molecules_equal_the_host(hiv, collating, pointers, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("spare", [(1, 0, 1), (2, 5, 1), (30, 3, 8)])
 @pytest.mark.parametrize("store", [odd_graphs(), with_positions(1000), with_positions(9)])
-def test_every_dtype_equals_the_host(store, device):
+def test_every_dtype_and_padding_equal_the_host(store, spare, device):
     moved = store.to(device)
-    for ids in ([], [3], [2, 1, 4, 0, 1, 5]):
-        layout = layout_for(store, ids, True)
+    for ids in ([], [3], [1], [2, 1, 4, 0, 1, 5]):
+        layout = layout_for(store, ids, True, spare)
         assert_same_bits(collated(by_operator, moved, ids, layout), filled(store, ids, layout))
 
 

@@ -71,13 +71,13 @@ def test_all_works_after_a_capture_that_failed(place, hiv):
         recorder.record(refused)
     assert F.dropout(values, 0.5).shape == (8,)
     runners = pair_of(place)
-    runners[0].warmup(hiv, progress=False)
+    runners[0].warmup(hiv)
     assert_follow(runners, batches_of(place, hiv, 4))
 
 
 def test_a_loop_of_ones_own_replays_forward_and_backward(place, hiv):
     recorded, eager = pair_of(place)
-    recorded.warmup(hiv, phases=["forward"], progress=False)
+    recorded.warmup(hiv, phases=["forward"])
     for batch in batches_of(place, hiv, 4):
         losses = []
         for runner in (recorded, eager):
@@ -92,7 +92,7 @@ def test_a_loop_of_ones_own_replays_forward_and_backward(place, hiv):
 
 def test_batches_and_replays_on_different_streams(place, hiv):
     runners, losses = pair_of(place), []
-    runners[0].warmup(hiv, progress=False)
+    runners[0].warmup(hiv)
     side = torch.cuda.Stream(priority=-1) if place.cuda else None
     for number, batch in enumerate(batches_of(place, hiv, 8)):
         if side is not None and number % 2:
@@ -107,7 +107,7 @@ def test_batches_and_replays_on_different_streams(place, hiv):
 
 def test_dropout_is_drawn_at_each_replay_and_again_from_the_seed(place, hiv):
     still = lambda model: sgd(model, 0.0, fused=True)  # noqa: E731
-    recorded = pair_of(place, dropout=0.5, optimizer=still)[0].warmup(hiv, progress=False)
+    recorded = pair_of(place, dropout=0.5, optimizer=still)[0].warmup(hiv)
     (batch,), rows = batches_of(place, hiv, 1), []
     for _ in range(2):
         torch.manual_seed(7)
@@ -119,7 +119,7 @@ def test_dropout_is_drawn_at_each_replay_and_again_from_the_seed(place, hiv):
 @pytest.mark.parametrize("options", [{"clip_norm": 0.1}, {"accumulate": 2}], ids=str)
 def test_clipping_accumulation_and_a_scheduler_are_in_the_step(place, hiv, options):
     runners = pair_of(place, **options)
-    runners[0].warmup(hiv, progress=False)
+    runners[0].warmup(hiv)
     schedules = [torch.optim.lr_scheduler.ExponentialLR(r.optimizer, 0.5) for r in runners]
     every = options.get("accumulate", 1)  # a scheduler steps after the optimizer
     for batches in zip(*[iter(batches_of(place, hiv, 6))] * every, strict=True):
@@ -142,7 +142,7 @@ def test_a_loader_works_while_steps_are_recorded(place, hiv):
     thread.start()
     try:
         runners = pair_of(place)
-        runners[0].warmup(hiv, progress=False)
+        runners[0].warmup(hiv)
     finally:
         recorded.set()
         thread.join()
@@ -154,7 +154,7 @@ def test_a_run_from_ids_is_one_replay_a_step(place, hiv):
     """Where the data set is on the device, making a batch is in the recording of its step."""
     recorded, eager = pair_of(place)
     moved = hiv.to(place.device)
-    recorded.warmup(moved, progress=False)
+    recorded.warmup(moved)
     given = {"indices": range(300), "shuffle": True, "device": place.device}
     loaders = [sg.StaticLoader(source, PLAN, **given) for source in (moved, hiv)]
     started = time.perf_counter()

@@ -8,6 +8,7 @@ import torch
 from support.alike import sgd, squared
 from support.arena import ArenaRecorder
 from support.linear_net import Linear
+from support.runners import made_runner
 
 import staticgraph as sg
 from staticgraph.nn.norm.batch_norm import SINGLE, flag_single_rows
@@ -19,13 +20,8 @@ OFF = [torch.no_grad, torch.inference_mode]
 def runner_of(mode="eager"):
     torch.manual_seed(0)
     model = Linear()
-    return sg.StaticGraphRunner(
-        model,
-        [CAPACITY],
-        mode,
-        loss=squared,
-        optimizer=sgd(model, 1e-5),
-        recording=sg.Recording(recorder=ArenaRecorder),
+    return made_runner(
+        model, [CAPACITY], mode, loss=squared, optimizer=sgd(model, 1e-5), recorder=ArenaRecorder
     )
 
 
@@ -35,7 +31,7 @@ def test_a_step_without_gradients_is_refused(mode, off, hiv):
     runner = runner_of(mode)
     batch = sg.StaticBatch.of(hiv, range(8), CAPACITY)
     if mode != "eager":
-        runner.warmup(hiv, progress=False)
+        runner.warmup(hiv)
     before = runner.model.linear.weight.clone()
     with off(), pytest.raises(RuntimeError, match=r"step\(\) trains.*eval_step"):
         runner.step(batch)
@@ -47,7 +43,7 @@ def test_a_warm_up_without_gradients_records_steps_that_train(off, hiv):
     batch = sg.StaticBatch.of(hiv, range(8), CAPACITY)
     eager, recorded = runner_of(), runner_of("cuda-graph")
     with off():
-        recorded.warmup(hiv, progress=False)
+        recorded.warmup(hiv)
     for _ in range(2):
         torch.testing.assert_close(recorded.step(batch), eager.step(batch))
     torch.testing.assert_close(recorded.model.state_dict(), eager.model.state_dict())

@@ -91,25 +91,25 @@ def runner_of(hiv):
 
 def test_the_report_counts_the_runs_in_which_they_record(hiv, trees):
     """A forward and a backward per step, a forward per evaluation: three per bucket."""
-    runner = runner_of(hiv).warmup(hiv, progress=False)
+    runner = runner_of(hiv).warmup(hiv)
     assert [bucket.recordings for bucket in runner.report().buckets] == [3, 3]
     assert not runner.report().fallbacks
-    runner.warmup(hiv, progress=False)
+    runner.warmup(hiv)
     assert [bucket.recordings for bucket in runner.report().buckets] == [3, 3], "made once"
 
 
 def test_a_forward_of_the_callers_own_is_counted_though_its_backward_may_never_come(hiv, trees):
-    runner = runner_of(hiv).warmup(hiv, phases=("forward", "eval"), progress=False)
+    runner = runner_of(hiv).warmup(hiv, phases=("forward", "eval"))
     assert [bucket.recordings for bucket in runner.report().buckets] == [2, 2]
 
 
 def test_a_backward_that_is_declined_is_no_whole_recording(hiv, trees):
     trees.skips = True
     with pytest.raises(sg.NotStatic, match="torch recorded 1 of 2 pieces"):
-        runner_of(hiv).warmup(hiv, phases=("step",), progress=False)
+        runner_of(hiv).warmup(hiv, phases=("step",))
 
 
 def test_a_step_in_pieces_is_no_whole_recording(hiv, trees):
     trees.partitions = 2
     with pytest.raises(sg.NotStatic, match=r"bucket 1 step is not recorded whole.*4 of 4 pieces"):
-        runner_of(hiv).warmup(hiv, phases=("step",), progress=False)
+        runner_of(hiv).warmup(hiv, phases=("step",))

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from support.alike import adam, assert_same_gradients, sgd
+from support.graphs import drawn_graphs
 from support.places import mode_of
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -16,20 +17,9 @@ import staticgraph as sg
 from staticgraph.checking.example_batch import poisoned, revalued
 
 
-def graphs(count: int = 12) -> list[Data]:
-    generator = torch.Generator().manual_seed(0)
-    made = []
-    for number in range(count):
-        n = 2 + number % 5
-        made.append(
-            Data(
-                x=torch.randn(n, 4, generator=generator).half(),
-                edge_index=torch.randint(n, (2, 2 * n), generator=generator),
-                edge_attr=torch.randn(2 * n, 3, generator=generator).half(),
-                y=torch.randn(1, 1, generator=generator).half(),
-            )
-        )
-    return made
+def graphs() -> list[Data]:
+    fields = {"x": ("node", 4), "edge_attr": ("edge", 3), "y": ("graph", 1)}
+    return drawn_graphs((2 + number % 5 for number in range(12)), dtype=torch.float16, **fields)
 
 
 class Net(nn.Module):
@@ -69,7 +59,7 @@ MODES = (
 def test_a_step_is_plain_pygs(mode, half, monkeypatch):
     half = half == THROUGHOUT
     data = graphs()
-    store = sg.GraphStore.from_pyg(data, progress=False)
+    store = sg.GraphStore.from_pyg(data)
     model = Net(half)
     plain = copy.deepcopy(model).train()
     runner = sg.StaticGraphRunner(
@@ -80,7 +70,7 @@ def test_a_step_is_plain_pygs(mode, half, monkeypatch):
         optimizer=sgd(model, 0.0),
     )
     if mode != "default":  # saves Inductor compiling an evaluation that never runs
-        runner.warmup(store, progress=False)
+        runner.warmup(store)
     whole = Batch.from_data_list([data[i] for i in IDS])
     out = plain(whole.x, whole.edge_index, whole.edge_attr, whole.batch, len(IDS))
     expected = squared(out, whole).mean()
@@ -92,7 +82,7 @@ def test_a_step_is_plain_pygs(mode, half, monkeypatch):
 
 
 def test_checks_and_probe_take_them():
-    store = sg.GraphStore.from_pyg(graphs(), progress=False)
+    store = sg.GraphStore.from_pyg(graphs())
     batch = sg.StaticBatch.of(store, IDS, CAPACITY)
     for other in (poisoned(batch), revalued(batch)):
         assert other.x.dtype == torch.float16

@@ -29,7 +29,7 @@ def graphs(count: int = 20) -> list[Data]:
 
 @pytest.fixture
 def store() -> sg.GraphStore:
-    return sg.GraphStore.from_pyg(graphs(), levels={"three": "graph"}, progress=False)
+    return sg.GraphStore.from_pyg(graphs(), levels={"three": "graph"})
 
 
 def test_a_loader_tells_how_many_graphs_it_has(store):

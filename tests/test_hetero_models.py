@@ -235,7 +235,6 @@ def initialised(model: nn.Module, store) -> nn.Module:
 
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 def test_targets_of_a_type_are_trained_and_predicted(mode, store, molecules):
-    torch.manual_seed(0)
     model = initialised(PerAtom(molecules[0].metadata()).double(), store)
     twin = copy.deepcopy(model)
     plan = sg.plan_buckets(store, batch_size=8)
@@ -291,7 +290,6 @@ class Rewriting(nn.Module):
 
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 def test_a_forward_sets_fields_of_a_type(mode, store, molecules):
-    torch.manual_seed(0)
     model = Rewriting().double()
     runner = sg.StaticGraphRunner(model, sg.plan_buckets(store, batch_size=8), mode)
     expected = model(Batch.from_data_list(molecules))

@@ -92,7 +92,7 @@ def net_runner(hiv, **options):
         check_padding=False,  # some of these recorders compute nothing
         **{"recorder": ArenaRecorder, **options},
     )
-    return runner.warmup(hiv, progress=False)
+    return runner.warmup(hiv)
 
 
 def test_gradients_taken_away_are_given_again(hiv):

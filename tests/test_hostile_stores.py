@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
+from support.written_stores import clean_store
 
 import staticgraph as sg
 from staticgraph.errors import StoreCorrupt
@@ -22,21 +23,6 @@ from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.outofcore.disk.manifest import FileRecord
 from staticgraph.store import checks
 from staticgraph.store.graph_store import GraphStore
-
-
-def clean_store() -> GraphStore:
-    """Graphs of 3, 2 and 4 nodes with 3, 2 and 5 unsorted edges, and one index per node."""
-    src = np.array([1, 2, 0, 1, 0, 3, 0, 1, 2, 0])
-    dst = np.array([2, 0, 1, 0, 1, 0, 3, 2, 1, 2])
-    fields = {
-        "x": ("node", np.arange(9.0, dtype=np.float32)[:, None] + 0.5),
-        "next": ("node", np.array([0, 1, 2, 1, 0, 3, 2, 1, 0])),
-        "y": ("graph", np.zeros((3, 1), np.float32)),
-    }
-    rules = {"next": sg.store.columns.IndexRule(0, ("node",))}
-    return GraphStore.from_arrays(
-        np.array([3, 2, 4]), np.array([3, 2, 5]), src, dst, fields, rules=rules
-    ).with_splits(train=np.array([0, 2]))
 
 
 def forge(folder: Path, name: str, array: np.ndarray) -> None:
@@ -221,7 +207,7 @@ def test_types_and_their_indices_are_checked(tmp_path):
         data["a"].x, data["b"].x = sg_rows(n), sg_rows(n + 1)
         data["a", "to", "b"].edge_index = sg_edges(n)
         graphs.append(data)
-    store = GraphStore.from_pyg(graphs, progress=False)
+    store = GraphStore.from_pyg(graphs)
     store.save(tmp_path / "s")
     name = "column.a__to__b.edge_index"
     column = np.load(tmp_path / "s" / f"{name}.npy")

@@ -153,7 +153,7 @@ def test_pairs_that_do_not_say_their_num_nodes_are_padded_from_pygs_batch_and_fr
         del graph.num_nodes, graph.assignment_index
     with pytest.raises(ValueError, match=r"graph 0 does not know its num_nodes.*keep_order=True"):
         sg.plan_stream(graphs, 4)
-    store = sg.GraphStore.from_pyg(graphs, keep_order=keep_order, progress=False)
+    store = sg.GraphStore.from_pyg(graphs, keep_order=keep_order)
     padder = sg.Padder(sg.plan_stream(store, 4))
     padded, other = padder(graphs[:4]), padder(Batch.from_data_list(graphs[:4]))
     for name, value in padded.tensors().items():
@@ -256,13 +256,6 @@ def test_rules_that_cannot_be_followed_are_named(graph, message):
         sg.GraphStore.from_pyg([graph])
 
 
-def test_new_graphs_must_count_as_the_plan_does():
-    graphs = made("clusters", 5)
-    schema = sg.GraphStore.from_pyg(graphs, exclude=["cell"]).schema
-    others = sg.GraphStore.from_pyg(made("clusters", 6), schema=schema, exclude=["cell"])
-    assert others.schema.axes == schema.axes
-
-
 def test_new_graphs_that_count_otherwise_are_refused():
     class Uncounted(Triplets):
         def __inc__(self, key, value, *args, **kwargs):
@@ -287,7 +280,7 @@ def test_an_index_too_narrow_for_the_rows_of_a_batch_is_refused():
     ]
     for graph in graphs:
         graph.root_index = torch.tensor([59], dtype=torch.int8)
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     sg.StaticBatch.of(store, [0, 1], (121, 8, 3))
     with pytest.raises(
         PlanMismatch, match=r"'root_index' is int8, and would number 241 rows .*int64"
@@ -339,7 +332,7 @@ def test_rows_are_repeated_as_often_as_a_graph_has_subgraphs(mode):
     for graph in graphs:
         graph.count = len(graph.subgraph_to_graph)
     expected = model(Batch.from_data_list(graphs)).detach()
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     runner = sg.StaticGraphRunner(model, sg.plan_buckets(store, batch_size=4), mode)
     runner(next(iter(runner.loader(store))))
     torch.testing.assert_close(runner.predict(graphs), expected)
@@ -348,7 +341,7 @@ def test_rows_are_repeated_as_often_as_a_graph_has_subgraphs(mode):
 def test_a_pool_by_another_index_is_not_one_to_graphs():
     graphs = nested()
     model = OverSubgraphs(lambda data: 2 * data.batch + (data.x[:, 0] > 0))
-    plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=4)
+    plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs), batch_size=4)
     for mode in ("eager", "fused"):  # a captured graph does not see how many there are
         with pytest.raises(sg.NotStatic, match=r"this one names \d+ groups: pass size="):
             sg.StaticGraphRunner(model, plan, mode).predict(graphs)

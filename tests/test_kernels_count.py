@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from support.alike import sgd
+from support.examples import EXAMPLES
 
 from staticgraph.cli import main
 from staticgraph.dryrun.operations import (
@@ -19,7 +19,7 @@ from staticgraph.dryrun.operations import (
 from staticgraph.kernels.batch_norm import gpu, small
 from staticgraph.kernels.register import CUDA
 
-ESOL = str(Path(__file__).parents[1] / "examples" / "data" / "esol.npz")
+ESOL = str(EXAMPLES / "esol.npz")
 
 
 def test_a_step_counted_by_hand():

@@ -10,6 +10,7 @@ import copy
 
 import pytest
 import torch
+from support.alike import assert_same_gradients
 from support.layer_cases import CASES, C, Case
 from support.layer_cases.case import attributed, plain, weighted
 from support.layer_model import call, model_of
@@ -25,12 +26,12 @@ from support.parity import (
     poisoned,
 )
 from support.rewritten import fired
+from support.runners import made_runner
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.steps.computation.model_setup import Subject
 
 BATCH = sg.StaticBatch.of(STORE, range(len(NODES)), CAPACITY, pointers=True)
 # Options of layers that are rewritten in another way, or not the one of the support table.
@@ -63,9 +64,7 @@ def fused_as_plain(stock: nn.Module, call, tolerance: float = 1e-10) -> int:
     """Asserts that outputs, gradients and statistics equal plain PyG's; returns how often something
     was rewritten."""
     model = copy.deepcopy(stock)
-    runner = sg.StaticGraphRunner(
-        Subject(model, forward=call, check_padding=False), [CAPACITY], "fused"
-    )
+    runner = made_runner(model, [CAPACITY], "fused", forward=call, check_padding=False)
     batch = poisoned(BATCH, 1e3)
     out = runner(batch)
     mean = sg.masked_mean(loss(out, batch), batch)
@@ -104,7 +103,6 @@ class OtherWeights(nn.Module):
 
 
 def test_layers_with_different_weights_do_not_share_degrees():
-    torch.manual_seed(0)
     assert fused_as_plain(OtherWeights().double(), call) >= 3
 
 
@@ -121,21 +119,19 @@ class LearnedWeights(nn.Module):
 
 def test_each_of_several_self_loops_of_a_node_has_pygs_gradient():
     """The weight of the last one counts, and PyG gives its gradient to all."""
-    torch.manual_seed(0)
     stock = LearnedWeights().double()
     model = copy.deepcopy(stock)
     edges = torch.tensor([[0, 1, 0, 2, 0, 1], [0, 0, 0, 0, 0, 2]])
     x, attr = torch.randn(3, 4).double(), torch.randn(6, 1).double()
     graphs = [Data(x=x, edge_index=edges, edge_attr=attr)] * 2
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     plan = sg.plan_buckets(store, batch_size=2)
     runner = sg.StaticGraphRunner(model, plan, "fused", check_padding=False)
     batch = next(iter(runner.loader(store)))
     sg.masked_mean(runner(batch).square(), batch).backward()
     assert fired(runner)["gcn"] == 1
     stock(x, edges, attr, torch.zeros(3, dtype=torch.int64), 1).square().mean().backward()
-    for ours, theirs in zip(model.parameters(), stock.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
+    assert_same_gradients(model, stock, rtol=1e-10, atol=1e-12)
 
 
 def test_eager_stays_eager_with_kernels():

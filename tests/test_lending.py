@@ -36,10 +36,8 @@ def limit(monkeypatch):
 
 
 def runner_of(model, hiv):
-    runner = sg.StaticGraphRunner(
-        model, CAPACITIES, "cuda-graph", recording=sg.Recording(recorder=ArenaRecorder)
-    )
-    return runner.warmup(hiv, progress=False)
+    runner = made_runner(model, CAPACITIES, "cuda-graph")
+    return runner.warmup(hiv)
 
 
 def test_an_output_held_over_a_step_is_an_error(hiv, limit):
@@ -93,7 +91,7 @@ def test_any_other_recording_may_write_there(hiv, limit, bucket, role):
         loss=lambda out, batch: out["graphs"].square().mean(1, keepdim=True),
         optimizer=sgd(model, 0.1, fused=True),
         check_padding=False,
-    ).warmup(hiv, progress=False)
+    ).warmup(hiv)
     first, other = batches_of(hiv, 2)
     lent = runner.eval_step(first).out["nodes"]
     with torch._C.DisableTorchFunctionSubclass():
@@ -113,7 +111,7 @@ def test_a_batch_that_is_made_by_a_recording_ends_a_loan(esol, limit):
     plan = sg.BucketPlan.of([(410, 850, 31)])
     runner = made_runner(model, plan, "cuda-graph", recorder=ArenaRecorder, one_launch=False)
     moved = esol.to("cpu")
-    runner.warmup(moved, progress=False)
+    runner.warmup(moved)
     batches = iter(sg.StaticLoader(moved, plan, exact=False))
     lent = runner.eval_step(next(batches)).out["nodes"]
     recorded = runner.steps.recorded
@@ -144,7 +142,6 @@ def test_the_limit_is_in_bytes(limit):
 
 
 def test_predictions_of_nodes_read_each_output_in_time(hiv, limit):
-    torch.manual_seed(0)
 
     class Alone(Nodes):
         def forward(self, x, batch, batch_size):
@@ -168,7 +165,7 @@ def test_losses_are_copies(hiv, monkeypatch):
         recorder=ArenaRecorder,
         loss=squared,
         optimizer=sgd(model, 0.0, fused=True),
-    ).warmup(hiv, progress=False)
+    ).warmup(hiv)
     first, _, second = batches_of(hiv, 3)
     result, loss = runner.eval_step(first), runner.step(first)
     values = float(result.loss), float(loss)

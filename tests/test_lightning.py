@@ -17,6 +17,7 @@ from support.examples import EXAMPLES
 from support.lightning_modules import InParts, Variational, Whole, made
 from support.ranks import on_ranks
 from torch import nn
+from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, HeteroData
 from torch_geometric.nn import global_add_pool
 
@@ -36,8 +37,8 @@ def data_of(esol, **options):
     return StaticDataModule(esol, batch_size=32, splits=splits, seed=3, **options)
 
 
-def trainer_of(tmp_path, *callbacks, mode="eager", recording=None, **options):
-    static = StaticGraphs(mode=mode, recording=recording)
+def trainer_of(tmp_path, *callbacks, mode="eager", recording=None, plan=None, **options):
+    static = StaticGraphs(mode=mode, recording=recording, plan=plan)
     options = {"max_epochs": 2, "logger": False, "enable_checkpointing": False, **options}
     return pl.Trainer(
         accelerator="cpu",
@@ -55,16 +56,29 @@ def by_hand(module, data, epochs=2):
     module.train()
     optimizer = module.configure_optimizers()
     module.log = lambda *_, **__: None
-    loader = sg.StaticLoader(
-        data.store, data.plan, indices=data.split("train"), shuffle=True, seed=3
-    )
+    if not isinstance(data, list):
+        data = sg.StaticLoader(
+            data.store, data.plan, indices=data.split("train"), shuffle=True, seed=3
+        )
     for _ in range(epochs):
-        for batch in loader:
-            loss = module.training_step(Batch.from_data_list(batch.to_data_list()), 0)
+        for batch in data:
+            graphs = batch if isinstance(batch, list) else batch.to_data_list()
+            loss = module.training_step(Batch.from_data_list(graphs), 0)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
     return module
+
+
+@pytest.mark.slow
+def test_a_users_own_loader_gives_what_plain_pyg_gives(esol, tmp_path):
+    graphs = esol[:60]
+    plan = sg.plan_stream(graphs, batch_size=8, buckets=1)
+    module, twin = made(Whole), made(Whole)
+    trainer = trainer_of(tmp_path, plan=plan, max_epochs=1, limit_val_batches=0)
+    trainer.fit(module, DataLoader(graphs, 8, collate_fn=sg.Padder(plan)))
+    by_hand(twin, [graphs[k : k + 8] for k in range(0, 60, 8)], epochs=1)
+    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [Whole, InParts])
@@ -83,7 +97,6 @@ def test_a_training_step_as_it_is_gives_what_plain_pyg_gives(esol, tmp_path, kin
 
 @pytest.mark.parametrize("rows", ["padded", "real"])
 def test_a_term_over_padding_rows_is_found_by_the_epoch_that_adds_it(esol, tmp_path, rows):
-    torch.manual_seed(0)
     module = Variational(rows)
     trainer = trainer_of(tmp_path, limit_val_batches=0, limit_train_batches=2)
     if rows == "real":
@@ -229,7 +242,7 @@ def test_what_is_set_on_a_type_is_what_a_model_gets():
         graph["a"].x, graph["b"].x = torch.ones(2 + number, 3), torch.ones(1, 2)
         graph["a", "to", "b"].edge_index = torch.tensor([[0, 1], [0, 0]])
         graphs.append(graph)
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     plan = sg.plan_buckets(store, batch_size=2)
     batch = RealBatch(next(iter(sg.StaticLoader(store, plan))))
     assert batch.x_dict["a"].sum() > 0

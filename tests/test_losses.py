@@ -13,7 +13,6 @@ from support.alike import assert_same_gradients, sgd
 from support.parity import BATCH
 from support.places import mode_of
 from support.runners import made_runner
-from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
@@ -64,15 +63,6 @@ def real(batch):
     return getattr(batch, "graph_mask", torch.ones(10, dtype=torch.bool))
 
 
-def class_weights(out, batch):
-    return F.cross_entropy(out[0], batch.kind, reduction="none"), CLASSES[batch.kind]
-
-
-def ignored(out, batch):
-    values = F.cross_entropy(out[0], batch.kind, ignore_index=2, reduction="none")
-    return values, batch.kind != 2
-
-
 def weights_and_ignored(out, batch):
     values = F.cross_entropy(out[0], batch.kind, reduction="none")
     return values, CLASSES[batch.kind] * (batch.kind != 2)
@@ -118,10 +108,6 @@ def ranking(out, batch):
 
 def plain_of(loss, out, data):
     """The same loss in plain PyG, with torch's own means."""
-    if loss is class_weights:
-        return F.cross_entropy(out[0], data.kind, weight=CLASSES)
-    if loss is ignored:
-        return F.cross_entropy(out[0], data.kind, ignore_index=2)
     if loss is weights_and_ignored:
         return F.cross_entropy(out[0], data.kind, weight=CLASSES, ignore_index=2)
     if loss is train_mask:
@@ -145,8 +131,6 @@ def plain_of(loss, out, data):
 
 
 RECIPES = [
-    class_weights,
-    ignored,
     weights_and_ignored,
     train_mask,
     labelled,
@@ -179,16 +163,13 @@ def test_loss_and_gradients_are_those_of_plain_pyg(loss, mode, monkeypatch):
 
 
 def runner_of(loss, model, mode="eager"):
-    options = {}
-    if mode == "cuda-graph":
-        options |= {"recorder": TapeRecorder, "scope": "forward_backward"}
     return made_runner(
         model,
         [CAPACITY],
         mode,
         loss=loss,
         optimizer=sgd(model, 0.0),
-        **options,
+        scope="forward_backward",
     )
 
 
@@ -283,23 +264,13 @@ def test_a_mean_by_rows_of_what_torch_averages_by_weights_is_said(loss):
         (lambda out, batch: out[0].sum(), "^the loss is a scalar, so padded rows are already"),
         (lambda out, batch: torch.cat([out[0][:, 0], out[1][:, 0]]), r"12 graph rows.* two kinds"),
         (lambda out, batch: [1.0], r"the loss gives a list.*\(values, weights\)"),
+        (lambda out, batch: out[1][batch.train_mask], r"\(loss, mask\)|\(values, mask\)"),
     ],
 )
 def test_what_is_no_loss_says_what_would_be(loss, match):
     store = sg.GraphStore.from_pyg(graphs())
     with pytest.raises((TypeError, ValueError), match=match):
         runner_of(loss, Net()).step(sg.StaticBatch.of(store, range(10), CAPACITY))
-
-
-def test_rows_chosen_by_a_mask_are_told_how_to_be_kept():
-    store = sg.GraphStore.from_pyg(graphs())
-
-    def chosen(out, batch):
-        return F.cross_entropy(out[1], batch.colour, reduction="none")[batch.train_mask]
-
-    batch = sg.StaticBatch.of(store, range(10), CAPACITY)
-    with pytest.raises(ValueError, match=r"\(loss, mask\)|\(values, mask\)"):
-        runner_of(chosen, Net()).step(batch)
 
 
 def test_a_mean_in_a_loss_is_told_from_plain_pygs_with_what_to_write():

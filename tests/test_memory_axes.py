@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.alike import adam, squared
 from support.index_rules import Triplets
+from support.probed_tasks import measured
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import HGTConv, SAGEConv, global_mean_pool, to_hetero
@@ -21,7 +22,6 @@ import staticgraph as sg
 from staticgraph import cli
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.memory.model import MemoryModel
-from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
 from staticgraph.probing.probe import batch_bytes, probe
 from staticgraph.probing.reading import Probed
 from staticgraph.steps.computation.model_setup import Subject
@@ -129,11 +129,6 @@ def probed(stores):
         return store, task, memory
 
     return of
-
-
-def measured(task: Probed, capacity: sg.Capacity):
-    with AllocatorReader(ProfilerAllocator()).open(task) as read:
-        return read(capacity)
 
 
 # ---------------------------------------------------------------------- against the profiler

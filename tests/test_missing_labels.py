@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from support.alike import assert_same_gradients, sgd
 from support.places import mode_of
 from support.runners import made_runner
-from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import global_add_pool
@@ -61,8 +60,7 @@ class Net(nn.Module):
 
 def runner_of(loss, mode="eager", store=None, model=None, **options):
     model = Net() if model is None else model
-    if mode == "cuda-graph":
-        options |= {"recorder": TapeRecorder, "scope": "forward_backward"}
+    options |= {"scope": "forward_backward"}
     runner = made_runner(
         model,
         [CAPACITY],
@@ -71,7 +69,7 @@ def runner_of(loss, mode="eager", store=None, model=None, **options):
         optimizer=sgd(model, 0.0),
         **options,
     )
-    return runner if store is None else runner.warmup(store, phases=("step",), progress=False)
+    return runner if store is None else runner.warmup(store, phases=("step",))
 
 
 def energy(out, batch):
@@ -208,7 +206,7 @@ def equal_to_itself(out, batch):
 @pytest.mark.parametrize("loss", [by_labels, equal_to_itself])
 def test_a_loss_that_asks_which_labels_are_missing_is_refused(loss):
     """It reads zeros there, so its value would silently differ from plain PyG's."""
-    store = sg.GraphStore.from_pyg(graphs(True), progress=False)
+    store = sg.GraphStore.from_pyg(graphs(True))
     batch = sg.StaticBatch.of(store, range(10), CAPACITY)
     with pytest.raises(sg.errors.PaddingLeaks, match=r"the loss is off.*needs a mask of its own"):
         runner_of(loss).step(batch)
@@ -218,7 +216,7 @@ def test_a_mask_of_its_own_serves_a_loss_that_needs_to_know():
     made = graphs(True)
     for data in made:
         data.there = ~torch.isnan(data.tasks)
-    store = sg.GraphStore.from_pyg(made, progress=False)
+    store = sg.GraphStore.from_pyg(made)
     batch = sg.StaticBatch.of(store, range(10), CAPACITY)
 
     def by_mask(out, batch):
@@ -238,34 +236,20 @@ def test_a_loss_that_asks_is_refused_though_the_first_batch_has_all_labels():
     """The loss is tried on the first batch with one label removed."""
     data = graphs(missing=False)
     data[9].tasks[0, 1] = NAN
-    store = sg.GraphStore.from_pyg(data, progress=False)
+    store = sg.GraphStore.from_pyg(data)
 
     def asks(out, batch):
         there = ~torch.isnan(batch.tasks)
         return torch.where(there, (out - batch.tasks.nan_to_num()).square(), out.abs())
 
-    def given(out, batch):
-        return (out - batch.tasks).square()
-
-    for loss in (given, asks):
-        model = Tasks()
-        optimizer = sgd(model, 1e-3)
-        runner = sg.StaticGraphRunner(model, [CAPACITY], "eager", loss=loss, optimizer=optimizer)
+    for loss in (tasks, asks):
+        runner = runner_of(loss)
         batch = sg.StaticBatch.of(store, range(5), CAPACITY)
-        if loss is given:
+        if loss is tasks:
             runner.step(batch)
             continue
         with pytest.raises(sg.errors.PaddingLeaks, match="a missing label"):
             runner.step(batch)
-
-
-class Tasks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-
-    def forward(self, x, batch, num_graphs):
-        return global_add_pool(self.lin(x), batch, num_graphs)
 
 
 @pytest.mark.parametrize("mode", ["eager", "fused", "cuda-graph"])
@@ -273,8 +257,7 @@ def test_a_loop_of_ones_own_leaves_out_missing_labels(mode):
     """Value and gradients are plain PyG's over the entries that have a label."""
     store = sg.GraphStore.from_pyg(graphs(missing=True))
     model = Net()
-    options = {"recorder": TapeRecorder} if mode == "cuda-graph" else {}
-    runner = made_runner(model, [CAPACITY], mode, **options)
+    runner = made_runner(model, [CAPACITY], mode)
     batch = sg.StaticBatch.of(store, range(10), CAPACITY)
     out = runner(batch)
     mean = sg.masked_mean(lambda seen: F.mse_loss(out, seen.tasks, reduction="none"), batch)
@@ -293,8 +276,7 @@ def test_a_loop_of_ones_own_leaves_out_missing_labels(mode):
 def test_no_gradient_that_is_not_finite_reaches_a_parameter(mode):
     store = sg.GraphStore.from_pyg(graphs(missing=True))
     model = Net()
-    options = {"recorder": TapeRecorder} if mode == "cuda-graph" else {}
-    runner = made_runner(model, [CAPACITY], mode, **options)
+    runner = made_runner(model, [CAPACITY], mode)
     batch = sg.StaticBatch.of(store, range(10), CAPACITY)
     values = F.mse_loss(runner(batch), batch.tasks, reduction="none")
     for read in ((), ("tasks",)):

@@ -106,7 +106,6 @@ def test_every_attribute_of_a_type_is_refused_as_its_field():
 def test_a_field_may_have_any_other_name(name, kernels):
     """Internal arrays have separate names, whatever a field is called: the loss is plain PyG's, and
     the field reads back."""
-    torch.manual_seed(0)
     graphs = [
         Data(
             x=torch.randn(n, 3),

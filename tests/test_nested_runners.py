@@ -10,9 +10,9 @@ import threading
 import pytest
 import torch
 from support.alike import sgd
+from support.arena import ArenaRecorder
 from support.places import mode_of
 from support.runners import made_runner
-from support.tape import TapeRecorder
 from support.threaded import (
     CAPACITY,
     GRAPHS,
@@ -51,10 +51,10 @@ def test_a_teacher_runs_inside_a_students_forward(mode, monkeypatch):
     out = plain_student(*given, lambda: plain_teacher(*given).detach())
     expected = loss(out, data).mean()
 
-    recorder = TapeRecorder if mode == "cuda-graph" else None
+    recorder = ArenaRecorder if mode == "cuda-graph" else None
     teaching = runner_of(teacher, mode=mode, recorder=recorder, loss=None)
     if mode != "eager":
-        teaching.warmup(STORE, progress=False)
+        teaching.warmup(STORE)
 
     def forward(model, batch):
         return model(
@@ -141,10 +141,10 @@ def test_a_step_inside_its_own_forward_is_refused():
 
 def test_a_runner_inside_its_own_warmup_is_refused():
     model = Net()
-    runner = runner_of(model, mode="cuda-graph", recorder=TapeRecorder)
+    runner = runner_of(model, mode="cuda-graph", recorder=ArenaRecorder)
     model.middle = lambda: runner.eval_step(batch_of())
     with pytest.raises(sg.NotStatic, match=r"a forward of a model inside its own warmup\(\)"):
-        runner.warmup(STORE, progress=False)
+        runner.warmup(STORE)
 
 
 def test_a_runner_inside_a_compiled_step_is_refused():

@@ -31,7 +31,6 @@ def forward(model, data):
 @pytest.mark.parametrize(("path", "batch"), [("dense", WIDE), ("kernel", WIDE), ("auto", BATCH)])
 def test_a_step_equals_plain_pyg(path, batch, known, monkeypatch):
     """Outputs and gradients in float64, with garbage in the padding; traced as one graph."""
-    torch.manual_seed(0)
     model = Attending().double()
     monkeypatch.setattr("support.parity.BATCH", batch)
     expected = plain_step(model, forward, batch)
@@ -52,7 +51,6 @@ def test_a_step_equals_plain_pyg(path, batch, known, monkeypatch):
 
 @pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
 def test_a_further_key_for_each_graph_equals_plain_pyg(option, monkeypatch):
-    torch.manual_seed(0)
     model = Attending()
     model.gps = GPSConv(8, None, heads=2, norm=None, attn_kwargs={option: True})
     model = model.double()
@@ -123,7 +121,6 @@ class Forces(torch.nn.Module):
 
 
 def test_forces_through_attention_equal_plain_pyg():
-    torch.manual_seed(0)
     model = Forces().double()
     graphs = [
         Data(pos=torch.randn(n, 3).double(), edge_index=torch.empty(2, 0).long()) for n in (5, 2, 9)

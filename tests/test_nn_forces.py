@@ -58,7 +58,6 @@ def runner_of(model, batch, **options):
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "one graph"])
 def test_forces_and_their_gradients_equal_unpadded_ones(traced):
-    torch.manual_seed(0)
     model = Forces(layers=2).double()
     plain = copy.deepcopy(model)
     data = Batch.from_data_list(molecules())

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from support.alike import sgd
+from support.arena import ArenaRecorder
 from support.layer_cases import CASES
 from support.layer_model import call, model_of
 from support.parity import (
@@ -33,7 +34,6 @@ from support.parity import (
     static_steps,
     unknown_counts,
 )
-from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Batch, Data
 
@@ -45,7 +45,7 @@ from staticgraph.steps.tracing.trace import tracing_options
 
 def batch_of(made: Iterable[Data]) -> sg.StaticBatch:
     """Returns a batch of all given graphs in the usual capacity."""
-    store = sg.GraphStore.from_pyg(list(made), progress=False)
+    store = sg.GraphStore.from_pyg(list(made))
     return sg.StaticBatch.of(store, range(len(store)), CAPACITY)
 
 
@@ -181,14 +181,14 @@ def test_every_layer_replays_like_eager(case):
     model = model_of(case)
     optimizer = sgd(model, 0.0)
     subject = Subject(model, loss, optimizer, forward=call, check_padding=False)
-    recording = sg.Recording(scope="forward_backward", recorder=TapeRecorder)
+    recording = sg.Recording(scope="forward_backward", recorder=ArenaRecorder)
     runner = sg.StaticGraphRunner(subject, [CAPACITY], "cuda-graph", recording=recording)
     if case.name in ("SGFormer", "Polynormer"):  # they sort batch, which is compared on a CPU alone
         with pytest.raises(sg.NotStatic, match="a value is read on the host"):
-            runner.warmup(STORE, progress=False)
+            runner.warmup(STORE)
         return
     try:
-        verified = runner.warmup(STORE, progress=False).verify(BATCH)
+        verified = runner.warmup(STORE).verify(BATCH)
         if case.name == "PPFConv":  # a norm over rows of unknown number
             names = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
             assert "_staticgraph_single" in names

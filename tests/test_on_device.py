@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +15,6 @@ from support.collated import (
     layout_for,
     odd_graphs,
     padded_ids,
-    with_positions,
 )
 from support.drawn import examples
 from support.examples import EXAMPLES
@@ -47,9 +45,6 @@ def moved(example) -> DeviceStore:
 
 
 class TestStore:
-    def test_it_is_smaller_than_on_the_host(self, example, moved):
-        assert moved.nbytes < example.nbytes
-
     def test_every_dtype_is_packed_as_it_can_be(self):
         moved = odd_graphs().to("cpu")
         packed = {name for name, column in moved.columns.items() if column.kind == BITS}
@@ -91,22 +86,6 @@ class TestStore:
 
 class TestCollation:
     """The reference; test_kernels_triton.py runs the same comparisons for the Triton kernels."""
-
-    @pytest.mark.parametrize("pointers", [True, False])
-    @pytest.mark.parametrize("count", [0, 1, 50])
-    def test_equals_the_host_for_every_field(self, example, moved, count, pointers):
-        ids = np.random.default_rng(count).integers(0, len(example), count)
-        layout = layout_for(example, ids, pointers)
-        found = collated(collate_reference, moved, ids, layout)
-        assert_same_bits(found, filled(example, ids, layout))
-
-    @pytest.mark.parametrize("spare", [(1, 0, 1), (2, 5, 1), (30, 3, 8)])
-    @pytest.mark.parametrize("store", [odd_graphs(), with_positions(1000), with_positions(9)])
-    def test_every_dtype_and_padding_apart(self, store, spare):
-        for ids in ([], [3], [1], [2, 1, 4, 0, 1, 5]):
-            layout = layout_for(store, ids, True, spare)
-            found = collated(collate_reference, store.to("cpu"), ids, layout)
-            assert_same_bits(found, filled(store, ids, layout))
 
     @given(graph_lists(), st.data())
     @examples(60)

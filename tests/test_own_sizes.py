@@ -142,7 +142,7 @@ def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):
     data = graphs()
     for graph in data:  # plain PyG itself needs an edge at the last node
         graph.edge_index[1, -1] = graph.num_nodes - 1
-    store = sg.GraphStore.from_pyg(data, progress=False)
+    store = sg.GraphStore.from_pyg(data)
     model = Net(way)
     plain = copy.deepcopy(model)
     runner = sg.StaticGraphRunner(
@@ -166,7 +166,7 @@ def test_what_is_no_index_of_the_batch_is_still_refused():
         some = data.batch[data.x[:, 0].argsort()]
         return model.head(model.lin(data.x)[: int(some.max()) + 1])
 
-    store = sg.GraphStore.from_pyg(graphs(), progress=False)
+    store = sg.GraphStore.from_pyg(graphs())
     report = sg.check(Net(chosen), [(45, 131, 8)], store)
     assert not report.ok
     assert any("test_own_sizes.py" in obstacle.where for obstacle in report.obstacles)
@@ -177,7 +177,7 @@ def test_a_model_that_does_not_ask_is_left_as_it_was():
         assert type(data.batch) is torch.Tensor
         return model.head(global_add_pool(model.lin(data.x), data.batch))
 
-    store = sg.GraphStore.from_pyg(graphs(), progress=False)
+    store = sg.GraphStore.from_pyg(graphs())
     runner = sg.StaticGraphRunner(Net(asks_nothing), [(45, 131, 8)], mode="eager")
     with torch.no_grad():
         assert runner.predict(store).shape == (12, 1)
@@ -268,7 +268,7 @@ def test_rows_of_types_and_sides_are_told_apart(typed, ways, mode, monkeypatch):
     """More targets than sources, and different numbers of padding rows."""
     mode = mode_of(mode, monkeypatch)
     data = types() if typed else sides()
-    store = sg.GraphStore.from_pyg(data, progress=False)
+    store = sg.GraphStore.from_pyg(data)
     capacity = sg.plan_buckets(store, batch_size=5).capacities[-1]
     model = OfTargets(UNPACKED[ways], typed)
     plain = copy.deepcopy(model)

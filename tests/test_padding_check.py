@@ -95,7 +95,6 @@ def plan(hiv) -> sg.BucketPlan:
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_model_of_the_zoo_is_flagged(hiv, plan, name, dropout):
-    torch.manual_seed(0)
     model = build(name, hiv, hidden=16, layers=2, dropout=dropout)
     runner = sg.StaticGraphRunner(
         model,
@@ -111,7 +110,6 @@ def test_no_model_of_the_zoo_is_flagged(hiv, plan, name, dropout):
 
 
 def test_a_choice_among_equal_rows_is_a_warning_and_no_leak():
-    torch.manual_seed(0)
     with pytest.warns(UserWarning, match="Tied chooses among equal rows") as told:
         runner_of(Tied().double()).step(BATCH)
     assert [warned.filename for warned in told] == [__file__]
@@ -289,7 +287,7 @@ def test_a_part_that_begins_in_a_later_epoch_is_found_in_one_of_the_next(mode):
 
 def test_a_part_that_begins_in_a_later_epoch_is_found_among_a_few_graphs():
     model = made(Later)
-    store = sg.GraphStore.from_pyg([g for seed in range(8) for g in graphs(seed)], progress=False)
+    store = sg.GraphStore.from_pyg([g for seed in range(8) for g in graphs(seed)])
     runner = runner_of(model, plan=[tuple(8 * rows for rows in CAPACITY)])
     [runner.step(batch) for batch in runner.loader(store, exact=False)]
     model.since += 1
@@ -319,7 +317,7 @@ def test_a_loss_that_begins_to_read_missing_labels_is_found_among_a_few_graphs(l
         """A mean of squares, and from an epoch on the other one."""
         return later(out, batch) if model.since else (out - batch.y).square()
 
-    store = sg.GraphStore.from_pyg(molecules, progress=False)
+    store = sg.GraphStore.from_pyg(molecules)
     plan = [tuple(8 * rows for rows in CAPACITY)]
     runner = sg.StaticGraphRunner(model, plan, mode="eager", loss=loss, optimizer=sgd(model, 0.0))
     [runner.step(batch) for batch in runner.loader(store, exact=False)]
@@ -375,7 +373,7 @@ def test_a_table_that_a_forward_writes_to_is_compared():
         Data(x=torch.ones(2, 1), kind=torch.tensor(kind), y=torch.zeros(1, 2), edge_index=NO_EDGES)
         for kind in ([0, 0], [0, 0])
     ]
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     for leaks in (True, False):
         model = Table()
         runner = sg.StaticGraphRunner(
@@ -451,7 +449,7 @@ def lengths_store(**options) -> sg.GraphStore:
         )
         for _ in range(8)
     ]  # fmt: skip
-    return sg.GraphStore.from_pyg(graphs, progress=False, **options)
+    return sg.GraphStore.from_pyg(graphs, **options)
 
 
 def test_what_is_finite_on_real_rows_is_finite_on_padding():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import adam, sgd
+from support.alike import adam, same, sgd
 from support.hetero_graphs import from_molecule
 from support.layer_cases import C
 from support.parity import BATCH, CAPACITY, STORE, graphs
@@ -66,16 +66,6 @@ def state_of(model, optimizer):
     )
 
 
-def same(left, right):
-    if isinstance(left, torch.Tensor):
-        return torch.equal(left, right)
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
-    if isinstance(left, list | tuple):
-        return len(left) == len(right) and all(map(same, left, right))
-    return left == right
-
-
 def test_the_check_changes_nothing():
     model = made(Counts)
     optimizer = adam(model, lr=0.1)
@@ -119,7 +109,7 @@ def test_what_the_warm_up_checked_is_not_checked_again(mode):
     """An evaluation counts as such whether the warm-up or a batch starts it, and whatever mode the
     model was left in; calling the model in training mode is a separate case."""
     model = getattr(made(Counts), mode)()
-    runner = sg.StaticGraphRunner(model, PLAN, mode="eager").warmup(STORE, progress=False)
+    runner = sg.StaticGraphRunner(model, PLAN, mode="eager").warmup(STORE)
     calls = []
     model.register_forward_hook(lambda *_: calls.append(model.training))
     runner.eval_step(BATCH)
@@ -138,7 +128,7 @@ def test_what_the_warm_up_checked_is_not_checked_again(mode):
 def test_the_first_epoch_after_a_warm_up_is_not_checked_and_the_second_is():
     model, calls = made(Probe), []
     model.register_forward_hook(lambda *_: calls.append(1))
-    runner = runner_of(model).warmup(STORE, progress=False)
+    runner = runner_of(model).warmup(STORE)
     loader = sg.StaticLoader(STORE, PLAN)
     checked = len(calls)
     first = [runner.step(batch) for batch in loader]
@@ -154,8 +144,8 @@ MANY_PLAN = [tuple(8 * rows for rows in CAPACITY)]
 def test_a_later_check_runs_a_few_graphs():
     model, rows = made(Probe), []
     model.conv.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
-    store = sg.GraphStore.from_pyg(MANY, progress=False)
-    runner = runner_of(model, MANY_PLAN).warmup(store, progress=False)
+    store = sg.GraphStore.from_pyg(MANY)
+    runner = runner_of(model, MANY_PLAN).warmup(store)
     [runner.step(batch) for batch in sg.StaticLoader(store, MANY_PLAN)]
     rows.clear()
     batches = [runner.step(batch) for batch in sg.StaticLoader(store, MANY_PLAN)]
@@ -170,7 +160,7 @@ def test_a_portion_holds_the_first_graphs_of_a_batch(data):
     stored = [molecules[n] for n in range(32)]
     if data == "typed":
         stored = [from_molecule(graph) for graph in stored]
-    store = sg.GraphStore.from_pyg(stored, progress=False, keep_order=data == "keep_order")
+    store = sg.GraphStore.from_pyg(stored, keep_order=data == "keep_order")
     plan = sg.plan_buckets(store, 32)
     batch = sg.StaticBatch.of(store, range(32), plan.capacities[-1])
     portion = portion_of(batch)
@@ -249,7 +239,7 @@ def test_warmup_checks_before_it_compiles(example, monkeypatch):
         runner.preparation.schema = STORE.schema
     monkeypatch.setattr(runner.preparation, "prepare", lambda *_: pytest.fail("compiled before"))
     with pytest.raises(sg.errors.PaddingLeaks, match=r"'layer' \(StaticByName\)"):
-        runner.warmup(example, progress=False)
+        runner.warmup(example)
     assert plan
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from support.packing_problems import alike, load
@@ -80,13 +78,6 @@ def test_other_graphs_are_packed_anew(sizes, plan):
     some = np.arange(0, len(sizes), 2)
     batcher = Batcher(sizes, plan, indices=some, exact=False, window=None)
     assert sorted(g for ids in ids_of(batcher, 0) for g in ids) == some.tolist()
-
-
-def test_a_plan_without_packs_has_none_in_its_file(sizes, tmp_path):
-    plan = plan_buckets(sizes, graphs=3, num_buckets=2)
-    assert plan.packings == ()
-    plan.save(tmp_path / "plan.json")
-    assert "packings" not in json.loads((tmp_path / "plan.json").read_text())
 
 
 @pytest.mark.parametrize(

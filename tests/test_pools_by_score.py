@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.alike import assert_same_gradients, sgd
+from support.graphs import double_graphs
 from support.places import mode_of
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -21,19 +22,10 @@ CAPACITY = (50, 110, 8)
 IDS = [3, 1, 8, 5]
 
 
-def graphs(count: int = 12) -> list[Data]:
-    generator = torch.Generator().manual_seed(0)
-    made = []
-    for number in range(count):
-        n = 3 + number % 6
-        made.append(
-            Data(
-                x=torch.randn(n, 6, generator=generator).double(),
-                edge_index=torch.randint(n, (2, 2 * n), generator=generator),
-                attn=torch.softmax(torch.randn(n, generator=generator), 0).double(),
-                y=torch.randn(1, 1, generator=generator).double(),
-            )
-        )
+def graphs() -> list[Data]:
+    made = double_graphs(3 + number % 6 for number in range(12))
+    for graph in made:
+        graph.attn = torch.softmax(graph.x[:, 0], 0)
     return made
 
 
@@ -47,10 +39,10 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.short = short
-        self.conv = GINConv(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16)))
+        self.conv = GINConv(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16)))
         self.pool, self.after = pool(16), GINConv(nn.Linear(16, 16))
         if short:
-            self.conv, self.after = nn.Linear(6, 16), None
+            self.conv, self.after = nn.Linear(4, 16), None
         self.head = nn.Linear(16, 1)
         self.double()
 
@@ -99,7 +91,7 @@ def compare_with_plain_pyg(model: Net, mode: str, evaluated: bool = True) -> Non
     """A step's loss and gradients; if ``evaluated``, an evaluation's kept nodes, too, for which
     Inductor would compile as many kernels again."""
     data = graphs()
-    store = sg.GraphStore.from_pyg(data, progress=False)
+    store = sg.GraphStore.from_pyg(data)
     plain = copy.deepcopy(model)
     runner = sg.StaticGraphRunner(
         model,

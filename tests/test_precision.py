@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from support.alike import sgd, squared
 from support.arena import ArenaRecorder
+from support.graphs import drawn_graphs
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
@@ -26,20 +27,15 @@ HALF = torch.bfloat16
 
 
 def graphs() -> list[Data]:
-    generator = torch.Generator().manual_seed(0)
-    return [
-        Data(
-            x=torch.randn(3 + i % 5, 9, generator=generator),
-            edge_index=torch.zeros(2, 2, dtype=torch.int64),
-            y=torch.randn(1, 1, generator=generator),
-            kind=torch.tensor([i % 3]),
-        )
-        for i in range(24)
-    ]
+    fields = {"x": ("node", 9), "y": ("graph", 1)}
+    made = drawn_graphs((3 + i % 5 for i in range(24)), dtype=torch.float32, **fields)
+    for i, graph in enumerate(made):
+        graph.kind = torch.tensor([i % 3])
+    return made
 
 
 GRAPHS = graphs()
-STORE = sg.GraphStore.from_pyg(GRAPHS, progress=False)
+STORE = sg.GraphStore.from_pyg(GRAPHS)
 IDS = [range(i, i + 4) for i in range(0, 24, 4)]
 
 
@@ -122,7 +118,7 @@ def test_one_autocast_around_a_whole_loop_sees_the_new_weights(autocast):
 def test_what_is_recorded_inside_an_autocast_reads_the_weights_as_they_are(step):
     runner = runner_of("cuda-graph")
     with around():
-        runner.warmup(STORE, phases=("step", "forward"), progress=False)
+        runner.warmup(STORE, phases=("step", "forward"))
     losses = []
     for batch in batches():
         with around():
@@ -136,7 +132,7 @@ def test_what_is_recorded_inside_an_autocast_reads_the_weights_as_they_are(step)
 def test_a_replay_in_another_precision_than_the_recording_is_refused(step, recorded):
     runner = runner_of("cuda-graph")
     with around(recorded):
-        runner.warmup(STORE, phases=("step", "forward"), progress=False)
+        runner.warmup(STORE, phases=("step", "forward"))
     with around(not recorded), pytest.raises(sg.NotStatic, match=r"torch\.autocast .*autocast="):
         step(runner, batches()[0])
     with around(recorded):
@@ -144,7 +140,7 @@ def test_a_replay_in_another_precision_than_the_recording_is_refused(step, recor
 
 
 def test_a_replay_of_a_subject_with_a_precision_does_not_care_what_is_around():
-    runner = runner_of("cuda-graph", HALF).warmup(STORE, progress=False)
+    runner = runner_of("cuda-graph", HALF).warmup(STORE)
     losses = []
     for number, batch in enumerate(batches()):
         with around(bool(number % 2)):
@@ -169,7 +165,7 @@ def test_a_captured_step_follows_an_autocast_that_comes_and_goes(autocast):
 
 @pytest.mark.slow
 def test_an_autocast_that_warmup_did_not_know_is_named():
-    runner = runner_of("fused").warmup(STORE, phases=("eval",), progress=False)
+    runner = runner_of("fused").warmup(STORE, phases=("eval",))
     batch = batches()[0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.graphs import double_graphs
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import DeepSetsAggregation, PointNetConv, global_add_pool, global_max_pool
 
@@ -12,19 +13,8 @@ import staticgraph as sg
 from staticgraph.steps.computation.model_setup import Subject
 
 
-def graphs(count: int = 12) -> list[Data]:
-    generator = torch.Generator().manual_seed(0)
-    made = []
-    for number in range(count):
-        n = 3 + number % 4
-        made.append(
-            Data(
-                x=torch.randn(n, 4, generator=generator).double(),
-                edge_index=torch.randint(n, (2, 2 * n + 1), generator=generator),
-                y=torch.zeros(1),
-            )
-        )
-    return made
+def graphs() -> list[Data]:
+    return double_graphs(3 + number % 4 for number in range(12))
 
 
 class Many(torch.nn.Module):
@@ -46,7 +36,7 @@ class Many(torch.nn.Module):
 @pytest.mark.parametrize("kind", [dict, tuple, list])
 def test_nested_outputs_are_those_of_plain_pyg(kind):
     data = graphs()
-    store = sg.GraphStore.from_pyg(data, progress=False)
+    store = sg.GraphStore.from_pyg(data)
     model = Many(kind)
     runner = sg.StaticGraphRunner(model, sg.plan_buckets(store, batch_size=5), mode="eager")
     found = runner.predict(data)
@@ -66,7 +56,7 @@ def test_nested_outputs_are_those_of_plain_pyg(kind):
 
 
 def test_a_tensor_without_rows_is_named():
-    store = sg.GraphStore.from_pyg(graphs(), progress=False)
+    store = sg.GraphStore.from_pyg(graphs())
     batch = sg.StaticBatch.of(store, range(3), (40, 61, 8))
     with pytest.raises(ValueError, match=r"'loss\.1': a tensor of shape \[396\] has no rows"):
         batch.unpad({"a": torch.ones(8), "loss": (None, torch.ones(396))})
@@ -95,7 +85,7 @@ class Set(torch.nn.Module):
 @pytest.mark.parametrize("model", [Cloud, Set])
 def test_points_without_edges_are_looked_at(model):
     clouds = [Data(pos=torch.randn(3 + k % 4, 3), y=torch.tensor([k % 2])) for k in range(10)]
-    store = sg.GraphStore.from_pyg(clouds, progress=False)
+    store = sg.GraphStore.from_pyg(clouds)
     plan = sg.plan_buckets(store, batch_size=4)
     for example in (store, None):
         report = sg.check(model(), plan, example)
@@ -120,7 +110,7 @@ def test_truth_values_stay_truth_values(sanitize):
     data = graphs()
     for graph in data:
         graph.good = graph.x[:, 1] > 0
-    store = sg.GraphStore.from_pyg(data, progress=False)
+    store = sg.GraphStore.from_pyg(data)
     subject = Subject(Answers(), sanitize=sanitize)
     runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, batch_size=5), mode="eager")
     pooled, nodes, edges = runner.predict(data)
@@ -135,7 +125,7 @@ def test_truth_values_stay_truth_values(sanitize):
 def test_new_graphs_say_which_edges_they_have():
     """If they were missing or misnamed, the numbers would be those of another graph."""
     data = graphs()
-    store = sg.GraphStore.from_pyg(data, progress=False)
+    store = sg.GraphStore.from_pyg(data)
     plan = sg.plan_buckets(store, batch_size=5)
 
     def predict(given, plan=plan):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
 from support import obstacle_models
+from support.examples import EXAMPLES
 from support.layer_cases import CASES, C
 from support.layer_model import model_of
 from support.obstacle_models import OBSTACLES, PLAN, Item, MaskIndex, Net, Unique, where_of
@@ -320,7 +320,7 @@ def test_the_command_names_the_line(source, status, says, tmp_path, monkeypatch,
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    data = Path(__file__).parent.parent / "examples" / "data" / "MUTAG.npz"
+    data = EXAMPLES / "MUTAG.npz"
     assert main(["check", "--model", f"{name}:Net", "--data", str(data)]) == status
     assert says.replace("net.py", f"{name}.py") in capsys.readouterr().out
 

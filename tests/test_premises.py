@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from support.alike import sgd
-from support.arena import ArenaRecorder
 from support.plain_epochs import PLAN, STORE, Net, made, squared
+from support.runners import made_runner
 from torch import nn
 
 import staticgraph as sg
@@ -109,15 +109,8 @@ def as_before():
 
 
 def recorded(loss, model, phases=("step",)):
-    runner = sg.StaticGraphRunner(
-        model,
-        PLAN,
-        "cuda-graph",
-        loss=loss,
-        optimizer=sgd(model, 1e-3),
-        recording=sg.Recording(recorder=ArenaRecorder),
-    )
-    return runner.warmup(STORE, phases=phases, progress=False)
+    runner = made_runner(model, PLAN, "cuda-graph", loss=loss, optimizer=sgd(model, 1e-3))
+    return runner.warmup(STORE, phases=phases)
 
 
 @pytest.mark.parametrize("what", CHANGES)

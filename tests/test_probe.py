@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.probed_tasks import HELD_OUT, POINTS, probed, squared, task_of
+from support.probed_tasks import HELD_OUT, POINTS, measured, probed, squared, task_of
 from torch import nn
 from torch_geometric.nn import global_add_pool
 from torch_geometric.utils import dropout_edge, to_dense_batch
@@ -12,17 +12,11 @@ from torch_geometric.utils import dropout_edge, to_dense_batch
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.nn.context.dense_layout import DenseLayout
-from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.reading import Probed
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
-
-
-def measured(task, capacity):
-    with AllocatorReader(ProfilerAllocator()).open(task) as read:
-        return read(capacity)
 
 
 # Every second case has another model or another option than those before it.

@@ -31,7 +31,6 @@ def read(*capacities_and_widths):
 def test_a_model_of_ones_own_is_predicted_on_either_side_of_the_width_that_it_keeps(kept):
     """Graphs of 3 to 12 nodes are probed; predictions cover 1 to 48 nodes, including each floor and
     one node more, where the block is cut for the first time."""
-    torch.manual_seed(0)
     model = Ranked(*kept)
     memory = probe(model, STORE, loss=loss)
     assert memory.fit.worst < 0.01

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from support.alike import same
 from support.probed_tasks import POINTS, probed, task_of
 
 from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
@@ -71,21 +72,6 @@ def snapshot(task):
     }
 
 
-def assert_same(found, expected):
-    for key in ("identity", "flags", "classes"):
-        assert found[key] == expected[key], key
-    assert torch.equal(found["random"], expected["random"])
-    assert found["optimizer"]["param_groups"] == expected["optimizer"]["param_groups"]
-    for key, value in expected["state"].items():
-        assert torch.equal(found["state"][key], value), key
-    assert found["optimizer"]["state"].keys() == expected["optimizer"]["state"].keys()
-    for index, values in expected["optimizer"]["state"].items():
-        for key, value in values.items():
-            assert torch.equal(found["optimizer"]["state"][index][key], value), (index, key)
-    for one, other in zip(found["gradients"], expected["gradients"], strict=True):
-        assert (one is None and other is None) or torch.equal(one, other)
-
-
 @pytest.mark.parametrize("reader", ["fake", AllocatorReader(ProfilerAllocator())])
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_probe_changes_nothing(esol, reader, trained):
@@ -101,7 +87,7 @@ def test_a_probe_changes_nothing(esol, reader, trained):
         task.subject.model.eval()
     before = snapshot(task)
     probed(task, esol, reader=reader, capacities=POINTS[:6], held_out=None)
-    assert_same(snapshot(task), before)
+    assert same(snapshot(task), before)
 
 
 def test_a_scheduler_is_not_stepped(esol):
@@ -110,4 +96,4 @@ def test_a_scheduler_is_not_stepped(esol):
     torch.optim.lr_scheduler.StepLR(task.subject.optimizer, 10)
     before = snapshot(task)
     probed(task, esol)
-    assert_same(snapshot(task), before)
+    assert same(snapshot(task), before)

@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.alike import assert_same_gradients, assert_same_state, sgd
+from support.arena import ArenaRecorder
+from support.graphs import drawn_graphs
 from support.places import mode_of
 from support.runners import made_runner
-from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
@@ -25,13 +26,9 @@ CAPACITY = (150, 310, GRAPHS)
 
 @pytest.fixture(scope="module")
 def store():
-    torch.manual_seed(0)
+    sizes = [n for n in range(2, 7) for _ in range(4)]
     return sg.GraphStore.from_pyg(
-        [
-            Data(x=torch.randn(n, 3), edge_index=torch.randint(n, (2, n)), y=torch.randn(1, 4))
-            for n in range(2, 7)
-            for _ in range(4)
-        ]
+        drawn_graphs(sizes, dtype=torch.float32, x=("node", 3), y=("graph", 4))
     )
 
 
@@ -74,10 +71,10 @@ def test_outputs_of_the_models_own_are_left_alone(store, batch, kind, mode, monk
     mode = mode_of(mode, monkeypatch)
     torch.manual_seed(0)
     model = Several(kind)
-    options = {"recorder": TapeRecorder} if mode == "cuda-graph" else {}
+    options = {"recorder": ArenaRecorder} if mode == "cuda-graph" else {}
     # The products and the sum include padding, as a model's own tensors may.
     runner = made_runner(model, [CAPACITY], mode, loss=mse, check_padding=False, **options)
-    runner.warmup(store, phases=("eval",), progress=False)
+    runner.warmup(store, phases=("eval",))
     out = runner.eval_step(batch).out
     out = out if kind is dict else dict(zip(Several()(batch.x, batch.batch), out, strict=True))
     wide = model.wide(batch.x)
@@ -91,7 +88,7 @@ def test_outputs_of_the_models_own_are_left_alone(store, batch, kind, mode, monk
 
 
 def test_predict_names_the_output_without_rows(store):
-    runner = sg.StaticGraphRunner(Subject(Several(), check_padding=False), [CAPACITY])
+    runner = made_runner(Several(), [CAPACITY], check_padding=False)
     with pytest.raises(ValueError, match=r"the model's output 'table' has no rows"):
         runner.predict(store)
 
@@ -125,7 +122,7 @@ def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels, monkeypa
     model = sg.convert(model, kernels=kernels)
     batch = sg.StaticBatch.of(store, range(20), CAPACITY, pointers=kernels)
     optimizer = sgd(model, 0.0)
-    options = {"recorder": TapeRecorder, "scope": "forward_backward"}
+    options = {"recorder": ArenaRecorder, "scope": "forward_backward"}
     runner = made_runner(
         model,
         [CAPACITY],
@@ -133,7 +130,7 @@ def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels, monkeypa
         loss=mse,
         optimizer=optimizer,
         **(options if mode == "cuda-graph" else {}),
-    ).warmup(store, phases=("step",), progress=False)
+    ).warmup(store, phases=("step",))
     assert torch.allclose(runner.step(batch), expected.detach(), rtol=1e-4)
     assert_same_gradients(model, plain, rtol=0.001, atol=1e-05)
     assert_same_state(model, plain, rtol=1e-4, atol=1e-6)
@@ -164,7 +161,7 @@ def test_graphs_of_one_size_may_be_laid_out_as_a_block(mode, options):
         )
         for n in range(30)
     ]
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     plan = sg.plan_buckets(store, **options)
     for capacity in plan.capacities:
         assert capacity.nodes == 5 * capacity.graphs
@@ -224,7 +221,7 @@ def test_what_cannot_be_known_must_be_said(batch):
     with pytest.raises(ValueError, match=r"output 'y' .*may be rows \(graph\).*rows=\{'y': 'graph"):
         sg.StaticGraphRunner(OnlyHere(), [CAPACITY])(batch)
     said = {"y": "graph", "other": None}
-    out = sg.StaticGraphRunner(Subject(OnlyHere(), rows=said), [CAPACITY])(batch)
+    out = made_runner(OnlyHere(), [CAPACITY], rows=said)(batch)
     assert not out["y"][20:].any()
     assert bool(out["other"][20:].any())
 

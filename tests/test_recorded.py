@@ -7,11 +7,11 @@ import copy
 
 import pytest
 import torch
-from support.alike import assert_same_gradients, assert_same_state, sgd
-from support.arena import ArenaRecorder
-from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
+from support.alike import assert_same_gradients, assert_same_state, same, sgd
+from support.arena import HostRead
+from support.gine_net import CAPACITIES, Net, adam, batches_of, eager_of, fixed
+from support.places import Place
 from support.recorded_net import runner_of
-from support.tape import HostRead
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import staticgraph as sg
@@ -22,12 +22,11 @@ import staticgraph as sg
 def test_twenty_steps_over_two_buckets_equal_eager(hiv, scope, clip):
     """Losses, parameters, buffers and optimizer state match bit for bit: the same calls in the same
     order. (``forward`` compiles its training step, which may round differently.)"""
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     runner = runner_of(model, hiv, scope=scope, clip_norm=clip, warm=scope != "forward")
     if scope == "forward":
-        runner.warmup(hiv, phases=("eval",), progress=False)
+        runner.warmup(hiv, phases=("eval",))
     eager = eager_of(twin, adam(twin), clip_norm=clip)
     steps = batches_of(hiv)
     if scope != "forward":
@@ -39,28 +38,21 @@ def test_twenty_steps_over_two_buckets_equal_eager(hiv, scope, clip):
 
 
 def test_recording_changes_nothing(hiv):
-    torch.manual_seed(0)
     model = Net(dropout=0.5)
     optimizer = adam(model)
     eager_of(model, optimizer).step(batches_of(hiv, 1)[0])  # some state to keep
-    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
-    grads = [p.grad.clone() for p in model.parameters()]
-    random = torch.get_rng_state()
+
+    def state():
+        grads = [p.grad for p in model.parameters()]
+        return model.state_dict(), optimizer.state_dict()["state"], grads, torch.get_rng_state()
+
+    before = copy.deepcopy(state())
     runner_of(model, hiv, optimizer)
-    after = (model.state_dict(), optimizer.state_dict()["state"])
-    for name, value in before[0].items():
-        assert torch.equal(value, after[0][name]), name
-    for index, state in before[1].items():
-        for name, value in state.items():
-            assert torch.equal(value, after[1][index][name]), name
-    for kept, parameter in zip(grads, model.parameters(), strict=True):
-        assert torch.equal(kept, parameter.grad)
-    assert torch.equal(random, torch.get_rng_state())
+    assert same(state(), before)
 
 
 def test_every_input_field_reaches_its_address(hiv):
     """Changing one field changes the output; with a skipped copy (stale input) it would not."""
-    torch.manual_seed(0)
     runner = runner_of(Net(), hiv)
     batch = batches_of(hiv, 1)[0]
     out = runner.eval_step(batch).out
@@ -78,26 +70,13 @@ def test_every_input_field_reaches_its_address(hiv):
 
 
 def test_one_recording_a_key_and_none_later(hiv):
-    recorders = []
-
-    def recorder(device):
-        recorders.append(ArenaRecorder(device))
-        return recorders[-1]
-
-    model = Net()
-    runner = sg.StaticGraphRunner(
-        model,
-        CAPACITIES,
-        mode="cuda-graph",
-        loss=bce,
-        optimizer=adam(model),
-        recording=sg.Recording(recorder=recorder),
-    ).warmup(hiv, progress=False)
-    assert recorders[0].recorded == 4
+    place = Place("cpu")
+    runner = runner_of(Net(), hiv, recorder=place.recorder)
+    assert place.recorders[0].recorded == 4
     for batch in batches_of(hiv, 10):
         runner.step(batch)
         runner.eval_step(batch)
-    assert recorders[0].recorded == 4
+    assert place.recorders[0].recorded == 4
     report = runner.report()
     assert [bucket.recordings for bucket in report.buckets] == [2, 2]
     assert set(report.replays.values()) == {5}
@@ -106,7 +85,6 @@ def test_one_recording_a_key_and_none_later(hiv):
 
 def test_garbage_in_the_padding_of_a_recorded_step_changes_nothing(hiv):
     """Losses and trajectory over two buckets do not depend on any field's padding rows."""
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     runner, clean = runner_of(model, hiv), runner_of(twin, hiv)
@@ -127,7 +105,6 @@ def test_garbage_in_the_padding_of_a_recorded_step_changes_nothing(hiv):
 
 
 def test_autocast_is_part_of_a_key_and_recorded(hiv):
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     runner = runner_of(model, hiv, autocast=torch.bfloat16)
@@ -138,7 +115,6 @@ def test_autocast_is_part_of_a_key_and_recorded(hiv):
 
 
 def test_a_learning_rate_is_followed(hiv):
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     optimizer, other = adam(model, lr=0.01), adam(twin, lr=0.01)
@@ -189,7 +165,6 @@ def test_a_scheduler_costs_no_host_read_a_step(hiv, made_first, as_tensor):
 
 
 def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed(hiv):
-    torch.manual_seed(0)
     model = Net(dropout=0.5)
     runner = runner_of(model, hiv, optimizer=sgd(model, 0.0, fused=True))
     batch = batches_of(hiv, 1)[0]
@@ -203,7 +178,6 @@ def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed(hiv):
 
 def test_gradients_belong_to_the_bucket_that_ran(hiv):
     """Scope forward_backward: after each replay, ``grad`` is that bucket's, whatever ran before."""
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     optimizer = sgd(model, 0.0)
@@ -222,7 +196,7 @@ def test_closing_frees_everything_and_warmup_starts_anew(hiv):
     runner.close()
     assert all(parameter.grad is None for parameter in runner.model.parameters())
     assert [bucket.recordings for bucket in runner.report().buckets] == [0, 0]
-    runner.warmup(hiv, progress=False).step(batch)
+    runner.warmup(hiv).step(batch)
 
 
 def test_pointers_that_a_model_does_not_read_are_left_out(hiv):

@@ -6,12 +6,10 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
-from support.alike import adam, assert_same_state
+from support.alike import assert_same_state, squared
 from support.arena import ArenaRecorder
+from support.gine_net import Net, adam
 from support.runners import made_runner
-from torch import nn
-from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
 from staticgraph.errors import StaleBatch
@@ -19,31 +17,11 @@ from staticgraph.errors import StaleBatch
 CAPACITIES = [(410, 850, 31), (900, 1900, 33)]
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.atoms, self.bonds = nn.Linear(9, 8), nn.Linear(3, 8)
-        self.conv = GINEConv(nn.Linear(8, 8))
-        self.head = nn.Linear(8, 1)
-
-    def forward(self, x, edge_index, edge_attr, batch):
-        h = self.conv(self.atoms(x.float()), edge_index, self.bonds(edge_attr.float()))
-        return self.head(global_add_pool(h, batch) / 30)
-
-
 def runner_of(model, example, **options):
-    optimizer = torch.optim.Adam(
-        model.parameters(), lr=torch.tensor(1e-2), fused=True, capturable=True
-    )
     runner = made_runner(
-        model,
-        CAPACITIES,
-        mode="cuda-graph",
-        loss=lambda out, batch: F.mse_loss(out, batch.y, reduction="none"),
-        optimizer=optimizer,
-        **{"recorder": ArenaRecorder, **options},
+        model, CAPACITIES, "cuda-graph", loss=squared, optimizer=adam(model), **options
     )
-    return runner.warmup(example, progress=False)
+    return runner if example is None else runner.warmup(example)
 
 
 def loader_of(store):
@@ -167,14 +145,7 @@ class TestOneLaunch:
         twin, other = copy.deepcopy(models[0]), copy.deepcopy(models[0])
         ours, launches, recorder, runner = self.trajectory(moved, models[0], scope=scope)
         theirs, twice, apart, _ = self.trajectory(moved, twin, one_launch=False, scope=scope)
-        optimizer = torch.optim.Adam(other.parameters(), lr=torch.tensor(1e-2), fused=True)
-        eager = made_runner(
-            other,
-            CAPACITIES,
-            mode="eager",
-            loss=lambda out, batch: F.mse_loss(out, batch.y, reduction="none"),
-            optimizer=optimizer,
-        )
+        eager = made_runner(other, CAPACITIES, "eager", loss=squared, optimizer=adam(other))
         expected = []
         for _ in range(2):
             for batch in loader_of(esol):
@@ -183,9 +154,8 @@ class TestOneLaunch:
                 expected.append(eager.eval_step(batch).out[batch.graph_mask])
         assert all(map(torch.equal, ours, theirs))
         assert all(map(torch.equal, ours, expected))
-        for name, value in models[0].state_dict().items():
-            assert torch.equal(value, twin.state_dict()[name]), name
-            assert torch.equal(value, other.state_dict()[name]), name
+        assert_same_state(models[0], twin)
+        assert_same_state(models[0], other)
         assert set(launches) == {1}
         assert set(twice) == {2}
         assert recorder.recorded == 8, "two buckets, two phases, of ids and of any origin"
@@ -232,16 +202,8 @@ class TestOneLaunch:
                     raise RuntimeError("no more")
                 return super().record(body)
 
-        model = models[0]
-        runner = made_runner(
-            model,
-            CAPACITIES,
-            mode="cuda-graph",
-            loss=lambda out, batch: F.mse_loss(out, batch.y, reduction="none"),
-            optimizer=adam(model, fused=True, capturable=True),
-            recorder=Failing,
-        )
+        runner = runner_of(models[0], None, recorder=Failing)
         with pytest.raises(sg.NotStatic, match=r"bucket 1 step from ids.*no more"):
-            runner.warmup(moved, progress=False)
+            runner.warmup(moved)
         assert runner.steps.recorded._recordings == {}
         assert runner.steps.recorded.counts == {}

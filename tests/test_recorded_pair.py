@@ -9,27 +9,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.alike import assert_same_gradients, assert_same_state, sgd
-from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, batches_of, bce, fixed
 from support.places import mode_of
-from support.tape import TapeRecorder
+from support.runners import made_runner
 from torch import nn
 
 import staticgraph as sg
-from staticgraph.steps.computation.model_setup import Subject
-
-RECORDERS = [ArenaRecorder, TapeRecorder]
 
 
-def recorded(model, hiv, recorder=ArenaRecorder, phases=("forward", "eval"), **options):
-    subject = Subject(model, check_padding=False, **options)
-    recording = sg.Recording(recorder=recorder)
-    runner = sg.StaticGraphRunner(subject, CAPACITIES, "cuda-graph", recording=recording)
-    return runner.warmup(hiv, phases=phases, progress=False) if phases else runner
+def recorded(model, hiv, phases=("forward", "eval"), **options):
+    runner = made_runner(model, CAPACITIES, "cuda-graph", check_padding=False, **options)
+    return runner.warmup(hiv, phases=phases) if phases else runner
 
 
 def eager(model, **options):
-    return sg.StaticGraphRunner(Subject(model, check_padding=False, **options), CAPACITIES, "eager")
+    return made_runner(model, CAPACITIES, "eager", check_padding=False, **options)
 
 
 def loss_of(runner, batch):
@@ -42,12 +36,11 @@ def twins(**options):
     return model, copy.deepcopy(model)
 
 
-@pytest.mark.parametrize("recorder", RECORDERS)
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_a_loop_of_ones_own_follows_eager(hiv, recorder, accumulate):
+def test_a_loop_of_ones_own_follows_eager(hiv, accumulate):
     """Losses, parameters and statistics match bit for bit; gradients accumulate over buckets."""
     model, twin = twins()
-    runners = recorded(model, hiv, recorder), eager(twin)
+    runners = recorded(model, hiv), eager(twin)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, twin)]
     for number, batch in enumerate(batches_of(hiv, 12)):
         losses = []
@@ -77,7 +70,6 @@ class Generator(nn.Module):
 @pytest.mark.parametrize("mode", ["recorded", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_a_gan_sends_gradients_through_the_discriminator(hiv, mode, monkeypatch):
     """The generator's output is a field of the discriminator's batch."""
-    torch.manual_seed(0)
     parts = Generator(), Net()
     copies = copy.deepcopy(parts)
 
@@ -94,7 +86,7 @@ def test_a_gan_sends_gradients_through_the_discriminator(hiv, mode, monkeypatch)
 
     floats = [b.replace(x=b.x.float()) for b in batches_of(hiv, 4)[::2]]
     if mode == "recorded":
-        hiv = sg.GraphStore.from_pyg([_floats(hiv[i]) for i in range(150)], progress=False)
+        hiv = sg.GraphStore.from_pyg([_floats(hiv[i]) for i in range(150)])
         floats = [
             sg.StaticBatch.of(hiv, range(30 * i, 30 * i + 30), CAPACITIES[i % 2], i % 2)
             for i in range(4)

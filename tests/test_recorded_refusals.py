@@ -8,10 +8,10 @@ import itertools
 import pytest
 import torch
 from support.alike import assert_same_state, sgd
-from support.arena import ArenaRecorder
+from support.arena import ArenaRecorder, HostRead
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of
 from support.recorded_net import runner_of
-from support.tape import HostRead
+from support.runners import made_runner
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import staticgraph as sg
@@ -61,7 +61,7 @@ class TestRefusals:
         optimizer.load_state_dict(optimizer.state_dict())
         with pytest.raises(sg.NotStatic, match="load it before warmup"):
             runner.step(batches_of(hiv, 1)[0])
-        runner.warmup(hiv, progress=False)
+        runner.warmup(hiv)
         runner.step(batches_of(hiv, 1)[0])
 
     @pytest.mark.parametrize("counts", [False, True])
@@ -181,17 +181,12 @@ class TestRefusals:
 
         model = Net()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True, capturable=True)
-        runner = sg.StaticGraphRunner(
-            model,
-            CAPACITIES,
-            "cuda-graph",
-            loss=bce,
-            optimizer=optimizer,
-            recording=sg.Recording(recorder=Dying),
+        runner = made_runner(
+            model, CAPACITIES, "cuda-graph", loss=bce, optimizer=optimizer, recorder=Dying
         )
         try:
             with pytest.raises(sg.NotStatic, match="HostRead: the first error") as caught:
-                runner.warmup(hiv, phases=("step",), progress=False)
+                runner.warmup(hiv, phases=("step",))
         finally:
             refuses.__exit__(None, None, None)
         assert isinstance(caught.value.__cause__, HostRead)
@@ -213,13 +208,13 @@ class TestRefusals:
 
 def test_a_miss_after_warmup_is_an_error_or_eager(hiv):
     model = Net()
-    runner = runner_of(model, hiv, warm=False).warmup(hiv, phases=("eval",), progress=False)
+    runner = runner_of(model, hiv, warm=False).warmup(hiv, phases=("eval",))
     batch = batches_of(hiv, 1)[0]
     with pytest.raises(sg.NotStatic, match=r"bucket 0 step.*has no recording.*on_miss='eager'"):
         runner.step(batch)
     twin = copy.deepcopy(model)
     lenient = runner_of(model, hiv, warm=False, on_miss="eager")
-    lenient.warmup(hiv, phases=("eval",), progress=False)
+    lenient.warmup(hiv, phases=("eval",))
     eager = eager_of(twin, adam(twin))
     for batch in batches_of(hiv, 4):
         assert torch.equal(lenient.step(batch), eager.step(batch))

@@ -18,6 +18,7 @@ from support.rewritten import (
     missed,
     seeded,
 )
+from support.runners import made_runner
 from support.written_by_hand import BONDS, Tables
 from torch import nn
 from torch_geometric.nn import GATConv, MessagePassing, TransformerConv, global_add_pool
@@ -27,7 +28,6 @@ import staticgraph as sg
 from staticgraph.kernels.neighbours import neighbours_of
 from staticgraph.kernels.neighbours.program import program_of
 from staticgraph.rewrites.layers import dropout
-from staticgraph.steps.computation.model_setup import Subject
 
 HEADS = 3  # as many as columns per head, so a sum over the other has the same shape
 WIDTH = HEADS**2
@@ -271,7 +271,7 @@ def test_dropped_weights_are_those_of_torch(name, esol, monkeypatch):
     found = []
     for mode in ("eager", "fused"):
         model = seeded(lambda: Model(conv))
-        runner = sg.StaticGraphRunner(Subject(model, check_padding=False), [CAPACITY], mode)
+        runner = made_runner(model, [CAPACITY], mode, check_padding=False)
         runner(batch)
         torch.manual_seed(3)
         out = runner(batch)[batch.graph_mask]
@@ -357,7 +357,6 @@ def test_scores_are_added_up_as_the_model_says(score, esol):
 
 def test_half_precision_gives_the_dtype_of_the_trace(esol):
     """Under autocast, sums are in float32 and the result is as accurate as PyG's own."""
-    torch.manual_seed(0)
     model = Model(layer(edge_dim=WIDTH))
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
     outs = {}

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from support.rewritten import difference, fired, seeded
+from support.rewritten import OfNodes, assert_as_in_plain_pyg, difference, fired, seeded, summed
 from torch import nn
 from torch_geometric.nn import GCNConv, global_add_pool
 from torch_geometric.utils import scatter
@@ -16,45 +16,29 @@ from staticgraph.rewrites import RewriteTarget, rewrite
 from staticgraph.rewrites.captured_graph.canonical_ops import is_method
 
 
-class Base(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(9, 16)
-        self.norm = nn.BatchNorm1d(16)
-        self.second = nn.Linear(16, 16)
-
-    def forward(self, x, edge_index, batch, batch_size):
-        h = self.nodes(self.first(x.double()), edge_index)
-        return global_add_pool(h, batch, batch_size)
-
-
-def summed(rows, edge_index, h):
-    return scatter(rows, edge_index[1], 0, h.size(0))
-
-
-class AlphaOfNorm(Base):
+class AlphaOfNorm(OfNodes):
     def nodes(self, h, edge_index):
         return torch.add(self.norm(self.second(h)), h, alpha=0.5)
 
 
-class AlphaOfEnds(Base):
+class AlphaOfEnds(OfNodes):
     def nodes(self, h, edge_index):
         m = torch.add(h[edge_index[0]], h[edge_index[1]], alpha=-1).relu()
         return summed(m, edge_index, h)
 
 
-class AlphaOfSum(Base):
+class AlphaOfSum(OfNodes):
     def nodes(self, h, edge_index):
         return torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]], alpha=0.5)
 
 
-class Rounded(Base):
+class Rounded(OfNodes):
     def nodes(self, h, edge_index):
         gathered = h[edge_index[0]] * 10
         return summed(torch.div(gathered, 3, rounding_mode="floor") + gathered, edge_index, h)
 
 
-class ColumnsBySource(Base):
+class ColumnsBySource(OfNodes):
     """A gather from a matrix with one column per node."""
 
     def nodes(self, h, edge_index):
@@ -62,13 +46,13 @@ class ColumnsBySource(Base):
         return summed(rows, edge_index, h)
 
 
-class SelectByName(Base):
+class SelectByName(OfNodes):
     def nodes(self, h, edge_index):
         src, dst = edge_index.select(dim=0, index=0), edge_index.select(0, index=1)
         return scatter(h[src], dst, 0, h.size(0)) + h.select(dim=1, index=3)[:, None]
 
 
-class StackedEnds(Base):
+class StackedEnds(OfNodes):
     """Both ends of the edges are unpacked, stacked and unpacked again."""
 
     def nodes(self, h, edge_index):
@@ -77,7 +61,7 @@ class StackedEnds(Base):
         return scatter(h[row], col, 0, h.size(0))
 
 
-class StackedAgain(Base):
+class StackedAgain(OfNodes):
     """The same with each edge reversed, which is not the batch's own pair."""
 
     def nodes(self, h, edge_index):
@@ -86,7 +70,7 @@ class StackedAgain(Base):
         return scatter(h[turned[0]], turned[-1], 0, h.size(0))
 
 
-class StackedPair(Base):
+class StackedPair(OfNodes):
     """A PyG layer receives the stacked pair."""
 
     def __init__(self):
@@ -97,7 +81,7 @@ class StackedPair(Base):
         return self.conv(h, torch.stack([edge_index[0], edge_index[1]]))
 
 
-class StackedSum(Base):
+class StackedSum(OfNodes):
     """Tables by column, summed as a stack; along another dimension it is not a sum of its parts."""
 
     def __init__(self):
@@ -110,7 +94,7 @@ class StackedSum(Base):
         return global_add_pool(h, batch, batch_size)
 
 
-class ExpandedGather(Base):
+class ExpandedGather(OfNodes):
     """Rows by ``gather``, with the ends of the edges expanded to every column as index."""
 
     def nodes(self, h, edge_index):
@@ -121,7 +105,7 @@ class ExpandedGather(Base):
         return summed(first, edge_index, h) + summed(second * 2 + diagonal, edge_index, h)
 
 
-class MeanOfOthers(Base):
+class MeanOfOthers(OfNodes):
     """One mean that excludes the tensor it is written into, and one that includes it."""
 
     def nodes(self, h, edge_index):
@@ -133,7 +117,7 @@ class MeanOfOthers(Base):
         return first + largest + torch.zeros_like(h).scatter_reduce(0, index, rows, "mean")
 
 
-class GatherWithoutGradient(Base):
+class GatherWithoutGradient(OfNodes):
     def nodes(self, h, edge_index):
         h = self.second(h)
         with torch.no_grad():
@@ -157,7 +141,7 @@ FORMS = [
 ]
 
 
-class MessageReadWithoutGradientFirst(Base):
+class MessageReadWithoutGradientFirst(OfNodes):
     """The program that computes it belongs before the region, in which it would have no
     gradient."""
 
@@ -168,7 +152,7 @@ class MessageReadWithoutGradientFirst(Base):
         return summed(rows * share, edge_index, h) + summed(self.second(rows), edge_index, h)
 
 
-class RowsWithoutGradient(Base):
+class RowsWithoutGradient(OfNodes):
     """What a program reads stays in its region, though another program of them comes first."""
 
     def nodes(self, h, edge_index):
@@ -215,7 +199,7 @@ def test_what_is_stacked_is_read_through_the_stack(build, rewrite, times, compar
     assert rewritten[rewrite] == times
 
 
-class TablesStacked(Base):
+class TablesStacked(OfNodes):
     """As above, with the sum alone."""
 
     def __init__(self):
@@ -228,8 +212,7 @@ class TablesStacked(Base):
 
 
 def test_a_stack_of_tables_is_one_lookup(esol):
-    largest, runner = difference(seeded(TablesStacked), esol)
-    assert largest <= 1e-10
+    runner = assert_as_in_plain_pyg(seeded(TablesStacked), esol)
     assert fired(runner)["tables"] == 1
 
 
@@ -243,7 +226,7 @@ def test_a_mean_without_what_it_goes_into_is_one_over_neighbours(compared):
     assert rewritten["neighbours"] == 3
 
 
-class Cast(Base):
+class Cast(OfNodes):
     """Part of the forward in bfloat16, with its activation outside that region."""
 
     def nodes(self, h, edge_index):

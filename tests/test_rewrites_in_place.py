@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
-from support.rewritten import difference, fired, missed, seeded
-from torch import nn
+from support.rewritten import OfNodes, difference, fired, missed, seeded, summed
 from torch_geometric.nn import global_add_pool
-from torch_geometric.utils import scatter
 
 
-class Base(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(9, 16)
-        self.norm = nn.BatchNorm1d(16)
-        self.second = nn.Linear(16, 16)
-
-    def forward(self, x, edge_index, batch, batch_size):
-        h = self.nodes(self.norm(self.first(x.double())), edge_index)
-        return global_add_pool(h, batch, batch_size)
-
-
-def summed(rows, edge_index, h):
-    return scatter(rows, edge_index[1], 0, h.size(0))
-
-
-class ColumnAfterGather(Base):
+class ColumnAfterGather(OfNodes):
     def nodes(self, h, edge_index):
         h = self.second(h)
         m = h[edge_index[0]]
@@ -35,7 +19,7 @@ class ColumnAfterGather(Base):
         return summed(m, edge_index, h) + h
 
 
-class Twice(Base):
+class Twice(OfNodes):
     def nodes(self, h, edge_index):
         h = self.second(h)
         v = h.view(-1, 2, 8)
@@ -44,7 +28,7 @@ class Twice(Base):
         return v.flatten(1) * 2 + self.norm(h)
 
 
-class Intermediate(Base):
+class Intermediate(OfNodes):
     def nodes(self, h, edge_index):
         h = self.second(h)
         rows = h[edge_index[0]]
@@ -53,7 +37,7 @@ class Intermediate(Base):
         return summed(m.relu(), edge_index, h) + summed(rows, edge_index, h) + h
 
 
-class WithoutGradientAfterGather(Base):
+class WithoutGradientAfterGather(OfNodes):
     def nodes(self, h, edge_index):
         h = self.second(h)
         m = h[edge_index[0]]
@@ -62,7 +46,7 @@ class WithoutGradientAfterGather(Base):
         return summed(m, edge_index, h) + h
 
 
-class OwnOperand(Base):
+class OwnOperand(OfNodes):
     def nodes(self, h, edge_index):
         h = self.second(h)
         half = h[:, :8]
@@ -71,7 +55,7 @@ class OwnOperand(Base):
         return summed(m, edge_index, h) + h
 
 
-class Degrees(Base):
+class Degrees(OfNodes):
     """What PyG's older layers do for nodes without neighbours."""
 
     def nodes(self, h, edge_index):
@@ -82,7 +66,7 @@ class Degrees(Base):
         return summed(h[edge_index[0]] * weight.view(-1, 1), edge_index, h)
 
 
-class Input(Base):
+class Input(OfNodes):
     def forward(self, x, edge_index, batch, batch_size):
         x = x.double()
         m = x[edge_index[0]]
@@ -91,7 +75,7 @@ class Input(Base):
         return global_add_pool(self.norm(h).relu(), batch, batch_size)
 
 
-class Harmless(Base):
+class Harmless(OfNodes):
     """Every common in-place change of a tensor that nothing else reads."""
 
     def nodes(self, h, edge_index):
@@ -107,14 +91,10 @@ class Harmless(Base):
         return F.dropout(s + weight * h, 0.5, False, True)
 
 
-_COMPARED: dict[type[Base], tuple] = {}
-
-
+@functools.cache
 def compared(build, store) -> tuple:
     """The difference to plain PyG and the runner, computed once for all tests of a model."""
-    if build not in _COMPARED:
-        _COMPARED[build] = difference(seeded(build), store)
-    return _COMPARED[build]
+    return difference(seeded(build), store)
 
 
 HARMFUL = [

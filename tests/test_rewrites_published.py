@@ -10,14 +10,13 @@ from support.rewritten import assert_as_in_plain_pyg, fired, seeded
 from support.written_by_hand import BONDS, Tables
 from torch import nn
 from torch_geometric.nn import (
-    GATv2Conv,
     MessagePassing,
     NNConv,
     Set2Set,
     global_add_pool,
     global_mean_pool,
 )
-from torch_geometric.utils import scatter, softmax
+from torch_geometric.utils import scatter
 
 ATOMS = (53, 1, 5)  # the first columns of ESOL
 
@@ -159,48 +158,10 @@ class EdgeNetwork(nn.Module):
         return self.lin(self.set2set(out, batch, dim_size=batch_size))
 
 
-class OwnGAT(MessagePassing):
-    """A GAT as in course notebooks, over the edges as given."""
-
-    def __init__(self, h, heads):
-        super().__init__(aggr="add", node_dim=0)
-        self.heads, self.lin = heads, nn.Linear(h, h)
-        self.att_l = nn.Parameter(torch.randn(1, heads, h // heads))
-        self.att_r = nn.Parameter(torch.randn(1, heads, h // heads))
-
-    def forward(self, x, edge_index):
-        rows = self.lin(x).reshape(len(x), self.heads, -1)
-        alpha = (rows * self.att_l).sum(dim=-1), (rows * self.att_r).sum(dim=-1)
-        return self.propagate(edge_index, x=(rows, rows), alpha=alpha).reshape(len(x), -1)
-
-    def message(self, x_j, alpha_j, alpha_i, index, ptr, size_i):
-        alpha = softmax(F.leaky_relu(alpha_i + alpha_j, 0.2), index, ptr, size_i)
-        return x_j * alpha.unsqueeze(-1)
-
-    def aggregate(self, inputs, index, dim_size=None):
-        return scatter(inputs, index, dim=self.node_dim, dim_size=dim_size, reduce="sum")
-
-
-class Attentions(nn.Module):
-    """A GATv2 layer with averaged heads and shared weights, and the layer above."""
-
-    def __init__(self, h=8):
-        super().__init__()
-        self.atoms, self.bonds = Tables(ATOMS, h), Tables(BONDS, h)
-        options = {"heads": 2, "concat": False, "share_weights": True, "edge_dim": h}
-        self.first, self.second = GATv2Conv(h, h, **options), OwnGAT(h, 2)
-        self.head = nn.Linear(h, 1)
-
-    def forward(self, x, edge_index, edge_attr, batch):
-        h = F.elu(self.first(self.atoms(x[:, :3]), edge_index, self.bonds(edge_attr)))
-        return self.head(global_mean_pool(F.elu(self.second(h, edge_index)), batch))
-
-
 MODELS = {
     "gated": Gated,
     "painn": PaiNN,
     "edge network": EdgeNetwork,
-    "attentions": Attentions,
 }
 
 
@@ -208,7 +169,6 @@ FIRES = {
     "painn": {"neighbours": 4},
     "gated": {"neighbours": 6},
     "edge network": {"pools": 4, "neighbours": 2},
-    "attentions": {"softmax": 2, "neighbours": 2},
 }
 assert FIRES.keys() == MODELS.keys()
 

@@ -74,7 +74,6 @@ def test_padded_equals_unpadded_in_float64(hiv, plan, gps, scale, real_known):
 
     ``fixed`` hides the real counts, so that layers take the path of a compiled step.
     """
-    torch.manual_seed(0)
     model = Molecules(hiv, gps).double()
     stock = copy.deepcopy(model)
     runner = sg.StaticGraphRunner(model, plan, loss=bce, optimizer=sgd(model, 0.0))
@@ -142,7 +141,6 @@ def test_fifty_steps_in_float32_follow_pyg(hiv, plan, gps):
     runs four times over the same batches with graphs and edges in a different order each time,
     which changes only the rounding; twice the largest departure is the tolerance.
     """
-    torch.manual_seed(0)
     model = Molecules(hiv, gps)
     exact = Stock(copy.deepcopy(model).double(), seed=None)
     stocks = [Stock(copy.deepcopy(model), seed) for seed in range(4)]

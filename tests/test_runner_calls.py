@@ -7,9 +7,10 @@ import copy
 import numpy as np
 import pytest
 import torch
+from support.arena import ArenaRecorder
 from support.linear_net import Linear
 from support.molecule_steps import TRAIN, adam, loader_of
-from support.tape import TapeRecorder
+from support.runners import made_runner
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
 
@@ -31,7 +32,6 @@ class WholeBatch(Linear):
 
 
 def test_models_are_called_as_they_are_written(hiv, plan):
-    torch.manual_seed(0)
     by_name, whole = Linear(), WholeBatch()
     whole.load_state_dict(by_name.state_dict())
     batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
@@ -73,7 +73,6 @@ def test_models_are_called_as_they_are_written(hiv, plan):
 @pytest.mark.parametrize("level", ["graph", "node", "edge"])
 def test_predict_gives_back_the_input_order(hiv, plan, level):
     """Per graph, node or edge, compared with the model on each graph alone, with edges as given."""
-    torch.manual_seed(0)
     model = Linear(level)
     rng = np.random.default_rng(0)
     graphs = []
@@ -170,12 +169,7 @@ def test_graph_modes_on_a_cpu(plan):
     for mode in ("reduce-overhead", "max-autotune"):
         with pytest.raises(ValueError, match="would run it silently without"):
             sg.StaticGraphRunner(Linear(), plan, mode=mode)
-        assert (
-            sg.StaticGraphRunner(
-                Linear(), plan, mode=mode, recording=sg.Recording(allow_cpu=True)
-            ).mode.name
-            == mode
-        )
+        assert made_runner(Linear(), plan, mode=mode, allow_cpu=True).mode.name == mode
     with pytest.raises(ValueError, match="choose one of auto, eager"):
         sg.StaticGraphRunner(Linear(), plan, mode="fast")
     auto = sg.StaticGraphRunner(Linear(), plan)
@@ -257,17 +251,17 @@ def test_fields_in_another_order_are_taken_by_name_and_of_another_shape_refused(
         graph = Data(edge_index=torch.zeros(2, 0).long(), num_nodes=3)
         for name, width in widths.items():
             graph[name] = fields[name][:, :1].expand(3, width) if width != 2 else fields[name]
-        return sg.GraphStore.from_pyg([graph] * 2, progress=False)
+        return sg.GraphStore.from_pyg([graph] * 2)
 
     first = stored(a=2, b=2)
-    plan, recording = sg.plan_buckets(first, 2), sg.Recording(recorder=TapeRecorder)
+    plan, recording = sg.plan_buckets(first, 2), sg.Recording(recorder=ArenaRecorder)
     runner = sg.StaticGraphRunner(
         torch.nn.Linear(2, 1),
         plan,
         mode,
         forward=lambda net, batch: net(batch.a - 2 * batch.b),
         recording=recording if mode == "cuda-graph" else None,
-    ).warmup(first, progress=False)
+    ).warmup(first)
     batches = [
         sg.StaticBatch.of(store, [0, 1], plan.capacities[0])
         for store in (first, stored(b=2, a=2), stored(a=3, b=1))

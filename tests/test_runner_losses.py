@@ -23,7 +23,6 @@ def plan(hiv):
 
 @pytest.mark.parametrize("level", ["graph", "node", "edge"])
 def test_the_loss_is_the_mean_over_real_rows(hiv, plan, level):
-    torch.manual_seed(0)
     model = Linear(level)
     batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
     runner = sg.StaticGraphRunner(model, plan, loss=lambda out, _: out.square())
@@ -142,7 +141,7 @@ def test_rows_of_one_level_against_targets_of_another(esol):
     graphs = [esol[i] for i in range(40)]
     for graph in graphs:
         graph.y = graph.x[:, 0].float()  # a target per node
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     plan = sg.plan_buckets(store, batch_size=8)
     batch = next(iter(sg.StaticLoader(store, plan)))
     out = torch.zeros(len(batch.graph_mask), 1)

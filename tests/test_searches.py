@@ -10,6 +10,7 @@ import torch
 import torch_geometric
 import torch_geometric.nn as pyg
 from support.alike import sgd, squared
+from support.runners import made_runner
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn.models import DimeNetPlusPlus, SchNet, ViSNet, dimenet
@@ -135,7 +136,7 @@ def test_a_step_equals_plain_pygs(name, mode):
     squared(call(plain, whole), whole).mean().backward()
     expected = [p.grad for p in plain.parameters() if p.grad is not None]
     predicted = call(plain.eval(), whole).detach()
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     optimizer = sgd(model, 0.0)
     plan = [sg.Capacity(nodes=60, edges=8, graphs=len(graphs) + 2, max_graph_nodes=30)]
     subject = Subject(model, squared, optimizer, forward=call)
@@ -147,7 +148,6 @@ def test_a_step_equals_plain_pygs(name, mode):
 
 
 def test_a_model_that_indexes_found_edges_with_a_mask_runs_in_eager():
-    torch.manual_seed(0)
     sizes = {"num_layers": 1, "num_heads": 2, "hidden_channels": 16, "num_rbf": 8, "cutoff": 2.0}
     model = ViSNet(**sizes).eval()
     graphs = [
@@ -156,7 +156,7 @@ def test_a_model_that_indexes_found_edges_with_a_mask_runs_in_eager():
     ]
     whole = Batch.from_data_list(graphs)
     expected = call(model, whole)[0].detach()
-    plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=4)
+    plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs), batch_size=4)
     subject = Subject(model, forward=lambda model, data: call(model, data)[0])
     actual = sg.StaticGraphRunner(subject, plan, "eager").predict(graphs)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
@@ -164,11 +164,11 @@ def test_a_model_that_indexes_found_edges_with_a_mask_runs_in_eager():
 
 def test_a_search_without_the_batchs_rows_is_refused():
     model = Searching(False, "source_to_target").double()
-    plan = sg.plan_buckets(sg.GraphStore.from_pyg(clusters(), progress=False), batch_size=2)
+    plan = sg.plan_buckets(sg.GraphStore.from_pyg(clusters()), batch_size=2)
 
     def without_batch(model, data):
         return pyg.radius_graph(data.pos, 1.0)
 
-    runner = sg.StaticGraphRunner(Subject(model, forward=without_batch), plan, "eager")
+    runner = made_runner(model, plan, "eager", forward=without_batch)
     with pytest.raises(sg.NotStatic, match="pass batch=batch"):
         runner.predict(clusters())

@@ -79,12 +79,10 @@ def test_splits_that_all_stores_have_are_put_together(tmp_path):
     """As positions in the whole; a split that only some stores have would silently be partial."""
     graphs = graphs_of(16)
     first, second = graphs[:10], graphs[10:]
-    sg.GraphStore.from_pyg(first, progress=False).with_splits(
-        train=range(8), val=[9, 8], test=[0]
-    ).save(tmp_path / "a")
-    sg.GraphStore.from_pyg(second, progress=False).with_splits(train=[5, 1], val=[0]).save(
-        tmp_path / "b"
+    sg.GraphStore.from_pyg(first).with_splits(train=range(8), val=[9, 8], test=[0]).save(
+        tmp_path / "a"
     )
+    sg.GraphStore.from_pyg(second).with_splits(train=[5, 1], val=[0]).save(tmp_path / "b")
     store = sg.GraphStore.load([tmp_path / "a", tmp_path / "b"])
     assert {name: list(ids) for name, ids in store.splits.items()} == {
         "train": [*range(8), 15, 11],
@@ -97,7 +95,7 @@ def test_a_copy_with_other_splits_leaves_the_store_as_it_was(tmp_path):
     graphs = graphs_of(6)
     for number in (0, 1):
         part = graphs[3 * number : 3 * number + 3]
-        sg.GraphStore.from_pyg(part, progress=False).save(tmp_path / str(number))
+        sg.GraphStore.from_pyg(part).save(tmp_path / str(number))
     store = sg.GraphStore.load([tmp_path / "0", tmp_path / "1"])
     other = store.with_splits(val=[4, 5])
     assert list(other.splits["val"]) == [4, 5]

@@ -91,7 +91,7 @@ def batches_of(store, graphs=8):
 
 def trained(model, store, mode):
     """A runner after two steps and an evaluation in every bucket, and all losses."""
-    runner, losses = runner_of(model, mode).warmup(store, progress=False), []
+    runner, losses = runner_of(model, mode).warmup(store), []
     for first, second in zip(batches_of(store), batches_of(store, 11), strict=True):
         losses += [runner.step(first).clone(), runner.step(second).clone()]
         losses.append(runner.eval_step(first).loss.clone())
@@ -104,7 +104,6 @@ def trained(model, store, mode):
     ids=["any sizes", "a branch", "attention"],
 )
 def test_buckets_share_what_fits_them_and_compute_what_eager_does(esol, options, traces):
-    torch.manual_seed(0)
     model = Net(**options).double()
     plain = copy.deepcopy(model)
     before = counters["stats"]["unique_graphs"]

@@ -6,25 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from support.arena import ArenaRecorder
-from support.gine_net import CAPACITIES, Net, adam, batches_of, bce
-from support.runners import made_runner
+from support.gine_net import CAPACITIES, Net, batches_of
+from support.recorded_net import runner_of
 from torch import nn
 
 import staticgraph as sg
-
-
-def runner_of(model, hiv, phases=None, **options):
-    runner = made_runner(
-        model,
-        CAPACITIES,
-        "cuda-graph",
-        loss=bce,
-        optimizer=adam(model),
-        recorder=ArenaRecorder,
-        **options,
-    )
-    return runner.warmup(hiv, phases=phases, progress=False)
 
 
 def loader_of(hiv):
@@ -119,7 +105,7 @@ def test_a_change_before_the_first_replay_is_found_and_after_a_warm_up_is_no_cha
         runner.step(batch)
     if what in ("hook", "deleted"):
         return  # a hook is refused by every compiled or recorded step, the deletion by the layer
-    runner.warmup(hiv, progress=False)
+    runner.warmup(hiv)
     runner.step(batch)
 
 
@@ -136,7 +122,7 @@ def test_flags_matter_for_the_recording_that_they_were_made_with(hiv):
     runner.step(batch)
     model.eval()
     model.dropout.train()
-    monte_carlo = runner_of(model, hiv, phases=("eval",))
+    monte_carlo = runner_of(model, hiv, warm=False).warmup(hiv, phases=("eval",))
     with torch.no_grad(), pytest.raises(sg.NotStatic, match=r"dropout\.training was False"):
         monte_carlo(batch)
 
@@ -180,9 +166,7 @@ def test_what_the_forward_writes_is_no_premise(hiv):
 def test_a_key_recorded_later_does_not_hide_a_change(hiv):
     """Without a warm-up, the second bucket's recording would take the changed value as original."""
     model = Net()
-    runner = made_runner(
-        model, CAPACITIES, "cuda-graph", loss=bce, optimizer=adam(model), recorder=ArenaRecorder
-    )
+    runner = runner_of(model, hiv, warm=False)
     first, second = batches_of(hiv, 2)
     runner.step(first)
     half(model)

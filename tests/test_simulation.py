@@ -151,7 +151,7 @@ GRAPHS = [
     Data(x=torch.full((n, 1), float(k)), edge_index=torch.zeros((2, n), dtype=torch.int64))
     for k, n in enumerate(SIZES)
 ]
-STORE = sg.GraphStore.from_pyg(GRAPHS, progress=False)
+STORE = sg.GraphStore.from_pyg(GRAPHS)
 PLAN = sg.plan_buckets(STORE, batch_size=3)
 
 
@@ -286,7 +286,7 @@ def epoch_of(mode: str, meanwhile: Callable[[Any, Any], Any] = lambda *_: None, 
         loss=lambda out, batch: out.square(),
         optimizer=torch.optim.SGD(model.parameters(), lr=torch.tensor(0.0)),
         recording=recording if mode == "cuda-graph" else None,
-    ).warmup(STORE, progress=False, phases=("step", "eval"))
+    ).warmup(STORE, phases=("step", "eval"))
     torch.manual_seed(1)
     meanwhile(runner, model)
     losses = []

@@ -9,9 +9,9 @@ import warnings
 import pytest
 import torch
 from support.alike import assert_same_state, sgd
+from support.arena import ArenaRecorder
 from support.places import mode_of
 from support.runners import made_runner
-from support.tape import TapeRecorder
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch_geometric.data import Data
@@ -58,7 +58,7 @@ def runner_of(store, model, mode="eager", kernels=False):
     """A warmed-up runner, except in mode ``default``, where Inductor would also compile an
     evaluation that no test needs."""
     sg.convert(model, kernels=kernels)
-    options = {"recorder": TapeRecorder, "scope": "forward_backward"}
+    options = {"recorder": ArenaRecorder, "scope": "forward_backward"}
     runner = made_runner(
         model,
         [CAPACITY],
@@ -67,7 +67,7 @@ def runner_of(store, model, mode="eager", kernels=False):
         optimizer=sgd(model, 0.0),
         **(options if mode == "cuda-graph" else {}),
     )
-    return runner if mode == "default" else runner.warmup(store, progress=False)
+    return runner if mode == "default" else runner.warmup(store)
 
 
 def batch_of(store, ids):

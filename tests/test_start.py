@@ -3,15 +3,15 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support.examples import EXAMPLES
 
 from staticgraph import cli
 from staticgraph.runner.report import Report
 from staticgraph.training.report import EpochRecord, TrainReport
 
-ESOL = str(Path(__file__).parents[1] / "examples" / "data" / "esol.npz")
+ESOL = str(EXAMPLES / "esol.npz")
 # The commands run in a process of their own in which importing torch ends the command.
 WITHOUT_TORCH = """
 import contextlib, io, json, sys

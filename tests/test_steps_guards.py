@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.alike import sgd
+from support.rewritten import CAPACITY, IDS
+from support.runners import made_runner
 from support.written_by_hand import Trunk, gine
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
@@ -20,8 +22,6 @@ from staticgraph.nn.context.asked import APART
 from staticgraph.steps.compilation import guards
 from staticgraph.steps.computation.model_setup import Subject
 
-CAPACITY = (210, 430, 9)
-IDS = [3, 1, 4, 1059, 200, 7]
 SCALE = 2.0
 
 
@@ -192,7 +192,7 @@ def test_a_mode_that_counts_sees_the_step_and_every_change_is_still_refused(esol
 
 
 def test_under_a_mode_that_counts_nothing_is_traced(esol):
-    runner = sg.StaticGraphRunner(Subject(Model().eval(), check_padding=False), [CAPACITY], "fused")
+    runner = made_runner(Model().eval(), [CAPACITY], "fused", check_padding=False)
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
     with FlopCounterMode(display=False), pytest.raises(sg.NotStatic, match="before entering it"):
         runner(batch)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
 from staticgraph import datasets
@@ -20,7 +18,7 @@ def graphs(esol):
 
 
 def test_a_split_that_there_is_not_says_how_to_name_one(graphs, tmp_path):
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     with pytest.raises(KeyError, match="no split 'train', it has no splits: name some"):
         store.splits["train"]
     named = store.with_splits(train=range(9), val=range(9, 12))
@@ -33,18 +31,11 @@ def test_a_split_that_there_is_not_says_how_to_name_one(graphs, tmp_path):
         assert "test" not in each.splits
 
 
-def test_a_loader_and_a_list_of_batches_are_not_predicted(graphs):
-    runner = sg.StaticGraphRunner(torch.nn.Linear(1, 1), [(400, 900, 13)], "eager")
-    for batches in (DataLoader(graphs, 4), list(DataLoader(graphs, 4))):
-        with pytest.raises(sg.errors.BadGraph, match=r"gives batches|item 0 is a DataBatch"):
-            runner.predict(batches)
-
-
 def test_a_path_may_begin_with_the_home_folder(graphs, tmp_path, monkeypatch):
     """As datasets.open has always accepted; a shell does not expand --out=~/runs."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     store.save("~/my store")
     plan = sg.plan_buckets(store, batch_size=4)
     plan.save("~/plan.json")

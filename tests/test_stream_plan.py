@@ -6,11 +6,11 @@ The oracle: batches drawn by NumPy from the histograms of real data sets, and co
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 from support.graphs import double_graphs
+from support.packing_problems import SETS, load
 from torch.utils.data import ConcatDataset, Subset
 from torch_geometric.data import Batch
 from torch_geometric.loader import DataLoader
@@ -18,7 +18,6 @@ from torch_geometric.loader import DataLoader
 import staticgraph as sg
 from staticgraph.sizes.histogram import SizeHistogram
 
-HISTOGRAMS = sorted((Path(__file__).parent / "data" / "histograms").glob("*.csv"))
 DRAWS = {8: 60_000, 32: 40_000, 128: 20_000}
 
 
@@ -37,9 +36,9 @@ def counted(rows, chances, plan, batch_size: int) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True], ids=["uniform", "weighted"])
 @pytest.mark.parametrize("batch_size", [8, 32, 128])
-@pytest.mark.parametrize("path", HISTOGRAMS, ids=lambda path: path.stem)
-def test_predicted_and_counted_shares_agree(path, batch_size, weighted):
-    histogram = SizeHistogram.from_csv(path)
+@pytest.mark.parametrize("name", SETS)
+def test_predicted_and_counted_shares_agree(name, batch_size, weighted):
+    histogram = load(name)
     weights = 1.0 + histogram.sizes[:, 0] ** 2 if weighted else np.ones(len(histogram.counts))
     plan = sg.plan_stream(histogram, batch_size, miss=5e-3, weights=weights)
     chances = histogram.counts * weights

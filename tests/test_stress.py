@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from support.alike import adam
+from support.arena import ArenaRecorder
 from support.plain_epochs import PLAN, STORE, made
 from support.runners import made_runner
-from support.tape import TapeRecorder
 
 import staticgraph as sg
 
@@ -91,10 +91,10 @@ def test_nothing_grows_with_the_steps(mode, steps):
     model, loss, random = made(), Loss(), Random(5)
     rate = torch.tensor(1e-3, dtype=torch.float64)
     optimizer = adam(model, lr=rate, fused=True, capturable=True)
-    recorded = {"recorder": TapeRecorder} if mode == "cuda-graph" else {}
+    recorded = {"recorder": ArenaRecorder} if mode == "cuda-graph" else {}
     runner = made_runner(model, PLAN, mode, loss=loss, optimizer=optimizer, **recorded)
     loader = sg.StaticLoader(STORE, PLAN, shuffle=True, seed=3, num_workers=1)
-    runner.warmup(STORE, progress=False)
+    runner.warmup(STORE)
     gc.collect()
     gc.freeze()  # the objects of compiled code outnumber those the collector should traverse
     # Allocated up front, so that the memory of this test itself does not grow.

@@ -69,9 +69,9 @@ def test_a_run_finds_its_workers_and_has_the_same_losses(tmp_path, monkeypatch):
     config = {"data": "examples/data/esol.npz", "model": "gin", "hidden": 4, "layers": 1}
     config |= {"batch_size": 32, "epochs": 1, "kernels": "off", "checkpoint_every": 3}
     config["compile_mode"] = "eager"  # modes chosen by timing may round differently
-    train.train(TrainConfig(**config), tmp_path / "none", progress=False)
+    train.train(TrainConfig(**config), tmp_path / "none")
     monkeypatch.setattr(StaticLoader, "__init__", noted)
-    train.train(TrainConfig(**config, workers="auto"), tmp_path / "auto", progress=False)
+    train.train(TrainConfig(**config, workers="auto"), tmp_path / "auto")
     assert made[0] == 0
     assert made[1] >= 1
     files = [tmp_path / run / "steps.csv" for run in ("none", "auto")]

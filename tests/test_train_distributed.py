@@ -84,7 +84,7 @@ def test_recordings_end_before_the_group_does(monkeypatch, fails):
 
 
 def trained(config: TrainConfig, folder: str) -> dict:
-    return train.train(config, folder, progress=False).to_dict()
+    return train.train(config, folder).to_dict()
 
 
 @pytest.fixture(scope="module")
@@ -146,9 +146,9 @@ def _stopped_and_resumed(config: TrainConfig, folder: str) -> list:
 
     StaticGraphRunner.step = stepping
     with pytest.raises(Interrupted):
-        train.train(config, folder, progress=False)
+        train.train(config, folder)
     stopped = len(calls)
-    report = train.resume(folder, progress=False)
+    report = train.resume(folder)
     return [stopped, len(calls), report.resumed_at]
 
 
@@ -161,7 +161,7 @@ def test_ranks_stop_together_and_go_on_as_if_they_had_not(uninterrupted, config,
 
 
 def _resumed(folder: str, changes: dict) -> dict:
-    return train.resume(folder, changes, progress=False).to_dict()
+    return train.resume(folder, changes).to_dict()
 
 
 def test_another_number_of_processes_goes_on_with_the_next_epoch(config, tmp_path):
@@ -177,7 +177,7 @@ def test_another_number_of_processes_goes_on_with_the_next_epoch(config, tmp_pat
 
 def _fails(folder: str, config: TrainConfig) -> str:
     with pytest.raises(Exception) as caught:
-        train.train(config, folder, progress=False)
+        train.train(config, folder)
     return f"{type(caught.value).__name__}: {caught.value}"
 
 

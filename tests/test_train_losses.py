@@ -76,7 +76,7 @@ def test_a_loss_by_name_trains_and_judges(data, tmp_path):
         tomllib.loads((tmp_path / "run" / "config.toml").read_text())["loss"]
         == "users_losses:absolute"
     )
-    again = train.resume(tmp_path / "run", {"epochs": 2}, progress=False)
+    again = train.resume(tmp_path / "run", {"epochs": 2})
     assert again.config["loss"] == "users_losses:absolute"
 
 
@@ -89,6 +89,6 @@ def losses_of_default(data, folder):
 def test_outputs_that_the_metric_cannot_judge_have_none(data, tmp_path):
     own = {"model": "users_losses:build", "loss": "users_losses:likelihood"}
     config = TrainConfig(data, **own, batch_size=16, compile_mode="eager", epochs=1)
-    report = train.train(config, tmp_path / "run", progress=False)
+    report = train.train(config, tmp_path / "run")
     assert math.isfinite(report.epochs[0].val_loss)
     assert math.isnan(report.epochs[0].val_metric)

@@ -3,11 +3,10 @@ that over PyG's loader."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from support.examples import EXAMPLES
 from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
@@ -15,8 +14,6 @@ from staticgraph import models
 from staticgraph.training import train
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.tasks import evaluate, task_of
-
-EXAMPLES = Path(__file__).parents[1] / "examples" / "data"
 
 
 @pytest.mark.parametrize(
@@ -35,7 +32,7 @@ def test_other_tasks(data, model, task, metric, tmp_path, hiv):
         spec, model=model, hidden=8, layers=1, batch_size=32, epochs=3, lr=3e-3,
         compile_mode="eager",
     )  # fmt: skip
-    report = train.train(settings, tmp_path / "run", progress=False)
+    report = train.train(settings, tmp_path / "run")
     assert (report.task, report.metric) == (task, metric)
     assert report.epochs[-1].train_loss < report.epochs[0].train_loss
     assert 0 <= report.epochs[-1].val_metric <= 1
@@ -43,7 +40,6 @@ def test_other_tasks(data, model, task, metric, tmp_path, hiv):
 
 def test_evaluation_is_what_pygs_loader_gives(hiv):
     """Packed freely, ten times as many graphs per batch as in training: equal loss and metric."""
-    torch.manual_seed(0)
     model = models.build("gine", hiv, hidden=8, layers=2)
     ids = hiv.splits["val"][:700]
     task = task_of(hiv)

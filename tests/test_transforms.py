@@ -7,29 +7,19 @@ import pytest
 import torch
 import torch_geometric.transforms as T
 from support.alike import real_ids
+from support.graphs import drawn_graphs
 from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
 
 
-def graphs(count: int = 12) -> list[Data]:
-    generator = torch.Generator().manual_seed(0)
-    made = []
-    for number in range(count):
-        n = 2 + number % 4
-        made.append(
-            Data(
-                pos=torch.randn(n, 3, generator=generator).double(),
-                sign=torch.randn(n, 2, generator=generator).double(),
-                edge_index=torch.tensor([[0, 1], [1, 0]]),
-                y=torch.randn(1, generator=generator).double(),
-            )
-        )
-    return made
+def graphs() -> list[Data]:
+    fields = {"pos": ("node", 3), "sign": ("node", 2), "y": ("graph",)}
+    return drawn_graphs((2 + number % 4 for number in range(12)), **fields)
 
 
 def loader(transform, **options) -> sg.StaticLoader:
-    store = sg.GraphStore.from_pyg(graphs(), progress=False)
+    store = sg.GraphStore.from_pyg(graphs())
     plan = sg.plan_buckets(store, batch_size=4)
     return sg.StaticLoader(store, plan, shuffle=True, seed=1, transform=transform, **options)
 
@@ -87,7 +77,7 @@ def test_views_of_fields_that_are_written_to_keep_what_was_there(transform):
     for number, graph in enumerate(made):
         graph.first = graph.pos * 0.0
         graph.frame = torch.arange(9.0).view(1, 3, 3) + number
-    store = sg.GraphStore.from_pyg(made, progress=False)
+    store = sg.GraphStore.from_pyg(made)
     plan = sg.plan_buckets(store, batch_size=4)
     for batch in sg.StaticLoader(store, plan, transform=transform):
         data = Batch.from_data_list([made[i] for i in real_ids(batch)])
@@ -176,8 +166,8 @@ def test_pygs_transforms_of_a_whole_graph_are_refused(transform, inside):
 def test_pygs_transforms_of_each_edge_are_taken():
     made = graphs()
     for graph in made:
-        graph.edge_attr = torch.zeros(2, 3).double()
-    store = sg.GraphStore.from_pyg(made, levels={"edge_attr": "edge"}, progress=False)
+        graph.edge_attr = torch.zeros(graph.num_edges, 3).double()
+    store = sg.GraphStore.from_pyg(made, levels={"edge_attr": "edge"})
     transform = T.Cartesian(norm=False, cat=False)
     plan = sg.plan_buckets(store, batch_size=4)
     for batch in sg.StaticLoader(store, plan, transform=transform):
@@ -186,7 +176,7 @@ def test_pygs_transforms_of_each_edge_are_taken():
 
 
 def test_batches_made_on_a_device_have_none():
-    store = sg.GraphStore.from_pyg(graphs(), progress=False)
+    store = sg.GraphStore.from_pyg(graphs())
     plan = sg.plan_buckets(store, batch_size=4)
     with pytest.raises(ValueError, match=r"transform= changes batches that the host fills"):
         sg.StaticLoader(store.to("cpu"), plan, transform=flips)

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.alike import adam
+from support.alike import adam, squared
 from support.command import status_of
+from support.gine_net import Net
 from torch import nn
 from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GINConv, global_add_pool
+from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph import models
@@ -22,33 +23,17 @@ from staticgraph.training.versus.comparison import compare
 from staticgraph.training.versus.sides import PlainSide, StaticSide, fields_with_gaps, plain_mean
 
 
-class Net(nn.Module):
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.conv = GINConv(nn.Sequential(nn.Linear(9, 8), nn.BatchNorm1d(8), nn.ReLU()))
-        self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(8, 1)
-
-    def forward(self, x, edge_index, batch, batch_size):
-        h = self.dropout(self.conv(x.float(), edge_index))
-        return self.head(global_add_pool(h, batch, batch_size))
-
-
 class Branches(Net):
-    def forward(self, x, edge_index, batch, batch_size):
-        h = self.conv(x.float(), edge_index)
+    def forward(self, x, edge_index, edge_attr, batch):
+        h = super().forward(x, edge_index, edge_attr, batch)
         if h.sum() > 0:
             h = 2 * h
-        return self.head(global_add_pool(h, batch, batch_size))
+        return h
 
 
 class Broken(Net):
-    def forward(self, x, edge_index, batch, batch_size):
+    def forward(self, x, edge_index, edge_attr, batch):
         raise RuntimeError("seven")
-
-
-def mse(out, batch):
-    return F.mse_loss(out, batch.y, reduction="none")
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +42,13 @@ def few(esol) -> sg.GraphStore:
 
 
 def setting_of(model: nn.Module, store: sg.GraphStore):
-    return comparison.setting_of(model, store, mse, None, 16, torch.device("cpu"), 1e-3, 0)
+    return comparison.setting_of(model, store, squared, None, 16, torch.device("cpu"), 1e-3, 0)
 
 
 def tried(model: nn.Module, store: sg.GraphStore, *modes: str):
-    return compare(model, store, loss=mse, batch_size=16, seconds=0.01, modes=modes, progress=False)
+    return compare(
+        model, store, loss=squared, batch_size=16, seconds=0.01, modes=modes, progress=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +83,7 @@ def test_the_losses_are_those_of_a_loop_by_hand(few, report):
     losses = []
     for ids in setting_of(model, few).course(len(report.sides[0].losses)):
         data = Batch.from_data_list([few[i] for i in ids])
-        loss = F.mse_loss(model(data.x, data.edge_index, data.batch, len(ids)), data.y)
+        loss = F.mse_loss(model(data.x, data.edge_index, data.edge_attr, data.batch), data.y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -248,7 +235,9 @@ def test_each_contender_runs_on_the_threads_that_suit_it(few, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        report = compare(Net(), few, loss=mse, batch_size=16, seconds=0.1, modes=["eager", "fused"])
+        report = compare(
+            Net(), few, loss=squared, batch_size=16, seconds=0.1, modes=["eager", "fused"]
+        )
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

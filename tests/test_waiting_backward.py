@@ -16,7 +16,6 @@ import staticgraph as sg
 @pytest.mark.parametrize("between", ["eval_step", "predict_batch"])
 def test_an_evaluation_between_a_forward_and_its_backward(hiv, between):
     """The runner's first evaluation checks the model with other paddings and restores it."""
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     first = batches_of(hiv, 1)[0]

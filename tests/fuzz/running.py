@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from support.arena import ArenaRecorder
 from support.parity import bystanders, differing, nothing_else_changes
 from support.runners import made_runner
-from support.tape import TapeRecorder
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
@@ -149,7 +149,7 @@ def _kernels(case: Case) -> bool:
 def _mode(way: str) -> dict[str, Any]:
     if way.startswith("recorded"):
         scope = "forward_backward" if way == "recorded gradients" else "step"
-        return {"mode": "cuda-graph", "recorder": TapeRecorder, "scope": scope}
+        return {"mode": "cuda-graph", "recorder": ArenaRecorder, "scope": scope}
     return {"mode": "default" if way == "compiled" else "eager"}
 
 

@@ -44,3 +44,14 @@ def squared(out: torch.Tensor, batch: Any) -> torch.Tensor:
 def real_ids(batch: Any) -> list[int]:
     """Returns the numbers of a batch's graphs, without padding."""
     return batch.graph_ids[batch.graph_mask].tolist()
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two states of dicts, lists and tensors are equal to the bit."""
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return left == right

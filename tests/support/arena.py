@@ -20,9 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from staticgraph.recording.recorder import Recorded
-from support.tape import HostRead
 
 ALIGNMENT = 64
+
+
+class HostRead(RuntimeError):
+    """A value was read on the host, where a capture would fail."""
 
 
 class Arena:
@@ -50,8 +53,7 @@ class Arena:
         """Returns a tensor with the same values and strides in the arena."""
         if not value.numel():
             return value
-        last = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-        nbytes = (last + 1) * value.element_size()
+        nbytes = _bytes_of(value)
         self._taken = sorted(
             (block for block in self._taken if not block[2].expired()), key=lambda block: block[0]
         )
@@ -74,9 +76,14 @@ class Arena:
         return self._at(value.data_ptr() - self._bytes.ctypes.data, value)
 
     def _at(self, start: int, value: Tensor) -> Tensor:
-        flat = torch.frombuffer(memoryview(self._bytes)[start:], dtype=torch.uint8)
-        whole = flat[: flat.numel() // value.element_size() * value.element_size()]
-        return whole.view(value.dtype).as_strided(value.shape, value.stride())
+        memory = memoryview(self._bytes)[start : start + _bytes_of(value)]
+        flat = torch.frombuffer(memory, dtype=torch.uint8)
+        return flat.view(value.dtype).as_strided(value.shape, value.stride())
+
+
+def _bytes_of(value: Tensor) -> int:
+    last = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    return (last + 1) * value.element_size()
 
 
 class _Noted(TorchDispatchMode):
@@ -130,7 +137,7 @@ class _Noted(TorchDispatchMode):
 
 
 class ArenaRecorder:
-    """Records eager work in one arena; takes the place of :class:`support.tape.TapeRecorder`."""
+    """Records eager work in one arena, and counts its recordings."""
 
     compiles = False
 

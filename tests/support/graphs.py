@@ -38,20 +38,30 @@ def graph_lists(draw: st.DrawFn, min_size: int = 1, max_size: int = 8) -> list[D
     return [random_graph(rng, nodes, edges) for nodes, edges in sizes]
 
 
+def drawn_graphs(
+    sizes: Iterable[int], more_edges: int = 0, dtype: torch.dtype = torch.float64, **fields: tuple
+) -> list[Data]:
+    """Returns graphs of these sizes, with ``2 * n + more_edges`` edges.
+
+    Each field is the level of its rows ("node", "edge" or "graph") and their shape.
+    """
+    generator = torch.Generator().manual_seed(0)
+    graphs = []
+    for n in sizes:
+        rows = {"node": n, "edge": 2 * n + more_edges, "graph": 1}
+        graph = Data(edge_index=torch.randint(n, (2, rows["edge"]), generator=generator))
+        for name, (level, *shape) in fields.items():
+            graph[name] = torch.randn(rows[level], *shape, generator=generator).to(dtype)
+        graphs.append(graph)
+    return graphs
+
+
 def double_graphs(sizes: Iterable[int]) -> list[Data]:
     """Returns graphs of these sizes in float64, with one label each.
 
     ``x`` has four columns, and there are ``2 * n + 1`` edges.
     """
-    generator = torch.Generator().manual_seed(0)
-    return [
-        Data(
-            x=torch.randn(n, 4, generator=generator).double(),
-            edge_index=torch.randint(n, (2, 2 * n + 1), generator=generator),
-            y=torch.randn(1, 1, generator=generator).double(),
-        )
-        for n in sizes
-    ]
+    return drawn_graphs(sizes, 1, x=("node", 4), y=("graph", 1))
 
 
 FIELDS = ("x", "z", "edge_attr", "edge_weight", "y", "stress", "edge_index")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINConv, global_add_pool
 
 import staticgraph as sg
@@ -48,6 +48,16 @@ def sgd(*parts: nn.Module) -> torch.optim.Optimizer:
 
 def squared(out: Tensor, batch) -> Tensor:
     return (out - batch.y).square()
+
+
+def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, ids, loss=squared) -> Tensor:
+    """A step of plain PyG over some of the graphs; returns its loss."""
+    batch = Batch.from_data_list([GRAPHS[i] for i in ids])
+    optimizer.zero_grad()
+    mean = loss(model(batch.x, batch.edge_index, batch.batch, len(ids)), batch).mean()
+    mean.backward()
+    optimizer.step()
+    return mean
 
 
 def equal(ours, theirs) -> None:

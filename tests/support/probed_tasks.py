@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from staticgraph import models
+from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
 from staticgraph.probing.probe import probe
 from staticgraph.probing.reading import Probed, Reading
 from staticgraph.sizes.capacity import Capacity
@@ -49,6 +50,12 @@ def probed(task, store, **options):
         accumulate=task.accumulate,
         **{"capacities": POINTS, "held_out": HELD_OUT, **options},
     )
+
+
+def measured(task, capacity):
+    """What a real step allocates on the CPU."""
+    with AllocatorReader(ProfilerAllocator()).open(task) as read:
+        return read(capacity)
 
 
 class GivenReader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
+from support.alike import sgd
+from support.runners import made_runner
 
 GRAPHS, BATCH = 150, 8  # on 4 ranks: steps of 32 graphs, and an incomplete last one
 
@@ -60,6 +63,13 @@ def model_of(sync: bool, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     model = Net().double()
     return nn.SyncBatchNorm.convert_sync_batchnorm(model) if sync else model
+
+
+def runner_of(
+    model: nn.Module, plan: Any, mode: Any = "eager", **options: Any
+) -> sg.StaticGraphRunner:
+    optimizer = sgd(model, 0.05)
+    return made_runner(model, plan, mode, loss=squared, optimizer=optimizer, **options)
 
 
 def state_of(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, adam, bce
 from support.runners import made_runner
 
@@ -14,7 +13,6 @@ def runner_of(model, hiv, optimizer=None, warm=True, **options):
         mode="cuda-graph",
         loss=bce,
         optimizer=optimizer or adam(model),
-        recorder=ArenaRecorder,
         **options,
     )
     return runner.warmup(hiv, progress=False) if warm else runner

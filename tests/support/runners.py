@@ -7,13 +7,19 @@ from typing import Any
 
 import staticgraph as sg
 from staticgraph.steps.computation.model_setup import Subject
+from support.arena import ArenaRecorder
 
 SUBJECT = {field.name for field in dataclasses.fields(Subject)}
 RECORDING = {field.name for field in dataclasses.fields(sg.Recording)}
 
 
 def made_runner(model: Any, plan: Any, mode: Any = "auto", **options: Any) -> sg.StaticGraphRunner:
-    """Makes a runner and passes each option to the object that takes it."""
+    """Makes a runner and passes each option to the object that takes it.
+
+    Mode ``cuda-graph`` records in an arena unless a recorder is given.
+    """
+    if mode == "cuda-graph":
+        options = {"recorder": ArenaRecorder, **options}
     subject = {name: value for name, value in options.items() if name in SUBJECT}
     recording = {name: value for name, value in options.items() if name in RECORDING}
     rest = {k: v for k, v in options.items() if k not in SUBJECT | RECORDING}

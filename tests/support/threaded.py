@@ -15,29 +15,14 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_mean_pool
 
 import staticgraph as sg
+from support.graphs import drawn_graphs
 from support.patience import patience
 from support.runners import made_runner
 
 PATIENCE_S = patience(30)  # until a hanging test fails; nothing is timed
 
 
-def graphs(count: int, seed: int) -> list[Data]:
-    random = torch.Generator().manual_seed(seed)
-    made = []
-    for number in range(count):
-        nodes = 3 + (number * 5 + seed) % 7
-        edges = torch.randint(nodes, (2, 2 * nodes), generator=random)
-        made.append(
-            Data(
-                x=torch.randn(nodes, 4, generator=random, dtype=torch.float64),
-                edge_index=edges,
-                y=torch.randn(1, generator=random, dtype=torch.float64),
-            )
-        )
-    return made
-
-
-GRAPHS = graphs(24, 0)
+GRAPHS = drawn_graphs((3 + number * 5 % 7 for number in range(24)), x=("node", 4), y=("graph",))
 
 
 STORE = sg.GraphStore.from_pyg(GRAPHS)

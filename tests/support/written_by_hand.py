@@ -347,19 +347,14 @@ def gatv2(hidden, **options):
 
 MODELS = {
     "gine": lambda **o: Trunk(gine, **o),
-    "gine, trained eps": lambda **o: Trunk(lambda h: gine(h, train_eps=True), **o),
     "gine, own message": lambda **o: Trunk(overridden, pool=global_add_pool, **o),
     "gcn": lambda **o: Trunk(lambda h: GCNConv(h, h), edges=False, **o),
-    "gcn, no loops": lambda **o: Trunk(
-        lambda h: GCNConv(h, h, add_self_loops=False, bias=False), edges=False, **o
-    ),
     "gcn by hand, learnt weights": lambda **o: Trunk(LearntByHand, **o),
     "gcn, learnt weights": lambda **o: Trunk(LearntWeights, **o),
     "sage": lambda **o: Trunk(lambda h: SAGEConv(h, h), edges=False, pool=global_max_pool, **o),
     "gat": lambda **o: Trunk(gat, edges=False, **o),
     "gat, edges": lambda **o: Trunk(lambda h: gat(h, edge_dim=h), **o),
     "gatv2": lambda **o: Trunk(gatv2, edges=False, **o),
-    "gatv2, edges": lambda **o: Trunk(lambda h: gatv2(h, edge_dim=h), **o),
     "transformer": lambda **o: Trunk(
         lambda h: TransformerConv(h, h // 4, heads=4, edge_dim=h), **o
     ),

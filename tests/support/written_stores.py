@@ -6,6 +6,7 @@ import numpy as np
 from torch_geometric.data import Data
 
 import staticgraph as sg
+from staticgraph.store.columns import IndexRule
 from support.graphs import random_graph
 
 
@@ -28,3 +29,19 @@ def graphs_of(count: int, seed: int = 0) -> list[Data]:
 
 LEVELS = dict.fromkeys(("x", "z"), "node") | dict.fromkeys(("edge_attr", "edge_weight"), "edge")
 LEVELS |= dict.fromkeys(("y", "stress"), "graph")
+
+
+def clean_store() -> sg.GraphStore:
+    """Graphs of 3, 2 and 4 nodes with 3, 2 and 5 unsorted edges, and one index per node."""
+    src = np.array([1, 2, 0, 1, 0, 3, 0, 1, 2, 0])
+    dst = np.array([2, 0, 1, 0, 1, 0, 3, 2, 1, 2])
+    fields = {
+        "x": ("node", np.arange(9.0, dtype=np.float32)[:, None] + 0.5),
+        "next": ("node", np.array([0, 1, 2, 1, 0, 3, 2, 1, 0])),
+        "y": ("graph", np.zeros((3, 1), np.float32)),
+        "w": ("edge", np.arange(10)),
+    }
+    rules = {"next": IndexRule(0, ("node",))}
+    return sg.GraphStore.from_arrays(
+        np.array([3, 2, 4]), np.array([3, 2, 5]), src, dst, fields, rules=rules, name="clean"
+    ).with_splits(train=np.array([0, 2]))
