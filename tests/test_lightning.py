@@ -320,7 +320,7 @@ class Reads(Whole):
 
 def test_a_remedy_is_one_that_lightning_has(esol, tmp_path):
     with pytest.raises(sg.NotStatic, match=r"StaticGraphs\(mode='eager'\)"):
-        trainer_of(tmp_path, mode="fused").fit(made(Reads), datamodule=data_of(esol))
+        trainer_of(tmp_path, mode="default").fit(made(Reads), datamodule=data_of(esol))
 
 
 def test_a_copied_module_calls_itself(esol, tmp_path):

@@ -131,8 +131,10 @@ def run(
         reason = "the model does not compile" if report.ran else report.parity_note
         rewrites, note = Explanation((), ()), f"not looked for, since {reason}"
     if json:
-        missed = [place._asdict() for place in rewrites.missed]
-        done = [{k: v for k, v in p._asdict().items() if k != "reason"} for p in rewrites.done]
+        missed, done = (
+            [{k: v for k, v in place._asdict().items() if k != other} for place in places]
+            for places, other in ((rewrites.missed, "computes"), (rewrites.done, "reason"))
+        )
         listed = {"done": done, "missed": missed, "note": note}
         print(to_json({**report.to_dict(), "rewrites": listed}))
     else:

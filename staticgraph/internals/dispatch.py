@@ -65,7 +65,7 @@ __all__ = [
     "version_of",
 ]
 
-assert_async = torch.ops.aten._assert_async.msg
+assert_async: OpOverload[..., Any] = torch.ops.aten._assert_async.msg
 
 # Copies each tensor of the second list to its counterpart in the first. Not wrapped, since a
 # wrapper would add a call to every replay.

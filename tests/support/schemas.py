@@ -76,7 +76,7 @@ SHAPES: dict[str, Any] = {
         "parity": "number|null",
         "attention": ATTENTION,
         "rewrites?": {
-            "done": [{"rewrite line layer": "string"}],
+            "done": [{"rewrite line layer computes": "string"}],
             "missed": [{"rewrite line layer reason": "string"}],
             "note": "string",
         },

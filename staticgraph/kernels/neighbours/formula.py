@@ -38,11 +38,12 @@ def _texts(program: Program, names: Sequence[str], own: bool) -> list[str]:
     """Every value, of edges or of a node's own term."""
     texts: list[str] = []
     for value in program.values:
-        operation, arguments, _, options = value
+        operation, arguments, options = value.operation, value.arguments, value.options
         parts = [texts[one] for one in arguments]
         if operation == "operand":
             end = _ENDS.get(program.operands[options[0]].place, "")
-            text = names[options[0]] + ("" if own else end)
+            name = str(names[options[0]])
+            text = name if own else name + end
         elif operation == "number":
             text = f"{options[0]:g}"
         elif (ramp := _ramp(program, value)) is not None:

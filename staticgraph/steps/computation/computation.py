@@ -385,7 +385,8 @@ def _state_facts(batch: StaticBatch) -> None:
     facts = {name: batch.tensors().get(COUNTS if name == "counts" else name) for name in FACTS}
     if not batch.layout.pointers:
         nodes = batch.num_nodes
-        order = order_edges(*batch.edge_index.unbind(), nodes, nodes)
+        source, target = batch.edge_index.unbind()
+        order = order_edges(source, target, nodes, nodes)
         facts |= zip((*POINTERS, "order"), order, strict=True)
     batch_facts(**facts)  # pyright: ignore[reportArgumentType]
 
