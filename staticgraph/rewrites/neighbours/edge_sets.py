@@ -37,7 +37,7 @@ def edge_sets(captured: Captured) -> Iterator[EdgeSet]:
             _, target, nodes, dim = node.args
             reduce = "softmax"
         which = captured.index(target)
-        by_source = which == "src" and reduce not in ("sum", "add", "mean")
+        by_source = which == "src" and reduce not in ("sum", "add")
         if dim != 0 or not is_float(node) or not (which is None or by_source):
             continue
         source = _source_of(captured, target)

@@ -18,7 +18,6 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 from torch.fx import Node
 
 from staticgraph.kernels.edges import Edges
@@ -28,7 +27,6 @@ from staticgraph.kernels.neighbours.formula import formula
 from staticgraph.kernels.neighbours.program import SIMPLE, Program, known
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     ADD,
-    DIV,
     GATHER,
     LINEAR,
     SCATTER,
@@ -76,10 +74,8 @@ def _over_edges(captured: Captured) -> None:
     """Rewrites the messages over the batch's edges, or over those of the model's own."""
     means(captured)
     against = captured.over is not None and captured.over.against
-    if not against:
-        _means_by_source(captured)
-        if captured.target.device == "cpu":
-            move_linear(captured)
+    if captured.target.device == "cpu" and not against:
+        move_linear(captured)
     reading = Reading(captured)
     for group in reading.groups():
         if against and all(captured.index(index_of(one)) != "dst" for one in group.reductions):
@@ -106,26 +102,6 @@ def _record(captured: Captured, node: Call) -> None:
         captured.miss(NAME, node, reason, why)
     elif captured.index(index) == "src":
         captured.miss(NAME, node, f"the {node.args[4]} by source of no rows of nodes")
-
-
-def _means_by_source(captured: Captured) -> None:
-    """Rewrites means by the sources of edges to sums over the number of edges."""
-    for node in captured.calls(SCATTER):
-        rows, index, dim, groups, reduce = node.args
-        found = tensor(rows)
-        ours = captured.index(index) == "src" and dim == 0 and groups == captured.nodes_at("src")
-        if not ours or reduce != "mean" or found is None or not is_float(node):
-            continue
-        ptr = captured.all_edges.col_ptr
-        count = captured.once(("out degrees", ptr, found.dtype), _out_degrees, ptr, found.dtype)
-        count = captured.reshaped(node, count, -1, *(1,) * (found.dim() - 1))
-        total = captured.before(node, SCATTER, rows, index, 0, groups, "sum")
-        captured.replace(node, captured.before(node, DIV, total, count))
-
-
-def _out_degrees(col_ptr: Tensor, dtype: torch.dtype) -> Tensor:
-    """``[N + 1]`` -> ``[N]``: the number of edges that leave each node, at least one."""
-    return col_ptr.diff().clamp(min=1).to(dtype)
 
 
 def _by_graph(captured: Captured, node: Call) -> None:
