@@ -10,7 +10,7 @@ from torch import Tensor
 from staticgraph.kernels.batch_norm import cpu
 from staticgraph.kernels.batch_norm.results import gradients, results
 from staticgraph.kernels.cpu_loop import cast, in_loops, plain
-from staticgraph.kernels.register import differentiable_once, operator
+from staticgraph.kernels.register import operator
 from staticgraph.kernels.shapes import common_dtype, contiguous
 
 
@@ -172,38 +172,36 @@ class BatchNorm(torch.autograd.Function):
         ctx.save_for_backward(x if addend is None else total, weight, bias, mean, var, count)
         ctx.mark_non_differentiable(mean, var)
         ctx.set_materialize_grads(False)
-        if not handed:
+        if addend is None:
             return out, mean, var
-        assert addend is not None
-        return out, mean, var, addend.view_as(addend)
+        # As a result, the saved sum leads a second derivative to both of its terms.
+        return out, mean, var, total, *([addend.view_as(addend)] if handed else [])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Returns the gradients of input, addend, residual, weight and bias, by torch's own
         operations if they are to be differentiated again."""
-        if ctx.addend is not None or grads[0] is None or not torch.is_grad_enabled():
-            return _first_derivative(ctx, *grads)
-        x, weight, bias, *_, count = ctx.saved_tensors
-        out, *_ = batch_norm_reference(x, None, weight, bias, count, ctx.eps, ctx.relu)
-        wanted = [one for one in (x, weight, bias) if one.requires_grad]
-        slopes = torch.autograd.grad(out, wanted, grads[0].to(out.dtype), create_graph=True)
-        found = dict(zip(map(id, wanted), slopes, strict=True))
-        dx, dweight, dbias = (found.get(id(one)) for one in (x, weight, bias))
-        dresidual = None if ctx.residual is None else grads[0].to(ctx.residual)
-        return dx, None, dresidual, dweight, dbias, *(None,) * 8
-
-
-@differentiable_once("batch_norm of a sum")
-def _first_derivative(ctx: Any, *grads: Any) -> Any:
-    grad, into = grads[0], grads[3] if len(grads) > 3 else None
-    if grad is None:
-        return None, into, *(None,) * 11
-    given = grad, *ctx.saved_tensors, into, ctx.eps, ctx.relu
-    dx, dweight, dbias, both = BACKWARD.overload(*given)
-    if into is None:
-        both = None if ctx.addend is None else dx.to(ctx.addend)
-    dresidual = None if ctx.residual is None else grad.to(ctx.residual)
-    return dx, both, dresidual, dweight, dbias, *(None,) * 8
+        grad, _, _, more, into, *_ = *grads, None, None
+        dx = dweight = dbias = dresidual = both = None
+        if grad is not None and torch.is_grad_enabled():
+            x, weight, bias, *_, count = ctx.saved_tensors
+            out, *_ = batch_norm_reference(x, None, weight, bias, count, ctx.eps, ctx.relu)
+            wanted = [one for one in (x, weight, bias) if one.requires_grad]
+            slopes = torch.autograd.grad(out, wanted, grad.to(out.dtype), create_graph=True)
+            found = dict(zip(map(id, wanted), slopes, strict=True))
+            dx, dweight, dbias = (found.get(id(one)) for one in (x, weight, bias))
+        elif grad is not None:
+            adds = more is None and into is not None
+            given = *ctx.saved_tensors, into if adds else None, ctx.eps, ctx.relu
+            dx, dweight, dbias, both = BACKWARD.overload(grad, *given)
+            both = both if adds else None
+        if grad is not None and ctx.residual is not None:
+            dresidual = grad.to(ctx.residual)
+        if more is not None:
+            dx = more if dx is None else dx + more
+        if ctx.addend is not None and both is None:
+            both = into if dx is None else dx.to(ctx.addend) + (0 if into is None else into)
+        return dx, both, dresidual, dweight, dbias, *(None,) * 8
 
 
 def batch_norm(
@@ -232,13 +230,13 @@ def batch_norm(
 
     Returns:
         ``[R, F]`` in the promoted dtype of ``x`` and the residual, zero (or the residual) in
-        padding rows, differentiable once, without an addend any number of times; and the mean and
-        biased variance of the real rows, ``[F]`` float32 (float64 for float64), without a gradient.
+        padding rows, differentiable any number of times; and the mean and biased variance of the
+        real rows, ``[F]`` float32 (float64 for float64), without a gradient.
     """
     moved: Any = (None,) * 4 if running is None else running
     x, addend, residual = contiguous(x, addend, residual)
     given = (x, addend, residual, weight, bias, count, *moved, eps, relu)
-    return BatchNorm.apply(*given, False)
+    return BatchNorm.apply(*given, False)[:3]
 
 
 def batch_norm_handed_on(
@@ -261,5 +259,5 @@ def batch_norm_handed_on(
     moved: Any = (None,) * 4 if running is None else running
     x, addend, residual = contiguous(x, addend, residual)
     given = (x, addend, residual, weight, bias, count, *moved, eps, relu)
-    out, _, _, addend = BatchNorm.apply(*given, True)
+    out, *_, addend = BatchNorm.apply(*given, True)
     return out, addend

@@ -63,8 +63,7 @@ def layer_of(node: Call) -> str:
 def differentiated(graph: Graph) -> set[Call]:
     """Returns the nodes that are differentiated inside the graph.
 
-    Training on the result needs their second derivative, which a norm of a sum and attention with
-    dropout lack.
+    Training on the result needs their second derivative, which attention with dropout lacks.
     """
     found: set[Call] = set()
     left = [node for node in graph.nodes if differentiates(node)]

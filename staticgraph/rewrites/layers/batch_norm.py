@@ -69,8 +69,7 @@ def rewrite(captured: Captured) -> None:
 def _at(captured: Captured, node: Call) -> None:
     x, weight, bias, count, *rest = node.args
     addend = None
-    once = node not in captured.differentiated  # of a sum, a norm has no second derivative
-    if once and is_call(x, ADD) and used_once(x) and same_dtype(*x.args, x):
+    if is_call(x, ADD) and used_once(x) and same_dtype(*x.args, x):
         first, second = x.args
         if shape(first) == shape(second) == shape(x):
             x, addend = first, second
