@@ -115,9 +115,9 @@ class Padder:
             its own size, and a runner runs it in eager, which costs what its rows cost. None takes
             the share below which a runner with ``mode="auto"`` measured that to be faster; 0
             without one. Not with a budget or several ranks.
-        sort_edges: sort the edges of PyG's graphs by destination, as a store does, so that the
-            kernels that sum over neighbours apply (mode ``fused`` on a CPU, ``kernels=True``). By
-            default they keep PyG's order; a model whose result depends on it is refused by name.
+        sort_edges: sort the edges of PyG's graphs by destination, as a store does, so that no step
+            has to find their order (mode ``fused`` on a CPU, ``kernels=True``). By default they
+            keep PyG's order; a model whose result depends on it is refused by name.
 
     Attributes:
         plan: the buckets with what the fields require; give a runner this one.
