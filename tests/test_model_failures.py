@@ -200,7 +200,7 @@ def test_a_bug_of_this_library_is_none_of_the_model(monkeypatch):
         cli.main([*PROBE, "--model", "users_models:Net", "--data", str(EXAMPLES / "esol.npz")])
 
 
-FUSED = ["train", "--compile-mode", "fused", *TRAIN[3:]]
+COMPILED = ["train", "--compile-mode", "default", *TRAIN[3:]]
 MAY_SHOW = r" \(STATICGRAPH_TRACEBACK=1 shows every call\)$"
 EAGER = "; --compile-mode eager runs it, staticgraph check says more"
 
@@ -227,14 +227,14 @@ def test_a_model_that_cannot_be_captured_is_one_line(model, words, capsys):
     """And not the page-long message of torch's tracer."""
     before = words.partition(EAGER)[0]
     expected = f"staticgraph train: --model users_models:{model}: .*{before}"
-    line = said([*FUSED, "--model", f"users_models:{model}"], capsys)
+    line = said([*COMPILED, "--model", f"users_models:{model}"], capsys)
     assert re.match(expected, line), line
     assert re.search(f"{EAGER if len(before) < len(words) else ''}{MAY_SHOW}", line), line
 
 
 def test_all_that_torch_says_is_shown_where_asked_for(monkeypatch, capsys):
     monkeypatch.setenv(TRACEBACK, "1")
-    words = [*FUSED, "--model", "users_models:Breaks", "--data", str(EXAMPLES / "esol.npz")]
+    words = [*COMPILED, "--model", "users_models:Breaks", "--data", str(EXAMPLES / "esol.npz")]
     assert status_of(words) == 2
     said = capsys.readouterr().err
     assert "cannot be compiled in fixed shapes" in said

@@ -106,16 +106,16 @@ class CompiledSteps:
 
     def _try_layers(self, work: str, batch: StaticBatch, whole: NotStatic) -> Any:
         """Runs a model that is no single graph layer by layer, or raises why it is none."""
-        layers = self.apart[work] = CapturedLayers(self._model, self._computation)
+        layers, result = CapturedLayers(self._model, self._computation), None
+        self.apart[work] = layers
         try:
             result = self._by_layers(work, batch)
-        except BaseException as error:
-            del self.apart[work]
-            if not isinstance(error, Exception) or isinstance(error, NotStatic):
-                raise
-            raise whole from error  # perhaps a model that does not run over padding alone
+        except Exception:  # perhaps a model that does not run over padding alone
+            layers.functions.clear()
+        finally:
+            if not layers.functions:
+                del self.apart[work]
         if not layers.functions:
-            del self.apart[work]
             raise whole
         self._functions = {key: one for key, one in self._functions.items() if one.counts.compiles}
         first, *reason = str(whole).splitlines()
