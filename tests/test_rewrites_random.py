@@ -43,6 +43,12 @@ e1 = e0.detach()
 h1 = h0 * h0.new_zeros(n, WIDTH).scatter_add(0, dst[:, None].expand(-1, 4), e1)
 h2 = h0 * h0.new_zeros(n, WIDTH).scatter_add(0, dst[:, None], e1)
 h3 = h0 * h0.new_zeros(n, WIDTH).scatter_add(0, dst[:50, None].expand(-1, WIDTH), e1)""",
+    "rows that are picked before their index is known": """
+pick = torch.arange(0, n, 2)
+rows = h0[pick].tanh()
+more = F.relu(rows @ rows.new_ones(WIDTH, WIDTH)) * rows
+h1 = h0 + scatter(more, batch[pick], 0, batch_size)[batch]
+h2 = h1 * scatter(rows, batch[pick], 0, batch_size, 'max')[batch]""",
     "a hook on rows that a message reads before": """
 h0.tanh_()
 h2 = scatter((h0[src] + e0).relu(), dst, 0, n) + h0

@@ -200,7 +200,9 @@ class BatchNorm(torch.autograd.Function):
         if more is not None:
             dx = more if dx is None else dx + more
         if ctx.addend is not None and both is None:
-            both = into if dx is None else dx.to(ctx.addend) + (0 if into is None else into)
+            both = None if dx is None else dx.to(ctx.addend)
+            if into is not None:
+                both = into if both is None else both + into
         return dx, both, dresidual, dweight, dbias, *(None,) * 8
 
 

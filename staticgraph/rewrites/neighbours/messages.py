@@ -169,11 +169,12 @@ def _insert_program(captured: Captured, reading: Reading, group: Group) -> bool:
         return False
     users = {user for one in results for user in one.users} - {*group.rows, *group.reductions}
     users |= {one.last for one in results if one.result.reduction != "rows"}
+    edges = captured.all_edges
     order = {node: at for at, node in enumerate(captured.graph.nodes)}
     anchor = min(users, key=order.__getitem__)
     while is_fenced(anchor):  # before the region that it is in
         anchor = anchor.prev
-    moved = _late(order, anchor, [*bases, *codes])
+    moved = _late(order, anchor, [*bases, *codes, *edges.arrays])
     if moved is None:
         return False
     for one in moved:
@@ -187,7 +188,7 @@ def _insert_program(captured: Captured, reading: Reading, group: Group) -> bool:
         known(program),
         bases,
         codes,
-        captured.all_edges,
+        edges,
         like=results[0].node,
     )
     items = {one: captured.item(anchor, call, at, call) for one, at in unique.items()}
