@@ -12,6 +12,7 @@ from support.drawn_programs import drawn_edges
 
 from staticgraph.kernels import table_sum
 from staticgraph.kernels.cpu_loop import CpuLoop, Vector
+from staticgraph.kernels.edges import Edges, order_edges
 from staticgraph.kernels.neighbours import Builder, Result, neighbours
 
 threads = importlib.import_module("staticgraph.kernels.threads")
@@ -48,17 +49,23 @@ def test_a_small_pass_stays_on_its_thread(monkeypatch):
     assert threads_of([torch.zeros(100)], torch.float32, []) == 2
 
 
-def test_sums_of_many_edges_have_the_same_bits():
+@pytest.mark.parametrize("sorts", [True, False])
+def test_sums_of_many_edges_have_the_same_bits(sorts):
     """Of a table, of sources and of destinations, each with so many terms that their order shows:
     pieces that depended on the number of threads would add them in another one."""
     edges = drawn_edges(np.random.default_rng(0), 50, 2000)
+    if not sorts:
+        ends = [end[torch.randperm(2000)] for end in edges[:2]]
+        edges = Edges(*ends, *order_edges(*ends, 50, 50))
     builder = Builder()
     rows = [builder.operand("source", (24,)), builder.operand("table", (24,), 0)]
-    message = builder.point("mul", builder.point("sigmoid", rows[0]), rows[1])
+    target = builder.point("sigmoid", builder.operand("target", (24,)))
+    gated = builder.point("mul", builder.point("sigmoid", rows[0]), target)
+    message = builder.point("mul", gated, rows[1])
     weight = builder.total(builder.point("mul", *rows), [0])
     program = builder.program([Result(message, "sum"), Result(message, "softmax", weight=weight)])
     torch.manual_seed(0)
-    operands = [torch.randn(50, 24).requires_grad_(), torch.randn(5, 24).requires_grad_()]
+    operands = [torch.randn(count, 24).requires_grad_() for count in (50, 5, 50)]
     codes = [torch.randint(0, 5, (2000,))]
     found = []
     for count in COUNTS:

@@ -29,7 +29,7 @@ SIZES = {
     "staticgraph/epochs": (9, 6136),  # torch's samplers
     "staticgraph/files": (12, 3086),  # scratch names without secrets, which file a write was to
     "staticgraph/internals": (8, 1746),  # whether PyG is there, declared operators, symbolic sizes
-    "staticgraph/kernels": (57, 44965),  # programs: any message over any edges, second derivatives
+    "staticgraph/kernels": (57, 44973),  # programs: any message over any edges, second derivatives
     "staticgraph/lightning": (4, 2375),  # own loaders
     "staticgraph/memory": (6, 4172),
     "staticgraph/models": (5, 1389),
@@ -39,7 +39,7 @@ SIZES = {
     "staticgraph/plans": (14, 9805),  # plans of any sequence of graphs, which graph has no count
     "staticgraph/probing": (10, 5431),
     "staticgraph/recording": (11, 9061),  # the optimizer's moved in, what is carried over
-    "staticgraph/rewrites": (42, 33331),  # any message over any edges, generated
+    "staticgraph/rewrites": (42, 33337),  # any message over any edges, generated
     "staticgraph/runner": (19, 16427),  # anyone's loader, prepare, ways that hold once
     "staticgraph/serving": (17, 9708),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
@@ -47,7 +47,7 @@ SIZES = {
     "staticgraph/store": (25, 22143),  # lists of graphs without a store, events refused
     "staticgraph/text": (6, 1701),
     "staticgraph/training": (15, 14977),  # predict, ticks with room, infinite buffers
-    "tests": (246, 221284),  # programs, padder, atoms, no PyG, any edges, layers apart
+    "tests": (246, 221346),  # programs, padder, atoms, no PyG, any edges, layers apart
     "tests/support": (81, 41710),  # drawn programs; saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
