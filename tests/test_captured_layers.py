@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from support.rewritten import CAPACITY, IDS, garbage, in_plain_pyg, seeded, sines
 from torch import nn
 from torch_geometric.nn import GATv2Conv, GINEConv, TopKPooling, global_add_pool
 
@@ -180,3 +181,70 @@ def test_nothing_is_captured_after_the_warm_up(esol):
         runner.step(batch)
     assert layers.functions == before
     assert len(before) == 2
+
+
+def test_padding_is_inert_in_a_captured_layer(esol):
+    """Over garbage in the padding, as plain PyG without padding."""
+    model = seeded(Branching)
+    stock = copy.deepcopy(model)
+    expected = in_plain_pyg(stock, esol)
+    sines(expected).backward()
+    runner = sg.StaticGraphRunner(model, [CAPACITY], mode="fused", check_padding=False)
+    batch = garbage(sg.StaticBatch.of(esol, IDS, CAPACITY), esol)
+    with pytest.warns(UserWarning, match="fused by themselves"):
+        out = runner(batch)[batch.graph_mask]
+    sines(out).backward()
+    assert runner.steps.compiled.apart["forward"].paths == ["convs.0", "convs.1"]
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+    for ours, plain in zip(model.parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(list(model.buffers()), list(stock.buffers()))
+
+
+class Scaled(nn.Module):
+    """Tells numbers apart that are equal."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, h, edge_index, edge_attr, scale):
+        return self.conv(h, edge_index, edge_attr) * scale + (type(scale) is bool)
+
+
+class ByTurns(Branching):
+    def block(self, conv):
+        self.turn = 0
+        return Scaled(conv)
+
+    def forward(self, x, edge_index, edge_attr, batch, batch_size):
+        h, scale = self.atoms(x.to(self.head.weight)), (1, True)[self.turn % 2]
+        self.turn += 1
+        h = self.convs[1](h, edge_index, self.bonds(edge_attr.to(h)), scale)
+        if float(h.detach().abs().max()) > 1e9:
+            h = h / 10
+        return self.head(global_add_pool(h, batch, batch_size))
+
+
+@pytest.mark.filterwarnings("ignore:.*fused by themselves")
+def test_equal_constants_of_two_types_are_two_forms(esol):
+    runner = assert_as_eager(ByTurns, few(esol), ["convs.1"])
+    forms = [form.arguments[-1][1:3] for _, form in runner.steps.compiled.apart["step"].functions]
+    assert forms == [(1, int), (True, bool)] or forms == [(True, bool), (1, int)]
+
+
+@pytest.mark.filterwarnings("ignore:.*fused by themselves")
+def test_an_added_bucket_has_layers_of_its_own(esol):
+    plan = sg.plan_buckets(few(esol), batch_size=8)
+    padder = sg.Padder(plan, overflow="grow")
+    model = seeded(Branching)
+    runner = sg.StaticGraphRunner(model, padder, mode="fused", check_padding=False).warmup(
+        few(esol), phases=["forward"]
+    )
+    functions = runner.steps.compiled.apart["forward"].functions
+    before = set(functions)
+    runner([esol[i] for i in range(16)])
+    after = runner.steps.compiled.apart["forward"].functions
+    assert before
+    assert {form.bucket for _, form in after} > {form.bucket for _, form in before}
+    assert before <= set(after)

@@ -175,7 +175,7 @@ class NeighbourSearch(nn.Module):
         cutoff: in the unit of the positions.
         per_atom: rows of edges per row of atoms, as :func:`~staticgraph.atoms.edges_per_atom`
             plans it.
-        images: see :func:`neighbours`; None for molecules, and for eager and CPUs.
+        images: see :func:`neighbours`; None for molecules, for any atoms in eager and on a CPU.
         skin: a cell list also holds the pairs that are farther apart by this, and is made again
             only when an atom has moved half of it, or a cell has changed. A step that is compiled
             or recorded for a device compares all pairs of each graph, and reads no skin.

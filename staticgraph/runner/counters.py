@@ -265,7 +265,7 @@ def fallbacks_of(runner: Any) -> tuple[str, ...]:
     """Returns a sentence for every step that runs in another way than was chosen for it."""
     recorded = runner.steps.recorded
     compiled = runner.steps.compiled
-    notes = *runner.preparation.notes, *compiled.notes.values()
+    notes = *runner.preparation.notes, *(compiled.notes.values() if runner.steps.fused else ())
     skipped = skipped_recordings_of(compiled.counts)
     return (*notes, *skipped, *(recorded.missed() if recorded else ()))
 

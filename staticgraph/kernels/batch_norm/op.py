@@ -181,24 +181,24 @@ class BatchNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         """Returns the gradients of input, addend, residual, weight and bias, by torch's own
         operations if they are to be differentiated again."""
-        grad, _, _, more, into, *_ = *grads, None, None
+        grad, _, _, grad_sum, into, *_ = *grads, None, None
         dx = dweight = dbias = dresidual = both = None
         if grad is not None and torch.is_grad_enabled():
             x, weight, bias, *_, count = ctx.saved_tensors
             out, *_ = batch_norm_reference(x, None, weight, bias, count, ctx.eps, ctx.relu)
             wanted = [one for one in (x, weight, bias) if one.requires_grad]
             slopes = torch.autograd.grad(out, wanted, grad.to(out.dtype), create_graph=True)
-            found = dict(zip(map(id, wanted), slopes, strict=True))
-            dx, dweight, dbias = (found.get(id(one)) for one in (x, weight, bias))
+            slope_of = dict(zip(map(id, wanted), slopes, strict=True))
+            dx, dweight, dbias = (slope_of.get(id(one)) for one in (x, weight, bias))
         elif grad is not None:
-            adds = more is None and into is not None
+            adds = grad_sum is None and into is not None
             given = *ctx.saved_tensors, into if adds else None, ctx.eps, ctx.relu
             dx, dweight, dbias, both = BACKWARD.overload(grad, *given)
             both = both if adds else None
         if grad is not None and ctx.residual is not None:
             dresidual = grad.to(ctx.residual)
-        if more is not None:
-            dx = more if dx is None else dx + more
+        if grad_sum is not None:
+            dx = grad_sum if dx is None else dx + grad_sum
         if ctx.addend is not None and both is None:
             both = None if dx is None else dx.to(ctx.addend)
             if into is not None:

@@ -208,9 +208,9 @@ class Captured:
         them."""
         ends: Any = (self.end(0), self.end(1))
         if self.over is not None:
-            found = self.once(("order", self.over), order_edges, *ends, *self.over[2:4])
+            order = self.once(("order", self.over), order_edges, *ends, *self.over[2:4])
             places = range(len(Edges._fields) - 2)
-            each = (self.once(("order", self.over, n), operator.getitem, found, n) for n in places)
+            each = (self.once(("order", self.over, n), operator.getitem, order, n) for n in places)
             return Edges(*ends, *each)
         return Edges(*ends, *(cast(Any, self.facts[name]) for name in Edges._fields[2:]))
 

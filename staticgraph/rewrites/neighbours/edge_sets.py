@@ -53,17 +53,17 @@ def _source_of(captured: Captured, target: Call) -> tuple[Call, int] | None:
     sizes, key = shape(target), index_key(target)
     if sizes is None or len(sizes) != 1 or not _is_index(target):
         return None
-    found: dict[Any, tuple[Call, int]] = {}
+    sources: dict[Any, tuple[Call, int]] = {}
     reads: dict[Any, int] = {}
     for node in captured.calls(GATHER):
         rows, _, index = node.args
         other = index_key(index)
         if other == key or shape(index) != sizes or not _is_index(index) or not is_float(node):
             continue
-        found.setdefault(other, (index, (shape(rows) or (0,))[0]))
+        sources.setdefault(other, (index, (shape(rows) or (0,))[0]))
         beside = isinstance(other, tuple) and isinstance(key, tuple) and other[0] is key[0]
         reads[other] = reads.get(other, 0) + 1 + beside * len(captured.graph.nodes)
-    return found[max(reads, key=reads.__getitem__)] if reads else None
+    return sources[max(reads, key=reads.__getitem__)] if reads else None
 
 
 def _is_index(node: Call) -> bool:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from staticgraph.errors import NotStatic
-from staticgraph.internals.dispatch import TreeSpec, tree_flatten, tree_unflatten
+from staticgraph.internals.dispatch import TreeSpec, traced_here, tree_flatten, tree_unflatten
 from staticgraph.nn.context.leaf import FACTS
 from staticgraph.nn.context.present import Restored, present
 from staticgraph.steps.compilation.compiled_function import CompiledFunction
@@ -42,7 +42,7 @@ class Form(NamedTuple):
     bucket: int
     training: bool
     grad: bool
-    autocast: bool
+    autocast: torch.dtype | None
     spec: TreeSpec
     arguments: tuple[Any, ...]
 
@@ -106,6 +106,13 @@ class CapturedLayers:
         if below:
             self._add_below(layer.module)
 
+    def forget(self, bucket: int) -> None:
+        """Forgets what was captured for one bucket."""
+        kept = [key for key in self.functions if key[1].bucket != bucket]
+        self.functions = {key: self.functions[key] for key in kept}
+        for layer in self._layers.values():
+            layer.forget(bucket)
+
     def capture(self, layer: _Layer, arguments: _Arguments, form: Form) -> CompiledFunction:
         """Returns the function of a layer for arguments of one form, not compiled yet."""
         binding = present()
@@ -138,18 +145,26 @@ class _Layer:
         """Gives it back."""
         vars(self.module).pop("forward", None)
 
+    def forget(self, bucket: int) -> None:
+        """Forgets how many forms of arguments there were in one bucket."""
+        for state in [state for state in self._forms if state[0] == bucket]:
+            del self._forms[state]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the layer, captured if it can be."""
+        if traced_here():  # as a part of another one
+            return self.forward(*args, **kwargs)
         binding, layers = present(), self._layers
         arguments = None if binding is None else _Arguments.of(binding.batch, args, kwargs)
         if binding is None or arguments is None:
             return self.forward(*args, **kwargs)
         batch = binding.batch
+        device = batch.device.type
         form = Form(
             batch.bucket,
             self.module.training,
             torch.is_grad_enabled(),
-            torch.is_autocast_enabled(batch.device.type),
+            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
             arguments.spec,
             arguments.form,
         )
@@ -205,17 +220,18 @@ class _Arguments:
                 tensors.append(leaf)
                 form.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad))
             elif isinstance(leaf, _CONSTANTS):
-                form.append(("constant", leaf))
+                # 1, 1.0 and True are equal, as are zeros of both signs.
+                form.append(("constant", leaf, type(leaf), repr(leaf)))
             else:
                 return None
         return cls(tensors, tuple(form), spec)
 
     def rebuild(self, arrays: dict[str, Tensor], tensors: tuple[Tensor, ...]) -> Any:
         """Returns the arguments made of a batch's arrays and other tensors."""
-        given, leaves = iter(tensors), []
+        others, leaves = iter(tensors), []
         for kind in self.form:
             if kind[0] == "own":
                 leaves.append(arrays[kind[1]])
             else:
-                leaves.append(kind[1] if kind[0] == "constant" else next(given))
+                leaves.append(kind[1] if kind[0] == "constant" else next(others))
         return tree_unflatten(leaves, self.spec)

@@ -216,12 +216,14 @@ class CompiledSteps:
         for key in [key for key in self._functions if key.bucket == bucket]:
             del self._functions[key]
         self._shared.clear()
-        self.apart.clear()
+        for layers in self.apart.values():
+            layers.forget(bucket)
 
     def clear(self) -> None:
         """Forgets all functions."""
         self._functions.clear()
         self._shared.clear()
         self.apart.clear()
+        self.notes.clear()
         self._dtypes.clear()
         self._computation.hooks.forget()

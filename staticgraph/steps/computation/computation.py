@@ -347,9 +347,9 @@ class Computation:
             args, kwargs = rebuild(arrays, tensors[len(names) :])
             known = context.known_sizes
             out = forward(*args, **kwargs)
-            made = [size for size in context.known_sizes if size not in known]
-            leave = [one.shape[0] for one in tensors_in(out) if one.dim()]
-            if context.overflows or any(size in leave for size in made):
+            new_sizes = [size for size in context.known_sizes if size not in known]
+            sizes = [tensor.shape[0] for tensor in tensors_in(out) if tensor.dim()]
+            if context.overflows or any(size in sizes for size in new_sizes):
                 raise NotStatic("the layer makes rows that later layers would have to know of")
             context.leave()
             return out
