@@ -26,7 +26,6 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.comparison import Comparer, RunOptions
 from staticgraph.checking.edge_order import order_error
 from staticgraph.checking.example_batch import batch_of, poisoned, revalued
-from staticgraph.checking.explain import explain
 from staticgraph.checking.outcome import Tolerance
 from staticgraph.checking.padding_culprit import Trail
 from staticgraph.checking.plain_batch import plain_batch
@@ -49,6 +48,7 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.attention import AttentionRow
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.attention_choices import attention_choices
+from staticgraph.steps.compilation.modes import without_fused
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_arguments import Forward, forward_of
 from staticgraph.steps.computation.model_setup import StepOptions, Subject
@@ -96,14 +96,18 @@ def check(
     Raises:
         TypeError: the example is neither a store nor a batch.
         ValueError: there is neither an example nor a plan that knows the fields of the data, or the
-            model cannot be copied.
+            model cannot be copied, or ``rewrites`` without PyG.
         GraphTooLarge: no graph of the example fits a bucket.
     """
     plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
     batch = batch_of(plan, example)
+    if rewrites and (why := without_fused()):
+        raise ValueError(f"rewrites=True cannot be: {why}")
     subject = Subject.of(model, forward=forward, loss=loss, **options)
     report = _Check(subject, batch.to(subject.device)).report()
     if rewrites and report.compiles:
+        from staticgraph.checking.explain import explain  # imports PyG
+
         report = replace(report, rewrites=explain(subject, plan, batch))
     return report
 

@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from staticgraph.batches.batch.real_batch import RealBatch
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.internals.hooks import has_pyg
 from staticgraph.schema import Schema
 from staticgraph.steps.loss.mean_loss import Loss, LossTerms
+from staticgraph.store.record import Record
 
 
 class PlainBatch:
@@ -75,7 +78,14 @@ class PlainBatch:
 
 
 def plain_batch(batch: StaticBatch) -> PlainBatch:
-    """Returns the real graphs of a batch, without padding, on its device."""
+    """Returns the real graphs of a batch, without padding, on its device.
+
+    Without PyG they are the real rows of the batch's own tensors.
+    """
+    if not has_pyg():
+        real = RealBatch(batch)
+        names = [*batch.keys(), "num_nodes", "num_edges", "num_graphs", "batch_size"]
+        return PlainBatch(Record(**{name: getattr(real, name) for name in names}).clone())
     from torch_geometric.data import Batch
 
     graphs: list[Any] = list(batch.to_data_list())

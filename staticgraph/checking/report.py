@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from staticgraph.errors import NotStatic
-from staticgraph.nn.conv.gps import StaticGPSConv
 from staticgraph.nn.subclasses import form_of
-from staticgraph.rewrites.explain import Explanation
 from staticgraph.sizes.attention import AttentionRow
 from staticgraph.steps.tracing.obstacles import RECORDING_ALONE, RESULTS, Obstacle
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import as_preformatted, table
+
+if TYPE_CHECKING:  # it needs PyG
+    from staticgraph.rewrites.explain import Explanation
 
 
 def module_row(
@@ -42,7 +43,7 @@ def module_row(
         how = obstacles[0].kind
         if how != "refused":  # the message is printed below the table
             how += f": {obstacles[0].operation.splitlines()[0][:60]}"
-    elif form is StaticGPSConv and attends:
+    elif form is not None and attends:
         how = f"attention {attention}, see below" if attention else "attention"
     elif form is not None:
         how = _first_sentence(form)

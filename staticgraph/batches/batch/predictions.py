@@ -16,6 +16,7 @@ from staticgraph.batches.batch.containers import parts_of, with_parts
 from staticgraph.schema import EDGE_INDEX, Field, Level
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.indices import counted
+from staticgraph.store.record import graph_in
 
 
 def starts(batch: BatchArrays, level: str) -> Tensor:
@@ -107,23 +108,21 @@ def _counted_within(piece: Tensor, field: Field, graph: int, before: dict[str, T
 
 
 def to_data_list(batch: BatchArrays) -> list[Any]:
-    """Returns the real graphs as ``Data`` or ``HeteroData``."""
-    from staticgraph.store.pyg.assembled import assembled, assembled_typed
-
+    """Returns the real graphs as ``Data`` or ``HeteroData``; without PyG, as ``Record``."""
     schema, graphs = batch.layout.schema, batch.real_counts.graphs
     values = {field.name: pieces(batch, field) for field in schema}
     bounds = {axis.name: starts(batch, axis.name).diff().tolist() for axis in schema.axes}
     rows = [{name: counts[g] for name, counts in bounds.items()} for g in range(graphs)]
     of_graph = [{name: cut[g] for name, cut in values.items()} for g in range(graphs)]
     if schema.hetero:
-        return [assembled_typed(schema, of_graph[g], rows[g]) for g in range(graphs)]
+        return [graph_in(schema, of_graph[g], rows[g]) for g in range(graphs)]
     nodes, edges = starts(batch, "node"), starts(batch, "edge")
     if not schema.two_sided:
         index = batch.tensors()[EDGE_INDEX]
         for g in range(graphs):
             of_graph[g] = {EDGE_INDEX: index[:, edges[g] : edges[g + 1]] - nodes[g], **of_graph[g]}
     return [
-        assembled(
+        graph_in(
             schema,
             of_graph[g],
             {

@@ -2,8 +2,9 @@
 
 The problem: a dataset's ``transform`` runs once, when a store is made, so that a random one is
 frozen. The idea: before anything reads a filled batch, the flat arrays of its real rows are passed
-to a function as a PyG ``Data``, with the graph of each node in ``data.batch``. Its changes are
-written back in place; it never sees padding.
+to a function as a PyG ``Data``, with the graph of each node in ``data.batch`` (without PyG, as a
+:class:`~staticgraph.store.record.Record`). Its changes are written back in place; it never sees
+padding.
 
 Invariant: the random numbers depend on seed, epoch, rank and the batch's position in the epoch, so
 they are the same with any number of workers and after a resume; the random states of the process
@@ -23,6 +24,7 @@ from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.schema import EDGE_INDEX
 from staticgraph.store.random_states import kept_random_states
+from staticgraph.store.record import graph_of
 
 # ``transform(data)`` changes the data in place, or returns another.
 Transform = Callable[[Any], Any]
@@ -80,9 +82,7 @@ def apply_transform(
     Raises:
         ValueError: it changed which nodes and edges there are, or a field's shape or dtype.
     """
-    from torch_geometric.data import Data
-
-    data = Data(
+    data = graph_of(
         edge_index=arrays[EDGE_INDEX][:, : real.edges],
         batch=arrays["batch"][: real.nodes],
         ptr=arrays["ptr"][: real.graphs + 1],

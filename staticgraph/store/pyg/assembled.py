@@ -1,4 +1,4 @@
-"""Reads a graph back from a store, as PyG's ``HeteroData``, or as ``Data`` that keeps its rules.
+"""A graph of a store, as PyG's ``HeteroData``, or as ``Data`` that keeps its rules.
 
 ``__inc__`` and ``__cat_dim__`` belong to a user's class, which a store does not keep. It keeps what
 they returned, so PyG batches a graph that is read back exactly like the one that went in.
@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
 
 from staticgraph.schema import Field, Schema
-from staticgraph.store.columns import Array
 from staticgraph.store.indices import counted
 from staticgraph.store.pyg.levels import axis_of
 
@@ -29,42 +27,6 @@ class RuledData(Data):
     def __inc__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
         rules = self.__dict__.get("_rules", {})
         return rules[key][1] if key in rules else super().__inc__(key, value, *args, **kwargs)
-
-
-def graph_at(store: Any, graph: int) -> Data | HeteroData:
-    """Returns a graph of a store as it went in.
-
-    Args:
-        store: a :class:`staticgraph.store.graph_columns.GraphColumns` in one folder, or in memory.
-        graph: its index.
-    """
-    schema: Schema = store.schema
-    nodes, edges = store.size(graph)
-    rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in store.offsets.items()}
-    levels = ("edge", *(axis.name for axis in schema.edge_axes))
-    origins = {level: store.origin_of(graph, level) for level in levels}
-    moved = {level: origin for level, origin in origins.items() if origin is not None}
-    back = {level: np.argsort(origin) for level, origin in moved.items()}
-    values: dict[str, Any] = {}
-    if schema.one_kind:
-        here = slice(store.edge_offsets[graph], store.edge_offsets[graph + 1])
-        pair = np.stack([store.edge_src[here], store.edge_dst[here]]).astype(np.int64)
-        values["edge_index"] = torch.from_numpy(pair[:, back["edge"]] if back else pair)
-    for field in schema:
-        value = store.columns[field.name][store.rows_of(field, graph)].astype(field.dtype)
-        for place, level in counted(field):
-            if level in moved:  # edges are numbered as they were before they were sorted
-                scalars = value.reshape(-1, field.width)
-                scalars[:, place] = moved[level][scalars[:, place]]
-        if field.level in back:
-            value = value[back[field.level]]
-        values[field.name] = torch.from_numpy(_as_tensor_shape(value, field))
-    data = (assembled_typed if schema.hetero else assembled)(
-        schema, values, {"node": nodes, "edge": edges, **rows}
-    )
-    for name, column in store.objects.items():
-        setattr(data, name, column.at(graph))
-    return data
 
 
 def assembled(schema: Schema, values: dict[str, Any], rows: Mapping[str, int]) -> Data:
@@ -106,10 +68,3 @@ def _increment(field: Field, rows: Mapping[str, int]) -> Any:
     for place, level in counted(field):
         steps[place] = counts[level]
     return steps.view(field.physical(1))
-
-
-def _as_tensor_shape(rows: Array, field: Field) -> Any:
-    """Moves the row dimension from the front to where ``__cat_dim__`` puts it in PyG's tensor."""
-    if field.cat_dim is None:
-        return rows.reshape(field.shape)
-    return np.ascontiguousarray(np.moveaxis(rows, 0, field.cat_dim))

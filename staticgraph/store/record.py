@@ -1,0 +1,131 @@
+"""A graph, or a batch without padding, where PyG is not installed.
+
+The library itself needs of PyG's ``Data`` only that tensors are read and set as attributes and as
+items. Where PyG is installed, its own classes are made instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.internals.hooks import has_pyg
+from staticgraph.schema import Field, Schema
+from staticgraph.store.columns import Array
+from staticgraph.store.indices import counted
+
+
+class Record:
+    """Tensors under names, as attributes and as items.
+
+    Iterating yields names with values, as PyG's ``Data`` does; a missing name is an AttributeError
+    as an attribute and a KeyError as an item.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self)[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        vars(self)[name] = value
+
+    def __contains__(self, name: object) -> bool:
+        return name in vars(self)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(vars(self).items())
+
+    def keys(self) -> list[str]:
+        """Returns the names."""
+        return list(vars(self))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns the value of a name, or ``default``."""
+        return vars(self).get(name, default)
+
+    def clone(self) -> Record:
+        """Returns a copy with tensors of its own."""
+        copies = {n: v.clone() if isinstance(v, Tensor) else v for n, v in self}
+        return Record(**copies)
+
+    def to(self, device: torch.device | str) -> Record:
+        """Returns the same values, with tensors on a device."""
+        moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in self}
+        return Record(**moved)
+
+    def __repr__(self) -> str:
+        shapes = (f"{n}={list(v.shape) if isinstance(v, Tensor) else v}" for n, v in self)
+        return f"Record({', '.join(shapes)})"
+
+
+def graph_of(**values: Any) -> Any:
+    """Returns a PyG ``Data`` of these values; where PyG is not installed, a :class:`Record`."""
+    if not has_pyg():
+        return Record(**values)
+    from torch_geometric.data import Data
+
+    return Data(**values)
+
+
+def graph_in(schema: Schema, values: dict[str, Any], rows: Mapping[str, int]) -> Any:
+    """Returns one graph of a schema as PyG's ``Data`` or ``HeteroData``; without PyG as a
+    :class:`Record`, the fields of a type under ``type.field``.
+
+    Args:
+        schema: of the graph's store.
+        values: its tensors, by the name of the field.
+        rows: its number of rows, by level.
+    """
+    if not has_pyg():
+        nodes = {} if schema.hetero else {"num_nodes": rows["node"]}
+        return Record(**values, **nodes)
+    from staticgraph.store.pyg.assembled import assembled, assembled_typed
+
+    return (assembled_typed if schema.hetero else assembled)(schema, values, rows)
+
+
+def graph_at(store: Any, graph: int) -> Any:
+    """Returns a graph of a store as it went in.
+
+    Args:
+        store: a :class:`staticgraph.store.graph_columns.GraphColumns` in one folder, or in memory.
+        graph: its index.
+    """
+    schema: Schema = store.schema
+    nodes, edges = store.size(graph)
+    rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in store.offsets.items()}
+    levels = ("edge", *(axis.name for axis in schema.edge_axes))
+    origins = {level: store.origin_of(graph, level) for level in levels}
+    moved = {level: origin for level, origin in origins.items() if origin is not None}
+    back = {level: np.argsort(origin) for level, origin in moved.items()}
+    values: dict[str, Any] = {}
+    if schema.one_kind:
+        here = slice(store.edge_offsets[graph], store.edge_offsets[graph + 1])
+        pair = np.stack([store.edge_src[here], store.edge_dst[here]]).astype(np.int64)
+        values["edge_index"] = torch.from_numpy(pair[:, back["edge"]] if back else pair)
+    for field in schema:
+        value = store.columns[field.name][store.rows_of(field, graph)].astype(field.dtype)
+        for place, level in counted(field):
+            if level in moved:  # edges are numbered as they were before they were sorted
+                scalars = value.reshape(-1, field.width)
+                scalars[:, place] = moved[level][scalars[:, place]]
+        if field.level in back:
+            value = value[back[field.level]]
+        values[field.name] = torch.from_numpy(_as_tensor_shape(value, field))
+    data = graph_in(schema, values, {"node": nodes, "edge": edges, **rows})
+    for name, column in store.objects.items():
+        setattr(data, name, column.at(graph))
+    return data
+
+
+def _as_tensor_shape(rows: Array, field: Field) -> Any:
+    """Moves the row dimension from the front to where ``__cat_dim__`` puts it in PyG's tensor."""
+    if field.cat_dim is None:
+        return rows.reshape(field.shape)
+    return np.ascontiguousarray(np.moveaxis(rows, 0, field.cat_dim))
