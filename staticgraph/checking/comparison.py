@@ -84,6 +84,20 @@ class Parity(NamedTuple):
     tied: Difference | None = None
 
 
+class Unpadded(NamedTuple):
+    """Plain PyG's runs of one batch.
+
+    Attributes:
+        batch: the batch.
+        data: its graphs, by :func:`staticgraph.checking.plain_batch.plain_batch`.
+        outcomes: by the options of each run; None if the model raised.
+    """
+
+    batch: StaticBatch
+    data: PlainBatch
+    outcomes: dict[RunOptions, Outcome | None]
+
+
 class Comparer:
     """Runs one model in different ways.
 
@@ -98,6 +112,7 @@ class Comparer:
         written: what of it a run itself writes.
         fields: those of the padded batch that is running.
         draws: whether any run drew random numbers.
+        unpadded: plain PyG's runs of the batch that is being checked, which are not made twice.
         ties: whether the model chooses among equal rows, so that only noise shows a difference.
     """
 
@@ -108,6 +123,7 @@ class Comparer:
         self.written: set[str] = set()
         self.fields: dict[str, Tensor] = {}
         self.draws: bool = False
+        self.unpadded: Unpadded | None = None
         self.ties: bool = False
         self._versions: dict[str, int] = {}
         self.model: torch.nn.Module = subject.model
@@ -196,7 +212,8 @@ class Comparer:
                 both = options.gradients and self.trains
                 result = computation.run("both" if both else "forward", batch, keep=True)
                 out, loss = result if both else (result, None)
-                return self._outcome(out, loss, options, random)
+                loss = self._backward(out, loss, options)
+            return self._outcome(out, loss, options, random)
 
     def plain(self, batch: StaticBatch, data: PlainBatch, options: RunOptions) -> Outcome:
         """Runs over the graphs of a batch without padding.
@@ -209,14 +226,16 @@ class Comparer:
         loss, random = None, _equal_draws(options)
         seen: Any = data.fresh() if options.jitter is None else options.jitter.of(data.fresh())
         # Nothing is bound: this may be inside another model's forward (a teacher's first call).
-        with self._run(options), Restored(nothing=True), random or nullcontext():
-            with self._computation.precision():
-                if options.second:
-                    self._computation.plain(data.fresh())
-                out = self._computation.plain(seen)
-                if options.gradients and self._subject.loss is not None:
-                    mean = labelled_loss if has_gaps(batch) else plain_loss
-                    loss = mean(self._subject.loss, out, seen)
+        with self._run(options), Restored(nothing=True):
+            with random or nullcontext():
+                with self._computation.precision():
+                    if options.second:
+                        self._computation.plain(data.fresh())
+                    out = self._computation.plain(seen)
+                    if options.gradients and self._subject.loss is not None:
+                        mean = labelled_loss if has_gaps(batch) else plain_loss
+                        loss = mean(self._subject.loss, out, seen)
+                loss = self._backward(out, loss, options)
             return self._outcome(out, loss, options, random)
 
     @contextmanager
@@ -239,15 +258,25 @@ class Comparer:
             yield
             self.written |= self._changes()
 
+    def _backward(self, out: Any, loss: Tensor | None, options: RunOptions) -> Tensor | None:
+        """Computes the gradients of a loss, or of the outputs with fixed weights; returns it."""
+        if options.gradients and not self.trains:
+            parts = [t for t in tensors_in(out) if t.requires_grad and t.is_floating_point()]
+            terms = [_weighted(real_rows(tensor, self._bound)) for tensor in parts]
+            loss = torch.stack(terms).sum() if terms else None
+        if loss is not None and loss.requires_grad:
+            loss.backward()
+        return loss
+
+    @property
+    def _bound(self) -> BatchContext | None:
+        """The context, if a batch is bound in it."""
+        return self.context if self.context.batch is not None else None
+
     def _outcome(
         self, out: Any, loss: Tensor | None, options: RunOptions, random: EqualDraws | None
     ) -> Outcome:
-        bound = self.context if self.context.batch is not None else None
-        if options.gradients and not self.trains:
-            parts = [t for t in tensors_in(out) if t.requires_grad and t.is_floating_point()]
-            terms = [_weighted(real_rows(tensor, bound)) for tensor in parts]
-            loss = torch.stack(terms).sum() if terms else None
-        outcome = Outcome.of(self.model, out, loss, bound, random.draws if random else ())
+        outcome = Outcome.of(self.model, out, loss, self._bound, random.draws if random else ())
         self.draws |= options.jitter is None and bool(outcome.draws)
         return outcome
 
@@ -290,14 +319,17 @@ class Comparer:
         Returns:
             None if plain PyG does not run, or does not give numbers that can be compared.
         """
-        data = attempt(lambda: plain_batch(batch))
+        unpadded, self.unpadded = self.unpadded, None
+        if unpadded is None or unpadded.batch is not batch:
+            unpadded = Unpadded(batch, attempt(lambda: plain_batch(batch)), {})
+        data, ran = unpadded.data, unpadded.outcomes
         padded = clean
         for tried, note in (
             (options, "in the model's own mode"),
             (options._replace(constant=True), "with one constant for all random numbers"),
             (options._replace(training=False), "in evaluation mode: it draws random numbers"),
         ):
-            plain = attempt(lambda tried=tried: self.plain(batch, data, tried))
+            plain = ran.get(tried) or attempt(lambda tried=tried: self.plain(batch, data, tried))
             if padded is None or tried is not options:
                 padded = attempt(lambda tried=tried: self.padded(batch, tried))
             if plain is None or padded is None or not plain.finite:

@@ -21,7 +21,13 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.checking.comparison import Comparer, RunOptions, attempt, several_ranks
+from staticgraph.checking.comparison import (
+    Comparer,
+    RunOptions,
+    Unpadded,
+    attempt,
+    several_ranks,
+)
 from staticgraph.checking.equal_draws import Jitter
 from staticgraph.checking.outcome import Difference, Outcome
 from staticgraph.checking.padding_culprit import Culprit, Trail
@@ -96,6 +102,8 @@ def order_error(comparer: Comparer, batch: StaticBatch, options: RunOptions) -> 
     if not places:
         return None
     sides = [plain_batch(batch), plain_batch(in_first_order(batch, places))]
+    ran: dict[RunOptions, Outcome | None] = {}
+    comparer.unpadded = Unpadded(batch, sides[0], ran)
     rows = {batch.real_counts.of(level): place for level, place in places.items()}
 
     def nearest(value: Tensor, like: Tensor | None) -> Tensor:
@@ -110,7 +118,10 @@ def order_error(comparer: Comparer, batch: StaticBatch, options: RunOptions) -> 
     def run(side: PlainBatch, options: RunOptions) -> Outcome | None:
         """Runs plain PyG; None if the model raises."""
         with _NoCollectives() if several else nullcontext():
-            return attempt(lambda: comparer.plain(batch, side, options))
+            outcome = attempt(lambda: comparer.plain(batch, side, options))
+        if side is sides[0]:
+            ran[options] = outcome
+        return outcome
 
     def both(options: RunOptions) -> tuple[Outcome, Outcome] | None:
         """Runs both orders; None if either raises, or has numbers that are not finite."""

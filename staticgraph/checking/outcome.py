@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -57,12 +58,12 @@ class Outcome(NamedTuple):
 
     Attributes:
         values: outputs, parameters, loss, gradients, buffers and optimizer state.
-        scales: for each, the largest value of its kind.
+        scales: for each, the largest value of its kind; most are never asked for.
         draws: the operations that drew random numbers.
     """
 
     values: dict[str, Tensor]
-    scales: dict[str, float]
+    scales: dict[str, Callable[[], float]]
     draws: tuple[Draw, ...] = ()
 
     @classmethod
@@ -77,7 +78,7 @@ class Outcome(NamedTuple):
     ) -> Outcome:
         """Returns copies of the real rows of everything; ``context`` is None without padding.
 
-        Gradients are those of the loss, or those that a step has left if it has none.
+        Gradients are those that a backward or a step has left.
         """
         outcome = cls({}, {})
         for number, tensor in enumerate(tensors_in(out)):
@@ -87,8 +88,6 @@ class Outcome(NamedTuple):
         outcome._add({f"the parameter {n}": p.detach().clone() for n, p in parameters.items()})
         if loss is not None:
             outcome._add({"the loss": loss.detach().clone()})
-            if loss.requires_grad:
-                loss.backward()
         outcome._add(
             {
                 f"the gradient of {name}": p.grad.detach().clone()
@@ -119,11 +118,15 @@ class Outcome(NamedTuple):
     def _add(self, values: dict[str, Tensor | None], scale: float | None = None) -> None:
         """Adds values of one kind."""
         there = {name: value for name, value in values.items() if value is not None}
-        if scale is None:  # the largest absolute value
-            largest = [float(v.detach().abs().max()) for v in there.values() if v.numel()]
-            scale = max([*largest, 1e-6])
+
+        @cache
+        def largest() -> float:
+            """The largest absolute value of this kind, unless its scale is given."""
+            sizes = [float(v.detach().abs().max()) for v in there.values() if v.numel()]
+            return max([*sizes, 1e-6]) if scale is None else scale
+
         self.values.update(there)
-        self.scales.update(dict.fromkeys(there, scale))
+        self.scales.update(dict.fromkeys(there, largest))
 
     @property
     def finite(self) -> bool:
@@ -153,7 +156,8 @@ class Outcome(NamedTuple):
         a, b = self.values[name], other.values[name]
         if not a.numel():
             return 0.0
-        off = float((a.double() - b.double()).abs().max()) / self.scales[name]
+        off = float((a.double() - b.double()).abs().max())
+        off = off / self.scales[name]() if off else off
         return off if off == off else float("inf")
 
     def clear_difference(

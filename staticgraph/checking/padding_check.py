@@ -147,7 +147,10 @@ class PaddingCheck:
             self._see_order(batch)
             if self.wanted(phase) and (_graphs_in(batch) or several_ranks()):
                 started = time.perf_counter()
-                self._of(batch, phase, real)
+                try:
+                    self._of(batch, phase, real)
+                finally:
+                    self._comparer.unpadded = None  # it would keep the batch's memory
                 self._ended = time.perf_counter()
                 self._seconds = self._ended - started
 

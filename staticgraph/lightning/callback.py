@@ -201,6 +201,8 @@ class StepComparer(Comparer):
             try:
                 result = module.training_step(data, 0)
                 loss = result["loss"] if isinstance(result, Mapping) else result
+                if loss is not None and loss.requires_grad:
+                    loss.backward()
                 return Outcome.of(module, None, loss, None, random.draws)
             finally:
                 for name in silent:

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,20 +94,23 @@ class FirstSteps:
         steps, subject, train = self._steps, self._steps.subject, self._steps.train
         plain = batch.replace()
         plain.real = None
-        stepped = after_step(steps, lambda: train(batch.clone(), way))
-        if way == FUSED:  # compiled now; it calls its operators one by one, as eager does
-            stepped = after_step(steps, lambda: train(batch.clone(), way), constant=True)
-        eager, nudged = (
-            after_step(steps, lambda: train(plain.clone(), "eager"), nudged, constant=True)
-            for nudged in (False, True)
-        )
+        if way == FUSED:  # compile; then it calls its operators one by one, as eager does
+            with stepping_apart(steps):
+                train(batch.clone(), way)
+        stepped = after_step(steps, lambda: train(batch.clone(), way), constant=way == FUSED)
+
+        def eager_step(nudged: bool) -> Outcome:
+            """After the same step in eager."""
+            return after_step(steps, lambda: train(plain.clone(), "eager"), nudged, constant=True)
+
+        eager = eager_step(nudged=False)
         if len(stepped.draws) != len(eager.draws) or not all(draw.hashed for draw in stepped.draws):
             return None
         dtype = next(p.dtype for p in subject.model.parameters())
         tolerance = Tolerance.of(subject.autocast or dtype).other_order
         for name in [n for n in eager.values if n.startswith(KINDS["parameters"])]:
             del eager.values[name]  # Adam moves them by a whole learning rate even for rounding
-        return eager.clear_difference(stepped, tolerance, lambda: nudged)
+        return eager.clear_difference(stepped, tolerance, lambda: eager_step(nudged=True))
 
 
 def after_step(
@@ -117,13 +120,20 @@ def after_step(
     current state."""
     random = EqualDraws(constant=True) if constant else None
     subject = steps.subject
-    with steps.untouched(), without_callbacks(subject.model, subject.optimizer):
+    with stepping_apart(steps):
         if nudged:
             nudge(subject.model)
         with random or nullcontext():
             loss = step()
         draws = random.draws if random else ()
         return Outcome.of(subject.model, None, loss, None, draws, subject.optimizer)
+
+
+@contextmanager
+def stepping_apart(steps: Steps) -> Iterator[None]:
+    """Puts back whatever steps in the block change, and calls nobody back."""
+    with steps.untouched(), without_callbacks(steps.subject.model, steps.subject.optimizer):
+        yield
 
 
 def leave_out_rounding(ours: Outcome, theirs: Outcome, nudged: Outcome) -> int:
@@ -146,7 +156,8 @@ def leave_out_rounding(ours: Outcome, theirs: Outcome, nudged: Outcome) -> int:
     masks = _unclear(ours_of, theirs_of, nudged_of)
     for outcome in (ours, theirs, nudged):
         for name, mask in masks.items():
-            outcome.values[KINDS["parameters"] + name].masked_fill_(mask, 0)
+            parameter = KINDS["parameters"] + name
+            outcome.values[parameter] = outcome.values[parameter].masked_fill(mask, 0)
     return sum(int(mask.sum()) for mask in masks.values())
 
 

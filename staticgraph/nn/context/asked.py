@@ -97,4 +97,4 @@ ASKED: ContextVar[Asked | None] = ContextVar("asked", default=None)
 
 def asked() -> Asked | None:
     """The record to write to; None in an actual step, and while one is compiled."""
-    return None if traced_here() else ASKED.get()
+    return None if torch.compiler.is_dynamo_compiling() or traced_here() else ASKED.get()

@@ -90,14 +90,16 @@ class BatchContext:
     @property
     def present(self) -> StaticBatch:
         """The batch that is bound in this thread; there must be one."""
-        batch = self.batch
-        assert batch is not None, "no batch is bound"
-        return batch
+        binding = present()
+        assert binding is not None, "no batch is bound"
+        return binding.batch
 
     @property
     def real(self) -> RealCounts | None:
         """The real counts as host numbers; None inside a compiled step."""
-        return self.present.real
+        binding = present()  # not self.present: tracing follows every call
+        assert binding is not None, "no batch is bound"
+        return binding.batch.real
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Returns the result of ``make``, computed once per forward and kept for later layers.
@@ -218,9 +220,12 @@ class BatchContext:
         Raises:
             NotStatic: the size is both.
         """
-        assert self._rows is not None
-        rows = self._rows.get(size)
-        if rows is not None and rows.counted and self._places_of(size) is not None:
+        binding = present()
+        assert binding is not None
+        if (places := binding.made.get("places")) is None:
+            return
+        rows = binding.rows.get(size)
+        if rows is not None and rows.counted and places.get(size) is not None:
             raise NotStatic(
                 f"{size} rows are {rows.what} in this bucket, and a dense block laid out flat has "
                 "as many places, so it is unknown which of them a norm runs over: plan with "
@@ -254,9 +259,9 @@ class BatchContext:
             NotStatic: the leading size does not occur in this batch, or is also a size of the
                 model's own.
         """
-        assert self._rows is not None
         rows = self.find_rows(value.shape[0]) if value.dim() else None
         if rows is None:
+            assert self._rows is not None
             known = ", ".join(f"{size} ({rows.what})" for size, rows in self._rows.entries)
             raise NotStatic(
                 f"a tensor of shape {list(value.shape)} has no rows of this batch, so which of "
@@ -273,7 +278,6 @@ class BatchContext:
         Raises:
             NotStatic: as :meth:`rows_of`.
         """
-        assert self._rows is not None
         noted = asked()
         self._check_apart_from_places(value.shape[0])
         if noted is None:
@@ -322,9 +326,8 @@ class BatchContext:
 
     def real_rows(self, rows: RowKind) -> int | None:
         """Returns how many leading rows are real, as a host number; None if it is not known."""
-        if self.real is None or rows.counted is None:
-            return None
-        return self.real.of(rows.counted)
+        real = self.real
+        return None if real is None or rows.counted is None else real.of(rows.counted)
 
     # ------------------------------------------------------------------ groups
 

@@ -20,6 +20,7 @@ import threading
 import weakref
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
@@ -90,7 +91,7 @@ _OF_TASK: weakref.WeakValueDictionary[int, Binding] = weakref.WeakValueDictionar
 def present() -> Binding | None:
     """The innermost binding of this thread; None outside of any forward."""
     binding = _HERE.binding
-    if traced_here():
+    if torch.compiler.is_dynamo_compiling() or traced_here():  # a trace stops at the first
         return binding
     task = current_graph_task()
     if task == -1 or (binding is not None and binding.task == task):

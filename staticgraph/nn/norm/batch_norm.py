@@ -20,7 +20,8 @@ from torch import Tensor
 
 from staticgraph.kernels.batch_norm import Running, batch_norm
 from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.nn.context.leaf import leaf, leaves
+from staticgraph.nn.context.leaf import leaf
+from staticgraph.nn.context.present import present
 
 # The field of a batch that holds the number of real rows of a level.
 COUNTED = {"node": "num_real_nodes", "edge": "num_real_edges", "graph": "num_real_graphs"}
@@ -34,8 +35,8 @@ def flag_single_rows(norm: torch.nn.Module, device: torch.device) -> None:
     """Gives a norm its flag, at a fixed address, unless it has one on this device."""
     from staticgraph.internals.tracing import mark_static_address  # loads Dynamo
 
-    present = vars(norm).get(SINGLE)
-    if present is None or present.device != device:
+    flag = vars(norm).get(SINGLE)
+    if flag is None or flag.device != device:
         with torch.inference_mode(False):  # training steps write to it, too
             flag = torch.zeros((), dtype=torch.bool, device=device)
         mark_static_address(flag)
@@ -139,9 +140,9 @@ def _over_real_rows(
     norm: MaskedBatchNorm1d | MaskedBatchNorm2d, stock: Callable[[Tensor], Tensor], input: Tensor
 ) -> Tensor:
     """The output of a converted layer; ``stock`` is the layer's own forward."""
-    context = norm._staticgraph
+    context, binding = norm._staticgraph, present()
     from_batch = norm.training or norm.running_mean is None
-    if context.batch is None or not from_batch:
+    if binding is None or not from_batch:
         return stock(input)
     if (each := context.rows_each(norm, input)) > 1:
         values = input.view(-1, each, input.size(1)).transpose(1, 2)
@@ -153,8 +154,8 @@ def _over_real_rows(
     rows = context.real_rows(found)
     check_not_single(input, rows)
     if rows is None or rows < 2:
-        if leaves() and found.counted in COUNTED and norm.weight is not None:
-            return _as_leaf(norm, input, getattr(context.present, COUNTED[found.counted]))
+        if binding.leaves and found.counted in COUNTED and norm.weight is not None:
+            return _as_leaf(norm, input, getattr(binding.batch, COUNTED[found.counted]))
         return masked_batch_norm(norm, input, found.mask)
     # Outside a compiled step the shapes are free: real rows come first, so the stock kernel
     # runs over just those: 0.23 ms forward and backward over 3,000 rows of 64 columns, where the
