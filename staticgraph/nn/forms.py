@@ -53,9 +53,13 @@ from staticgraph.nn.attention.linear import (
     StaticPolynormerAttention,
     StaticSGFormerAttention,
 )
-from staticgraph.nn.conv.degrees import StaticChebConv, StaticClusterGCNConv, StaticMFConv
+from staticgraph.nn.conv.counts import (
+    StaticChebConv,
+    StaticClusterGCNConv,
+    StaticHypergraphConv,
+    StaticMFConv,
+)
 from staticgraph.nn.conv.gps import StaticGPSConv
-from staticgraph.nn.conv.hyperedges import StaticHypergraphConv
 from staticgraph.nn.conv.relations import StaticFiLMConv, StaticHeteroLinear, StaticRGATConv
 from staticgraph.nn.labels import StaticLabelPropagation, StaticMaskLabel
 from staticgraph.nn.norm.graph_norms import (

@@ -28,7 +28,7 @@ from staticgraph.nn import refused
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.dispatch import dispatch, stock
 from staticgraph.nn.context.leaf import leaf, leaves
-from staticgraph.nn.conv import relations, semantic
+from staticgraph.nn.conv import relations
 from staticgraph.nn.pool import dense as dense_pools
 from staticgraph.nn.pool import neighbours
 from staticgraph.nn.utils import dense_batch, dropout_edges, self_loops
@@ -92,7 +92,6 @@ def static_functions() -> Functions:
         **neighbours.static_functions(),
         **dropout_edges.static_functions(),
         **relations.static_functions(),
-        **semantic.static_functions(),
         **refused.static_functions(),
     }
 

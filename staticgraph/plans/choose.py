@@ -28,10 +28,9 @@ from staticgraph.packing.coarse import coarsened
 from staticgraph.packing.pack import Packing
 from staticgraph.packing.packer import TIME_LIMIT, PackingEffort
 from staticgraph.plans.by_memory import MIN_STEPS, sized_plan
+from staticgraph.plans.capacities import exact_capacities, several_capacities, stream_capacity
 from staticgraph.plans.chosen import Chosen, Sizes
 from staticgraph.plans.cost import StepCost
-from staticgraph.plans.exact import exact_capacities
-from staticgraph.plans.packed import several_capacities, stream_capacity
 from staticgraph.plans.packings import packings_for
 from staticgraph.plans.plan import BucketPlan, histogram_of, sizes_of
 from staticgraph.schema import Schema

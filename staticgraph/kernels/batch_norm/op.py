@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.batch_norm import cpu
-from staticgraph.kernels.batch_norm.results import gradients, results
 from staticgraph.kernels.cpu_loop import cast, in_loops, plain
 from staticgraph.kernels.register import operator
-from staticgraph.kernels.shapes import common_dtype, contiguous
+from staticgraph.kernels.shapes import common_dtype, contiguous, empty_like, wide_dtype
 
 
 def batch_norm_reference(
@@ -263,3 +262,22 @@ def batch_norm_handed_on(
     given = (x, addend, residual, weight, bias, count, *moved, eps, relu)
     out, *_, addend = BatchNorm.apply(*given, True)
     return out, addend
+
+
+def results(
+    x: Tensor, addend: Tensor | None, residual: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Allocates rows ``[R, F]``, mean and variance ``[F]`` in the accumulation dtype, and the rows
+    plus addend, which are empty without an addend."""
+    mean = x.new_empty(x.size(1), dtype=wide_dtype(x))
+    total = x.new_empty(0) if addend is None else torch.empty_like(x)
+    return torch.empty_like(x, dtype=common_dtype(x, residual)), mean, torch.empty_like(mean), total
+
+
+def gradients(
+    x: Tensor, weight: Tensor, bias: Tensor, into: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Allocates the gradients of rows, weight and bias, and the row gradient plus ``into``, which
+    is empty without ``into``."""
+    dx, dweight, dbias = map(torch.empty_like, (x, weight, bias))
+    return dx, dweight, dbias, empty_like(into, x)

@@ -4,6 +4,10 @@ Stock PyG selects the edges of each relation, or the rows of each type, with a m
 choice is made over all rows with ``torch.where``: an edge of another relation becomes an edge of
 the last node, which is always padding, and a row of another type keeps its value. The work grows
 with the number of relations, as it does in a recorded step in any case.
+
+HANConv weights its metapaths by a mean over all nodes of a type (Wang et al. 2019, equation 7),
+which would include padding: it is the only place in PyG's heterogeneous convolutions where rows of
+different graphs meet. Here the mean is over the real rows.
 """
 
 from __future__ import annotations
@@ -12,8 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch_geometric.nn import FiLMConv, HeteroLinear, RGATConv, RGCNConv
+from torch_geometric.nn.conv.han_conv import group
 from torch_geometric.nn.conv.rgcn_conv import masked_edge_index
 
 from staticgraph.errors import NotStatic
@@ -59,8 +65,13 @@ def static_rgcn(
 
 
 def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Maps PyG's selection of edges, and RGCN's forward, to equivalents of fixed shape."""
-    return {masked_edge_index: static_masked_edge_index, RGCNConv.forward: static_rgcn}
+    """Maps PyG's selection of edges, RGCN's forward, and HAN's weighting of metapaths to
+    equivalents of fixed shape."""
+    return {
+        masked_edge_index: static_masked_edge_index,
+        RGCNConv.forward: static_rgcn,
+        group: static_group,
+    }
 
 
 class StaticFiLMConv(FiLMConv):
@@ -121,3 +132,19 @@ class StaticRGATConv(RGATConv):
                 "once a relation: use attention_mechanism='across-relation'"
             )
         return super().forward(*args, **kwargs)
+
+
+def static_group(
+    context: BatchContext, xs: list[Tensor], q: nn.Parameter, k_lin: nn.Module
+) -> tuple[Tensor | None, Tensor | None]:
+    """Combines the relations' rows ``[N, F]`` by semantic attention: returns the sum ``[N, F]`` and
+    the weights ``[relations]``, from means over real nodes."""
+    if not xs:
+        return None, None
+    mask = context.mask_of(xs[0])
+    out = torch.stack(xs)
+    keys = torch.where(mask[:, None], torch.tanh(k_lin(out)), 0)
+    # Without any real node PyG's mean is NaN, but then it has no row to write it to.
+    mean = keys.sum(1) / mask.sum().clamp(min=1)
+    weights = F.softmax((q * mean).sum(-1), dim=0)
+    return (weights.view(-1, 1, 1) * out).sum(0), weights

@@ -1,8 +1,9 @@
-"""Layers that depend on a node's degree, or on whether an edge is a self-loop, without masks.
+"""Layers that depend on counts in their index, or on whether an edge is a self-loop, without masks.
 
 Stock PyG selects the nodes of each degree with a mask, and writes the diagonal through one. Here
 every choice is made over all rows with ``torch.where``: a node keeps the result of its degree's
-layer, and the weight of an edge is changed where it is a self-loop.
+layer, and the weight of an edge is changed where it is a self-loop. The number of hyperedges, which
+stock PyG reads from their index, follows from the rows that they carry.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import ChebConv, ClusterGCNConv, MFConv
+from torch_geometric.nn import ChebConv, ClusterGCNConv, HypergraphConv, MFConv
 from torch_geometric.nn.conv import cheb_conv  # the binding that is replaced in a step
 from torch_geometric.utils import degree
 
@@ -94,3 +95,24 @@ class StaticClusterGCNConv(ClusterGCNConv):
         weight = torch.where(row == col, weight + self.diag_lambda * inverse[row], weight)
         out = self.propagate(edge_index, x=x, edge_weight=weight)
         return self.lin_out(out) + self.lin_root(x)
+
+
+class StaticHypergraphConv(HypergraphConv):
+    """``HypergraphConv``: as many hyperedges as there are nodes, unless the number is given."""
+
+    _staticgraph: BatchContext
+
+    def forward(
+        self,
+        x: Tensor,
+        hyperedge_index: Tensor,
+        hyperedge_weight: Tensor | None = None,
+        hyperedge_attr: Tensor | None = None,
+        num_edges: int | None = None,
+    ) -> Tensor:
+        """``[N, F]`` to ``[N, out]``; the number of hyperedges is ``num_edges``, else the number of
+        rows of their weights or attributes, else the number of nodes."""
+        if self._staticgraph.batch is not None and num_edges is None:
+            carried = hyperedge_weight if hyperedge_weight is not None else hyperedge_attr
+            num_edges = x.size(0) if carried is None else carried.size(0)
+        return super().forward(x, hyperedge_index, hyperedge_weight, hyperedge_attr, num_edges)
