@@ -347,7 +347,8 @@ class Schema:
     @property
     def hetero(self) -> bool:
         """Whether nodes have types, as in a heterogeneous data set."""
-        return len(self.node_axes) > 0  # not bool(): torch 2.11 cannot trace it on a tuple
+        # Not bool(), which torch 2.11 cannot trace on a tuple; a trace follows every call.
+        return len(self.axes) > 0 and len(self.node_axes) > 0
 
     @property
     def has_vectors(self) -> bool:

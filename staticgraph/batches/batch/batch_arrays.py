@@ -37,6 +37,13 @@ class BatchArrays:
 
     __slots__ = ("_extra", "_lease", "_tensors", "bucket", "layout", "real")
 
+    layout: SlotLayout
+    bucket: int
+    real: RealCounts | None
+    _tensors: Mapping[str, Tensor]
+    _lease: Lease | None
+    _extra: Mapping[str, Any]
+
     def __init__(
         self,
         layout: SlotLayout,
@@ -44,12 +51,13 @@ class BatchArrays:
         real: RealCounts | None,
         lease: Lease | None,
     ) -> None:
-        self.layout: SlotLayout = layout
-        self.bucket: int = layout.bucket
-        self.real: RealCounts | None = real
-        self._tensors = tensors
-        self._lease = lease
-        self._extra: Mapping[str, Any] = {}  # what a model has set under names of its own
+        put = object.__setattr__  # what subclasses make of an assignment is for a model's own
+        put(self, "layout", layout)
+        put(self, "bucket", layout.bucket)
+        put(self, "real", real)
+        put(self, "_tensors", tensors)
+        put(self, "_lease", lease)
+        put(self, "_extra", {})  # what a model has set under names of its own
 
     @property
     def capacity(self) -> Capacity:

@@ -93,7 +93,7 @@ class StaticBatch(BatchArrays):
         objects: Mapping[str, list[Any]] | None = None,
     ) -> None:
         super().__init__(layout, tensors, real, lease)
-        self._objects = {} if objects is None else objects
+        object.__setattr__(self, "_objects", {} if objects is None else objects)
 
     @classmethod
     def of(
@@ -222,7 +222,7 @@ class StaticBatch(BatchArrays):
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> StaticBatch:
         """Returns the same batch over another mapping of its tensors, under the same names."""
         other = StaticBatch(self.layout, tensors, self.real, self._lease, self._objects)
-        other._extra = self._extra
+        object.__setattr__(other, "_extra", self._extra)
         return other
 
     def without_pointers(self) -> StaticBatch:
