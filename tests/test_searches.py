@@ -172,3 +172,28 @@ def test_a_search_without_the_batchs_rows_is_refused():
     runner = made_runner(model, plan, "eager", forward=without_batch)
     with pytest.raises(sg.NotStatic, match="pass batch=batch"):
         runner.predict(clusters())
+
+
+def test_in_eager_places_without_a_neighbour_are_left_out():
+    counts = []
+
+    class Counting(nn.Module):
+        """Notes how many edges a search gives its layers."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+        def forward(self, pos, batch, batch_size):
+            near = pyg.radius_graph(pos, 1.2, batch, max_num_neighbors=16)
+            counts.append(near.size(1))
+            degree = pos.new_zeros(len(pos)).index_add(0, near[1], self.weight.expand(len(near[1])))
+            return pyg.global_add_pool(degree[:, None], batch, batch_size)
+
+    graphs = clusters()
+    real = [int((pairs(g.pos, torch.tensor([0, len(g.pos)]), True) < 1.2).sum()) for g in graphs]
+    store = sg.GraphStore.from_pyg(graphs)
+    runner = sg.StaticGraphRunner(Counting(), sg.plan_buckets(store, len(graphs)), mode="eager")
+    predicted = runner.predict(store)
+    assert predicted.flatten().tolist() == real
+    assert 0 <= counts[-1] - sum(real) <= 3, "more only where the number means something else"
