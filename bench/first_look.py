@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -29,9 +30,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bench.bench_host_time import calls_of
-from bench.steps import Contender, milliseconds
-from staticgraph.text.table import table
+from bench.parts import Part, only_on_cuda
+from bench.steps import DEVICE, Contender, milliseconds
+from staticgraph.runner.verification import verify
 
 COPY_BYTES = 1 << 30
 ROUNDS = 100
@@ -148,7 +149,7 @@ def copy_bytes_per_second() -> float:
     """Returns the bandwidth of a copy within the device, reads plus writes, best of ten."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    taken = [milliseconds(lambda _: target.copy_(source), 0, 3, "cuda") for _ in range(10)]
+    taken = [milliseconds(lambda _: target.copy_(source), 0, 3) for _ in range(10)]
     return 2 * COPY_BYTES / (min(taken) / 1e3)
 
 
@@ -234,70 +235,65 @@ def by_kernel(ran: list[Ran], noted: Noted, per_second: float | None) -> list[di
     return sorted(rows, key=lambda row: -row["us"])
 
 
-def printed(rows: list[dict[str, Any]]) -> str:
-    """Returns the rows as a table."""
-    cells = [
-        (
-            row["kernel"][:60],
-            row["module"] or "-",
-            "x".join(map(str, row["grid"])) or "-",
-            str(row["registers"] or "-"),
-            str(row["launches"]),
-            f"{row['us']:.1f}",
-            "-" if row["bytes"] is None else f"{row['bytes'] / 2**20:.2f}",
-            "-" if row["share_of_roofline"] is None else f"{row['share_of_roofline']:.0%}",
-        )
-        for row in rows
-    ]
-    heads = ("kernel", "module", "grid", "registers", "launches", "us", "MiB", "of a copy's")
-    return table(heads, cells)
-
-
 # ---------------------------------------------------------------------- the questions
 
 
-def host_us(contender: Contender, device: str) -> float:
-    """Returns the median microseconds until a step's call returns, starting on an idle device."""
-    taken = []
-    for turn in range(ROUNDS):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        contender.step(turn)
-        taken.append(1e6 * (time.perf_counter() - started))
-    return statistics.median(taken)
+def calls_of(step: Callable[[], Any]) -> int:
+    """Returns the number of Python function calls in one run."""
+    count = 0
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
-def questions(
-    contender: Contender, noted: Noted, device: str, precision: str
-) -> dict[str, Callable[[], dict[str, Any]]]:
-    """Returns what is asked of a contender that was prepared under :func:`noting`."""
+class Look(NamedTuple):
+    """A contender that was prepared under :func:`noting`."""
 
-    def kernels() -> dict[str, Any]:
-        if device != "cuda":
-            return {"answer": "needs a CUDA device"}
-        ran, per_second = kernels_of(contender.step), copy_bytes_per_second()
-        rows = by_kernel(ran, noted, per_second)
-        print(printed(rows))
+    contender: Contender
+    noted: Noted
+    precision: str
+
+    def questions(self) -> dict[str, Part]:
+        """Returns what is asked of it, most important first."""
+        return {"kernels": only_on_cuda(self.kernels), "verify": self.verify, "host": self.host}
+
+    def kernels(self) -> dict[str, Any]:
+        ran, per_second = kernels_of(self.contender.step), copy_bytes_per_second()
+        rows = by_kernel(ran, self.noted, per_second)
         return {
             "kernels": len(ran),
             **gaps(ran),
             "known_bytes": sum(row["bytes"] or 0 for row in rows),
             "copy_bytes_per_second": per_second,
-            "from_cache": noted.compiled[True],
-            "compiled": noted.compiled[False],
+            "from_cache": self.noted.compiled[True],
+            "compiled": self.noted.compiled[False],
             "rows": rows,
         }
 
-    def verified() -> dict[str, Any]:
-        if contender.verify is None:
-            return {"answer": f"{contender.name} is no mode of a runner"}
-        found = contender.verify({"fp32": 1e-3}.get(precision, 5e-2))
-        print(found)
-        return {"passed": found.passed, "errors": found.errors, "moved": found.moved}
+    def verify(self) -> dict[str, Any]:
+        runner, batches = self.contender.runner, self.contender.batches
+        if runner is None or batches is None:
+            return {"answer": f"{self.contender.name} is no mode of a runner"}
+        verified = verify(runner, batches[0], 1e-3 if self.precision == "fp32" else 5e-2)
+        print(verified)
+        return {"passed": verified.passed, "errors": verified.errors, "moved": verified.moved}
 
-    def host() -> dict[str, Any]:
-        calls = calls_of(lambda: contender.step(0))
-        return {"host_us": host_us(contender, device), "python_calls": calls}
-
-    return {"kernels": kernels, "verify": verified, "host": host}
+    def host(self) -> dict[str, Any]:
+        """Returns the median time until a step's call returns, starting on an idle device."""
+        taken_us = []
+        for turn in range(ROUNDS):
+            if DEVICE.type == "cuda":
+                torch.cuda.synchronize()
+            started = time.perf_counter()
+            self.contender.step(turn)
+            taken_us.append(1e6 * (time.perf_counter() - started))
+        calls = calls_of(lambda: self.contender.step(0))
+        return {"host_us": statistics.median(taken_us), "python_calls": calls}

@@ -10,7 +10,6 @@ launches back to back.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,8 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.options import options_of
-from bench.parts import answer
-from bench.settle import only_on_cuda
+from bench.parts import answer, only_on_cuda
 from bench.steps import milliseconds
 from staticgraph.kernels.register import CUDA
 
@@ -116,7 +114,7 @@ def microseconds(call: Callable[[], object]) -> float:
     with torch.cuda.graph(graph, stream=side):
         for _ in range(CALLS):
             call()
-    taken = [milliseconds(lambda _: graph.replay(), 0, 5, "cuda") for _ in range(9)]
+    taken = [milliseconds(lambda _: graph.replay(), 0, 5) for _ in range(9)]
     return 1e3 * statistics.median(taken) / CALLS
 
 
@@ -126,10 +124,10 @@ def timed(cases: Callable[[str], Iterator[Case]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = options_of(__doc__, json=Path, deadline=math.inf)
+    options = options_of(__doc__, json=Path)
     kinds = {"linear": linear, "norms": norms, "attention": attention, "adam": adam}
     parts = {name: only_on_cuda(partial(timed, kind)) for name, kind in kinds.items()}
-    answer(parts, options.json, options.deadline)
+    answer(parts, options.json)
 
 
 if __name__ == "__main__":

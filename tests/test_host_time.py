@@ -1,7 +1,6 @@
 """Python's work around a replay: few calls, and no more for a deep model than for a shallow one.
 
-Calls are counted, not timed, since a count is the same on any machine. For times see
-``bench/bench_host_time.py``.
+Calls are counted, not timed, since a count is the same on any machine.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.alike import sgd
 from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce
@@ -18,11 +18,49 @@ from support.runners import made_runner
 from torch import nn
 
 import staticgraph as sg
-from bench.bench_host_time import MODELS, NothingRecorded, calls_of, runner_of
+from bench.first_look import calls_of
+from staticgraph import models
+from staticgraph.recording.recorder import Recorded
+from staticgraph.steps.computation.model_setup import Subject
 
+# The most layers of each model.
+MODELS = {"gine": 5, "gps": 10}
 MOST = 36
 # Files that one step enters.
 MOST_EAGER, MOST_REPLAYED = 24, 8
+
+
+class NothingRecorded:
+    """A recorder whose replays do nothing, so that a step is only the work around a recording."""
+
+    compiles = False
+
+    def __init__(self, device):
+        pass
+
+    def warm(self, body, runs):
+        body()
+
+    def record(self, body):
+        return Recorded(lambda: None, body())
+
+    def close(self):
+        pass
+
+
+def runner_of(name, layers, plan, store, example):
+    """A recorded runner that is warmed up; its optimizer has learning rate 0."""
+    torch.manual_seed(0)
+    model = models.build(name, store, hidden=16, layers=layers)
+    subject = Subject(
+        model,
+        loss=lambda out, batch: F.mse_loss(out.view(-1), batch.y.view(-1), reduction="none"),
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.0, fused=True, capturable=True),
+        check_padding=False,  # what the recorder leaves out would be found
+    )
+    recording = sg.Recording(recorder=NothingRecorded)
+    runner = sg.StaticGraphRunner(subject, plan, "cuda-graph", recording=recording)
+    return runner.warmup(example, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +82,7 @@ def test_a_replay_is_few_calls_for_any_number_of_layers(name, esol, plan):
     found = set()
     for layers in (1, MODELS[name]):
         moved = esol.to("cpu")
-        runner = runner_of(name, layers, esol, plan, hidden=16, example=moved)
+        runner = runner_of(name, layers, plan, esol, moved)
         assert len(list(runner.model.parameters())) > 10 * layers / 2
         batches = [next(iter(sg.StaticLoader(store, plan))) for store in (esol, moved)]
         counts = tuple(steady(runner, batch) for batch in (*batches, batches[0].clone()))
