@@ -233,7 +233,7 @@ def main() -> None:
     parts = [p for p in CALLS[options.call] if not options.parts or p.name in options.parts]
     caches = Path(tempfile.gettempdir()) / "staticgraph-gpu"
     os.environ.update(
-        PYTHONPATH=".",
+        PYTHONPATH=os.pathsep.join(filter(None, [".", os.environ.get("PYTHONPATH")])),
         PYTHONUNBUFFERED="1",
         OMP_NUM_THREADS="1",
         TORCHINDUCTOR_COMPILE_THREADS="1",  # as many processes as there are parts

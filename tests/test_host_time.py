@@ -10,7 +10,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from support.alike import sgd
 from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce
@@ -21,7 +20,6 @@ import staticgraph as sg
 from bench.first_look import calls_of
 from staticgraph import models
 from staticgraph.recording.recorder import Recorded
-from staticgraph.steps.computation.model_setup import Subject
 
 # The most layers of each model.
 MODELS = {"gine": 5, "gps": 10}
@@ -30,37 +28,11 @@ MOST = 36
 MOST_EAGER, MOST_REPLAYED = 24, 8
 
 
-class NothingRecorded:
-    """A recorder whose replays do nothing, so that a step is only the work around a recording."""
-
-    compiles = False
-
-    def __init__(self, device):
-        pass
-
-    def warm(self, body, runs):
-        body()
+class NothingRecorded(ArenaRecorder):
+    """Its replays do nothing, so that a step is only the work around a recording."""
 
     def record(self, body):
         return Recorded(lambda: None, body())
-
-    def close(self):
-        pass
-
-
-def runner_of(name, layers, plan, store, example):
-    """A recorded runner that is warmed up; its optimizer has learning rate 0."""
-    torch.manual_seed(0)
-    model = models.build(name, store, hidden=16, layers=layers)
-    subject = Subject(
-        model,
-        loss=lambda out, batch: F.mse_loss(out.view(-1), batch.y.view(-1), reduction="none"),
-        optimizer=torch.optim.Adam(model.parameters(), lr=0.0, fused=True, capturable=True),
-        check_padding=False,  # what the recorder leaves out would be found
-    )
-    recording = sg.Recording(recorder=NothingRecorded)
-    runner = sg.StaticGraphRunner(subject, plan, "cuda-graph", recording=recording)
-    return runner.warmup(example, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +54,8 @@ def test_a_replay_is_few_calls_for_any_number_of_layers(name, esol, plan):
     found = set()
     for layers in (1, MODELS[name]):
         moved = esol.to("cpu")
-        runner = runner_of(name, layers, plan, esol, moved)
+        model = models.build(name, esol, hidden=16, layers=layers)
+        runner = recorded(model, plan, squared, NothingRecorded).warmup(moved)
         assert len(list(runner.model.parameters())) > 10 * layers / 2
         batches = [next(iter(sg.StaticLoader(store, plan))) for store in (esol, moved)]
         counts = tuple(steady(runner, batch) for batch in (*batches, batches[0].clone()))
@@ -119,18 +92,20 @@ def test_a_step_goes_through_few_files(hiv):
         assert len(files) <= most, sorted(files)
 
 
-def net_runner(hiv, **options):
-    model = Net()
-    runner = made_runner(
-        model,
-        CAPACITIES,
-        "cuda-graph",
-        loss=bce,
-        optimizer=options.pop("optimizer", adam)(model),
+def recorded(model, plan, loss, recorder, optimizer=adam, **options):
+    return made_runner(
+        model, plan, "cuda-graph", loss=loss, optimizer=optimizer(model), recorder=recorder,
         check_padding=False,  # some of these recorders compute nothing
-        **{"recorder": ArenaRecorder, **options},
-    )
-    return runner.warmup(hiv)
+        **options,
+    )  # fmt: skip
+
+
+def squared(out, batch):
+    return (out - batch.y).square()
+
+
+def net_runner(hiv, recorder=ArenaRecorder, **options):
+    return recorded(Net(), CAPACITIES, bce, recorder, **options).warmup(hiv)
 
 
 def test_gradients_taken_away_are_given_again(hiv):
