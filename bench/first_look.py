@@ -238,20 +238,20 @@ def by_kernel(ran: list[Ran], noted: Noted, per_second: float | None) -> list[di
 # ---------------------------------------------------------------------- the questions
 
 
-def calls_of(step: Callable[[], Any]) -> int:
-    """Returns the number of Python function calls in one run."""
-    count = 0
+def calls_of(step: Callable[[], Any]) -> list[str]:
+    """Returns the module of each Python function that one run calls."""
+    modules = []
 
     def profile(frame: Any, event: str, _: Any) -> None:
-        nonlocal count
-        count += event == "call"
+        if event == "call":
+            modules.append(frame.f_globals.get("__name__", ""))
 
     sys.setprofile(profile)
     try:
         step()
     finally:
         sys.setprofile(None)
-    return count
+    return modules
 
 
 class Look(NamedTuple):
@@ -296,4 +296,4 @@ class Look(NamedTuple):
             self.contender.step(turn)
             taken_us.append(1e6 * (time.perf_counter() - started))
         calls = calls_of(lambda: self.contender.step(0))
-        return {"host_us": statistics.median(taken_us), "python_calls": calls}
+        return {"host_us": statistics.median(taken_us), "python_calls": len(calls)}
