@@ -34,18 +34,17 @@ def parse(command: list[str], monkeypatch: pytest.MonkeyPatch) -> argparse.Names
         SystemExit: the script does not take these arguments.
     """
     module = importlib.import_module(command[0])
-    real, found = argparse.ArgumentParser.parse_args, []
+    real = argparse.ArgumentParser.parse_args
 
     def parse_args(self, *args, **kwargs):
-        found.append(real(self, *args, **kwargs))
-        raise Parsed
+        raise Parsed(real(self, *args, **kwargs))
 
     with monkeypatch.context() as patched:
         patched.setattr(argparse.ArgumentParser, "parse_args", parse_args)
         patched.setattr(sys, "argv", [command[0], *command[1:]])
-        with pytest.raises(Parsed):
+        with pytest.raises(Parsed) as parsed:
             module.main()
-    return found[0]
+    return parsed.value.args[0]
 
 
 @pytest.mark.parametrize("small", [False, True])
