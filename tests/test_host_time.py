@@ -54,7 +54,7 @@ def test_a_replay_is_few_calls_for_any_number_of_layers(name, esol, plan):
     for layers in (1, MODELS[name]):
         moved = esol.to("cpu")
         model = models.build(name, esol, hidden=16, layers=layers)
-        runner = recorded(model, plan, squared, NothingRecorded).warmup(moved)
+        runner = recorded(model, plan, NothingRecorded).warmup(moved)
         assert len(list(runner.model.parameters())) > 10 * layers / 2
         batches = [next(iter(sg.StaticLoader(store, plan))) for store in (esol, moved)]
         counts = tuple(steady(runner, batch) for batch in (*batches, batches[0].clone()))
@@ -77,20 +77,16 @@ def test_a_step_goes_through_few_files(hiv):
         assert len(files) <= most, sorted(files)
 
 
-def recorded(model, plan, loss, recorder, optimizer=adam, **options):
+def recorded(model, plan, recorder, optimizer=adam, **options):
     return made_runner(
-        model, plan, "cuda-graph", loss=loss, optimizer=optimizer(model), recorder=recorder,
+        model, plan, "cuda-graph", loss=bce, optimizer=optimizer(model), recorder=recorder,
         check_padding=False,  # some of these recorders compute nothing
         **options,
     )  # fmt: skip
 
 
-def squared(out, batch):
-    return (out - batch.y).square()
-
-
 def net_runner(hiv, recorder=ArenaRecorder, **options):
-    return recorded(Net(), CAPACITIES, bce, recorder, **options).warmup(hiv)
+    return recorded(Net(), CAPACITIES, recorder, **options).warmup(hiv)
 
 
 def test_gradients_taken_away_are_given_again(hiv):
