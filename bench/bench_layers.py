@@ -52,14 +52,18 @@ def recorded(case: Case) -> dict[str, Any]:
     )
     try:
         runner.warmup(STORE, progress=False)
-        found = runner.verify(BATCH.to(DEVICE))
+        verified = runner.verify(BATCH.to(DEVICE))
     except Exception as error:
         return {"recorded": "no", "error": f"{type(error).__name__}: {error}"[:300]}
     finally:
         runner.close()
-    largest = max(found.errors.values())
-    right = bool(found.moved) and largest <= max(TOLERANCE, case.tolerance)
-    return {"recorded": "yes" if right else "differs", "difference": largest, "moved": found.moved}
+    largest = max(verified.errors.values())
+    right = bool(verified.moved) and largest <= max(TOLERANCE, case.tolerance)
+    return {
+        "recorded": "yes" if right else "differs",
+        "difference": largest,
+        "moved": verified.moved,
+    }
 
 
 def layers(cases: list[Case]) -> dict[str, Any]:

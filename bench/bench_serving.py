@@ -74,10 +74,10 @@ def answer_of(port: int, request: bytes) -> Any:
     """Returns a server's answer to one request."""
     with socket.create_connection(("127.0.0.1", port)) as line:
         line.sendall(request.replace(b"Host: here", b"Host: here\r\nConnection: close", 1))
-        found = b""
+        reply = b""
         while more := line.recv(1 << 16):
-            found += more
-    return json.loads(found.partition(b"\r\n\r\n")[2])["outputs"]
+            reply += more
+    return json.loads(reply.partition(b"\r\n\r\n")[2])["outputs"]
 
 
 def started(name: str, args: argparse.Namespace) -> Server:
@@ -108,7 +108,7 @@ def end_with(parent: int) -> None:
 
 def processor_s(process: int) -> tuple[float, float]:
     """Returns the processor time of a process and of its children, in seconds."""
-    own = others = 0
+    ticks_here = ticks_below = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
@@ -116,11 +116,11 @@ def processor_s(process: int) -> tuple[float, float]:
             continue
         ticks = int(fields[11]) + int(fields[12])
         if int(stat.parent.name) == process:
-            own += ticks
+            ticks_here += ticks
         elif int(fields[1]) == process:
-            others += ticks
+            ticks_below += ticks
     second = os.sysconf("SC_CLK_TCK")
-    return own / second, others / second
+    return ticks_here / second, ticks_below / second
 
 
 def turn(process: subprocess.Popen[str], port: int, path: Path, clients: int, s: float) -> Turn:
@@ -186,14 +186,16 @@ def summary(turns: list[Turn], plain: list[Turn]) -> dict[str, float]:
     """Returns the figures of one server, next to plain PyG's in the same rounds."""
     p50, p99 = np.percentile(np.concatenate([each.taken for each in turns]), (50, 99)) * 1e3
     count = sum(len(each.taken) for each in turns)
-    own, others = (1e6 * sum(each.processor_s[k] for each in turns) / count for k in (0, 1))
+    model_us, readers_us = (
+        1e6 * sum(each.processor_s[k] for each in turns) / count for k in (0, 1)
+    )
     ratios = [len(each.taken) / len(base.taken) for each, base in zip(turns, plain, strict=True)]
     return {
         "requests_per_s": float(np.median([len(each.taken) / each.seconds for each in turns])),
         "p50_ms": float(p50),
         "p99_ms": float(p99),
-        "model_us": own,
-        "readers_us": others,
+        "model_us": model_us,
+        "readers_us": readers_us,
         "of_plain": float(np.median(ratios)),
     }
 

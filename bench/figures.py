@@ -132,8 +132,8 @@ def pool(results: Row) -> str:
 
 def settled(results: Row) -> str:
     def text(answer: Row) -> str:
-        told = "; ".join(f"{key}: {value}" for key, value in answer.items() if key != "seconds")
-        return told.replace("|", "/").replace("\n", " ")[:600]
+        lines = "; ".join(f"{key}: {value}" for key, value in answer.items() if key != "seconds")
+        return lines.replace("|", "/").replace("\n", " ")[:600]
 
     columns: Columns = {"question": lambda row: row[0], "answer": lambda row: text(row[1])}
     questions = parts(results.get("settle", {})).items()

@@ -79,10 +79,10 @@ class Noted:
         self.compiled: Counter[bool] = Counter()
 
     def launch(
-        self, name: str, module: str, given: Iterable[Any], grid: Sequence[int] = ()
+        self, name: str, module: str, arguments: Iterable[Any], grid: Sequence[int] = ()
     ) -> None:
         """Notes one launch; a tensor that is passed twice counts once."""
-        tensors = {t.data_ptr(): t for t in given if isinstance(t, Tensor)}
+        tensors = {t.data_ptr(): t for t in arguments if isinstance(t, Tensor)}
         nbytes = sum(t.numel() * t.element_size() for t in tensors.values())
         if self.captures:
             grid = (*grid, 1, 1)[:3] if grid else ()
@@ -99,11 +99,11 @@ class Noted:
         All are None if no capture launched the same kernels on the same grids in the same order.
         """
         known = {launched.name for capture in self.captures for launched in capture}
-        triton = [one for one in ran if one.name in known]
+        triton = [kernel for kernel in ran if kernel.name in known]
         for capture in self.captures:  # what follows a capture, up to the next, is noted with it
             if len(capture) >= len(triton) and all(map(Launched.is_of, capture, triton)):
                 launches = iter(capture)
-                return [next(launches) if one.name in known else None for one in ran]
+                return [next(launches) if kernel.name in known else None for kernel in ran]
         return [None] * len(ran)
 
 
@@ -127,15 +127,15 @@ def noting() -> Iterator[Noted]:
         from triton import knobs
         from triton.runtime.jit import JITFunction
 
-        def own(kernel: Any, given: Any, grid: Any) -> None:
-            noted.launch(kernel.__name__, kernel.__module__, given, grid)
+        def triton_launch(kernel: Any, arguments: Any, grid: Any) -> None:
+            noted.launch(kernel.__name__, kernel.__module__, arguments, grid)
 
-        def inductors(tuner: Any, given: Any, _: Any) -> None:
-            noted.launch(str(tuner.inductor_meta.get("kernel_name", "?")), "inductor", given)
+        def inductor_launch(tuner: Any, arguments: Any, _: Any) -> None:
+            noted.launch(str(tuner.inductor_meta.get("kernel_name", "?")), "inductor", arguments)
 
         watch(torch.cuda.CUDAGraph, "capture_begin", lambda *_: noted.captures.append([]))
-        watch(JITFunction, "run", own)
-        watch(CachingAutotuner, "run", inductors)
+        watch(JITFunction, "run", triton_launch)
+        watch(CachingAutotuner, "run", inductor_launch)
         put_back.append((knobs.compilation, "listener", knobs.compilation.listener))
         knobs.compilation.listener = noted.compilation
     try:
@@ -173,7 +173,7 @@ def kernels_of(step: Callable[[int], object]) -> list[Ran]:
 
 def ran_in(trace: dict[str, Any]) -> list[Ran]:
     """Returns what ran on the device by the profiler's trace, which has the grid and registers."""
-    found = [
+    kernels = [
         Ran(
             event["name"],
             event["ts"],
@@ -184,7 +184,7 @@ def ran_in(trace: dict[str, Any]) -> list[Ran]:
         for event in trace["traceEvents"]
         if event.get("cat") in ON_DEVICE
     ]
-    return sorted(found, key=lambda ran: ran.start_us)
+    return sorted(kernels, key=lambda kernel: kernel.start_us)
 
 
 def gaps(ran: list[Ran]) -> dict[str, float]:
@@ -192,9 +192,9 @@ def gaps(ran: list[Ran]) -> dict[str, float]:
     if not ran:
         return {"span_us": 0.0, "busy_us": 0.0, "share_of_gaps": 0.0}
     busy, until = 0.0, ran[0].start_us
-    for one in ran:
-        busy += max(0.0, one.end_us - max(until, one.start_us))
-        until = max(until, one.end_us)
+    for kernel in ran:
+        busy += max(0.0, kernel.end_us - max(until, kernel.start_us))
+        until = max(until, kernel.end_us)
     span = until - ran[0].start_us
     return {"span_us": span, "busy_us": busy, "share_of_gaps": 1 - busy / span if span else 0.0}
 
@@ -208,10 +208,12 @@ def by_kernel(ran: list[Ran], noted: Noted, per_second: float | None) -> list[di
         per_second: bytes per second that the device can move; None if not measured.
     """
     groups: dict[Any, list[tuple[float, int | None]]] = defaultdict(list)
-    for one, launched in zip(ran, noted.matched(ran), strict=True):
+    for kernel, launched in zip(ran, noted.matched(ran), strict=True):
         module = None if launched is None else launched.module.removeprefix("staticgraph.kernels.")
         moved = None if launched is None else launched.nbytes
-        groups[one.name, module, one.grid, one.registers].append((one.end_us - one.start_us, moved))
+        groups[kernel.name, module, kernel.grid, kernel.registers].append(
+            (kernel.end_us - kernel.start_us, moved)
+        )
     rows = []
     for (name, module, grid, registers), taken in groups.items():
         total = sum(us for us, _ in taken)

@@ -249,11 +249,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         machine = [sys.executable, "-m", "bench.machine", *([] if options.tiny else ["--gpu"])]
-        found = subprocess.run(machine, capture_output=True, text=True)
-        print(found.stdout + found.stderr, flush=True)
-        if found.returncode:
+        checked = subprocess.run(machine, capture_output=True, text=True)
+        print(checked.stdout + checked.stderr, flush=True)
+        if checked.returncode:
             sys.exit("this machine cannot run the suite")
-        (scratch / "machine.txt").write_text(found.stdout)
+        (scratch / "machine.txt").write_text(checked.stdout)
         ended = []
         for line in run(parts, options.out, scratch, options.seconds):
             ended.append(line.partition(":")[0])

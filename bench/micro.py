@@ -35,10 +35,10 @@ def linear(device: str) -> Iterator[Case]:
     """Yields the backward of a layer by rows per chunk, and both forward products."""
     from staticgraph.kernels.linear import limits, small
 
-    def backward(rows_a_chunk: int, *given: Any) -> None:
+    def backward(rows_a_chunk: int, *operands: Any) -> None:
         before, limits.ROWS_A_CHUNK = limits.ROWS_A_CHUNK, rows_a_chunk
         try:
-            small.backward(*given)
+            small.backward(*operands)
         finally:
             limits.ROWS_A_CHUNK = before
 
@@ -52,8 +52,8 @@ def linear(device: str) -> Iterator[Case]:
                 call = partial(backward, chunk, x, x, weight, x, None)
                 yield f"backward {rows}x{width}, {chunk} rows a chunk", call
             yield f"backward {rows}x{width}, torch", partial(torchs_backward, x, x, weight, x)
-            own = partial(small.forward, x, weight, weight[0], False, x.dtype)
-            yield f"forward {rows}x{width}, own", own
+            call = partial(small.forward, x, weight, weight[0], False, x.dtype)
+            yield f"forward {rows}x{width}, own", call
             yield f"forward {rows}x{width}, torch", partial(F.linear, x, weight, weight[0])
 
 
@@ -90,8 +90,8 @@ def norms(device: str) -> Iterator[Case]:
             real, name = torch.tensor(rows, device=device), norm.__name__.rpartition(".")[2]
             forward = (x, None, None, ones, ones, real, None, None, None, None, 1e-5, True)
             yield f"norm forward {rows}x{width}, {name}", partial(norm.forward, *forward)
-            given = (x, x, ones, ones, ones, ones, real, None, 1e-5, True)
-            yield f"norm backward {rows}x{width}, {name}", partial(norm.backward, *given)
+            backward = (x, x, ones, ones, ones, ones, real, None, 1e-5, True)
+            yield f"norm backward {rows}x{width}, {name}", partial(norm.backward, *backward)
 
 
 def adam(device: str) -> Iterator[Case]:

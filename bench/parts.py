@@ -30,17 +30,17 @@ def only_on_cuda(part: Part, rehearsed: bool = False) -> Part:
 def answer(
     parts: Mapping[str, Part],
     out: Path | None,
-    found: Mapping[str, Any] | None = None,
+    head: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Runs each part, prints its result, and writes all results, also after every part.
 
     Args:
         parts: the parts by name, most important first.
         out: a JSON file, or None.
-        found: results that stand before these in the file; by default the device.
+        head: results that stand before these in the file; by default the device.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    answers = {"device": device_name(device)} if found is None else dict(found)
+    answers = {"device": device_name(device)} if head is None else dict(head)
     if out is not None:
         write(out, answers)
     for name, part in parts.items():

@@ -68,8 +68,8 @@ def compiled_adamw_records() -> dict[str, Any]:
                 step()
         losses = [float(run()) for _ in range(20)]
         results.append((losses, [p.detach().clone() for p in model.parameters()]))
-    (eager, expected), (replayed, found) = results
-    worst = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+    (eager, expected), (replayed, actual) = results
+    worst = max(float((a - b).abs().max()) for a, b in zip(actual, expected, strict=True))
     return {
         "records": True,
         "largest_loss_difference": max(abs(a - b) for a, b in zip(eager, replayed, strict=True)),
@@ -86,7 +86,7 @@ def silent_skip() -> dict[str, Any]:
     """
     import warnings
 
-    found = {}
+    answers = {}
     weight = torch.randn(64, 64, device=DEVICE)
     cases = {
         "nothing in the way": (lambda x, s: (x @ weight).relu() * 2, torch.zeros(())),
@@ -103,7 +103,7 @@ def silent_skip() -> dict[str, Any]:
                 torch.compiler.cudagraph_mark_step_begin()
                 compiled(torch.randn(32, 64, device=DEVICE), scale)
         recorded, skipped = recorded_graphs(DEVICE) - recorded, skipped_recordings() - skipped
-        found[name] = {
+        answers[name] = {
             "graphs_recorded": recorded,
             "skips_counted": skipped,
             "warnings": [
@@ -111,7 +111,7 @@ def silent_skip() -> dict[str, Any]:
             ],
             "silent_skip": recorded == 0 and skipped == 0,
         }
-    return found
+    return answers
 
 
 def resetting_one() -> dict[str, Any]:
