@@ -153,13 +153,15 @@ def look(results: Row) -> str:
         if "rows" not in part.get("kernels", {}):
             continue
         ran = part["kernels"]
+        # Without times if they were not those of replays.
         times = next(row for row in part["rows"] if row["mode"] == part["look"])
         host_us = number("host_us", ",.0f")(part.get("host", {}))
+        latency_ms = number("median", ".2f")(times.get("latency_ms", {}))
         blocks.append(
             f"{times['model']}: {ran['kernels']} kernels in {ran['span_us']:,.0f} us, "
             f"{ran['share_of_gaps']:.0%} of it gaps; host {host_us} us, "
-            f"latency {times['latency_ms']['median']:.2f} ms, back to back "
-            f"{times['step_ms']:.2f} ms; verified: {part.get('verify', {}).get('passed', 'no')}"
+            f"latency {latency_ms} ms, back to back {number('step_ms', '.2f')(times)} ms; "
+            f"verified: {part.get('verify', {}).get('passed', 'no')}"
         )
         blocks.append(markdown(columns, ran["rows"][:6]))
     return "\n\n".join(blocks) or NOT_MEASURED
