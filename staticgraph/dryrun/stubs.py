@@ -62,8 +62,13 @@ def properties(target: TargetDevice) -> SimpleNamespace:
 class Event:
     """An event of the only stream, which never waits: nothing runs, and all work is done."""
 
-    record = wait = synchronize = __init__ = answers()
-    query = answers(True)
+    record: Callable[..., Any] = staticmethod(answers())
+    wait: Callable[..., Any] = staticmethod(answers())
+    synchronize: Callable[..., Any] = staticmethod(answers())
+    query: Callable[..., Any] = staticmethod(answers(True))
+
+    def __init__(self, **options: Any) -> None:
+        """Accepts the options of ``torch.cuda.Event`` and ignores them."""
 
 
 def driver_for(target: TargetDevice) -> Any:
@@ -104,7 +109,10 @@ class Pointer:
         """The address, as in ``Tensor.data_ptr``."""
         return self._address
 
-    ptr_range = staticmethod(answers(0))  # the size of the memory at the address is unknown
+    @staticmethod
+    def ptr_range() -> int:
+        """The size of the memory at the address; 0, since it is unknown."""
+        return 0
 
 
 def noted_launch(run: Callable[..., Any]) -> Callable[..., Any]:
