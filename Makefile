@@ -1,4 +1,4 @@
-# make demo | venv | test | test-all | test-every | tiers | lint | package | bench | docs | figures
+# make demo | venv | test | test-all | test-every | tiers | lint | package | docs | figures
 VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
@@ -16,7 +16,7 @@ PYRIGHT := NODE_OPTIONS=--max-semi-space-size=64 $(VENV)/bin/pyright
 # which takes seconds for this library alone, and four times as long if torch was just installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo test test-all test-every lint public-types fuzz tiers bench package docs figures clean
+.PHONY: venv demo test test-all test-every lint public-types fuzz tiers package docs figures clean
 
 venv: $(STAMP)
 
@@ -105,9 +105,6 @@ fuzz: $(STAMP)
 # Wheel and source distribution, into dist/.
 package: $(STAMP)
 	$(PY) -m build
-
-bench: $(STAMP)
-	$(PY) -m pytest bench -p no:cacheprovider --benchmark-enable --benchmark-columns=median,iqr,rounds
 
 # Builds the site in build/site in strict mode: a dead link or a missing name fails the build, and so
 # does a drawing that differs from its script.

@@ -11,7 +11,6 @@ input field must change the output.
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +27,10 @@ from support.parity import BATCH, CAPACITY, STORE, loss  # noqa: E402
 import staticgraph as sg  # noqa: E402
 from bench.options import options_of  # noqa: E402
 from bench.parts import answer  # noqa: E402
-from staticgraph.recording.recorder import CudaGraphRecorder  # noqa: E402
+from bench.steps import DEVICE, Uncompiled  # noqa: E402
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # For float64 sums that atomics reorder; layers that PyG computes in float32 have their own.
 TOLERANCE = 1e-8
-
-
-class Uncompiled(CudaGraphRecorder):
-    """Records the eager step, without Inductor."""
-
-    compiles = False
 
 
 def recorded(case: Case) -> dict[str, Any]:
@@ -60,30 +52,30 @@ def recorded(case: Case) -> dict[str, Any]:
     )
     try:
         runner.warmup(STORE, progress=False)
-        found = runner.verify(BATCH.to(DEVICE))
+        verified = runner.verify(BATCH.to(DEVICE))
     except Exception as error:
         return {"recorded": "no", "error": f"{type(error).__name__}: {error}"[:300]}
     finally:
         runner.close()
-    largest = max(found.errors.values())
-    right = bool(found.moved) and largest <= max(TOLERANCE, case.tolerance)
-    return {"recorded": "yes" if right else "differs", "difference": largest, "moved": found.moved}
+    largest = max(verified.errors.values())
+    right = bool(verified.moved) and largest <= max(TOLERANCE, case.tolerance)
+    return {
+        "recorded": "yes" if right else "differs",
+        "difference": largest,
+        "moved": verified.moved,
+    }
+
+
+def layers(cases: list[Case]) -> dict[str, Any]:
+    """Records each case; says how many record and replay as eager computes, and the rows."""
+    rows = {case.name: recorded(case) for case in cases}
+    answers = [row["recorded"] for row in rows.values()]
+    return {"yes": answers.count("yes"), "of": len(answers), "layers": rows}
 
 
 def main() -> None:
-    options = options_of(__doc__, json=Path, deadline=1e9, count=len(CASES))
-
-    def every() -> dict[str, Any]:
-        until, rows = time.monotonic() + options.deadline, {}
-        for case in CASES[: options.count]:
-            if time.monotonic() > until:
-                rows[case.name] = {"recorded": "not measured"}
-            else:
-                rows[case.name] = recorded(case)
-        answers = [row["recorded"] for row in rows.values()]
-        return {"yes": answers.count("yes"), "of": len(answers), "layers": rows}
-
-    answer({"layers": every}, options.json, 1e9)
+    options = options_of(__doc__, json=Path, count=len(CASES))
+    answer({"layers": lambda: layers(CASES[: options.count])}, options.json)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Compares memory predicted over fake tensors with the memory that a real step allocates.
 
     python -m bench.bench_memory [--model gps ...] [--json FILE]     every way of training
-    python -m pytest bench/bench_memory.py --benchmark-enable        seconds per fake point
 
 The measurement is torch's profiler on the CPU, or the high-water mark of the caching allocator with
 ``--device cuda``. Every row is fitted on capacities of 32 to 320 molecules of HIV and checked on
@@ -12,26 +11,24 @@ the error.
 
 from __future__ import annotations
 
-import time
+import itertools
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 import staticgraph as sg
 from bench import tables
 from bench.machine import machine, write
 from bench.options import options_of
+from bench.steps import HIV
 from staticgraph import models
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator, ProfilerAllocator
-from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.probe import probe_capacities
 from staticgraph.probing.reading import Probed
 from staticgraph.steps.computation.model_setup import Subject
 
-HIV = "examples/data/hiv.npz"
-NAMES = ("gine", "gcn", "gat", "gps")
+HIDDEN, LAYERS = 32, 2
+NAMES = ["gine", "gcn", "gat", "gps"]
 OPTIMIZERS = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -47,41 +44,29 @@ WAYS: tuple[dict[str, Any], ...] = (
 )
 
 
-def task_of(
-    store: sg.GraphStore, name: str, hidden: int, layers: int, device: str = "cpu", **way: Any
-) -> Probed:
+def task_of(store: sg.GraphStore, name: str, device: str, way: dict[str, Any]) -> Probed:
     """Returns a model of :mod:`staticgraph.models` and how it is trained."""
     torch.manual_seed(0)
-    model = models.build(name, store, hidden=hidden, layers=layers).to(device)
-    optimizer = OPTIMIZERS[way.pop("optimizer")](model.parameters())
+    model = models.build(name, store, hidden=HIDDEN, layers=LAYERS).to(device)
     subject = Subject(
         model,
         loss=lambda out, batch: (out - batch.y).square(),
-        optimizer=optimizer,
+        optimizer=OPTIMIZERS[way["optimizer"]](model.parameters()),
         autocast=way.get("autocast"),
     )
     return Probed(subject, store.schema, way.get("accumulate", 1))
 
 
-def compare(
-    store: sg.GraphStore, name: str, hidden: int, layers: int, device: str = "cpu", **way: Any
-) -> dict:
+def compare(store: sg.GraphStore, name: str, device: str, way: dict[str, Any]) -> dict[str, Any]:
     """Returns one row: prediction and measurement at the held-out capacity."""
     on_cuda = device == "cuda"
-    task = task_of(store, name, hidden, layers, **way)
-    begin = time.perf_counter()
-    memory = sg.probe(
-        task.subject,
-        store,
-        accumulate=task.accumulate,
-        reader="fake-cuda" if on_cuda else "fake",
-    )
-    seconds = time.perf_counter() - begin
+    task = task_of(store, name, "cpu", way)
+    reader = "fake-cuda" if on_cuda else "fake"
+    memory = sg.probe(task.subject, store, accumulate=task.accumulate, reader=reader)
     assert memory.checked is not None
     capacity = memory.checked.capacity
     allocator = CudaAllocator(torch.device(device)) if on_cuda else ProfilerAllocator()
-    measures = task_of(store, name, hidden, layers, device, **way) if on_cuda else task
-    with AllocatorReader(allocator).open(measures) as read:
+    with AllocatorReader(allocator).open(task_of(store, name, device, way)) as read:
         measured = read(capacity)
     predicted = memory.fit.predict(capacity)
     return {
@@ -89,46 +74,28 @@ def compare(
         "device": device,
         "optimizer": way["optimizer"],
         "autocast": str(way.get("autocast", "")).removeprefix("torch."),
-        "accumulate": way.get("accumulate", 1),
+        "accumulate": task.accumulate,
         "form": memory.fit.form,
-        "planes": len(memory.fit.planes),
-        "residual": memory.fit.residual,
-        "nodes": capacity.nodes,
-        "edges": capacity.edges,
-        "graphs": capacity.graphs,
-        "max_graph_nodes": capacity.max_graph_nodes,
+        "capacity": str(capacity),
         "predicted_bytes": round(predicted),
         "measured_bytes": measured.step,
         "error": predicted / measured.step - 1,
         "update_error": memory.update_bytes / measured.update - 1,
-        "seconds_a_point": seconds / (len(memory.points) + 1),
     }
 
 
 def main() -> None:
     """Prints the table, and with ``--json`` writes the rows."""
-    args = options_of(__doc__, model=NAMES, hidden=32, layers=2, device="cpu", json=Path)
+    options = options_of(__doc__, model=NAMES, device="cpu", json=Path)
     torch.set_num_threads(1)
     store = sg.datasets.open(HIV)
     rows = []
-    for name in args.model:
-        for way in WAYS:
-            rows.append(compare(store, name, args.hidden, args.layers, args.device, **way))
-            if args.json:  # after every row, so that an interrupted run keeps its results
-                setting = {"hidden": args.hidden, "layers": args.layers}
-                write(args.json, {"setting": setting, "rows": rows})
-            print(f"{name} {way}: {100 * rows[-1]['error']:+.3f}%", flush=True)
+    for name, way in itertools.product(options.model, WAYS):
+        rows.append(compare(store, name, options.device, way))
+        if options.json:  # after every row, so that an interrupted run keeps its results
+            write(options.json, {"setting": {"hidden": HIDDEN, "layers": LAYERS}, "rows": rows})
+        print(f"{name} {way}: {100 * rows[-1]['error']:+.3f}%", flush=True)
     print(tables.memory({"memory": machine() | {"rows": rows}}))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_bench_fake_point(benchmark: Any, name: str) -> None:
-    """Times one point over fake tensors, warm step included."""
-    store = sg.datasets.open("examples/data/esol.npz")
-    capacity = probe_capacities(store.sizes)[0][-1]
-    with FakeTensorReader().open(task_of(store, name, 64, 4, optimizer="adam")) as read:
-        read(capacity)
-        benchmark(read, capacity)
 
 
 if __name__ == "__main__":

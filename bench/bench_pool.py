@@ -17,17 +17,7 @@ import torch
 import staticgraph as sg
 from bench.options import options_of
 from bench.parts import answer
-from bench.steps import HIV, bce
-from staticgraph.models import build
-from staticgraph.recording.recorder import CudaGraphRecorder
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-class Uncompiled(CudaGraphRecorder):
-    """Records the eager step, without Inductor."""
-
-    compiles = False
+from bench.steps import DEVICE, HIV, Shape, Uncompiled, adam, bce
 
 
 def reserved() -> int:
@@ -39,12 +29,11 @@ def reserved() -> int:
 
 
 def recorded_bytes(
-    store: sg.GraphStore, capacities: list[Any], order: list[int], hidden: int, layers: int
+    store: sg.GraphStore, shape: Shape, capacities: list[Any], order: list[int]
 ) -> dict[str, int]:
     """Returns the bytes reserved by recording buckets in ``order``, and those after teardown."""
-    torch.manual_seed(0)
-    model = build("gine", store, hidden=hidden, layers=layers).to(DEVICE)
-    optimizer = torch.optim.Adam(model.parameters(), fused=True, capturable=True)
+    model = shape.build(store).to(DEVICE)
+    optimizer = adam(model)
     on_cuda = DEVICE.type == "cuda"
     runner = sg.StaticGraphRunner(
         model,
@@ -65,34 +54,24 @@ def recorded_bytes(
     return {"reserved_bytes": taken, "left_after_teardown_bytes": reserved() - base}
 
 
-def pool(hidden: int, layers: int, graphs: tuple[int, ...]) -> dict[str, Any]:
+def pool(shape: Shape, graphs: list[int]) -> dict[str, Any]:
     store = sg.datasets.open(HIV)
     capacities = [sg.plan_buckets(store, batch_size=count).capacities[-1] for count in graphs]
-    every = list(range(len(capacities)))
-    largest = recorded_bytes(store, capacities, every[-1:], hidden, layers)
-    first = recorded_bytes(store, capacities, every[::-1], hidden, layers)
-    last = recorded_bytes(store, capacities, every, hidden, layers)
-    alone = max(1, largest["reserved_bytes"])
-    return {
-        "buckets": [str(capacity) for capacity in capacities],
-        "largest_alone": largest,
-        "largest_first": first,
-        "smallest_first": last,
-        "largest_first_over_alone": first["reserved_bytes"] / alone,
-        "smallest_first_over_alone": last["reserved_bytes"] / alone,
+    buckets = list(range(len(capacities)))
+    orders = {"largest_alone": buckets[-1:], "largest_first": buckets[::-1]}
+    orders["smallest_first"] = buckets
+    return {"buckets": [str(capacity) for capacity in capacities]} | {
+        name: recorded_bytes(store, shape, capacities, order) for name, order in orders.items()
     }
 
 
 def main() -> None:
     options = options_of(
-        __doc__, hidden=300, layers=5, graphs=[32, 64, 128, 256, 512, 1024], json=Path
+        __doc__, model="gine:5x300", graphs=[32, 64, 128, 256, 512, 1024], json=Path
     )
-    found = answer(
-        {"six buckets": lambda: pool(options.hidden, options.layers, tuple(options.graphs))},
-        options.json,
-        1e9,
-    )
-    if "error" in found["six buckets"]:
+    shape = Shape.parse(options.model)
+    answers = answer({"six buckets": lambda: pool(shape, options.graphs)}, options.json)
+    if "error" in answers["six buckets"]:
         raise SystemExit(1)
 
 

@@ -24,21 +24,21 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors.numpy import save as save_arrays
 
+from bench import tables
 from bench.load import requests_of, save
-from bench.machine import write
+from bench.machine import RESULTS, machine, write
 from bench.options import options_of
 from bench.serving_contenders import ARRAYS, CONTENDERS, FIELDS, HIV
 
-RESULTS = Path(__file__).parent / "results" / "serving.json"
 BODIES = 256
 FORMATS = ("json", "safetensors")
+Server = tuple[subprocess.Popen[str], int]
 
 
 class Turn(NamedTuple):
@@ -51,55 +51,52 @@ class Turn(NamedTuple):
 
 def requests(kind: str) -> list[bytes]:
     """Returns requests of one molecule each, ready to send."""
-
     import staticgraph as sg
-    from staticgraph.store.columns import compact as small
+    from staticgraph.store.columns import compact
 
     store = sg.datasets.open(HIV)
-    made = []
+    ready = []
     for number in np.random.default_rng(0).permutation(len(store))[:BODIES].tolist():
         graph = {name: store[number][name].numpy() for name in FIELDS}
         if kind == "json":
             lists = {name: value.tolist() for name, value in graph.items()}
-            said, body = "application/json", json.dumps({"graphs": [lists]}).encode()
+            content, body = "application/json", json.dumps({"graphs": [lists]}).encode()
         else:
             counts = {"num_nodes": [len(graph["x"])], "num_edges": [len(graph["edge_attr"])]}
-            arrays = {name: small(np.array(value)) for name, value in {**graph, **counts}.items()}
-            said, body = ARRAYS, save_arrays(arrays)
-        head = f"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Type: {said}\r\n"
-        made.append(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    return made
+            arrays = {name: compact(np.array(v)) for name, v in {**graph, **counts}.items()}
+            content, body = ARRAYS, save_arrays(arrays)
+        head = f"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Type: {content}\r\n"
+        ready.append(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return ready
 
 
 def answer_of(port: int, request: bytes) -> Any:
     """Returns a server's answer to one request."""
     with socket.create_connection(("127.0.0.1", port)) as line:
         line.sendall(request.replace(b"Host: here", b"Host: here\r\nConnection: close", 1))
-        found = b""
+        reply = b""
         while more := line.recv(1 << 16):
-            found += more
-    return json.loads(found.partition(b"\r\n\r\n")[2])["outputs"]
+            reply += more
+    return json.loads(reply.partition(b"\r\n\r\n")[2])["outputs"]
 
 
-def started(name: str, args: argparse.Namespace) -> tuple[subprocess.Popen[str], int]:
+def started(name: str, args: argparse.Namespace) -> Server:
     """Starts a contender; returns its process and port."""
-    given = {"hidden": args.hidden, "layers": args.layers, "max-wait-ms": args.max_wait_ms}
-    given |= {"mode": args.mode, "workers": args.workers}
     command = [sys.executable, "-m", "bench.bench_serving", "--serve", name]
-    for option, value in given.items():
-        command += [f"--{option}", str(value)]
+    for option in ("hidden", "layers", "mode"):
+        command += [f"--{option}", str(getattr(args, option))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
     assert process.stderr is not None
-    said = ""
+    text = ""
     for line in process.stderr:
-        said += line
-        if found := re.search(r"running on http://127\.0\.0\.1:(\d+)", line):
+        text += line
+        if port := re.search(r"running on http://127\.0\.0\.1:(\d+)", line):
             threading.Thread(target=process.stderr.read, daemon=True).start()
-            return process, int(found[1])
-    raise RuntimeError(f"{name} did not start:\n{said[-3000:]}")
+            return process, int(port[1])
+    raise RuntimeError(f"{name} did not start:\n{text[-3000:]}")
 
 
 def end_with(parent: int) -> None:
@@ -111,7 +108,7 @@ def end_with(parent: int) -> None:
 
 def processor_s(process: int) -> tuple[float, float]:
     """Returns the processor time of a process and of its children, in seconds."""
-    own = others = 0
+    ticks_here = ticks_below = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
@@ -119,11 +116,11 @@ def processor_s(process: int) -> tuple[float, float]:
             continue
         ticks = int(fields[11]) + int(fields[12])
         if int(stat.parent.name) == process:
-            own += ticks
+            ticks_here += ticks
         elif int(fields[1]) == process:
-            others += ticks
+            ticks_below += ticks
     second = os.sysconf("SC_CLK_TCK")
-    return own / second, others / second
+    return ticks_here / second, ticks_below / second
 
 
 def turn(process: subprocess.Popen[str], port: int, path: Path, clients: int, s: float) -> Turn:
@@ -139,20 +136,9 @@ def turn(process: subprocess.Popen[str], port: int, path: Path, clients: int, s:
 def main() -> None:
     """Prints one row per contender and format."""
     args = options_of(
-        __doc__,
-        clients=64,
-        seconds=5.0,
-        rounds=3,
-        hidden=64,
-        layers=4,
-        max_wait_ms=5.0,
-        mode="auto",
-        workers=1,
-        only=list(CONTENDERS),
-        formats=list(FORMATS),
-        save=False,
+        __doc__, clients=64, seconds=5.0, rounds=3, hidden=64, layers=4, mode="auto", save=False,
         serve=str,
-    )
+    )  # fmt: skip
     if args.serve:
         import torch
 
@@ -161,21 +147,23 @@ def main() -> None:
         CONTENDERS[args.serve](args)
         return
     with tempfile.TemporaryDirectory() as folder:
-        compare(args, Path(folder))
+        results = {"results": compare(args, Path(folder))}
+    print(f"{args.clients} clients, GINE {args.layers}x{args.hidden}, one molecule a request")
+    print(tables.serving({"serving": machine() | results}))
+    if args.save:
+        write(RESULTS / "serving.json", results)
 
 
-def compare(args: argparse.Namespace, folder: Path) -> None:
+def compare(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Measures all contenders in turns."""
-    from staticgraph.text.table import table
-
-    files = {kind: folder / kind for kind in args.formats}
+    files = {kind: folder / kind for kind in FORMATS}
     for kind, path in files.items():
         save(path, requests(kind))
-    rows = [(name, kind) for name in args.only for kind in args.formats]
+    rows = [(name, kind) for name in CONTENDERS for kind in FORMATS]
     turns: dict[tuple[str, str], list[Turn]] = {row: [] for row in rows}
-    servers: dict[str, tuple[subprocess.Popen[str], int]] = {}
+    servers: dict[str, Server] = {}
     try:
-        for name in args.only:
+        for name in CONTENDERS:
             servers[name] = started(name, args)
         answers = [answer_of(servers[name][1], requests_of(files[kind])[0]) for name, kind in rows]
         np.testing.assert_allclose(answers, [answers[0]] * len(answers), rtol=1e-4, atol=1e-5)
@@ -183,41 +171,33 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
             turn(*servers[name], files[kind], args.clients, 1.0)
         for _ in range(args.rounds):
             for name, kind in rows:
-                turns[name, kind].append(
-                    turn(*servers[name], files[kind], args.clients, args.seconds)
-                )
-        if "staticgraph" in servers:
-            url = f"http://127.0.0.1:{servers['staticgraph'][1]}/metrics"
-            said = urllib.request.urlopen(url).read().decode()
-            print("\n".join(line for line in said.splitlines() if line[0] != "#"))
+                server, path = servers[name], files[kind]
+                turns[name, kind].append(turn(*server, path, args.clients, args.seconds))
     finally:
         for process, _ in servers.values():
             process.terminate()
-    lines, results = [], {}
-    for (name, kind), done in turns.items():
-        paces = [len(each.taken) / each.seconds for each in done]
-        p50, p99 = np.percentile(np.concatenate([each.taken for each in done]), (50, 99)) * 1e3
-        count = sum(len(each.taken) for each in done)
-        own, others = (1e6 * sum(each.processor_s[k] for each in done) / count for k in (0, 1))
-        found = {"requests_per_s": float(np.median(paces)), "p50_ms": float(p50)}
-        found |= {"p99_ms": float(p99), "model_us": own, "readers_us": others}
-        base = turns.get(("plain PyG", kind))
-        if base:
-            ratios = [
-                len(one.taken) / len(other.taken) for one, other in zip(done, base, strict=True)
-            ]
-            found["of_plain"] = float(np.median(ratios))
-        results[f"{name}, {kind}"] = found
-        ratio = f"{found.get('of_plain', float('nan')):.2f}"
-        pace = f"{found['requests_per_s']:,.0f}"
-        lines.append(
-            (name, kind, pace, ratio, f"{p50:.1f}", f"{p99:.1f}", f"{own:.0f}", f"{others:.0f}")
-        )
-    print(f"{args.clients} clients, GINE {args.layers}x{args.hidden}, one molecule a request")
-    head = ("server", "body", "requests/s", "of plain", "p50 ms", "p99 ms", "own us", "readers us")
-    print(table(head, lines))
-    if args.save:
-        write(RESULTS, {"results": results})
+    return {
+        f"{name}, {kind}": summary(done, turns["plain PyG", kind])
+        for (name, kind), done in turns.items()
+    }
+
+
+def summary(turns: list[Turn], plain: list[Turn]) -> dict[str, float]:
+    """Returns the figures of one server, next to plain PyG's in the same rounds."""
+    p50, p99 = np.percentile(np.concatenate([each.taken for each in turns]), (50, 99)) * 1e3
+    count = sum(len(each.taken) for each in turns)
+    model_us, readers_us = (
+        1e6 * sum(each.processor_s[k] for each in turns) / count for k in (0, 1)
+    )
+    ratios = [len(each.taken) / len(base.taken) for each, base in zip(turns, plain, strict=True)]
+    return {
+        "requests_per_s": float(np.median([len(each.taken) / each.seconds for each in turns])),
+        "p50_ms": float(p50),
+        "p99_ms": float(p99),
+        "model_us": model_us,
+        "readers_us": readers_us,
+        "of_plain": float(np.median(ratios)),
+    }
 
 
 if __name__ == "__main__":

@@ -2,238 +2,177 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 NOT_MEASURED = "not measured"
-Results = Mapping[str, Any]
+Row = Mapping[str, Any]
+# Heading -> function that formats a row's cell.
+Columns = Mapping[str, Callable[[Any], str]]
 
 
-def markdown(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(columns: Columns, rows: Iterable[Any]) -> str:
     """Returns a table, or "not measured" if there are no rows."""
-    if not rows:
-        return NOT_MEASURED
-    lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    lines = [list(columns), ["---"] * len(columns), *cells]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) if cells else NOT_MEASURED
 
 
-def number(value: Any, form: str = ".2f") -> str:
-    return "-" if value is None else format(value, form)
+def number(key: str, form: str, scale: float = 1) -> Callable[[Row], str]:
+    """Returns the column that formats a row's number, or ``-`` where it has none."""
+
+    def cell(row: Row) -> str:
+        return "-" if row.get(key) is None else format(scale * row[key], form)
+
+    return cell
 
 
-def machine(results: Results) -> str:
-    found = results.get("machine", {})
-    if not found or found.get("gpu", "none") == "none":
+def machine(results: Row) -> str:
+    here = results.get("machine", {})
+    if here.get("gpu", "none") == "none":
         return f"{NOT_MEASURED}: no GPU"
-    return f"{found['gpu']}; {found['versions']}; {found['date']}"
+    return f"{here['gpu']}; {here['versions']}; {here['date']}"
 
 
-def step_rows(results: Results) -> list[dict[str, Any]]:
+def parts(results: Row) -> dict[str, Any]:
+    """Returns the measurements among results; the rest says where and when they were made."""
+    return {name: part for name, part in results.items() if isinstance(part, Mapping)}
+
+
+def step_rows(results: Row) -> list[dict[str, Any]]:
     return [
-        {**row, "part": part}
-        for part, found in results.items()
-        if isinstance(found, Mapping)
-        for row in found.get("rows", ())
-        if isinstance(row, Mapping) and "step_ms" in row
+        {**row, "part": name}
+        for name, part in parts(results).items()
+        for row in part.get("rows", ())
+        if "step_ms" in row
     ]
 
 
-def steps(results: Results) -> str:
+def steps(results: Row) -> str:
     """Returns the table of all contenders of all rows."""
-    headers = (
-        "model",
-        "batch",
-        "precision",
-        "mode",
-        "step ms (p10 to p90)",
-        "latency ms",
-        "graphs/s",
-        "times PyG",
-        "kernels",
-        "efficiency",
-        "peak MiB",
-        "warm-up s",
-        "loss after the same steps",
-    )
-    cells = []
-    for row in step_rows(results):
-        chosen = f" ({row['chosen']})" if row.get("chosen") else ""
-        agrees = "agrees" if row["loss_agrees"] else "**departs**"
-        cells.append(
-            (
-                row["model"],
-                str(row["batch_size"]),
-                row["precision"],
-                row["mode"] + chosen,
-                f"{row['step_ms']:.2f} ({row['p10_ms']:.2f} to {row['p90_ms']:.2f})",
-                number(row.get("latency_ms", {}).get("median")),
-                f"{row['graphs_per_second']:,.0f}",
-                number(row["ratio_to_first"]["median"]),
-                number(row["kernels"], "d"),
-                number(row["node_efficiency"], ".1%"),
-                f"{row['peak_bytes'] / 2**20:,.0f}",
-                f"{row['warmup_s']:.1f}",
-                f"{row['loss']:.4f} {agrees}",
-            )
-        )
-    return markdown(headers, cells)
+    columns: Columns = {
+        "model": lambda row: row["model"],
+        "batch": lambda row: str(row["batch_size"]),
+        "precision": lambda row: row["precision"],
+        "mode": lambda row: row["mode"] + (f" ({row['chosen']})" if row.get("chosen") else ""),
+        "step ms (p10 to p90)": lambda row: (
+            f"{row['step_ms']:.2f} ({row['p10_ms']:.2f} to {row['p90_ms']:.2f})"
+        ),
+        "latency ms": lambda row: f"{row['latency_ms']['median']:.2f}",
+        "graphs/s": number("graphs_per_second", ",.0f"),
+        "times PyG": lambda row: f"{row['ratio_to_first']['median']:.2f}",
+        "kernels": number("kernels", ".0f"),
+        "efficiency": number("node_efficiency", ".1%"),
+        "peak MiB": number("peak_bytes", ",.0f", 2**-20),
+        "warm-up s": number("warmup_s", ".1f"),
+        "loss after the same steps": lambda row: (
+            f"{row['loss']:.4f} {'agrees' if row['loss_agrees'] else '**departs**'}"
+        ),
+    }
+    return markdown(columns, step_rows(results))
 
 
-def summary(results: Results) -> str:
+def summary(results: Row) -> str:
     """Returns one row per model, batch and precision: PyG, the best peer, and the best of ours.
 
     Only contenders that took turns with one another are compared.
     """
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in step_rows(results):
-        key = (row["model"], row["batch_size"], row["precision"], row["part"])
-        groups.setdefault(key, []).append(row)
-    cells = []
-    for (model, batch, precision, _), rows in groups.items():
-        peers = [r for r in rows if r["mode"].startswith(("pyg", "pad-to"))]
-        ours = [r for r in rows if r not in peers and r["loss_agrees"]]
-        plain = [r for r in peers if r["mode"] == "pyg"]
+        groups[row["model"], row["batch_size"], row["precision"], row["part"]].append(row)
+    rows = []
+    for (model, batch, precision, _), group in groups.items():
+        plain = [row for row in group if row["mode"] == "pyg"]
+        peers = [row for row in group if row["mode"].startswith(("pyg-", "pad-to"))]
+        ours = [r for r in group if r not in plain and r not in peers and r["loss_agrees"]]
         if not (plain and ours):
             continue
-        best = min(ours, key=lambda r: r["step_ms"])
-        others = [r for r in peers if r not in plain]
-        peer = min(others, key=lambda r: r["step_ms"]) if others else None
-        cells.append(
-            (
-                f"{model}, batch {batch}, {precision}",
-                f"{plain[0]['step_ms']:.2f} ms",
-                f"{peer['step_ms']:.2f} ms ({peer['mode']})" if peer else NOT_MEASURED,
-                f"{best['step_ms']:.2f} ms ({best['mode']})",
-                f"{best['ratio_to_first']['median']:.2f}",
-                f"{peer['step_ms'] / best['step_ms']:.2f}" if peer else NOT_MEASURED,
-            )
+        best, peer = (min(some, key=lambda r: r["step_ms"], default=None) for some in (ours, peers))
+        assert best is not None
+        rows.append(
+            {
+                "a training step": f"{model}, batch {batch}, {precision}",
+                "PyG eager": f"{plain[0]['step_ms']:.2f} ms",
+                "best peer": peer and f"{peer['step_ms']:.2f} ms ({peer['mode']})",
+                "here": f"{best['step_ms']:.2f} ms ({best['mode']})",
+                "times PyG": f"{best['ratio_to_first']['median']:.2f}",
+                "times best peer": peer and f"{peer['step_ms'] / best['step_ms']:.2f}",
+            }
         )
-    headers = ("a training step", "PyG eager", "best peer", "here", "times PyG", "times best peer")
-    return markdown(headers, cells)
+    columns = rows[0] if rows else ()
+    return markdown({key: lambda row, key=key: row[key] or NOT_MEASURED for key in columns}, rows)
 
 
-def training(results: Results) -> str:
-    """Returns the table of epochs with loading."""
-    cells = [
-        (
-            name,
-            f"{row['graphs_per_second']:,.0f}",
-            f"{row['ratio_to_best_pyg']['median']:.2f}",
-            f"{row['loss']:.5f}",
-        )
-        for name, row in results.get("training", {}).items()
-        if isinstance(row, Mapping) and "graphs_per_second" in row
-    ]
-    return markdown(("end to end", "graphs/s", "times the best PyG", "last loss"), cells)
+def curves(results: Row) -> str:
+    columns: Columns = {
+        "model, mode, seed": lambda row: row["name"],
+        "loss of each epoch": lambda row: " ".join(f"{loss:.4f}" for loss in row["epoch_loss"]),
+        "validation AUC": lambda row: f"{row['validation_auc'][-1]:.4f}",
+        "s an epoch, best": lambda row: f"{min(row['epoch_s']):.2f}",
+        "graphs/s, best": lambda row: f"{max(row['graphs_per_second']):,.0f}",
+        "warm-up s": number("warmup_s", ".1f"),
+    }
+    runs = parts(results.get("curves", {})).items()
+    return markdown(columns, [{"name": name, **run} for name, run in runs if "epoch_s" in run])
 
 
-def curves(results: Results) -> str:
-    cells = []
-    for name, run in results.get("curves", {}).items():
-        if isinstance(run, Mapping) and run.get("epoch_s"):
-            cells.append(
-                (
-                    name,
-                    " ".join(f"{loss:.4f}" for loss in run["epoch_loss"]),
-                    f"{run['validation_auc'][-1]:.4f}",
-                    f"{min(run['epoch_s']):.2f}",
-                    f"{max(run['graphs_per_second']):,.0f}",
-                    f"{run['warmup_s']:.1f}",
-                )
-            )
-    headers = ("model, mode, seed", "loss of each epoch", "validation AUC", "s an epoch, best")
-    return markdown((*headers, "graphs/s, best", "warm-up s"), cells)
+def pool(results: Row) -> str:
+    buckets = results.get("pool", {}).get("six buckets", {})
+    alone = buckets.get("largest_alone", {}).get("reserved_bytes")
+    orders = ("largest_alone", "largest_first", "smallest_first") if alone else ()
+    columns: Columns = {
+        "recorded": lambda row: row["name"].replace("_", " "),
+        "MiB": number("reserved_bytes", ",.0f", 2**-20),
+        "times the largest alone": lambda row: f"{row['reserved_bytes'] / alone:.2f}",
+        "MiB after teardown": number("left_after_teardown_bytes", ",.0f", 2**-20),
+    }
+    return markdown(columns, [{"name": name, **buckets[name]} for name in orders])
 
 
-def pool(results: Results) -> str:
-    found = results.get("pool", {}).get("six buckets", {})
-    if not found.get("largest_alone", {}).get("reserved_bytes"):
-        return NOT_MEASURED
-    cells = []
-    for name in ("largest_alone", "largest_first", "smallest_first"):
-        row = found[name]
-        share = row["reserved_bytes"] / found["largest_alone"]["reserved_bytes"]
-        cells.append(
-            (
-                name.replace("_", " "),
-                f"{row['reserved_bytes'] / 2**20:,.0f}",
-                f"{share:.2f}",
-                f"{row['left_after_teardown_bytes'] / 2**20:,.0f}",
-            )
-        )
-    return markdown(("recorded", "MiB", "times the largest alone", "MiB after teardown"), cells)
+def settled(results: Row) -> str:
+    def text(answer: Row) -> str:
+        lines = "; ".join(f"{key}: {value}" for key, value in answer.items() if key != "seconds")
+        return lines.replace("|", "/").replace("\n", " ")[:600]
+
+    columns: Columns = {"question": lambda row: row[0], "answer": lambda row: text(row[1])}
+    questions = parts(results.get("settle", {})).items()
+    return markdown(columns, [row for row in questions if "seconds" in row[1]])
 
 
-def memory(results: Results) -> str:
-    cells = [
-        (
-            f"{row['model']}, {row['optimizer']} {row['autocast']}".strip(),
-            f"{row['predicted_bytes'] / 2**20:,.1f}",
-            f"{row['measured_bytes'] / 2**20:,.1f}",
-            f"{row['error']:+.1%}",
-        )
-        for part, found in results.items()
-        if part.startswith("memory") and isinstance(found, Mapping)
-        for row in found.get("rows", ())
-        if isinstance(row, Mapping) and row.get("device") == "cuda"
-    ]
-    return markdown(("a step of", "predicted MiB", "measured MiB", "error"), cells)
-
-
-def settled(results: Results) -> str:
-    cells = []
-    for name, found in results.get("settle", {}).items():
-        if not isinstance(found, Mapping) or name == "versions":
-            continue
-        told = "; ".join(f"{key}: {value}" for key, value in found.items() if key != "seconds")
-        cells.append((name, told.replace("|", "/").replace("\n", " ")[:600]))
-    return markdown(("question", "answer"), cells)
-
-
-def look(results: Results) -> str:
+def look(results: Row) -> str:
     """Returns the analysis of each recorded step, and its six longest kernels."""
+    columns: Columns = {
+        "kernel": lambda row: row["kernel"].replace("|", "/").replace(" ", "")[:60],
+        "launches": lambda row: str(row["launches"]),
+        "us": number("us", ".1f"),
+        "of a copy's speed": number("share_of_roofline", ".0%"),
+    }
     blocks = []
-    for found in results.values():
-        if not isinstance(found, Mapping) or "rows" not in found.get("kernels", {}):
+    for part in parts(results).values():
+        if "rows" not in part.get("kernels", {}):
             continue
-        ran, host_us = found["kernels"], found.get("host", {}).get("host_us")
-        times = next((row for row in found["rows"] if row["mode"] == found["look"]), {})
+        ran = part["kernels"]
+        # Without times if they were not those of replays.
+        times = next(row for row in part["rows"] if row["mode"] == part["look"])
+        host_us = number("host_us", ",.0f")(part.get("host", {}))
+        latency_ms = number("median", ".2f")(times.get("latency_ms", {}))
         blocks.append(
-            f"{times.get('model')}: {ran['kernels']} kernels in {ran['span_us']:,.0f} us, "
-            f"{ran['share_of_gaps']:.0%} of it gaps; host {number(host_us, ',.0f')} us, "
-            f"latency {number(times.get('latency_ms', {}).get('median'))} ms, back to back "
-            f"{number(times.get('step_ms'))} ms; verified: "
-            f"{found.get('verify', {}).get('passed', 'no')}"
+            f"{times['model']}: {ran['kernels']} kernels in {ran['span_us']:,.0f} us, "
+            f"{ran['share_of_gaps']:.0%} of it gaps; host {host_us} us, "
+            f"latency {latency_ms} ms, back to back {number('step_ms', '.2f')(times)} ms; "
+            f"verified: {part.get('verify', {}).get('passed', 'no')}"
         )
-        cells = [
-            (
-                row["kernel"].replace("|", "/").replace(" ", "")[:60],
-                str(row["launches"]),
-                f"{row['us']:.1f}",
-                number(row["share_of_roofline"], ".0%"),
-            )
-            for row in ran["rows"][:6]
-        ]
-        blocks.append(markdown(("kernel", "launches", "us", "of a copy's speed"), cells))
+        blocks.append(markdown(columns, ran["rows"][:6]))
     return "\n\n".join(blocks) or NOT_MEASURED
 
 
-def layers(results: Results) -> str:
-    found = results.get("layers", {}).get("layers", {})
-    if "yes" not in found or results["layers"].get("device", "cpu").startswith("cpu"):
-        return NOT_MEASURED
-    return f"{found['yes']} of {found['of']} layers record and replay as eager computes."
-
-
-RENDERED: dict[str, Callable[[Results], str]] = {
+RENDERED: dict[str, Callable[[Row], str]] = {
     "machine": machine,
     "summary": summary,
     "steps": steps,
-    "training": training,
     "curves": curves,
     "pool": pool,
-    "memory": memory,
     "look": look,
     "settled": settled,
-    "layers": layers,
 }

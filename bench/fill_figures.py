@@ -7,8 +7,7 @@ The first form reads a folder of results and replaces the text between ``<!-- re
 ``<!-- /results -->`` with the tables of :mod:`bench.tables`; ``make figures`` runs it. The text
 between ``<!-- gpu:NAME -->`` and ``<!-- /gpu -->`` is the output of :mod:`bench.figures` of a GPU
 run: of the folder's ``gpu.json``, or of the file named in the second form; missing results become
-"not measured". It also fills each layer's cell in a table of layers with a column ``recorded``. A
-run without a GPU changes no figure.
+"not measured". A run without a GPU changes no figure.
 """
 
 from __future__ import annotations
@@ -16,31 +15,31 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.figures import NOT_MEASURED, RENDERED
-from bench.join_results import rehearsed
+from bench.figures import RENDERED
 from bench.tables import TABLES
 
-OF_RESULTS = re.compile(r"(<!-- results:([a-z-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
-MARKED = re.compile(r"(<!-- gpu:([a-z]+) -->\n).*?(<!-- /gpu -->)", re.DOTALL)
+Tables = Mapping[str, Callable[[Any], str]]
 
 
-def filled(text: str, results: dict[str, Any]) -> str:
-    """Returns a document with its ``gpu`` blocks and its layers' cells filled from the results.
+def filled(text: str, marker: str, tables: Tables, results: dict[str, Any]) -> str:
+    """Returns a document with its blocks of one marker filled from the results.
 
     Raises:
         KeyError: if a marker names an unknown figure.
     """
 
-    def block(found: re.Match[str]) -> str:
-        name = found[2]
-        if name not in RENDERED:
-            raise KeyError(f"gpu:{name} is no figure; there are {', '.join(RENDERED)}")
-        return f"{found[1]}{RENDERED[name](results)}\n{found[3]}"
+    def block(place: re.Match[str]) -> str:
+        name = place[2]
+        if name not in tables:
+            raise KeyError(f"{marker}:{name} is no figure; there are {', '.join(tables)}")
+        return f"{place[1]}{tables[name](results)}\n{place[3]}"
 
-    return with_layers(MARKED.sub(block, text), results)
+    marked = rf"(<!-- {marker}:([a-z-]+) -->\n).*?(<!-- /{marker} -->)"
+    return re.sub(marked, block, text, flags=re.DOTALL)
 
 
 def results_of(folder: Path) -> dict[str, Any]:
@@ -48,45 +47,9 @@ def results_of(folder: Path) -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
-def with_tables(text: str, folder: dict[str, Any]) -> str:
-    """Returns a document with its ``results`` blocks filled from the folder.
-
-    Raises:
-        KeyError: if a marker names an unknown table.
-    """
-
-    def block(found: re.Match[str]) -> str:
-        name = found[2]
-        if name not in TABLES:
-            raise KeyError(f"results:{name} is no table; there are {', '.join(TABLES)}")
-        return f"{found[1]}{TABLES[name](folder)}\n{found[3]}"
-
-    return OF_RESULTS.sub(block, text)
-
-
 def with_all(text: str, folder: dict[str, Any]) -> str:
     """Returns a document with the tables of a folder, and those of its GPU run."""
-    return filled(with_tables(text, folder), folder.get("gpu", {}))
-
-
-def with_layers(text: str, results: dict[str, Any]) -> str:
-    """Returns a document with the cells of a column ``recorded`` filled, row by row."""
-    part = results.get("layers", {})
-    if part.get("device", "cpu").startswith("cpu"):
-        return text
-    known = part.get("layers", {}).get("layers", {})
-    lines, place = [], None
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if "recorded" in cells and cells[0] == "layer":
-            place = cells.index("recorded")
-        elif not line.startswith("|"):
-            place = None
-        elif place is not None and cells[0] in known and len(cells) > place:
-            cells[place] = known[cells[0]].get("recorded", NOT_MEASURED)
-            line = "| " + " | ".join(cells) + " |"
-        lines.append(line)
-    return "\n".join(lines) + ("\n" if text.endswith("\n") else "")
+    return filled(filled(text, "results", TABLES, folder), "gpu", RENDERED, folder.get("gpu", {}))
 
 
 def main() -> None:
@@ -96,16 +59,15 @@ def main() -> None:
     options = parser.parse_args()
     of_folder = options.results.is_dir()
     results = results_of(options.results) if of_folder else json.loads(options.results.read_text())
-    gpu = results.get("machine", {}).get("gpu", "none")
-    if not of_folder and (gpu == "none" or rehearsed(results)):
+    here = results.get("machine", {})
+    if not of_folder and (here.get("gpu", "none") == "none" or "rehearsal" in here):
         parser.error(f"{options.results} is of a machine without a GPU: nothing to fill in")
     for document in options.documents:
         before = document.read_text()
-        after = with_all(before, results) if of_folder else filled(before, results)
+        after = with_all(before, results) if of_folder else filled(before, "gpu", RENDERED, results)
         if after != before:
             document.write_text(after)
-        marks = len(OF_RESULTS.findall(before)) * of_folder + len(MARKED.findall(before))
-        print(f"{document}: {marks} marked, {'changed' if after != before else 'unchanged'}")
+        print(f"{document}: {'changed' if after != before else 'unchanged'}")
 
 
 if __name__ == "__main__":

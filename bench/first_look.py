@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -29,9 +30,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bench.bench_host_time import calls_of
-from bench.steps import Contender, milliseconds
-from staticgraph.text.table import table
+from bench.parts import Part, only_on_cuda
+from bench.steps import DEVICE, Contender, milliseconds
+from staticgraph.runner.verification import verify
 
 COPY_BYTES = 1 << 30
 ROUNDS = 100
@@ -78,10 +79,10 @@ class Noted:
         self.compiled: Counter[bool] = Counter()
 
     def launch(
-        self, name: str, module: str, given: Iterable[Any], grid: Sequence[int] = ()
+        self, name: str, module: str, arguments: Iterable[Any], grid: Sequence[int] = ()
     ) -> None:
         """Notes one launch; a tensor that is passed twice counts once."""
-        tensors = {t.data_ptr(): t for t in given if isinstance(t, Tensor)}
+        tensors = {t.data_ptr(): t for t in arguments if isinstance(t, Tensor)}
         nbytes = sum(t.numel() * t.element_size() for t in tensors.values())
         if self.captures:
             grid = (*grid, 1, 1)[:3] if grid else ()
@@ -98,11 +99,11 @@ class Noted:
         All are None if no capture launched the same kernels on the same grids in the same order.
         """
         known = {launched.name for capture in self.captures for launched in capture}
-        triton = [one for one in ran if one.name in known]
+        triton = [kernel for kernel in ran if kernel.name in known]
         for capture in self.captures:  # what follows a capture, up to the next, is noted with it
             if len(capture) >= len(triton) and all(map(Launched.is_of, capture, triton)):
                 launches = iter(capture)
-                return [next(launches) if one.name in known else None for one in ran]
+                return [next(launches) if kernel.name in known else None for kernel in ran]
         return [None] * len(ran)
 
 
@@ -126,15 +127,15 @@ def noting() -> Iterator[Noted]:
         from triton import knobs
         from triton.runtime.jit import JITFunction
 
-        def own(kernel: Any, given: Any, grid: Any) -> None:
-            noted.launch(kernel.__name__, kernel.__module__, given, grid)
+        def triton_launch(kernel: Any, arguments: Any, grid: Any) -> None:
+            noted.launch(kernel.__name__, kernel.__module__, arguments, grid)
 
-        def inductors(tuner: Any, given: Any, _: Any) -> None:
-            noted.launch(str(tuner.inductor_meta.get("kernel_name", "?")), "inductor", given)
+        def inductor_launch(tuner: Any, arguments: Any, _: Any) -> None:
+            noted.launch(str(tuner.inductor_meta.get("kernel_name", "?")), "inductor", arguments)
 
         watch(torch.cuda.CUDAGraph, "capture_begin", lambda *_: noted.captures.append([]))
-        watch(JITFunction, "run", own)
-        watch(CachingAutotuner, "run", inductors)
+        watch(JITFunction, "run", triton_launch)
+        watch(CachingAutotuner, "run", inductor_launch)
         put_back.append((knobs.compilation, "listener", knobs.compilation.listener))
         knobs.compilation.listener = noted.compilation
     try:
@@ -148,7 +149,7 @@ def copy_bytes_per_second() -> float:
     """Returns the bandwidth of a copy within the device, reads plus writes, best of ten."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    taken = [milliseconds(lambda _: target.copy_(source), 0, 3, "cuda") for _ in range(10)]
+    taken = [milliseconds(lambda _: target.copy_(source), 0, 3) for _ in range(10)]
     return 2 * COPY_BYTES / (min(taken) / 1e3)
 
 
@@ -172,7 +173,7 @@ def kernels_of(step: Callable[[int], object]) -> list[Ran]:
 
 def ran_in(trace: dict[str, Any]) -> list[Ran]:
     """Returns what ran on the device by the profiler's trace, which has the grid and registers."""
-    found = [
+    kernels = [
         Ran(
             event["name"],
             event["ts"],
@@ -183,7 +184,7 @@ def ran_in(trace: dict[str, Any]) -> list[Ran]:
         for event in trace["traceEvents"]
         if event.get("cat") in ON_DEVICE
     ]
-    return sorted(found, key=lambda ran: ran.start_us)
+    return sorted(kernels, key=lambda kernel: kernel.start_us)
 
 
 def gaps(ran: list[Ran]) -> dict[str, float]:
@@ -191,9 +192,9 @@ def gaps(ran: list[Ran]) -> dict[str, float]:
     if not ran:
         return {"span_us": 0.0, "busy_us": 0.0, "share_of_gaps": 0.0}
     busy, until = 0.0, ran[0].start_us
-    for one in ran:
-        busy += max(0.0, one.end_us - max(until, one.start_us))
-        until = max(until, one.end_us)
+    for kernel in ran:
+        busy += max(0.0, kernel.end_us - max(until, kernel.start_us))
+        until = max(until, kernel.end_us)
     span = until - ran[0].start_us
     return {"span_us": span, "busy_us": busy, "share_of_gaps": 1 - busy / span if span else 0.0}
 
@@ -207,10 +208,12 @@ def by_kernel(ran: list[Ran], noted: Noted, per_second: float | None) -> list[di
         per_second: bytes per second that the device can move; None if not measured.
     """
     groups: dict[Any, list[tuple[float, int | None]]] = defaultdict(list)
-    for one, launched in zip(ran, noted.matched(ran), strict=True):
+    for kernel, launched in zip(ran, noted.matched(ran), strict=True):
         module = None if launched is None else launched.module.removeprefix("staticgraph.kernels.")
         moved = None if launched is None else launched.nbytes
-        groups[one.name, module, one.grid, one.registers].append((one.end_us - one.start_us, moved))
+        groups[kernel.name, module, kernel.grid, kernel.registers].append(
+            (kernel.end_us - kernel.start_us, moved)
+        )
     rows = []
     for (name, module, grid, registers), taken in groups.items():
         total = sum(us for us, _ in taken)
@@ -234,70 +237,65 @@ def by_kernel(ran: list[Ran], noted: Noted, per_second: float | None) -> list[di
     return sorted(rows, key=lambda row: -row["us"])
 
 
-def printed(rows: list[dict[str, Any]]) -> str:
-    """Returns the rows as a table."""
-    cells = [
-        (
-            row["kernel"][:60],
-            row["module"] or "-",
-            "x".join(map(str, row["grid"])) or "-",
-            str(row["registers"] or "-"),
-            str(row["launches"]),
-            f"{row['us']:.1f}",
-            "-" if row["bytes"] is None else f"{row['bytes'] / 2**20:.2f}",
-            "-" if row["share_of_roofline"] is None else f"{row['share_of_roofline']:.0%}",
-        )
-        for row in rows
-    ]
-    heads = ("kernel", "module", "grid", "registers", "launches", "us", "MiB", "of a copy's")
-    return table(heads, cells)
-
-
 # ---------------------------------------------------------------------- the questions
 
 
-def host_us(contender: Contender, device: str) -> float:
-    """Returns the median microseconds until a step's call returns, starting on an idle device."""
-    taken = []
-    for turn in range(ROUNDS):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        contender.step(turn)
-        taken.append(1e6 * (time.perf_counter() - started))
-    return statistics.median(taken)
+def calls_of(step: Callable[[], Any]) -> list[str]:
+    """Returns the module of each Python function that one run calls."""
+    modules = []
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            modules.append(frame.f_globals.get("__name__", ""))
+
+    sys.setprofile(profile)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return modules
 
 
-def questions(
-    contender: Contender, noted: Noted, device: str, precision: str
-) -> dict[str, Callable[[], dict[str, Any]]]:
-    """Returns what is asked of a contender that was prepared under :func:`noting`."""
+class Look(NamedTuple):
+    """A contender that was prepared under :func:`noting`."""
 
-    def kernels() -> dict[str, Any]:
-        if device != "cuda":
-            return {"answer": "needs a CUDA device"}
-        ran, per_second = kernels_of(contender.step), copy_bytes_per_second()
-        rows = by_kernel(ran, noted, per_second)
-        print(printed(rows))
+    contender: Contender
+    noted: Noted
+    precision: str
+
+    def questions(self) -> dict[str, Part]:
+        """Returns what is asked of it, most important first."""
+        return {"kernels": only_on_cuda(self.kernels), "verify": self.verify, "host": self.host}
+
+    def kernels(self) -> dict[str, Any]:
+        ran, per_second = kernels_of(self.contender.step), copy_bytes_per_second()
+        rows = by_kernel(ran, self.noted, per_second)
         return {
             "kernels": len(ran),
             **gaps(ran),
             "known_bytes": sum(row["bytes"] or 0 for row in rows),
             "copy_bytes_per_second": per_second,
-            "from_cache": noted.compiled[True],
-            "compiled": noted.compiled[False],
+            "from_cache": self.noted.compiled[True],
+            "compiled": self.noted.compiled[False],
             "rows": rows,
         }
 
-    def verified() -> dict[str, Any]:
-        if contender.verify is None:
-            return {"answer": f"{contender.name} is no mode of a runner"}
-        found = contender.verify({"fp32": 1e-3}.get(precision, 5e-2))
-        print(found)
-        return {"passed": found.passed, "errors": found.errors, "moved": found.moved}
+    def verify(self) -> dict[str, Any]:
+        runner, batches = self.contender.runner, self.contender.batches
+        if runner is None or batches is None:
+            return {"answer": f"{self.contender.name} is no mode of a runner"}
+        verified = verify(runner, batches[0], 1e-3 if self.precision == "fp32" else 5e-2)
+        print(verified)
+        return {"passed": verified.passed, "errors": verified.errors, "moved": verified.moved}
 
-    def host() -> dict[str, Any]:
-        calls = calls_of(lambda: contender.step(0))
-        return {"host_us": host_us(contender, device), "python_calls": calls}
-
-    return {"kernels": kernels, "verify": verified, "host": host}
+    def host(self) -> dict[str, Any]:
+        """Returns the median time until a step's call returns, starting on an idle device."""
+        taken_us = []
+        for turn in range(ROUNDS):
+            if DEVICE.type == "cuda":
+                torch.cuda.synchronize()
+            started = time.perf_counter()
+            self.contender.step(turn)
+            taken_us.append(1e6 * (time.perf_counter() - started))
+        calls = calls_of(lambda: self.contender.step(0))
+        return {"host_us": statistics.median(taken_us), "python_calls": len(calls)}

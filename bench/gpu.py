@@ -2,20 +2,22 @@
 
     python3 -m bench.gpu first --out DIR       is it right, and how fast is it?
     python3 -m bench.gpu second --out DIR      against whom, in how much memory, does it learn?
-    python3 -m bench.gpu ranks --out DIR       what do several GPUs cost?
 
 Most of the time goes into compiling. So all parts of a call start at once and share their caches;
 those that time steps wait when they are prepared, and then measure one after another, alone. Then
 come the parts that run alone. After ``--seconds`` nothing begins, and whatever still runs is ended.
-``DIR`` receives ``results.json``, to which a call adds, ``tables.txt``, and a log of each part. It
-runs from the source tree and installs nothing. ``--tiny`` rehearses a call on a CPU; its figures
-mean nothing.
+``DIR`` receives ``results.json``, to which a call adds, ``tables.txt``, and a log of each part.
+Results of an earlier call in the same folder are kept unless this call has the same part, so parts
+may run one after another. It runs from the source tree and installs nothing. ``--tiny`` rehearses a
+call on a CPU; its figures mean nothing, and are never mixed with those of a device.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,14 +26,19 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from bench.join_results import join, report
+from bench.figures import RENDERED
 
 # How a part runs: timed when all are prepared, beside the preparation, or alone after the timing.
 TIMED, BESIDE, ALONE = "timed", "beside", "alone"
 OURS = "cuda-graph+kernels"
+LOOK = f"--look {OURS}"
 GINE, GPS, WIDE = "gine:5x300", "gps:10x64", "gps:10x384"
+TRAINING = (
+    "--data examples/data/hiv.npz --model gine --hidden 300 --layers 5 --device cuda --seconds 20 "
+    f"--modes {OURS} pyg-compiled"
+)
 # The share of a call after which no part is waited for until it is prepared.
 PREPARED = 0.5
 GRACE_S = 15
@@ -53,14 +60,10 @@ class Part(NamedTuple):
     seconds: int = 40
 
 
-def steps(
-    name: str, model: str, batch: int, precision: str, *modes: str, look: bool = False
-) -> Part:
+def steps(name: str, model: str, batch: int, precision: str, modes: str, look: str = "") -> Part:
     """Returns the part that times one model at one batch size."""
-    command = ["bench.bench_runner", "--models", model, "--batch-sizes", str(batch)]
-    command += ["--precision", precision, "--modes", *modes, "--gate", "{gate}", "--json", "{json}"]
-    command += ["--deadline", "{deadline}", *(["--look", OURS] if look else [])]
-    return Part(name, TIMED, command)
+    words = f"bench_runner --model {model} --batch-size {batch} --precision {precision} --modes "
+    return script(name, TIMED, f"{words}{modes} --gate {{gate}} --deadline {{deadline}} {look}")
 
 
 def script(name: str, how: str, words: str, seconds: int = 40) -> Part:
@@ -76,26 +79,26 @@ def tests(*files: str) -> Part:
 
 CALLS: dict[str, list[Part]] = {
     "first": [
-        steps("gine32", GINE, 32, "fp32", "pyg", OURS, "cuda-graph", look=True),
-        steps("gps32", GPS, 32, "fp32", "pyg", OURS, look=True),
-        steps("gine256", GINE, 256, "fp32", "pyg", OURS, "cuda-graph"),
-        steps("gps256", GPS, 256, "fp32", "pyg", OURS),
-        steps("gine32-half", GINE, 32, "bf16", "pyg", OURS),
-        steps("gps32-half", GPS, 32, "bf16", "pyg", OURS),
+        steps("gine32", GINE, 32, "fp32", f"pyg {OURS} cuda-graph", LOOK),
+        steps("gps32", GPS, 32, "fp32", f"pyg {OURS}", LOOK),
+        steps("gine256", GINE, 256, "fp32", f"pyg {OURS} cuda-graph"),
+        steps("gps256", GPS, 256, "fp32", f"pyg {OURS}"),
+        steps("gine32-half", GINE, 32, "bf16", f"pyg {OURS}"),
+        steps("gps32-half", GPS, 32, "bf16", f"pyg {OURS}"),
         tests("test_gpu", "test_gpu_recording", "test_gpu_trajectory", "test_gpu_kernels"),
         script("micro", ALONE, "micro"),
     ],
     "second": [
-        steps("peers-gine", GINE, 32, "bf16", "pyg", OURS, "pyg-dynamic", "pad-to-powers"),
-        steps("gine8-half", GINE, 8, "bf16", "pyg", OURS, "pad-to-powers"),
-        steps("gine1024", GINE, 1024, "fp32", "pyg", OURS, "cuda-graph"),
-        steps("gps8-half", GPS, 8, "bf16", "pyg", OURS),
-        steps("wide32", WIDE, 32, "fp32", "pyg", OURS),
-        steps("auto", GINE, 32, "fp32", "pyg", "auto"),
+        steps("peers-gine", GINE, 32, "bf16", f"pyg {OURS} pyg-dynamic pad-to-powers"),
+        steps("gine8-half", GINE, 8, "bf16", f"pyg {OURS} pad-to-powers"),
+        steps("gine1024", GINE, 1024, "fp32", f"pyg {OURS} cuda-graph"),
+        steps("gps8-half", GPS, 8, "bf16", f"pyg {OURS}"),
+        steps("wide32", WIDE, 32, "fp32", f"pyg {OURS}"),
+        steps("auto", GINE, 32, "fp32", "pyg auto"),
         script("pool", BESIDE, "bench_pool"),
         script("memory-gine", BESIDE, "bench_memory --device cuda --model gine"),
         script("memory-gps", BESIDE, "bench_memory --device cuda --model gps"),
-        script("curves", BESIDE, f"bench_curves --models {GINE} --modes eager {OURS} --epochs 3"),
+        script("curves", BESIDE, f"bench_curves --modes eager {OURS} --epochs 3"),
         script("settle", BESIDE, "settle"),
         script("layers", BESIDE, "bench_layers"),
         tests(
@@ -105,26 +108,22 @@ CALLS: dict[str, list[Part]] = {
             "test_outofcore_loader",
             "test_out_of_memory",
         ),
-        script(
-            "training",
-            ALONE,
-            "bench_training --device cuda --hidden 300 --layers 5 --graphs 4096 --rounds 3 "
-            "--workers 0 8 --modes cuda-graph --dynamic",
-        ),
+        Part("training", ALONE, f"staticgraph try {TRAINING} --out {{out}}".split(), 60),
         script("loading", ALONE, "bench_loader --rounds 3", 20),
-        script("host", ALONE, "bench_host_time", 15),
-    ],
-    "ranks": [
-        script("ranks", ALONE, "bench_distributed --device cuda --ranks 1 2 4 --steps 200", 150),
-        script(
-            "ranks-wide",
-            ALONE,
-            "bench_distributed --device cuda --ranks 1 2 4 --hidden 300 --layers 5 --steps 200",
-            200,
-        ),
     ],
 }
-TINY = ("--rounds 3 --rows-of-steps 2 --in-a-row 2 --loss-steps 24", {GINE, GPS, WIDE}, "1x8")
+# What a call is rehearsed in: other models and batches, and more options by script.
+SMALL = {GINE: "gine:1x8", GPS: "gps:1x8", WIDE: "gps:1x8", "cuda": "cpu"}
+SMALL_OPTIONS = {
+    "bench.bench_runner": (
+        "--batch-size 8 --rounds 3 --rows-of-steps 2 --in-a-row 2 --loss-steps 24"
+    ),
+    "bench.bench_pool": "--model gine:1x8 --graphs 8 16",
+    "bench.bench_layers": "--count 6",
+    "bench.bench_curves": "--model gine:1x8 --epochs 1 --batch-size 32 --graphs 160",
+    "pytest": "-m 'not slow' -n 0 -k cpu",
+    "staticgraph": "--modes eager --seconds 5 --hidden 8 --layers 1",
+}
 
 
 class Running:
@@ -135,6 +134,7 @@ class Running:
         self.gate = scratch / f"{part.name}.gate"
         self.started = time.monotonic()
         places = {
+            "{out}": str(out / part.name),
             "{json}": str(scratch / f"{part.name}.json"),
             "{gate}": str(self.gate),
             "{deadline}": str(round(prepare_s / 2)),
@@ -197,21 +197,29 @@ def run(parts: list[Part], out: Path, scratch: Path, seconds: float) -> Iterator
 
 def tiny(part: Part) -> Part:
     """Returns the part in a size for a CPU, where its body is rehearsed."""
-    timing, models, size = TINY
-    words = [word.split(":")[0] + f":{size}" if word in models else word for word in part.command]
-    if part.how == TIMED:
-        words += timing.split()
-        words[words.index("--batch-sizes") + 1] = "8"
-    if words[0] == "pytest":
-        words[words.index("gpu")], words[words.index("-n") + 1] = "not slow", "0"
-        words += ["-k", "cpu"]
-    small = {"bench.bench_pool": "--hidden 8 --layers 1 --graphs 8 16"}
-    small["bench.bench_layers"] = "--count 6"
-    small["bench.bench_curves"] = "--epochs 1 --batch-size 32 --graphs 160"
-    small["bench.bench_training"] = "--hidden 8 --layers 1 --graphs 128 --rounds 1 --workers 0"
-    small["bench.bench_distributed"] = "--hidden 8 --layers 1 --steps 3 --ranks 1 2"
-    words += small.get(words[0], "").split()
-    return part._replace(command=["cpu" if word == "cuda" else word for word in words])
+    words = [SMALL.get(word, word) for word in part.command]
+    return part._replace(command=words + shlex.split(SMALL_OPTIONS.get(words[0], "")))
+
+
+def join(scratch: Path, out: Path) -> dict[str, Any]:
+    """Adds the results of a call to those of the folder, and returns all.
+
+    A truncated file is replaced by an error that says so.
+    """
+    target = out / "results.json"
+    results: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
+    lines = (scratch / "machine.txt").read_text().splitlines()
+    machine = dict(line.split(": ", 1) for line in lines if ": " in line)
+    if ("rehearsal" in machine) != ("rehearsal" in results.get("machine", {})):
+        results = {}
+    results["machine"] = machine
+    for file in sorted(scratch.glob("*.json")):
+        try:
+            results[file.stem] = json.loads(file.read_text())
+        except ValueError as error:
+            results[file.stem] = {"error": f"cut off: {error}"}
+    target.write_text(json.dumps(results, indent=1) + "\n")
+    return results
 
 
 def main() -> None:
@@ -225,7 +233,7 @@ def main() -> None:
     parts = [p for p in CALLS[options.call] if not options.parts or p.name in options.parts]
     caches = Path(tempfile.gettempdir()) / "staticgraph-gpu"
     os.environ.update(
-        PYTHONPATH=".",
+        PYTHONPATH=os.pathsep.join(filter(None, [".", os.environ.get("PYTHONPATH")])),
         PYTHONUNBUFFERED="1",
         OMP_NUM_THREADS="1",
         TORCHINDUCTOR_COMPILE_THREADS="1",  # as many processes as there are parts
@@ -241,20 +249,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         machine = [sys.executable, "-m", "bench.machine", *([] if options.tiny else ["--gpu"])]
-        found = subprocess.run(machine, capture_output=True, text=True)
-        print(found.stdout + found.stderr, flush=True)
-        if found.returncode:
+        checked = subprocess.run(machine, capture_output=True, text=True)
+        print(checked.stdout + checked.stderr, flush=True)
+        if checked.returncode:
             sys.exit("this machine cannot run the suite")
-        (scratch / "machine.txt").write_text(found.stdout)
+        (scratch / "machine.txt").write_text(checked.stdout)
         ended = []
         for line in run(parts, options.out, scratch, options.seconds):
             ended.append(line.partition(":")[0])
             print(line, flush=True)
-        missing = [part.name for part in parts if part.name not in ended]
-        (scratch / "not_run.txt").write_text("\n".join(missing))
-        join(scratch, options.out)
-    print(report(options.out))
-    print(f"not run: {', '.join(missing) or 'none'}")
+        results = join(scratch, options.out)
+    label = ["REHEARSAL, NO FIGURES\n"] if options.tiny else []
+    tables = [f"## {name}\n\n{render(results)}\n" for name, render in RENDERED.items()]
+    (options.out / "tables.txt").write_text(text := "\n".join([*label, *tables]))
+    missing = [part.name for part in parts if part.name not in ended]
+    print(f"{text}\nnot run: {', '.join(missing) or 'none'}")
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ MOST = 1 << 16
 
 def requests_of(path: Path) -> list[bytes]:
     """Returns the requests of a file."""
-    content, found, at = path.read_bytes(), [], 0
+    content, requests, at = path.read_bytes(), [], 0
     while at < len(content):
         (length,) = struct.unpack_from("<I", content, at)
-        found.append(content[at + 4 : at + 4 + length])
+        requests.append(content[at + 4 : at + 4 + length])
         at += 4 + length
-    return found
+    return requests
 
 
 def save(path: Path, requests: list[bytes]) -> None:

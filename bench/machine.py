@@ -21,9 +21,9 @@ from bench.rehearsal import REHEARSAL
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.training import job
 
-ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
 GPU = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
-COMMIT = ("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*")
+COMMIT = ("git", "-C", str(RESULTS), "describe", "--always", "--dirty", "--exclude=*")
 PACKAGES = (*STEPS, "numba", "numpy", "triton")
 
 
@@ -54,8 +54,9 @@ def main() -> None:
     print(f"gpu: {'none' if REHEARSAL else first_line(GPU)}")
     named = ", ".join(f"{name} {version}" for name, version in versions(PACKAGES).items())
     print(f"versions: {named}, cuda {torch.version.cuda}")
+    here = machine()
     for key in ("processor", "capability", "threads", "load", "commit"):
-        print(f"{key}: {machine()[key]}")
+        print(f"{key}: {here[key]}")
     print(f"from: {staticgraph.__file__}")
     if REHEARSAL:
         print("rehearsal: yes, no figures")

@@ -10,7 +10,6 @@ launches back to back.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,8 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.options import options_of
-from bench.parts import answer
-from bench.settle import only_on_cuda
+from bench.parts import answer, only_on_cuda
 from bench.steps import milliseconds
 from staticgraph.kernels.register import CUDA
 
@@ -37,10 +35,10 @@ def linear(device: str) -> Iterator[Case]:
     """Yields the backward of a layer by rows per chunk, and both forward products."""
     from staticgraph.kernels.linear import limits, small
 
-    def backward(rows_a_chunk: int, *given: Any) -> None:
+    def backward(rows_a_chunk: int, *operands: Any) -> None:
         before, limits.ROWS_A_CHUNK = limits.ROWS_A_CHUNK, rows_a_chunk
         try:
-            small.backward(*given)
+            small.backward(*operands)
         finally:
             limits.ROWS_A_CHUNK = before
 
@@ -54,8 +52,8 @@ def linear(device: str) -> Iterator[Case]:
                 call = partial(backward, chunk, x, x, weight, x, None)
                 yield f"backward {rows}x{width}, {chunk} rows a chunk", call
             yield f"backward {rows}x{width}, torch", partial(torchs_backward, x, x, weight, x)
-            own = partial(small.forward, x, weight, weight[0], False, x.dtype)
-            yield f"forward {rows}x{width}, own", own
+            call = partial(small.forward, x, weight, weight[0], False, x.dtype)
+            yield f"forward {rows}x{width}, own", call
             yield f"forward {rows}x{width}, torch", partial(F.linear, x, weight, weight[0])
 
 
@@ -92,8 +90,8 @@ def norms(device: str) -> Iterator[Case]:
             real, name = torch.tensor(rows, device=device), norm.__name__.rpartition(".")[2]
             forward = (x, None, None, ones, ones, real, None, None, None, None, 1e-5, True)
             yield f"norm forward {rows}x{width}, {name}", partial(norm.forward, *forward)
-            given = (x, x, ones, ones, ones, ones, real, None, 1e-5, True)
-            yield f"norm backward {rows}x{width}, {name}", partial(norm.backward, *given)
+            backward = (x, x, ones, ones, ones, ones, real, None, 1e-5, True)
+            yield f"norm backward {rows}x{width}, {name}", partial(norm.backward, *backward)
 
 
 def adam(device: str) -> Iterator[Case]:
@@ -116,7 +114,7 @@ def microseconds(call: Callable[[], object]) -> float:
     with torch.cuda.graph(graph, stream=side):
         for _ in range(CALLS):
             call()
-    taken = [milliseconds(lambda _: graph.replay(), 0, 5, "cuda") for _ in range(9)]
+    taken = [milliseconds(lambda _: graph.replay(), 0, 5) for _ in range(9)]
     return 1e3 * statistics.median(taken) / CALLS
 
 
@@ -126,10 +124,10 @@ def timed(cases: Callable[[str], Iterator[Case]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = options_of(__doc__, json=Path, deadline=math.inf)
+    options = options_of(__doc__, json=Path)
     kinds = {"linear": linear, "norms": norms, "attention": attention, "adam": adam}
     parts = {name: only_on_cuda(partial(timed, kind)) for name, kind in kinds.items()}
-    answer(parts, options.json, options.deadline)
+    answer(parts, options.json)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import socket
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -51,9 +48,9 @@ def ours(args: Any) -> None:
     categories = {field: store.cardinality(field) for field in ("x", "edge_attr")}
     reader = Reader(store.schema, categories, False, 1024, 1 << 20)
     settle()
-    with sg.Server(runner, max_wait_ms=args.max_wait_ms) as server, listen("127.0.0.1", 0) as on:
+    with sg.Server(runner, max_wait_ms=5.0) as server, listen("127.0.0.1", 0) as on:
         print(f"running on http://127.0.0.1:{on.getsockname()[1]}", file=sys.stderr, flush=True)
-        serve(Service(server, reader, "ours", None), on, args.workers)
+        serve(Service(server, reader, "ours", None), on, 1)
 
 
 def tensors_of(kind: str, body: bytes) -> tuple[torch.Tensor, ...]:
@@ -77,8 +74,7 @@ def plain(args: Any) -> None:
     from fastapi.responses import JSONResponse
     from torch_geometric.data import Batch, Data
 
-    store = sg.datasets.open(HIV)
-    model = model_of(store, args.hidden, args.layers)
+    model = model_of(sg.datasets.open(HIV), args.hidden, args.layers)
 
     def run(graphs: list[Data]) -> list[list[float]]:
         batch = Batch.from_data_list(graphs)
@@ -86,83 +82,40 @@ def plain(args: Any) -> None:
             out = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, len(graphs))
         return out.tolist()
 
-    waiting: list[tuple[Data, asyncio.Future[list[float]]]] = []
-    came = asyncio.Event()
+    waiting: asyncio.Queue[tuple[Data, asyncio.Future[list[float]]]] = asyncio.Queue()
 
     async def batches() -> None:
         while True:
-            await came.wait()
-            taken, waiting[:64] = waiting[:64], []
-            if not waiting:
-                came.clear()
+            taken = [await waiting.get()]
+            while not waiting.empty() and len(taken) < 64:
+                taken.append(waiting.get_nowait())
             rows = await asyncio.to_thread(run, [data for data, _ in taken])
             for (_, future), row in zip(taken, rows, strict=True):
                 future.set_result(row)
 
     app = FastAPI()
-    kept: list[Any] = []
+    tasks: list[asyncio.Task[None]] = []
 
     async def predict(request: Request) -> JSONResponse:
         kind = request.headers.get("content-type", "")
         x, index, attr = tensors_of(kind, await request.body())
         data = Data(x=x, edge_index=index, edge_attr=attr)
-        if args.serve != "plain PyG, batched":
+        if args.serve == "plain PyG":
             return JSONResponse({"outputs": run([data])})
-        if not kept:
-            kept.append(asyncio.create_task(batches()))
+        if not tasks:
+            tasks.append(asyncio.create_task(batches()))
         future = asyncio.get_running_loop().create_future()
-        waiting.append((data, future))
-        came.set()
+        waiting.put_nowait((data, future))
         return JSONResponse({"outputs": [await future]})
 
     # FastAPI cannot resolve the names in a closure's string annotations, so they are set here.
     predict.__annotations__ = {"request": Request, "return": None}
     app.add_api_route("/predict", predict, methods=["POST"], response_model=None)
-    if args.serve != TWO:
-        uvicorn.run(app, host="127.0.0.1", port=0, log_level="info", access_log=False)
-        return
-    line = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    for _ in range(2):  # as with uvicorn --workers 2; nothing has run in a thread yet
-        if not os.fork():
-            config = uvicorn.Config(app, log_level="warning", access_log=False)
-            uvicorn.Server(config).run(sockets=[line])
-            os._exit(0)
-    print(f"running on http://127.0.0.1:{line.getsockname()[1]}", file=sys.stderr, flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-    signal.pause()
-
-
-def one_at_a_time(args: Any) -> None:
-    """Serves with this library's runner and the same plain route, one request at a time."""
-    import uvicorn
-    from fastapi import FastAPI, Request
-    from fastapi.responses import JSONResponse
-    from torch_geometric.data import Data
-
-    from staticgraph.serving.smaller_buckets import for_serving
-
-    store = sg.datasets.open(HIV)
-    plan = for_serving(sg.plan_buckets(store, batch_size=64))
-    runner = sg.StaticGraphRunner(model_of(store, args.hidden, args.layers), plan, mode=args.mode)
-    runner.warmup(phases=("eval",), progress=False)
-    app = FastAPI()
-
-    async def predict(request: Request) -> JSONResponse:
-        kind = request.headers.get("content-type", "")
-        x, index, attr = tensors_of(kind, await request.body())
-        out = runner.predict([Data(x=x, edge_index=index, edge_attr=attr)])
-        return JSONResponse({"outputs": out.tolist()})
-
-    predict.__annotations__ = {"request": Request, "return": None}
-    app.add_api_route("/predict", predict, methods=["POST"], response_model=None)
     uvicorn.run(app, host="127.0.0.1", port=0, log_level="info", access_log=False)
 
 
-TWO = "plain PyG, 2 processes"
 CONTENDERS: dict[str, Callable[[Any], None]] = {
     "staticgraph": ours,
-    "one at a time": one_at_a_time,
     "plain PyG": plain,
-    TWO: plain,
     "plain PyG, batched": plain,
 }

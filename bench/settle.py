@@ -1,11 +1,10 @@
 """Checks on a device what the design assumes about torch's CUDA graphs.
 
-    python -m bench.settle [--json FILE] [--deadline SECONDS]
+    python -m bench.settle [--json FILE]
 
-Four questions: can a compiled step with a fused, capturable AdamW be recorded; how much memory does
-a shared pool take with the largest bucket first and last; do the counters detect a silent skip of
-``reduce-overhead``; does resetting one of several graphs in a pool harm the others. Without a
-device, a question that needs one says so.
+Three questions: can a compiled step with a fused, capturable AdamW be recorded; do the counters
+detect a silent skip of ``reduce-overhead``; does resetting one of several graphs in a pool harm the
+others. Without a device, a question that needs one says so.
 """
 
 from __future__ import annotations
@@ -18,33 +17,21 @@ import torch
 from torch import nn
 
 from bench.options import options_of
-from bench.parts import answer
-from bench.rehearsal import REHEARSAL
+from bench.parts import answer, only_on_cuda
 from bench.rehearsal import recorder as recorder_of
-from staticgraph.recording.recorder import CudaGraphRecorder
+from bench.steps import DEVICE, Uncompiled
 from staticgraph.recording.recording import Recording
 from staticgraph.steps.compilation.graph_trees import recorded_graphs, skipped_recordings
 from staticgraph.steps.state.training_state import SavedTraining
 
-CUDA = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if CUDA else "cpu")
 # For float32 sums of two hundred terms in another order, over a few steps of AdamW.
 TOLERANCE = 1e-4
 
 
-def only_on_cuda(part: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    return part if CUDA else lambda: {"answer": "needs a CUDA device"}
-
-
-def rehearsed(part: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """Returns a part that needs CUDA, but that a rehearsal can run on a CPU."""
-    return (lambda: {**part(), "rehearsal": True}) if REHEARSAL else only_on_cuda(part)
-
-
-def model_and_data(width: int = 128) -> tuple[nn.Module, torch.Tensor]:
+def model_and_data() -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)).to(DEVICE)
-    return model, torch.randn(256, width, device=DEVICE)
+    model = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 1)).to(DEVICE)
+    return model, torch.randn(256, 128, device=DEVICE)
 
 
 def compiled_adamw_records() -> dict[str, Any]:
@@ -81,79 +68,14 @@ def compiled_adamw_records() -> dict[str, Any]:
                 step()
         losses = [float(run()) for _ in range(20)]
         results.append((losses, [p.detach().clone() for p in model.parameters()]))
-    (eager, expected), (replayed, found) = results
-    worst = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+    (eager, expected), (replayed, actual) = results
+    worst = max(float((a - b).abs().max()) for a, b in zip(actual, expected, strict=True))
     return {
         "records": True,
         "largest_loss_difference": max(abs(a - b) for a, b in zip(eager, replayed, strict=True)),
         "largest_parameter_difference": worst,
         "agrees": worst < TOLERANCE,
         "last_losses": [eager[-1], replayed[-1]],
-    }
-
-
-class Uncompiled(CudaGraphRecorder):
-    """Records the eager step, so that only the pool's memory is measured and not Inductor's."""
-
-    compiles = False
-
-
-def pool_bytes() -> dict[str, Any]:
-    """Measures the bytes that six shapes of one MLP's training step reserve in a shared pool.
-
-    Both orders are compared with the largest alone and with one pool per shape; each also has the
-    bytes left after teardown.
-    """
-    rows = [256 * k for k in (1, 2, 4, 8, 16, 32)]
-
-    def reserve(order: list[int], recorders: int = 1) -> tuple[int, int]:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        model, _ = model_and_data(512)
-        inputs = {n: torch.randn(n, 512, device=DEVICE) for n in order}
-        made = [Uncompiled(DEVICE) for _ in range(recorders)]
-        kept: list[Any] = []
-        for place, n in enumerate(order):
-
-            def step(n=n) -> torch.Tensor:
-                for parameter in model.parameters():
-                    parameter.grad = None
-                loss = model(inputs[n]).square().mean()
-                loss.backward()
-                return loss.detach()
-
-            recorder = made[place % recorders]
-            recorder.warm(step, 3)
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            if place == 0:
-                base = torch.cuda.memory_reserved()
-            kept.append(recorder.record(step))
-            # Kept as the runner does: each recording continues to write to its own gradients.
-            kept.append([parameter.grad for parameter in model.parameters()])
-        torch.cuda.empty_cache()
-        taken = torch.cuda.memory_reserved() - base
-        for parameter in model.parameters():
-            parameter.grad = None
-        kept.clear()
-        for recorder in made:
-            recorder.close()
-        torch.cuda.empty_cache()
-        return taken, torch.cuda.memory_reserved() - base
-
-    alone, _ = reserve(rows[-1:])
-    found = {
-        "largest_alone_bytes": alone,
-        "largest_first": reserve(rows[::-1]),
-        "smallest_first": reserve(rows),
-        "a_pool_each": reserve(rows, len(rows)),
-    }
-    first, last, each = (found[name] for name in ("largest_first", "smallest_first", "a_pool_each"))
-    return found | {
-        "meaning": "pairs are (bytes reserved by the recordings, bytes left after teardown)",
-        "largest_first_over_alone": first[0] / max(1, alone),
-        "smallest_first_over_alone": last[0] / max(1, alone),
-        "a_pool_each_over_alone": each[0] / max(1, alone),
     }
 
 
@@ -164,7 +86,7 @@ def silent_skip() -> dict[str, Any]:
     """
     import warnings
 
-    found = {}
+    answers = {}
     weight = torch.randn(64, 64, device=DEVICE)
     cases = {
         "nothing in the way": (lambda x, s: (x @ weight).relu() * 2, torch.zeros(())),
@@ -181,7 +103,7 @@ def silent_skip() -> dict[str, Any]:
                 torch.compiler.cudagraph_mark_step_begin()
                 compiled(torch.randn(32, 64, device=DEVICE), scale)
         recorded, skipped = recorded_graphs(DEVICE) - recorded, skipped_recordings() - skipped
-        found[name] = {
+        answers[name] = {
             "graphs_recorded": recorded,
             "skips_counted": skipped,
             "warnings": [
@@ -189,7 +111,7 @@ def silent_skip() -> dict[str, Any]:
             ],
             "silent_skip": recorded == 0 and skipped == 0,
         }
-    return found
+    return answers
 
 
 def resetting_one() -> dict[str, Any]:
@@ -223,17 +145,15 @@ def resetting_one() -> dict[str, Any]:
 
 
 def main() -> None:
-    options = options_of(__doc__, json=Path, deadline=1e9)
+    options = options_of(__doc__, json=Path)
     answer(
         {
-            "compiled AdamW records": rehearsed(compiled_adamw_records),
-            "pool": only_on_cuda(pool_bytes),
-            "silent skip": rehearsed(silent_skip),
+            "compiled AdamW records": only_on_cuda(compiled_adamw_records, rehearsed=True),
+            "silent skip": only_on_cuda(silent_skip, rehearsed=True),
             # Last: if the answer is yes, the CUDA state of the process is unreliable afterwards.
             "resetting one of several": only_on_cuda(resetting_one),
         },
         options.json,
-        options.deadline,
     )
 
 

@@ -96,9 +96,12 @@ def row(case: Case) -> tuple[str, str, str, bool]:
     model = model_of(case)
     expected = plain_step(model, call, BATCH)
     batch = poisoned(BATCH, 1000.0)
-    found, _ = static_step(model, call, batch)
-    assert found is not None
-    outputs, rest = off(expected, found, ("out", "loss")), off(expected, found, ("grad", "buffer"))
+    static, _ = static_step(model, call, batch)
+    assert static is not None
+    outputs, rest = (
+        off(expected, static, ("out", "loss")),
+        off(expected, static, ("grad", "buffer")),
+    )
     traced, trace = static_step(model, call, unknown_counts(batch), trace=True)
     assert trace is not None
     if case.eager_only:
@@ -113,14 +116,14 @@ def row(case: Case) -> tuple[str, str, str, bool]:
     return f"{outputs:.0e}", f"{rest:.0e}", graphs, fine
 
 
-def off(expected: Result, found: Result, kinds: tuple[str, ...]) -> float:
+def off(expected: Result, actual: Result, kinds: tuple[str, ...]) -> float:
     """Returns the largest difference of these kinds, relative to the largest value of its kind."""
     worst = 0.0
     for name, value in expected.values.items():
         kind = name.split()[0]
-        if kind in kinds and value.numel() and name in found.values:
+        if kind in kinds and value.numel() and name in actual.values:
             scale = max(expected.largest(kind), 1e-30)
-            worst = max(worst, float((value - found.values[name]).abs().max()) / scale)
+            worst = max(worst, float((value - actual.values[name]).abs().max()) / scale)
     return worst
 
 

@@ -10,76 +10,59 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from statistics import mean, median
 from typing import Any
 
-from bench.figures import NOT_MEASURED, markdown
+from bench.figures import NOT_MEASURED, Columns, Row, markdown, number
 from staticgraph.text.how_many import how_many
 
 Folder = Mapping[str, Any]
-Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
-DATA = {
-    "ogbg-molhiv_train": "ogbg-molhiv, training",
-    "ogbg-molhiv_all": "ogbg-molhiv, all",
-    "ogbg-molpcba_train": "ogbg-molpcba, training",
-    "pcqm4mv2_train_APPROX": "PCQM4Mv2, approximate",
-    "esol": "ESOL",
-    "code2-like": "like ogbg-code2",
-    "ppa-like": "like ogbg-ppa",
-    "qm9": "like QM9 with hydrogens",
-    "zinc": "like ZINC-250k",
-}
 PACKAGES = ("torch", "torch_geometric")
 
 
-def source(name: str, found: Mapping[str, Any]) -> str:
+def source(name: str, results: Row) -> str:
     """Returns the line below a table: file, versions, processor, load and date of the results."""
-    versions = found.get("versions") or found.get("setting", {}).get("versions") or {}
+    versions = results.get("versions", {})
     parts = [f"`bench/results/{name}.json`"]
     parts += [f"{package} {versions[package]}" for package in PACKAGES if package in versions]
-    if "processor" in found:
-        threads = how_many(found["threads"], "thread")
-        parts += [f"{found['processor']} ({found['capability']})", threads]
-        parts += [f"load {found['load']}", f"commit {found['commit']}"]
-    elif "label" not in found:  # what is counted for another device has one
+    if "processor" in results:
+        threads = how_many(results["threads"], "thread")
+        parts += [f"{results['processor']} ({results['capability']})", threads]
+        parts += [f"load {results['load']}", f"commit {results['commit']}"]
+    elif "label" not in results:  # what is counted for another device has one
         parts += ["processor not recorded"]
     parts += [
-        str(found[key]) for key in ("machine", "device", "label", "date", "note") if key in found
+        str(results[key])
+        for key in ("machine", "device", "label", "date", "note")
+        if key in results
     ]
     return ", ".join(parts) + "."
 
 
-def table(
-    name: str, found: Mapping[str, Any], headers: Sequence[str], rows: Sequence[Sequence[str]]
-) -> str:
-    return f"{markdown(headers, rows)}\n\n{source(name, found)}" if rows else NOT_MEASURED
-
-
-def listed(folder: Folder, name: str, key: str, columns: Columns) -> str:
-    """Returns a table with one line per row of a result.
+def table(folder: Folder, name: str, columns: Columns, rows: Iterable[Any] | None = None) -> str:
+    """Returns a table with its source.
 
     Args:
         folder: the results.
         name: name of the result.
-        key: key of the result that holds the rows.
         columns: heading -> function that formats a row's cell.
+        rows: by default the result's own.
     """
-    found = folder.get(name, {})
-    rows = [tuple(cell(row) for cell in columns.values()) for row in found.get(key, ())]
-    return table(name, found, tuple(columns), rows)
+    results = folder.get(name, {})
+    shown = markdown(columns, results.get("rows", ()) if rows is None else rows)
+    return shown if shown == NOT_MEASURED else f"{shown}\n\n{source(name, results)}"
 
 
-def ratio(found: Mapping[str, float]) -> str:
-    return f"{found['median']:.2f} ({found['p10']:.2f} to {found['p90']:.2f})"
+def text(key: str) -> Callable[[Row], str]:
+    """Returns the column that shows a row's value as it is."""
+    return lambda row: str(row[key])
 
 
-def share(value: float) -> str:
-    return f"{value:.2%}"
-
-
-def data_name(name: str) -> str:
-    return DATA.get(name, name.removeprefix("tu_"))
+def ratio(key: str) -> Callable[[Row], str]:
+    """Returns the column that shows the median and the spread of a row's ratio."""
+    return lambda row: "{median:.2f} ({p10:.2f} to {p90:.2f})".format(**row[key])
 
 
 # The names of the models written by hand in the documents.
@@ -102,224 +85,221 @@ BY_HAND = {
 SHOWN = {"gine", "gcn", "gatv2", "pna", "gps", "own"}
 
 
+def model_name(row: Row) -> str:
+    return BY_HAND.get(row["model"], row["model"])
+
+
 def by_hand(folder: Folder) -> str:
     """Returns one line per model that the README shows: the operations of a step, and how many
     times as fast as PyG at its best the model is in each mode, on one thread."""
-    found = folder.get("rewrites", {})
-    lines = []
-    for row in found.get("rows", ()):
-        name, counted = row["model"], row["operations"]
-        if row["threads"] == 1 and (name in SHOWN or name not in BY_HAND):
-            operations = f"{counted['PyG']} to {counted['rewritten']}"
-            ratios = ratio(row["fused"]), ratio(row["eager"])
-            lines.append((BY_HAND.get(name, name), operations, *ratios))
-    headers = ("model", "operations of a step", "`fused`, times PyG", "`eager`, times PyG")
-    return table("rewrites", found, headers, lines)
+    columns: Columns = {
+        "model": model_name,
+        "operations of a step": lambda row: "{PyG} to {rewritten}".format(**row["operations"]),
+        "`fused`, times PyG": ratio("fused"),
+        "`eager`, times PyG": ratio("eager"),
+    }
+    rows = [
+        row
+        for row in folder.get("rewrites", {}).get("rows", ())
+        if row["threads"] == 1 and (row["model"] in SHOWN or row["model"] not in BY_HAND)
+    ]
+    return table(folder, "rewrites", columns, rows)
 
 
 def break_even(folder: Folder) -> str:
     """Returns how many times as fast as PyG models are: a line per width, a column per batch."""
-    found = folder.get("break_even", {})
-    rows = found.get("rows", ())
-    sizes = sorted({row["batch_size"] for row in rows})
-    lines: dict[tuple[str, str, int], dict[int, str]] = {}
-    for row, way in itertools.product(rows, ("eager", "fused")):
-        line = lines.setdefault((BY_HAND.get(row["model"], row["model"]), way, row["hidden"]), {})
-        line[row["batch_size"]] = ratio(row[way])
-    return table(
-        "break_even",
-        found,
-        ("model", "mode", "columns", *(f"batch {size}" for size in sizes)),
-        [
-            (model, f"`{way}`", str(hidden), *(cells[size] for size in sizes))
-            for (model, way, hidden), cells in lines.items()
-        ],
-    )
+    results = folder.get("break_even", {}).get("rows", ())
+    lines: dict[Any, dict[int, str]] = defaultdict(dict)
+    for row, way in itertools.product(results, ("eager", "fused")):
+        lines[model_name(row), way, row["hidden"]][row["batch_size"]] = ratio(way)(row)
+    columns: dict[str, Callable[[Any], str]] = {
+        "model": lambda line: line[0][0],
+        "mode": lambda line: f"`{line[0][1]}`",
+        "columns": lambda line: str(line[0][2]),
+    }
+    for size in sorted({row["batch_size"] for row in results}):
+        columns[f"batch {size}"] = lambda line, size=size: line[1][size]
+    return table(folder, "break_even", columns, lines.items())
 
 
 def rewrites(folder: Folder) -> str:
     """Returns the table of every model."""
-    found = folder.get("rewrites", {})
-    rows = [
-        (
-            BY_HAND.get(row["model"], row["model"]),
-            f"{row['pyg_graphs_per_second']:,.0f}",
-            ratio(row["fused"]),
-            ratio(row["eager"]),
-            f"{row['operations']['PyG']}",
-            f"{row['operations']['rewritten']}",
-            f"{row['capture_s']:.1f}",
-        )
-        for row in found.get("rows", ())
-    ]
-    headers = ("model", "PyG, graphs/s", "`fused`, times PyG", "`eager`, times PyG")
-    more = ("operations, PyG", "rewritten", "capture, s")
-    return table("rewrites", found, (*headers, *more), rows)
+    columns: Columns = {
+        "model": model_name,
+        "PyG, graphs/s": number("pyg_graphs_per_second", ",.0f"),
+        "`fused`, times PyG": ratio("fused"),
+        "`eager`, times PyG": ratio("eager"),
+        "operations, PyG": lambda row: str(row["operations"]["PyG"]),
+        "rewritten": lambda row: str(row["operations"]["rewritten"]),
+        "capture, s": number("capture_s", ".1f"),
+    }
+    return table(folder, "rewrites", columns)
 
 
 def launches(folder: Folder) -> str:
-    found = folder.get("launches_steps", {})
-    ways = ("PyG", "stock, compiled", "kernels, compiled")
+    ways = {
+        "PyG, eager: operations": "PyG",
+        "stock layers compiled: launches": "stock, compiled",
+        "with kernels compiled: launches": "kernels, compiled",
+    }
+    columns: dict[str, Callable[[Any], str]] = {"model": lambda row: row[0], "": lambda row: row[1]}
+    for heading, way in ways.items():
+        columns[heading] = lambda row, way=way: row[2][way]
     rows = []
-    for name, row in found.get("rows", {}).items():
-        shown = name.upper().replace("X", "x")
+    for name, counts in folder.get("launches_steps", {}).get("rows", {}).items():
         for part in ("forward", "backward", "optimizer", "total"):
-            cells = (f"{row[way][part]:,}" for way in ways)
-            rows.append((shown if part == "forward" else "", part, *cells))
-        stock = row["stock, compiled"]["total"]
-        cells = (f"{row[way]['total'] / stock:.2f}" for way in ways)
-        rows.append(("", "of stock compiled", *cells))
-    headers = ("model", "", "PyG, eager: operations", "stock layers compiled: launches")
-    return table("launches_steps", found, (*headers, "with kernels compiled: launches"), rows)
+            model = name.upper().replace("X", "x") if part == "forward" else ""
+            rows.append((model, part, {way: f"{counts[way][part]:,}" for way in ways.values()}))
+        stock = counts["stock, compiled"]["total"]
+        shares = {way: f"{counts[way]['total'] / stock:.2f}" for way in ways.values()}
+        rows.append(("", "of stock compiled", shares))
+    return table(folder, "launches_steps", columns, rows)
 
 
 def gpu_rewrites(folder: Folder) -> str:
-    found = folder.get("gpu_rewrites", {})
-    rows = []
-    for row in sorted(
-        found.get("rows", ()), key=lambda row: (row["model"], row["variant"] != "all")
-    ):
-        variant = row["variant"]
-        if variant.startswith("-"):
-            variant = f"without `{variant[1:]}`"
-        model = f"{row['model'].replace(':', ' ')}, {row['precision']}"
-        cells = (variant, str(row["kernels"]), f"{row['busy_us']:,.0f}")
-        rows.append((model, *cells))
-    headers = ("model, batch 32", "rewrites", "kernels in a step", "us on the device")
-    return table("gpu_rewrites", found, headers, rows)
+    def variant(row: Row) -> str:
+        name = row["variant"]
+        return f"without `{name[1:]}`" if name.startswith("-") else name
+
+    columns: Columns = {
+        "model, batch 32": lambda row: f"{row['model'].replace(':', ' ')}, {row['precision']}",
+        "rewrites": variant,
+        "kernels in a step": text("kernels"),
+        "us on the device": number("busy_us", ",.0f"),
+    }
+    rows = folder.get("gpu_rewrites", {}).get("rows", ())
+    ordered = sorted(rows, key=lambda row: (row["model"], row["variant"] != "all"))
+    return table(folder, "gpu_rewrites", columns, ordered)
 
 
 def loading(folder: Folder) -> str:
-    found = folder.get("loader", {})
+    columns: Columns = {
+        "contender": text("name"),
+        "graphs/s": number("graphs_per_second", ",.0f"),
+        "p10 to p90": lambda row: f"{row['p10']:,.0f} to {row['p90']:,.0f}",
+    }
     rows = [
-        (name, f"{row['graphs_per_second']:,.0f}", f"{row['p10']:,.0f} to {row['p90']:,.0f}")
-        for name, row in found.items()
+        {"name": name, **row}
+        for name, row in folder.get("loader", {}).items()
         if isinstance(row, dict) and "graphs_per_second" in row
     ]
-    return table("loader", found, ("contender", "graphs/s", "p10 to p90"), rows)
+    return table(folder, "loader", columns, rows)
 
 
 def crossing(folder: Folder) -> str:
-    found = folder.get("loader", {})
-    made = found.get("crossing", {})
-    rows = [
-        (name, f"{made[key]:,}")
-        for name, key in (
-            ("filled on the host (one copy of its slot)", "bytes a batch, filled on the host"),
-            ("from ids", "bytes a batch, ids alone"),
-        )
-        if key in made
-    ]
-    headers = ("one batch of 128 molecules of HIV", "bytes across the bus")
-    return table("loader", found, headers, rows)
+    rows = {
+        "filled on the host (one copy of its slot)": "bytes a batch, filled on the host",
+        "from ids": "bytes a batch, ids alone",
+    }
+    columns: Columns = {
+        "one batch of 128 molecules of HIV": lambda row: row[0],
+        "bytes across the bus": lambda row: f"{folder['loader']['crossing'][row[1]]:,}",
+    }
+    return table(folder, "loader", columns, rows.items() if "loader" in folder else ())
+
+
+DATA = {"ogbg-molhiv_train": "ogbg-molhiv, training"}
 
 
 def overflow(folder: Folder) -> str:
+    def shares(key: str) -> Callable[[Row], str]:
+        return lambda row: ", ".join(f"{share:.2%}" for share in row[key])
+
     columns: Columns = {
-        "data": lambda row: data_name(row["data"]),
-        "batch": lambda row: str(row["batch_size"]),
-        "nodes, edges filled": lambda row: ", ".join(map(share, row["filled"])),
-        "full batches alone": lambda row: ", ".join(map(share, row["full_batches"])),
-        "left over": lambda row: f"{row['overflowed']:,}",
-        "of batches": lambda row: f"{row['batches']:,}",
+        "data": lambda row: DATA.get(row["data"], row["data"].removeprefix("tu_")),
+        "batch": text("batch_size"),
+        "nodes, edges filled": shares("filled"),
+        "full batches alone": shares("full_batches"),
+        "left over": number("overflowed", ",d"),
+        "of batches": number("batches", ",d"),
     }
-    return listed(folder, "overflow", "overflow", columns)
+    return table(folder, "overflow", columns, folder.get("overflow", {}).get("overflow", ()))
 
 
 def memory(folder: Folder) -> str:
     columns: Columns = {
-        "model": lambda row: row["model"],
+        "model": text("model"),
         "training": lambda row: (
             f"{row['optimizer']} {row['autocast']}".strip()
             + (f" accumulate {row['accumulate']}" if row["accumulate"] > 1 else "")
         ),
-        "form": lambda row: row["form"],
+        "form": text("form"),
         "predicted": lambda row: f"{row['predicted_bytes'] / 2**20:.1f} MiB",
         "measured": lambda row: f"{row['measured_bytes'] / 2**20:.1f} MiB",
         "error": lambda row: f"{abs(row['error']):.3%}",
     }
-    return listed(folder, "memory", "rows", columns)
-
-
-Row = Mapping[str, Any]
-GRAPHS = {"cora": "Cora", "citeseer": "CiteSeer", "cornell5": "Cornell5"}
+    return table(folder, "memory", columns)
 
 
 def links(folder: Folder) -> str:
-    found = folder.get("outofcore_fb15k237", {})
-    runs: dict[str, list[Mapping[str, Any]]] = {}
-    for run in found.get("runs", ()):
-        runs.setdefault(run["policy"], []).append(run)
-    rows = [
-        (
-            re.sub(r", (logical=None|assignment='\w+')", "", policy),
-            str(some[0]["partitions"]),
-            " ".join(f"{run['mrr']:.4f}" for run in some),
-            f"{mean(run['mrr'] for run in some):.4f}",
-            str(some[0]["partitions_read"]),
-            f"{mean(run['bias'] for run in some):.2f}",
-        )
-        for policy, some in runs.items()
-    ]
-    headers = ("policy", "partitions", "MRR of each seed", "mean", "partitions read per epoch")
-    return table("outofcore_fb15k237", found, (*headers, "bias"), rows)
+    def average(key: str, form: str) -> Callable[[list[Row]], str]:
+        return lambda runs: format(mean(run[key] for run in runs), form)
+
+    policy = r", (logical=None|assignment='\w+')"
+    columns: dict[str, Callable[[Any], str]] = {
+        "policy": lambda runs: re.sub(policy, "", runs[0]["policy"]),
+        "partitions": lambda runs: str(runs[0]["partitions"]),
+        "MRR of each seed": lambda runs: " ".join(f"{run['mrr']:.4f}" for run in runs),
+        "mean": average("mrr", ".4f"),
+        "partitions read per epoch": lambda runs: str(runs[0]["partitions_read"]),
+        "bias": average("bias", ".2f"),
+    }
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for run in folder.get("outofcore_fb15k237", {}).get("runs", ()):
+        groups[run["policy"]].append(run)
+    return table(folder, "outofcore_fb15k237", columns, groups.values())
 
 
 def policies(folder: Folder) -> str:
-    found = folder.get("outofcore_policies", {})
-    rows = [
-        (
-            row["way"],
-            str(row["partitions"]),
-            str(row["batches"]),
-            str(row["states"]),
-            f"{median(row['cpu_s'][1:]):.1f}",
-            ratio(row["cpu_ratio"]),
-            ratio(row["time_ratio"]),
-            f"{sum(row['waited_s']) / sum(row['epoch_s']):.2%}",
-        )
-        for row in found.get("rows", ())
-    ]
-    headers = ("way", "partitions", "batches", "states", "CPU of an epoch, s", "of in memory")
-    return table("outofcore_policies", found, (*headers, "by the clock", "waited"), rows)
+    columns: Columns = {
+        "way": text("way"),
+        "partitions": text("partitions"),
+        "batches": text("batches"),
+        "states": text("states"),
+        "CPU of an epoch, s": lambda row: f"{median(row['cpu_s'][1:]):.1f}",
+        "of in memory": ratio("cpu_ratio"),
+        "by the clock": ratio("time_ratio"),
+        "waited": lambda row: f"{sum(row['waited_s']) / sum(row['epoch_s']):.2%}",
+    }
+    return table(folder, "outofcore_policies", columns)
+
+
+GRAPHS = {"cora": "Cora", "citeseer": "CiteSeer", "cornell5": "Cornell5"}
 
 
 def near(folder: Folder) -> str:
     """Returns one row per graph: PyG's accuracy, and how far each way is from it."""
-    found = folder.get("outofcore_near", {})
-    graphs: dict[str, dict[str, Row]] = {}
-    for row in found.get("rows", ()):
-        graphs.setdefault(row["graph"], {})[row["way"]] = row
-    headers = {"random": "random others", "near": "near", "dispersed": "Dispersed"}
-    rows = [
-        (
-            GRAPHS.get(graph, graph),
-            str(ways["pyg"]["seeds"]),
-            f"{ways['pyg']['mean']:.4f}, {ways['pyg']['deviation']:.4f}",
-            *(f"{ways[way]['difference']:+.4f} ± {ways[way]['error']:.4f}" for way in headers),
-        )
-        for graph, ways in graphs.items()
-    ]
-    columns = ("graph", "pairs", "PyG, deviation", *headers.values())
-    return table("outofcore_near", found, columns, rows)
+    graphs: dict[str, dict[str, Row]] = defaultdict(dict)
+    for row in folder.get("outofcore_near", {}).get("rows", ()):
+        graphs[row["graph"]][row["way"]] = row
+
+    def difference(way: str) -> Callable[[Any], str]:
+        return lambda item: "{difference:+.4f} ± {error:.4f}".format(**item[1][way])
+
+    columns: dict[str, Callable[[Any], str]] = {
+        "graph": lambda item: GRAPHS[item[0]],
+        "pairs": lambda item: str(item[1]["pyg"]["seeds"]),
+        "PyG, deviation": lambda item: "{mean:.4f}, {deviation:.4f}".format(**item[1]["pyg"]),
+        "random others": difference("random"),
+        "near": difference("near"),
+        "Dispersed": difference("dispersed"),
+    }
+    return table(folder, "outofcore_near", columns, graphs.items())
 
 
 def serving(folder: Folder) -> str:
-    found = folder.get("serving", {})
-    rows = [
-        (
-            *name.rsplit(", ", 1),
-            f"{row['requests_per_s']:,.0f}",
-            f"{row['of_plain']:.1f} times" if "of_plain" in row else "-",
-            f"{row['p50_ms']:.0f} ms",
-            f"{row['p99_ms']:.0f} ms",
-            f"{row['model_us']:,.0f} us",
-            f"{row['readers_us']:,.0f} us" if row["readers_us"] else "-",
-        )
-        for name, row in found.get("results", {}).items()
-    ]
-    headers = ("server", "body", "requests/s", "of plain PyG", "p50", "p99", "own", "readers")
-    return table("serving", found, headers, rows)
+    columns: Columns = {
+        "server": lambda row: row["name"].rpartition(", ")[0],
+        "body": lambda row: row["name"].rpartition(", ")[2],
+        "requests/s": number("requests_per_s", ",.0f"),
+        "of plain PyG": lambda row: f"{row['of_plain']:.1f} times",
+        "p50": lambda row: f"{row['p50_ms']:.0f} ms",
+        "p99": lambda row: f"{row['p99_ms']:.0f} ms",
+        "own": lambda row: f"{row['model_us']:,.0f} us",
+        "readers": lambda row: f"{row['readers_us']:,.0f} us" if row["readers_us"] else "-",
+    }
+    results = folder.get("serving", {}).get("results", {})
+    return table(folder, "serving", columns, [{"name": k, **row} for k, row in results.items()])
 
 
 TABLES: dict[str, Callable[[Folder], str]] = {

@@ -15,8 +15,8 @@ from torch import nn
 import staticgraph as sg
 from staticgraph import cli
 from staticgraph.dryrun import ask, child, dry_run, guard
+from staticgraph.dryrun.patches import Patch
 from staticgraph.dryrun.report import BucketRun, Cause, DryRun
-from staticgraph.dryrun.stubs import PatchPoints
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
 from staticgraph.text.progress import say
 from staticgraph.training.plots import save_launches_picture
@@ -114,11 +114,10 @@ def test_the_guard_is_not_loaded_after_torch():
 
 
 def test_a_symbol_that_torch_lost_is_named():
-    points = PatchPoints()
     with pytest.raises(DryRunBroken, match=r"has no torch\.cuda\.nothing, .*\(asks the driver\)"):
-        points.put("torch.cuda:nothing", None, "asks the driver")
+        Patch("torch.cuda:nothing", None, "asks the driver").apply()
     with pytest.raises(DryRunBroken, match=r"has no torch\._inductor\.gone\.Kind\.run"):
-        points.real("torch._inductor.gone:Kind.run", "why")
+        Patch("torch._inductor.gone:Kind.run", None, "why").apply()
 
 
 def test_what_another_process_cannot_find_is_refused_by_name(esol):

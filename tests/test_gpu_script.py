@@ -20,6 +20,7 @@ from support.patience import patience  # noqa: E402
 
 from bench import gpu  # noqa: E402
 from bench.steps import Shape  # noqa: E402
+from staticgraph.cli import make_app  # noqa: E402
 
 
 class Parsed(Exception):
@@ -33,24 +34,25 @@ def parse(command: list[str], monkeypatch: pytest.MonkeyPatch) -> argparse.Names
         SystemExit: the script does not take these arguments.
     """
     module = importlib.import_module(command[0])
-    real, found = argparse.ArgumentParser.parse_args, []
+    real = argparse.ArgumentParser.parse_args
 
     def parse_args(self, *args, **kwargs):
-        found.append(real(self, *args, **kwargs))
-        raise Parsed
+        raise Parsed(real(self, *args, **kwargs))
 
     with monkeypatch.context() as patched:
         patched.setattr(argparse.ArgumentParser, "parse_args", parse_args)
         patched.setattr(sys, "argv", [command[0], *command[1:]])
-        with pytest.raises(Parsed):
+        with pytest.raises(Parsed) as parsed:
             module.main()
-    return found[0]
+    return parsed.value.args[0]
 
 
 @pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("call", gpu.CALLS)
 def test_every_command_line_parses(call, small, monkeypatch):
-    places = {"{json}": "part.json", "{deadline}": "30", "{gate}": "part.gate"}
+    places = {
+        "{json}": "part.json", "{deadline}": "30", "{gate}": "part.gate", "{out}": "part"
+    }  # fmt: skip
     parts = gpu.CALLS[call]
     assert len({part.name for part in parts}) == len(parts)
     for part in map(gpu.tiny, parts) if small else parts:
@@ -59,11 +61,15 @@ def test_every_command_line_parses(call, small, monkeypatch):
             assert files
             assert all((ROOT / path).is_file() for path in files)
             continue
-        options = parse([places.get(word, word) for word in part.command], monkeypatch)
+        words = [places.get(word, word) for word in part.command]
+        if words[0] == "staticgraph":
+            make_app(words[1]).parse_args(words[2:], exit_on_error=False, print_error=False)
+            continue
+        options = parse(words, monkeypatch)
         assert options.json, f"{part.name} leaves no results"
         assert (getattr(options, "gate", None) is not None) == (part.how == gpu.TIMED)
-        for text in getattr(options, "models", ()):
-            assert Shape.parse(text).layers > 0
+        if ":" in (model := getattr(options, "model", "")):
+            assert Shape.parse(model).layers > 0
 
 
 PART = """

@@ -63,7 +63,7 @@ class Child:
         self._answer()
 
     def stages(self) -> list[dict[str, Any]]:
-        """The stages of the self-test; see :func:`staticgraph.dryrun.stages.tried`."""
+        """The stages of the self-test; see :func:`staticgraph.dryrun.selftest.tried`."""
         return self._ask(None)
 
     def dry_run(self, request: dict[str, Any]) -> DryRun:

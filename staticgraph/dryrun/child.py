@@ -36,24 +36,24 @@ def main(argv: list[str]) -> int:
     warnings.filterwarnings("ignore")
     try:
         loaded = guard.load()  # before the next lines, which import torch
-        from staticgraph.dryrun.stubs_inductor import install
+        from staticgraph.dryrun.patches import install
 
-        points = install(loaded, target, *argv[2:])
+        groups = install(loaded, target, *argv[2:])
         import torch
 
-        from staticgraph.dryrun import measure, stages
+        from staticgraph.dryrun import measure, selftest
     except Exception as error:
         connection.send_bytes(pickle.dumps(([], _failure(error))))
         return 1
     gc.freeze()
     gc.set_threshold(*COLLECTED_EVERY)
     gc.enable()
-    connection.send_bytes(pickle.dumps(([], len(points.points))))
+    connection.send_bytes(pickle.dumps(([], None)))
 
     def answer(body: bytes) -> Any:
         """The report that a request asks for, or the stages of the self-test."""
         request = torch.load(io.BytesIO(body), weights_only=False, map_location="cpu")
-        return stages.tried(points) if request is None else measure.measure(request, target)
+        return selftest.tried(groups) if request is None else measure.measure(request, target)
 
     while True:
         try:

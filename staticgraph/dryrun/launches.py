@@ -12,7 +12,8 @@ kernel reads only some rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from staticgraph.dryrun.report import Cause
 from staticgraph.internals.dispatch import tree_leaves
+from staticgraph.probing.live_storages import CUDA_BLOCK, CachingPool, LiveStorages
 
 # Neither kernels nor waits: memory, queries, views under another name.
 NOTHING = frozenset(
@@ -56,19 +58,39 @@ class Launch:
     flops: int
 
 
+@dataclass(slots=True)
+class CountedStep:
+    """The counts of one run.
+
+    Attributes:
+        resident_bytes: what existed before the run: parameters, optimizer state, inputs.
+        peak_bytes: the most at once, including those.
+        reserved_bytes: what torch's caching allocator would have taken from the driver for it.
+        launches: in order.
+        operators: by part and name.
+        moments: part, name and live bytes at each launch or allocation.
+    """
+
+    resident_bytes: int
+    peak_bytes: int = 0
+    reserved_bytes: int = 0
+    launches: list[Launch] = field(default_factory=list)
+    operators: Counter[tuple[str, str]] = field(default_factory=Counter)
+    moments: list[tuple[str, str, int]] = field(default_factory=list)
+
+
 @dataclass
 class CompiledGraph:
     """The properties that Inductor reported of one compiled graph."""
 
     backward: bool
-    devices: dict[str, str]
+    devices: frozenset[str]
     disabled: str | None
-    static: frozenset[int]
     mutated: frozenset[int]
     partitions: int
     causes: list[Cause]
+    static: frozenset[int] = frozenset()
     recorded: int = 0
-    calls: int = 0
 
     @property
     def mutated_not_static(self) -> int:
@@ -84,14 +106,13 @@ class LaunchWatch:
     """The current state of noting launches. One per process: patched functions find it here.
 
     Attributes:
-        counting: note launches; off while something compiles.
+        step: where launches are noted; None while something compiles.
+        live: counts the storages of that step.
         recording: refuse operations that a recording could not contain.
         compiles: compile this library's kernels as they are launched.
         graph: the compiled graph that is running.
-        after_forward, after_backward: which compiled graphs ran since :meth:`begin`; operations
-            outside of them belong to the backward after the first, to the update after the second.
-        live: counts storages, where given; ``moments`` then has the live bytes, by part and name,
-            at each launch or allocation.
+        after_forward, after_backward: which compiled graphs ran in this step; operations outside
+            of them belong to the backward after the first, to the update after the second.
         graphs: every compiled graph since it was emptied.
         causes: why the graph that is being compiled cannot be recorded whole; moved to the graph
             when it is done.
@@ -99,35 +120,29 @@ class LaunchWatch:
         sources: Inductor's kernels, from source to name; two graphs may use one name for two
             kernels.
         kernels: this library's kernels, from name to compiled kernels.
-        launches, operators: noted since :meth:`begin`; operators by part and name.
     """
 
-    counting: bool = False
+    step: CountedStep | None = None
+    live: LiveStorages | None = None
     recording: bool = False
     compiles: bool = False
     graph: CompiledGraph | None = None
     after_forward: bool = False
     after_backward: bool = False
-    live: Any = None
-    moments: list[tuple[str, str, int]] = field(default_factory=list)
     graphs: list[CompiledGraph] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
     skips: list[str] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
     kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
-    launches: list[Launch] = field(default_factory=list)
-    operators: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def begin(self) -> None:
-        """Starts counting."""
-        self.launches, self.operators, self.moments = [], Counter(), []
-        self.after_forward = self.after_backward = False
-        self.counting = True
-
-    def end(self) -> tuple[list[Launch], Counter[tuple[str, str]]]:
-        """Ends counting; returns the launches in order, and operators by part."""
-        self.counting = False
-        return self.launches, self.operators
+    @contextmanager
+    def running(self, graph: CompiledGraph) -> Iterator[None]:
+        """A ``with`` block in which a compiled graph runs."""
+        before, self.graph = self.graph, graph
+        try:
+            yield
+        finally:
+            self.graph = before
 
     @property
     def part(self) -> str:
@@ -140,14 +155,14 @@ class LaunchWatch:
 
     def launch(self, kind: str, name: str, arguments: Any, flops: int = 0) -> None:
         """Notes one launch and its arguments."""
-        if self.counting:
-            self.launches.append(Launch(self.part, kind, name, touched(arguments), flops))
-            self._moment(name)
+        if self.step is not None:
+            self.step.launches.append(Launch(self.part, kind, name, touched(arguments), flops))
+            self._moment(self.step, name)
 
     def operator(self, name: str) -> None:
         """Notes one operator."""
-        if self.counting:
-            self.operators[self.part, name] += 1
+        if self.step is not None:
+            self.step.operators[self.part, name] += 1
 
     def inductor_kernel(self, name: str, arguments: Any) -> None:
         """Notes the launch of a kernel generated by Inductor."""
@@ -165,20 +180,46 @@ class LaunchWatch:
         """Notes an operator of torch itself."""
         short = func.name().split("::")[1].split(".")[0]
         kind = "copy" if short in COPIES else "library"
+        self.operator(func.name())
         self.launch(kind, func.name(), (args, kwargs, out), flops(func, args, kwargs, out))
 
     def made(self, out: Any) -> None:
         """Counts the memory of an operation's results."""
-        if self.live is not None and self.counting:
+        if self.step is not None and self.live is not None:
             self.live.watch(tensors(out))
-            self._moment("made")
+            self._moment(self.step, "made")
 
-    def _moment(self, name: str) -> None:
+    def _moment(self, step: CountedStep, name: str) -> None:
         if self.live is not None:
-            self.moments.append((self.part, name, self.live.live_bytes))
+            step.moments.append((self.part, name, self.live.live_bytes))
 
 
 WATCH = LaunchWatch()
+
+
+def counted(body: Callable[[], Any], resident: Iterable[Tensor] = ()) -> tuple[Any, CountedStep]:
+    """Runs a function and counts it.
+
+    Args:
+        body: a step.
+        resident: tensors that exist before.
+
+    Returns:
+        What the body returned, and what was counted.
+    """
+    pool = CachingPool()
+    live = LiveStorages(CUDA_BLOCK, pool=pool)
+    live.watch(resident)
+    step = CountedStep(live.live_bytes)
+    live.reset_peak()
+    WATCH.step, WATCH.live = step, live
+    WATCH.after_forward = WATCH.after_backward = False
+    try:
+        result = body()
+    finally:
+        WATCH.step = WATCH.live = None
+    step.peak_bytes, step.reserved_bytes = live.peak_bytes, pool.reserved_bytes
+    return result, step
 
 
 def tensors(value: Any) -> Iterable[Tensor]:

@@ -6,9 +6,9 @@ import copy
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,14 +18,13 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.dryrun import ptx
 from staticgraph.dryrun.guard import caveat
-from staticgraph.dryrun.launches import WATCH, CompiledGraph
-from staticgraph.dryrun.recorder import CountedStep, RefusingRecorder, counted
-from staticgraph.dryrun.report import PARTS, BucketRun, Cause, DryRun
+from staticgraph.dryrun.launches import WATCH, CompiledGraph, CountedStep, counted
+from staticgraph.dryrun.report import PARTS, BucketRun, Cause, Counts, DryRun
 from staticgraph.dryrun.stubs import ATTENTION_EMULATED
 from staticgraph.dryrun.stubs_inductor import INDUCTOR_EMULATED, TREES
 from staticgraph.dryrun.subject import Candidate, candidate_of, device_twin
 from staticgraph.dryrun.targets import TargetDevice
-from staticgraph.dryrun.watcher import Refused, Watcher
+from staticgraph.dryrun.watcher import Refused, RefusingRecorder, Watcher
 from staticgraph.errors import NotStatic
 from staticgraph.internals.tracing import forget_compiled
 from staticgraph.recording.recording import Recording
@@ -54,18 +53,16 @@ def measure(request: Mapping[str, Any], target: TargetDevice) -> DryRun:
     if unknown := [mode for mode in modes if mode not in MODES]:
         raise ValueError(
             f"mode {unknown[0]!r} has no dry run; choose one of {', '.join(MODES)} (max-autotune "
-            "times "
-            "kernels on the device)"
+            "times kernels on the device)"
         )
     candidate = candidate_of(request)
-    moments = bool(request.get("moments"))
     WATCH.sources.clear()
     WATCH.kernels.clear()
     WATCH.compiles = bool(request.get("compile_kernels", True))
     computed = _computed(candidate)
     runs: list[BucketRun] = []
     for mode in modes:
-        runs += _Mode(candidate, computed, mode, target, moments).runs(phases)
+        runs += _Mode(candidate, computed, mode, target, bool(request.get("moments"))).runs(phases)
     return DryRun(
         target=target.name,
         device=target.device,
@@ -93,8 +90,8 @@ def _computed(candidate: Candidate) -> Computation:
 class _Noted(NamedTuple):
     """What was compiled for a bucket and phase, why torch recorded nothing, and seconds."""
 
-    graphs: list[CompiledGraph]
-    skips: list[str]
+    graphs: Sequence[CompiledGraph] = ()
+    skips: Sequence[str] = ()
     seconds: float = 0.0
 
     @property
@@ -110,30 +107,25 @@ class _Noted(NamedTuple):
         return tuple(dict.fromkeys([*causes, *map(Cause, reasons)]))
 
 
+@dataclass
 class _Mode:
     """One mode of one candidate."""
 
-    def __init__(
-        self,
-        candidate: Candidate,
-        computed: Computation,
-        mode: str,
-        target: TargetDevice,
-        moments: bool,
-    ) -> None:
-        self._candidate, self._plan = candidate, candidate.plan
-        self._computed = computed
-        self._mode, self._target, self._moments = mode, target, moments
-        self._noted: dict[tuple[int, str], _Noted] = {}
-        self._key: tuple[int, str] | None = None
+    candidate: Candidate
+    computed: Computation
+    mode: str
+    target: TargetDevice
+    moments: bool
+    noted: dict[tuple[int, str] | None, _Noted] = field(default_factory=dict)
+    key: tuple[int, str] | None = None
 
     def runs(self, phases: tuple[str, ...]) -> list[BucketRun]:
         """The runs of all buckets; a phase that cannot run does not prevent the others."""
-        self._key = None
+        self.key = None
         try:
             return self._warmed(phases)
         except Exception as error:  # whatever stops a step is the result
-            stopped = phases if self._key is None else (self._key[1],)
+            stopped = phases if self.key is None else (self.key[1],)
             failed = [run for phase in stopped for run in self._failed(error, phase)]
             rest = tuple(phase for phase in phases if phase not in stopped)
             return failed + (self.runs(rest) if rest else [])
@@ -144,17 +136,19 @@ class _Mode:
         with Watcher() as watcher:
             recorder = RefusingRecorder(lambda: _resident(runner))
             runner = StaticGraphRunner(
-                device_twin(self._candidate, watcher),
-                self._plan,
-                self._mode,
+                device_twin(self.candidate, watcher),
+                self.candidate.plan,
+                self.mode,
                 recording=Recording(recorder=recorder),
             )
-            runner.steps.computation.assume_rows(self._computed)
+            runner.steps.computation.assume_rows(self.computed)
             runner.preparation.watched = self._noting
             runner.warmup(progress=False, phases=phases)
-            keys = [(b, r) for b in reversed(range(len(self._plan.capacities))) for r in phases]
+            keys = [
+                (b, r) for b in reversed(range(len(self.candidate.plan.capacities))) for r in phases
+            ]
             steps = recorder.runs
-            if self._mode != "cuda-graph":
+            if self.mode != "cuda-graph":
                 steps = [self._counted(runner, *key) for key in keys]
             runs = [self._run(runner, *key, step) for key, step in zip(keys, steps, strict=True)]
             runner.close()
@@ -163,18 +157,18 @@ class _Mode:
     @contextmanager
     def _noting(self, bucket: int, phase: str) -> Iterator[None]:
         """Notes what the preparation of a bucket and phase compiled."""
-        key = self._key = bucket, phase
+        key = self.key = bucket, phase
         WATCH.graphs, WATCH.skips = [], []
         started = time.perf_counter()
         try:
             yield
         finally:
-            self._noted[key] = _Noted(WATCH.graphs, WATCH.skips, time.perf_counter() - started)
+            self.noted[key] = _Noted(WATCH.graphs, WATCH.skips, time.perf_counter() - started)
 
     def _counted(self, runner: StaticGraphRunner, bucket: int, phase: str) -> CountedStep:
         """Counts a step after the warm-up."""
-        self._key = bucket, phase
-        steps, schema = runner.steps, self._plan.schema
+        self.key = bucket, phase
+        steps, schema = runner.steps, self.candidate.plan.schema
         assert schema is not None
         batch = StaticBatch.blank(steps.layout(bucket, schema), runner.device)
 
@@ -191,16 +185,17 @@ class _Mode:
     def _run(
         self, runner: StaticGraphRunner, bucket: int, phase: str, step: CountedStep
     ) -> BucketRun:
-        noted, launches = self._noted[bucket, phase], step.launches
+        noted, launches = self.noted[bucket, phase], step.launches
         counts = [
             count
             for compiled, count in runner.steps.compiled.counts
             if compiled.bucket == bucket and compiled.grad == (phase == "step")
         ]
-        bandwidth, rate = self._target.bandwidth_bytes_s, self._target.float32_flops
-        if self._candidate.subject.autocast in (torch.bfloat16, torch.float16):
-            rate = self._target.tensor_flops  # in float32 TF32 is off
-        whole = OWN_RECORDS if self._mode == "cuda-graph" else noted.recorded
+        half = self.candidate.subject.autocast in (torch.bfloat16, torch.float16)
+        # In float32 TF32 is off.
+        rate = self.target.tensor_flops if half else self.target.float32_flops
+        bandwidth = self.target.bandwidth_bytes_s
+        whole = OWN_RECORDS if self.mode == "cuda-graph" else noted.recorded
         return replace(
             self._outline(bucket, phase, whole, noted.causes),
             graphs=sum(count.compiles for count in counts),
@@ -216,7 +211,7 @@ class _Mode:
             resident_bytes=step.resident_bytes,
             peak_bytes=step.peak_bytes,
             reserved_bytes=step.reserved_bytes,
-            moments=tuple(step.moments) if self._moments else (),
+            moments=tuple(step.moments) if self.moments else (),
             moved_bytes=sum(launch.nbytes for launch in launches),
             flops=sum(launch.flops for launch in launches),
             at_least_s=sum(max(x.nbytes / bandwidth, x.flops / rate) for x in launches),
@@ -225,7 +220,7 @@ class _Mode:
 
     def _failed(self, error: Exception, phase: str) -> list[BucketRun]:
         """The runs that report a stopped phase, one per bucket."""
-        noted = _Noted([], []) if self._key is None else self._noted.get(self._key, _Noted([], []))
+        noted = self.noted.get(self.key, _Noted())
         refused = _refusal(error)
         causes = noted.causes if refused is None else (refused.cause,)
         text = str(error)
@@ -234,17 +229,17 @@ class _Mode:
             text = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
         return [
             replace(self._outline(bucket, phase, noted.recorded, causes), error=text)
-            for bucket in range(len(self._plan.capacities))
+            for bucket in range(len(self.candidate.plan.capacities))
         ]
 
     def _outline(
         self, bucket: int, phase: str, recorded: int, causes: tuple[Cause, ...]
     ) -> BucketRun:
         """What is reported of every run, whether it failed or not."""
-        expected = {"cuda-graph": OWN_RECORDS, "reduce-overhead": WHOLE[phase]}.get(self._mode)
+        expected = {"cuda-graph": OWN_RECORDS, "reduce-overhead": WHOLE[phase]}.get(self.mode)
         pieces = None if expected is None else recorded
-        capacity = str(self._plan.capacities[bucket])
-        return BucketRun(self._mode, bucket, capacity, phase, pieces, expected, causes)
+        capacity = str(self.candidate.plan.capacities[bucket])
+        return BucketRun(self.mode, bucket, capacity, phase, pieces, expected, causes)
 
 
 def _resident(runner: StaticGraphRunner) -> Iterable[Tensor]:
@@ -266,10 +261,10 @@ def _refusal(error: BaseException | None) -> Refused | None:
     return error
 
 
-def _nested(step: CountedStep) -> dict[str, dict[str, dict[str, int]]]:
+def _nested(step: CountedStep) -> Counts:
     """Launches by part, kind and name."""
     counts = Counter((launch.part, launch.kind, launch.name) for launch in step.launches)
-    nested: dict[str, dict[str, dict[str, int]]] = {}
+    nested: Counts = {}
     for (part, kind, name), number in counts.items():
         nested.setdefault(part, {}).setdefault(kind, {})[name] = number
     return nested

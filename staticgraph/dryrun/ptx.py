@@ -2,7 +2,7 @@
 
 Inductor's kernels are compiled from their sources with the first of their configurations, as in
 Inductor's own workers, which never load what they compile; this library's were compiled when they
-were launched. The numbers are read from the binary by ``cuobjdump``, which comes with Triton.
+were launched. The numbers are those that ``ptxas``, which comes with Triton, prints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ASYNC_BYTES = re.compile(r"cp\.async\.c[ag]\S+ \[[^]]*\], \[[^]]*\], (?:0x)?(\w
 _ATOMIC = re.compile(r"\n\s*(?:@\S+\s+)?(?:atom|red)\.")
 _TARGET = re.compile(r"\.target (sm_\w+)")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
-_USAGE = re.compile(r"REG:(\d+) STACK:(\d+).*? LOCAL:(\d+)")
+_REGISTERS = re.compile(r"Used (\d+) registers")
 _seen: dict[str, KernelUse] = {}
 
 
@@ -50,12 +50,12 @@ def use_of(name: str, owner: str, kernel: Any) -> KernelUse:
     key = f"{name} {kernel.hash}"
     if key not in _seen:
         ptx = kernel.asm["ptx"]
-        registers, stack, local = _usage(kernel.asm["cubin"])
+        registers, spilled = _used(kernel)
         _seen[key] = KernelUse(
             name,
             owner,
             registers,
-            _spilled(kernel) if stack + local else 0,
+            spilled,
             kernel.metadata.shared,
             kernel.metadata.num_warps,
             len(_VECTOR.findall(ptx)),
@@ -72,41 +72,21 @@ def load_bits(ptx: str) -> int:
     return max(vectors + copies, default=0)
 
 
-def _spilled(kernel: Any) -> int:
-    """Bytes per thread that ptxas spills. A stack alone does not count: the slow path of sin and
-    cos, for example, keeps an array there."""
+def _used(kernel: Any) -> tuple[int, int]:
+    """Registers, and bytes that ptxas spills, per thread. A stack alone is no spill: the slow path
+    of sin and cos, for example, keeps an array there."""
     from triton.backends.nvidia.compiler import get_ptxas
 
-    ptx, arch = kernel.asm["ptx"], kernel.metadata.target.arch
+    ptx, tool = kernel.asm["ptx"], get_ptxas(kernel.metadata.target.arch).path
     target = _TARGET.search(ptx)
     assert target is not None
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
-        out = str(source.with_suffix(".cubin"))
-        log = _tool(get_ptxas(arch).path, "-v", f"--gpu-name={target[1]}", str(source), "-o", out)
-    return max((int(spill) for pair in _SPILLS.findall(log) for spill in pair), default=0)
-
-
-def _usage(cubin: bytes) -> tuple[int, int, int]:
-    """Registers, bytes of stack and bytes of local memory, per thread."""
-    import triton
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-        log = _tool(folder / "cuobjdump", "-res-usage", file.name)
-    usage = _USAGE.search(log)
-    if usage is None:
-        raise RuntimeError(f"cuobjdump says nothing of registers:\n{log}")
-    registers, stack, local = (int(number) for number in usage.groups())
-    return registers, stack, local
-
-
-def _tool(path: str | Path, *args: str) -> str:
-    """Runs one of the tools that come with Triton and returns its output."""
-    done = subprocess.run([str(path), *args], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{path} ended with status {done.returncode}: {done.stderr[-500:]}")
-    return done.stdout + done.stderr
+        command = [tool, "-v", f"--gpu-name={target[1]}", source, "-o", f"{source}.cubin"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    registers = _REGISTERS.search(done.stderr)
+    if registers is None:
+        raise RuntimeError(f"{tool} says nothing of registers: {done.stderr[-500:]}")
+    spills = [int(spill) for pair in _SPILLS.findall(done.stderr) for spill in pair]
+    return int(registers[1]), max(spills, default=0)

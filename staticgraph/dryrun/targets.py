@@ -51,11 +51,6 @@ class TargetDevice:
     memory_clock_khz: int
     bus_bits: int
 
-    @property
-    def arch(self) -> str:
-        """The architecture's name, such as ``sm_90``."""
-        return "sm_{}{}".format(*self.capability)
-
 
 TARGETS = {
     target.name: target

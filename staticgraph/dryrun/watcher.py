@@ -12,74 +12,63 @@ from __future__ import annotations
 
 import linecache
 import re
-import sys
-from collections.abc import Iterable
-from types import FrameType
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from traceback import walk_stack
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from staticgraph.dryrun.launches import NOTHING, WATCH, tensors
+from staticgraph.dryrun.launches import NOTHING, WATCH, CountedStep, counted, tensors
 from staticgraph.dryrun.report import Cause
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.internals.tracing import TracingContext
 from staticgraph.kernels.register import CUDA, NAMESPACE
+from staticgraph.recording.recorder import Recorded
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-# In ascending order of preference.
-_OWNERS = ("torch", "staticgraph", "torch_geometric", "model")
+_LIBRARY = str(Path(__file__).parents[1])
+# How good a line is as the place of an operation, by what the name of its file contains, of which
+# the first counts. PyG writes its message passing code to a folder of its own. Of other files, the
+# model's, a line is best.
+_WORTH = {
+    f"{_LIBRARY}/dryrun/selftest": 3,
+    f"{_LIBRARY}/models/": 3,
+    f"{_LIBRARY}/dryrun/": -1,
+    f"{_LIBRARY}/": 1,
+    "/torchinductor": 0,
+    "/torch/": 0,
+    "/torch_geometric": 2,
+    "_pyg/": 2,
+    "/python3": -1,
+    "<": -1,
+}
+_BEST = 3
 
 
 def of_stack() -> str:
-    """The line that is running, as ``file:line: source``, of the best owner on the stack."""
-    frame: FrameType | None = sys._getframe(1)
-    frames = []
-    while frame is not None:
-        frames.append((frame.f_code.co_filename, frame.f_lineno, _worth(_of_frame(frame))))
-        frame = frame.f_back
-    return _best(frames)
+    """The line that is running, as ``file:line: source``."""
+    return _best([(frame.f_code.co_filename, line) for frame, line in walk_stack(None)])
 
 
 def of_trace(trace: str | None) -> str:
     """The line of a traced operation, from the stack that Dynamo recorded; "" without one."""
-    frames = [(m["file"], int(m["line"])) for m in _FRAME.finditer(trace or "")]
-    return _best([(*f, _worth(_of_file(f[0]))) for f in reversed(frames)])
+    frames = [(match["file"], int(match["line"])) for match in _FRAME.finditer(trace or "")]
+    return _best(frames[::-1])
 
 
-def _best(frames: Iterable[tuple[str, int, int]]) -> str:
-    """The innermost frame of the best owner; frames are given innermost first."""
-    best = max(frames, key=lambda frame: frame[2], default=None)
-    if best is None or best[2] < 0:
+def _best(frames: Sequence[tuple[str, int]]) -> str:
+    """The best line of a stack, of several the innermost; frames are given innermost first."""
+
+    def worth(frame: tuple[str, int]) -> int:
+        return next((n for part, n in _WORTH.items() if part in frame[0]), _BEST)
+
+    best = max(frames, key=worth, default=None)
+    if best is None or worth(best) < 0:
         return ""
-    file, line, _ = best
-    source = linecache.getline(file, line).strip()
-    return f"{file}:{line}" + (f": {source}" if source else "")
-
-
-def _worth(owner: str) -> int:
-    return _OWNERS.index(owner) if owner in _OWNERS else -1
-
-
-def _of_frame(frame: FrameType) -> str:
-    """The owner by module, not by file: PyG writes its message passing code to other files."""
-    name = frame.f_globals.get("__name__", "")
-    top = name.split(".")[0]
-    if name.startswith("staticgraph.models."):
-        return "model"
-    if name.startswith("staticgraph.dryrun") or top in sys.stdlib_module_names:
-        return "python"
-    if "torchinductor" in frame.f_code.co_filename:
-        return "torch"
-    return top if top in _OWNERS else "model"
-
-
-def _of_file(file: str) -> str:
-    if "staticgraph/models/" in file:
-        return "model"
-    for owner in ("torch", "torch_geometric", "staticgraph"):
-        if f"/{owner}/" in file:
-            return owner
-    return "python" if file.startswith("<") or "/python3" in file else "model"
+    source = linecache.getline(*best).strip()
+    return f"{best[0]}:{best[1]}" + (f": {source}" if source else "")
 
 
 READS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})
@@ -104,6 +93,49 @@ class Refused(RuntimeError):
         super().__init__(str(self.cause))
 
 
+class RefusingRecorder:
+    """A replacement for :class:`staticgraph.recording.recorder.CudaGraphRecorder`.
+
+    Args:
+        resident: returns the tensors that exist before a step.
+
+    Attributes:
+        runs: the counts of each recorded body, in the order of recording.
+    """
+
+    compiles = True
+
+    def __init__(self, resident: Callable[[], Iterable[Tensor]]) -> None:
+        self.runs: list[CountedStep] = []
+        self._resident = resident
+
+    def __call__(self, device: torch.device) -> RefusingRecorder:
+        """Returns this recorder, whatever the device."""
+        return self
+
+    def warm(self, body: Callable[[], Any], runs: int) -> None:
+        """Runs the body as on a device, which compiles it and creates state."""
+        for _ in range(runs):
+            body()
+
+    def record(self, body: Callable[[], Any]) -> Recorded:
+        """Runs the body once and counts it, refusing operations that cannot be recorded.
+
+        Raises:
+            Refused: a recording could not hold an operation of the body.
+        """
+        WATCH.recording = True
+        try:
+            result, run = counted(body, self._resident())
+        finally:
+            WATCH.recording = False
+        self.runs.append(run)
+        return Recorded(lambda: None, result)
+
+    def close(self) -> None:
+        """Does nothing, since nothing is held."""
+
+
 class Watcher(FakeTensorMode):
     """Notes launches in :data:`WATCH`, and refuses operations while it is recording."""
 
@@ -125,11 +157,12 @@ class Watcher(FakeTensorMode):
         short = short.split(".")[0]
         if short in READS:
             return self._read(func, args)
-        own = CUDA.get(short) if namespace == NAMESPACE and WATCH.counting else None
+        counting = WATCH.step is not None
+        own = CUDA.get(short) if namespace == NAMESPACE and counting else None
         if own is not None:
             WATCH.operator(name)
             return self._own(own, func, types, args, kwargs)
-        if namespace == "aten" and WATCH.counting and not func.is_view and func._can_decompose():
+        if namespace == "aten" and counting and not func.is_view and func._can_decompose():
             # A product with a composite name, such as linear: its parts are what is launched.
             with self:
                 return func.decompose(*args, **kwargs)
@@ -137,7 +170,6 @@ class Watcher(FakeTensorMode):
         if short not in NOTHING and not func.is_view:
             _check_place(short, name, args, kwargs, out)
             if any(t.device.type == "cuda" for t in tensors((args, kwargs, out))):
-                WATCH.operator(name)
                 WATCH.library_kernel(func, args, kwargs, out)
         WATCH.made(out)
         return out

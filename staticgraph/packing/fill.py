@@ -52,7 +52,7 @@ class Effort(NamedTuple):
     second_tries: int
 
 
-# Measured on the histograms in tests/data/histograms (bench/bench_packing.py): the first setting
+# Measured on the histograms in tests/data/histograms: the first setting
 # reaches the bound on ogbg-molhiv, the second on ogbg-molpcba; the third gains 1 to 3 packs where
 # few graphs have the same size and swaps do not help.
 QUICK = (Effort(2, 16, 16),)

@@ -38,7 +38,7 @@ WARM_RUNS = 3
 MORE = 7
 NUMBERS = (int, float)
 # Replays between two checks of a model. A check took 94 us (GINE, 5 layers) and 400 us (GPS, 10
-# layers) on one core of the 2-core CPU that bench_host_time ran on: below one microsecond per
+# layers) on one core of a 2-core CPU: below one microsecond per
 # replay.
 EVERY = 512
 _REQUIRES_GRAD = attrgetter("requires_grad")
