@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from operator import mul
 from typing import Any, Literal, NamedTuple
 
@@ -37,13 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import FitRefused
-from staticgraph.memory.counts import (
-    FORMS,
-    SUMS,
-    Form,
-    counts_of,
-    terms_of,
-)
+from staticgraph.memory.counts import FORMS, SUMS, Form, counts_of, terms_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
@@ -56,6 +49,8 @@ WORST_RESIDUAL = 0.05
 GOOD_RESIDUAL = 0.01
 # Enough to hit every moment that is the peak over a noticeable range of capacities.
 ENVELOPE_SAMPLES = 1000
+# How a term grows with the size of a batch, where not in proportion.
+POWERS = {"fixed": 0, "nodes^2": 2}
 
 
 class FitPoint(NamedTuple):
@@ -270,8 +265,8 @@ def _fit_form(
         )
     if any(not (math.isfinite(p.nbytes) and p.nbytes > 0) for p in points):
         raise FitRefused("a point has no positive number of bytes: was the step really run?")
-    capacities = [p.capacity for p in points]
-    counts = _counts(capacities, terms)
+    rows = [counts_of(point.capacity) for point in points]
+    counts = np.array([[row[term] for term in terms] for row in rows])
     most = counts.max(axis=0)
     if not most.all() or np.linalg.matrix_rank(counts / most, tol=1e-6) < len(terms):
         raise FitRefused(
@@ -290,8 +285,8 @@ def _fit_form(
         # is an exact sum of counts; only which of them is the largest changes. All moments are
         # fitted at once, and those are kept that are the largest at some capacity.
         free, *_ = np.linalg.lstsq(weighted, moments / peaks[:, None], rcond=None)
-        drawn = _counts(_drawn(tuple(capacities)), terms)
-        targets = moments[:, np.unique(np.argmax(drawn @ free, axis=1))]
+        highest = np.argmax(_varied(counts, terms) @ free, axis=1)
+        targets = moments[:, np.unique(highest)]
     planes = np.unique([non_negative(weighted, t / peaks) for t in targets.T], axis=0)
     if form == "quadratic" and targets.shape[1] == 1:
         free, *_ = np.linalg.lstsq(weighted / most, np.ones(len(points)), rcond=None)
@@ -306,12 +301,6 @@ def _fit_form(
     return fit._replace(held_out=float(missed))
 
 
-def _counts(capacities: Sequence[Capacity], terms: Sequence[str]) -> FloatArray:
-    """The counts of the capacities, ``[capacities, terms]`` float64."""
-    counts = [counts_of(capacity) for capacity in capacities]
-    return np.array([[row[term] for term in terms] for row in counts])
-
-
 def _all_moments(points: Sequence[FitPoint]) -> FloatArray | None:
     """``[points, distinct moments]`` bytes; None where they are not known, or cannot be matched."""
     moments = [p.moments for p in points if p.moments is not None]
@@ -320,31 +309,21 @@ def _all_moments(points: Sequence[FitPoint]) -> FloatArray | None:
     return np.unique(np.stack(moments), axis=1)
 
 
-@lru_cache(maxsize=2)
-def _drawn(capacities: tuple[Capacity, ...]) -> list[Capacity]:
-    """Capacities from a tenth to a thousand times the given ones, with counts also varied apart."""
+def _varied(counts: FloatArray, terms: Sequence[str]) -> FloatArray:
+    """Counts from a tenth to a thousand times those of the points, and varied apart.
+
+    Args:
+        counts: ``[points, terms]``.
+        terms: their names; one that is a square grows as one.
+
+    Returns:
+        ``[samples, terms]`` float64.
+    """
     generator = np.random.default_rng(0)
-    drawn = []
-    for k in range(ENVELOPE_SAMPLES):
-        base = capacities[k % len(capacities)]
-        size = 10.0 ** generator.uniform(-1.0, 3.0)
-        n, e, g, m = np.exp(generator.uniform(-1.5, 1.5, 4)) * [size, size, size, 1.0]
-        largest = max(1, int(base.max_graph_nodes * m))
-        factors = np.exp(generator.uniform(-1.5, 1.5, len(base.extra))) * size
-        more = [
-            (name, 1 + int(rows * factor))
-            for (name, rows), factor in zip(base.extra, factors, strict=True)
-        ]
-        drawn.append(
-            Capacity.distinct(
-                largest + 1 + int(base.nodes * n),
-                int(base.edges * e),
-                2 + int(base.graphs * g),
-                largest,
-                more,
-            )
-        )
-    return drawn
+    rows = np.resize(counts, (ENVELOPE_SAMPLES, len(terms)))
+    size = 10.0 ** generator.uniform(-1.0, 3.0, (ENVELOPE_SAMPLES, 1))
+    apart = np.exp(generator.uniform(-1.5, 1.5, rows.shape))
+    return rows * (size * apart) ** [POWERS.get(term, 1) for term in terms]
 
 
 def non_negative(columns: FloatArray, target: FloatArray) -> FloatArray:
