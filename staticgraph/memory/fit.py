@@ -59,8 +59,8 @@ class FitPoint(NamedTuple):
     Attributes:
         capacity: where it was measured.
         nbytes: bytes added at the peak.
-        moments: bytes added after every operation, ``[operations]`` float64, where the reader knows
-            them.
+        moments: bytes added after every operation, ``[operations]`` float64, as many at every
+            point; None at all points where they are not known.
     """
 
     capacity: Capacity
@@ -276,17 +276,15 @@ def _fit_form(
         )
     peaks = np.array([p.nbytes for p in points])
     weighted = counts / peaks[:, None]
-    moments = _all_moments(points)
+    # A step runs the same operations at every capacity, and the live memory after each of them is
+    # an exact sum of counts; only which of them is the largest changes. All moments are fitted at
+    # once, and those are kept that are the largest at some capacity.
+    live = [[p.nbytes] if p.moments is None else p.moments for p in points]
+    moments = np.unique(np.stack(live), axis=1)
+    free, *_ = np.linalg.lstsq(weighted, moments / peaks[:, None], rcond=None)
+    highest = np.argmax(_varied(counts, terms) @ free, axis=1)
+    targets = moments[:, np.unique(highest)]
     note = ""
-    if moments is None:
-        targets = peaks[:, None]
-    else:
-        # A step runs the same operations at every capacity, and the live memory after each of them
-        # is an exact sum of counts; only which of them is the largest changes. All moments are
-        # fitted at once, and those are kept that are the largest at some capacity.
-        free, *_ = np.linalg.lstsq(weighted, moments / peaks[:, None], rcond=None)
-        highest = np.argmax(_varied(counts, terms) @ free, axis=1)
-        targets = moments[:, np.unique(highest)]
     planes = np.unique([non_negative(weighted, t / peaks) for t in targets.T], axis=0)
     if form == "quadratic" and targets.shape[1] == 1:
         free, *_ = np.linalg.lstsq(weighted / most, np.ones(len(points)), rcond=None)
@@ -299,14 +297,6 @@ def _fit_form(
         return fit
     missed = abs(fit.predict(held_out.capacity) / held_out.nbytes - 1)
     return fit._replace(held_out=float(missed))
-
-
-def _all_moments(points: Sequence[FitPoint]) -> FloatArray | None:
-    """``[points, distinct moments]`` bytes; None where they are not known, or cannot be matched."""
-    moments = [p.moments for p in points if p.moments is not None]
-    if len(moments) < len(points) or len({len(m) for m in moments}) != 1:
-        return None
-    return np.unique(np.stack(moments), axis=1)
 
 
 def _varied(counts: FloatArray, terms: Sequence[str]) -> FloatArray:
