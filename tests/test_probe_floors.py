@@ -107,12 +107,19 @@ def reading(operations, moments):
     )
 
 
-def test_where_operations_repeat_unequally_the_largest_moment_of_each_counts():
+def test_extra_operations_fold_into_the_largest_moment_before_the_next_landmark():
     one = reading([1, 7, 2, 3], [10, 20, 5, 30])
     two = reading([1, 7, 7, 7, 2, 3], [11, 21, 22, 20, 6, 31])
-    assert sorted(zip(*match_moments([one, two]), strict=True)) == [
-        (5, 6), (10, 11), (20, 22), (30, 31)
-    ]  # fmt: skip
+    assert [list(m) for m in match_moments([one, two])] == [[20, 5, 30], [22, 6, 31]]
+
+
+def test_what_comes_before_the_first_landmark_counts_too():
+    one, two = reading([7, 1, 2], [9, 4, 5]), reading([7, 7, 1, 2], [3, 8, 4, 5])
+    assert [max(m) for m in match_moments([one, two])] == [9, 8]
+    begins = reading([1, 2], [3, 6])
+    assert [list(m) for m in match_moments([one, begins])] == [[9, 5], [3, 6]], (
+        "into the first part"
+    )
 
 
 @pytest.mark.parametrize(

@@ -304,7 +304,7 @@ def _varied(counts: FloatArray, terms: Sequence[str]) -> FloatArray:
 
     Args:
         counts: ``[points, terms]``.
-        terms: their names; one that is a square grows as one.
+        terms: their names.
 
     Returns:
         ``[samples, terms]`` float64.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -166,25 +167,30 @@ def match_moments(readings: Sequence[Reading]) -> list[FloatArray | None]:
     """``[moments]`` of each reading, equally many; None for all where they cannot be matched.
 
     Usually a step runs the same operations at every capacity, and its moments match one by one.
-    Where it does not (a block is cut at one capacity and not at another), the largest moment of
-    each operation counts that occurs in all steps.
+    Where it does not (a block is cut at one capacity and not at another), operations that occur
+    equally often in all steps are landmarks, and only the largest moment up to the next landmark
+    counts.
     """
     steps = [
         (r.moments, r.operations)
         for r in readings
         if r.moments is not None and r.operations is not None
     ]
-    if len(steps) < len(readings):
-        return [None] * len(readings)
-    if all(np.array_equal(operations, steps[0][1]) for _, operations in steps):
-        return [moments for moments, _ in steps]
-    common = set.intersection(*(set(operations.tolist()) for _, operations in steps))
-    return [
-        np.array([moments[operations == operation].max() for operation in common])
-        if common
-        else None
-        for moments, operations in steps
+    counts = [Counter(operations.tolist()) for _, operations in steps]
+    landmarks = [
+        operation
+        for operation, count in (counts[0] if counts else Counter()).items()
+        if all(each[operation] == count for each in counts)
     ]
+    if len(steps) < len(readings) or not landmarks:
+        return [None] * len(readings)
+    matched: list[FloatArray | None] = []
+    for moments, operations in steps:
+        starts = np.flatnonzero(np.isin(operations, landmarks))
+        order = np.argsort(operations[starts], kind="stable")
+        starts[0] = 0  # with what comes before it
+        matched.append(np.maximum.reduceat(moments, starts)[order])
+    return matched
 
 
 def _between(capacities: Sequence[Capacity], above: int, upto: int | None) -> list[Capacity]:
