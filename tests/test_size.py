@@ -34,10 +34,10 @@ SIZES = {
     "staticgraph/memory": (6, 3842),
     "staticgraph/models": (5, 1389),
     "staticgraph/nn": (45, 20953),  # radius_graph of fixed shape, edges in any order
-    "staticgraph/outofcore": (29, 19374),  # annotated attributes
+    "staticgraph/outofcore": (29, 19369),  # annotated attributes
     "staticgraph/packing": (17, 12974),
     "staticgraph/plans": (14, 9805),  # plans of any sequence of graphs, which graph has no count
-    "staticgraph/probing": (10, 4974),
+    "staticgraph/probing": (10, 4978),
     "staticgraph/recording": (11, 9061),  # the optimizer's moved in, what is carried over
     "staticgraph/rewrites": (42, 33337),  # any message over any edges, generated
     "staticgraph/runner": (19, 16432),  # anyone's loader, prepare, ways that hold once
