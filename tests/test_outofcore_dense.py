@@ -82,20 +82,6 @@ def test_rows_and_directions_are_drawn_apart():
         assert abs((one == other).sum() - draws / len(others)) < 5 * np.sqrt(draws / len(others))
 
 
-@pytest.mark.parametrize(
-    ("fanouts", "seeds", "message"),
-    [
-        ([], [0], "at least one hop"),
-        ([2, 0], [0], "each at least 1"),
-        ([2], [1, 1], "distinct"),
-        ([2], [99], "the buffer has 4 rows"),
-    ],
-)
-def test_what_cannot_be_sampled_is_named(fanouts, seeds, message):
-    with pytest.raises(ValueError, match=message):
-        DenseSampler(star(3), fanouts).sample(np.array(seeds), 0)
-
-
 def test_an_unknown_direction_is_named():
     with pytest.raises(ValueError, match="choose one of in, out, both"):
         Neighbours.of(np.array([0]), np.array([0]), 1, "up")

@@ -181,11 +181,6 @@ def test_an_error_of_the_reading_thread_reaches_training(graph, tmp_path):
     trainer.close()
 
 
-def test_embeddings_of_another_graph_are_refused(graph, tmp_path):
-    with pytest.raises(ValueError, match="belong to different graphs"):
-        EmbeddingBuffer(graph, made(tmp_path), 2, 1)
-
-
 def test_embeddings_are_not_the_states_of_a_loader_of_nodes(graph, tmp_path):
     file = made(tmp_path, graph.num_partitions, graph.partition_size)
     states = EmbeddingBuffer(graph, file, 6, 1, "in")

@@ -171,9 +171,6 @@ def test_an_iteration_that_another_one_ended_says_so(graph, policy):
     loader.close()
 
 
-# ---------------------------------------------------------------------- links
-
-
 # ---------------------------------------------------------------------- refusals
 
 

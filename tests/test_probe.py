@@ -32,7 +32,6 @@ from staticgraph.steps.computation.model_setup import Subject
         ("gps", "adam", {}),
         ("gps", "adamw", {"autocast": torch.bfloat16}),
         ("gat", "adam", {"autocast": torch.bfloat16}),
-        ("gine", "adam", {"counted": True}),
     ],
 )
 def test_the_prediction_is_what_the_cpu_allocates(esol, name, optimizer, options):

@@ -124,8 +124,8 @@ def test_what_comes_before_the_first_landmark_counts_too():
 
 @pytest.mark.parametrize(
     "other",
-    [Reading(5), reading([2, 1, 9], [1, 1, 1]), reading([8, 8, 8], [1, 2, 3])],
-    ids=["no moments", "another order", "nothing in common"],
+    [Reading(5), reading([8, 8, 8], [1, 2, 3])],
+    ids=["no moments", "nothing in common"],
 )
 def test_steps_that_cannot_be_matched_give_none(other):
     assert match_moments([reading([1, 2, 9], [1, 2, 3]), other]) == [None, None]

@@ -31,13 +31,13 @@ SIZES = {
     "staticgraph/internals": (8, 1746),  # whether PyG is there, declared operators, symbolic sizes
     "staticgraph/kernels": (57, 44973),  # programs: any message over any edges, second derivatives
     "staticgraph/lightning": (4, 2375),  # own loaders
-    "staticgraph/memory": (6, 4172),
+    "staticgraph/memory": (6, 3842),
     "staticgraph/models": (5, 1389),
     "staticgraph/nn": (45, 20953),  # radius_graph of fixed shape, edges in any order
-    "staticgraph/outofcore": (29, 19804),  # annotated attributes
+    "staticgraph/outofcore": (29, 19369),  # annotated attributes
     "staticgraph/packing": (17, 12974),
     "staticgraph/plans": (14, 9805),  # plans of any sequence of graphs, which graph has no count
-    "staticgraph/probing": (10, 5431),
+    "staticgraph/probing": (10, 4978),
     "staticgraph/recording": (11, 9061),  # the optimizer's moved in, what is carried over
     "staticgraph/rewrites": (42, 33337),  # any message over any edges, generated
     "staticgraph/runner": (19, 16432),  # anyone's loader, prepare, ways that hold once
@@ -47,7 +47,7 @@ SIZES = {
     "staticgraph/store": (25, 22143),  # lists of graphs without a store, events refused
     "staticgraph/text": (6, 1701),
     "staticgraph/training": (15, 14977),  # predict, ticks with room, infinite buffers
-    "tests": (246, 221798),  # programs, padder, atoms, no PyG, any edges, layers apart
+    "tests": (246, 221778),  # programs, padder, atoms, no PyG, any edges, layers apart
     "tests/support": (81, 41710),  # drawn programs; saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module

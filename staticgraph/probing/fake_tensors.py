@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.probing.fake_twin import fake_mode, fake_twin
+from staticgraph.probing.fake_twin import fake_mode, fake_twin, state_of
 from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
-from staticgraph.probing.reading import WARM_STEPS, Probed, ProbeStep, Read, Reading
+from staticgraph.probing.reading import Probed, ProbeStep, Read, Reading
 from staticgraph.sizes.capacity import Capacity
 
 # cuBLAS takes 32 MiB per handle and stream on Hopper and later, 8.1 MiB before (torch's
@@ -40,89 +40,68 @@ class FakeTensorReader:
 
     @contextmanager
     def open(self, probed: Probed) -> Iterator[Read]:
-        """Opens the model for reading; only fake copies of it run, and it is not touched."""
-        yield _Steps(probed, self.like == "cuda").read
+        """Opens the model for reading; only a fake copy of it runs, and it is not touched."""
+        on_cuda, mode, subject = self.like == "cuda", fake_mode(), probed.subject
+        model, optimizer = fake_twin(subject.model, subject.optimizer, mode)
+        if optimizer is not None and on_cuda:
+            _step_over_all_at_once(optimizer)
+        twin = replace(subject, model=model, optimizer=optimizer)
+        step = ProbeStep(twin, probed.accumulate, "cuda" if on_cuda else None)
+        settled = False
+
+        def read(capacity: Capacity) -> Reading:
+            """Reads a warm step, which is a second one unless first ones were found to be alike."""
+            nonlocal settled
+            layout = probed.layout(capacity)
+            with torch.random.fork_rng(devices=[]), mode:
+                tensors = {
+                    e.name: torch.empty(e.shape, dtype=getattr(torch, e.dtype.name))
+                    for e in layout.entries
+                }
+                batch = StaticBatch(layout, tensors)
+                # Counted anew, since garbage of another capacity may be freed in this step.
+                live = LiveStorages(CUDA_BLOCK if on_cuda else 1, casts=not on_cuda)
+                with live:
+                    live.watch([*model.parameters(), *model.buffers(), *tensors.values()])
+                    live.watch(state_of(optimizer))
+                    reading = _read(live, step, batch)
+                    if not settled:
+                        first, reading = reading, _read(live, step, batch)
+                        assert first.moments is not None
+                        assert reading.moments is not None
+                        settled = np.array_equal(first.moments, reading.moments)
+            return reading._replace(workspaces=CUBLAS_WORKSPACES if on_cuda else 0)
+
+        yield read
 
 
-class _Steps:
-    """Reads one step after another, each with a separate twin, so that nothing that a module caches
-    at one capacity remains at the next.
+def _read(live: LiveStorages, step: ProbeStep, batch: StaticBatch) -> Reading:
+    """Reads a step and frees all gradients afterwards."""
 
-    The first capacity is read warm. If its first step and its warm one have the same moments, other
-    capacities are read from their first step, without the optimizer, whose update takes the same at
-    every capacity. Each such step must leave nothing allocated but gradients, since the next one
-    would find it; otherwise that capacity is read warm, too.
-    """
+    def begin_update() -> tuple[list[int], list[int]]:
+        """Returns moments and operations of the passes."""
+        live.reads_allowed = True
+        return live.reset_peak()
 
-    def __init__(self, probed: Probed, on_cuda: bool) -> None:
-        self._probed, self._on_cuda = probed, on_cuda
-        self._mode = fake_mode()
-        self._update: int | None = None  # what the update adds, where first steps can be read
-
-    def read(self, capacity: Capacity) -> Reading:
-        """Reads one warm step at a capacity, or an equivalent first step."""
-        if self._update is not None:
-            with self._ready(capacity, updates=False) as (live, step):
-                before = live.live_bytes
-                reading = step()
-                resident = live.live_bytes - before
-            if not resident:
-                return reading._replace(update=self._update)
-        with self._ready(capacity, updates=True) as (_, step):
-            first = warm = step()
-            for _ in range(WARM_STEPS - 1):
-                warm = step()
-        pairs = ((first.moments, warm.moments), (first.operations, warm.operations))
-        if all(a is not None and b is not None and np.array_equal(a, b) for a, b in pairs):
-            self._update = warm.update
-        return warm
-
-    @contextmanager
-    def _ready(
-        self, capacity: Capacity, updates: bool
-    ) -> Iterator[tuple[LiveStorages, Callable[[], Reading]]]:
-        """Prepares a twin and its batch, counted, and a function that reads one step of them."""
-        probed, subject = self._probed, self._probed.subject
-        live = LiveStorages(CUDA_BLOCK if self._on_cuda else 1, casts=not self._on_cuda)
-        stepped = subject.optimizer if updates else None
-        model, optimizer = fake_twin(subject.model, stepped, self._mode)
-        if optimizer is not None:
-            _step_over_all_at_once(optimizer, self._on_cuda)
-            optimizer.register_step_pre_hook(lambda *_: _allow(live, True))
-            optimizer.register_step_post_hook(lambda *_: _allow(live, False))
-        layout = probed.layout(capacity)
-        with torch.random.fork_rng(devices=[]), self._mode:
-            tensors = {
-                e.name: torch.empty(e.shape, dtype=getattr(torch, e.dtype.name))
-                for e in layout.entries
-            }
-            batch = StaticBatch(layout, tensors)
-            twin = replace(subject, model=model, optimizer=optimizer)
-            step = ProbeStep(twin, probed.accumulate, "cuda" if self._on_cuda else None)
-            with live:
-                live.watch([*model.parameters(), *model.buffers(), *tensors.values()])
-                yield live, lambda: self._run(live, step, batch)
-
-    def _run(self, live: LiveStorages, step: ProbeStep, batch: StaticBatch) -> Reading:
-        """Reads a step and frees all gradients afterwards."""
-        start = live.live_bytes
-        live.reset_peak()
-        passes, update = step(batch, between=live.reset_peak), live.peak_bytes
-        if passes is None:  # an evaluation updates nothing
-            passes, update = live.reset_peak(), start
-        step.model.zero_grad()
-        moments = np.array(passes[0], np.float64) - start
-        operations = np.array(passes[1], np.int64)
-        workspaces = CUBLAS_WORKSPACES if self._on_cuda else 0
-        step_bytes, added = int(moments.max()), update - start
-        return Reading(step_bytes, added, 0.0, workspaces, moments, operations, step.widths)
+    start = live.live_bytes
+    live.reset_peak()
+    passes, update = step(batch, between=begin_update), live.peak_bytes
+    live.reads_allowed = False
+    if passes is None:  # an evaluation updates nothing
+        passes, update = live.reset_peak(), start
+    step.model.zero_grad()
+    moments = np.array(passes[0], np.float64) - start
+    operations = np.array(passes[1], np.int64)
+    return Reading(
+        int(moments.max()),
+        update - start,
+        moments=moments,
+        operations=operations,
+        widths=step.widths,
+    )
 
 
-def _allow(live: LiveStorages, on: bool) -> None:
-    live.reads_allowed = on
-
-
-def _step_over_all_at_once(optimizer: torch.optim.Optimizer, on_cuda: bool) -> None:
+def _step_over_all_at_once(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
-        if on_cuda and group.get("foreach", False) is None:
+        if group.get("foreach", False) is None:
             group["foreach"] = True

@@ -50,7 +50,6 @@ def fake_twin(
             )
         like = _like(parameter, mode, device)
         memo[id(parameter)] = torch.nn.Parameter(like, requires_grad=parameter.requires_grad)
-    tensors = [*model.buffers()]
     if optimizer is not None:
         for group in optimizer.param_groups:
             if strangers := [p for p in group["params"] if id(p) not in memo]:
@@ -58,14 +57,19 @@ def fake_twin(
                     f"the optimizer has a parameter of shape {list(strangers[0].shape)} that the "
                     "model has not: give the optimizer that was made with model.parameters()"
                 )
-        states = (value for state in optimizer.state.values() for value in state.values())
-        tensors += [value for value in states if isinstance(value, Tensor)]
+    tensors = [*model.buffers(), *state_of(optimizer)]
     memo |= {id(tensor): _like(tensor, mode, device) for tensor in tensors}
     twin, stepper = copy.deepcopy((model, optimizer), memo)
     if stepper is not None and device == "cpu":
         for group in stepper.param_groups:
             group.update(_on_the_host(group))
     return twin, stepper
+
+
+def state_of(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
+    """The tensors of an optimizer's current state."""
+    states = optimizer.state.values() if optimizer is not None else ()
+    return [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
 
 def _on_the_host(group: dict[str, Any]) -> dict[str, Any]:

@@ -10,16 +10,20 @@ data.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import torch
 
 from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import Form
 from staticgraph.memory.fit import Fit, FitPiece, FitPoint, FloatArray, fit
-from staticgraph.probing.reading import Reading
+from staticgraph.probing.out_of_memory import is_out_of_memory
+from staticgraph.probing.reading import Read, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.how_many import how_many
 
@@ -31,20 +35,31 @@ class Fitting:
     """A fit in progress, which reads further capacities as it needs them.
 
     Attributes:
+        read: reads a step at a capacity.
+        form, typed: as for :func:`staticgraph.memory.fit.fit`.
         readings: all readings so far, beginning with those chosen for the data.
         checked: a reading that is held out of the fit.
-        form, typed: as for :func:`staticgraph.memory.fit.fit`.
-        read: reads further capacities until memory runs out; returns the readings, and a note where
-            it did.
         note: where memory ran out; then nothing more is read.
     """
 
-    readings: list[Measured]
-    checked: Measured | None
+    read: Read
     form: Form | Literal["auto"]
     typed: bool
-    read: Callable[[Sequence[Capacity]], tuple[list[Measured], str]]
+    readings: list[Measured] = field(default_factory=list[Measured])
+    checked: Measured | None = None
     note: str = ""
+
+    def begin(self, capacities: Sequence[Capacity], held_out: Capacity | None) -> bool:
+        """Reads capacities in order, and the one to hold out; returns whether all were read.
+
+        Where memory runs out, no point is held out.
+        """
+        self.readings, self.note = [], ""
+        self._grow(capacities)
+        complete = len(self.readings) == len(capacities)
+        if held_out is not None and self._grow([held_out]):
+            self.checked = self.readings.pop()
+        return complete
 
     def run(self) -> Fit:
         """Returns the fit, after as many readings as it needs.
@@ -71,14 +86,23 @@ class Fitting:
         return self._fit(self.readings, self.checked)
 
     def _grow(self, capacities: Sequence[Capacity]) -> bool:
-        """Reads further capacities; returns whether any was read."""
-        probed = {capacity for capacity, _ in self.readings}
-        capacities = [c for c in dict.fromkeys(capacities) if c not in probed]
-        if not capacities or self.note:
-            return False
-        further, self.note = self.read(capacities)
-        self.readings = [*self.readings, *further]
-        return bool(further)
+        """Reads further capacities until memory runs out; returns whether any was read.
+
+        Other errors pass unchanged.
+        """
+        before = len(self.readings)
+        for capacity in capacities:
+            if self.note or any(capacity == measured for measured, _ in self.readings):
+                continue
+            try:
+                self.readings.append((capacity, self.read(capacity)))
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = str(error).partition("\n")[0]
+                self.note = f"memory ran out at {capacity}: {reason}"
+                forget(error)
+        return len(self.readings) > before
 
     def _pieces(self, bounds: Sequence[int]) -> Fit:
         """One fit for the capacities above each bound, up to the next."""
@@ -108,6 +132,17 @@ class Fitting:
         return fit(points, self.form, held, typed=self.typed)
 
 
+def forget(error: BaseException) -> None:
+    """Releases the tensors that a failed step still holds.
+
+    The frames of the traceback hold activations; autograd's queue holds what the failed backward
+    had not reached, until the next backward of the thread (seen with torch 2.13).
+    """
+    traceback.clear_frames(error.__traceback__)
+    with torch.enable_grad():
+        torch.zeros((), requires_grad=True).sum().backward()
+
+
 def ascending(capacities: Iterable[Capacity]) -> list[Capacity]:
     """Distinct capacities, each costlier than the one before, so that growth can stop in time."""
 
@@ -133,30 +168,29 @@ def match_moments(readings: Sequence[Reading]) -> list[FloatArray | None]:
 
     Usually a step runs the same operations at every capacity, and its moments match one by one.
     Where it does not (a block is cut at one capacity and not at another), operations that occur
-    equally often in all steps are landmarks, and only the largest moment between two landmarks
+    equally often in all steps are landmarks, and only the largest moment up to the next landmark
     counts.
     """
-    nothing: list[FloatArray | None] = [None] * len(readings)
-    known = [(r.moments, r.operations) for r in readings]
-    steps = [(m, o) for m, o in known if m is not None and o is not None]
-    if len(steps) < len(readings):
-        return nothing
-    if all(np.array_equal(operations, steps[0][1]) for _, operations in steps):
-        return [moments for moments, _ in steps]
-    counts = [dict(zip(*np.unique(o, return_counts=True), strict=True)) for _, o in steps]
-    common = [op for op in counts[0] if all(c.get(op) == counts[0][op] for c in counts)]
-    marks = [np.isin(operations, common) for _, operations in steps]
-    orders = [operations[mark] for (_, operations), mark in zip(steps, marks, strict=True)]
-    if not len(orders[0]) or not all(np.array_equal(order, orders[0]) for order in orders):
-        return nothing
-    starts = [np.flatnonzero(mark) for mark in marks]
-    if any(start[0] for start in starts):  # what comes before the first landmark
-        apart = all(start[0] for start in starts)  # a part of its own, where every step has one
-        starts = [np.append(0, start if apart else start[1:]) for start in starts]
-    return [
-        np.maximum.reduceat(moments, start)
-        for (moments, _), start in zip(steps, starts, strict=True)
+    steps = [
+        (r.moments, r.operations)
+        for r in readings
+        if r.moments is not None and r.operations is not None
     ]
+    counts = [Counter(operations.tolist()) for _, operations in steps]
+    landmarks = [
+        operation
+        for operation, count in (counts[0] if counts else Counter()).items()
+        if all(each[operation] == count for each in counts)
+    ]
+    if len(steps) < len(readings) or not landmarks:
+        return [None] * len(readings)
+    matched: list[FloatArray | None] = []
+    for moments, operations in steps:
+        starts = np.flatnonzero(np.isin(operations, landmarks))
+        order = np.argsort(operations[starts], kind="stable")
+        starts[0] = 0  # with what comes before it
+        matched.append(np.maximum.reduceat(moments, starts)[order])
+    return matched
 
 
 def _between(capacities: Sequence[Capacity], above: int, upto: int | None) -> list[Capacity]:

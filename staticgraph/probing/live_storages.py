@@ -8,9 +8,8 @@ count is of real bytes.
 
 The invariant: ``live_bytes`` is the sum over storages that are alive and were seen. Memory that a
 kernel allocates and frees internally is not seen; the cases that matter on a CPU are added by rule:
-operands cast to a common dtype, the backward of attention and of this library's linear layer, and
-its conversion from blocks of heads to rows. torch's own ``torch.distributed._tools.mem_tracker``
-counts in the same way.
+operands cast to a common dtype, and the backward of attention. torch's own
+``torch.distributed._tools.mem_tracker`` counts in the same way.
 """
 
 from __future__ import annotations
@@ -104,6 +103,7 @@ class CachingPool:
 CUDA_BLOCK = 512
 # Elementwise operations whose operands keep their dtypes: a condition, and a copy that is the cast.
 UNCAST = frozenset({torch.ops.aten.where, torch.ops.aten.copy_, to_copy})
+ATTENTION_BACKWARD = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
 
 
 class LiveStorages(TorchDispatchMode):
@@ -159,8 +159,8 @@ class LiveStorages(TorchDispatchMode):
         elif out is not None:
             self.watch(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
         now = self.live_bytes
-        if self._casts:
-            now += sum(rule(args) for rule in _rules_of(func))
+        if self._casts and (rule := _rule_of(func)):
+            now += rule(args)
         self.moments.append(now)
         self.operations.append(hash(func))
         self.peak_bytes = max(self.peak_bytes, now)
@@ -202,13 +202,13 @@ class LiveStorages(TorchDispatchMode):
 
 
 @cache
-def _rules_of(func: Any) -> tuple[Callable[[tuple[Any, ...]], int], ...]:
-    """The functions that compute, from an operation's arguments, the bytes that its CPU kernel
-    allocates and frees internally; empty for most operations."""
-    rules = [INSIDE[func.name()]] if func.name() in INSIDE else []
-    if torch.Tag.pointwise in getattr(func, "tags", ()) and func.overloadpacket not in UNCAST:
-        rules.append(_cast_bytes)
-    return tuple(rules)
+def _rule_of(func: Any) -> Callable[[tuple[Any, ...]], int] | None:
+    """The function that computes, from an operation's arguments, the bytes that its CPU kernel
+    allocates and frees internally; None for most operations."""
+    if func.name() == ATTENTION_BACKWARD:
+        return _sdpa_bytes
+    pointwise = torch.Tag.pointwise in getattr(func, "tags", ())
+    return _cast_bytes if pointwise and func.overloadpacket not in UNCAST else None
 
 
 def _cast_bytes(args: tuple[Any, ...]) -> int:
@@ -232,9 +232,3 @@ def _sdpa_bytes(args: tuple[Any, ...]) -> int:
     contiguous with its heads next to each other in each row (measured with torch's profiler)."""
     grad = args[0]
     return 0 if grad.transpose(1, 2).is_contiguous() else grad.numel() * grad.itemsize
-
-
-# Keyed by the names of operations.
-INSIDE: dict[str, Callable[[tuple[Any, ...]], int]] = {
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _sdpa_bytes,
-}

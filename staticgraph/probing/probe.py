@@ -16,9 +16,7 @@ in a recording; following them takes less.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from operator import mul
 from typing import Any, Literal
 
@@ -36,8 +34,7 @@ from staticgraph.plans.plan import sizes_of
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.fitting import Fitting, ascending
-from staticgraph.probing.out_of_memory import is_out_of_memory
-from staticgraph.probing.reading import MemoryReader, Probed, Read, Reading
+from staticgraph.probing.reading import MemoryReader, Probed
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
@@ -117,18 +114,16 @@ def probe(
     probed = Probed(subject, schema, accumulate)
     chosen = _reader(reader, subject)
     with chosen.open(probed) as read:
-        if capacities is None:
-            readings, checked, note = _grow(read, sizes_of(store), schema)
+        fitting = Fitting(read, form, schema.hetero)
+        if capacities is not None:
+            fitting.begin(ascending(capacities), held_out)
         else:
-            readings, checked, note = _read_all(read, ascending(capacities), held_out)
-        fitting = Fitting(
-            readings,
-            checked,
-            form,
-            schema.hetero,
-            partial(_further, read),
-            note,
-        )
+            _begin_smaller(fitting, sizes_of(store), schema)
+        if not fitting.readings:
+            raise ProbeFailed(
+                f"not even the smallest probe fits. {fitting.note}. Free the device, use a smaller "
+                "model, or plan with reader='fake', which takes no memory"
+            )
         return _model_of(fitting, probed, chosen.name)
 
 
@@ -191,71 +186,11 @@ def probe_capacities(
     ), capacity_at(HELD_OUT)
 
 
-def _grow(
-    read: Read, sizes: IntArray, schema: Schema
-) -> tuple[list[tuple[Capacity, Reading]], tuple[Capacity, Reading] | None, str]:
+def _begin_smaller(fitting: Fitting, sizes: IntArray, schema: Schema) -> None:
     """Measures capacities chosen for the data, or smaller ones where memory runs out."""
     graphs = BASE_GRAPHS
-    while True:
-        capacities, held_out = probe_capacities(sizes, graphs, schema)
-        last_try = graphs == FEWEST_GRAPHS
-        try:
-            readings, checked, note = _read_all(read, capacities, held_out)
-        except ProbeFailed:
-            if last_try:
-                raise
-        else:
-            if len(readings) == len(capacities) or last_try:
-                return readings, checked, note
+    while not fitting.begin(*probe_capacities(sizes, graphs, schema)) and graphs > FEWEST_GRAPHS:
         graphs = max(FEWEST_GRAPHS, graphs // 4)
-
-
-def _read_all(
-    read: Read, capacities: Sequence[Capacity], held_out: Capacity | None
-) -> tuple[list[tuple[Capacity, Reading]], tuple[Capacity, Reading] | None, str]:
-    """Reads in order until memory runs out; where it does, no point is held out."""
-    readings, note = _further(read, capacities)
-    if not readings:
-        raise ProbeFailed(
-            f"not even the smallest probe fits. {note}. Free the device, use a smaller "
-            "model, or plan with reader='fake', which takes no memory"
-        )
-    if held_out is None or note:
-        return readings, None, note
-    checked, note = _further(read, [held_out])
-    return readings, checked[0] if checked else None, note
-
-
-def _further(
-    read: Read, capacities: Sequence[Capacity]
-) -> tuple[list[tuple[Capacity, Reading]], str]:
-    """Reads in order until memory runs out; the second value then says where.
-
-    Other errors pass unchanged.
-    """
-    readings: list[tuple[Capacity, Reading]] = []
-    for capacity in capacities:
-        try:
-            readings.append((capacity, read(capacity)))
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = str(error).partition("\n")[0]
-            note = f"memory ran out at {capacity}: {reason}"
-            forget(error)
-            return readings, note
-    return readings, ""
-
-
-def forget(error: BaseException) -> None:
-    """Releases the tensors that a failed step still holds.
-
-    The frames of the traceback hold activations; autograd's queue holds what the failed backward
-    had not reached, until the next backward of the thread (seen with torch 2.13).
-    """
-    traceback.clear_frames(error.__traceback__)
-    with torch.enable_grad():
-        torch.zeros((), requires_grad=True).sum().backward()
 
 
 def _model_of(fitting: Fitting, probed: Probed, reader: str) -> MemoryModel:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.memory.model import ResidentBytes
-from staticgraph.probing.fake_twin import fake_mode, fake_twin
+from staticgraph.probing.fake_twin import fake_mode, fake_twin, state_of
 from staticgraph.probing.live_storages import LiveStorages
 from staticgraph.steps.computation.model_setup import Subject
 
@@ -40,10 +40,7 @@ def resident_bytes(subject: Subject) -> ResidentBytes:
 
 def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
     """Bytes of an optimizer's current state."""
-    if optimizer is None:
-        return 0
-    values_of_state = (v for values in optimizer.state.values() for v in values.values())
-    return distinct_bytes(v for v in values_of_state if isinstance(v, Tensor))
+    return distinct_bytes(state_of(optimizer))
 
 
 def distinct_bytes(tensors: Iterable[Tensor]) -> int:

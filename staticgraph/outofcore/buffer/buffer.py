@@ -25,7 +25,6 @@ from staticgraph.outofcore.buffer.resident import ResidentGraph
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile, FloatArray
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
 from staticgraph.outofcore.policies.schedule import Schedule, State
-from staticgraph.text.how_many import how_many
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,7 @@ class PartitionBuffer:
         self._direction: Direction | None = direction
         self._slot_of = np.full(graph.num_partitions, -1, dtype=np.int64)
         self._free: list[int] = []
-        # Slots that are being written, and become free when that is done.
-        self._writing: list[tuple[int, Future[None]]] = []
+        self._writing: list[Future[None]] = []
         self._thread = ThreadPoolExecutor(1, "staticgraph-partitions")
         self.waited_s: float = 0.0
         self.partitions_read: int = 0
@@ -112,7 +110,7 @@ class PartitionBuffer:
             staying = {k for next_state in following for k in next_state.partitions}
             self._release([k for k in state.partitions if k not in staying])
         while self._writing:
-            self._drain()
+            self._wait(self._writing.pop(0))
 
     def abandon(self) -> None:
         """Discards all resident partitions, after waiting for pending reads and writes."""
@@ -129,18 +127,26 @@ class PartitionBuffer:
         """Reads a partition's values, in the thread."""
         raise NotImplementedError
 
+    def _write(self, partition: int, rows: slice) -> None:
+        """Writes a partition's values, in the thread; only where they are mutable."""
+        raise NotImplementedError
+
     def _release(self, partitions: Sequence[int]) -> None:
-        """Gives the slots of partitions back."""
+        """Gives the slots of partitions back; the thread writes them before it reads others."""
+        while self._writing and self._writing[0].done():
+            self._writing.pop(0).result()
         for partition in partitions:
-            self._free.append(int(self._slot_of[partition]))
+            slot = int(self._slot_of[partition])
             self._slot_of[partition] = -1
+            self._free.append(slot)
+            if self.mutable:
+                write = self._thread.submit(self._write, partition, self._rows_of(slot))
+                self._writing.append(write)
 
     def _request(self, partitions: Sequence[int]) -> list[tuple[int, int, Future[None]]]:
         """Requests that partitions are read into free slots."""
         reads = []
         for partition in partitions:
-            if not self._free:
-                self._drain()
             slot = self._free.pop(0)
             read = self._thread.submit(self._read, partition, self._rows_of(slot))
             reads.append((slot, partition, read))
@@ -159,12 +165,6 @@ class PartitionBuffer:
 
     def _rows_of(self, slot: int) -> slice:
         return slice(slot * self._size, (slot + 1) * self._size)
-
-    def _drain(self) -> None:
-        """Frees the slot of the first pending write, waiting for it."""
-        slot, write = self._writing.pop(0)
-        self._wait(write)
-        self._free.append(slot)
 
     def _wait(self, future: Future[Any]) -> Any:
         started = time.perf_counter()
@@ -218,9 +218,6 @@ class EmbeddingBuffer(PartitionBuffer):
 
     Attributes:
         sums: ``[rows, D]`` Adagrad sums of the values.
-
-    Raises:
-        ValueError: if the graph and the file are partitioned differently.
     """
 
     mutable = True
@@ -234,12 +231,6 @@ class EmbeddingBuffer(PartitionBuffer):
         direction: Direction | None = None,
     ) -> None:
         p, size = graph.num_partitions, graph.partition_size
-        if (file.num_partitions, file.partition_size) != (p, size):
-            raise ValueError(
-                f"{file.folder} has {how_many(file.num_partitions, 'partition')} of "
-                f"{how_many(file.partition_size, 'node')}, {graph.folder} has {p} of {size}: they "
-                "belong to different graphs"
-            )
         count = slots if slots >= p else slots + 2 * group
         super().__init__(graph, np.zeros((count * size, file.dimension), np.float32), direction)
         self._file = file
@@ -248,13 +239,5 @@ class EmbeddingBuffer(PartitionBuffer):
     def _read(self, partition: int, rows: slice) -> None:
         self._file.read(partition, self.values[rows], self.sums[rows])
 
-    def _release(self, partitions: Sequence[int]) -> None:
-        """Requests that partitions are written; their slots become free when that is done."""
-        for partition in partitions:
-            slot = int(self._slot_of[partition])
-            self._slot_of[partition] = -1
-            rows = self._rows_of(slot)
-            write = self._thread.submit(
-                self._file.write, partition, self.values[rows], self.sums[rows]
-            )
-            self._writing.append((slot, write))
+    def _write(self, partition: int, rows: slice) -> None:
+        self._file.write(partition, self.values[rows], self.sums[rows])

@@ -173,12 +173,10 @@ def _spill(
         partitions = written[:, 0] // size
         cells = partitions.astype(np.int64) * p + written[:, -1] // size
         counts += np.bincount(cells, minlength=p * p).reshape(p, p)
-        order, starts = sort_by_key(partitions, p)
-        ordered = written[order]
-        for partition in np.flatnonzero(np.diff(starts)).tolist():
+        for partition, run in _runs(written, partitions, p):
             with (folder / f"spill-{partition}").open("ab") as file:
                 # Not tofile, whose error for a full disk only gives the number of items written.
-                file.write(ordered[starts[partition] : starts[partition + 1]].data)
+                file.write(run.data)
         done += rows.shape[1]
         progress("count", done)
     return columns, relations
@@ -205,10 +203,7 @@ def _place(
             with spill.open("rb") as rows_file:
                 while (flat := np.fromfile(rows_file, dtype=dtype, count=chunk * columns)).size:
                     rows = flat.reshape(-1, columns)
-                    order, starts = sort_by_key(rows[:, -1] // size, p)
-                    ordered = rows[order]
-                    for cell in np.flatnonzero(np.diff(starts)).tolist():
-                        run = ordered[starts[cell] : starts[cell + 1]]
+                    for cell, run in _runs(rows, rows[:, -1] // size, p):
                         file.seek(int(at[cell]) * row_bytes)
                         file.write(run.data)
                         at[cell] += len(run)
@@ -217,3 +212,13 @@ def _place(
             spill.unlink()
         file.flush()
         os.fsync(file.fileno())
+
+
+def _runs(
+    rows: NDArray[Any], keys: NDArray[Any], num_keys: int
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yields each key that occurs, ascending, and its rows in their order."""
+    order, starts = sort_by_key(keys, num_keys)
+    ordered = rows[order]
+    for key in np.flatnonzero(np.diff(starts)).tolist():
+        yield key, ordered[starts[key] : starts[key + 1]]

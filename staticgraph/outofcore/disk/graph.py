@@ -157,11 +157,7 @@ class PartitionedGraph:
         begins = low * self.columns * self.dtype.itemsize
         i, j = divmod(cell, self.num_partitions)
         where = f"{path}: cell ({i}, {j}) at byte {begins}"
-        if (now := crc32_of_array(edges)) != (then := int(self._cell_sums[cell])):
-            raise StoreCorrupt(
-                f"{where} is not what was written (CRC-32 {now:08x}, was {then:08x}): partition "
-                "the graph again"
-            )
+        _require_written(edges, int(self._cell_sums[cell]), where)
         limits = [(i, self.nodes_of(i)), (j, self.nodes_of(j))]
         for end, (partition, nodes) in zip((0, -1), limits, strict=True):
             first = partition * self.partition_size
@@ -195,12 +191,8 @@ class PartitionedGraph:
         self.feature_file.read(begins, [rows])
         if self._read_features[partition]:
             return
-        then = self.manifest.files[FEATURES].crc32[partition]
-        if (now := crc32_of_array(rows)) != then:
-            raise StoreCorrupt(
-                f"{self.feature_file.path}: partition {partition} at byte {begins} is not what was "
-                f"written (CRC-32 {now:08x}, was {then:08x}): partition the graph again"
-            )
+        where = f"{self.feature_file.path}: partition {partition} at byte {begins}"
+        _require_written(rows, self.manifest.files[FEATURES].crc32[partition], where)
         self._read_features[partition] = True
 
     def degrees(self, direction: Direction = "in", *, loops: bool = True) -> NDArray[np.int32]:
@@ -244,4 +236,13 @@ class PartitionedGraph:
         return (
             f"PartitionedGraph({str(self.folder)!r}, nodes={self.num_nodes}, "
             f"edges={self.num_edges}, partitions={self.num_partitions})"
+        )
+
+
+def _require_written(values: NDArray[Any], checksum: int, where: str) -> None:
+    """Rejects values whose checksum is another one."""
+    if (now := crc32_of_array(values)) != checksum:
+        raise StoreCorrupt(
+            f"{where} is not what was written (CRC-32 {now:08x}, was {checksum:08x}): partition "
+            "the graph again"
         )

@@ -21,7 +21,6 @@ import numpy as np
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files import document
 from staticgraph.files.checksum import crc32_of_stretch
-from staticgraph.files.document import NOT_THERE
 from staticgraph.files.folder import Kind, repair
 from staticgraph.text.how_many import how_many
 
@@ -111,26 +110,8 @@ class Manifest:
                 f"{folder} is not a partitioned graph: it has no {NAME}; make one with "
                 "outofcore.partition(...)"
             )
-        try:
-            values: dict[str, Any] = document.read(path)
-            named = values["format"], values["version"]
-        except NOT_THERE as error:
-            raise StoreCorrupt(f"{path} is not readable ({error}); partition again") from None
-        if named != (FORMAT, VERSION):
-            raise StoreCorrupt(
-                f"{path} says {named[0]} version {named[1]}; this library reads {FORMAT} version "
-                f"{VERSION}: partition the graph again"
-            )
-        try:
-            if document.KEY not in values:
-                raise ValueError(f"it lacks its {document.KEY!r}")
-            values = document.check(values)
-            manifest = cls._of(values)
-        except NOT_THERE as error:
-            raise StoreCorrupt(
-                f"{path} has missing or unknown entries: {type(error).__name__}: {error}; "
-                "partition again"
-            ) from None
+        what, form = "the manifest of a partitioned graph", (FORMAT, (VERSION,))
+        manifest = document.read_document(path, what, cls._of, StoreCorrupt, form=form)
         for name, record in manifest.files.items():
             # These small files are always checked; others when they are read, or here if requested.
             record.check(folder / name, verify or name in (OFFSETS, SUMS))
@@ -160,7 +141,10 @@ class Manifest:
         if not all(type(count) is int and count >= 0 for count in counts):
             raise ValueError("a size is not a whole number")
         if not (n and p and size and size == math.ceil(n / p) and math.ceil(n / size) == p):
-            raise ValueError(f"{n:,} nodes are not in {how_many(p, 'partition')} of {size}")
+            raise ValueError(
+                f"it has missing or unknown entries: {n:,} nodes are not in "
+                f"{how_many(p, 'partition')} of {size}"
+            )
         if self.columns != (3 if self.num_relations else self.columns) or self.columns not in (
             2,
             3,

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from staticgraph.jit import loop
 from staticgraph.outofcore.buffer.resident import Neighbours
 from staticgraph.packing.random import STEP, mix
-from staticgraph.text.how_many import how_many
 
 IntArray = NDArray[np.int64]
 
@@ -60,14 +59,9 @@ class DenseSampler:
     Args:
         neighbours: the neighbours of the buffer's rows.
         fanouts: neighbours per node and direction, hop by hop from the seeds.
-
-    Raises:
-        ValueError: if there is no hop, or a fan-out is below 1.
     """
 
     def __init__(self, neighbours: Neighbours, fanouts: Sequence[int]) -> None:
-        if not fanouts or min(fanouts) < 1:
-            raise ValueError(f"fanouts={list(fanouts)}: give at least one hop, each at least 1")
         self.neighbours = neighbours
         self.fanouts: tuple[int, ...] = tuple(fanouts)
         self.widths: tuple[int, ...] = tuple(f * len(neighbours.pointers) for f in fanouts)
@@ -79,22 +73,11 @@ class DenseSampler:
         Args:
             seeds: ``[n]`` distinct rows.
             seed: the random seed of the draws.
-
-        Raises:
-            ValueError: if a seed is repeated or outside the buffer.
         """
         place = self._position
         nodes = [np.ascontiguousarray(seeds, np.int64)]
-        if len(seeds) and not (nodes[0].min() >= 0 and nodes[0].max() < len(place)):
-            raise ValueError(
-                f"seeds lie in {nodes[0].min()}..{nodes[0].max()}, the buffer has "
-                f"{how_many(len(place), 'row')}"
-            )
         draws, hops = [], [0, len(seeds)]
         place[nodes[0]] = np.arange(len(seeds))
-        if (place[nodes[0]] != np.arange(len(seeds))).any():
-            place[nodes[0]] = -1
-            raise ValueError("seeds must be distinct: pass np.unique(seeds)")
         for fanout, width in zip(self.fanouts, self.widths, strict=True):
             drawn = np.full((len(nodes[-1]), width), -1, np.int32)
             new = np.empty(drawn.size, np.int64)

@@ -254,7 +254,7 @@ class SampledLoader:
 
     def _batches(self, resident: ResidentGraph) -> Iterator[SampledBatch]:
         rng = np.random.default_rng([self.seed, self.epoch, 2, resident.number])
-        items = resident.edges if self.task == "link" else self._seed_rows(resident)
+        items = self._items(resident)
         if self.shuffle:
             items = items[rng.permutation(len(items))]
         sampler = None
@@ -332,7 +332,10 @@ class SampledLoader:
         degrees, whole_degrees = resident.degrees[rows], resident.whole_degrees[rows]
         return self._graphs.batch(sample, bucket, nodes, degrees, whole_degrees)
 
-    def _seed_rows(self, resident: ResidentGraph) -> IntArray:
+    def _items(self, resident: ResidentGraph) -> NDArray[Any]:
+        """Returns what a state trains on: its edges, or the rows of its seeds."""
+        if self.task == "link":
+            return resident.edges
         inside = np.isin(self._seeds // self.graph.partition_size, resident.train)
         return resident.rows(self._seeds[inside])
 
@@ -363,7 +366,7 @@ class SampledLoader:
         rng = np.random.default_rng(self.seed)
         for resident in states.run(self.schedule(0)):
             sampler = DenseSampler(resident.neighbours, self.fanouts)
-            items = resident.edges if self.task == "link" else self._seed_rows(resident)
+            items = self._items(resident)
             sizes = []
             for _ in range(TRIAL_SAMPLES if len(items) else 0):
                 size = min(self.batch_size, len(items))

@@ -203,14 +203,13 @@ class LinkTrainer:
         once per epoch, with the whole graph and all embeddings in memory.
         """
         self._require_between_epochs()
-        size, count = self.graph.partition_size, self.graph.nodes_of(partition)
         if self.encoder is None:
-            values, sums = np.empty((2, size, self.config.dimension), np.float32)
-            self.file.read(partition, values, sums)
-            return torch.from_numpy(values[:count])
+            return torch.from_numpy(self._values(partition))
         if self._encoded is None or self._encoded[0] != self.epoch:
-            self._encoded = self.epoch, self._encode(self._embeddings())
-        return self._encoded[1][partition * size : partition * size + count]
+            x = np.concatenate([self._values(k) for k in range(self.graph.num_partitions)])
+            graph = whole_graph(self.graph, self._direction, x, weights=self._weights)
+            self._encoded = self.epoch, run_whole(self.encoder, graph)
+        return self._encoded[1].split(self.graph.partition_size)[partition]
 
     def train_epoch(self, on_state: Callable[[int, int], None] | None = None) -> LinkEpoch:
         """Trains one pass over all edges and commits it.
@@ -294,9 +293,7 @@ class LinkTrainer:
         Returns the sum of the losses, the edges, the batches and the schedule.
         """
         self.loader.epoch = self.epoch
-        schedule = self.policy.epoch(
-            self.graph.num_partitions, np.random.default_rng([self.config.seed, self.epoch, 1])
-        )
+        schedule = self.loader.schedule(self.epoch)
         if self.encoder is not None:
             self.encoder.train()
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
@@ -363,19 +360,12 @@ class LinkTrainer:
 
     # ------------------------------------------------------------------ the encoder
 
-    def _embeddings(self) -> NDArray[np.float32]:
-        """Returns ``[N, D]``: all embeddings, in the graph's order."""
-        p, size = self.graph.num_partitions, self.graph.partition_size
-        values, sums = np.empty((2, p * size, self.config.dimension), np.float32)
-        for k in range(p):
-            self.file.read(k, values[k * size : (k + 1) * size], sums[k * size : (k + 1) * size])
-        return values[: self.graph.num_nodes]
-
-    def _encode(self, x: NDArray[np.float32]) -> Tensor:
-        """Returns ``[N, D']``: the encoder's output on full neighbourhoods."""
-        assert self.encoder is not None
-        graph = whole_graph(self.graph, self._direction, x, weights=self._weights)
-        return run_whole(self.encoder, graph)
+    def _values(self, partition: int) -> NDArray[np.float32]:
+        """Returns ``[nodes of the partition, D]``: the embeddings on disk."""
+        shape = 2, self.graph.partition_size, self.config.dimension
+        values, sums = np.empty(shape, np.float32)
+        self.file.read(partition, values, sums)
+        return values[: self.graph.nodes_of(partition)]
 
     def _output_width(self, encoder: nn.Module) -> int:
         """Returns the width of the encoder's rows, from a run on two nodes without edges."""

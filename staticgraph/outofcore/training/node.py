@@ -186,16 +186,13 @@ class NodeTrainer:
 
     def _features(self) -> NDArray[np.float32]:
         """Returns ``[N, F]``: the features of all nodes, in the graph's order."""
-        graph, size = self.loader.graph, self.loader.graph.partition_size
+        graph, p = self.loader.graph, self.loader.graph.num_partitions
         assert graph.manifest.features is not None
         dtype, width = graph.manifest.features
-        block = np.empty((size, width), dtype)
-        x = np.empty((graph.num_nodes, width), np.float32)
-        for partition in range(graph.num_partitions):
-            graph.read_features(partition, block)
-            here = x[partition * size : (partition + 1) * size]
-            here[:] = block[: len(here)]
-        return x
+        blocks = np.empty((p, graph.partition_size, width), dtype)
+        for partition in range(p):
+            graph.read_features(partition, blocks[partition])
+        return blocks.reshape(-1, width)[: graph.num_nodes].astype(np.float32, copy=False)
 
 
 def _require_fit(model: nn.Module, loader: SampledLoader) -> None:

@@ -20,7 +20,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
-from staticgraph.jit import loop
 from staticgraph.outofcore.disk.array_files import edge_outside
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.training.link import LinkTrainer
@@ -101,19 +100,23 @@ def filtered_places(
         ends_of = values[1 - first].unsqueeze(1)
         positive = trainer.decoder.ranked(query.unsqueeze(1), ends_of).flatten()
         not_finite += int((~torch.isfinite(positive)).sum())
-        pointers, others = _true_ends(keys, tested[2], true, way)
-        counts = np.zeros((len(ends), 2), np.int64)
+        excluded = _no_candidates(keys, ends, tested[2], true, way)
+        better, equal = np.zeros((2, len(ends)))
         for partition in range(graph.num_partitions):
             block = trainer.rows(partition)
             low = partition * graph.partition_size
-            for at in range(0, len(ends), QUERIES):
-                span = slice(at, at + QUERIES)
+            for number, (rows, nodes) in enumerate(excluded):
+                span = slice(number * QUERIES, (number + 1) * QUERIES)
                 scores = trainer.decoder.ranked(query[span], block).numpy()
-                _count(
-                    scores, positive[span].numpy(), low, ends[span],
-                    pointers[at : at + QUERIES + 1], others, counts[span],
-                )  # fmt: skip
-        places[way] = 1.0 + counts[:, 0] + 0.5 * counts[:, 1]
+                against = positive[span].numpy()[:, None]
+                last = ~np.isfinite(against)
+                candidate = np.ones(scores.shape, bool)
+                inside = (nodes >= low) & (nodes < low + len(block))
+                candidate[rows[inside], nodes[inside] - low] = False
+                higher = (scores > against) & (scores < np.inf)
+                better[span] += (candidate & (last | higher)).sum(axis=1)
+                equal[span] += (candidate & ~last & (scores == against)).sum(axis=1)
+        places[way] = 1.0 + better + 0.5 * equal
     return places, not_finite
 
 
@@ -181,45 +184,32 @@ def _rows_of(trainer: LinkTrainer, nodes: NDArray[np.int64]) -> torch.Tensor:
     return out
 
 
-def _true_ends(
-    keys: NDArray[np.int64], relation: NDArray[np.int64], true: NDArray[np.int64], way: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the known true endpoints for each query: pointers ``[T + 1]`` and endpoints."""
+def _no_candidates(
+    keys: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    relation: NDArray[np.int64],
+    true: NDArray[np.int64],
+    way: int,
+) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Returns queries and the nodes that are no candidates of them, for each block of queries.
+
+    They are the true endpoint itself, and all known ones.
+
+    Args:
+        keys, ends, relation: ``[T]`` known endpoint, true endpoint and relation of each query.
+        true: ``[3, K]`` known edges.
+        way: which end of the known edges the key is.
+    """
     relations = int(max(relation.max(initial=0), true[2].max(initial=0))) + 1
     code = true[way] * relations + true[2]
     order = np.argsort(code, kind="stable")
-    code, ends = code[order], true[1 - way][order]
+    code, known = code[order], true[1 - way][order]
     codes = keys * relations + relation
     low, high = np.searchsorted(code, codes), np.searchsorted(code, codes, side="right")
-    pointers = np.concatenate([[0], np.cumsum(high - low)])
-    entries = np.arange(pointers[-1]) - np.repeat(pointers[:-1] - low, high - low)
-    return pointers, ends[entries]
-
-
-@loop
-def _count(scores, positive, low, ends, pointers, others, counts):
-    """Counts candidates of a block that are better than, and equal to, the true endpoint.
-
-    The true endpoint itself is never a candidate, whether it is known or not. If its score is not
-    finite, every candidate is better.
-    """
-    for q in range(scores.shape[0]):
-        last = not np.isfinite(positive[q])
-        better, equal = 0, 0
-        true_end = ends[q] - low
-        for v in range(scores.shape[1]):
-            if v == true_end:
-                continue
-            if last or positive[q] < scores[q, v] < np.inf:
-                better += 1
-            elif scores[q, v] == positive[q]:
-                equal += 1
-        for k in range(pointers[q], pointers[q + 1]):
-            v = others[k] - low
-            if 0 <= v < scores.shape[1] and v != true_end:
-                if last or positive[q] < scores[q, v] < np.inf:
-                    better -= 1
-                elif scores[q, v] == positive[q]:
-                    equal -= 1
-        counts[q, 0] += better
-        counts[q, 1] += equal
+    pairs = []
+    for first in range(0, len(keys), QUERIES):
+        block = range(first, min(first + QUERIES, len(keys)))
+        nodes = [np.append(known[low[q] : high[q]], ends[q]) for q in block]
+        rows = np.repeat(np.arange(len(nodes)), [len(each) for each in nodes])
+        pairs.append((rows, np.concatenate(nodes)))
+    return pairs
