@@ -89,7 +89,8 @@ def static_triplets(
 
     Returns:
         Targets and sources of the edges ``[E]``; the nodes ``i``, ``j`` and ``k`` and the edges
-        ``k -> j`` and ``j -> i`` of each triplet, all int64 ``[T]``. A padding triplet is of two padding nodes and two padding edges.
+        ``k -> j`` and ``j -> i`` of each triplet, all int64 ``[T]``. A padding triplet is of two
+        padding nodes and two padding edges.
 
     Raises:
         NotStatic: the edges were not found by ``radius_graph`` or ``knn_graph`` in this forward.
