@@ -43,7 +43,6 @@ from staticgraph.store.columns import (
 from staticgraph.store.indices import check_indices
 from staticgraph.store.objects import ObjectColumn, ObjectsOf
 from staticgraph.store.positions import graph_number, one_graph, several_graphs
-from staticgraph.store.record import graph_at
 from staticgraph.store.sorted_edges import first_order, sorted_edges
 from staticgraph.store.structure import STRUCTURE
 from staticgraph.text.how_many import how_many
@@ -385,6 +384,8 @@ class GraphColumns:
         if graph is None:
             return [self[each] for each in several_graphs(which, len(self)).tolist()]
         self.verify(np.array([graph]))
+        from staticgraph.store.record import graph_at  # imports torch
+
         return graph_at(*self._part_of(graph))
 
     def origin_of(self, graph: int, level: Level) -> Array | None:
