@@ -19,6 +19,18 @@ class ColumnAfterGather(OfNodes):
         return summed(m, edge_index, h) + h
 
 
+class ViewOfACopy(OfNodes):
+    """``m`` reads ``h`` first, so a copy is changed, of which ``rows`` is a view."""
+
+    def nodes(self, h, edge_index):
+        h = self.second(h)
+        m = h[edge_index[0]]
+        h[:, 0] = 0
+        rows = h[:]
+        rows += 0.5
+        return summed(m, edge_index, h) + h + rows
+
+
 class Twice(OfNodes):
     def nodes(self, h, edge_index):
         h = self.second(h)
@@ -99,6 +111,7 @@ def compared(build, store) -> tuple:
 
 HARMFUL = [
     ColumnAfterGather,
+    ViewOfACopy,
     Twice,
     Intermediate,
     WithoutGradientAfterGather,

@@ -227,6 +227,7 @@ def _on_a_copy(
 ) -> Call:
     """Makes a call change a copy, which is read from there on."""
     copy = captured.before(node, torch.clone, old, like=old)
+    copy.meta["example_value"] = value(old)  # later views, as traced, are of this storage
     _reads_from_now(old, copy, [node, *left])
     memory.begin(old)
     memory.see(copy)
