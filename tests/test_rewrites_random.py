@@ -53,6 +53,14 @@ h2 = h1 * scatter(rows, batch[pick], 0, batch_size, 'max')[batch]""",
 h0.tanh_()
 h2 = scatter((h0[src] + e0).relu(), dst, 0, n) + h0
 h0.register_hook(lambda slope: slope * 0.5)""",
+    "a hook right behind a region without gradients": """
+e1 = e0 + self.norm.running_mean
+with torch.no_grad():
+    e2 = h0[src]
+h3 = scatter(e1, dst, 0, n)
+h4 = scatter(e1, dst, 0, n, 'mean')
+h5 = h3.relu() * h4
+h3.register_hook(lambda slope: slope * 0.5)""",
     "twins, of which a hook changes one": """
 h1 = self.product(h0)
 h1.register_hook(lambda slope: slope * 0.5)

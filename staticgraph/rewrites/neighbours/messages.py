@@ -172,7 +172,7 @@ def _insert_program(captured: Captured, reading: Reading, group: Group) -> bool:
     edges = captured.all_edges
     order = {node: at for at, node in enumerate(captured.graph.nodes)}
     anchor = min(users, key=order.__getitem__)
-    while is_fenced(anchor):  # before the region that it is in
+    while is_fenced(anchor) and is_fenced(anchor.prev):  # before the region that it is in
         anchor = anchor.prev
     moved = _late(order, anchor, [*bases, *codes, *edges.arrays])
     if moved is None:

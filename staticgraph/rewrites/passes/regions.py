@@ -23,8 +23,8 @@ _OTHERS = ("_set_", "_enter_", "_exit_", "_push_", "_pop_")
 
 
 def fence_regions(graph: Graph) -> tuple[Any, ...] | None:
-    """Fences all nodes that are not in the state that most of the graph is in; returns the
-    arguments of that state's ``torch.autocast``, or None."""
+    """Fences all nodes that are not in the state that most of the graph is in, and those that
+    change the state; returns the arguments of that state's ``torch.autocast``, or None."""
     states: dict[Call, Any] = {}
     switches = [node for node in graph.nodes if _calls(node, set_grad_enabled)]
     # A region restores what it found, so the last switch gives the state at the head of the graph.
@@ -32,6 +32,7 @@ def fence_regions(graph: Graph) -> tuple[Any, ...] | None:
     entered: list[Any] = []
     for node in graph.nodes:
         target = node.target if node.op == "call_function" else None
+        switch = True
         if target is set_grad_enabled:
             gradient = node.args[0]
         elif target is enter_autocast:
@@ -40,7 +41,11 @@ def fence_regions(graph: Graph) -> tuple[Any, ...] | None:
             entered.pop()
         elif getattr(target, "__name__", "").startswith(_OTHERS):
             entered.append(node)  # its end is not known: the rest counts as another state
-        elif node.op not in ("placeholder", "get_attr", "output"):
+        else:
+            switch = False
+        if switch:
+            fence(node)  # right before it may be another state
+        elif node.op not in ("placeholder", "output"):
             states[node] = (gradient, *entered)
         if getattr(target, "__name__", "") == "register_hook":
             for tensor in _same_tensor(node.args[0]):
