@@ -26,13 +26,12 @@ def fence_regions(graph: Graph) -> tuple[Any, ...] | None:
     """Fences all nodes that are not in the state that most of the graph is in, and those that
     change the state; returns the arguments of that state's ``torch.autocast``, or None."""
     states: dict[Call, Any] = {}
-    switches = [node for node in graph.nodes if _calls(node, set_grad_enabled)]
+    switches = [node for node in graph.nodes if node.target is set_grad_enabled]
     # A region restores what it found, so the last switch gives the state at the head of the graph.
     gradient: Any = switches[-1].args[0] if switches else None
     entered: list[Any] = []
     for node in graph.nodes:
         target = node.target if node.op == "call_function" else None
-        switch = True
         if target is set_grad_enabled:
             gradient = node.args[0]
         elif target is enter_autocast:
@@ -42,14 +41,13 @@ def fence_regions(graph: Graph) -> tuple[Any, ...] | None:
         elif getattr(target, "__name__", "").startswith(_OTHERS):
             entered.append(node)  # its end is not known: the rest counts as another state
         else:
-            switch = False
-        if switch:
-            fence(node)  # right before it may be another state
-        elif node.op not in ("placeholder", "output"):
-            states[node] = (gradient, *entered)
-        if getattr(target, "__name__", "") == "register_hook":
-            for tensor in _same_tensor(node.args[0]):
-                fence(tensor)
+            if node.op not in ("placeholder", "output"):
+                states[node] = (gradient, *entered)
+            if getattr(target, "__name__", "") == "register_hook":
+                for tensor in _same_tensor(node.args[0]):
+                    fence(tensor)
+            continue
+        fence(node)  # right before it may be another state
     if not states:
         return None
     home, _ = Counter(states.values()).most_common(1)[0]
@@ -69,7 +67,3 @@ def _same_tensor(node: Call) -> list[Call]:
         node = below
         nodes.append(node)
     return nodes
-
-
-def _calls(node: Call, function: Any) -> bool:
-    return node.op == "call_function" and node.target is function
