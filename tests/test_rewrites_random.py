@@ -53,6 +53,11 @@ h2 = h1 * scatter(rows, batch[pick], 0, batch_size, 'max')[batch]""",
 h0.tanh_()
 h2 = scatter((h0[src] + e0).relu(), dst, 0, n) + h0
 h0.register_hook(lambda slope: slope * 0.5)""",
+    "a hook on rows that were changed in place": """
+e0.mul_(0.5)
+h1 = scatter((e0 + h0[src]).relu(), dst, 0, n)
+e0.register_hook(lambda slope: slope * 0.5)
+h2 = scatter((h0[src] + e0).relu(), dst, 0, n, 'max')""",
     "a hook right behind a region without gradients": """
 e1 = e0 + self.norm.running_mean
 with torch.no_grad():

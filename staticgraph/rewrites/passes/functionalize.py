@@ -26,6 +26,7 @@ from staticgraph.nn.norm.batch_norm import normed
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     Call,
     drops_nothing,
+    fence,
     is_fenced,
     shape,
     storage,
@@ -236,6 +237,8 @@ def _on_a_copy(
 
 def _reads_from_now(old: Call, new: Call, left: list[Call]) -> None:
     later = set(left)
+    if is_fenced(old):  # a hook may read its gradient, and that of what it has become
+        fence(new)
     for user in list(old.users):
         if user in later:
             user.replace_input_with(old, new)
