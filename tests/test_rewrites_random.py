@@ -75,6 +75,16 @@ h3 = scatter(h1[src], dst, 0, n) + h1""",
 h1 = h0 * torch.signbit(h0.relu() * 0.0)
 h2 = h0 * torch.signbit(h0.relu() * -0.0)
 h3 = h0 * torch.signbit(h0.relu() * -0.0 + 0)""",
+    "zeros of both signs in one message": """
+e1 = h0[src] - e0
+h1 = scatter(F.leaky_relu(e1, 0.2), dst, 0, n, 'max')
+h2 = scatter(e1 * torch.signbit(e1 * -0.0), dst, 0, n)""",
+    "comparisons that multiply": """
+e1 = h0[src] - e0
+h1 = scatter(e1 * (e1 > 0), dst, 0, n)
+h2 = scatter((e1[:, :1] > 0).double() * e1.tanh() + (e1 < h0[dst]), dst, 0, n, 'max')
+h3 = scatter(torch.where(~(e1 > 0.5) | (e1 == e0), e1, e1 > 0.7), dst, 0, n, 'mean')
+h4 = scatter(torch.cat([e1[:, :4], e1[:, 4:] > 0], 1) * (e1 > 0).sum(1, True), dst, 0, n)""",
     "statistics read between a norm and its ReLU": """
 normed = self.norm(h0)
 h2 = h0 * self.norm.running_mean

@@ -29,7 +29,7 @@ SIZES = {
     "staticgraph/epochs": (9, 6136),  # torch's samplers
     "staticgraph/files": (12, 3086),  # scratch names without secrets, which file a write was to
     "staticgraph/internals": (8, 1746),  # whether PyG is there, declared operators, symbolic sizes
-    "staticgraph/kernels": (56, 44972),  # programs: any message over any edges, second derivatives
+    "staticgraph/kernels": (56, 44976),  # programs: any message over any edges, zeros of both signs
     "staticgraph/lightning": (4, 2388),  # own loaders, its own backward
     "staticgraph/memory": (6, 3842),
     "staticgraph/models": (5, 1389),
@@ -39,7 +39,7 @@ SIZES = {
     "staticgraph/plans": (13, 9804),  # plans of any sequence of graphs, which graph has no count
     "staticgraph/probing": (10, 4978),
     "staticgraph/recording": (11, 9061),  # the optimizer's moved in, what is carried over
-    "staticgraph/rewrites": (42, 33337),  # any message over any edges, generated
+    "staticgraph/rewrites": (42, 33479),  # any message over any edges, comparisons that multiply
     "staticgraph/runner": (19, 16463),  # anyone's loader, prepare, a comparison from fewer steps
     "staticgraph/serving": (17, 9708),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
@@ -47,7 +47,7 @@ SIZES = {
     "staticgraph/store": (26, 22405),  # lists without a store, graphs where PyG is not installed
     "staticgraph/text": (6, 1701),
     "staticgraph/training": (15, 14977),  # predict, ticks with room, infinite buffers
-    "tests": (247, 222065),  # programs, padder, atoms, any edges, layers apart, without PyG
+    "tests": (247, 222071),  # programs, padder, atoms, any edges, layers apart, without PyG
     "tests/support": (81, 41710),  # drawn programs; saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module

@@ -99,7 +99,7 @@ def derivative(
     without."""
     b = Builder()
     b.operands, b.values = list(program.operands), list(program.values)
-    b._places = {value: place for place, value in enumerate(b.values)}
+    b._places = {repr(value): place for place, value in enumerate(b.values)}
     where = {part: at for part, *at in _places(program)}
     parts = [place for place in _places(program) if place[1] in graded]
     wanted = {part for part, *_ in parts if part.reduction in _READS_ITSELF}

@@ -214,14 +214,14 @@ class Builder:
     def __init__(self) -> None:
         self.operands: list[Operand] = []
         self.values: list[Value] = []
-        self._places: dict[Value, int] = {}
+        self._places: dict[str, int] = {}
 
     def shape(self, place: int) -> Shape:
         """The shape of a value."""
         return self.values[place].shape
 
     def _put(self, value: Value) -> int:
-        place = self._places.setdefault(value, len(self.values))
+        place = self._places.setdefault(repr(value), len(self.values))  # 0.0 and -0.0 are two
         if place == len(self.values):
             self.values.append(value)
         return place

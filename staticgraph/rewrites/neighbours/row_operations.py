@@ -167,9 +167,10 @@ class _Writer:
         return out if isinstance(out, tuple) else (out,)
 
     def at(self, one: Any) -> int | float:
-        """The place of a tensor, or a number as constant."""
+        """The place of a tensor, of a condition as ones and zeros, or a number as constant."""
         if isinstance(one, Tensor):
-            return self.known[id(one)]
+            place = self.known[id(one)]
+            return self.b.point("where", place, 1.0, 0.0) if one.dtype is torch.bool else place
         if isinstance(one, (bool, int, float)):
             return float(one)
         raise NotByRow(type(one).__name__)
@@ -177,6 +178,10 @@ class _Writer:
     def point(self, operation: str, *given: Any) -> int:
         """A pointwise operation of tensors and numbers."""
         return self.b.point(operation, *map(self.at, given))
+
+    def logical(self, operation: str, *given: Any) -> int:
+        """A pointwise operation of conditions."""
+        return self.b.point(operation, *(_place(self, one) for one in given))
 
     def dim(self, x: Tensor, dim: int) -> int:
         """A dimension of a row; that of all rows is none."""
@@ -296,10 +301,16 @@ def _view(w: _Writer, x: Tensor, sizes: Sequence[int]) -> int:
 
 
 def _place(w: _Writer, x: Any) -> int:
-    place = w.at(x)
-    if not isinstance(place, int):
+    if not isinstance(x, Tensor):
         raise NotByRow("a number")
-    return place
+    return w.known[id(x)]
+
+
+def _number(w: _Writer, x: Tensor) -> int:
+    """The place of a tensor that is no condition."""
+    if x.dtype is torch.bool:
+        raise NotByRow("a condition")
+    return _place(w, x)
 
 
 def _unsqueeze(w: _Writer, x: Tensor, dim: int) -> int:
@@ -380,17 +391,19 @@ def _transpose(w: _Writer, x: Tensor, first: int, second: int) -> int:
 def _cat(w: _Writer, xs: Sequence[Tensor], dim: int = 0) -> int:
     if any(x.size(0) != w.rows for x in xs):
         raise NotByRow("rows")
-    return w.b.cat([_place(w, x) for x in xs], w.dim(xs[0], dim))
+    return w.b.cat([_number(w, x) for x in xs], w.dim(xs[0], dim))
 
 
 def _stack(w: _Writer, xs: Sequence[Tensor], dim: int = 0) -> int:
     dim %= xs[0].dim() + 1
+    for x in xs:
+        _number(w, x)
     return w.b.cat([_unsqueeze(w, x, dim) for x in xs], dim - 1)
 
 
 def _sum(w: _Writer, x: Tensor, dims: Any, keepdim: bool = False, *, dtype: Any = None) -> int:
     at = w.dims(x, dims)
-    total = w.b.total(_place(w, x), at)
+    total = w.b.total(_number(w, x), at)
     if keepdim:
         shape = tuple(1 if dim in at else size for dim, size in enumerate(x.shape[1:]))
         total = w.b.view(total, shape)
@@ -410,6 +423,8 @@ def _bmm(w: _Writer, a: Tensor, b: Tensor) -> int:
 
 def _same(w: _Writer, x: Tensor, **kwargs: Any) -> int:
     to = kwargs.get("dtype") or x.dtype
+    if x.dtype is torch.bool and to.is_floating_point:
+        return w.b.point("where", _place(w, x), 1.0, 0.0)
     if to is not x.dtype and not (to.is_floating_point and x.is_floating_point()):
         raise NotByRow("another dtype")
     return _place(w, x)
@@ -427,13 +442,17 @@ def _plain(name: str) -> Callable[..., int]:
     return lambda w, *given: w.point(name, *given)
 
 
+def _logical(name: str) -> Callable[..., int]:
+    return lambda w, *given: w.logical(name, *given)
+
+
 # By the name of ATen.
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **{
         name: _plain(name)
         for name in (
             *("mul", "neg", "abs", "exp", "log", "log1p", "sqrt", "sin", "cos", "erf", "tanh"),
-            *("sigmoid", "where"),
+            "sigmoid",
         )
     },
     "add": lambda w, a, b, *, alpha=1: _scaled(w, a, b, alpha, "add"),
@@ -462,12 +481,13 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "ge": _compare("le", swapped=True),
     "eq": _compare("eq"),
     "ne": _compare("eq", negated=True),
-    "logical_not": _plain("not"),
-    "bitwise_not": _plain("not"),
-    "logical_and": _plain("and"),
-    "bitwise_and": _plain("and"),
-    "logical_or": _plain("or"),
-    "bitwise_or": _plain("or"),
+    "where": lambda w, x, a, b: w.b.point("where", _place(w, x), w.at(a), w.at(b)),
+    "logical_not": _logical("not"),
+    "bitwise_not": _logical("not"),
+    "logical_and": _logical("and"),
+    "bitwise_and": _logical("and"),
+    "logical_or": _logical("or"),
+    "bitwise_or": _logical("or"),
     "view": _view,
     "reshape": _view,
     "_unsafe_view": _view,
