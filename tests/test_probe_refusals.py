@@ -47,6 +47,14 @@ def test_memory_that_runs_out_makes_the_probe_smaller(esol):
     assert "memory ran out at" in memory.note or max(c.nodes for c in read) > 700
 
 
+def test_a_capacity_that_is_held_out_is_not_fitted(esol):
+    reader = GivenReader(lambda capacity: 10_000 + 300 * capacity.nodes + 40 * capacity.edges)
+    memory = probe(nn.Linear(1, 1), esol, reader=reader, capacities=POINTS, held_out=POINTS[-1])
+    assert memory.checked is not None
+    assert memory.checked.capacity == POINTS[-1]
+    assert POINTS[-1] not in [point.capacity for point in memory.points]
+
+
 def test_a_probe_that_never_fits_says_so(esol):
     def bytes_of(capacity):
         raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")

@@ -102,8 +102,8 @@ def order_error(comparer: Comparer, batch: StaticBatch, options: RunOptions) -> 
     if not places:
         return None
     sides = [plain_batch(batch), plain_batch(in_first_order(batch, places))]
-    ran: dict[RunOptions, Outcome | None] = {}
-    comparer.unpadded = Unpadded(batch, sides[0], ran)
+    of_first: dict[RunOptions, Outcome | None] = {}
+    comparer.unpadded = Unpadded(batch, sides[0], of_first)
     rows = {batch.real_counts.of(level): place for level, place in places.items()}
 
     def nearest(value: Tensor, like: Tensor | None) -> Tensor:
@@ -117,14 +117,11 @@ def order_error(comparer: Comparer, batch: StaticBatch, options: RunOptions) -> 
 
     def run(side: PlainBatch, options: RunOptions) -> Outcome | None:
         """Runs plain PyG, the first side once; None if the model raises."""
-        first = side is sides[0]
-        if first and options in ran:
-            return ran[options]
-        with _NoCollectives() if several else nullcontext():
-            outcome = attempt(lambda: comparer.plain(batch, side, options))
-        if first:
-            ran[options] = outcome
-        return outcome
+        known = of_first if side is sides[0] else {}
+        if options not in known:
+            with _NoCollectives() if several else nullcontext():
+                known[options] = attempt(lambda: comparer.plain(batch, side, options))
+        return known[options]
 
     def both(options: RunOptions) -> tuple[Outcome, Outcome] | None:
         """Runs both orders; None if either raises, or has numbers that are not finite."""
@@ -153,7 +150,7 @@ def order_error(comparer: Comparer, batch: StaticBatch, options: RunOptions) -> 
         if untied is None or all(e.off <= tolerance for e in untied[0].differences(untied[1])):
             return None
     trails = []
-    ran.clear()  # a trail follows a run
+    of_first.clear()  # a trail follows a run
     for side in sides:
         trail = Trail(comparer.model, comparer.context)
         with trail.followed():

@@ -67,7 +67,7 @@ def exact_capacities(
     batch_size, note = _at_most(batch_size, len(data.trained))
     if margin is None:
         margin = find_margin(data.trained, batch_size, whole=whole, seed=seed)
-    capacities = _one_or_two(data, batch_size, margin, num_buckets, cost, seed)
+    capacities = _whole_and_smaller(data, batch_size, margin, num_buckets, cost, seed)
     efficiency = _mean_efficiency(data.trained, batch_size, capacities[0])
     return Chosen(capacities, efficiency, batch_size, margin, note)
 
@@ -82,7 +82,7 @@ def _at_most(batch_size: int, there_are: int) -> tuple[int, str]:
     return there_are, note
 
 
-def _one_or_two(
+def _whole_and_smaller(
     data: Sizes,
     batch_size: int,
     margin: float,

@@ -97,7 +97,7 @@ def probe(
         autocast: a dtype to run forward and loss in.
         accumulate: backward passes per step of the optimizer.
         capacities: the capacities to measure, instead of ones chosen from the sizes of the data.
-        held_out: the capacity to check the fit on, with ``capacities``.
+        held_out: the capacity to check the fit on, with ``capacities``; it is not fitted.
 
     Raises:
         FitRefused: the points do not determine the form, or no form explains them within 5%.
@@ -116,7 +116,7 @@ def probe(
     with chosen.open(probed) as read:
         fitting = Fitting(read, form, schema.hetero)
         if capacities is not None:
-            fitting.begin(ascending(capacities), held_out)
+            fitting.begin([c for c in ascending(capacities) if c != held_out], held_out)
         else:
             _begin_smaller(fitting, sizes_of(store), schema)
         if not fitting.readings:

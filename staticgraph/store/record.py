@@ -6,7 +6,7 @@ items. Where PyG is installed, its own classes are made instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,13 +51,14 @@ class Record:
 
     def clone(self) -> Record:
         """Returns a copy with tensors of its own."""
-        copies = {n: v.clone() if isinstance(v, Tensor) else v for n, v in self}
-        return Record(**copies)
+        return self._changed(Tensor.clone)
 
     def to(self, device: torch.device | str) -> Record:
         """Returns the same values, with tensors on a device."""
-        moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in self}
-        return Record(**moved)
+        return self._changed(lambda value: value.to(device))
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Record:
+        return Record(**{n: change(v) if isinstance(v, Tensor) else v for n, v in self})
 
     def __repr__(self) -> str:
         shapes = (f"{n}={list(v.shape) if isinstance(v, Tensor) else v}" for n, v in self)
