@@ -40,7 +40,9 @@ class TestFromTimes:
             ({"eager": [10] * 8, "default": [20] * 8, "cuda-graph": [5] * 8}, "cuda-graph"),
             # Other load made eager slow in half of its rounds: default is ahead in the median only.
             ({"eager": [10, 30] * 4, "default": [11] * 8}, "eager"),
-            # Ahead in most rounds, by less than they spread.
+            # Other load made most rounds of eager many times as long, and fused was always ahead.
+            ({"eager": [20, 60, 24, 200, 22, 90], "fused": [10, 12, 11, 12, 10, 11]}, "fused"),
+            # Ahead in six rounds of eight, as one of seven coins is.
             ({"eager": [9, 12, 13, 12, 9, 13, 12, 14], "fused": [11] * 8}, "eager"),
             ({"eager": [3] * 5}, "eager"),
         ],

@@ -1,8 +1,9 @@
 """Chooses the way a bucket runs, from measured times alone.
 
-A more elaborate way is taken only where it beats the simpler one in the median by more than
-:data:`MARGIN` and by more than the rounds spread. On a device that is busy all the time recording
-gains nothing; there the times tie, and a tie goes to the simpler way.
+A more elaborate way is taken only where it beats the simpler one in the median by :data:`MARGIN`,
+and in more rounds than chance explains: the sign test, since other load makes single rounds any
+number of times as long, and so says nothing of who is faster. On a device that is busy all the time
+recording gains nothing; there the times tie, and a tie goes to the simpler way.
 
 Pure arithmetic on numbers: :mod:`staticgraph.runner.trials` does the measuring.
 """
@@ -13,6 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from staticgraph.files.document import NOT_THERE
 # Chosen, not derived: a smaller gain does not justify another way of running, and machines of
 # varying speed show differences of this size between equal contenders.
 MARGIN = 0.05
+# The probability that as many rounds, or more, are won by chance: 5 of 5 rounds, or 15 of 20.
+LUCK = 0.05
 # How the reason begins where a way could perhaps run.
 NOT_TRIED = "not tried"
 
@@ -103,14 +107,14 @@ def choose(
     )
     for other in others:
         ratio = np.asarray(times[best]) / np.asarray(times[other])
-        low, median, high = np.percentile(ratio, [10, 50, 90]).tolist()
-        spread = (high - low) / 2
-        if median >= 1 + max(MARGIN, spread):
-            won = float((ratio > 1).mean())
-            reason = f"{median:.2f} times as fast as {best}, in {won:.0%} of the rounds"
+        rounds, won, median = len(ratio), int((ratio > 1).sum()), float(np.median(ratio))
+        luck = sum(comb(rounds, more) for more in range(won, rounds + 1)) / 2**rounds
+        share = f"in {won / rounds:.0%} of the rounds"
+        if median >= 1 + MARGIN and luck <= LUCK:
+            reason = f"{median:.2f} times as fast as {best}, {share}"
             best = other
         elif best == "eager" and median > 1:
-            reason = f"{other} is {median:.2f} times as fast, and the rounds spread by {spread:.2f}"
+            reason = f"no clear margin: {other} is {median:.2f} times as fast, {share}"
     contenders = [
         Contender(way, len(t), *np.percentile(t, [50, 10, 90]).tolist()) for way, t in times.items()
     ]
