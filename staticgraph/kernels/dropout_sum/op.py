@@ -19,14 +19,14 @@ from staticgraph.kernels.register import operator
 
 
 def dropout_sum_reference(
-    x: Tensor, residual: Tensor | None, kept: Tensor, p: float, relu: bool
+    x: Tensor, residual: Tensor | None, mask: Tensor, p: float, relu: bool
 ) -> Tensor:
     """Computes ``dropout_sum``; differentiable, on any device.
 
     Args:
-        kept: ``[R, F]`` bool, from :func:`staticgraph.kernels.dropout_sum.kept`.
+        mask: ``[R, F]`` bool, from :func:`staticgraph.kernels.dropout_sum.kept`.
     """
-    value = (x.relu() if relu else x) * kept.to(x.dtype) / (1 - p)
+    value = (x.relu() if relu else x) * mask.to(x.dtype) / (1 - p)
     return value if residual is None else residual + value
 
 
