@@ -147,7 +147,7 @@ class _Plan(NamedTuple):
     Attributes:
         slope: the derivative; None if there is none.
         saved: places of the results that it reads among what was saved.
-        given: places of the gradients that it reads.
+        gradients: places of the gradients that it reads.
         into: operands that were handed on, and the places of their gradients.
     """
 
