@@ -82,7 +82,7 @@ def test_what_padding_reaches_is_an_error_that_names_it(kind):
 def test_no_supported_layer_is_flagged(case):
     for mode in ("eager",) if case.eager_only else ("eager", "default"):
         check = runner_of(model_of(case), mode=mode).preparation.padding
-        check.of(BATCH, "step")
+        check.check_batch(BATCH, "step")
         assert not check.wanted("step")
 
 
@@ -210,7 +210,7 @@ def test_a_statistic_over_all_rows_beside_random_numbers_is_found():
 
 def test_random_numbers_alone_are_no_difference():
     check = runner_of(made(Drawing)).preparation.padding
-    check.of(BATCH, "step")
+    check.check_batch(BATCH, "step")
     parity = check._comparer.beside_plain(BATCH, RunOptions(training=True, gradients=True))
     assert parity.note == "in the model's own mode"
     assert parity.worst < 1e-12
@@ -407,7 +407,7 @@ def test_whole_floats_and_integers_stay_categories():
 
     model = made_any(Table)
     check = runner_of(model).preparation.padding
-    check.of(BATCH, "step")
+    check.check_batch(BATCH, "step")
     assert not check.wanted("step")
 
 

@@ -148,7 +148,7 @@ class _Memory:
     def __init__(self) -> None:
         self._number = count()
         self._now: dict[int, int] = {}
-        self._of: dict[Call, Memory] = {}
+        self._by_node: dict[Call, Memory] = {}
 
     def see(self, node: Call) -> None:
         """Records the memory of a node's tensors at its place in the graph."""
@@ -157,11 +157,11 @@ class _Memory:
             if drops_nothing(node):
                 self._now[storage(fake)] = next(iter(self.find_memory(node.args[0])))
             numbers.add(self._now.setdefault(storage(fake), next(self._number)))
-        self._of[node] = frozenset(numbers)
+        self._by_node[node] = frozenset(numbers)
 
     def find_memory(self, node: Call) -> Memory:
         """The memory of a node; empty if it was not seen yet."""
-        return self._of.get(node, frozenset())
+        return self._by_node.get(node, frozenset())
 
     def of_any(self, nodes: list[Call]) -> Memory:
         """The memory of several nodes."""
