@@ -32,7 +32,7 @@ def graph_attention_reference(
         starts: ``[G + 1]``, ascending from 0.
         heads: ``H``.
         mask: ``[H, N, N]`` bool, the weights that dropout keeps, from
-            :func:`staticgraph.kernels.graph_attention.kept`; None keeps all.
+            :func:`staticgraph.kernels.graph_attention.draw_mask`; None keeps all.
         p: fraction of the weights that is dropped.
     """
     nodes = len(rows)
@@ -165,7 +165,9 @@ def graph_attention(
     )
 
 
-def kept(starts: Tensor, seed: Tensor, heads: int, longest: int, site: int, p: float) -> Tensor:
+def draw_mask(
+    starts: Tensor, seed: Tensor, heads: int, longest: int, site: int, p: float
+) -> Tensor:
     """Returns the mask ``[H, N, N]`` bool of the weights that :func:`graph_attention` keeps on the
     seed's device.
 
