@@ -119,7 +119,7 @@ class Watch:
     def running(self) -> Iterator[None]:
         """A ``with`` block that watches everything run in this thread."""
         with ExitStack() as stack:
-            noted = partial(self.found, "checkpoint", "activation checkpointing")
+            noted = partial(self.note_obstacle, "checkpoint", "activation checkpointing")
             stack.enter_context(checkpoints_told(noted))
             stack.enter_context(_Calls(self))
             stack.enter_context(_Operations(self))

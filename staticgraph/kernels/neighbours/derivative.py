@@ -136,10 +136,10 @@ def derivative(
     slopes = _Slopes(b)
     for part, *place in parts:
         _of_reduction(slopes, part, part_of(place, rows[-1 - place[0]]), saved)
-    for own in (False, True):
+    for own_term in (False, True):
         for place in reversed(range(len(program.values))):
-            if (grad := slopes.get(place, own)) is not None:
-                _step_back(slopes, place, own, grad)
+            if (grad := slopes.get(place, own_term)) is not None:
+                _step_back(slopes, place, own_term, grad)
     results: list[Result] = []
     places: list[tuple[int, int]] = []
     for place, value in enumerate(program.values):
@@ -147,16 +147,16 @@ def derivative(
         operand = program.operands[number]
         if number in more:
             slopes.add(place, operand.place != "edge", more[number])
-        grad, own = slopes.get(place, False), slopes.get(place, True)
-        if number not in inputs or grad is own is None:
+        grad, own_grad = slopes.get(place, False), slopes.get(place, True)
+        if number not in inputs or grad is own_grad is None:
             continue
-        if grad is None and own is not None and b.values[own].operation == "operand":
-            places.append((number, -1 - b.values[own].options[0]))
+        if grad is None and own_grad is not None and b.values[own_grad].operation == "operand":
+            places.append((number, -1 - b.values[own_grad].options[0]))
             continue
         grad = b.expand(b.nothing() if grad is None else grad, operand.shape)
         gradient = Result(grad, _GRADIENTS.get(operand.place, "rows"))
-        if own is not None:
-            gradient = gradient._replace(start=b.expand(own, operand.shape))
+        if own_grad is not None:
+            gradient = gradient._replace(start=b.expand(own_grad, operand.shape))
         if sums_tables and operand.place == "table":
             gradient = gradient._replace(reduction="table_sum", table=number)
         if gradient not in results:

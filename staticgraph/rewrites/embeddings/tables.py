@@ -139,15 +139,15 @@ _OPTIONS = (
 
 def _join(captured: Captured, node: Call, terms: list[Any], lookups: list[Lookup | None]) -> None:
     groups: dict[Call, list[Lookup]] = {}
-    for found in lookups:
-        if found is not None:
-            groups.setdefault(found.base, []).append(found)
+    for candidate in lookups:
+        if candidate is not None:
+            groups.setdefault(candidate.base, []).append(candidate)
     if not groups:
         return
     rest = [t for t, lookup in zip(terms, lookups, strict=True) if lookup is None]
     total: Any = None
-    for base, found in groups.items():
-        joined = _table_sum(captured, node, base, found, fold=_folds(captured, groups, rest))
+    for base, members in groups.items():
+        joined = _table_sum(captured, node, base, members, fold=_folds(captured, groups, rest))
         total = joined if total is None else captured.before(node, ADD, total, joined)
     for term in rest:
         total = captured.before(node, ADD, total, term)

@@ -165,7 +165,7 @@ class _Memory:
 
     def of_any(self, nodes: list[Call]) -> Memory:
         """The memory of several nodes."""
-        return frozenset().union(*map(self.of, nodes))
+        return frozenset().union(*map(self.find_memory, nodes))
 
     def begin(self, node: Call) -> None:
         """Makes the storage of a node's tensor new memory from here on."""
