@@ -124,8 +124,8 @@ class Field:
 
     def physical(self, rows: int) -> tuple[int, ...]:
         """The shape of the array that holds ``rows`` rows."""
-        at = self.cat_dim or 0
-        return (*self.shape[:at], rows, *self.shape[at:])
+        dim = self.cat_dim or 0
+        return (*self.shape[:dim], rows, *self.shape[dim:])
 
     def describe(self) -> str:
         """A description such as ``float32 [9] per node``, for error messages and tables."""
@@ -270,8 +270,8 @@ class Schema:
     def _check_axes(self, names: set[str]) -> None:
         """Refuses an axis with an array name that is reserved, a field's or another axis's."""
         for axis in self.axes:
-            own = {f"{axis.name}_{part}" for part in AXIS_ARRAYS}
-            taken = sorted(name for name in own if name in names or self._is_taken(name))
+            arrays = {f"{axis.name}_{part}" for part in AXIS_ARRAYS}
+            taken = sorted(name for name in arrays if name in names or self._is_taken(name))
             if taken:
                 remedy = (
                     f"rename the type {axis.key!r}"
@@ -284,12 +284,12 @@ class Schema:
                     f"{axis.name!r} is the name of rows that belong to neither nodes, edges nor "
                     f"graphs, so a batch has {taken[0]!r} for them, a name that {clash}: {remedy}"
                 )
-            names |= own
+            names |= arrays
 
     def lets(self, name: str) -> bool:
         """Whether ``name`` is free for an additional array of a batch."""
-        own = [f"{axis.name}_{part}" for axis in self.axes for part in AXIS_ARRAYS]
-        return not self._is_taken(name) and name not in own
+        arrays = [f"{axis.name}_{part}" for axis in self.axes for part in AXIS_ARRAYS]
+        return not self._is_taken(name) and name not in arrays
 
     def _is_taken(self, name: str) -> bool:
         """Whether a batch reserves the name, so that no field or axis array may have it."""
@@ -297,8 +297,8 @@ class Schema:
             return True
         for axis in self.axes:
             if axis.type and name.startswith(f"{axis.name}."):
-                own = name.removeprefix(f"{axis.name}.")
-                return own in RESERVED_OF_TYPE or own.startswith(PRIVATE)
+                short = name.removeprefix(f"{axis.name}.")
+                return short in RESERVED_OF_TYPE or short.startswith(PRIVATE)
         return self.hetero and name.endswith(DICT_SUFFIX)
 
     def _joins_two(self) -> bool:
@@ -585,7 +585,11 @@ class _Example:
             if _tail(name) == EDGE_INDEX:
                 return "edge", len(shape) - 1
             near = {"node"} if self._index[name] == "graph" and self._rows.get("node") else set()
-            fits = [at for at, rows in self._rows.items() if rows in (shape[:1] + shape[-1:])]
+            fits = [
+                candidate
+                for candidate, rows in self._rows.items()
+                if rows in (shape[:1] + shape[-1:])
+            ]
             if near & set(fits):
                 fits = ["node"]
             if len(fits) != 1:
@@ -626,7 +630,7 @@ class _Example:
                 f"{name!r} has {value.shape[dim]} rows, and the batch {self._rows[level]} of level "
                 f"{level}"
             )
-        shape = tuple(int(size) for at, size in enumerate(value.shape) if at != dim)
+        shape = tuple(int(size) for place, size in enumerate(value.shape) if place != dim)
         dtype = dtype_name(value)
         pad: tuple[float, ...] = ()
         if name in self._pad:

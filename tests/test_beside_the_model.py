@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from support.plain_epochs import PLAN, STORE, D, equal, made, plain_step, sgd, squared
+from support.plain_epochs import PLAN, STORE, D, equal, make_net, plain_step, sgd, squared
 from torch import Tensor, nn
 
 import staticgraph as sg
@@ -62,7 +62,7 @@ WAYS = pytest.mark.parametrize("mode", ["eager", TIMED, "fused"], ids=["eager", 
 def test_a_loss_with_parameters_and_buffers(mode, by_name):
     runs = []
     for way in (None, mode):
-        model, loss = made(), Uncertain()
+        model, loss = make_net(), Uncertain()
         called = (lambda out, batch, loss=loss: loss(out, batch)) if by_name else loss
         losses = trained(model, called, sgd(model, loss), way)
         runs.append([*losses, *model.state_dict().values(), *loss.state_dict().values()])
@@ -73,7 +73,7 @@ def test_a_loss_with_parameters_and_buffers(mode, by_name):
 def test_a_memory_bank_and_a_bare_parameter(mode):
     runs = []
     for way in (None, mode):
-        model, bank = made(), torch.zeros(4, 2, dtype=D)
+        model, bank = make_net(), torch.zeros(4, 2, dtype=D)
         weight = nn.Parameter(torch.zeros(2, dtype=D))
 
         def loss(out, batch, bank=bank, weight=weight):
@@ -94,7 +94,7 @@ def test_a_memory_bank_and_a_bare_parameter(mode):
 def test_lists_and_dicts_of_the_model_and_of_the_loss(mode):
     runs, seen = [], Counter()
     for way in (None, mode):
-        model = made()
+        model = make_net()
         model.scale, model.last = {"now": 1.0}, deque(maxlen=2)
         means: list[float] = []
 
@@ -125,7 +125,7 @@ class Caching(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net, self.cache = made(), {}
+        self.net, self.cache = make_net(), {}
 
     def forward(self, x, edge_index, batch, num_graphs):
         if "ones" not in self.cache:
@@ -167,7 +167,7 @@ class Lookahead(torch.optim.SGD):
 def test_an_optimizer_that_keeps_more_than_state():
     runs = []
     for way in (None, TIMED):
-        model = made()
+        model = make_net()
         optimizer = Lookahead(model.parameters())
         losses = trained(model, squared, optimizer, way)
         assert (optimizer.turn, optimizer.param_groups[0]["k"]) == (3, 3)
@@ -180,7 +180,7 @@ def test_hooks_of_parameters_and_of_the_optimizer(mode):
     """A hook that keeps a norm, an optimizer step in the backward, an average after each step."""
     runs = []
     for way in (None, mode):
-        model = made()
+        model = make_net()
         norm, average = torch.ones((), dtype=D), torch.zeros(2, 8, dtype=D)
 
         def scaled(grad, norm=norm):
@@ -211,7 +211,7 @@ def test_numbers_of_numpy_and_python_are_drawn_as_without_a_check():
     """Although the model and its loss have been run several times before the first step."""
     runs = []
     for way in (None, "eager", "fused"):
-        model = made()
+        model = make_net()
         np.random.seed(3)  # noqa: NPY002
         weights = nn.Parameter(torch.ones(2, dtype=D))
 

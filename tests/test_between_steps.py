@@ -11,7 +11,18 @@ import pytest
 import torch
 from support.alike import real_ids
 from support.places import mode_of
-from support.plain_epochs import GRAPHS, PLAN, STORE, D, Net, equal, made, plain_step, sgd, squared
+from support.plain_epochs import (
+    GRAPHS,
+    PLAN,
+    STORE,
+    D,
+    Net,
+    equal,
+    make_net,
+    plain_step,
+    sgd,
+    squared,
+)
 from support.runners import made_runner
 from torch import nn
 from torch.nn.utils import prune
@@ -103,7 +114,7 @@ HOOKS = {
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_hook_that_comes_after_the_first_step_is_not_left_out(name):
-    model = made()
+    model = make_net()
     runner = sg.StaticGraphRunner(model, PLAN, "fused", loss=squared, optimizer=sgd(model))
     batches = iter(runner.loader(STORE, indices=range(24)))
     runner.step(next(batches))
@@ -121,12 +132,12 @@ def test_an_eager_step_follows_a_hook(name):
 
 @pytest.mark.parametrize("name", ["a layer's", "the model's", "before a layer"])
 def test_a_hook_that_goes_after_the_first_step_is_not_heard_on(name):
-    model = made()
+    model = make_net()
     handle = HOOKS[name](model)
     runner = sg.StaticGraphRunner(model, PLAN, "fused", loss=squared, optimizer=sgd(model))
     batches = iter(runner.loader(STORE, indices=range(24)))
     runner.step(next(batches))
-    HOOKS[name](made())  # a hook of another model
+    HOOKS[name](make_net())  # a hook of another model
     runner.step(next(batches))
     handle.remove()
     with pytest.raises(sg.NotStatic, match="came or went since its steps were compiled"):
@@ -284,7 +295,7 @@ def test_a_fused_forward_may_bind_tensors(warm):
 
 
 def test_a_model_of_another_dtype_is_named_by_a_fused_step():
-    model = made()
+    model = make_net()
     runner = sg.StaticGraphRunner(model, FOURS, "fused", loss=squared, optimizer=sgd(model))
     batches = iter(runner.loader(STORE))
     runner.step(next(batches))

@@ -24,9 +24,9 @@ from support.command_words import (
     ABSURD,
     BASES,
     cut_short,
-    given,
     make_place,
     measured_in,
+    replace_option,
     wrong_with,
 )
 
@@ -107,7 +107,7 @@ def test_no_value_of_any_option_leads_to_a_traceback(base, tiny):
     wrong = []
     for option in arguments_of(BASES[base][0]):
         for value in values_of(option, base):
-            words = given(BASES[base], option, value)
+            words = replace_option(BASES[base], option, value)
             found = wrong_with(words)
             for path in tiny.iterdir():
                 if path.name not in before:

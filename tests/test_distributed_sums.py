@@ -87,7 +87,7 @@ def _exchanged() -> tuple:
     parts = ranks.gathered(torch.full((rank, 2), float(rank)))
     return (
         [part.tolist() for part in parts],
-        ranks.told({"rank": rank}),
+        ranks.gather_objects({"rank": rank}),
         ranks.largest(rank / 2),
         ranks.any(rank == 2),
         ranks.all(rank < 2),

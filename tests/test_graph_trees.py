@@ -59,7 +59,7 @@ def trees(monkeypatch):
     monkeypatch.setattr(torch, "compile", inductor)
 
     def run(self, phase, batch, fused=False):
-        function = self.of(phase, batch)
+        function = self.find_function(phase, batch)
         key = (batch.bucket, phase, self._model.training)
         out = function(*batch.tensors().values())
         found.run((*key, "forward"), 1)

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("httptools", reason="needs uvicorn's parser in C")
 
-from support.http_line import PATIENCE_S, Nodes, answers, connected, said, served, talk
+from support.http_line import PATIENCE_S, Nodes, answers, connected, read_all, served, talk
 from support.served_graphs import graph
 
 from staticgraph.serving.http import app
@@ -66,9 +66,9 @@ def test_stopping_answers_what_was_asked():
         line.sendall(request(body_of(3)))
         assert backend.asked.acquire(timeout=PATIENCE_S)
         server.should_exit = True
-        assert said(idle) == b"", "who asked nothing is let go"
+        assert read_all(idle) == b"", "who asked nothing is let go"
         backend.let_go()
-        content = said(line)
+        content = read_all(line)
     assert answers(content) == [(200, b'{"outputs":[[3]]}')]
     assert b"connection: close" in content
 
@@ -87,7 +87,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(app, "BODY_S", 0.1)
     with served(Nodes()) as (port, _), connected(port) as line:
         line.sendall(request(body_of(3), "Connection: close")[:-5])
-        assert answers(said(line))[0][0] == 408
+        assert answers(read_all(line))[0][0] == 408
 
 
 def flood(port: int, head: bytes, piece: bytes, most: int) -> int:
@@ -122,4 +122,4 @@ def test_a_large_head_is_answered_and_holds_up_nobody(port):
         slow.sendall(large[:-200])
         assert talk(port, [LAST])[0][0] == 200
         slow.sendall(large[-200:])
-        assert answers(said(slow))[0][0] == 200
+        assert answers(read_all(slow))[0][0] == 200

@@ -9,9 +9,9 @@ from support.compiled import launches
 
 from staticgraph.kernels.graph_attention import (
     cpu,
+    draw_mask,
     graph_attention,
     graph_attention_reference,
-    kept,
 )
 from staticgraph.kernels.register import CUDA
 
@@ -55,7 +55,7 @@ def test_graphs_of_several_blocks_of_queries(size):
     rows = torch.randn(160, 3 * HEADS * size, dtype=torch.float64, requires_grad=True)
     seed, p, weight = torch.tensor([3]), 0.25, torch.randn(160, HEADS * size, dtype=torch.float64)
     mask = torch.zeros(HEADS, 160, 160, dtype=torch.bool)
-    mask[:, :157, :157] = kept(starts, seed, HEADS, 137, 4, p)
+    mask[:, :157, :157] = draw_mask(starts, seed, HEADS, 137, 4, p)
     expected = graph_attention_reference(rows, starts, HEADS, mask, p)
     (wanted,) = torch.autograd.grad(expected, rows, weight)
     found = graph_attention(rows, starts, heads=HEADS, longest=137, p=p, seed=seed, site=4)
@@ -65,7 +65,7 @@ def test_graphs_of_several_blocks_of_queries(size):
 
 
 def test_dropout_keeps_its_share_and_goes_by_seed_and_site():
-    assert_drops_its_share(kept)
+    assert_drops_its_share(draw_mask)
 
 
 def test_what_it_cannot_do_is_said():

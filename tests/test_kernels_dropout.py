@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from staticgraph.kernels.dropout_sum import dropout_sum, kept
+from staticgraph.kernels.dropout_sum import draw_mask, dropout_sum
 
 
 def test_the_share_is_right_and_places_are_independent():
     """The rate is within five standard deviations of the binomial; neighbours in a row, in a column
     and at another site agree as often as by chance."""
     p, shape = 0.25, torch.Size((400, 64))
-    mask, other = (kept(torch.tensor([7]), site, shape, p) for site in (0, 1))
+    mask, other = (draw_mask(torch.tensor([7]), site, shape, p) for site in (0, 1))
     share = mask.double().mean().item()
     assert abs(share - (1 - p)) < 5 * math.sqrt(p * (1 - p) / mask.numel())
     both = p * p + (1 - p) ** 2
@@ -26,11 +26,11 @@ def test_the_share_is_right_and_places_are_independent():
 
 def test_a_rows_fate_does_not_depend_on_the_bucket_or_the_threads():
     seed, before = torch.tensor([11]), torch.get_num_threads()
-    small = kept(seed, 2, torch.Size((50, 64)), 0.5)
+    small = draw_mask(seed, 2, torch.Size((50, 64)), 0.5)
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            assert torch.equal(kept(seed, 2, torch.Size((700, 64)), 0.5)[:50], small)
+            assert torch.equal(draw_mask(seed, 2, torch.Size((700, 64)), 0.5)[:50], small)
     finally:
         torch.set_num_threads(before)
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from support.alike import assert_same_state
 from support.arena import ArenaRecorder
 from support.examples import EXAMPLES
-from support.lightning_modules import InParts, Variational, Whole, made
+from support.lightning_modules import InParts, Variational, Whole, make_module
 from support.ranks import on_ranks
 from torch import nn
 from torch.utils.data import DataLoader
@@ -74,7 +74,7 @@ def by_hand(module, data, epochs=2):
 def test_a_users_own_loader_gives_what_plain_pyg_gives(esol, tmp_path):
     graphs = esol[:60]
     plan = sg.plan_stream(graphs, batch_size=8, buckets=1)
-    module, twin = made(Whole), made(Whole)
+    module, twin = make_module(Whole), make_module(Whole)
     trainer = trainer_of(tmp_path, plan=plan, max_epochs=1, limit_val_batches=0)
     trainer.fit(module, DataLoader(graphs, 8, collate_fn=sg.Padder(plan)))
     by_hand(twin, [graphs[k : k + 8] for k in range(0, 60, 8)], epochs=1)
@@ -83,7 +83,7 @@ def test_a_users_own_loader_gives_what_plain_pyg_gives(esol, tmp_path):
 
 @pytest.mark.parametrize("kind", [Whole, InParts])
 def test_a_training_step_as_it_is_gives_what_plain_pyg_gives(esol, tmp_path, kind):
-    module, twin, data = made(kind), made(kind), data_of(esol)
+    module, twin, data = make_module(kind), make_module(kind), data_of(esol)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*cannot be told")
         warnings.filterwarnings("error", message=".*padding rows take part")
@@ -111,7 +111,7 @@ def test_a_term_over_padding_rows_is_found_by_the_epoch_that_adds_it(esol, tmp_p
 
 
 def test_recorded_and_with_accumulation(esol, tmp_path):
-    module, twin, data = made(Whole), made(Whole), data_of(esol)
+    module, twin, data = make_module(Whole), make_module(Whole), data_of(esol)
     options = {"limit_val_batches": 0, "accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
     recording = sg.Recording(recorder=ArenaRecorder)
     trainer_of(tmp_path, mode="cuda-graph", recording=recording, **options).fit(
@@ -122,7 +122,7 @@ def test_recorded_and_with_accumulation(esol, tmp_path):
 
 
 def test_logging_and_predictions_know_real_graphs_alone(esol, tmp_path):
-    module, data = made(Whole), data_of(esol)
+    module, data = make_module(Whole), data_of(esol)
     trainer = trainer_of(tmp_path, max_epochs=1)
     trainer.fit(module, datamodule=data)
     assert trainer.callback_metrics["loss"] == pytest.approx(
@@ -152,7 +152,7 @@ def _weighted(losses, sizes):
 @pytest.mark.parametrize("step", [3, 7, 10])
 def test_a_checkpoint_resumes_in_mid_epoch(esol, tmp_path, step):
     """The same losses as without a stop, whether after three batches, an epoch or in the second."""
-    whole, first, second = made(Whole), made(Whole), made(Whole)
+    whole, first, second = make_module(Whole), make_module(Whole), make_module(Whole)
     options = {"limit_val_batches": 0}
     trainer_of(tmp_path, **options).fit(whole, datamodule=data_of(esol))
     path = tmp_path / "stop.ckpt"
@@ -192,7 +192,7 @@ def test_a_call_that_cannot_be_told_runs_as_plain_pyg_and_says_so(esol, tmp_path
             self.losses.append(loss.detach())
             return loss
 
-    module, twin, data = made(Odd), made(Odd), data_of(esol)
+    module, twin, data = make_module(Odd), make_module(Odd), data_of(esol)
     options = {"limit_val_batches": 0, "max_epochs": 1}
     with pytest.warns(UserWarning, match="Both is called with a tensor of which it cannot be told"):
         trainer_of(tmp_path, **options).fit(module, datamodule=data)
@@ -225,7 +225,7 @@ class FewerEdges(Whole):
 
 @pytest.mark.parametrize("kind", [Views, FewerEdges])
 def test_a_batch_is_copied_and_changed_as_pygs(esol, tmp_path, kind):
-    module, twin, data = made(kind), made(kind), data_of(esol)
+    module, twin, data = make_module(kind), make_module(kind), data_of(esol)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
@@ -278,7 +278,7 @@ def test_a_table_that_a_part_returns_keeps_its_rows(esol, tmp_path):
             self.shapes.add((len(out) == batch.num_graphs, len(table)))
             return out.pow(2).mean() + table.mean()
 
-    module = made(Odd)
+    module = make_module(Odd)
     trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
     assert module.shapes == {(True, rows)}
 
@@ -307,7 +307,7 @@ def test_values_of_a_call_are_told_apart_and_too_many_are_no_runners(esol, tmp_p
             self.most = max(getattr(self, "most", 0), len(self.calls._runners))
             return self(batch).mean()
 
-    module, data = made(Odd), data_of(esol)
+    module, data = make_module(Odd), data_of(esol)
     with pytest.warns(UserWarning, match=r"different sets of values \(now 1.75\)"):
         trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
     assert module.most == 8
@@ -320,7 +320,7 @@ class Reads(Whole):
 
 def test_a_remedy_is_one_that_lightning_has(esol, tmp_path):
     with pytest.raises(sg.NotStatic, match=r"StaticGraphs\(mode='eager'\)"):
-        trainer_of(tmp_path, mode="default").fit(made(Reads), datamodule=data_of(esol))
+        trainer_of(tmp_path, mode="default").fit(make_module(Reads), datamodule=data_of(esol))
 
 
 def test_a_copied_module_calls_itself(esol, tmp_path):
@@ -334,9 +334,11 @@ def test_a_copied_module_calls_itself(esol, tmp_path):
                 copies.append((copy.deepcopy(pl_module), copy.deepcopy(pl_module.state_dict())))
                 pl_module.__dict__["_trainer"] = kept
 
-    trainer_of(tmp_path, Copy(), limit_val_batches=0).fit(made(Whole), datamodule=data_of(esol))
+    trainer_of(tmp_path, Copy(), limit_val_batches=0).fit(
+        make_module(Whole), datamodule=data_of(esol)
+    )
     copied, state = copies[0]
-    other = made(Whole)
+    other = make_module(Whole)
     other.load_state_dict(state)
     data = Batch.from_data_list([esol[i] for i in range(5)])
     assert torch.allclose(copied.eval()(data), other.eval()(data), atol=1e-6)
@@ -359,7 +361,7 @@ def _trained_on_rank() -> tuple[dict[str, torch.Tensor], list[int]]:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK=str(dist.get_rank()))
     esol = sg.datasets.open(EXAMPLES / "esol.npz")
     data = StaticDataModule(esol, batch_size=16, splits={"train": range(128)})
-    module, seen = made(Whole), Seen()
+    module, seen = make_module(Whole), Seen()
     trainer = pl.Trainer(
         accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, callbacks=[StaticGraphs(), seen],
@@ -374,4 +376,4 @@ def test_two_processes_train_one_model():
     assert sorted(seen + others) == list(range(128))
     for name, _ in Whole().named_parameters():
         assert torch.equal(one[name], two[name]), name
-        assert not torch.equal(one[name], made(Whole).state_dict()[name]), name
+        assert not torch.equal(one[name], make_module(Whole).state_dict()[name]), name

@@ -15,7 +15,17 @@ from support.layer_cases import CASES, C
 from support.layer_model import model_of
 from support.obstacle_models import Tied
 from support.parity import BATCH, CAPACITY, STORE, graphs
-from support.probes import NAMED, PLAN, RIGHT, SERVED, Mean, Probe, made, plain_loss, runner_of
+from support.probes import (
+    NAMED,
+    PLAN,
+    RIGHT,
+    SERVED,
+    Mean,
+    Probe,
+    make_model,
+    plain_loss,
+    runner_of,
+)
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import (
@@ -41,7 +51,7 @@ NO_EDGES = torch.zeros(2, 0, dtype=torch.int64)
 @pytest.mark.parametrize("kind", [*SERVED, *RIGHT], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("known", [True, False], ids=["eager", "as compiled"])
 def test_what_is_served_gives_plain_pygs_loss_and_statistics(kind, known):
-    stock, model = made(kind), made(kind)
+    stock, model = make_model(kind), make_model(kind)
     batch = BATCH.clone()
     if not known:
         batch.real = None
@@ -52,7 +62,7 @@ def test_what_is_served_gives_plain_pygs_loss_and_statistics(kind, known):
 
 @pytest.mark.parametrize("kind", NAMED, ids=lambda kind: kind.__name__)
 def test_what_padding_reaches_is_an_error_that_names_it(kind):
-    stock = made(kind)
+    stock = make_model(kind)
     unchecked = runner_of(copy.deepcopy(stock), check_padding=False).step(BATCH)
     wrong = abs(float(unchecked) - plain_loss(copy.deepcopy(stock))) > 1e-6
     assert wrong or getattr(kind, "seldom", False)
@@ -82,7 +92,7 @@ def test_what_padding_reaches_is_an_error_that_names_it(kind):
 def test_no_supported_layer_is_flagged(case):
     for mode in ("eager",) if case.eager_only else ("eager", "default"):
         check = runner_of(model_of(case), mode=mode).preparation.padding
-        check.of(BATCH, "step")
+        check.check_batch(BATCH, "step")
         assert not check.wanted("step")
 
 
@@ -158,7 +168,7 @@ def test_pools_of_symmetric_molecules_are_not_flagged(esol, saturated):
 class Latent(Probe):
     """A drawn latent behind a BatchNorm, whose rows of padding do not depend on their values."""
 
-    def made(self):
+    def make_layer(self):
         return nn.BatchNorm1d(C)
 
     def trick(self, h):
@@ -170,7 +180,7 @@ class Latent(Probe):
 class Noisy(Probe):
     """Noise by the mean of all rows, beside dropout."""
 
-    def made(self):
+    def make_layer(self):
         return nn.BatchNorm1d(C)
 
     def trick(self, h):
@@ -182,7 +192,7 @@ class Drawing(Probe):
     """Right: draws in all ways, over rows, graphs and a width of its own, in either mode; the
     attention over edges and loops, whose real rows do not come first."""
 
-    def made(self):
+    def make_layer(self):
         return GATConv(C, C, dropout=0.5)
 
     def forward(self, x, edge_index, batch):
@@ -205,12 +215,12 @@ def kl_runner(model, weight):
 
 def test_a_statistic_over_all_rows_beside_random_numbers_is_found():
     with pytest.raises(sg.errors.PaddingLeaks, match="number of padding rows"):
-        runner_of(made(Noisy)).step(BATCH)
+        runner_of(make_model(Noisy)).step(BATCH)
 
 
 def test_random_numbers_alone_are_no_difference():
-    check = runner_of(made(Drawing)).preparation.padding
-    check.of(BATCH, "step")
+    check = runner_of(make_model(Drawing)).preparation.padding
+    check.check_batch(BATCH, "step")
     parity = check._comparer.beside_plain(BATCH, RunOptions(training=True, gradients=True))
     assert parity.note == "in the model's own mode"
     assert parity.worst < 1e-12
@@ -231,11 +241,11 @@ class SinglePrecisionMean(SinglePrecision, Mean):
 
 
 def test_rounding_of_a_part_in_single_precision_is_no_difference():
-    stock, model = made(SinglePrecision), made(SinglePrecision)
+    stock, model = make_model(SinglePrecision), make_model(SinglePrecision)
     found = runner_of(model).step(BATCH)
     assert float(found) == pytest.approx(plain_loss(stock), rel=1e-6)
     with pytest.raises(sg.errors.PaddingLeaks, match="padding reaches real rows"):
-        runner_of(made(SinglePrecisionMean)).step(BATCH)
+        runner_of(make_model(SinglePrecisionMean)).step(BATCH)
 
 
 def _run_steps(runner, count):
@@ -244,7 +254,7 @@ def _run_steps(runner, count):
 
 
 def test_a_term_that_is_annealed_from_zero_is_found_when_its_weight_grows():
-    weight, model = [0.0], made(Latent)
+    weight, model = [0.0], make_model(Latent)
     runner = kl_runner(model, lambda: weight[0])
     for _ in range(3):
         runner.step(BATCH)
@@ -275,7 +285,7 @@ class Annealed(Later):
 
 @pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
 def test_a_part_that_begins_in_a_later_epoch_is_found_in_one_of_the_next(mode):
-    model = made(Later)
+    model = make_model(Later)
     runner = runner_of(model, mode=mode)
     loader = runner.loader(STORE, exact=False)
     for batch in loader:
@@ -286,7 +296,7 @@ def test_a_part_that_begins_in_a_later_epoch_is_found_in_one_of_the_next(mode):
 
 
 def test_a_part_that_begins_in_a_later_epoch_is_found_among_a_few_graphs():
-    model = made(Later)
+    model = make_model(Later)
     store = sg.GraphStore.from_pyg([g for seed in range(8) for g in graphs(seed)])
     runner = runner_of(model, plan=[tuple(8 * rows for rows in CAPACITY)])
     [runner.step(batch) for batch in runner.loader(store, exact=False)]
@@ -309,7 +319,7 @@ def more_for_each_missing_label(out, batch):
     ("later", "unlabelled"), [(in_units_of_the_spread, 0), (more_for_each_missing_label, -1)]
 )
 def test_a_loss_that_begins_to_read_missing_labels_is_found_among_a_few_graphs(later, unlabelled):
-    model, molecules = made(Probe), [graph for seed in range(8) for graph in graphs(seed)]
+    model, molecules = make_model(Probe), [graph for seed in range(8) for graph in graphs(seed)]
     model.since = 0
     molecules[unlabelled].y[:, 0] = torch.nan
 
@@ -327,14 +337,14 @@ def test_a_loss_that_begins_to_read_missing_labels_is_found_among_a_few_graphs(l
 
 
 def test_a_part_that_begins_when_a_buffer_is_written_to_is_found_in_the_same_epoch():
-    model = made(Later)
+    model = make_model(Later)
     runner = runner_of(model)
     _run_steps(runner, 3)
     model.since.fill_(1)
     with pytest.raises(sg.errors.PaddingLeaks):
         _run_steps(runner, STEPS)
     with pytest.raises(sg.errors.PaddingLeaks):  # and at once if it is the forward that writes
-        runner_of(made(Annealed)).step(BATCH)
+        runner_of(make_model(Annealed)).step(BATCH)
 
 
 def test_a_mask_of_a_dense_pool_may_weigh_its_nodes():
@@ -407,7 +417,7 @@ def test_whole_floats_and_integers_stay_categories():
 
     model = made_any(Table)
     check = runner_of(model).preparation.padding
-    check.of(BATCH, "step")
+    check.check_batch(BATCH, "step")
     assert not check.wanted("step")
 
 

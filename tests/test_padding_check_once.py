@@ -20,7 +20,7 @@ from support.probes import (
     Mean,
     Probe,
     loss,
-    made,
+    make_model,
     runner_of,
     with_norm,
 )
@@ -67,7 +67,7 @@ def state_of(model, optimizer):
 
 
 def test_the_check_changes_nothing():
-    model = made(Counts)
+    model = make_model(Counts)
     optimizer = adam(model, lr=0.1)
     runner = sg.StaticGraphRunner(model, PLAN, mode="eager", loss=loss, optimizer=optimizer)
     model.train()
@@ -84,7 +84,7 @@ def test_the_check_changes_nothing():
 
 @pytest.mark.parametrize("known", [True, False])
 def test_it_runs_once_and_not_over_padding_alone(known):
-    model = made(Counts)
+    model = make_model(Counts)
     runner = runner_of(model)
     blank = sg.StaticBatch.of(STORE, [], CAPACITY)
     if not known:
@@ -108,7 +108,7 @@ def test_it_runs_once_and_not_over_padding_alone(known):
 def test_what_the_warm_up_checked_is_not_checked_again(mode):
     """An evaluation counts as such whether the warm-up or a batch starts it, and whatever mode the
     model was left in; calling the model in training mode is a separate case."""
-    model = getattr(made(Counts), mode)()
+    model = getattr(make_model(Counts), mode)()
     runner = sg.StaticGraphRunner(model, PLAN, mode="eager").warmup(STORE)
     calls = []
     model.register_forward_hook(lambda *_: calls.append(model.training))
@@ -126,7 +126,7 @@ def test_what_the_warm_up_checked_is_not_checked_again(mode):
 
 
 def test_the_first_epoch_after_a_warm_up_is_not_checked_and_the_second_is():
-    model, calls = made(Probe), []
+    model, calls = make_model(Probe), []
     model.register_forward_hook(lambda *_: calls.append(1))
     runner = runner_of(model).warmup(STORE)
     loader = sg.StaticLoader(STORE, PLAN)
@@ -142,7 +142,7 @@ MANY_PLAN = [tuple(8 * rows for rows in CAPACITY)]
 
 
 def test_a_later_check_runs_a_few_graphs():
-    model, rows = made(Probe), []
+    model, rows = make_model(Probe), []
     model.conv.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
     store = sg.GraphStore.from_pyg(MANY)
     runner = runner_of(model, MANY_PLAN).warmup(store)
@@ -177,7 +177,7 @@ def test_a_portion_holds_the_first_graphs_of_a_batch(data):
 
 
 def test_an_error_comes_again_and_leaves_the_model_usable():
-    model = made(Mean)
+    model = make_model(Mean)
     runner = runner_of(model)
     for _ in range(2):
         with pytest.raises(sg.errors.PaddingLeaks):
@@ -187,14 +187,14 @@ def test_an_error_comes_again_and_leaves_the_model_usable():
 
 def test_a_model_without_a_loss_is_checked_at_its_first_forward():
     for call in ("__call__", "eval_step", "predict"):
-        runner = sg.StaticGraphRunner(made(Mean).eval(), PLAN, mode="eager")
+        runner = sg.StaticGraphRunner(make_model(Mean).eval(), PLAN, mode="eager")
         with pytest.raises(sg.errors.PaddingLeaks):
             getattr(runner, call)(STORE if call == "predict" else BATCH)
 
 
 def test_an_evaluation_first_does_not_spare_the_step():
     """In evaluation mode BatchNorm uses its running statistics: only the step shows the padding."""
-    model = made(with_norm(ByName))
+    model = make_model(with_norm(ByName))
     runner = runner_of(model)
     runner.eval_step(BATCH)
     with pytest.raises(sg.errors.PaddingLeaks):
@@ -205,7 +205,7 @@ def test_a_loss_that_mixes_rows_is_found():
     def centred(out, batch):
         return (out - batch.y - (out - batch.y).mean(0)).square()  # here
 
-    model = made(Probe)
+    model = make_model(Probe)
     optimizer = sgd(model, 0.0)
     runner = sg.StaticGraphRunner(model, PLAN, mode="eager", loss=centred, optimizer=optimizer)
     said = r"the loss changes by .*no layer does it.*# here"
@@ -217,9 +217,9 @@ def test_a_loss_that_mixes_rows_is_found():
 def test_missing_labels_leave_the_outputs_to_compare():
     graphs = STORE_WITH_MISSING
     batch = sg.StaticBatch.of(graphs, range(len(graphs)), CAPACITY)
-    runner_of(made(Probe)).step(batch)
+    runner_of(make_model(Probe)).step(batch)
     with pytest.raises(sg.errors.PaddingLeaks, match="number of padding rows"):
-        runner_of(made(CountedNodes)).step(batch)
+        runner_of(make_model(CountedNodes)).step(batch)
 
 
 def with_missing():
@@ -234,7 +234,7 @@ STORE_WITH_MISSING = with_missing()
 @pytest.mark.parametrize("example", [None, STORE, BATCH], ids=["made up", "store", "batch"])
 def test_warmup_checks_before_it_compiles(example, monkeypatch):
     plan = sg.BucketPlan.of(PLAN)
-    runner = runner_of(made(with_norm(ByName)), mode="default")
+    runner = runner_of(make_model(with_norm(ByName)), mode="default")
     if example is None:
         runner.preparation.schema = STORE.schema
     monkeypatch.setattr(runner.preparation, "prepare", lambda *_: pytest.fail("compiled before"))
@@ -244,7 +244,7 @@ def test_warmup_checks_before_it_compiles(example, monkeypatch):
 
 
 def test_eager_warmup_without_an_example_waits_for_the_first_batch():
-    runner = runner_of(made(Mean)).warmup()
+    runner = runner_of(make_model(Mean)).warmup()
     with pytest.raises(sg.errors.PaddingLeaks):
         runner.step(BATCH)
 
@@ -255,4 +255,4 @@ def test_a_model_that_does_not_run_says_so_itself():
             raise KeyError("on purpose")
 
     with pytest.raises(KeyError, match="on purpose"):
-        runner_of(made(Broken)).step(BATCH)
+        runner_of(make_model(Broken)).step(BATCH)

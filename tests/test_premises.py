@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.alike import sgd
-from support.plain_epochs import PLAN, STORE, Net, made, squared
+from support.plain_epochs import PLAN, STORE, Net, make_net, squared
 from support.runners import made_runner
 from torch import nn
 
@@ -116,7 +116,7 @@ def recorded(loss, model, phases=("step",)):
 @pytest.mark.parametrize("what", CHANGES)
 def test_what_a_recorded_loss_read_and_has_changed_is_an_error(what):
     loss, change, said = CHANGES[what]
-    runner = recorded(loss, made())
+    runner = recorded(loss, make_net())
     batches = iter(runner.loader(STORE, indices=range(24)))
     runner.step(next(batches))
     change()
@@ -126,7 +126,7 @@ def test_what_a_recorded_loss_read_and_has_changed_is_an_error(what):
 
 
 def test_the_loss_of_an_evaluation_is_not_recorded_and_follows():
-    runner = recorded(by_global, made(), ("eval",))
+    runner = recorded(by_global, make_net(), ("eval",))
     batch = next(iter(runner.loader(STORE, indices=range(8))))
     before = runner.eval_step(batch).loss.item()
     set_global("SCALE", 2.0)
@@ -149,7 +149,7 @@ def test_what_the_models_own_forward_read():
 
 def test_a_tensor_that_is_written_to_is_followed():
     weight = torch.ones((), dtype=torch.float64)
-    model, other = made(), made()
+    model, other = make_net(), make_net()
     ours = recorded(lambda out, batch: squared(out, batch) * weight, model)
     theirs = sg.StaticGraphRunner(
         other,
@@ -170,7 +170,7 @@ def test_what_the_recorded_run_itself_writes_is_no_premise():
         calls.append(1)
         return squared(out, batch) * SCALE
 
-    runner = recorded(counted, made())
+    runner = recorded(counted, make_net())
     for batch in runner.loader(STORE, indices=range(24)):
         runner.step(batch)
     calls.append(2)

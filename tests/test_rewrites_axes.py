@@ -28,7 +28,9 @@ def entries(axes: Axes) -> torch.Tensor:
 
 
 def source() -> tuple[Axes, torch.Tensor]:
-    return Axes.of(*SIZES.items()), torch.arange(math.prod(SIZES.values())).view(*SIZES.values())
+    return Axes.from_sizes(*SIZES.items()), torch.arange(math.prod(SIZES.values())).view(
+        *SIZES.values()
+    )
 
 
 def shapes_of(number: int, draw: random.Random) -> list[int]:

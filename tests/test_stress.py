@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.alike import adam
 from support.arena import ArenaRecorder
-from support.plain_epochs import PLAN, STORE, made
+from support.plain_epochs import PLAN, STORE, make_net
 from support.runners import made_runner
 
 import staticgraph as sg
@@ -88,7 +88,7 @@ def young_alone():
 @pytest.mark.usefixtures("young_alone")
 @pytest.mark.parametrize(("mode", "steps"), [("eager", 500), ("cuda-graph", 200)])
 def test_nothing_grows_with_the_steps(mode, steps):
-    model, loss, random = made(), Loss(), Random(5)
+    model, loss, random = make_net(), Loss(), Random(5)
     rate = torch.tensor(1e-3, dtype=torch.float64)
     optimizer = adam(model, lr=rate, fused=True, capturable=True)
     recorded = {"recorder": ArenaRecorder} if mode == "cuda-graph" else {}

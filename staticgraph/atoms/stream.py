@@ -147,7 +147,7 @@ class Stream:
         while True:
             batch = as_static(self.runner, systems)
             out = unpad(self.runner.predict_batch(batch), batch)
-            outputs = [_of(out, number) for number in range(len(systems))]
+            outputs = [_take_rows(out, number) for number in range(len(systems))]
             if all(_is_finite(each) for each in outputs) or not make_room(self.runner, systems):
                 self.rows += batch.capacity.nodes
                 return outputs
@@ -200,12 +200,12 @@ def _size(system: Any) -> tuple[int, int, int]:
     return system.num_nodes, system.num_edges or 0, 1
 
 
-def _of(out: Any, number: int) -> Any:
+def _take_rows(out: Any, number: int) -> Any:
     """The rows of one system in what ``predict`` returns."""
     if isinstance(out, Mapping):
-        return {name: _of(value, number) for name, value in out.items()}
+        return {name: _take_rows(value, number) for name, value in out.items()}
     if isinstance(out, tuple):
-        return tuple(_of(value, number) for value in out)
+        return tuple(_take_rows(value, number) for value in out)
     return out[number]
 
 

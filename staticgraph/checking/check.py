@@ -199,16 +199,16 @@ class _Check:
             warnings.simplefilter("always")
             context.enter(unknown)
             try:
-                with watch.running(), asks() as asked:
+                with watch.running(), asks() as sizes_read:
                     out = self._forward(model, with_own_sizes(unknown))
                     results = [out] if self._loss is None else [self._loss(out, unknown)]
                     rows = [t for t in tensors_in(results) if t.requires_grad]
                     torch.autograd.backward(rows, [torch.ones_like(t) for t in rows])
-                self._own_sizes = bool(asked)
+                self._own_sizes = bool(sizes_read)
             except Exception as error:  # whatever the model raises is an obstacle
                 self._obstacles += watch.obstacles
-                found = raised(error, stack[-1] if stack else "")
-                self._obstacles.append(self._also_plain(found))
+                obstacle = raised(error, stack[-1] if stack else "")
+                self._obstacles.append(self._also_plain(obstacle))
                 stopped = True
             else:
                 self._obstacles += watch.obstacles
@@ -217,10 +217,10 @@ class _Check:
         layers = {p for p, m in self._stock.named_modules() if is_layer(m)}
         return [p for p in dict.fromkeys(ran) if p and (p in leaves or p in layers)], stopped
 
-    def _also_plain(self, found: Obstacle) -> Obstacle:
+    def _also_plain(self, obstacle: Obstacle) -> Obstacle:
         """Adds whether padding is why a model raises, by running plain PyG without it."""
-        if found.kind == "refused" or self._batch.real is None:
-            return found
+        if obstacle.kind == "refused" or self._batch.real is None:
+            return obstacle
         try:
             with warnings.catch_warnings(), torch.no_grad(), Restored(nothing=True):
                 warnings.simplefilter("ignore")
@@ -233,8 +233,8 @@ class _Check:
                 "plain PyG runs these graphs without padding, so the bucket's sizes, or what "
                 "stands in a padding row, are what it stops at"
             )
-        advice = "; ".join(filter(None, (here, found.advice)))
-        return found._replace(advice=advice)
+        advice = "; ".join(filter(None, (here, obstacle.advice)))
+        return obstacle._replace(advice=advice)
 
     def _host_attributes(self) -> None:
         """Finds tensors in plain attributes of modules, which ``.to(device)`` does not move.
@@ -391,14 +391,14 @@ class _Check:
         model = _copied(self._stock).eval()
         try:
             with torch.no_grad():
-                mean, own, name = stock_mean(self._loss, self._forward(model, data), data)
+                mean, stock, name = stock_mean(self._loss, self._forward(model, data), data)
         except Exception:  # whatever model or loss raise on a plain batch; a step reports it
             return
-        if name and abs(float(own - mean)) > TOLERANCE * max(abs(float(own)), 1e-6):
+        if name and abs(float(stock - mean)) > TOLERANCE * max(abs(float(stock)), 1e-6):
             self._obstacles.append(
                 Obstacle(
                     f"{name} with weights or ignore_index: {float(mean):.4g} here, "
-                    f"{float(own):.4g} in plain PyG",
+                    f"{float(stock):.4g} in plain PyG",
                     defined_at(self._loss),
                     getattr(self._loss, "__name__", type(self._loss).__name__),
                     "the mean of the loss",

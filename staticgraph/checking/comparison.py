@@ -202,7 +202,7 @@ class Comparer:
         if self._compiled:
             batch = StaticBatch(batch.layout, batch.tensors())
         if options.jitter is not None:
-            batch = options.jitter.of(batch)
+            batch = options.jitter.set_noise(batch)
         self.fields = {field.name: batch[field.name] for field in batch.layout.schema}
         with self._run(options), computation.active():
             computation.known(batch)  # now, since it draws random numbers of its own
@@ -224,7 +224,9 @@ class Comparer:
             options: as for :meth:`padded`.
         """
         loss, random = None, _equal_draws(options)
-        seen: Any = data.fresh() if options.jitter is None else options.jitter.of(data.fresh())
+        seen: Any = (
+            data.fresh() if options.jitter is None else options.jitter.set_noise(data.fresh())
+        )
         # Nothing is bound: this may be inside another model's forward (a teacher's first call).
         with self._run(options), Restored(nothing=True):
             with random or nullcontext():

@@ -46,10 +46,10 @@ def places_in_first_order(batch: StaticBatch) -> dict[Level, Tensor]:
     places = {}
     schema = batch.layout.schema
     for level in [axis.name for axis in schema.edge_axes] or ["edge"]:
-        found = batch.first_places(level)
-        if found is not None:
+        first_places = batch.first_places(level)
+        if first_places is not None:
             every = torch.arange(batch.capacity.rows(level), device=batch.device)
-            every[: len(found)] = torch.from_numpy(found).to(batch.device)
+            every[: len(first_places)] = torch.from_numpy(first_places).to(batch.device)
             places[level] = every
     return places
 
@@ -165,11 +165,11 @@ def order_error(comparer: Comparer, batch: StaticBatch, options: RunOptions) -> 
 
 def _error(different: Difference, culprit: Culprit | None) -> EdgesMoved:
     _, where, line = culprit or Culprit(None)
-    at = f" The first place that differs is {where}: {line}." if where else ""
+    place = f" The first place that differs is {where}: {line}." if where else ""
     what = f"{different.name} is off by {different.how}"
     return EdgesMoved(
         f"the model reads edges by their position: {what} from plain PyG on the same graphs, whose "
-        f"edges were sorted by destination here.{at} Make the store with "
+        f"edges were sorted by destination here.{place} Make the store with "
         "GraphStore.from_pyg(..., keep_order=True), or staticgraph convert --keep-order, and the "
         "plan from it, or a Padder without sort_edges=True: edges then keep their order; "
         "check_padding=False turns this check off",

@@ -268,7 +268,7 @@ class Jitter:
                     stack.callback(module.act.register_forward_hook(_score_hook(path)).remove)
             yield
 
-    def of(self, batch: Any) -> Any:
+    def set_noise(self, batch: Any) -> Any:
         """Sets the noisy fields on a batch, with padding or without, and returns it."""
         for name in self._fields:
             value = getattr(batch, name)

@@ -62,10 +62,10 @@ class CapturedStep:
         self._captures.append(rewrite(graph, RewriteTarget(self._device, compiled=False), inputs))
         drop_what_is_known(self._function)
 
-        def run(*given: Any) -> Any:
+        def run(*tensors: Any) -> Any:
             """Keeps the inputs of a call and runs the graph on them."""
-            self._inputs = given
-            return graph.forward(*given)
+            self._inputs = tensors
+            return graph.forward(*tensors)
 
         return run
 

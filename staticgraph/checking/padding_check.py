@@ -127,7 +127,7 @@ class PaddingCheck:
         """Whether the last check took a small share of the time since then."""
         return self._seconds < SHARE * (time.perf_counter() - self._ended)
 
-    def of(self, batch: StaticBatch, phase: str, real: bool = True) -> None:
+    def check_batch(self, batch: StaticBatch, phase: str, real: bool = True) -> None:
         """Runs the check, if it is wanted and the batch has real rows and padding.
 
         Args:
@@ -148,13 +148,13 @@ class PaddingCheck:
             if self.wanted(phase) and (_graphs_in(batch) or several_ranks()):
                 started = time.perf_counter()
                 try:
-                    self._of(batch, phase, real)
+                    self._run_check(batch, phase, real)
                 finally:
                     self._comparer.unpadded = None  # it would keep the batch's memory
                 self._ended = time.perf_counter()
                 self._seconds = self._ended - started
 
-    def _of(self, batch: StaticBatch, phase: str, real: bool) -> None:
+    def _run_check(self, batch: StaticBatch, phase: str, real: bool) -> None:
         kind = self._kind(phase)
         options = RunOptions(kind != "eval", phase == "step" and self._comparer.trains)
         if not several_ranks():

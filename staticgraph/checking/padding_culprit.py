@@ -116,13 +116,13 @@ class Trail:
         values = self._parts(result)
         place = calling_line() if values else None
         if place is not None:
-            culprit = _at(self._running[-1].module, place)
+            culprit = _make_culprit(self._running[-1].module, place)
             self.events.append(TrailEntry(f"{name} at {culprit.where}", culprit, None, values))
 
     def _entering(self, path: str) -> Any:
         def hook(*_: Any) -> None:
             """Before a module runs: makes it the running one, called from this line."""
-            self._running.append(_at(path, calling_line()))
+            self._running.append(_make_culprit(path, calling_line()))
 
         return hook
 
@@ -203,13 +203,13 @@ class NonFinite(TorchFunctionMode):
 
     def _note(self, place: tuple[str, int, str] | None, how: str, inputs: list[Tensor]) -> None:
         if place is not None:
-            self.found, self.how = _at(None, place), how
+            self.found, self.how = _make_culprit(None, place), how
             ends = [
                 (name, field.data_ptr(), field.data_ptr() + field.nbytes)
                 for name, field in self._fields().items()
             ]
             places = [value.data_ptr() for value in inputs]
-            names = (n for at in places for n, first, end in ends if first <= at < end)
+            names = (n for address in places for n, first, end in ends if first <= address < end)
             self.field = next(names, "")
 
 
@@ -221,7 +221,7 @@ def _finite(values: list[Tensor]) -> bool:
     return all(bool(torch.isfinite(value).all()) for value in values)
 
 
-def _at(path: str | None, place: tuple[str, int, str] | None) -> Culprit:
+def _make_culprit(path: str | None, place: tuple[str, int, str] | None) -> Culprit:
     return Culprit(path) if place is None else Culprit(path, f"{place[0]}:{place[1]}", place[2])
 
 

@@ -37,7 +37,7 @@ def module_row(
         inert: whether its real outputs were the same with other padding; None if that was not
             measured.
     """
-    form = form_of(type(module), made=False)
+    form = form_of(type(module), derived=False)
     attends = isinstance(getattr(module, "attn", None), torch.nn.MultiheadAttention)
     if obstacles:
         how = obstacles[0].kind
@@ -55,7 +55,7 @@ def module_row(
 def is_layer(module: torch.nn.Module) -> bool:
     """Whether a module has a row despite its children: a PyG layer, or one with a static form."""
     kind = type(module)
-    served = form_of(kind, made=False) is not None
+    served = form_of(kind, derived=False) is not None
     return served or kind.__module__.startswith("torch_geometric.")
 
 
@@ -171,12 +171,12 @@ class CheckReport:
             raise NotStatic(str(self))
         return self
 
-    def _verdict(self, what: str, found: bool, other: frozenset[str]) -> str:
+    def _verdict(self, what: str, holds: bool, other: frozenset[str]) -> str:
         """Returns one line: yes, or no with the numbers of the obstacles that are the reason."""
-        if found:
+        if holds:
             return f"{what}: yes"
-        own = [n for n, o in enumerate(self.obstacles, 1) if o.kind not in other]
-        numbers = own or range(1, len(self.obstacles) + 1)
+        reasons = [n for n, o in enumerate(self.obstacles, 1) if o.kind not in other]
+        numbers = reasons or range(1, len(self.obstacles) + 1)
         return f"{what}: no, for {', '.join(map(str, numbers))}"
 
     _repr_html_ = as_preformatted

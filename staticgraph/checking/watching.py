@@ -119,13 +119,13 @@ class Watch:
     def running(self) -> Iterator[None]:
         """A ``with`` block that watches everything run in this thread."""
         with ExitStack() as stack:
-            noted = partial(self.found, "checkpoint", "activation checkpointing")
+            noted = partial(self.note_obstacle, "checkpoint", "activation checkpointing")
             stack.enter_context(checkpoints_told(noted))
             stack.enter_context(_Calls(self))
             stack.enter_context(_Operations(self))
             yield
 
-    def found(self, operation: str, kind: str) -> None:
+    def note_obstacle(self, operation: str, kind: str) -> None:
         """Notes an obstacle at the line of the model that is running."""
         place = calling_line()
         if place is None:
@@ -201,11 +201,11 @@ class _Calls(TorchFunctionMode):
         try:
             copies = watch._call is not None and watch._call[1] == "device-to-host copy"
             if watch._call is not None and (copies or func in _UNSEEN):
-                watch.found(*watch._call)
+                watch.note_obstacle(*watch._call)
             elif func is Tensor.to and _names_cpu((*args[1:], *kwargs.values())):
-                watch.found(".to('cpu')", "device-to-host copy")
+                watch.note_obstacle(".to('cpu')", "device-to-host copy")
             elif func is Tensor.to and watch.left and isinstance(args[-1], torch.device):
-                watch.found(".to(device)", "host-to-device copy")  # and back again
+                watch.note_obstacle(".to(device)", "host-to-device copy")  # and back again
             out = func(*args, **kwargs)
             _look_at_made(watch, func, args, kwargs, out)
             return out
@@ -234,11 +234,11 @@ def _look_at_made(watch: Watch, func: Any, args: Any, kwargs: Any, out: Any) -> 
         source = args[0] if args else kwargs.get("data", kwargs.get("obj"))
         stays = kwargs.get("device") is None and (out.dim() == 0 or _inside_pyg())
         if not isinstance(source, Tensor) and not stays:
-            watch.found(f"torch.{func.__name__}", "host-to-device copy")
+            watch.note_obstacle(f"torch.{func.__name__}", "host-to-device copy")
         return
     told_no_device = func in _FACTORIES and kwargs.get("device") is None
     if told_no_device and out.dim() > 0 and out.device.type == "cpu" and not _inside_pyg():
-        watch.found(f"torch.{func.__name__} without device=", "host-to-device copy")
+        watch.note_obstacle(f"torch.{func.__name__} without device=", "host-to-device copy")
 
 
 def _inside_pyg() -> bool:
@@ -260,24 +260,24 @@ class _Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         watch, name = self._watch, func._schema.name.removeprefix("aten::")
         if name == _READ_ONE and watch._call is not _CHECKED:
-            watch.found(*(watch._call or ("a number of a tensor", "host read")))
+            watch.note_obstacle(*(watch._call or ("a number of a tensor", "host read")))
         elif name == "index":
             if is_mask(args[1]):
-                watch.found("x[mask]", "index with a mask")
+                watch.note_obstacle("x[mask]", "index with a mask")
         elif name in ("index_put", "index_put_", "_index_put_impl_"):
             if is_mask(args[1]) and args[2].numel() != 1:
-                watch.found("x[mask] = y", "write through a mask")
+                watch.note_obstacle("x[mask] = y", "write through a mask")
         elif name in ("equal", "allclose", "is_nonzero"):
-            watch.found(*(watch._call or (name, "branch on data")))
+            watch.note_obstacle(*(watch._call or (name, "branch on data")))
         elif name == "lift_fresh":  # new_tensor, FloatTensor, from_numpy, x[[0, 2]]
             if args[0].dim() > 0 and not watch._making and not _inside_pyg():
-                watch.found("a tensor of the host's values", "host-to-device copy")
+                watch.note_obstacle("a tensor of the host's values", "host-to-device copy")
         elif name == "repeat_interleave" and kwargs.get("output_size") is not None:
             pass  # given its output size, it does not read the counts
         elif torch.Tag.dynamic_output_shape in func.tags or name == "bincount":
-            watch.found(name.lstrip("_"), "size from data")
+            watch.note_obstacle(name.lstrip("_"), "size from data")
         elif CUDAGRAPH_UNSAFE in func.tags:
-            watch.found(name.replace("::", "."), "cannot be recorded")
+            watch.note_obstacle(name.replace("::", "."), "cannot be recorded")
         out = func(*args, **kwargs)
         if name in ("_to_copy", "copy_"):
             self._look_at_copy(args, out)
@@ -288,4 +288,4 @@ class _Operations(TorchDispatchMode):
         here, there = source.device.type, out.device.type
         if here != there and "cpu" in (here, there):
             kind = "host-to-device copy" if here == "cpu" else "device-to-host copy"
-            self._watch.found("a copy between devices", kind)
+            self._watch.note_obstacle("a copy between devices", kind)

@@ -109,7 +109,7 @@ def run(
             print(f"skipped: {reason}", file=sys.stderr)
             return UNAVAILABLE
     from staticgraph.checking.check import check
-    from staticgraph.models.named import built_without_data, made
+    from staticgraph.models.named import built_without_data, make_model
     from staticgraph.plans.choose import plan_buckets
     from staticgraph.rewrites.explain import Explanation
     from staticgraph.steps.computation.model_setup import Subject
@@ -118,7 +118,7 @@ def run(
     early = built_without_data(model)
     store = data.open()
     plan = plan_buckets(store, batch_size=min(batch_size, len(store)))
-    module = made(model, store) if early is None else early
+    module = make_model(model, store) if early is None else early
     loss = named_loss(dry.loss) if dry.loss else None
     subject = Subject.of(module, loss=loss, differentiable=dry.differentiable)
     with waiting("running the model on one batch, with and without padding, and capturing it"):

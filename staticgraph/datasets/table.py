@@ -84,7 +84,7 @@ class Table:
         if progress and not targets:
             numbers.tell(path, list(columns))
         predicted = target_of(path, columns, cells, task)
-        if progress and (line := predicted.said(path)):
+        if progress and (line := predicted.describe_choice(path)):
             say(line)
         which = np.frombuffer(bytes(words), np.uint8)
         splits = {name: np.flatnonzero(which == k) for k, name in enumerate(SPLITS)}

@@ -47,14 +47,14 @@ class Cells:
     Attributes:
         names: the names of the columns.
         rows: the number of rows seen so far.
-        found: column -> cell -> number of rows; None for a column with more than
+        counts: column -> cell -> number of rows; None for a column with more than
             :data:`MOST_CLASSES` distinct cells.
         empty: column -> number of cells without a label, and the line of the first.
     """
 
     names: tuple[str, ...]
     rows: int = 0
-    found: dict[str, Counter[str] | None] = field(default_factory=dict)
+    counts: dict[str, Counter[str] | None] = field(default_factory=dict)
     empty: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def see(self, row: dict[str, str], line: int) -> None:
@@ -66,11 +66,11 @@ class Cells:
                 count, first = self.empty.get(name, (0, line))
                 self.empty[name] = count + 1, first
                 continue
-            counts = self.found.setdefault(name, Counter())
+            counts = self.counts.setdefault(name, Counter())
             if counts is not None:
                 counts[cell] += 1
                 if len(counts) > MOST_CLASSES:
-                    self.found[name] = None
+                    self.counts[name] = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class PredictionTarget:
             return YES_NO[word]
         return label_of(cell)
 
-    def said(self, path: Path) -> str | None:
+    def describe_choice(self, path: Path) -> str | None:
         """Returns a line that reports the inferred task; None if there was no choice."""
         if self.unlabelled is not None:
             return (
@@ -133,13 +133,13 @@ class PredictionTarget:
             return None
         count = len(self.codes)
         names = some(self.classes) if self.classes else f"0 to {count - 1}"
-        said = f"{path.name}: {self.columns[0]} is taken as {count} classes ({names})"
+        line = f"{path.name}: {self.columns[0]} is taken as {count} classes ({names})"
         if all(is_number(cells[0]) for cells in self.codes):
-            said += (
+            line += (
                 ", whose order counts for nothing; if these are counts, years or grades, --task "
                 "regression takes them as numbers; --task classes leaves this line out"
             )
-        return said
+        return line
 
 
 def target_of(
@@ -160,7 +160,7 @@ def target_of(
     check_task(task)
     names = tuple(columns)
     if task == "classes" or (task == "auto" and len(names) == 1):
-        counts = cells.found.get(names[0]) or Counter()
+        counts = cells.counts.get(names[0]) or Counter()
         if task == "classes":
             return _classes(path, names, cells)
         if counts and not any(map(is_number, counts)) and not _yes_or_no(counts):
@@ -172,12 +172,12 @@ def target_of(
             return PredictionTarget(names, "regression", unlabelled=cells.empty[names[0]][1])
     if task == "regression":
         return PredictionTarget(names, task)
-    answers = all(_yes_or_no(cells.found.get(name, Counter())) for name in names)
+    answers = all(_yes_or_no(cells.counts.get(name, Counter())) for name in names)
     if task == "binary" and not answers:
         name, cell = next(
-            (name, _odd(cells.found[name]))
+            (name, _odd(cells.counts[name]))
             for name in names
-            if not _yes_or_no(cells.found.get(name, Counter()))
+            if not _yes_or_no(cells.counts.get(name, Counter()))
         )
         raise BadGraph(
             f"{path}: --task binary takes 0 and 1, or true and false, and {name} has {cell!r}: "
@@ -242,7 +242,7 @@ def _classes(
             "and classes take one in every row: drop such rows; or write the classes as columns of "
             "0 and 1, yes-no questions, of which an empty cell counts in neither loss nor metric"
         )
-    counts = cells.found.get(name)
+    counts = cells.counts.get(name)
     if not counts:
         raise BadGraph(
             f"{path}: {name} has more than {MOST_CLASSES:,} different cells, which are no classes: "

@@ -55,7 +55,7 @@ def apart(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, list[int]]:
         ranks: the processes that compare.
     """
     shapes = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors.values()]
-    if any(other != shapes for other in ranks.told(shapes)) or not shapes:
+    if any(other != shapes for other in ranks.gather_objects(shapes)) or not shapes:
         return {}
     first = [tensor.detach().clone() for tensor in tensors.values()]
     ranks.take_from_first(first)

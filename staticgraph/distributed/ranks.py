@@ -42,7 +42,7 @@ def smallest_budget(budget: MemoryBudget, ranks: Ranks | None) -> MemoryBudget:
     """
     if ranks is None:
         return budget
-    sizes = ranks.told(
+    sizes = ranks.gather_objects(
         (
             budget.max_bytes - budget.data_set_bytes,
             budget.max_bytes,
@@ -157,7 +157,7 @@ class Ranks:
         dist.all_gather(parts, padded, group=self.group)
         return [p[:n].cpu() for p, n in zip(parts, counts.tolist(), strict=True)]
 
-    def told(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: Any) -> list[Any]:
         """Every rank's object, in the order of ranks; for small objects and infrequent calls."""
         written = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         return [pickle.loads(part.numpy().tobytes()) for part in self.gathered(written)]
@@ -208,7 +208,7 @@ class Ranks:
             error = raised
         text = None if error is None else f"{type(error).__name__}: {error}"
         try:
-            failures = self.told((text, isinstance(error, NotStatic)))
+            failures = self.gather_objects((text, isinstance(error, NotStatic)))
         finally:
             if error is not None:
                 raise error
@@ -231,7 +231,7 @@ class Ranks:
         numbers = self.gathered(torch.from_numpy(np.frombuffer(digest, np.int64).copy()))
         if len({int(number) for number in numbers}) == 1:
             return
-        first, *others = self.told(texts)
+        first, *others = self.gather_objects(texts)
         for name in dict.fromkeys((*first, *(key for other in others for key in other))):
             differing = [
                 r for r, other in enumerate(others, 1) if other.get(name) != first.get(name)

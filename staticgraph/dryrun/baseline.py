@@ -90,9 +90,11 @@ def dispatched(
                 return squared_error(out, batch).mean()
     else:
         convert(model)
-        found = next(iter(StaticLoader(store, plan, shuffle=False)))
-        batch = StaticBatch(found.layout, {k: t.clone() for k, t in found.tensors().items()})
-        found.release()
+        slot_batch = next(iter(StaticLoader(store, plan, shuffle=False)))
+        batch = StaticBatch(
+            slot_batch.layout, {k: t.clone() for k, t in slot_batch.tensors().items()}
+        )
+        slot_batch.release()
         subject = Subject(model, squared_error, autocast=dtype, check_padding=False)
         if name.endswith("kernels"):
             forward = CapturedStep(Computation(subject), "step", batch)
@@ -108,9 +110,9 @@ def dispatched(
     return count_step(forward, optimizer)
 
 
-def operations_column(name: str, found: Operations) -> BaselineColumn:
+def operations_column(name: str, operations: Operations) -> BaselineColumn:
     """Converts operations to a column."""
-    return BaselineColumn(name, "operations", {part: found.total(part) for part in PARTS})
+    return BaselineColumn(name, "operations", {part: operations.total(part) for part in PARTS})
 
 
 def launched(

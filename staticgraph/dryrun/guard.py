@@ -27,8 +27,8 @@ COMPILERS = ("g++", "c++", "clang++")
 
 def compiler() -> str | None:
     """The C++ compiler that builds the guard: ``$CXX``, or the first of the usual names."""
-    return next((found for name in (os.environ.get("CXX", ""), *COMPILERS)
-                 if name and (found := shutil.which(name))), None)  # fmt: skip
+    return next((path for name in (os.environ.get("CXX", ""), *COMPILERS)
+                 if name and (path := shutil.which(name))), None)  # fmt: skip
 
 
 def torch_version() -> str:

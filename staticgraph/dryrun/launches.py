@@ -183,7 +183,7 @@ class LaunchWatch:
         self.operator(func.name())
         self.launch(kind, func.name(), (args, kwargs, out), flops(func, args, kwargs, out))
 
-    def made(self, out: Any) -> None:
+    def count_results(self, out: Any) -> None:
         """Counts the memory of an operation's results."""
         if self.step is not None and self.live is not None:
             self.live.watch(tensors(out))

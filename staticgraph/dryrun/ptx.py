@@ -29,12 +29,12 @@ _seen: dict[str, KernelUse] = {}
 
 def uses() -> list[KernelUse]:
     """The resources of all kernels that :data:`WATCH` noted since it was emptied, each once."""
-    found = [
+    kernel_uses = [
         use_of(name, "staticgraph", kernel)
         for name, kernels in sorted(WATCH.kernels.items())
         for kernel in kernels.values()
     ]
-    return found + [_of_source(name, source) for source, name in WATCH.sources.items()]
+    return kernel_uses + [_of_source(name, source) for source, name in WATCH.sources.items()]
 
 
 def _of_source(name: str, source: str) -> KernelUse:

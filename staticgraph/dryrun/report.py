@@ -24,8 +24,10 @@ class Cause:
     where: str = ""
 
     def __str__(self) -> str:
-        at = f" at {self.where}" if self.where else ""
-        return f"{self.reason}: {self.operation}{at}" if self.operation else f"{self.reason}{at}"
+        place = f" at {self.where}" if self.where else ""
+        return (
+            f"{self.reason}: {self.operation}{place}" if self.operation else f"{self.reason}{place}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +217,13 @@ class DryRun:
         if counted := tuple(run for run in self.runs if run.error is None):
             lines += ["", _runs_table(counted)]
         for run in self.runs:
-            said = [f"  {cause}" for cause in run.causes]
-            said += [f"  {run.error}"] if run.error and not run.causes else []
-            if said:
+            details = [f"  {cause}" for cause in run.causes]
+            details += [f"  {run.error}"] if run.error and not run.causes else []
+            if details:
                 lines += [
                     "",
                     f"{run.mode}, bucket {run.bucket}, {run.phase}: {run.records()}",
-                    *said,
+                    *details,
                 ]
         if self.uses:
             lines += ["", _uses_table(self.uses)]

@@ -112,7 +112,7 @@ def noted_calls(post: Callable[..., None]) -> Callable[..., None]:
                 with WATCH.running(note):
                     # Inputs that were created elsewhere as fakes, such as a seed, are counted when
                     # first seen.
-                    WATCH.made(list(tensors(inputs)))
+                    WATCH.count_results(list(tensors(inputs)))
                     return inner(inputs)
             finally:
                 WATCH.after_forward = True
@@ -141,8 +141,8 @@ def _causes(scheduler: Any) -> list[Cause]:
             for node in fused.get_nodes():
                 if node.node is None or not (reason := scheduler.should_partition(node)):
                     continue
-                own = node.node.get_origin_node()
-                origins = node.node.get_origins() if own is None else [own]
+                origin_node = node.node.get_origin_node()
+                origins = node.node.get_origins() if origin_node is None else [origin_node]
                 for origin in origins:
                     operation = str(getattr(origin, "target", origin))
                     where = of_trace(origin.meta.get("stack_trace"))

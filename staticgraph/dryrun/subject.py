@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.internals.fakes import FakeTensorMode
-from staticgraph.models.named import made, named
+from staticgraph.models.named import make_model, named
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.fake_twin import fake_twin
@@ -70,7 +70,7 @@ def candidate_of(request: Mapping[str, Any]) -> Candidate:
     torch.manual_seed(0)
     model = request["model"]
     if isinstance(model, str):
-        model = made(model, store)
+        model = make_model(model, store)
     if request.get("kernels"):
         from staticgraph.nn import convert
 

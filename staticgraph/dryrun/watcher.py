@@ -158,10 +158,10 @@ class Watcher(FakeTensorMode):
         if short in READS:
             return self._read(func, args)
         counting = WATCH.step is not None
-        own = CUDA.get(short) if namespace == NAMESPACE and counting else None
-        if own is not None:
+        cuda = CUDA.get(short) if namespace == NAMESPACE and counting else None
+        if cuda is not None:
             WATCH.operator(name)
-            return self._own(own, func, types, args, kwargs)
+            return self._own(cuda, func, types, args, kwargs)
         if namespace == "aten" and counting and not func.is_view and func._can_decompose():
             # A product with a composite name, such as linear: its parts are what is launched.
             with self:
@@ -171,7 +171,7 @@ class Watcher(FakeTensorMode):
             _check_place(short, name, args, kwargs, out)
             if any(t.device.type == "cuda" for t in tensors((args, kwargs, out))):
                 WATCH.library_kernel(func, args, kwargs, out)
-        WATCH.made(out)
+        WATCH.count_results(out)
         return out
 
     def _plain(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -181,20 +181,20 @@ class Watcher(FakeTensorMode):
         finally:
             self._nested = False
 
-    def _own(self, own: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _own(self, cuda: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Runs the CUDA implementation of an operator of this library, whose launches are noted one
         by one, and checks its result against the shapes that the fake kernel promises."""
         promised = self._plain(func, types, args, kwargs)
         with self:
-            out = own(*args, **kwargs)
-        WATCH.made(out)
-        kept, said = (
+            out = cuda(*args, **kwargs)
+        WATCH.count_results(out)
+        actual, expected = (
             [(tuple(t.shape), t.dtype, t.device) for t in tensors(value)]
             for value in (out, promised)
         )
-        if kept != said:
+        if actual != expected:
             raise RuntimeError(
-                f"{func.name()} gives {kept} on CUDA, where its fake kernel promises {said}"
+                f"{func.name()} gives {actual} on CUDA, where its fake kernel promises {expected}"
             )
         return out
 
@@ -215,15 +215,15 @@ def _check_place(short: str, name: str, args: Any, kwargs: Any, out: Any) -> Non
     if not WATCH.recording:
         return
     copies = short in ("copy_", "_to_copy", "_copy_from", "lift_fresh_copy", "_foreach_copy_")
-    given = list(tensors((args[1:] if short.endswith("copy_") else args, kwargs)))
-    made = list(tensors(args[0] if short.endswith("copy_") else out))
-    from_device = any(t.device.type == "cuda" for t in given)
-    to_device = any(t.device.type == "cuda" for t in made)
-    if from_device and any(t.device.type == "cpu" for t in made):
+    inputs = list(tensors((args[1:] if short.endswith("copy_") else args, kwargs)))
+    outputs = list(tensors(args[0] if short.endswith("copy_") else out))
+    from_device = any(t.device.type == "cuda" for t in inputs)
+    to_device = any(t.device.type == "cuda" for t in outputs)
+    if from_device and any(t.device.type == "cpu" for t in outputs):
         raise Refused("device-to-host copy", name, _where())
-    if copies and to_device and any(t.device.type == "cpu" for t in given):
+    if copies and to_device and any(t.device.type == "cpu" for t in inputs):
         raise Refused("host-to-device copy", name, _where())
-    elsewhere = [t for t in (*given, *made) if t.dim() and str(t.device) != "cuda:0"]
+    elsewhere = [t for t in (*inputs, *outputs) if t.dim() and str(t.device) != "cuda:0"]
     if elsewhere:
         raise Refused(f"operation on another device ({elsewhere[0].device})", name, _where())
 

@@ -294,29 +294,32 @@ class Batcher:
     def _make(self, epoch: int) -> tuple[Epoch, EpochStats]:
         """All batches of the epoch, step by step, one per rank."""
         drawn = [self._made(epoch, share) for share in range(self._shares)]
-        made = [of_share for of_share, _ in drawn]
+        shares = [of_share for of_share, _ in drawn]
         if self._shares == 1:
-            steps, step_buckets = dealt(made[0].buckets, self.world_size)
+            steps, step_buckets = dealt(shares[0].buckets, self.world_size)
         else:
-            steps, step_buckets = side_by_side([each.buckets for each in made])
+            steps, step_buckets = side_by_side([each.buckets for each in shares])
         if (short := self.min_steps - len(steps)) > 0:
             steps = np.concatenate([steps, np.full((short, self.world_size), -1, np.int64)])
             step_buckets = np.append(step_buckets, np.zeros(short, np.int64))
-        starts = np.cumsum([0, *(len(each.order) for each in made)])
-        bounds = [each.bounds[:-1] + start for each, start in zip(made, starts, strict=False)]
+        starts = np.cumsum([0, *(len(each.order) for each in shares)])
+        bounds = [each.bounds[:-1] + start for each, start in zip(shares, starts, strict=False)]
         stats = EpochStats(
-            graphs=len(self.indices) if self._draw is None else sum(len(m.order) for m in made),
-            batches=sum(len(each.buckets) for each in made),
+            graphs=len(self.indices) if self._draw is None else sum(len(m.order) for m in shares),
+            batches=sum(len(each.buckets) for each in shares),
             skipped=self._skipped,
-            overflowed=sum(each.overflowed for each in made),
-            rebalanced=sum(each.rebalanced for each in made),
-            spilled=sum(each.spilled for each in made),
-            split=sum(each.split for each in made),
+            overflowed=sum(each.overflowed for each in shares),
+            rebalanced=sum(each.rebalanced for each in shares),
+            spilled=sum(each.spilled for each in shares),
+            split=sum(each.split for each in shares),
             empty=int((steps < 0).sum()),
         )
-        order = made[0].order if len(made) == 1 else np.concatenate([m.order for m in made])
-        buckets = np.concatenate([each.buckets for each in made])
-        windows = [own[:-1] + start for (_, own), start in zip(drawn, starts, strict=False)]
+        order = shares[0].order if len(shares) == 1 else np.concatenate([m.order for m in shares])
+        buckets = np.concatenate([each.buckets for each in shares])
+        windows = [
+            share_windows[:-1] + start
+            for (_, share_windows), start in zip(drawn, starts, strict=False)
+        ]
         return Epoch(order, np.append(np.concatenate(bounds), starts[-1]), buckets, steps,
                      step_buckets, np.concatenate(windows)), stats  # fmt: skip
 
@@ -353,12 +356,12 @@ class Batcher:
         if self.window is not None:
             return streamed_epoch(order, wide, self.plan.capacities, self.window), windows
         if self._offline is None:
-            own = [self._indices_of(k).astype(np.int64) for k in range(self._shares)]
+            by_share = [self._indices_of(k).astype(np.int64) for k in range(self._shares)]
             capacities, packings = self.plan.capacities, self.plan.packings
-            self._offline = [pack_offline(ids, wide, capacities, packings) for ids in own]
+            self._offline = [pack_offline(ids, wide, capacities, packings) for ids in by_share]
         drawn = epoch if self.shuffle else 0
-        made = offline_epoch(self._offline[share], wide, self.plan.capacities, seed, drawn)
-        return made, windows
+        batches = offline_epoch(self._offline[share], wide, self.plan.capacities, seed, drawn)
+        return batches, windows
 
     def _ordered(self, epoch: int, share: int, key: np.uint64) -> Order:
         """The graphs in the epoch's order, in windows of blocks; one window without blocks."""

@@ -124,7 +124,7 @@ def require_replaceable(target: Path, kind: Kind, overwrite: bool) -> None:
 def repair(folder: str | Path) -> None:
     """Restores a folder that was moved aside by a process killed before it moved the new one in."""
     target = Path(os.path.realpath(Path(folder).expanduser()))
-    if target.exists() or not (aside := list(scratch.found(target, "old"))):
+    if target.exists() or not (aside := list(scratch.find_beside(target, "old"))):
         return
     deadline = time.monotonic() + PATIENCE_S
     while not all(map(scratch.abandoned, aside)) and time.monotonic() < deadline:

@@ -38,7 +38,7 @@ def beside(target: Path, kind: Kind) -> Path:
     return target.with_name(f".{_stem(target)}.{who}.{kind}")
 
 
-def found(target: Path, kind: Kind) -> Iterator[Path]:
+def find_beside(target: Path, kind: Kind) -> Iterator[Path]:
     """Yields the paths next to ``target`` whose names were made by :func:`beside`."""
     pattern = re.compile(
         rf"\.{re.escape(_stem(target))}\.[0-9a-f]{{8}}-\d+-[0-9a-f]{{8}}-\d+\.{kind}"
@@ -57,10 +57,10 @@ def clean(target: Path) -> None:
     Old versions are removed if the target exists, whoever moved them aside: without a target, one
     of them may be the only copy.
     """
-    for path in found(target, "part"):
+    for path in find_beside(target, "part"):
         if abandoned(path):
             remove(path)
-    for path in found(target, "old") if target.exists() else ():
+    for path in find_beside(target, "old") if target.exists() else ():
         remove(path)
 
 

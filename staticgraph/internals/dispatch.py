@@ -90,10 +90,10 @@ def copied(instance: Any) -> Any:
     """
     if not torch.compiler.is_dynamo_compiling():
         return copy.copy(instance)
-    made = object.__new__(type(instance))
+    duplicate = object.__new__(type(instance))
     if _LOOKS_INTO_OBJECTS and hasattr(instance, "__dict__"):
-        made.__dict__.update(instance.__dict__)
-    return made
+        duplicate.__dict__.update(instance.__dict__)
+    return duplicate
 
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
@@ -123,7 +123,7 @@ def shapes_before(values: Tensor) -> set[tuple[int, ...]] | None:
     """
     if values.grad_fn is None:
         return None
-    own, shapes = tuple(values.shape), set[tuple[int, ...]]()
+    own_shape, shapes = tuple(values.shape), set[tuple[int, ...]]()
     nodes: list[Any] = [values.grad_fn]
     visited = set(nodes)
     while nodes and len(visited) < MOST:
@@ -131,7 +131,7 @@ def shapes_before(values: Tensor) -> set[tuple[int, ...]] | None:
             if node is None or node in visited or not node.next_functions:  # ends at a parameter
                 continue
             shape = tuple(node._input_metadata[place].shape)
-            if shape == own:
+            if shape == own_shape:
                 visited.add(node)
                 nodes.append(node)
             else:

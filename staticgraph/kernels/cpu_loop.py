@@ -76,21 +76,21 @@ class CpuLoop:
         self.arrays: list[tuple[str, int, torch.dtype | None]] = [
             (name, *kind) for name, kind in kinds.items() if kind
         ]
-        mine = "thread", "threads"
-        self.numbers: list[str] = [n for n in names if kinds[n] is None and n not in mine]
-        body, lines, at = kernel_part(function), [], 0
+        thread_names = "thread", "threads"
+        self.numbers: list[str] = [n for n in names if kinds[n] is None and n not in thread_names]
+        body, lines, position = kernel_part(function), [], 0
         for name, dims, dtype in self.arrays:
-            sizes = ", ".join(f"at[{at + 1 + place}]" for place in range(dims))
+            sizes = ", ".join(f"at[{position + 1 + place}]" for place in range(dims))
             element = _ELEMENTS[dtype]
-            lines.append(f"{name} = carray(pointer(at[{at}], {element}), ({sizes},))")
-            at += 1 + dims
+            lines.append(f"{name} = carray(pointer(at[{position}], {element}), ({sizes},))")
+            position += 1 + dims
         size = " + ".join(f"{name}.size" for name, _, dtype in self.arrays if dtype is None)
         lines.append(f"threads = team if {size or 0} >= enough else 1")
-        given = "".join(f"{name}, " for name in names if name != "thread")
+        arguments = "".join(f"{name}, " for name in names if name != "thread")
         if "thread" in names:
             body = threads.on_threads(body)
-            given = f"threads, ({given.removeprefix('threads, ')})"
-        lines.append(f"return body({given})")
+            arguments = f"threads, ({arguments.removeprefix('threads, ')})"
+        lines.append(f"return body({arguments})")
         title, numbers = function.__name__, "".join(f", {name}" for name in self.numbers)
         text = f"def {title}(like, at, team, enough{numbers}):\n  " + "\n  ".join(lines)
         source, scope = function.__code__, {**_NAMES, "body": body, "__name__": function.__module__}
@@ -106,17 +106,17 @@ class CpuLoop:
 
         None is an empty array, and sizes of one are appended where a tensor has fewer dimensions.
         """
-        at: list[int] = []
+        packed: list[int] = []
         for value, (_, dims, _) in zip(values, self.arrays, strict=True):
             if value is None:
-                at += _NOTHING[dims]
+                packed += _NOTHING[dims]
                 continue
-            at.append(value.data_ptr())
-            at += value.shape
+            packed.append(value.data_ptr())
+            packed += value.shape
             if value.dim() != dims:
-                at += (min(1, value.numel()),) * (dims - value.dim())
+                packed += (min(1, value.numel()),) * (dims - value.dim())
         team = torch.get_num_threads() if threads.AVAILABLE else 1
-        return self._run(LIKE[wide], tuple(at), team, threads.SMALL, *numbers)
+        return self._run(LIKE[wide], tuple(packed), team, threads.SMALL, *numbers)
 
 
 _NOTHING = [(0,) * (dims + 1) for dims in range(3)]
@@ -154,9 +154,9 @@ def over_tensors(
         shapes: allocates the results.
         check: gets what the loop returns and the arguments; raises what is wrong with them.
     """
-    place = {name: at for at, name in enumerate(names)}
+    place = {name: position for position, name in enumerate(names)}
     arrays = [(place[name], dtype) for name, _, dtype in loop.arrays]
-    floats = [at for at, dtype in arrays if dtype is None]
+    floats = [position for position, dtype in arrays if dtype is None]
     numbers = [place[name] for name in loop.numbers]
 
     def on_cpu(*arguments: Any) -> Any:
@@ -166,17 +166,17 @@ def over_tensors(
         outs = [results] if single else list(results)
         first, values = len(arguments), [*arguments, *outs]
         wide = torch.float32
-        for at in floats:
-            if values[at] is not None and values[at].dtype is torch.float64:
+        for position in floats:
+            if values[position] is not None and values[position].dtype is torch.float64:
                 wide = torch.float64
-        given: list[Any] = []
-        for at, dtype in arrays:
-            given.append(plain(values[at], wide if dtype is None else dtype))
-            if at >= first:
-                values[at] = given[-1]
-        found = loop(given, wide, [values[at] for at in numbers])
+        tensors: list[Any] = []
+        for position, dtype in arrays:
+            tensors.append(plain(values[position], wide if dtype is None else dtype))
+            if position >= first:
+                values[position] = tensors[-1]
+        result = loop(tensors, wide, [values[number] for number in numbers])
         if check is not None:
-            check(found, *arguments)
+            check(result, *arguments)
         outs = [cast(new, old.dtype) for new, old in zip(values[first:], outs, strict=True)]
         return outs[0] if single else tuple(outs)
 

@@ -41,7 +41,7 @@ class Edges(NamedTuple):
     @property
     def arrays(self) -> list[Tensor]:
         """The tensors, as schemas take them."""
-        return [one for one in self if one is not None]
+        return [array for array in self if array is not None]
 
 
 @kernel
@@ -91,7 +91,7 @@ def _empty(src: Tensor, dst: Tensor, sources: int, targets: int) -> list[Tensor]
 
 def _on_cpu(src: Tensor, dst: Tensor, sources: int, targets: int) -> list[Tensor]:
     arrays = _empty(src, dst, sources, targets)
-    outside = _order(*(one.numpy() for one in (src, dst, *arrays)))
+    outside = _order(*(array.numpy() for array in (src, dst, *arrays)))
     if outside >= 0:
         ends = int(src[outside]), int(dst[outside])
         of = sources if sources == targets else f"{sources} and {targets}"
@@ -111,7 +111,7 @@ def order_on_cuda(src: Tensor, dst: Tensor, sources: int, targets: int) -> list[
         torch.searchsorted(ends, every[: targets + 1]),
         torch.searchsorted(starts, every[: sources + 1]),
     )
-    return [one.int() for one in (*pointers, order[places], order)]
+    return [array.int() for array in (*pointers, order[places], order)]
 
 
 ORDER_EDGES: OpOverload[..., Any] = operator(

@@ -25,7 +25,7 @@ from numba.extending import intrinsic, overload
 from staticgraph.jit import KERNEL_OPTIONS
 
 
-def _same_bits(given: types.Type, wanted: types.Type, llvm: ir.Type) -> Any:
+def _same_bits(source: types.Type, wanted: types.Type, llvm: ir.Type) -> Any:
     """Returns an intrinsic that reinterprets the bits of one type as another of the same width."""
 
     @intrinsic
@@ -36,7 +36,7 @@ def _same_bits(given: types.Type, wanted: types.Type, llvm: ir.Type) -> Any:
             """Generates the bit cast."""
             return builder.bitcast(arguments[0], llvm)
 
-        return wanted(given), generate
+        return wanted(source), generate
 
     return reread
 

@@ -129,11 +129,11 @@ def _largest(typing: Any, values: Any, first: Any, count: Any) -> Any:
         vectors = Vectors(context, builder, values.dtype)
         start = vectors.start(values, array, place)
         nothing, lanes = (ir.Constant(size.type, n) for n in (0, LANES))
-        found = cgutils.alloca_once_value(builder, vectors.load(start, nothing))
+        best = cgutils.alloca_once_value(builder, vectors.load(start, nothing))
         with cgutils.for_range_slice(builder, lanes, size, lanes) as (k, _):
-            most = vectors.larger(builder.load(found), vectors.load(start, k))
-            builder.store(most, found)
-        return vectors.joined(builder.load(found), vectors.larger)
+            most = vectors.larger(builder.load(best), vectors.load(start, k))
+            builder.store(most, best)
+        return vectors.joined(builder.load(best), vectors.larger)
 
     return values.dtype(values, types.intp, types.intp), generate
 

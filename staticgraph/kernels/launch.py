@@ -118,8 +118,8 @@ class Launch:
 
     def over(self, operator: Operator) -> Callable[..., Any]:
         """Returns the CUDA side of an operator."""
-        place = {name: at for at, name in enumerate(operator.names)}
-        asked = [place[name] for name in signature(self.options).parameters]
+        place = {name: position for position, name in enumerate(operator.names)}
+        positions = [place[name] for name in signature(self.options).parameters]
         launches = [
             (kernel, [(name, place.get(name, -1)) for name in kernel.arg_names])
             for kernel in self.kernels
@@ -129,11 +129,14 @@ class Launch:
             """Allocates the results and launches the kernels."""
             results = operator.fake(*arguments)
             values = [*arguments, *(results if isinstance(results, tuple) else [results])]
-            options = self.options(*[values[at] for at in asked])
+            options = self.options(*[values[position] for position in positions])
             for kernel, names in launches:
-                given = [options[name] if name in options else values[at] for name, at in names]
+                operands = [
+                    options[name] if name in options else values[position]
+                    for name, position in names
+                ]
                 how = {name: options[name] for name in TRITON if name in options}
-                kernel[options["grid"]](*given, **how)
+                kernel[options["grid"]](*operands, **how)
             return results
 
         return on_cuda

@@ -47,14 +47,14 @@ def operator(
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    found = Operator(getattr(getattr(torch.ops, NAMESPACE), name).default, fake)
+    registered = Operator(getattr(getattr(torch.ops, NAMESPACE), name).default, fake)
     if isinstance(cpu, CpuLoop):
-        cpu = over_tensors(cpu, found.names, fake, check)
+        cpu = over_tensors(cpu, registered.names, fake, check)
     LIBRARY.impl(name, cpu, "CPU")
-    CUDA[name] = _imported(cuda, found)
+    CUDA[name] = _imported(cuda, registered)
     LIBRARY.impl(name, beside_its_tensors(CUDA[name]), "CUDA")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
-    return found
+    return registered
 
 
 def _imported(address: str, operator: Operator) -> Callable[..., Any]:
@@ -79,8 +79,8 @@ def beside_its_tensors(cuda: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(cuda)
     def launched(*args: Any) -> Any:
         """Launches with the tensors' device as the current device."""
-        for given in args:
-            value = given[0] if isinstance(given, (list, tuple)) and given else given
+        for argument in args:
+            value = argument[0] if isinstance(argument, (list, tuple)) and argument else argument
             if isinstance(value, torch.Tensor):
                 if value.get_device() == torch.cuda.current_device():
                     break

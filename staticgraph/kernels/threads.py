@@ -47,9 +47,9 @@ def _runtime() -> ctypes.CDLL | None:
     library."""
     folder = Path(torch.__file__).parent / "lib"
     for path in sorted(folder.glob("libgomp*.so*")):
-        found = ctypes.CDLL(str(path))
-        if torch.backends.openmp.is_available() and all(hasattr(found, s) for s in _SYMBOLS):
-            return found
+        library = ctypes.CDLL(str(path))
+        if torch.backends.openmp.is_available() and all(hasattr(library, s) for s in _SYMBOLS):
+            return library
     return None
 
 
@@ -97,7 +97,7 @@ def _launcher(body: Any) -> Callable[..., Any]:
             context.add_linking_libs([compiled.library])
             function = context.declare_function(module, compiled.fndesc)
 
-            def call(inside: Any, numbers: list[Any], given: Any) -> None:
+            def call(inside: Any, numbers: list[Any], fields: Any) -> None:
                 """Generates the call of the body with a thread's numbers and the unpacked
                 arguments."""
                 # Its status is ignored: kernels of this package raise nothing.
@@ -106,10 +106,10 @@ def _launcher(body: Any) -> Callable[..., Any]:
                     function,
                     compiled.fndesc.restype,
                     compiled.fndesc.argtypes,
-                    [*numbers, *cgutils.unpack_tuple(inside, given)],
+                    [*numbers, *cgutils.unpack_tuple(inside, fields)],
                 )
 
-            def asked(inside: Any, name: str) -> Any:
+            def call_query(inside: Any, name: str) -> Any:
                 """Generates a call of an OpenMP query function without arguments, with an int64
                 result."""
                 question = cgutils.get_or_insert_function(
@@ -121,9 +121,9 @@ def _launcher(body: Any) -> Callable[..., Any]:
             entry = ir.Function(module, entry_type, name)
             entry.linkage = "internal"
             inside = ir.IRBuilder(entry.append_basic_block())
-            given = inside.load(inside.bitcast(entry.args[0], packed.type.as_pointer()))
-            numbers = [asked(inside, f"omp_get_{n}") for n in ("thread_num", "num_threads")]
-            call(inside, numbers, given)
+            loaded = inside.load(inside.bitcast(entry.args[0], packed.type.as_pointer()))
+            numbers = [call_query(inside, f"omp_get_{n}") for n in ("thread_num", "num_threads")]
+            call(inside, numbers, loaded)
             inside.ret_void()
             parallel = cgutils.get_or_insert_function(
                 module,

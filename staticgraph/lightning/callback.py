@@ -123,7 +123,7 @@ class StaticGraphs(Callback):
             return
         if check.wanted("step", batch.static):
             with calls.off(), trainer.precision_plugin.train_step_context():
-                check.of(batch.static, "step")
+                check.check_batch(batch.static, "step")
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -168,7 +168,7 @@ class StepComparer(Comparer):
     def padded(self, batch: StaticBatch, options: RunOptions) -> Outcome:
         """Runs the step over real rows, and the modules that it calls over padding."""
         if options.jitter is not None:
-            batch = options.jitter.of(batch.replace())
+            batch = options.jitter.set_noise(batch.replace())
         self._calls.install()
         try:
             if not self._ran:  # a first call finds which results are rows, and draws for it
@@ -181,7 +181,9 @@ class StepComparer(Comparer):
     def plain(self, batch: StaticBatch, data: PlainBatch, options: RunOptions) -> Outcome:
         """Runs the step over PyG's own batch."""
         copy = data.clone()
-        return self._step(copy if options.jitter is None else options.jitter.of(copy), options)
+        return self._step(
+            copy if options.jitter is None else options.jitter.set_noise(copy), options
+        )
 
     def _step(self, data: Any, options: RunOptions) -> Outcome:
         module = self._module

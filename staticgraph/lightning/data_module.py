@@ -92,22 +92,22 @@ class StaticDataModule(LightningDataModule):
 
     def train_dataloader(self) -> Any:
         """A loader of exact batches, in a different order every epoch."""
-        return self._of("train", shuffle=True)
+        return self._make_loader("train", shuffle=True)
 
     def val_dataloader(self) -> Any:
         """A loader with as many graphs per batch as fit, each graph once."""
-        return self._of("val", exact=False)
+        return self._make_loader("val", exact=False)
 
     def test_dataloader(self) -> Any:
         """A loader with as many graphs per batch as fit, each graph once."""
-        return self._of("test", exact=False)
+        return self._make_loader("test", exact=False)
 
     def predict_dataloader(self) -> Any:
         """A loader of the ``predict`` split, or of the whole store if there is no such split."""
         indices = self.split("predict")
         return self.loader(indices, exact=False)
 
-    def _of(self, name: str, **options: Any) -> Any:
+    def _make_loader(self, name: str, **options: Any) -> Any:
         indices = self.split(name)
         return [] if indices is None else self.loader(indices, **options)
 

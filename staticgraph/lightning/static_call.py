@@ -118,7 +118,7 @@ class StaticCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module on a static batch among its arguments, in fixed shapes."""
         flat, spec = tree_flatten((args, kwargs))
-        batch = next((found for value in flat if (found := _batch_of(value))), None)
+        batch = next((candidate for value in flat if (candidate := _batch_of(value))), None)
         with self._calls.off():
             if batch is None:
                 return self._forward(*args, **kwargs)
@@ -203,7 +203,7 @@ class StaticCall:
         with bound(self._module, static), stems or nullcontext():
             out = self._forward(*args, **kwargs)
         if stems is not None:
-            known = {path: stems.of(value) for path, value in output_tensors(out)}
+            known = {path: stems.is_computed(value) for path, value in output_tensors(out)}
             self._stem[spec, static.bucket] = known
         sizes = {static.capacity.rows(name): name for name in static.levels}
         levels = {

@@ -107,7 +107,7 @@ class Fit(NamedTuple):
         Raises:
             ValueError: the capacity has other axes than the data that was probed.
         """
-        here = self.at(capacity)
+        here = self.find_fit(capacity)
         names = [name for name, _ in capacity.extra]
         if set(names) != set(self.axes):
             raise ValueError(
@@ -120,7 +120,7 @@ class Fit(NamedTuple):
         peak = max((list(map(mul, plane, row)) for plane in here.planes), key=sum)
         return dict(zip(here.terms, peak, strict=True))
 
-    def at(self, capacity: Capacity) -> Fit:
+    def find_fit(self, capacity: Capacity) -> Fit:
         """The fit that applies to a capacity: a piece, or this one."""
         return next((p.fit for p in reversed(self.pieces) if p.holds(capacity)), self)
 

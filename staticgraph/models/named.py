@@ -65,7 +65,7 @@ def function_named(spec: str, option: str) -> Any:
     return function
 
 
-def made(name: str, store: GraphStore | None, option: str = "--model") -> Module:
+def make_model(name: str, store: GraphStore | None, option: str = "--model") -> Module:
     """Returns the model of a name: a built-in one in its default sizes, or :func:`built`.
 
     Raises:

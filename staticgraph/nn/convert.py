@@ -63,7 +63,7 @@ def context_of(model: torch.nn.Module) -> BatchContext:
         install()
     static = tuple(static_forms().values())
     present: list[object] = [vars(m).get("_staticgraph") for m in model.modules()]
-    context = next((found for found in present if isinstance(found, BatchContext)), None)
+    context = next((value for value in present if isinstance(value, BatchContext)), None)
     if context is None:
         context = BatchContext()
     for module in model.modules():

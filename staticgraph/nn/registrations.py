@@ -59,7 +59,9 @@ def watch(modules: Iterable[nn.Module], listener: Listener) -> None:
                 )
             )
         for module in modules:
-            living = tuple(kept for kept in _LISTENERS.get(module, ()) if kept() is not None)
+            living = tuple(
+                reference for reference in _LISTENERS.get(module, ()) if reference() is not None
+            )
             if new not in living:
                 _LISTENERS[module] = (*living, new)
 
@@ -75,6 +77,6 @@ def _layer_registered(module: nn.Module, name: str, value: Any) -> None:
 def _tell(module: nn.Module, layer: bool) -> None:
     if torch.compiler.is_compiling():  # a call would look for these listeners by their places
         return
-    for kept in _LISTENERS.get(module, ()):
-        if (listener := kept()) is not None:
+    for reference in _LISTENERS.get(module, ()):
+        if (listener := reference()) is not None:
             listener.registered(layer)

@@ -51,12 +51,12 @@ def static_forms() -> Mapping[type[torch.nn.Module], type[torch.nn.Module]]:
     return forms
 
 
-def form_of(kind: type[torch.nn.Module], made: bool = True) -> type[torch.nn.Module] | None:
+def form_of(kind: type[torch.nn.Module], derived: bool = True) -> type[torch.nn.Module] | None:
     """Returns the static form of a layer's class, found through its nearest ancestor that has one.
 
     Args:
         kind: a stock layer, or a subclass of one.
-        made: for a subclass, return the class made for it; otherwise the form that this class is
+        derived: for a subclass, return the class made for it; otherwise the form that this class is
             based on.
 
     Returns:
@@ -65,10 +65,10 @@ def form_of(kind: type[torch.nn.Module], made: bool = True) -> type[torch.nn.Mod
     """
     forms = static_forms()
     stock = next((ancestor for ancestor in kind.__mro__ if ancestor in forms), None)
-    if stock is None or (made and issubclass(kind, forms[stock])):
+    if stock is None or (derived and issubclass(kind, forms[stock])):
         return None
     form = forms[stock]
-    if kind is stock or not made:
+    if kind is stock or not derived:
         return form
     if _parametrized(kind):
         return _parametrized_again(kind, form_of(kind.__bases__[0]))

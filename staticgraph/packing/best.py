@@ -96,14 +96,14 @@ def improve(
 def _giants_first(start: Packing, quick: QuickPacker) -> Packing:
     """Giants with their companions, plus the quick packer's packs of all other graphs; ``start``
     where there are no giants."""
-    made, left = packed_giants(start.histogram, start.limits, start.max_graphs)
-    return _with_rest(made, left, quick) if made.num_packs else start
+    giants, left = packed_giants(start.histogram, start.limits, start.max_graphs)
+    return _with_rest(giants, left, quick) if giants.num_packs else start
 
 
-def _with_rest(made: Packing, left: IntArray, quick: QuickPacker) -> Packing:
+def _with_rest(packs: Packing, left: IntArray, quick: QuickPacker) -> Packing:
     """These packs plus the quick packer's packs of the ``left`` ``[T]`` graphs of each size."""
-    rest, rows = part_of(made.histogram, left)
-    return made.join(quick(rest, made.limits, made.max_graphs), rows) if len(rows) else made
+    rest, rows = part_of(packs.histogram, left)
+    return packs.join(quick(rest, packs.limits, packs.max_graphs), rows) if len(rows) else packs
 
 
 def _repaired(best: Packing, bound: int, until: float, shown: Bar) -> Packing:
@@ -154,18 +154,18 @@ class _Search:
         while len(rows):
             times = _whole_part(generation)
             for k in np.flatnonzero(times):
-                at, copies = generation.columns.column(int(k))
-                fixed.append((rows[at], copies, int(times[k])))
-                left[rows[at]] = np.maximum(0, left[rows[at]] - copies * times[k])
-            found = self._completed(fixed)
-            if found.num_packs < best.num_packs:
-                best = found
+                pattern, copies = generation.columns.column(int(k))
+                fixed.append((rows[pattern], copies, int(times[k])))
+                left[rows[pattern]] = np.maximum(0, left[rows[pattern]] - copies * times[k])
+            candidate = self._completed(fixed)
+            if candidate.num_packs < best.num_packs:
+                best = candidate
             now = np.flatnonzero(left)
             if best.num_packs <= bound or not len(now) or time.perf_counter() > self.until:
                 break
-            kept = np.searchsorted(rows, now)
-            columns = generation.columns.within(kept, len(rows))
-            trusted = generation.trusted[kept]
+            places = np.searchsorted(rows, now)
+            columns = generation.columns.within(places, len(rows))
+            trusted = generation.trusted[places]
             rows = now
             part = self.grid._replace(sizes=self.grid.sizes[rows], keep=rows)
             limits = (self.sizes[rows], self.limits)
@@ -204,8 +204,8 @@ class _Search:
             left,
         )
         method = "column generation"
-        made = Packing(histogram, self.start.limits, self.start.max_graphs, *packs, method)
-        return _with_rest(made, left, self.quick)
+        packing = Packing(histogram, self.start.limits, self.start.max_graphs, *packs, method)
+        return _with_rest(packing, left, self.quick)
 
 
 def _whole_part(generation: ColumnGeneration) -> IntArray:

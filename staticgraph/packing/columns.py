@@ -98,8 +98,8 @@ class ColumnGeneration:
             value = float(tried @ self._demand) / best
             if value > self.proven:
                 self.proven, self.trusted = value, tried / best
-            found = best_patterns(self._grid, tried, worth, self._demand, PATTERNS_A_ROUND)
-            exact = trimmed(found, *self._limits, tried)
+            patterns = best_patterns(self._grid, tried, worth, self._demand, PATTERNS_A_ROUND)
+            exact = trimmed(patterns, *self._limits, tried)
             added = self.columns.add(exact, self.prices)
             if added:
                 return added
@@ -157,12 +157,12 @@ class Columns:
         place[rows] = np.arange(len(rows))
         part = Columns()
         for k in range(self.count):
-            at = place[self._rows[k]]
-            there = at >= 0
+            places = place[self._rows[k]]
+            there = places >= 0
             if there.any():
-                left = at[there]
-                one = np.array([0, len(left)])
-                part.add(Patterns(one, left, self._copies[k][there]))
+                left = places[there]
+                starts = np.array([0, len(left)])
+                part.add(Patterns(starts, left, self._copies[k][there]))
         return part
 
 

@@ -74,8 +74,8 @@ def repair(
     # A tuple, so that the compiler knows its length and unrolls the loops; an array where it is
     # long, since each length would be compiled separately, for seconds.
     exact = tuple(float(limit) for limit in limits)
-    given = exact if len(exact) <= UNROLLED else np.array(exact)
-    return _repair(order, sizes, bounds, given, seed)
+    numbers = exact if len(exact) <= UNROLLED else np.array(exact)
+    return _repair(order, sizes, bounds, numbers, seed)
 
 
 @loop

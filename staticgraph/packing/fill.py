@@ -94,10 +94,10 @@ def fill_histogram(
     least = volume_bound(coarse.histogram, bounds, max_graphs)
     best: Packing | None = None
     for effort in efforts:
-        found = _pack_once(coarse.histogram, bounds, max_graphs, effort)
-        if best is None or found.num_packs < best.num_packs:
-            best = fewer_by_swaps(found)
-            if best.num_packs < found.num_packs:
+        packing = _pack_once(coarse.histogram, bounds, max_graphs, effort)
+        if best is None or packing.num_packs < best.num_packs:
+            best = fewer_by_swaps(packing)
+            if best.num_packs < packing.num_packs:
                 break  # where swaps are better, other settings make no difference
         if best.num_packs <= least or histogram.num_graphs > MANY_GRAPHS * best.num_packs:
             break
@@ -189,7 +189,7 @@ def _fill(
                 break
             _place(open_sizes, sizes, counts, used, room, types, t, 1)
         while True:
-            found = _next(
+            number = _next(
                 open_sizes,
                 sizes,
                 counts,
@@ -201,11 +201,11 @@ def _fill(
                 tries,
                 second_tries,
             )
-            if found == 0:
+            if number == 0:
                 break
-            if found < 0:  # many graphs of one size, far from the end of the pack
-                _place(open_sizes, sizes, counts, used, room, types, chosen[0], -found)
-            for q in range(found):
+            if number < 0:  # many graphs of one size, far from the end of the pack
+                _place(open_sizes, sizes, counts, used, room, types, chosen[0], -number)
+            for q in range(number):
                 _place(open_sizes, sizes, counts, used, room, types, chosen[q], 1)
         times = counts[top]
         for q in range(starts[-1], len(types)):
@@ -323,13 +323,13 @@ def _search(
     room: IntArray,
     chosen: IntArray,
     largest: int,
-    found: int,
+    number: int,
     best: float,
     tries: int,
     second_tries: int,
 ) -> int:
     """Finds the two or three types with the most combined worth; on entry ``chosen`` holds
-    ``found`` types of total worth ``best``.
+    ``number`` types of total worth ``best``.
 
     The types are sorted by worth, so a first type can only win while three times its worth exceeds
     the best so far.
@@ -352,11 +352,11 @@ def _search(
             third = first(open_sizes, room_b, b if taken < counts[b] else b + 1)
             value = worth[a] + worth[b] + (worth[third] if third >= 0 else 0.0)
             if value > best + gain:
-                best, found = value, 3 if third >= 0 else 2
+                best, number = value, 3 if third >= 0 else 2
                 chosen[0], chosen[1], chosen[2] = a, b, third
             b = first(open_sizes, room_a, b + 1)
         a = first(open_sizes, room, a + 1)
-    return found
+    return number
 
 
 @part

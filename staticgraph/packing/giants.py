@@ -128,8 +128,10 @@ def packed_giants(
     none, remaining = np.zeros(0, np.int64), np.empty_like(left)
     remaining[order] = left
     packs = np.array(starts), np.concatenate([none, *types]), np.concatenate([none, *copies])
-    made = Packing(histogram, limits, max_graphs, *packs, np.array(counts, np.int64), "companions")
-    return made, remaining
+    packing = Packing(
+        histogram, limits, max_graphs, *packs, np.array(counts, np.int64), "companions"
+    )
+    return packing, remaining
 
 
 def _giants(histogram: SizeHistogram, limits: IntArray) -> tuple[IntArray, int, int]:

@@ -46,11 +46,11 @@ def homes(sizes: IntArray, capacities: Sequence[Capacity]) -> IntArray:
     graphs may have fewer rows than one for many small ones, and small graphs would be wasteful
     there.
     """
-    found = np.full(len(sizes), -1, dtype=np.int64)
+    numbers = np.full(len(sizes), -1, dtype=np.int64)
     by_graph = sorted(range(len(capacities)), key=lambda k: (capacities[k].max_graph_nodes, k))
     for number in reversed(by_graph):
-        found[fits_alone(sizes, capacities[number])] = number
-    return found
+        numbers[fits_alone(sizes, capacities[number])] = number
+    return numbers
 
 
 @loop

@@ -163,11 +163,11 @@ def _trace(
     for begin in begins:
         used[begin] = 1
         i, j = room[0] - sizes[begin, 0], room[1] - sizes[begin, 1]
-        at = begin
+        current = begin
         while worth[i, j] > 1e-12:
             chosen = -1
             for k in range(len(sizes)):
-                t = at + k
+                t = current + k
                 if t >= len(sizes):
                     t -= len(sizes)
                 a, b = sizes[t]
@@ -184,7 +184,7 @@ def _trace(
                         break
             if chosen < 0:
                 break
-            at = chosen
+            current = chosen
             used[chosen] += 1
             i -= sizes[chosen, 0]
             j -= sizes[chosen, 1]

@@ -71,10 +71,10 @@ def fewer_by_repair(
         return best
     taken = int(max(1, min((best.num_packs - least) * TAKEN // 100, at_once)))
     while best.num_packs > least and time.perf_counter() < until and pairs > 0:
-        found, looked_at = _repaired(best, taken, until, min(pairs, each))
+        packing, looked_at = _repaired(best, taken, until, min(pairs, each))
         pairs -= looked_at
-        if found is not None:
-            best = found
+        if packing is not None:
+            best = packing
             taken = min(taken, max(1, (best.num_packs - least) * TAKEN // 100))
             if shown is not None:
                 shown(best.num_packs)
@@ -114,15 +114,17 @@ def _repaired(
     looked_at = 0.0
     while left > 0:
         steps = min(left, max(1, int(PAIRS_AT_ONCE / a_step)))
-        over, made, after = _exchange(members, held, load, sizes, limits, weights, heat, steps, key)
+        over, exchanges, after = _exchange(
+            members, held, load, sizes, limits, weights, heat, steps, key
+        )
         key = np.uint64(after)
-        left, looked_at = left - steps, looked_at + made * a_step
+        left, looked_at = left - steps, looked_at + exchanges * a_step
         if not over:
-            kept = np.flatnonzero(held)
-            flat = np.concatenate([members[b, : held[b]] for b in kept])
-            bounds = np.concatenate([[0], np.cumsum(held[kept])]).astype(np.int64)
-            found = as_packing(histogram, best.limits, best.max_graphs, flat, bounds, "exchanges")
-            return found, looked_at
+            nonempty = np.flatnonzero(held)
+            flat = np.concatenate([members[b, : held[b]] for b in nonempty])
+            bounds = np.concatenate([[0], np.cumsum(held[nonempty])]).astype(np.int64)
+            packing = as_packing(histogram, best.limits, best.max_graphs, flat, bounds, "exchanges")
+            return packing, looked_at
         if time.perf_counter() > until:
             break
     return None, looked_at
@@ -178,9 +180,9 @@ def _exchange(members, held, load, sizes, limits, weights, heat, steps, counter)
             over[count], place[b] = b, count
             count += 1
     change = np.zeros(components, np.int64)
-    made = 0
-    while made < steps and count > 0 and packs > 1:
-        made += 1
+    exchanges = 0
+    while exchanges < steps and count > 0 and packs > 1:
+        exchanges += 1
         counter += STEP
         a = over[below(counter, count)]
         b = _partner(a, load, weights, counter)
@@ -232,7 +234,7 @@ def _exchange(members, held, load, sizes, limits, weights, heat, steps, counter)
                 last = over[count]
                 over[place[pack]], place[last] = last, place[pack]
                 place[pack] = -1
-    return count, made, counter
+    return count, exchanges, counter
 
 
 @inlined
@@ -300,11 +302,11 @@ def _partner(a, load, weights, counter):
 def _swap(members, held, a, b, x, i, y, j):
     """Exchanges graphs at places ``x`` and ``i`` of pack ``a`` for ``y`` and ``j`` of ``b``."""
     ours, theirs = np.empty(2, np.int64), np.empty(2, np.int64)
-    given, taken = 0, 0
+    our_count, taken = 0, 0
     for k in (max(x, i), min(x, i)):  # the higher place first, so that the lower one stays valid
         if k >= 0:
-            ours[given] = members[a, k]
-            given += 1
+            ours[our_count] = members[a, k]
+            our_count += 1
             held[a] -= 1
             members[a, k] = members[a, held[a]]
     for k in (max(y, j), min(y, j)):
@@ -316,6 +318,6 @@ def _swap(members, held, a, b, x, i, y, j):
     for k in range(taken):
         members[a, held[a]] = theirs[k]
         held[a] += 1
-    for k in range(given):
+    for k in range(our_count):
         members[b, held[b]] = ours[k]
         held[b] += 1

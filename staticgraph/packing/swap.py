@@ -100,17 +100,17 @@ def fewer_by_swaps(best: Packing) -> Packing:
         return best
     opened_by = histogram.sizes[best.types[best.starts[:-1]]]
     giant = np.asarray((opened_by > GIANT * limits).any(axis=1))
-    kept = replace(best.with_counts(best.counts * giant), method="fill and swap")
-    rest, rows = part_of(histogram, histogram.counts - kept.placed)
+    giant_packs = replace(best.with_counts(best.counts * giant), method="fill and swap")
+    rest, rows = part_of(histogram, histogram.counts - giant_packs.placed)
     if not len(rows):
         return best
     least = volume_bound(rest, limits, best.max_graphs)
-    most = best.num_packs - kept.num_packs
+    most = best.num_packs - giant_packs.num_packs
     while most - least > RESOLUTION * most:
         middle = most - max(1, int(STRIDE * (most - least)))
-        found = pack_by_swaps(rest, limits, middle, max_graphs=best.max_graphs)
-        if found is not None:
-            best, most = kept.join(found, rows), middle
+        packing = pack_by_swaps(rest, limits, middle, max_graphs=best.max_graphs)
+        if packing is not None:
+            best, most = giant_packs.join(packing, rows), middle
         elif histogram.num_graphs <= REPAIRED_GRAPHS:
             break
         else:

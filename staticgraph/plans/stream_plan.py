@@ -106,18 +106,27 @@ def plan_stream(
     held = [sums.held(pair) for pair in limits]
     price = cost or StepCost()
     chosen = _cheapest(held, [price.of(each) for each in capacities], buckets)
-    kept = [capacities[level] for level in chosen]
+    chosen_capacities = [capacities[level] for level in chosen]
     shares = np.diff([0.0, *(held[level] for level in chosen)])
-    alike = [k for k in range(len(kept) - 1) if kept[k] == kept[k + 1]]  # further rows alone count
+    alike = [
+        k
+        for k in range(len(chosen_capacities) - 1)
+        if chosen_capacities[k] == chosen_capacities[k + 1]
+    ]  # further rows alone count
     for k in alike:
         shares[k + 1] += shares[k]
-    kept, shares = [c for k, c in enumerate(kept) if k not in alike], np.delete(shares, alike)
+    chosen_capacities, shares = (
+        [c for k, c in enumerate(chosen_capacities) if k not in alike],
+        np.delete(shares, alike),
+    )
     over = sum(1 - each.held((rows,)) for each, rows in zip(further, extra.values(), strict=True))
     missed = max(0.0, 1 - held[chosen[-1]]) + over
-    rows = np.array([[each.nodes, each.edges, each.graphs] for each in kept], np.float64)
+    rows = np.array(
+        [[each.nodes, each.edges, each.graphs] for each in chosen_capacities], np.float64
+    )
     filled = np.array([*sums.mean, batch_size]) / np.maximum(1, shares @ rows / shares.sum())
     return BucketPlan(
-        capacities=tuple(kept),
+        capacities=tuple(chosen_capacities),
         batch_size=batch_size,
         schema=schema,
         strategy="stream",
@@ -205,7 +214,7 @@ class _Grid:
     shares: Floats
 
     @classmethod
-    def of(cls, values: IntArray, chances: Floats, draws: int, most: int) -> _Grid:
+    def from_values(cls, values: IntArray, chances: Floats, draws: int, most: int) -> _Grid:
         """The axis for the sum of ``draws`` of these values, of at most ``most`` cells."""
         low, high = int(values.min()), int(values.max())
         unit = int(np.gcd.reduce(values - low)) or 1
@@ -243,8 +252,8 @@ class _Sums:
             common = int(np.gcd.reduce(sizes[:, 1])) or 1
             self._slope = common * round(mean[1] / max(mean[0], 1e-9) / common)
             excess = sizes[:, 1] - self._slope * sizes[:, 0]
-        nodes = self._nodes = _Grid.of(sizes[:, 0], chances, draws, NODE_CELLS)
-        edges = self._edges = _Grid.of(excess, chances, draws, EXCESS_CELLS)
+        nodes = self._nodes = _Grid.from_values(sizes[:, 0], chances, draws, NODE_CELLS)
+        edges = self._edges = _Grid.from_values(excess, chances, draws, EXCESS_CELLS)
         single = np.zeros((nodes.cells, edges.cells))
         for i in (0, 1):
             for j in (0, 1):
@@ -267,7 +276,7 @@ class _Sums:
         within = self._cumulated[np.arange(len(rows)), np.clip(last, 0, edges.cells - 1)]
         return min(1.0, float(within[last >= 0].sum()))
 
-    def at(self, level: float) -> tuple[int, ...]:
+    def find_limits(self, level: float) -> tuple[int, ...]:
         """The limits so many standard deviations above the mean of every component."""
         limits = np.ceil(self.mean + level * self.deviation).astype(np.int64)
         return tuple(np.minimum(limits, self.most).tolist())
@@ -275,13 +284,17 @@ class _Sums:
     def levels(self, miss: float) -> list[tuple[int, ...]]:
         """Limits from the mean up to the first that at most ``miss`` of all sums exceed."""
         low, high = 0.0, 1.0
-        while 1 - self.held(self.at(high)) > miss and self.at(high) != tuple(self.most.tolist()):
+        while 1 - self.held(self.find_limits(high)) > miss and self.find_limits(high) != tuple(
+            self.most.tolist()
+        ):
             high *= 2
         for _ in range(40):
             middle = (low + high) / 2
-            low, high = (low, middle) if 1 - self.held(self.at(middle)) <= miss else (middle, high)
+            low, high = (
+                (low, middle) if 1 - self.held(self.find_limits(middle)) <= miss else (middle, high)
+            )
         levels = np.linspace(min(-1.0, high), high, LEVELS)
-        return list(dict.fromkeys(self.at(float(level)) for level in levels))
+        return list(dict.fromkeys(self.find_limits(float(level)) for level in levels))
 
 
 def _cheapest(held: Sequence[float], costs: Sequence[float], buckets: int) -> list[int]:

@@ -378,10 +378,10 @@ class RecordableOptimizer:
         self._versions = [version_of(rate) for rate in self._rates]
         # What a step reads. The rest of a group belongs to schedulers, such as initial_lr.
         self._names = [name for name in optimizer.defaults if name != "lr"]
-        self._settings = [self._of(group) for group in optimizer.param_groups]
+        self._settings = [self._read_settings(group) for group in optimizer.param_groups]
         self._hook = optimizer.register_load_state_dict_post_hook(self._note_replaced)
 
-    def _of(self, group: dict[str, Any]) -> list[Any]:
+    def _read_settings(self, group: dict[str, Any]) -> list[Any]:
         return list(map(group.get, self._names))
 
     def _as_tensor(self, group: dict[str, Any]) -> Tensor:
@@ -426,7 +426,7 @@ class RecordableOptimizer:
 
     def _compare(self, group: dict[str, Any], noted: list[Any]) -> None:
         """Refuses other values; equal values in other objects become the ones to expect next."""
-        present = self._of(group)
+        present = self._read_settings(group)
         pairs = zip(self._names, present, noted, strict=True)
         changed = [name for name, now, before in pairs if _differs(now, before)]
         if changed:

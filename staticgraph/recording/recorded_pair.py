@@ -148,7 +148,7 @@ class RecordedPair:
                     "was recorded: thaw parameters before warmup(), or call warmup() again"
                 )
         arrays = batch.tensors()
-        if type(arrays) is CollatedTensors and not arrays.made:
+        if type(arrays) is CollatedTensors and not arrays.was_read:
             return  # nobody has read an array, and reading one would make all
         for name, value in arrays.items():
             if value.requires_grad and name not in self.fields:

@@ -91,7 +91,7 @@ def rewrite(module: GraphModule, target: RewriteTarget, inputs: Sequence[Any] = 
     Raises:
         NotStatic: an index of graphs was taken for one of nodes, and given the wrong size.
     """
-    fakes = [one for one in inputs if isinstance(one, FakeTensor)]
+    fakes = [example for example in inputs if isinstance(example, FakeTensor)]
     captured = Captured(module, target, fakes[0].fake_mode if fakes else None)
     with _named(captured):
         captured.autocast = fence_regions(captured.graph)
@@ -101,9 +101,9 @@ def rewrite(module: GraphModule, target: RewriteTarget, inputs: Sequence[Any] = 
             drop_unread(captured.graph)
             drop_twins(captured.graph)
             pools.check(captured)
-            for one in ORDER:
+            for rule in ORDER:
                 captured.look_again()
-                one(captured)
+                rule(captured)
                 drop_unread(captured.graph)
             gradient_sums.rewrite(captured)
         for node in list(captured.graph.nodes):

@@ -131,8 +131,8 @@ class ExportedModel:
             )
         flat = self._loaders[batch.bucket].run(list(tensors.values()))
         # Older exports also return a None, which the manifest already holds.
-        found = [tensor for tensor in flat if tensor is not None]
-        return _unflat(self.manifest.output, iter(found))
+        outputs = [tensor for tensor in flat if tensor is not None]
+        return _unflat(self.manifest.output, iter(outputs))
 
 
 def _unflat(form: Any, tensors: Iterator[Tensor]) -> Any:

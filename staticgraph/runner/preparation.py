@@ -145,7 +145,7 @@ class Preparation:
             self.schema = batch.layout.schema
         padding = None if self.has_recorded else self.padding
         if padding is not None and padding.wanted(work, batch, self.taken):
-            padding.of(batch, work)
+            padding.check_batch(batch, work)
         batch = self._choose_on(batch, work)
         if padding is not None and work == "step" and self.commitments is None:
             self.compared.compare(batch)
@@ -260,7 +260,7 @@ class Preparation:
         if batch is None:
             return
         phase = "step" if self._subject.trains else "eval"
-        self.padding.of(batch.to(device), phase, example is not None)
+        self.padding.check_batch(batch.to(device), phase, example is not None)
         if device.type == "cuda":
             torch.cuda.empty_cache()
 

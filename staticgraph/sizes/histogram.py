@@ -69,13 +69,13 @@ class SizeHistogram:
     @classmethod
     def from_sizes(cls, sizes: ArrayLike, components: Sequence[str] = NODES_EDGES) -> SizeHistogram:
         """Counts the distinct rows of ``sizes`` ``[n, C]``, in one pass of bounded memory."""
-        given = np.asarray(sizes)
-        if len(given) > AT_ONCE:
-            starts = range(0, len(given), AT_ONCE)
+        array = np.asarray(sizes)
+        if len(array) > AT_ONCE:
+            starts = range(0, len(array), AT_ONCE)
             return cls.merged(
-                [cls.from_sizes(given[start : start + AT_ONCE], components) for start in starts]
+                [cls.from_sizes(array[start : start + AT_ONCE], components) for start in starts]
             )
-        rows = np.ascontiguousarray(whole_numbers(given, "sizes of graphs"))
+        rows = np.ascontiguousarray(whole_numbers(array, "sizes of graphs"))
         distinct, counts = counted_rows(rows)
         return cls(distinct, counts.astype(np.int64), tuple(components))
 

@@ -72,8 +72,8 @@ class Checks:
             return
         blocks = np.arange(len(self._done))
         if ids is not None:
-            found = np.unique(np.searchsorted(self._blocks, ids, side="right") - 1)
-            blocks = found[(found >= 0) & (found < len(blocks))]
+            touched = np.unique(np.searchsorted(self._blocks, ids, side="right") - 1)
+            blocks = touched[(touched >= 0) & (touched < len(blocks))]
         for block in blocks.tolist():
             self._check(block)
 

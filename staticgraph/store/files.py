@@ -201,10 +201,10 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
 def _array(root: Path, name: str, file: Mapping[str, Any], verified: bool) -> Array:
     """Maps one array; if ``whole``, or not checked by block, it is checked now."""
     path = root / file_of(name)
-    found, length = path.stat().st_size if path.is_file() else None, int(file["bytes"])
-    if found != length:
+    actual, length = path.stat().st_size if path.is_file() else None, int(file["bytes"])
+    if actual != length:
         raise StoreCorrupt(
-            f"{path} has {'no' if found is None else found} bytes, the manifest says "
+            f"{path} has {'no' if actual is None else actual} bytes, the manifest says "
             f"{length}: the store is incomplete; build it again"
         )
     if (verified or not by_block(name)) and crc32_of_file(path) != file["crc32"]:

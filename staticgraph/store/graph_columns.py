@@ -293,12 +293,12 @@ class GraphColumns:
         component = "edges" if level == "edge" else level
         counts = self.narrow_sizes[graphs, self.schema.components.index(component)]
         origins = [self.origin_of(graph, level) for graph in graphs.tolist()]
-        own = [
+        parts = [
             np.arange(count, dtype=np.int64) if origin is None else origin.astype(np.int64)
             for count, origin in zip(counts.tolist(), origins, strict=True)
         ]
         ends = np.cumsum(counts, dtype=np.int64)
-        places = np.concatenate([*own, ends[:0]]) + np.repeat(ends - counts, counts)
+        places = np.concatenate([*parts, ends[:0]]) + np.repeat(ends - counts, counts)
         return None if (places == np.arange(len(places))).all() else places
 
     def with_splits(self, **splits: ArrayLike) -> Self:

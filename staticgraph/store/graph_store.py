@@ -137,7 +137,7 @@ class GraphStore(GraphColumns):
                 f"shards={shards!r} needs one finished store, and {folder} is none: finish it with "
                 "StoreWriter(...).finish(), or join several with GraphStore.load([...]).save(...)"
             )
-        if (folders := Shards.at(place)) is not None:
+        if (folders := Shards.find(place)) is not None:
             return ShardedStore(folders, verify=verify, by_rank=by_rank)
         assert isinstance(place, Path)
         return replace(files.load(cls, place, verify=verify), by_rank=by_rank)

@@ -34,7 +34,7 @@ class ObjectColumn(NamedTuple):
     ends: IntArray
 
     @classmethod
-    def of(cls, values: Iterable[Any]) -> ObjectColumn | None:
+    def from_values(cls, values: Iterable[Any]) -> ObjectColumn | None:
         """Builds a column, one object per graph; None if JSON cannot represent one exactly."""
         pieces = []
         for value in values:
@@ -49,7 +49,7 @@ class ObjectColumn(NamedTuple):
         ends = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
         return cls(np.frombuffer(b"".join(pieces), np.uint8), ends)
 
-    def at(self, graph: int) -> Any:
+    def read_object(self, graph: int) -> Any:
         """Returns the object of one graph."""
         return json.loads(self.text[int(self.ends[graph]) : int(self.ends[graph + 1])].tobytes())
 
@@ -105,7 +105,7 @@ class ObjectsOf(OnAccess[list[Any]]):
 
 def _read(store: Any, graphs: IntArray, name: str) -> list[Any]:
     parts = (store._part_of(graph) for graph in graphs.tolist())
-    return [part.objects[name].at(place) for part, place in parts]
+    return [part.objects[name].read_object(place) for part, place in parts]
 
 
 class HostObjects(dict[str, list[Any]]):

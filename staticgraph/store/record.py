@@ -121,7 +121,7 @@ def graph_at(store: Any, graph: int) -> Any:
         values[field.name] = torch.from_numpy(_as_tensor_shape(value, field))
     data = graph_in(schema, values, {"node": nodes, "edge": edges, **rows})
     for name, column in store.objects.items():
-        setattr(data, name, column.at(graph))
+        setattr(data, name, column.read_object(graph))
     return data
 
 

@@ -51,7 +51,7 @@ class Shards:
     splits: Mapping[str, Array] | None = None
 
     @classmethod
-    def at(cls, place: Path | Sequence[Path]) -> Shards | None:
+    def find(cls, place: Path | Sequence[Path]) -> Shards | None:
         """Returns the shards at a path; None if it holds a single store, or nothing.
 
         Args:

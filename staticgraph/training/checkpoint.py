@@ -121,7 +121,7 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
 def save_run(parts: RunParts, loader: StaticLoader, history: History) -> None:
     """Writes the checkpoint; every rank calls this, and rank 0 writes."""
     random, ranks = random_state(parts.device), parts.ranks
-    of_ranks = {} if ranks is None else {"ranks_random": ranks.told(random)}
+    of_ranks = {} if ranks is None else {"ranks_random": ranks.gather_objects(random)}
     if ranks is not None and not ranks.first:
         return
     save(

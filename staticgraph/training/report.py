@@ -265,7 +265,7 @@ class TrainReport:
                 + (f"no run has finished there; {again}" if again else f"no run; give {GIVE}")
             )
         try:
-            return cls._of(json.loads(path.read_text()), folder)
+            return cls._from_values(json.loads(path.read_text()), folder)
         except NOT_THERE as error:
             raise ValueError(
                 f"{path} is not a report that this version reads ({type(error).__name__}: {error})"
@@ -273,7 +273,7 @@ class TrainReport:
             ) from error
 
     @classmethod
-    def _of(cls, values: dict[str, Any], folder: Path) -> TrainReport:
+    def _from_values(cls, values: dict[str, Any], folder: Path) -> TrainReport:
         epochs = ({k: e[k] for k in EpochRecord._fields} for e in values["epochs"])
         return cls(
             **{

@@ -11,19 +11,19 @@ import torch
 from torch import nn
 
 
-def assert_same_state(found: nn.Module, expected: nn.Module | dict, **near: float) -> None:
+def assert_same_state(actual: nn.Module, expected: nn.Module | dict, **near: float) -> None:
     """Compares parameters and buffers with those of a model, or with a state."""
     state = expected if isinstance(expected, dict) else expected.state_dict()
-    _compare(found.state_dict(), state, near)
+    _compare(actual.state_dict(), state, near)
 
 
-def assert_same_gradients(found: nn.Module, expected: nn.Module, **near: float) -> None:
+def assert_same_gradients(actual: nn.Module, expected: nn.Module, **near: float) -> None:
     """Compares gradients, where None is equal to None alone."""
-    _compare(*({n: p.grad for n, p in m.named_parameters()} for m in (found, expected)), near)
+    _compare(*({n: p.grad for n, p in m.named_parameters()} for m in (actual, expected)), near)
 
 
-def _compare(found: dict, expected: dict, near: dict[str, float]) -> None:
-    torch.testing.assert_close(dict(found), dict(expected), **(near or {"rtol": 0, "atol": 0}))
+def _compare(actual: dict, expected: dict, near: dict[str, float]) -> None:
+    torch.testing.assert_close(dict(actual), dict(expected), **(near or {"rtol": 0, "atol": 0}))
 
 
 def sgd(model: nn.Module, rate: float, **options: Any) -> torch.optim.SGD:

@@ -63,19 +63,19 @@ class Arena:
                 break
             start = max(start, -(-(end - self._first) // ALIGNMENT) * ALIGNMENT + self._first)
         assert start + nbytes <= self._bytes.nbytes, "the arena is full"
-        made = self._at(start, value)
-        made.copy_(value)
-        self._taken.append((start, start + nbytes, StorageWeakRef(made.untyped_storage())))
+        copied = self._place_value(start, value)
+        copied.copy_(value)
+        self._taken.append((start, start + nbytes, StorageWeakRef(copied.untyped_storage())))
         self.most = max(self.most, start + nbytes)
-        return made
+        return copied
 
     def same(self, value: Tensor) -> Tensor:
         """Returns another tensor at the address of one in the arena, without keeping it in use."""
         if not value.numel() or value not in self:
             return value
-        return self._at(value.data_ptr() - self._bytes.ctypes.data, value)
+        return self._place_value(value.data_ptr() - self._bytes.ctypes.data, value)
 
-    def _at(self, start: int, value: Tensor) -> Tensor:
+    def _place_value(self, start: int, value: Tensor) -> Tensor:
         memory = memoryview(self._bytes)[start : start + _bytes_of(value)]
         flat = torch.frombuffer(memory, dtype=torch.uint8)
         return flat.view(value.dtype).as_strided(value.shape, value.stride())
@@ -98,7 +98,7 @@ class _Noted(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
             raise HostRead("operation not permitted when recording: a value is read on the host")
-        given = {
+        storages = {
             value.untyped_storage()._cdata
             for value in tree_flatten((args, kwargs))[0]
             if isinstance(value, Tensor)
@@ -108,11 +108,11 @@ class _Noted(TorchDispatchMode):
         written: list[Tensor] = []
 
         def placed(value: Tensor) -> Tensor:
-            if value.untyped_storage()._cdata in given:
+            if value.untyped_storage()._cdata in storages:
                 return value  # a view, or a tensor that was written in place
-            made = self._arena.like(value)
-            written.append(self._arena.same(made))
-            return made
+            copied = self._arena.like(value)
+            written.append(self._arena.same(copied))
+            return copied
 
         result = tree_map_only(Tensor, placed, out)
         if written or func._schema.is_mutable:
@@ -122,7 +122,7 @@ class _Noted(TorchDispatchMode):
     @torch.no_grad()
     def replay(self) -> None:
         for func, args, kwargs, written in self._calls:
-            given = {
+            storages = {
                 value.untyped_storage()._cdata
                 for value in tree_flatten((args, kwargs))[0]
                 if isinstance(value, Tensor)
@@ -130,7 +130,7 @@ class _Noted(TorchDispatchMode):
             fresh = [
                 value
                 for value in tree_flatten(func(*args, **kwargs))[0]
-                if isinstance(value, Tensor) and value.untyped_storage()._cdata not in given
+                if isinstance(value, Tensor) and value.untyped_storage()._cdata not in storages
             ]
             for noted, value in zip(written, fresh, strict=True):
                 noted.copy_(value)

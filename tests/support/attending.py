@@ -51,16 +51,16 @@ def batches(draw):
     return sizes, sg.Capacity.distinct(nodes, nodes + 40, graphs, widest)
 
 
-def assert_drops_its_share(kept: Any, heads: int = 2, p: float = 0.25) -> None:
+def assert_drops_its_share(draw_mask: Any, heads: int = 2, p: float = 0.25) -> None:
     """Asserts that dropout among pairs keeps its share, and goes by seed, site and head."""
     starts, seed = torch.tensor([0, 60, 60, 90], dtype=torch.int32), torch.tensor([7])
-    alive = kept(starts, seed, heads, 60, 1, p)
-    assert torch.equal(alive, kept(starts, seed, heads, 60, 1, p))
+    alive = draw_mask(starts, seed, heads, 60, 1, p)
+    assert torch.equal(alive, draw_mask(starts, seed, heads, 60, 1, p))
     pairs = torch.block_diag(torch.ones(60, 60), torch.ones(30, 30)).bool()
     assert not alive[:, ~pairs].any()
     count = heads * int(pairs.sum())
     assert abs(alive[:, pairs].double().mean() - (1 - p)) < 5 * (p * (1 - p) / count) ** 0.5
-    others = kept(starts, seed, heads, 60, 2, p), kept(starts, seed + 1, heads, 60, 1, p)
+    others = draw_mask(starts, seed, heads, 60, 2, p), draw_mask(starts, seed + 1, heads, 60, 1, p)
     for other in others:
         same = (alive == other)[:, pairs].double().mean()
         assert abs(same - (p * p + (1 - p) ** 2)) < 5 * (0.25 / count) ** 0.5

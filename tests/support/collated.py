@@ -46,11 +46,11 @@ def collated(collate, moved, ids, layout) -> dict[str, Tensor]:
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
-def assert_same_bits(found, expected) -> None:
-    assert found.keys() == expected.keys()
+def assert_same_bits(actual, expected) -> None:
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        same = np.array_equal(bits(found[name]), bits(value))
-        assert same, f"{name}: {found[name]} instead of {value}"
+        same = np.array_equal(bits(actual[name]), bits(value))
+        assert same, f"{name}: {actual[name]} instead of {value}"
 
 
 def bits(value: Tensor) -> np.ndarray:

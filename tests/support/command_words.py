@@ -173,7 +173,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) ->
         patch.setattr(path, stand_in)
 
 
-def given(base: list[str], option: Argument, value: str) -> list[str]:
+def replace_option(base: list[str], option: Argument, value: str) -> list[str]:
     """Returns the words of a command with an option's value replaced by another."""
     if not option.name.startswith("-"):
         return [base[0], value]
@@ -215,14 +215,14 @@ def wrong_with(words: list[str]) -> str:
         return f"{type(error).__name__}: {str(error)[:150]}"
     # Two errors have a list below their line: the accepted data, and what takes the memory.
     lines = [line for line in err.getvalue().strip().splitlines() if not line.startswith(PROGRESS)]
-    told = "\n".join(lines)
-    listed = "Understood are:" in told or "the floor for this plan" in told
+    text = "\n".join(lines)
+    listed = "Understood are:" in text or "the floor for this plan" in text
     if status == 2 and (
         out.getvalue()
         # The second is uvicorn's message for an address that it cannot listen on.
-        or not told.startswith((f"staticgraph {words[0]}: ", "ERROR:    [Errno "))
+        or not text.startswith((f"staticgraph {words[0]}: ", "ERROR:    [Errno "))
         or (len(lines) > 1 and not listed)
     ):
-        return f"{len(lines)} lines: {told[:500]}"
+        return f"{len(lines)} lines: {text[:500]}"
     known = status in (0, 2) or (status == 1 and words[0] in ANSWERS_NO)
     return "" if known else f"status {status}"

@@ -99,17 +99,17 @@ class Compiled(NamedTuple):
         """
         vectors = re.findall(rf"{access}\.global\S*?\.v(\d)\.[busf](\d+)", self.ptx)
         copies = re.findall(r"cp\.async\.c[ag]\S+ \[[^]]*\], \[[^]]*\], (?:0x)?(\w+)", self.ptx)
-        found = [int(count) * int(bits) for count, bits in vectors]
-        return max(found + [8 * int(count, 16) for count in copies if access == "ld"], default=0)
+        widths = [int(count) * int(bits) for count, bits in vectors]
+        return max(widths + [8 * int(count, 16) for count in copies if access == "ld"], default=0)
 
     @property
     def loops(self) -> int:
         """Number of branches back to an earlier label."""
-        seen, found = set(), 0
+        seen, count = set(), 0
         for label, target in re.findall(r"(?m)^(\$\w+):|\bbra(?:\.uni)?\s+(\$\w+)", self.ptx):
             seen.add(label)
-            found += target in seen and bool(target)
-        return found
+            count += target in seen and bool(target)
+        return count
 
     @property
     def atomics(self) -> list[str]:
@@ -169,18 +169,18 @@ def narrow_products(ttir: str) -> list[str]:
 
 def noted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Launch]:
     """Returns the launches of ``function``."""
-    found: list[Launch] = []
+    calls: list[Launch] = []
 
-    def note(kernel: Any, *given: Any, grid: Any, warmup: bool, **options: Any) -> None:
+    def note(kernel: Any, *operands: Any, grid: Any, warmup: bool, **options: Any) -> None:
         assert min(grid) >= 1
-        values = dict(zip(kernel.arg_names, given, strict=False)) | options
+        values = dict(zip(kernel.arg_names, operands, strict=False)) | options
         arguments = {name: values.pop(name) for name in kernel.arg_names}
-        found.append(Launch(kernel, arguments, values))
+        calls.append(Launch(kernel, arguments, values))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JITFunction, "run", note)
         function(*args, **kwargs)
-    return found
+    return calls
 
 
 def launches(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Compiled]:
@@ -191,9 +191,9 @@ def launches(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Co
 def compile_launch(launch: Launch) -> Compiled:
     """Returns a launch, compiled for sm_90."""
     source, options = launch.source()
-    made = triton.compile(source, target=HOPPER, options=options.__dict__)
-    registers, stack = _resources(made.asm["cubin"])
-    return Compiled(launch.name, made.asm["ptx"], registers, stack, made.metadata.shared)
+    kernel = triton.compile(source, target=HOPPER, options=options.__dict__)
+    registers, stack = _resources(kernel.asm["cubin"])
+    return Compiled(launch.name, kernel.asm["ptx"], registers, stack, kernel.metadata.shared)
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
@@ -202,13 +202,13 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        said = subprocess.run(
+        text = subprocess.run(
             [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
     registers, stack, local = (
-        re.search(rf"{word}:(\d+)", said) for word in ("REG", "STACK", "LOCAL")
+        re.search(rf"{word}:(\d+)", text) for word in ("REG", "STACK", "LOCAL")
     )
-    assert registers is not None, said
-    assert stack is not None, said
-    assert local is not None, said
+    assert registers is not None, text
+    assert stack is not None, text
+    assert local is not None, text
     return int(registers[1]), int(stack[1]) + int(local[1])

@@ -55,10 +55,10 @@ def _drawn_result(
     """A reduction, of some with a term of the node itself."""
     if reduction not in ("sum", "source_sum", "softmax", "logsumexp"):
         return Result(value, reduction)
-    shape, own = b.shape(value), [one for one in values if _is_of_nodes(b, one)]
+    shape, of_nodes = b.shape(value), [place for place in values if _is_of_nodes(b, place)]
     start = weight = start_weight = -1
-    if own and draw.random() < 0.6:
-        start = b.expand(b.fit(draw.choice(own), ()), shape)
+    if of_nodes and draw.random() < 0.6:
+        start = b.expand(b.fit(draw.choice(of_nodes), ()), shape)
         if draw.random() < 0.6:
             start = b.point("mul", start, b.expand(b.operand("target", shape), shape))
     if reduction == "softmax":
@@ -75,7 +75,9 @@ def _is_of_nodes(b: Builder, place: int) -> bool:
     operation, arguments, _, options = b.values[place]
     if operation == "operand":
         return b.operands[options[0]].place in ("source", "target", "all")
-    return operation not in ("share", "loop") and all(_is_of_nodes(b, one) for one in arguments)
+    return operation not in ("share", "loop") and all(
+        _is_of_nodes(b, argument) for argument in arguments
+    )
 
 
 def _drawn_value(
@@ -122,7 +124,7 @@ def drawn_case(
     edges: few nodes, from no edges to many; for every third seed in any order, and from more
     sources if no result has a term of the node's own."""
     program = program or drawn_program(seed)[0]
-    count = 1 + max(one.code for one in program.operands)
+    count = 1 + max(operand.code for operand in program.operands)
     draw, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     nodes, number = int(draw.integers(1, 12)), int(draw.integers(0, 40))
     edges, sources = drawn_edges(draw, nodes, number), nodes
@@ -138,10 +140,12 @@ def drawn_case(
         "all": (),
     }
     operands = [
-        torch.randn((*rows[one.place], *one.shape), generator=generator, dtype=torch.float64)
+        torch.randn(
+            (*rows[operand.place], *operand.shape), generator=generator, dtype=torch.float64
+        )
         .to(dtype)
         .requires_grad_()
-        for one in program.operands
+        for operand in program.operands
     ]
     codes = [torch.randint(0, TABLE, (number,), generator=generator) for _ in range(count)]
     return program, operands, codes, edges
@@ -154,8 +158,8 @@ def drawn_edges(draw: np.random.Generator, nodes: int, number: int) -> Edges:
     everything = np.arange(nodes + 1)
     row_ptr = np.searchsorted(dst, everything)
     col_ptr = np.searchsorted(src[transpose], everything)
-    ends = (torch.from_numpy(one) for one in (src, dst))
-    pointers = (torch.from_numpy(one).int() for one in (row_ptr, col_ptr, transpose))
+    ends = (torch.from_numpy(array) for array in (src, dst))
+    pointers = (torch.from_numpy(array).int() for array in (row_ptr, col_ptr, transpose))
     return Edges(*ends, *pointers)
 
 
@@ -174,7 +178,7 @@ def numbers_of(values: list[list[float]]) -> tuple[list[Tensor], Edges]:
         torch.tensor([0] + [len(dst)] * len(values)).int(),
         torch.arange(len(dst)).int(),
     )
-    return [torch.tensor([one for row in values for one in row])], edges
+    return [torch.tensor([number for row in values for number in row])], edges
 
 
 def of_nothing_of_one_of_ties_and_of_nan(run: Run) -> None:
@@ -184,7 +188,7 @@ def of_nothing_of_one_of_ties_and_of_nan(run: Run) -> None:
     builder = Builder()
     value = builder.operand("edge", ())
     program = builder.program([Result(value, name, weight=value) for name in INTO])
-    found = dict(zip(INTO, run(program, operands, [], edges), strict=True))
+    actual = dict(zip(INTO, run(program, operands, [], edges), strict=True))
     expected = {
         "sum": [0, 3, 2, nan, nan, 2],
         "mean": [0, 3, 0.5, nan, nan, 0.5],
@@ -203,17 +207,17 @@ def of_nothing_of_one_of_ties_and_of_nan(run: Run) -> None:
         ],
     }
     for name, numbers in expected.items():
-        assert torch.allclose(found[name], torch.tensor(numbers), equal_nan=True), name
+        assert torch.allclose(actual[name], torch.tensor(numbers), equal_nan=True), name
     real = torch.tensor([0, 1, 2, 5])
-    assert found["min_ties"][real].tolist() == [1, 1, 2, 3]
-    assert found["max_ties"][real].tolist() == [1, 1, 2, 2]
+    assert actual["min_ties"][real].tolist() == [1, 1, 2, 3]
+    assert actual["max_ties"][real].tolist() == [1, 1, 2, 2]
 
 
 def of_weights_that_are_far_apart_or_infinite(run: Run) -> None:
     """Weights of -inf are those of edges that are left out."""
     inf = math.inf
     rows = [[], [-inf], [-inf, 2, -inf], [-1e30, 1e30, -1e30, 1e30], [-3e38, 3e38], [0, -90, 90]]
-    weights, edges = numbers_of([[float(one) for one in row] for row in rows])
+    weights, edges = numbers_of([[float(number) for number in row] for row in rows])
     builder = Builder()
     value, weight = (builder.operand("edge", ()) for _ in range(2))
     results = Result(value, "softmax", weight=weight), Result(weight, "logsumexp")

@@ -18,22 +18,22 @@ CONTEXT.set_forkserver_preload(
 )
 
 
-def process(target: Callable[..., None], *args: Any, said: Path | None = None) -> Any:
+def process(target: Callable[..., None], *args: Any, output: Path | None = None) -> Any:
     """Returns a process that will run a module-level function.
 
     Args:
         target: the function.
         args: its arguments, which must be picklable.
-        said: a file for everything that it prints; None prints where the server prints.
+        output: a file for everything that it prints; None prints where the server prints.
     """
-    return CONTEXT.Process(target=_start, args=(target, dict(os.environ), said, args))
+    return CONTEXT.Process(target=_start, args=(target, dict(os.environ), output, args))
 
 
 def _start(
-    target: Callable[..., None], environ: dict[str, str], said: Path | None, args: Any
+    target: Callable[..., None], environ: dict[str, str], output: Path | None, args: Any
 ) -> None:
-    if said is not None:
-        file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    if output is not None:
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.close(file)
@@ -45,7 +45,7 @@ def _start(
     target(*args)
 
 
-def show(said: Path) -> None:
+def show(output: Path) -> None:
     """Prints what a process printed, so that pytest shows it if the test fails."""
-    if said.exists() and (text := said.read_text(errors="replace")):
+    if output.exists() and (text := output.read_text(errors="replace")):
         print(text, end="" if text.endswith("\n") else "\n")

@@ -75,20 +75,20 @@ def by_destination(graph: Data, of_edges: Iterable[str] = ("edge_attr", "edge_we
     """
     ends = graph.edge_index[1].tolist()
     order = torch.tensor(sorted(range(len(ends)), key=ends.__getitem__), dtype=torch.int64)
-    now, made = order.argsort(), graph.clone()
+    now, sorted_graph = order.argsort(), graph.clone()
     for name, value in graph.to_dict().items():
         if name == "edge_index":
-            made[name] = value[:, order]
+            sorted_graph[name] = value[:, order]
         elif name in of_edges:
-            made[name] = value[order]
+            sorted_graph[name] = value[order]
         elif name == "triplets":
-            made[name] = now[value]
-    return made
+            sorted_graph[name] = now[value]
+    return sorted_graph
 
 
-def assert_same_graph(found: Data, expected: Data, names: tuple[str, ...] = FIELDS) -> None:
+def assert_same_graph(actual: Data, expected: Data, names: tuple[str, ...] = FIELDS) -> None:
     """Asserts that every named field is equal in value, dtype and shape."""
-    assert found.num_nodes == expected.num_nodes
+    assert actual.num_nodes == expected.num_nodes
     for name in names:
-        assert found[name].dtype == expected[name].dtype, name
-        assert torch.equal(found[name], expected[name]), name
+        assert actual[name].dtype == expected[name].dtype, name
+        assert torch.equal(actual[name], expected[name]), name

@@ -39,20 +39,20 @@ def from_molecule(data, dtype=torch.float32) -> HeteroData:
     near[of_source[source[leaving]], target[leaving]] = 1
     beside = (near @ near.t()).fill_diagonal_(0).nonzero().t()
 
-    made = HeteroData()
-    made["atom"].x = data.x.to(dtype)
-    made["atom"].y = (data.x[:, :1] == 5).to(dtype)
-    made["bond"].x = data.edge_attr[once].to(dtype)
-    made["ring"].x = torch.bincount(of_atom, minlength=len(systems))[:, None].to(dtype)
-    made["atom", "bonded", "atom"].edge_index = data.edge_index
-    made["atom", "bonded", "atom"].edge_attr = data.edge_attr.to(dtype)
-    made["atom", "ends", "bond"].edge_index = torch.stack([ends.flatten(), bonds.repeat(2)])
-    made["bond", "joins", "atom"].edge_index = torch.stack([bonds.repeat(2), ends.flatten()])
-    made["atom", "within", "ring"].edge_index = member
-    made["ring", "has", "atom"].edge_index = member.flip(0)
-    made["ring", "beside", "ring"].edge_index = beside.contiguous()
-    made.y = data.y.to(dtype)
-    return made
+    hetero = HeteroData()
+    hetero["atom"].x = data.x.to(dtype)
+    hetero["atom"].y = (data.x[:, :1] == 5).to(dtype)
+    hetero["bond"].x = data.edge_attr[once].to(dtype)
+    hetero["ring"].x = torch.bincount(of_atom, minlength=len(systems))[:, None].to(dtype)
+    hetero["atom", "bonded", "atom"].edge_index = data.edge_index
+    hetero["atom", "bonded", "atom"].edge_attr = data.edge_attr.to(dtype)
+    hetero["atom", "ends", "bond"].edge_index = torch.stack([ends.flatten(), bonds.repeat(2)])
+    hetero["bond", "joins", "atom"].edge_index = torch.stack([bonds.repeat(2), ends.flatten()])
+    hetero["atom", "within", "ring"].edge_index = member
+    hetero["ring", "has", "atom"].edge_index = member.flip(0)
+    hetero["ring", "beside", "ring"].edge_index = beside.contiguous()
+    hetero.y = data.y.to(dtype)
+    return hetero
 
 
 def by_destination(data: HeteroData) -> HeteroData:

@@ -49,20 +49,20 @@ def static(model: nn.Module, batch, trace: bool = False) -> Result:
     """Runs the same with the static forms, eagerly or through the captured graph."""
     model = copy.deepcopy(model)
     context = context_of(model)
-    found = None
+    traced = None
 
-    def compute(given):
-        context.enter(given)
-        out = model(given)
-        mean = masked_mean(loss(out, given), given)
+    def compute(inputs):
+        context.enter(inputs)
+        out = model(inputs)
+        mean = masked_mean(loss(out, inputs), inputs)
         context.leave()
         return out, mean
 
     with Restored():
         if trace:
-            found = trace_step(compute, batch)
-            assert found.static, (found.error, found.obstacles)
-            out, mean = found.result
+            traced = trace_step(compute, batch)
+            assert traced.static, (traced.error, traced.obstacles)
+            out, mean = traced.result
         else:
             out, mean = compute(batch)
         mean.backward()

@@ -89,27 +89,27 @@ def connected(port: int) -> socket.socket:
     return line
 
 
-def said(line: socket.socket) -> bytes:
+def read_all(line: socket.socket) -> bytes:
     """Returns everything received until the other side closes the connection."""
-    found = b""
+    content = b""
     try:
         while more := line.recv(1 << 16):
-            found += more
+            content += more
     except ConnectionResetError:
         pass
-    return found
+    return content
 
 
 def answers(content: bytes) -> list[tuple[int, bytes]]:
     """Returns status and body of each answer, split by the lengths in their headers."""
-    found = []
+    results = []
     while content:
         head, _, rest = content.partition(b"\r\n\r\n")
         lines = head.lower().split(b"\r\n")
         length = next(int(n[15:]) for n in lines if n.startswith(b"content-length:"))
-        found.append((int(lines[0].split()[1]), rest[:length]))
+        results.append((int(lines[0].split()[1]), rest[:length]))
         content = rest[length:]
-    return found
+    return results
 
 
 def talk(port: int, pieces: Sequence[bytes]) -> list[tuple[int, bytes]]:
@@ -117,4 +117,4 @@ def talk(port: int, pieces: Sequence[bytes]) -> list[tuple[int, bytes]]:
     with connected(port) as line:
         for piece in pieces:
             line.sendall(piece)
-        return answers(said(line))
+        return answers(read_all(line))

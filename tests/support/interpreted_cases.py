@@ -19,11 +19,11 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
 from staticgraph.kernels.batch_norm import op as norm_op  # noqa: E402
+from staticgraph.kernels.graph_attention import draw_mask as draw_weights_mask  # noqa: E402
 from staticgraph.kernels.graph_attention import (  # noqa: E402
     graph_attention,
     graph_attention_reference,
 )
-from staticgraph.kernels.graph_attention import kept as weights_kept  # noqa: E402
 from staticgraph.kernels.linear import gpu as dense  # noqa: E402
 from staticgraph.kernels.linear import limits, linear_reference  # noqa: E402
 from staticgraph.kernels.linear import small as small_dense  # noqa: E402
@@ -46,11 +46,11 @@ def triton_in_place_of_loops():
         yield
 
 
-def close(found: torch.Tensor, expected: torch.Tensor, terms: int) -> bool:
+def close(actual: torch.Tensor, expected: torch.Tensor, terms: int) -> bool:
     """Tests the error against the rounding of ``terms`` float32 additions and of the dtype."""
     scale = expected.abs().max().item() + 1e-30
-    bound = terms * torch.finfo(torch.float32).eps + torch.finfo(found.dtype).eps
-    return bool((found.double() - expected).abs().max() <= bound * scale)
+    bound = terms * torch.finfo(torch.float32).eps + torch.finfo(actual.dtype).eps
+    return bool((actual.double() - expected).abs().max() <= bound * scale)
 
 
 # Samples of many edges, or of few, in either dtype.
@@ -71,8 +71,8 @@ def test_counts_on_the_matrix_unit_lose_nothing():
     """
     grad = torch.randn(70, 20) * 10.0 ** torch.randint(-6, 7, (70, 20))
     index = torch.randperm(70)[:, None]
-    found = table.backward(grad, index, torch.tensor([0, 70]), 70)
-    assert torch.equal(found[index[:, 0]], grad)
+    gradient = table.backward(grad, index, torch.tensor([0, 70]), 70)
+    assert torch.equal(gradient[index[:, 0]], grad)
 
 
 def test_an_index_outside_its_table_shows():
@@ -160,14 +160,14 @@ def test_linear_of_few_rows(dtype, held, rows, width, columns, monkeypatch):
     weight, bias = (torch.randn(size).to(dtype).to(held) for size in ((columns, width), columns))
     grad = torch.randn(rows, columns).to(dtype)
     out = small_dense.forward(x, weight, bias, True, dtype)
-    found = small_dense.backward(grad, x, weight, out, into)
+    slopes = small_dense.backward(grad, x, weight, out, into)
     wide = [t.double().requires_grad_() for t in (x, weight, bias)]
     plain = linear_reference(*wide, False)
     assert out.dtype == dtype
     assert close(out, plain.relu(), width)
     gradients = list(torch.autograd.grad(plain, wide, grad.double() * (out > 0)))
     gradients[0] = gradients[0] + into
-    for ours, exactly, terms in zip(found, gradients, (columns, rows, rows), strict=True):
+    for ours, exactly, terms in zip(slopes, gradients, (columns, rows, rows), strict=True):
         assert ours.dtype == held
         assert close(ours, exactly, terms)
 
@@ -198,14 +198,14 @@ def attend(rows, grad, starts, longest):
 def test_attention_over_several_tiles_reads_no_padding():
     rows, grad = torch.randn(REAL + 9, 3 * 20), torch.randn(REAL + 9, 20)
     rows[REAL:] = torch.nan
-    found = attend(rows, grad, STARTS, 40)
+    results = attend(rows, grad, STARTS, 40)
     wide = rows.nan_to_num().double().requires_grad_()
     out = graph_attention_reference(wide, STARTS, 2)
-    for one, right in zip(
-        found, (out, *torch.autograd.grad(out, wide, grad.double())), strict=True
+    for ours, right in zip(
+        results, (out, *torch.autograd.grad(out, wide, grad.double())), strict=True
     ):
-        assert close(one, right, 100)
-        assert not one[REAL:].any()
+        assert close(ours, right, 100)
+        assert not ours[REAL:].any()
 
 
 def test_attention_of_a_graph_has_the_same_bits_whatever_stands_beside_it():
@@ -213,9 +213,9 @@ def test_attention_of_a_graph_has_the_same_bits_whatever_stands_beside_it():
     rows, grad = torch.randn(REAL + 9, 3 * 20), torch.randn(REAL + 9, 20)
     together, graph = attend(rows, grad, STARTS, 40), slice(22, 62)
     alone = attend(rows[graph], grad[graph], torch.tensor([0, 40, 40]).int(), 70)
-    for one, other in zip(together, alone, strict=True):
-        assert torch.equal(one[graph], other)
+    for ours, other in zip(together, alone, strict=True):
+        assert torch.equal(ours[graph], other)
 
 
 def test_dropped_weights_keep_their_share_and_go_by_seed_and_site():
-    assert_drops_its_share(weights_kept)
+    assert_drops_its_share(draw_weights_mask)

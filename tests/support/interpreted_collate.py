@@ -45,13 +45,13 @@ def test_collate(store, pointers, ids, monkeypatch):
     """Must equal the host's batch bit for bit, with the graphs summed in several rounds."""
     monkeypatch.setattr(collate, "GRAPHS", 4)
     layout = layout_for(store, ids, pointers and store.schema.has_pointers)
-    found = collated(collate.collate, store.to("cpu"), ids, layout)
-    assert_same_bits(found, filled(store, ids, layout))
+    batch = collated(collate.collate, store.to("cpu"), ids, layout)
+    assert_same_bits(batch, filled(store, ids, layout))
 
 
 def test_collate_molecules():
     store = sg.datasets.open(EXAMPLES / "esol.npz")
     ids = np.random.default_rng(0).permutation(len(store))[:40]
     layout = layout_for(store, ids)
-    found = collated(collate.collate, store.to("cpu"), ids, layout)
-    assert_same_bits(found, filled(store, ids, layout))
+    batch = collated(collate.collate, store.to("cpu"), ids, layout)
+    assert_same_bits(batch, filled(store, ids, layout))

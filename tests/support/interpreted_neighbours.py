@@ -56,13 +56,13 @@ def on_triton(
 def in_double(
     program: Program, operands: Sequence[Tensor], codes: Sequence[Tensor], edges: Edges
 ) -> list[Tensor]:
-    return neighbours_reference(program, [one.double() for one in operands], codes, edges)
+    return neighbours_reference(program, [operand.double() for operand in operands], codes, edges)
 
 
 def in_single(
     program: Program, operands: Sequence[Tensor], codes: Sequence[Tensor], edges: Edges
 ) -> list[Tensor]:
-    return neighbours_reference(program, [one.float() for one in operands], codes, edges)
+    return neighbours_reference(program, [operand.float() for operand in operands], codes, edges)
 
 
 def assert_alike(call: Call) -> None:
@@ -75,19 +75,19 @@ def assert_alike(call: Call) -> None:
         results = run(whole, call.operands, call.codes, call.edges)
         forward.append(results)
         generator = torch.Generator().manual_seed(0)
-        grads = [torch.randn(results[at].shape, generator=generator) for at in ways]
-        read = [results[at] for at in slope.results]
+        grads = [torch.randn(results[place].shape, generator=generator) for place in ways]
+        read = [results[place] for place in slope.results]
         if slope.program.results:
             operands = [*call.operands, *read, *grads]
             backward.append(run(slope.program, operands, call.codes, call.edges))
     for program, runs in ((whole, forward), (slope.program, backward)):
-        for number, (found, single, double) in enumerate(zip(*runs, strict=True)):
-            assert found.dtype == torch.float32
-            assert found.shape == double.shape
-            if not found.numel():
+        for number, (actual, single, double) in enumerate(zip(*runs, strict=True)):
+            assert actual.dtype == torch.float32
+            assert actual.shape == double.shape
+            if not actual.numel():
                 continue
             bound = 4 * (single - double).abs().max() + 32 * EPS * (1 + double.abs().max())
-            error = (found - double).abs().max()
+            error = (actual - double).abs().max()
             assert error <= bound, f"result {number}: {error} beyond {bound}\n{program}"
 
 
@@ -273,14 +273,14 @@ def test_an_operation_keeps_its_relative_accuracy(name, dtype):
     program = builder.program([Result(value, "rows")])
     count = len(x)
     edges = drawn_edges(np.random.default_rng(0), 5, count)
-    (found,) = on_triton(program, [x, y], [], edges)
+    (actual,) = on_triton(program, [x, y], [], edges)
     (exact,) = in_double(program, [x, y], [], edges)
     rounded = exact.to(dtype)
     eps, tiny = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
-    apart = (found.double() - rounded.double()).abs() > 8 * eps * rounded.double().abs() + tiny
-    same = (found == rounded) | (found.isnan() & rounded.isnan())
-    wrong = apart & ~same | (found.isnan() != rounded.isnan())
-    assert not wrong.any(), [(x[i], y[i], found[i], rounded[i]) for i in wrong.nonzero()[:5]]
+    apart = (actual.double() - rounded.double()).abs() > 8 * eps * rounded.double().abs() + tiny
+    same = (actual == rounded) | (actual.isnan() & rounded.isnan())
+    wrong = apart & ~same | (actual.isnan() != rounded.isnan())
+    assert not wrong.any(), [(x[i], y[i], actual[i], rounded[i]) for i in wrong.nonzero()[:5]]
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -294,5 +294,5 @@ def test_a_small_spread_of_large_numbers_is_seen():
     operands, edges = numbers_of([numbers])
     builder = Builder()
     program = builder.program([Result(builder.operand("edge", ()), "var")])
-    (found,) = on_triton(program, operands, [], edges)
-    assert found.item() == pytest.approx(2 / 3, rel=1e-6)
+    (actual,) = on_triton(program, operands, [], edges)
+    assert actual.item() == pytest.approx(2 / 3, rel=1e-6)

@@ -26,11 +26,11 @@ from staticgraph.kernels import (
 )
 from staticgraph.kernels.batch_norm import Running, batch_norm_handed_on
 from staticgraph.kernels.collate import Arguments, collate
+from staticgraph.kernels.dropout_sum import draw_mask as draw_values_mask
 from staticgraph.kernels.dropout_sum import dropout_sum_reference
-from staticgraph.kernels.dropout_sum import kept as values_kept
 from staticgraph.kernels.edges import Edges, order_edges
+from staticgraph.kernels.graph_attention import draw_mask as draw_weights_mask
 from staticgraph.kernels.graph_attention import graph_attention_reference
-from staticgraph.kernels.graph_attention import kept as weights_kept
 from staticgraph.kernels.linear import linear, linear_handed_on
 from staticgraph.kernels.neighbours import neighbours, neighbours_of
 from staticgraph.kernels.neighbours.program import known
@@ -86,7 +86,7 @@ def where(sizes: Sizes, device: str) -> Where:
     graph = torch.arange(sizes.graphs).repeat_interleave(ptr.diff())
     both = (src, dst, *pointers), (graph, graph, *(ptr.int(),) * 3)
     return Where(
-        *(Edges(*(value.to(device) for value in given)) for given in both),
+        *(Edges(*(value.to(device) for value in arrays)) for arrays in both),
         ptr.to(device),
         int(ptr.diff().max()),
         torch.tensor(sizes.nodes - sizes.nodes // 10, device=device),
@@ -273,25 +273,25 @@ class Dropped(NamedTuple):
     """An operator with dropout, what it keeps, and the reference that takes what is kept."""
 
     run: Run
-    kept: Callable[[Values, Where], Tensor]
+    draw_mask: Callable[[Values, Where], Tensor]
     reference: Callable[[Values, Where, Tensor], Tensor]
 
 
 DROPPED: dict[str, Dropped] = {
     "dropout_sum": Dropped(
         lambda v, w: dropout_sum(v["rows"], None, w.seed, 4, p=0.25, relu=True),
-        lambda v, w: values_kept(w.seed, 4, v["rows"].shape, 0.25),
-        lambda v, w, kept: dropout_sum_reference(v["rows"], None, kept, 0.25, True),
+        lambda v, w: draw_values_mask(w.seed, 4, v["rows"].shape, 0.25),
+        lambda v, w, mask: dropout_sum_reference(v["rows"], None, mask, 0.25, True),
     ),
     "dropout_sum residual": Dropped(
         lambda v, w: dropout_sum(v["x"], v["right"], w.seed, 5, p=0.5),
-        lambda v, w: values_kept(w.seed, 5, v["x"].shape, 0.5),
-        lambda v, w, kept: dropout_sum_reference(v["x"], v["right"], kept, 0.5, False),
+        lambda v, w: draw_values_mask(w.seed, 5, v["x"].shape, 0.5),
+        lambda v, w, mask: dropout_sum_reference(v["x"], v["right"], mask, 0.5, False),
     ),
     "graph_attention dropout": Dropped(
         lambda v, w: _attention(v, w, p=0.25, seed=w.seed, site=7),
-        lambda v, w: weights_kept(w.ptr.int(), w.seed, HEADS, w.longest, 7, 0.25),
-        lambda v, w, kept: graph_attention_reference(v["qkv"], w.ptr.int(), HEADS, kept, 0.25),
+        lambda v, w: draw_weights_mask(w.ptr.int(), w.seed, HEADS, w.longest, 7, 0.25),
+        lambda v, w, mask: graph_attention_reference(v["qkv"], w.ptr.int(), HEADS, mask, 0.25),
     ),
 }
 # Values with one column per key show which weights are kept: few nodes, whose row is one tile.

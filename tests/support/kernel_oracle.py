@@ -35,8 +35,8 @@ SAMPLES = {
 
 def _neighbours(program, operands, codes, edges):
     wide = torch.promote_types(operands[0].dtype, torch.float32)
-    found = neighbours_reference(program, [one.to(wide) for one in operands], codes, edges)
-    return tuple(one.to(operands[0].dtype) for one in found)
+    outs = neighbours_reference(program, [operand.to(wide) for operand in operands], codes, edges)
+    return tuple(out.to(operands[0].dtype) for out in outs)
 
 
 def _batch_norm(
@@ -81,7 +81,7 @@ REFERENCES: dict[str, Any] = {
     "neighbours": _neighbours,
     "neighbours_of": lambda key, operands, codes, edges, handed=(): (
         *_neighbours(program_of(key), operands, codes, edges),
-        *(operands[one] for one in handed),
+        *(operands[number] for number in handed),
     ),
     "table_sum": table_sum_reference,
 }
@@ -109,10 +109,10 @@ def wrong_results(
     """Returns a line for each result or gradient of a case that is not its reference's."""
     sizes, heads, width = SAMPLES[sample]
     with cases(heads, width):
-        found = results(name, dtype, "cpu", sizes, layout=layout)
-        kept = kept_on(name, "cpu", sizes)
+        actual = results(name, dtype, "cpu", sizes, layout=layout)
+        mask = kept_on(name, "cpu", sizes)
     with cases(heads, width, reference=True):
-        exact = results(name, torch.float64, "cpu", sizes, dtype, kept)
-        usual = results(name, dtype, "cpu", sizes, kept=kept)
-    lines = far(found, exact, usual, dtype, magnitude=1.0)
+        exact = results(name, torch.float64, "cpu", sizes, dtype, mask)
+        usual = results(name, dtype, "cpu", sizes, mask=mask)
+    lines = far(actual, exact, usual, dtype, magnitude=1.0)
     return [f"{sample}, {dtype}: {line}" for line in lines]

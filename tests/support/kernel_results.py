@@ -26,21 +26,21 @@ def results(
     dtype: torch.dtype,
     device: str,
     sizes: Sizes | None = None,
-    given: torch.dtype | None = None,
-    kept: Tensor | None = None,
+    operand_dtype: torch.dtype | None = None,
+    mask: Tensor | None = None,
     layout: Callable[[Tensor], Tensor] = torch.clone,
 ) -> list[Tensor]:
     """Runs a case on a device; returns results, then gradients, on the CPU.
 
-    Operands are rounded to ``given`` first, and changed by ``layout``. With ``kept``, runs the
-    reference instead.
+    Operands are rounded to ``operand_dtype`` first, and changed by ``layout``. With ``mask``, runs
+    the reference instead.
     """
     sizes = sizes or (FEW if name == "graph_attention dropout" else Sizes())
-    values, graphs = operands(sizes, given or dtype, device), where(sizes, device)
+    values, graphs = operands(sizes, operand_dtype or dtype, device), where(sizes, device)
     rounded = {name: v.detach().to(dtype) for name, v in values.items()}
     values = {name: layout(v).requires_grad_() for name, v in rounded.items()}
-    if kept is not None:
-        outs = DROPPED[name].reference(values, graphs, kept).to(dtype)
+    if mask is not None:
+        outs = DROPPED[name].reference(values, graphs, mask).to(dtype)
     else:
         outs = (CASES.get(name) or MORE.get(name) or DROPPED[name].run)(values, graphs)
     outs = outs if isinstance(outs, list) else [outs]
@@ -60,19 +60,19 @@ def kept_on(name: str, device: str, sizes: Sizes | None = None) -> Tensor | None
         return None
     sizes = sizes or (FEW if name == "graph_attention dropout" else Sizes())
     values, graphs = operands(sizes, torch.float32, device), where(sizes, device)
-    return DROPPED[name].kept(values, graphs).cpu()
+    return DROPPED[name].draw_mask(values, graphs).cpu()
 
 
 def on_cpu(
-    name: str, dtype: torch.dtype, kept: Tensor | None = None, sizes: Sizes | None = None
+    name: str, dtype: torch.dtype, mask: Tensor | None = None, sizes: Sizes | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the CPU's results in float64 from the same operands, and those in this dtype."""
-    exact = results(name, torch.float64, "cpu", sizes, dtype, kept)
-    return exact, results(name, dtype, "cpu", sizes, None, kept)
+    exact = results(name, torch.float64, "cpu", sizes, dtype, mask)
+    return exact, results(name, dtype, "cpu", sizes, None, mask)
 
 
 def far(
-    found: list[Tensor],
+    actual: list[Tensor],
     exact: list[Tensor],
     usual: list[Tensor],
     dtype: torch.dtype,
@@ -83,21 +83,21 @@ def far(
     ``magnitude`` is that of the operands: sums of them that cancel are off by their rounding, not
     by that of the result.
     """
-    if not len(found) == len(exact) == len(usual):
-        return [f"{len(found)} results and gradients, the CPU has {len(exact)} and {len(usual)}"]
+    if not len(actual) == len(exact) == len(usual):
+        return [f"{len(actual)} results and gradients, the CPU has {len(exact)} and {len(usual)}"]
     wrong = []
-    for place, (one, right, near) in enumerate(zip(found, exact, usual, strict=True)):
-        form, right_form = ((each.shape, each.dtype) for each in (one, near))
+    for place, (value, right, near) in enumerate(zip(actual, exact, usual, strict=True)):
+        form, right_form = ((each.shape, each.dtype) for each in (value, near))
         if form != right_form:
             wrong.append(f"{place}: {form} instead of {right_form}")
         elif not right.is_floating_point():
-            if not torch.equal(one, right):
-                wrong.append(f"{place}: {int((one != right).sum())} numbers differ")
+            if not torch.equal(value, right):
+                wrong.append(f"{place}: {int((value != right).sum())} numbers differ")
         elif right.numel():
             scale = max(magnitude, float(right.abs().max()))
             wide = torch.promote_types(dtype, torch.float32)
             least = (torch.finfo(dtype).eps + 1000 * torch.finfo(wide).eps) * scale
-            off = float((one.double() - right.double()).abs().max())
+            off = float((value.double() - right.double()).abs().max())
             bound = 2 * max(least, float((near.double() - right.double()).abs().max()))
             if not off <= bound:
                 wrong.append(f"{place}: off by {off:.2e}, the bound is {bound:.2e}")

@@ -34,13 +34,13 @@ def killed_at(
         AssertionError: if it failed; its output is printed.
     """
     with tempfile.TemporaryDirectory(prefix="killed-") as name:
-        said = Path(name) / "said"
-        child = process(_run, call, number, partly, train, args, said=said)
+        output = Path(name) / "said"
+        child = process(_run, call, number, partly, train, args, output=output)
         child.start()
         child.join()
         if child.exitcode == -signal.SIGKILL:
             return True
-        show(said)
+        show(output)
         assert child.exitcode == 0, f"exit status {child.exitcode}"
         return False
 
@@ -49,15 +49,15 @@ def _run(call: str, number: int, partly: bool, train: Callable[..., None], args:
     torch.set_num_threads(1)  # as in the test's process
     real, seen = getattr(os, call), [0]
 
-    def fatal(*given: Any) -> Any:
+    def fatal(*arguments: Any) -> Any:
         seen[0] += 1
         if seen[0] == number:
             if partly and call == "pwrite":
-                real(given[0], given[1][: given[1].nbytes // 2], given[2])
+                real(arguments[0], arguments[1][: arguments[1].nbytes // 2], arguments[2])
             elif partly:
-                real(*given)
+                real(*arguments)
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(*given)
+        return real(*arguments)
 
     setattr(os, call, fatal)
     train(*args)

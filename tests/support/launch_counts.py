@@ -14,13 +14,13 @@ _NUMBER = re.compile(r"^(triton_.+)_\d+$")
 
 def counts(run: BucketRun) -> dict[str, int]:
     """Returns ``part kind name`` -> launches, with Inductor's kernels without their numbers."""
-    found: Counter[str] = Counter()
+    launches: Counter[str] = Counter()
     for part, kinds in run.launches.items():
         for kind, names in kinds.items():
             for name, number in names.items():
                 stable = _NUMBER.sub(r"\1", name)
-                found[f"{part} {kind} {stable}"] += number
-    return dict(found)
+                launches[f"{part} {kind} {stable}"] += number
+    return dict(launches)
 
 
 def added(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:

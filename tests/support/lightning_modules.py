@@ -89,6 +89,6 @@ class Variational(Whole):
         return loss + min(1.0, self.current_epoch) * kl + 0 * self.latent.sum()
 
 
-def made(kind):
+def make_module(kind):
     torch.manual_seed(0)
     return kind()

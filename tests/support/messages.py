@@ -26,7 +26,7 @@ class Call(NamedTuple):
 def drawn_call(seed: int, dtype: torch.dtype, program: Program | None = None) -> Call:
     """A call of a program, of the one that is drawn from the seed by default."""
     program, operands, codes, edges = drawn_case(seed, dtype, program)
-    return Call(program, [one.detach() for one in operands], codes, edges)
+    return Call(program, [operand.detach() for operand in operands], codes, edges)
 
 
 def rectified(builder: Builder, value: int) -> int:
@@ -59,11 +59,11 @@ def painn(width: int) -> Program:
     vectors = builder.operand("source", (3, width))
     direction = builder.operand("edge", (3, 1))
     product = builder.point("mul", weight, source)
-    kept, scalar, along = (
+    gate, scalar, along = (
         builder.slice(product, 0, part * width, (part + 1) * width) for part in range(3)
     )
     vector = builder.point(
-        "add", builder.point("mul", vectors, kept), builder.point("mul", direction, along)
+        "add", builder.point("mul", vectors, gate), builder.point("mul", direction, along)
     )
     return builder.program([Result(scalar, "sum"), Result(vector, "sum")])
 
@@ -92,15 +92,17 @@ def gat(heads: int, width: int, loops: bool = False) -> Program:
     builder = Builder()
     rows = builder.operand("source", (heads, width))
     ends = [builder.operand(place, (heads,)) for place in ("source", "target", "edge")]
-    own = builder.point("add", *ends[:2])
-    score, own = (
-        builder.point("where", builder.point("le", one, 0.0), builder.point("mul", one, 0.2), one)
-        for one in (builder.point("add", own, ends[2]), own)
+    own_score = builder.point("add", *ends[:2])
+    score, own_score = (
+        builder.point(
+            "where", builder.point("le", value, 0.0), builder.point("mul", value, 0.2), value
+        )
+        for value in (builder.point("add", own_score, ends[2]), own_score)
     )
     if not loops:
         return builder.program([Result(rows, "softmax", weight=score)])
     score = builder.point("where", builder.loop(), -math.inf, score)
-    return builder.program([Result(rows, "softmax", rows, score, own)])
+    return builder.program([Result(rows, "softmax", rows, score, own_score)])
 
 
 def attention(heads: int, width: int) -> Program:
@@ -127,8 +129,8 @@ def gin(width: int) -> Program:
     """GIN: a sum over neighbours, and ``1 + eps`` times the node's own row."""
     builder = Builder()
     rows, eps = builder.operand("source", (width,)), builder.operand("all", ())
-    own = builder.point("mul", builder.point("add", eps, 1.0), rows)
-    return builder.program([Result(rows, "sum", own)])
+    start = builder.point("mul", builder.point("add", eps, 1.0), rows)
+    return builder.program([Result(rows, "sum", start)])
 
 
 def gcn(width: int) -> Program:
@@ -137,8 +139,8 @@ def gcn(width: int) -> Program:
     builder = Builder()
     rows, bias = builder.operand("source", (width,)), builder.operand("all", (width,))
     root = builder.point("mul", *(builder.operand(end, (1,)) for end in ("source", "target")))
-    own, share = root, builder.point("where", builder.loop(), 0.0, root)
-    scaled, start = (builder.point("mul", one, rows) for one in (share, own))
+    own_share, share = root, builder.point("where", builder.loop(), 0.0, root)
+    scaled, start = (builder.point("mul", factor, rows) for factor in (share, own_share))
     return builder.program([Result(scaled, "sum", builder.point("add", start, bias))])
 
 

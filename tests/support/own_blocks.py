@@ -14,16 +14,16 @@ class Ranked(nn.Module):
     Users write this by hand if a library has no layer for it. Several values of ``k`` are possible.
     """
 
-    def __init__(self, *kept: int) -> None:
+    def __init__(self, *counts: int) -> None:
         super().__init__()
-        self.conv, self.kept = GATConv(8, 16), kept
-        self.head = nn.Linear(16 * sum(kept), 2)
+        self.conv, self.counts = GATConv(8, 16), counts
+        self.head = nn.Linear(16 * sum(counts), 2)
 
     def forward(self, data):
         h = self.conv(data.x.float(), data.edge_index).relu()
         _, mask = to_dense_batch(h, data.batch)  # the width of the widest graph, as a host number
         rows = []
-        for k in self.kept:
+        for k in self.counts:
             dense, _ = to_dense_batch(h, data.batch, max_num_nodes=max(mask.size(1), k))
             wide = dense.exp() * dense.sigmoid()
             rows.append((wide[:, :k] if wide.size(1) > k else wide).flatten(1))

@@ -85,7 +85,7 @@ class Block:
 
 def blocks_of(page: Path) -> list[Block]:
     """Returns the blocks of a page in order; hidden setup code is a block of Python."""
-    text, found = page.read_text(), []
+    text, blocks = page.read_text(), []
     marks: dict[str, str] = {}
     instead: list[str] = []
     for item in ITEM.finditer(text):
@@ -102,11 +102,11 @@ def blocks_of(page: Path) -> list[Block]:
             assert old in code, f"{page.name}:{line} has no {old!r}"
             code = code.replace(old, new)
         language = "python" if item["setup"] is not None else item["language"]
-        found.append(Block(page, line, language, code, marks.get("needs", ""), "slow" in marks))
+        blocks.append(Block(page, line, language, code, marks.get("needs", ""), "slow" in marks))
         marks, instead = {}, []
     assert not marks, f"{page.name} ends in a mark that no block follows: {marks}"
     assert not instead, f"{page.name} ends in a mark that no block follows: {instead}"
-    return found
+    return blocks
 
 
 def run(blocks: list[Block]) -> None:

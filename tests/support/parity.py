@@ -35,7 +35,7 @@ def graphs(seed: int = 0) -> list[Data]:
     def real(*shape: int) -> Tensor:
         return torch.from_numpy(random.standard_normal(shape))
 
-    made = []
+    data_list = []
     for n in NODES:
         pairs = random.integers(0, n, (2, 2 * n)) if n > 1 else np.empty((2, 0), np.int64)
         both = np.concatenate([pairs, pairs[::-1], [[0], [0]]], 1)  # and a loop at node 0
@@ -43,7 +43,7 @@ def graphs(seed: int = 0) -> list[Data]:
         both = np.unique(both, axis=1)
         both = both[:, np.lexsort(both)]
         e = both.shape[1]
-        made.append(
+        data_list.append(
             Data(
                 x=real(n, WIDTH),
                 edge_index=torch.from_numpy(both),
@@ -57,7 +57,7 @@ def graphs(seed: int = 0) -> list[Data]:
                 y=real(1, 2),
             )
         )
-    return made
+    return data_list
 
 
 STORE = sg.GraphStore.from_pyg(graphs(), progress=False)
@@ -99,26 +99,26 @@ def bystanders(model: nn.Module) -> dict[str, Any]:
     counters and other plain attributes of every module, and which parameters take a gradient."""
     plain = (int, float, str, tuple)
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    found: dict[str, Any] = {
+    entries: dict[str, Any] = {
         f"{name} requires_grad": p.requires_grad for name, p in model.named_parameters()
     }
     for name, module in model.named_modules():
         for key, value in vars(module).items():
             if key in hooks:
-                found[f"{name} {key}"] = len(value)
+                entries[f"{name} {key}"] = len(value)
             elif not key.startswith("_") and isinstance(value, plain):
-                found[f"{name} {key}"] = value
-    return found
+                entries[f"{name} {key}"] = value
+    return entries
 
 
 def differing(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     """Returns a line for every entry that two states do not share; tensors must be equal."""
     lines = []
     for name in sorted(first.keys() | second.keys()):
-        one, other = first.get(name), second.get(name)
-        tensors = isinstance(one, Tensor) and isinstance(other, Tensor)
-        if not (torch.equal(one, other) if tensors else one == other):
-            lines.append(f"{name}: {one} and {other}")
+        value, other = first.get(name), second.get(name)
+        tensors = isinstance(value, Tensor) and isinstance(other, Tensor)
+        if not (torch.equal(value, other) if tensors else value == other):
+            lines.append(f"{name}: {value} and {other}")
     return lines
 
 
@@ -222,8 +222,8 @@ def static_step(
     twice: bool = False,
 ) -> tuple[Result | None, Trace | None]:
     """Runs the same with the static forms, eagerly or through the captured graph."""
-    found, traced = static_steps([model], forward, batch, trace, twice)
-    return found[0] if found else None, traced
+    results, traced = static_steps([model], forward, batch, trace, twice)
+    return results[0] if results else None, traced
 
 
 def static_steps(
@@ -242,29 +242,29 @@ def static_steps(
     contexts = [context_of(model) for model in models]
     real = int(batch.graph_mask.sum())
 
-    def compute(given: sg.StaticBatch) -> list[tuple[Tensor, Tensor]]:
+    def compute(padded: sg.StaticBatch) -> list[tuple[Tensor, Tensor]]:
         steps = []
         for model, context in zip(models, contexts, strict=True):
-            context.enter(given)
-            out = forward(model, given)
-            mean = masked_mean(loss(out, given), given)
+            context.enter(padded)
+            out = forward(model, padded)
+            mean = masked_mean(loss(out, padded), padded)
             context.leave()
             steps.append((out, mean))
         return steps
 
-    found = None
+    traced = None
     with Restored():
         if trace:
-            found = trace_step(compute, batch)
-            if found.result is None:
-                return [], found
-            steps = found.result
+            traced = trace_step(compute, batch)
+            if traced.result is None:
+                return [], traced
+            steps = traced.result
         else:
             with nothing_else_changes(batch, draws=True):
                 steps = compute(batch)
         backward(sum(mean for _, mean in steps), models, twice)
     results = [Result(m, out[:real], mean) for m, (out, mean) in zip(models, steps, strict=True)]
-    return results, found
+    return results, traced
 
 
 def differences(plain: Result, static: Result, tolerance: float = TOLERANCE) -> list[str]:

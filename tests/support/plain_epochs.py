@@ -37,7 +37,7 @@ class Net(nn.Module):
         return self.head(global_add_pool(self.conv(x, edge_index), batch, num_graphs))
 
 
-def made() -> Net:
+def make_net() -> Net:
     torch.manual_seed(0)
     return Net().to(D)
 
@@ -61,5 +61,5 @@ def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, ids, loss=squ
 
 
 def equal(ours, theirs) -> None:
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one.detach(), other.detach(), rtol=1e-9, atol=1e-11)
+    for value, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(value.detach(), other.detach(), rtol=1e-9, atol=1e-11)

@@ -69,7 +69,7 @@ class GivenReader:
     @contextmanager
     def open(self, probed):
         def read(capacity):
-            found = self._bytes_of(capacity)
-            return found if isinstance(found, Reading) else Reading(int(found))
+            reading = self._bytes_of(capacity)
+            return reading if isinstance(reading, Reading) else Reading(int(reading))
 
         yield read

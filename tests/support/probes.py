@@ -25,10 +25,10 @@ class Probe(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = GCNConv(C, C)
-        self.layer = self.made()
+        self.layer = self.make_layer()
         self.head = nn.Linear(C, 2)
 
-    def made(self):
+    def make_layer(self):
         return nn.Identity()
 
     def forward(self, x, edge_index, batch):
@@ -65,11 +65,11 @@ class Twice(Residual):
 
 
 def with_norm(kind):
-    return type(f"With{kind.__name__}", (Probe,), {"made": lambda self: kind(C)})
+    return type(f"With{kind.__name__}", (Probe,), {"make_layer": lambda self: kind(C)})
 
 
 class SequenceOfNorms(Probe):
-    def made(self):
+    def make_layer(self):
         return nn.Sequential(Residual(C), nn.ReLU(), OwnNorm(C))
 
 
@@ -118,7 +118,7 @@ class MeanKeptApart(Probe):
 class InstanceNorm(Probe):
     layer_name = "layer"
 
-    def made(self):
+    def make_layer(self):
         return nn.InstanceNorm1d(C)
 
     def trick(self, h):
@@ -128,7 +128,7 @@ class InstanceNorm(Probe):
 class GroupNorm(Probe):
     layer_name = "layer"
 
-    def made(self):
+    def make_layer(self):
         return nn.GroupNorm(2, C)
 
     def trick(self, h):
@@ -138,7 +138,7 @@ class GroupNorm(Probe):
 class OverNodes(Probe):
     layer_name = "layer"
 
-    def made(self):
+    def make_layer(self):
         return nn.Conv1d(C, C, 3, padding=1)
 
     def trick(self, h):
@@ -153,7 +153,7 @@ class Softmax(Probe):
 class Attention(Probe):
     layer_name = "layer"
 
-    def made(self):
+    def make_layer(self):
         return nn.MultiheadAttention(C, 2, batch_first=True)
 
     def trick(self, h):
@@ -190,7 +190,7 @@ class Backwards(Probe):
 class Recurrent(Probe):
     layer_name = "layer"
 
-    def made(self):
+    def make_layer(self):
         return nn.GRU(C, C // 2, batch_first=True, bidirectional=True)
 
     def trick(self, h):
@@ -258,7 +258,7 @@ def runner_of(model, plan=PLAN, **options):
     return made_runner(model, plan, loss=loss, optimizer=optimizer, **options)
 
 
-def made(kind):
+def make_model(kind):
     torch.manual_seed(0)
     model = kind().double()
     nn.init.normal_(model.conv.bias)  # an untrained bias of zeros would hide errors

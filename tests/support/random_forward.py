@@ -164,16 +164,16 @@ def program(seed: int, length: int = 14) -> list[tuple[str, bool]]:
             forms["nodes"] += LATER_NODES
             to_nodes += LATER_TO_NODES
             forms["nodes"] += NEWEST_NODES * newest
-        made = level
+        target = level
         if kind == "across":
             text = draw.choice(TO_EDGES if level == "n" else to_nodes)
-            made = "e" if level == "n" else "n"
+            target = "e" if level == "n" else "n"
         else:
             text = draw.choice(forms[kind])
         text = text.format(**names)
         if kind != "change":
-            name = f"{'h' if made == 'n' else 'e'}{number}"
-            values[made].append(name)
+            name = f"{'h' if target == 'n' else 'e'}{number}"
+            values[target].append(name)
             text = f"{name} = {text}"
         without = draw.random() < 0.06
         if later and kind == "change":
@@ -184,7 +184,7 @@ def program(seed: int, length: int = 14) -> list[tuple[str, bool]]:
         if later and kind in ("unary", "nodes") and draw.random() < 0.2:
             again = draw.choice(LATER_CHANGES).format(a=name)
             steps += [(again, False), (text.replace(name, f"{name}0", 1), False)]
-            values[made].append(f"{name}0")
+            values[target].append(f"{name}0")
     return steps
 
 

@@ -46,7 +46,7 @@ def on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[
         folder = Path(name)
         children = [
             process(
-                _on_rank, rank, world_size, folder, function, args, said=folder / f"{rank}.said"
+                _on_rank, rank, world_size, folder, function, args, output=folder / f"{rank}.said"
             )
             for rank in range(world_size)
         ]

@@ -53,8 +53,8 @@ def garbage(batch: Any, store: Any) -> Any:
 def in_plain_pyg(model: nn.Module, store: Any, ids: list[int] = IDS) -> Any:
     """Returns the model's output for a PyG batch, called with the arguments that it names."""
     batch: Any = Batch.from_data_list([store[i] for i in ids])
-    given = {**batch.to_dict(), "batch": batch.batch, "batch_size": len(ids)}
-    return model(*(given[name] for name in inspect.signature(model.forward).parameters))
+    by_name = {**batch.to_dict(), "batch": batch.batch, "batch_size": len(ids)}
+    return model(*(by_name[name] for name in inspect.signature(model.forward).parameters))
 
 
 def sines(out: Any) -> Tensor:

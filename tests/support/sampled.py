@@ -38,19 +38,19 @@ def in_turn(rows: Sequence[Any], options: Sequence[Any]) -> list[tuple[Any, ...]
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     """Returns the cases to leave out: of each test, all but every k-th, in their order."""
     seen: Counter[str] = Counter()
-    found = []
+    omitted = []
     for item in items:
         if item.get_closest_marker("release") is not None:
-            found.append(item)
+            omitted.append(item)
             continue
         marker = item.get_closest_marker("sampled")
         if marker is None:
             continue
         family = item.nodeid.partition("[")[0]
         if seen[family] % marker.args[0]:
-            found.append(item)
+            omitted.append(item)
         seen[family] += 1
-    return found
+    return omitted
 
 
 @pytest.hookimpl(tryfirst=True)

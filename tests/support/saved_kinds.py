@@ -79,9 +79,9 @@ class Store:
 
     @staticmethod
     def read(path: Path) -> int:
-        found = GraphStore.load(path, verify=True)
-        assert found.name == str(found.columns["x"][0, 0])
-        return int(found.columns["x"][0, 0])
+        store = GraphStore.load(path, verify=True)
+        assert store.name == str(store.columns["x"][0, 0])
+        return int(store.columns["x"][0, 0])
 
 
 class Parts(Store):
@@ -122,8 +122,8 @@ class Export:
             return "tensor"
 
         subject = Subject(nn.Linear(1, 1), check_padding=False)
-        made = {"_compile": compiled, "check_entries": lambda *_: None}
-        with mock.patch.multiple(export, **made):
+        stubs = {"_compile": compiled, "check_entries": lambda *_: None}
+        with mock.patch.multiple(export, **stubs):
             plan, schema = sg.BucketPlan.of([(10, 20, 4)]), store_of(1).schema
             plan = sg.BucketPlan(plan.capacities, schema=schema)
             export.export(path, mock.Mock(), subject, plan, schema, overwrite=True, progress=False)

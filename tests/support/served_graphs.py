@@ -73,8 +73,8 @@ def runner_of(out: str = "graph", buckets=BUCKETS) -> sg.StaticGraphRunner:
     return sg.StaticGraphRunner(subject, plan, mode="eager")
 
 
-def same(found, expected) -> None:
-    torch.testing.assert_close(found, expected, **CLOSE)
+def same(actual, expected) -> None:
+    torch.testing.assert_close(actual, expected, **CLOSE)
 
 
 def broken() -> Data:

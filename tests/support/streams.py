@@ -87,9 +87,9 @@ class Streams(TorchFunctionMode):
 
     def learn(self, who: str, clock: Clock) -> None:
         """Orders the next work of ``who`` after everything in ``clock``."""
-        own = self._clocks[who]
+        own_clock = self._clocks[who]
         for name, time in clock.items():
-            own[name] = max(own[name], time)
+            own_clock[name] = max(own_clock[name], time)
 
     def known(self, who: str) -> Clock:
         """Returns the work that is done so far, as ``who`` knows it."""
@@ -150,10 +150,10 @@ class Streams(TorchFunctionMode):
             self._kept.append(out)
         if name in _VIEWS or name in _EMPTY or name.startswith(("is_", "dim", "size", "numel")):
             return out
-        given = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+        tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
         in_place = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
-        written = given[:1] if in_place else [v for v in (out,) if isinstance(v, Tensor)]
-        there = made_there or any(_memory(value) in self._on_device for value in given)
+        written = tensors[:1] if in_place else [v for v in (out,) if isinstance(v, Tensor)]
+        there = made_there or any(_memory(value) in self._on_device for value in tensors)
         if name in _HOST_READS:
             self.learn(HOST, self.known(self.present.name) if there else {})
             return out
@@ -162,7 +162,7 @@ class Streams(TorchFunctionMode):
             self._on_device.update(map(_memory, written))
         for value in written:
             self.touch(value, who, name, True)
-        for value in given:
+        for value in tensors:
             if all(value is not other for other in written):
                 self.touch(value, who, name, False)
         return out

@@ -124,5 +124,5 @@ class Once:
             work()
 
 
-def same(found, expected) -> bool:
-    return torch.allclose(found, expected, rtol=0, atol=1e-12)
+def same(actual, expected) -> bool:
+    return torch.allclose(actual, expected, rtol=0, atol=1e-12)

@@ -28,8 +28,8 @@ def losses_of(folder: Path) -> list[float]:
 def assert_same_run(folder: Path, other: Path) -> None:
     """Two folders have the same steps, weights and measurements, but for times."""
     assert read_steps(folder / "steps.csv") == read_steps(other / "steps.csv")
-    found, expected = (checkpoint.load(path)["model"] for path in (folder, other))
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    actual, expected = (checkpoint.load(path)["model"] for path in (folder, other))
+    assert all(torch.equal(actual[key], value) for key, value in expected.items())
     ours, theirs = TrainReport.load(folder), TrainReport.load(other)
     timeless = [[e._replace(seconds=0) for e in report.epochs] for report in (ours, theirs)]
     assert timeless[0] == timeless[1]

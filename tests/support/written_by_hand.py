@@ -137,8 +137,8 @@ class Heads(MessagePassing):
 
     def forward(self, x, edge_index, edge_attr):
         x, edge_attr = (value.view(len(value), 4, -1) for value in (x, edge_attr))
-        found = self.propagate(edge_index, x=x, edge_attr=edge_attr)
-        return self.out(found.flatten(1))
+        rows = self.propagate(edge_index, x=x, edge_attr=edge_attr)
+        return self.out(rows.flatten(1))
 
     def message(self, x_j, edge_attr):
         return torch.tanh(x_j) * edge_attr
@@ -227,8 +227,10 @@ class MoleculeGCN(MessagePassing):
         deg = degree(row, x.size(0), dtype=x.dtype) + 1
         root = deg.pow(-0.5)
         root[root == float("inf")] = 0
-        own = F.relu(x + self.root.weight) * 1.0 / deg.view(-1, 1)
-        return self.propagate(edge_index, x=x, edge_attr=edges, norm=root[row] * root[col]) + own
+        own_rows = F.relu(x + self.root.weight) * 1.0 / deg.view(-1, 1)
+        return (
+            self.propagate(edge_index, x=x, edge_attr=edges, norm=root[row] * root[col]) + own_rows
+        )
 
     def message(self, x_j, edge_attr, norm):
         return norm.view(-1, 1) * F.relu(x_j + edge_attr)

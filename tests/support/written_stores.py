@@ -10,14 +10,14 @@ from staticgraph.store.columns import IndexRule
 from support.graphs import random_graph
 
 
-def assert_same_files(found: sg.GraphStore, expected: sg.GraphStore) -> None:
+def assert_same_files(actual: sg.GraphStore, expected: sg.GraphStore) -> None:
     """Asserts that every array equals in value, dtype and shape, and the schemas are equal."""
-    ours, theirs = found.arrays(), expected.arrays()
+    ours, theirs = actual.arrays(), expected.arrays()
     assert ours.keys() == theirs.keys()
     for name, array in theirs.items():
         assert (ours[name].dtype, ours[name].shape) == (array.dtype, array.shape), name
         assert np.array_equal(ours[name], array, equal_nan=array.dtype.kind == "f"), name
-    assert found.schema == expected.schema
+    assert actual.schema == expected.schema
 
 
 def graphs_of(count: int, seed: int = 0) -> list[Data]:

@@ -162,13 +162,13 @@ class BatchArrays:
         return self._columns("edge_attr", self.layout.schema.edge_axes)
 
     def _columns(self, field: str, axes: Iterable[Axis]) -> Any:
-        def of(name: str) -> int:
+        def count_columns(name: str) -> int:
             value = self._tensors.get(name)
             return 0 if value is None else 1 if value.dim() == 1 else value.size(-1)
 
         if self.layout.schema.hetero:
-            return {axis.key: of(f"{axis.name}.{field}") for axis in axes}
-        return of(field)
+            return {axis.key: count_columns(f"{axis.name}.{field}") for axis in axes}
+        return count_columns(field)
 
     @property
     def device(self) -> torch.device:

@@ -54,17 +54,17 @@ def _laid_out(batch: StaticBatch, values: Mapping[str, Any]) -> dict[str, Tensor
     with the mask; places without a node hold the field's padding."""
     tensors, schema, names = batch.tensors(), batch.layout.schema, dict(batch.layout.schema.names)
     graphs, most = batch.capacity.graphs, batch.capacity.max_graph_nodes
-    of, real = tensors["batch"], tensors["node_mask"]
-    place = of * most + torch.arange(len(of), device=of.device) - tensors["ptr"][of]
+    owner, real = tensors["batch"], tensors["node_mask"]
+    place = owner * most + torch.arange(len(owner), device=owner.device) - tensors["ptr"][owner]
     place = torch.where(real, place, graphs * most)  # padding goes to a row that is cut off
-    made = {}
+    blocks = {}
     for path in schema.dense:
         rows, pad = (real, (0,)) if path == schema.dense[0] else (values[path], ())
         pad = pad or schema[names[path]].pad or (0,) * max(1, rows[0].numel())
-        row = torch.tensor(pad, dtype=rows.dtype, device=of.device).view(rows.shape[1:])
+        row = torch.tensor(pad, dtype=rows.dtype, device=owner.device).view(rows.shape[1:])
         block = row.expand(graphs * most + 1, *row.shape).index_copy(0, place, rows)
-        made[path] = block[:-1].view(graphs, most, *row.shape)
-    return made
+        blocks[path] = block[:-1].view(graphs, most, *row.shape)
+    return blocks
 
 
 def static_of(value: Any) -> StaticBatch | None:

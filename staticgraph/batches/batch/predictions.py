@@ -88,8 +88,8 @@ def is_dense(batch: BatchArrays, value: Tensor) -> bool:
 def pieces(batch: BatchArrays, field: Field) -> list[Tensor]:
     """Cuts a field into one tensor per real graph; indices become relative to the graph."""
     value = batch.tensors()[field.name]
-    at = field.cat_dim or 0
-    rows = value.movedim(at, 0)
+    dim = field.cat_dim or 0
+    rows = value.movedim(dim, 0)
     bounds = starts(batch, field.level) * field.rows
     cut = list(rows[: int(bounds[-1])].split(bounds.diff().tolist()))
     if field.counts:
@@ -97,7 +97,7 @@ def pieces(batch: BatchArrays, field: Field) -> list[Tensor]:
         cut = [_counted_within(piece, field, g, before) for g, piece in enumerate(cut)]
     if field.cat_dim is None:
         return [piece.reshape(field.shape) for piece in cut]
-    return [piece.movedim(0, at).contiguous() for piece in cut]
+    return [piece.movedim(0, dim).contiguous() for piece in cut]
 
 
 def _counted_within(piece: Tensor, field: Field, graph: int, before: dict[str, Tensor]) -> Tensor:

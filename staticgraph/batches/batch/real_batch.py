@@ -88,10 +88,10 @@ class RealBatch:
         if name in self._set:
             return self._set[name]
         if name not in self._made:
-            self._made[name] = self._of(name)
+            self._made[name] = self._read_value(name)
         return self._made[name]
 
-    def _of(self, name: str) -> Any:
+    def _read_value(self, name: str) -> Any:
         if name in _SIZES:
             count = RealCount(self.static.real_counts.of(_SIZES[name]))
             count.name, count.batch = name, weakref.ref(self)
@@ -244,7 +244,7 @@ class RealBatch:
         for name, value in self._set.items():
             origin = origin_of(value)
             if origin is not None and origin.name and origin.batch.static is self.static:
-                value = other._of(origin.name)
+                value = other._read_value(origin.name)
             elif isinstance(value, Tensor):
                 value = as_there(value)
             setattr(other, name, value)

@@ -51,4 +51,6 @@ def _pointers(batch: StaticBatch) -> Iterator[Tensor]:
     if bool((dst.diff() < 0).any()):  # replaced edges: a loader's are always sorted
         raise ValueError(UNSORTED)
     dtype = getattr(torch, pointer_dtype(batch.num_edges))
-    return (one.to(dtype) for one in order_edges(src, dst, batch.num_nodes, batch.num_nodes)[:-1])
+    return (
+        array.to(dtype) for array in order_edges(src, dst, batch.num_nodes, batch.num_nodes)[:-1]
+    )

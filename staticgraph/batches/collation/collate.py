@@ -271,13 +271,13 @@ def _copy_rows(ids: IntArray, offsets: IntArray, width: int, source: Array, targ
 
 @loop
 def _look_up_rows(
-    ids: IntArray, offsets: IntArray, width: int, given: Array, source: Array, target: Array
+    ids: IntArray, offsets: IntArray, width: int, lookup: Array, source: Array, target: Array
 ) -> None:
-    """Does the work of :func:`_copy_rows` on ``given[source]``."""
+    """Does the work of :func:`_copy_rows` on ``lookup[source]``."""
     at = 0
     for g in ids:
         for k in range(offsets[g] * width, offsets[g + 1] * width):
-            target[at] = given[source[k]]
+            target[at] = lookup[source[k]]
             at += 1
 
 

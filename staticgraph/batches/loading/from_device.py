@@ -115,7 +115,7 @@ class CollatedTensors(Mapping[str, Tensor]):
         return self._ids.on_device[: self._layout.capacity.graphs]
 
     @property
-    def made(self) -> bool:
+    def was_read(self) -> bool:
         """Whether any array has been read."""
         return self._made
 

@@ -30,17 +30,17 @@ ELSEWHERE = {
 }
 
 
-def check_options(given: Iterable[str], known: Collection[str]) -> None:
+def check_options(names: Iterable[str], known: Collection[str]) -> None:
     """Refuses options that a loader does not have.
 
     Args:
-        given: names, as written.
+        names: as written.
         known: the names of all options.
 
     Raises:
         TypeError: an option is not known; the message says what to write instead.
     """
-    for name in given:
+    for name in names:
         if name in known:
             continue
         near = difflib.get_close_matches(name, known, n=1)

@@ -292,9 +292,9 @@ def _declared(batch: Any, schema: Schema) -> BatchRows:
     owners: dict[str, IntArray] = {}
     known = {"node": of_node, "edge": of_node[values[EDGE_INDEX][1].numpy()]}
     for axis in schema.axes:
-        given = values.pop(f"{axis.name}_batch", None)
+        axis_owner = values.pop(f"{axis.name}_batch", None)
         owners[axis.name] = (
-            _owner(schema, values, axis.name, known) if given is None else given.numpy()
+            _owner(schema, values, axis.name, known) if axis_owner is None else axis_owner.numpy()
         )
         known[axis.name] = owners[axis.name]
     return BatchRows(schema, values, ptr, owners, edges, device=device)

@@ -291,17 +291,17 @@ class Slot:
 
     def tensors(self, bucket: int) -> dict[str, Tensor]:
         """Returns the arrays of a bucket as tensors; always the same objects."""
-        return (self.views.get(bucket) or self._of(bucket)).tensors
+        return (self.views.get(bucket) or self._make_views(bucket)).tensors
 
     def arrays(self, bucket: int) -> dict[str, Array]:
         """Returns the same memory as NumPy arrays (host slots only)."""
-        return (self.views.get(bucket) or self._of(bucket)).arrays
+        return (self.views.get(bucket) or self._make_views(bucket)).arrays
 
     def whole(self, bucket: int) -> Tensor:
         """``[bytes]`` uint8: all arrays of a bucket, for a single copy; always the same object."""
-        return (self.views.get(bucket) or self._of(bucket)).whole
+        return (self.views.get(bucket) or self._make_views(bucket)).whole
 
-    def _of(self, bucket: int) -> Views:
+    def _make_views(self, bucket: int) -> Views:
         layout = self._layouts[bucket]
         with torch.inference_mode(False):
             tensors = layout.tensors(self.buffer)

@@ -223,8 +223,8 @@ def forward(
     centre, square = np.zeros(width), np.zeros(width)
     for block in range((real + BLOCK - 1) // BLOCK):
         first = block * BLOCK
-        found = min(BLOCK, real - first)
-        share = found / (first + found)
+        length = min(BLOCK, real - first)
+        share = length / (first + length)
         for f in range(width):
             step = parts[block, 0, f] - centre[f]
             centre[f] += step * share
@@ -277,5 +277,5 @@ def backward(
         steep = scale[f] * products[f] * inverse * inverse / n
         slope[f] = steep
         constant[f] = scale[f] * sums[f] / n - steep * mean[f]
-    given = grad, x, scale, shift, constant, slope, real, relu, dx
-    _apply_gradient_on_threads(threads, given)
+    arguments = grad, x, scale, shift, constant, slope, real, relu, dx
+    _apply_gradient_on_threads(threads, arguments)

@@ -93,12 +93,12 @@ def batch_norm_statistics(
             rounded = rows.to(total.dtype.element_ty)
             tl.store(total + at, rounded, mask=here)
             rows = rounded.to(WIDE)
-        found = tl.minimum(last - start, ROWS).to(WIDE)
-        centre = tl.sum(rows, 0) / found
+        length = tl.minimum(last - start, ROWS).to(WIDE)
+        centre = tl.sum(rows, 0) / length
         away = tl.where(here, rows - centre[None, :], 0)
         done = (start - first).to(WIDE)
         step = centre - mean
-        share = found / (done + found)
+        share = length / (done + length)
         square += tl.sum(away * away, 0) + step * step * done * share
         mean += step * share
     tl.store(partial + (2 * chunk) * width + f, mean, mask=inside)
@@ -139,14 +139,14 @@ def batch_norm_apply(
     real = tl.load(count)
     # All chunks at once: a loop over them would pay one memory latency per chunk.
     k = tl.arange(0, CHUNKS)
-    found = tl.minimum(tl.maximum(real - k * rows_a_chunk, 0), rows_a_chunk)
-    found = found.to(WIDE)[:, None]
+    lengths = tl.minimum(tl.maximum(real - k * rows_a_chunk, 0), rows_a_chunk)
+    lengths = lengths.to(WIDE)[:, None]
     joined = partial + (2 * k)[:, None] * width + f[None, :]
-    given = (found > 0) & inside[None, :]
-    centre = tl.load(joined, mask=given, other=0)
-    mean = tl.sum(found * centre, 0) / tl.maximum(real, 1).to(WIDE)
-    step = tl.where(given, centre - mean[None, :], 0)
-    square = tl.sum(tl.load(joined + width, mask=given, other=0) + found * step * step, 0)
+    mask = (lengths > 0) & inside[None, :]
+    centre = tl.load(joined, mask=mask, other=0)
+    mean = tl.sum(lengths * centre, 0) / tl.maximum(real, 1).to(WIDE)
+    step = tl.where(mask, centre - mean[None, :], 0)
+    square = tl.sum(tl.load(joined + width, mask=mask, other=0) + lengths * step * step, 0)
     var = square / tl.maximum(real, 1).to(WIDE)
     if chunk == 0:
         tl.store(mean_out + f, mean, mask=inside)
@@ -249,9 +249,9 @@ def batch_norm_apply_gradient(
     scale, shift = affine(weight, bias, mean, var, eps, f, inside, WIDE)
     k = tl.arange(0, CHUNKS)
     joined = partial + (2 * k)[:, None] * width + f[None, :]
-    given = (k < chunks)[:, None] & inside[None, :]
-    sums = tl.sum(tl.load(joined, mask=given, other=0), 0)
-    products = tl.sum(tl.load(joined + width, mask=given, other=0), 0)
+    mask = (k < chunks)[:, None] & inside[None, :]
+    sums = tl.sum(tl.load(joined, mask=mask, other=0), 0)
+    products = tl.sum(tl.load(joined + width, mask=mask, other=0), 0)
     if chunk == 0:
         write(dbias + f, sums, inside)
         write(dweight + f, (products * inverse), inside)

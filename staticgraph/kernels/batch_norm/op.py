@@ -93,8 +93,8 @@ def _on_cpu(
     running = running_mean, running_var, tracked
     moved = [plain(running_mean, dtype), plain(running_var, dtype), plain(tracked, torch.int64)]
     read = [plain(value, dtype) for value in (addend, residual, weight, bias)]
-    given = values, *read, count, *moved, out, mean, var, sums
-    cpu.forward(given, dtype, (share, eps, relu))
+    arrays = values, *read, count, *moved, out, mean, var, sums
+    cpu.forward(arrays, dtype, (share, eps, relu))
     for statistic, value in zip(running, moved, strict=True):
         if statistic is not None and value is not statistic:
             statistic.copy_(value)
@@ -159,9 +159,9 @@ class BatchNorm(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
         """Returns the operator's ``[N, F]`` with mean and variance ``[F]``, and the addend if it is
         handed on."""
-        *given, handed = inputs
-        x, addend, residual, weight, bias, count, *running, eps, relu = given
-        out, mean, var, total = BATCH_NORM.overload(*given)
+        *arguments, handed = inputs
+        x, addend, residual, weight, bias, count, *running, eps, relu = arguments
+        out, mean, var, total = BATCH_NORM.overload(*arguments)
         if running[0] is not None and not torch.compiler.is_compiling():
             for moved in running[:3]:
                 torch.autograd.graph.increment_version(moved)
@@ -185,14 +185,14 @@ class BatchNorm(torch.autograd.Function):
         if grad is not None and torch.is_grad_enabled():
             x, weight, bias, *_, count = ctx.saved_tensors
             out, *_ = batch_norm_reference(x, None, weight, bias, count, ctx.eps, ctx.relu)
-            wanted = [one for one in (x, weight, bias) if one.requires_grad]
+            wanted = [operand for operand in (x, weight, bias) if operand.requires_grad]
             slopes = torch.autograd.grad(out, wanted, grad.to(out.dtype), create_graph=True)
             slope_of = dict(zip(map(id, wanted), slopes, strict=True))
-            dx, dweight, dbias = (slope_of.get(id(one)) for one in (x, weight, bias))
+            dx, dweight, dbias = (slope_of.get(id(operand)) for operand in (x, weight, bias))
         elif grad is not None:
             adds = grad_sum is None and into is not None
-            given = *ctx.saved_tensors, into if adds else None, ctx.eps, ctx.relu
-            dx, dweight, dbias, both = BACKWARD.overload(grad, *given)
+            arguments = *ctx.saved_tensors, into if adds else None, ctx.eps, ctx.relu
+            dx, dweight, dbias, both = BACKWARD.overload(grad, *arguments)
             both = both if adds else None
         if grad is not None and ctx.residual is not None:
             dresidual = grad.to(ctx.residual)
@@ -236,8 +236,8 @@ def batch_norm(
     """
     moved: Any = (None,) * 4 if running is None else running
     x, addend, residual = contiguous(x, addend, residual)
-    given = (x, addend, residual, weight, bias, count, *moved, eps, relu)
-    return BatchNorm.apply(*given, False)[:3]
+    arguments = (x, addend, residual, weight, bias, count, *moved, eps, relu)
+    return BatchNorm.apply(*arguments, False)[:3]
 
 
 def batch_norm_handed_on(
@@ -259,8 +259,8 @@ def batch_norm_handed_on(
     """
     moved: Any = (None,) * 4 if running is None else running
     x, addend, residual = contiguous(x, addend, residual)
-    given = (x, addend, residual, weight, bias, count, *moved, eps, relu)
-    out, *_, addend = BatchNorm.apply(*given, True)
+    arguments = (x, addend, residual, weight, bias, count, *moved, eps, relu)
+    out, *_, addend = BatchNorm.apply(*arguments, True)
     return out, addend
 
 

@@ -60,17 +60,17 @@ def batch_norm_few_rows_forward(
     inside = f < width
     real = tl.load(count)
     here = (r < rows)[:, None] & inside[None, :]
-    given = (r < real)[:, None] & inside[None, :]
+    real_mask = (r < real)[:, None] & inside[None, :]
     at = r[:, None] * width + f[None, :]
-    value = read(x + at, given, WIDE)
+    value = read(x + at, real_mask, WIDE)
     if addend is not None:
-        value += read(addend + at, given, WIDE)
+        value += read(addend + at, real_mask, WIDE)
         rounded = value.to(total.dtype.element_ty)
-        tl.store(total + at, rounded, mask=given)
+        tl.store(total + at, rounded, mask=real_mask)
         value = rounded.to(WIDE)
     n = tl.maximum(real, 1).to(WIDE)
     mean = tl.sum(value, 0) / n
-    away = tl.where(given, value - mean[None, :], 0)
+    away = tl.where(real_mask, value - mean[None, :], 0)
     var = tl.sum(away * away, 0) / n
     tl.store(mean_out + f, mean, mask=inside)
     tl.store(var_out + f, var, mask=inside)
@@ -85,7 +85,7 @@ def batch_norm_few_rows_forward(
     value = value * scale[None, :] + shift[None, :]
     if relu:
         value = tl.where(value <= 0, 0, value)
-    value = tl.where(given, value, 0)
+    value = tl.where(real_mask, value, 0)
     if residual is not None:
         value += read(residual + at, here, WIDE)
     write(out + at, value, here)
@@ -119,15 +119,15 @@ def batch_norm_few_rows_backward(
     r = tl.arange(0, ROWS)
     inside = f < width
     real = tl.load(count)
-    given = (r < real)[:, None] & inside[None, :]
+    real_mask = (r < real)[:, None] & inside[None, :]
     at = r[:, None] * width + f[None, :]
-    value = read(x + at, given, WIDE)
+    value = read(x + at, real_mask, WIDE)
     mean = tl.load(mean_in + f, mask=inside, other=0)
     var = tl.load(var_in + f, mask=inside, other=0)
     inverse = 1 / tl.sqrt(var + eps)
     scale, shift = affine(weight, bias, mean, var, eps, f, inside, WIDE)
-    part = passed(read(grad + at, given, WIDE), value, scale, shift, relu)
-    away = tl.where(given, value - mean[None, :], 0)
+    part = passed(read(grad + at, real_mask, WIDE), value, scale, shift, relu)
+    away = tl.where(real_mask, value - mean[None, :], 0)
     sums = tl.sum(part, 0)
     products = tl.sum(part * away, 0)
     write(dbias + f, sums, inside)
@@ -136,7 +136,7 @@ def batch_norm_few_rows_backward(
     share = sums / n
     slope = products * inverse * inverse / n
     part = scale[None, :] * (part - share[None, :] - slope[None, :] * away)
-    part = tl.where(given, part, 0)
+    part = tl.where(real_mask, part, 0)
     here = (r < rows)[:, None] & inside[None, :]
     write(dx + at, part, here)
     if into is not None:

@@ -306,23 +306,23 @@ def collate(
         all_graphs,
         BLOCK=min(GRAPHS, triton.next_power_of_2(all_graphs + 1)),
     )
-    mine = [[n for n, level in enumerate(levels) if level == wanted] for wanted in range(3)]
+    by_level = [[n for n, level in enumerate(levels) if level == wanted] for wanted in range(3)]
     fields = [
         tuple(number for n in level for number in _field(widths[n], kinds[n], paddings[n]))
-        for level in mine
+        for level in by_level
     ]
     outputs = len(out) - len(columns)
     # A row pointer has one entry more than there are nodes.
     programs = [triton.cdiv(rows, ROWS) for rows in (all_nodes + 1, all_edges)]
-    programs.append(triton.cdiv(all_graphs, ROWS) if mine[2] else 0)
+    programs.append(triton.cdiv(all_graphs, ROWS) if by_level[2] else 0)
     collate_rows[(sum(programs),)](
         ids,
         edge_starts,
         tuple(structure),
         # A level without fields gets a placeholder: an empty tuple is not a valid argument.
-        tuple(tuple(columns[n] for n in level) or (ids,) for level in mine),
+        tuple(tuple(columns[n] for n in level) or (ids,) for level in by_level),
         tuple(out[:outputs]),
-        tuple(tuple(out[outputs + n] for n in level) or (ids,) for level in mine),
+        tuple(tuple(out[outputs + n] for n in level) or (ids,) for level in by_level),
         all_nodes,
         all_edges,
         all_graphs,

@@ -65,22 +65,22 @@ def collate_reference(
     target = node_count + (k - edge_count - second) * span // spare_edges.clamp(min=1)
     src = torch.where(real_edge, first_node + structure[2][edge_row], target + step * (1 - second))
     dst = torch.where(real_edge, first_node + structure[3][edge_row], target + step * second)
-    made = [torch.stack([src, dst]), batch, places.node_starts, ids, places.counts]
-    made += [real_node, real_edge, places.real]
+    arrays = [torch.stack([src, dst]), batch, places.node_starts, ids, places.counts]
+    arrays += [real_node, real_edge, places.real]
     if len(structure) > 4:
         first_edge = places.edge_starts[batch]
         for local, shift in ((structure[4], torch.zeros_like(step)), (structure[5], step)):
             before = (v - node_count - shift).clamp(min=0) * spare_edges
             padding = edge_count + torch.minimum(spare_edges, (before + span - 1) // span)
             real = first_edge + local[node_row]
-            made.append(torch.where(v < node_count, torch.cat([real, real[:1]]), padding))
-        made.append(torch.where(real_edge, places.edge_starts[owner] + structure[6][edge_row], k))
+            arrays.append(torch.where(v < node_count, torch.cat([real, real[:1]]), padding))
+        arrays.append(torch.where(real_edge, places.edge_starts[owner] + structure[6][edge_row], k))
     last = [(count - 1).clamp(min=0) for count in places.counts.unbind()]
     # Padding nodes copy the destination and the source of the last edge in turn.
     ends = last[0].expand(2)
     if edges:
-        found = torch.stack([dst, src]).index_select(1, last[1].view(1)).view(2)
-        ends = torch.where(edge_count > 0, found, ends)
+        last_edge = torch.stack([dst, src]).index_select(1, last[1].view(1)).view(2)
+        ends = torch.where(edge_count > 0, last_edge, ends)
     v = v[:-1]
     turns = ends[(v - node_count) % 2]
     rows = (
@@ -97,13 +97,13 @@ def collate_reference(
         value = _unpacked(column[row], widths[number]) if kinds[number] == BITS else column[row]
         there = real[:, None] if padding == ZERO else places.counts[level] > 0
         value = torch.where(there, value, 0)
-        wide = value.to(out[len(made)].dtype)
+        wide = value.to(out[len(arrays)].dtype)
         value = torch.where(value == MISSING, torch.nan, wide) if kinds[number] == LABELS else wide
         if padding == LINE:
             shifted = value[:, 0] + (v - node_count).to(value.dtype)
             value[:, 0] = torch.where(real, value[:, 0], shifted)
-        made.append(value)
-    for target, value in zip(out, made, strict=True):
+        arrays.append(value)
+    for target, value in zip(out, arrays, strict=True):
         target.copy_(value)
 
 
@@ -132,8 +132,8 @@ def _rows(
     owner = torch.searchsorted(starts, row, right=True) - 1
     owner = owner.clamp(max=len(places.graph) - 1)
     real = row < count
-    found = offsets[places.graph[owner]] + row - starts[owner]
-    return owner, torch.where(real, found, 0), real
+    store_row = offsets[places.graph[owner]] + row - starts[owner]
+    return owner, torch.where(real, store_row, 0), real
 
 
 def _unpacked(rows: Tensor, width: int) -> Tensor:

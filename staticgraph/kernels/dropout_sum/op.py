@@ -19,14 +19,14 @@ from staticgraph.kernels.register import operator
 
 
 def dropout_sum_reference(
-    x: Tensor, residual: Tensor | None, kept: Tensor, p: float, relu: bool
+    x: Tensor, residual: Tensor | None, mask: Tensor, p: float, relu: bool
 ) -> Tensor:
     """Computes ``dropout_sum``; differentiable, on any device.
 
     Args:
-        kept: ``[R, F]`` bool, from :func:`staticgraph.kernels.dropout_sum.kept`.
+        mask: ``[R, F]`` bool, from :func:`staticgraph.kernels.dropout_sum.draw_mask`.
     """
-    value = (x.relu() if relu else x) * kept.to(x.dtype) / (1 - p)
+    value = (x.relu() if relu else x) * mask.to(x.dtype) / (1 - p)
     return value if residual is None else residual + value
 
 
@@ -99,6 +99,6 @@ def draw_seed(device: torch.device) -> Tensor:
     return torch.randint(_SEEDS, (1,), device=device)
 
 
-def kept(seed: Tensor, site: int, shape: torch.Size, p: float) -> Tensor:
+def draw_mask(seed: Tensor, site: int, shape: torch.Size, p: float) -> Tensor:
     """Returns the mask ``[R, F]`` bool that :func:`dropout_sum` uses on the seed's device."""
     return _fill(torch.ones(shape, device=seed.device), None, None, seed, site, p) > 0

@@ -93,10 +93,10 @@ def rows_of(
 @kernel_part
 def most_nodes(starts: Array) -> int:
     """Returns the number of nodes of the largest graph, rounded up to whole vectors."""
-    found = 0
+    most = 0
     for g in range(len(starts) - 1):
-        found = max(found, starts[g + 1] - starts[g])
-    return filled(found)
+        most = max(most, starts[g + 1] - starts[g])
+    return filled(most)
 
 
 @kernel_part
@@ -133,7 +133,7 @@ def forward(
     most, wide = most_nodes(starts), filled(size)
     keys, copied = np.empty(size * most, out.dtype), np.empty(most * wide, out.dtype)
     weights, keep = np.empty(most, out.dtype), np.empty(most, out.dtype)
-    found, nothing = np.empty(wide, out.dtype), np.zeros(wide, out.dtype)
+    sums, nothing = np.empty(wide, out.dtype), np.zeros(wide, out.dtype)
     behind = np.zeros(most, out.dtype)
     low, high = portion(len(starts) - 1, thread, threads)
     for g in range(low, high):
@@ -145,22 +145,22 @@ def forward(
             columns_of(rows, begin, end, 1, h, scale, keys)
             values, origin, by = rows_of(rows, begin, end, 2, h, copied)
             for i in range(nodes):
-                at = begin + i
-                query = (at * 3 * heads + h) * size
+                node = begin + i
+                query = (node * 3 * heads + h) * size
                 combine(flat, query, 1, keys, 0, padded, size, weights, 0, padded, behind, 0)
                 best = largest(weights, 0, padded)
                 for j in range(padded):
                     weights[j] = exp(weights[j] - best)
                 whole = total(weights, 0, padded)
-                lse[h, at] = best + np.log(whole)
+                lse[h, node] = best + np.log(whole)
                 if p > 0:
                     keep_of(begin, i, heads, h, start, least, keep[:nodes])
                     for j in range(nodes):
                         weights[j] *= rest * keep[j]
-                combine(weights, 0, 1, values, origin, by, nodes, found, 0, wide, nothing, 0)
+                combine(weights, 0, 1, values, origin, by, nodes, sums, 0, wide, nothing, 0)
                 share = one / whole
                 for d in range(size):
-                    out[at, h, d] = share * found[d]
+                    out[node, h, d] = share * sums[d]
 
 
 # Queries per block, whose weights and score gradients are held at once.
@@ -195,12 +195,12 @@ def _slopes(
     scale, rest, wide = kind(size**-0.5), kind(1.0 / (1.0 - p)), len(behind)
     nothing = np.zeros(wide, kind)
     for i in range(first, last):
-        at, row = begin + i, (i - first) * wide
-        query, slope = (at * 3 * heads + h) * size, (at * heads + h) * size
+        node, row = begin + i, (i - first) * wide
+        query, slope = (node * 3 * heads + h) * size, (node * heads + h) * size
         combine(queries, query, 1, keys, 0, wide, size, weights, row, wide, behind, 0)
         combine(grads, slope, 1, values, 0, wide, size, slopes, row, wide, nothing, 0)
         weight, steep = weights[row : row + wide], slopes[row : row + wide]
-        height = lse[h, at]
+        height = lse[h, node]
         for j in range(wide):
             weight[j] = exp(weight[j] - height)
         if p > 0:
@@ -239,7 +239,7 @@ def backward(
     low, high = portion(nodes - starts[-1], thread, threads)
     drows[starts[-1] + low : starts[-1] + high] = 0
     grad, rows = grad.reshape(nodes, 1, heads, size), rows.reshape(nodes, 3, heads, size)
-    found = drows.reshape(nodes, 3, heads, size)
+    gradient = drows.reshape(nodes, 3, heads, size)
     kind = grad.dtype.type
     one, scale = kind(1), kind(size**-0.5)
     start, least = drawn_from(seed, site, p)
@@ -281,10 +281,10 @@ def backward(
                 )
                 count = last - first
                 for i in range(count):
-                    row, at = i * padded, begin + first + i
+                    row, node = i * padded, begin + first + i
                     combine(slopes, row, 1, keys, k, by, nodes, query, 0, wide, nothing, 0)
                     for d in range(size):
-                        found[at, 0, h, d] = query[d]
+                        gradient[node, 0, h, d] = query[d]
                 a, b = q + first * by, s + first * of
                 for j in range(nodes):
                     to = j * wide
@@ -294,6 +294,6 @@ def backward(
                     combine(weights, j, padded, grads, b, of, count, sums, to, wide, sums, to)
             for j in range(nodes):
                 for d in range(size):
-                    found[begin + j, 1, h, d] = of_keys[j * wide + d]
+                    gradient[begin + j, 1, h, d] = of_keys[j * wide + d]
                 for d in range(size):
-                    found[begin + j, 2, h, d] = of_values[j * wide + d]
+                    gradient[begin + j, 2, h, d] = of_values[j * wide + d]

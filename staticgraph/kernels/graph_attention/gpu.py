@@ -52,8 +52,8 @@ def put_tile(
 @triton.jit
 def scores_of(q, k, j, n, SCALE: tl.constexpr):
     """Returns scores ``[TILE, TILE]``, minus infinity for keys beyond the graph."""
-    found = product(q, tl.trans(k)) * SCALE
-    return tl.where((j < n)[None, :], found, -float("inf"))
+    scores = product(q, tl.trans(k)) * SCALE
+    return tl.where((j < n)[None, :], scores, -float("inf"))
 
 
 @triton.jit
@@ -200,8 +200,8 @@ def graph_attention_backward(
         dv = tl.zeros([TILE, BLOCK], tl.float32)
         for query in range(0, n, TILE):
             i = query + r
-            q, g, mean, own = query_tile(q_at, g_at, o_at, l_at, begin, i, n, heads, SIZE, BLOCK)
-            weight = tl.exp(scores_of(q, k, j, n, SCALE) - own[:, None])
+            q, g, mean, height = query_tile(q_at, g_at, o_at, l_at, begin, i, n, heads, SIZE, BLOCK)
+            weight = tl.exp(scores_of(q, k, j, n, SCALE) - height[:, None])
             by_weight = product(g, tl.trans(v))
             share = weight
             if seed is not None:
@@ -214,13 +214,13 @@ def graph_attention_backward(
         put_tile(dk_at, begin, j, n, dk * SCALE, STRIDE, SIZE, BLOCK)
         put_tile(dv_at, begin, j, n, dv, STRIDE, SIZE, BLOCK)
         i = first + r
-        q, g, mean, own = query_tile(q_at, g_at, o_at, l_at, begin, i, n, heads, SIZE, BLOCK)
+        q, g, mean, height = query_tile(q_at, g_at, o_at, l_at, begin, i, n, heads, SIZE, BLOCK)
         dq = tl.zeros([TILE, BLOCK], tl.float32)
         for key in range(0, n, TILE):
             j = key + r
             k = tile_of(k_at, begin, j, n, STRIDE, SIZE, BLOCK)
             v = tile_of(v_at, begin, j, n, STRIDE, SIZE, BLOCK)
-            weight = tl.exp(scores_of(q, k, j, n, SCALE) - own[:, None])
+            weight = tl.exp(scores_of(q, k, j, n, SCALE) - height[:, None])
             by_weight = product(g, tl.trans(v))
             if seed is not None:
                 keep = stays(seed, begin, i, j, h, site, p)

@@ -21,7 +21,7 @@ from staticgraph.text.how_many import how_many
 
 
 def graph_attention_reference(
-    rows: Tensor, starts: Tensor, heads: int, kept: Tensor | None = None, p: float = 0.0
+    rows: Tensor, starts: Tensor, heads: int, mask: Tensor | None = None, p: float = 0.0
 ) -> Tensor:
     """Computes ``graph_attention``; differentiable, on any device.
 
@@ -31,8 +31,8 @@ def graph_attention_reference(
         rows: ``[N, 3 * H * D]``: queries, keys and values, head by head.
         starts: ``[G + 1]``, ascending from 0.
         heads: ``H``.
-        kept: ``[H, N, N]`` bool, the weights that dropout keeps, from
-            :func:`staticgraph.kernels.graph_attention.kept`; None keeps all.
+        mask: ``[H, N, N]`` bool, the weights that dropout keeps, from
+            :func:`staticgraph.kernels.graph_attention.draw_mask`; None keeps all.
         p: fraction of the weights that is dropped.
     """
     nodes = len(rows)
@@ -43,8 +43,8 @@ def graph_attention_reference(
     q, k, v = rows.view(nodes, 3, heads, -1).permute(1, 2, 0, 3)
     scores = q @ k.transpose(1, 2) * q.size(-1) ** -0.5
     weights = scores.masked_fill(~together, -torch.inf).masked_fill(~real[:, None], 0).softmax(-1)
-    if kept is not None:
-        weights = weights * kept / (1 - p)
+    if mask is not None:
+        weights = weights * mask / (1 - p)
     out = torch.where(real[:, None], weights @ v, 0)
     return out.transpose(0, 1).reshape(nodes, -1)
 
@@ -165,7 +165,9 @@ def graph_attention(
     )
 
 
-def kept(starts: Tensor, seed: Tensor, heads: int, longest: int, site: int, p: float) -> Tensor:
+def draw_mask(
+    starts: Tensor, seed: Tensor, heads: int, longest: int, site: int, p: float
+) -> Tensor:
     """Returns the mask ``[H, N, N]`` bool of the weights that :func:`graph_attention` keeps on the
     seed's device.
 

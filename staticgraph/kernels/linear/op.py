@@ -155,10 +155,10 @@ def linear_handed_on(
     adds the gradient that arrives through it, which autograd would do in a separate operation.
     """
     dtype = dtype or x.dtype
-    given, weight, bias = _cast_if_large(x.contiguous(), weight, bias, dtype)
-    if given.dtype != x.dtype:
-        return Linear.apply(given, weight, bias, relu, dtype, False), x
-    return Linear.apply(given, weight, bias, relu, dtype, True)
+    cast_x, weight, bias = _cast_if_large(x.contiguous(), weight, bias, dtype)
+    if cast_x.dtype != x.dtype:
+        return Linear.apply(cast_x, weight, bias, relu, dtype, False), x
+    return Linear.apply(cast_x, weight, bias, relu, dtype, True)
 
 
 def _cast_if_large(

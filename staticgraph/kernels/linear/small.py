@@ -75,10 +75,10 @@ def linear_small_forward(
 def masked(grad, out, r, o, last, OUT: tl.constexpr):
     """Loads the gradient of rows ``r`` up to ``last``, columns ``o``, under ReLU's mask."""
     at, here = places(r, last, o, OUT)
-    found = tl.load(grad + at, mask=here, other=0)
+    part = tl.load(grad + at, mask=here, other=0)
     if out is not None:
-        found = tl.where(tl.load(out + at, mask=here, other=0) <= 0, 0, found)
-    return found
+        part = tl.where(tl.load(out + at, mask=here, other=0) <= 0, 0, part)
+    return part
 
 
 @triton.jit

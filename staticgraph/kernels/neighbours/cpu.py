@@ -122,9 +122,9 @@ def parts(program: Program, alone: bool) -> list[tuple[bool, list[Result]]]:
     One thread alone adds to the rows of sources as it goes over the edges into each node, in the
     order in which several threads add up the edges out of each.
     """
-    out = [one for one in program.results if one.reduction == "source_sum"]
-    either = [one for one in program.results if _in_any_order(program, one)]
-    into = [one for one in program.results if one not in (*out, *either)]
+    out = [result for result in program.results if result.reduction == "source_sum"]
+    either = [result for result in program.results if _in_any_order(program, result)]
+    into = [result for result in program.results if result not in (*out, *either)]
     if not out or (into and alone):
         return [(True, list(program.results))]
     return [(True, into + either), (False, out)] if into else [(False, out + either)]
@@ -157,14 +157,18 @@ class _Loop(NamedTuple):
 
 @cache
 def _loops(program: Program, double: bool, alone: bool, ordered: bool) -> list[_Loop]:
-    found: list[_Loop] = []
+    loops: list[_Loop] = []
     for into, some in parts(program, alone):
-        scattered = [at for at, one in enumerate(some) if into and one[1:3] == ("source_sum", -1)]
-        tables = tuple(at for at, one in enumerate(some) if one.table >= 0)
+        scattered = [
+            number
+            for number, result in enumerate(some)
+            if into and result[1:3] == ("source_sum", -1)
+        ]
+        tables = tuple(number for number, result in enumerate(some) if result.table >= 0)
         places = tuple(map(program.results.index, some))
         function = _compiled(program.taking(some), into, double, ordered)
-        found.append(_Loop(into, places, tuple(scattered), tables, function))
-    return found
+        loops.append(_Loop(into, places, tuple(scattered), tables, function))
+    return loops
 
 
 def run(
@@ -180,29 +184,31 @@ def run(
         edges: the arrays of :class:`staticgraph.kernels.edges.Edges`.
         results: are written to.
     """
-    given = [one.data_ptr() for one in (*edges, *operands, *codes)]
+    addresses = [tensor.data_ptr() for tensor in (*edges, *operands, *codes)]
     team = torch.get_num_threads() if threads.AVAILABLE else 1
-    if team > 1 and sum(one.numel() for one in (*operands, *results)) < threads.SMALL:
+    if team > 1 and sum(tensor.numel() for tensor in (*operands, *results)) < threads.SMALL:
         team = 1
     alone = team == 1 and edges[2].size(0) == edges[3].size(0)
     kind = operands[0].dtype, alone, len(edges) == len(Edges._fields)
-    loops = program.made.get(kind)
+    loops = program.cache.get(kind)
     if loops is None:
-        loops = program.made[kind] = _loops(program, kind[0] is torch.float64, *kind[1:])
+        loops = program.cache[kind] = _loops(program, kind[0] is torch.float64, *kind[1:])
     for loop in loops:
         pieces, outs = team, [results[place] for place in loop.places]
-        for at in loop.zeroed:
-            outs[at].zero_()
+        for number in loop.zeroed:
+            outs[number].zero_()
         if loop.tables:
-            pieces = min(_pieces(edges[0].size(0), outs[at].size(0)) for at in loop.tables)
-        for at in loop.tables:
-            outs[at] = outs[at].new_zeros(pieces, *outs[at].shape)
+            pieces = min(_pieces(edges[0].size(0), outs[table].size(0)) for table in loop.tables)
+        for number in loop.tables:
+            outs[number] = outs[number].new_zeros(pieces, *outs[number].shape)
         nodes = edges[2 if loop.into else 3].size(0) - 1
-        sizes = [one.numel() // pieces for one in outs] if loop.tables else [0] * len(outs)
-        arguments = array("q", [nodes, pieces, *given, *(one.data_ptr() for one in outs), *sizes])
+        sizes = [out.numel() // pieces for out in outs] if loop.tables else [0] * len(outs)
+        arguments = array(
+            "q", [nodes, pieces, *addresses, *(out.data_ptr() for out in outs), *sizes]
+        )
         loop.function(arguments.buffer_info()[0], min(team, pieces))
-        for at in loop.tables:
-            torch.sum(outs[at], 0, out=results[loop.places[at]])
+        for number in loop.tables:
+            torch.sum(outs[number], 0, out=results[loop.places[number]])
 
 
 def _pieces(edges: int, entries: int) -> int:

@@ -66,11 +66,11 @@ class Function:
         self.piece: Any = None  # of the nodes, each with tables of its own
         self._own: bool = False  # whether values are those of the node's own term
         self._inner: list[bool] = []
-        own = "target" if into else "source"
+        own_end = "target" if into else "source"
         for operation, arguments, _, options in program.values:
-            inner = any(self._inner[one] for one in arguments)
+            inner = any(self._inner[argument] for argument in arguments)
             if operation == "operand":
-                inner = program.operands[options[0]].place not in (own, "all")
+                inner = program.operands[options[0]].place not in (own_end, "all")
             if operation in ("share", "loop"):
                 inner = operation == "loop" or not into
             self._inner.append(inner)
@@ -86,27 +86,30 @@ class Function:
         builder = ir.IRBuilder(function.append_basic_block("start"))
         self._arguments: Any = function.args[0]
         names = ["rows", "pieces", *_ARRAYS[: len(_ARRAYS) - (not self.ordered)]]
-        self.numbers: dict[str, Any] = {n: self._argument(at) for at, n in enumerate(names)}
+        self.numbers: dict[str, Any] = {n: self._argument(number) for number, n in enumerate(names)}
         first = len(names)
         count = len(self.program.operands)
-        codes = 1 + max((one.code for one in self.program.operands), default=-1)
-        self.operands: list[Any] = [self._argument(first + at) for at in range(count)]
-        self.codes: list[Any] = [self._argument(first + count + at) for at in range(codes)]
+        codes = 1 + max((operand.code for operand in self.program.operands), default=-1)
+        self.operands: list[Any] = [self._argument(first + number) for number in range(count)]
+        self.codes: list[Any] = [self._argument(first + count + number) for number in range(codes)]
         results = len(self.program.results)
         first += count + codes
-        self.results: list[Any] = [self._argument(first + at) for at in range(results)]
-        self.sizes: list[Any] = [self._argument(first + results + at) for at in range(results)]
+        self.results: list[Any] = [self._argument(first + number) for number in range(results)]
+        self.sizes: list[Any] = [
+            self._argument(first + results + number) for number in range(results)
+        ]
         self.ptr: Any = self._array("row_ptr" if self.into else "col_ptr", SHORT)
         self._begin(builder)
         thread, threads = function.args[1:]
         pieces, one = self.numbers["pieces"], LONG(1)
         shares = [
-            builder.sdiv(builder.mul(pieces, at), threads)
-            for at in (thread, builder.add(thread, one))
+            builder.sdiv(builder.mul(pieces, number), threads)
+            for number in (thread, builder.add(thread, one))
         ]
         with loop(builder, self.entry, *shares) as self.piece:
             begin, end = (
-                self._part(builder, at, pieces) for at in (self.piece, builder.add(self.piece, one))
+                self._part(builder, piece, pieces)
+                for piece in (self.piece, builder.add(self.piece, one))
             )
             with loop(builder, self.entry, begin, end) as i:
                 self._node(builder, i)
@@ -131,9 +134,9 @@ class Function:
         work = ir.Function(m, ir.FunctionType(NOTHING, [BYTE.as_pointer()]), "work")
         work.linkage = "internal"
         b = ir.IRBuilder(work.append_basic_block())
-        asked = [outside(f"omp_get_{n}", SHORT) for n in ("thread_num", "num_threads")]
-        given = b.bitcast(work.args[0], LONG.as_pointer())
-        b.call(function, [given, *(b.sext(b.call(one, []), LONG) for one in asked)])
+        getters = [outside(f"omp_get_{n}", SHORT) for n in ("thread_num", "num_threads")]
+        pointer = b.bitcast(work.args[0], LONG.as_pointer())
+        b.call(function, [pointer, *(b.sext(b.call(getter, []), LONG) for getter in getters)])
         b.ret_void()
         run = ir.Function(m, ir.FunctionType(NOTHING, [LONG.as_pointer(), LONG]), self.name)
         b = ir.IRBuilder(run.append_basic_block())
@@ -175,13 +178,15 @@ class Function:
 
     def _begin(self, builder: ir.IRBuilder) -> None:
         """Nodes' own terms of rows that edges add to at once: one thread, before all edges."""
-        found = [one for one in enumerate(self.program.results) if one[1].start >= 0]
-        found = [at for at, one in found if self.into and one.reduction == "source_sum"]
-        if not found:
+        matches = [pair for pair in enumerate(self.program.results) if pair[1].start >= 0]
+        matches = [
+            place for place, result in matches if self.into and result.reduction == "source_sum"
+        ]
+        if not matches:
             return
         with loop(builder, self.entry, LONG(0), self.numbers["rows"]) as i:
             self.own, self.outer = i, builder
-            for number in found:
+            for number in matches:
                 Rows(self, builder, number).begin(builder)
         self._memo.clear()
 
@@ -192,22 +197,25 @@ class Function:
         self.begin: Any = self._long(builder, self.ptr, i, SHORT)
         self.end: Any = self._long(builder, self.ptr, builder.add(i, LONG(1)), SHORT)
         self.outer: ir.IRBuilder = ir.IRBuilder(values)
-        powers, found = reductions(self, builder)
+        powers, results = reductions(self, builder)
         builder.branch(values)
         builder.position_at_end(edges)
         if powers:
             with self._edges(builder):
-                for one in powers:
-                    one.compare()
-            for one in (*powers, *(one for one in found if isinstance(one, Softmax))):
-                one.begin(builder)
-        adding = [*powers, *(one for one in found if one.reads_edges)]
+                for reduction in powers:
+                    reduction.compare()
+            for reduction in (
+                *powers,
+                *(result for result in results if isinstance(result, Softmax)),
+            ):
+                reduction.begin(builder)
+        adding = [*powers, *(result for result in results if result.reads_edges)]
         if adding:
             with self._edges(builder):
-                for one in adding:
-                    one.add()
-        for one in found:
-            one.finish()
+                for reduction in adding:
+                    reduction.add()
+        for reduction in results:
+            reduction.finish()
         self.outer.branch(edges)
 
     @contextmanager
@@ -257,7 +265,7 @@ class Function:
         operation, arguments, _, _ = self.program.values[place]
         n = self.numbers_at(place)
         if operation == "mul":
-            first, second = (self._broadcast(n, one, index, lanes) for one in arguments)
+            first, second = (self._broadcast(n, argument, index, lanes) for argument in arguments)
             return Numbers(self.inner, self.double).fma(first, second, to)
         return self.inner.fadd(to, self.vector(place, index, lanes))
 
@@ -266,14 +274,14 @@ class Function:
         n = self.numbers_at(place)
         if operation in OPERATIONS and lanes == 1 and shape and shape[-1] > 1:
             first, length = next(
-                one for one in columns(shape[-1], self.lanes) if one[0] <= index[-1] < sum(one)
+                span for span in columns(shape[-1], self.lanes) if span[0] <= index[-1] < sum(span)
             )
             if length > 1:
                 whole = self.vector(place, (*index[:-1], first), length)
                 return lane(n.builder, whole, index[-1] - first)
         if operation in OPERATIONS:
-            given = [self._broadcast(n, one, index, lanes) for one in arguments]
-            return OPERATIONS[operation](n, *given)
+            vectors = [self._broadcast(n, argument, index, lanes) for argument in arguments]
+            return OPERATIONS[operation](n, *vectors)
         if operation == "number":
             return ir.Constant(self.kind(lanes), options[0] if lanes == 1 else [options[0]] * lanes)
         if operation == "share":
@@ -296,10 +304,10 @@ class Function:
         """Where the numbers of a value that only moves numbers come from, in runs as long as they
         are next to each other."""
         operation, arguments, shape, options = self.program.values[place]
-        at = 0
-        while at < lanes:
-            here = (*index[:-1], index[-1] + at) if index else index
-            left = lanes - at
+        offset = 0
+        while offset < lanes:
+            here = (*index[:-1], index[-1] + offset) if index else index
+            left = lanes - offset
             source, below = arguments[0], self.program.values[arguments[0]].shape
             if operation == "view":
                 there = unflat(flat(here, shape), below)
@@ -313,7 +321,9 @@ class Function:
                 run = left if options[-1] == len(options) - 1 else 1
             else:  # cat
                 dim, place = options[0], here[options[0]]
-                sizes = iter([(one, self.program.values[one].shape[dim]) for one in arguments])
+                sizes = iter(
+                    [(argument, self.program.values[argument].shape[dim]) for argument in arguments]
+                )
                 source, size = next(sizes)
                 while place >= size:
                     place -= size
@@ -323,14 +333,14 @@ class Function:
             run = min(left, 1 << max(run, 1).bit_length() - 1)
             run = min(run, 1 << left.bit_length() - 1)
             yield source, there, run
-            at += run
+            offset += run
 
     def _broadcast(self, n: Numbers, place: int, index: Index, lanes: int) -> Any:
         """The numbers of an argument that broadcasts to the shape that ``index`` is of."""
         shape = self.program.values[place].shape
         there = tuple(
-            0 if size == 1 else at
-            for size, at in zip(shape, index[len(index) - len(shape) :], strict=True)
+            0 if size == 1 else position
+            for size, position in zip(shape, index[len(index) - len(shape) :], strict=True)
         )
         if lanes > 1 and (not shape or shape[-1] == 1):
             return spread(n.builder, self.vector(place, there, 1), lanes)
@@ -343,35 +353,37 @@ class Function:
         shape = self.program.values[below].shape
         last = len(shape) - 1
         if last in dims and lanes > 1:
-            numbers = [self.vector(place, (*index[:-1], index[-1] + at), 1) for at in range(lanes)]
+            numbers = [
+                self.vector(place, (*index[:-1], index[-1] + offset), 1) for offset in range(lanes)
+            ]
             return self._side_by_side(n.builder, numbers)
         left = iter(index)
         ranges: list[Sequence[int]] = []
         for dim, size in enumerate(shape):
             ranges.append(range(size) if dim in dims else (next(left),))
         if last not in dims:
-            return self._added(n, below, [(at, lanes) for at in product(*ranges)])
+            return self._added(n, below, [(summand, lanes) for summand in product(*ranges)])
         parts: dict[int, list[tuple[Index, int]]] = {}
-        for at in product(*ranges[:-1]):
+        for indices in product(*ranges[:-1]):
             for first, length in columns(shape[-1], self.lanes):
-                parts.setdefault(length, []).append(((*at, first), length))
+                parts.setdefault(length, []).append(((*indices, first), length))
         value = None
-        for at in parts.values():
-            one = joined(n.builder, self._added(n, below, at))
-            value = one if value is None else n.builder.fadd(value, one)
+        for indices in parts.values():
+            part = joined(n.builder, self._added(n, below, indices))
+            value = part if value is None else n.builder.fadd(value, part)
         return value
 
-    def _added(self, n: Numbers, place: int, at: list[tuple[Index, int]]) -> Any:
+    def _added(self, n: Numbers, place: int, indices: list[tuple[Index, int]]) -> Any:
         """The sum of vectors of a value; products are fused with it."""
         operation, arguments, _, _ = self.program.values[place]
         value = None
-        for index, lanes in at:
+        for index, lanes in indices:
             if operation == "mul" and value is not None:
                 first, second = (self._broadcast(n, a, index, lanes) for a in arguments)
                 value = n.fma(first, second, value)
             else:
-                one = self.vector(place, index, lanes)
-                value = one if value is None else n.builder.fadd(value, one)
+                term = self.vector(place, index, lanes)
+                value = term if value is None else n.builder.fadd(value, term)
         return value
 
     def _share(self, b: ir.IRBuilder) -> Any:
@@ -379,7 +391,7 @@ class Function:
         begin, end = self.begin, self.end
         if not self.into:
             ptr, after = self._array("row_ptr", SHORT), b.add(self.other, LONG(1))
-            begin, end = (self._long(b, ptr, at, SHORT) for at in (self.other, after))
+            begin, end = (self._long(b, ptr, place, SHORT) for place in (self.other, after))
         return inverse(b, b.sub(end, begin), self.real)
 
     def row(self, number: int) -> Any:
@@ -389,15 +401,15 @@ class Function:
         memo, key = self._edge_memo if inner else self._memo, ("row", number)
         if key not in memo:
             b = self.inner if inner else self.outer
-            at: Any = LONG(0)
+            index: Any = LONG(0)
             if place in ("source", "target"):
-                at = self.other if inner else self.own
+                index = self.other if inner else self.own
             elif place == "edge":
-                at = self.edge
+                index = self.edge
             elif place == "table":
-                at = self.code(code)
+                index = self.code(code)
             base = self.entry.inttoptr(self.operands[number], self.real.as_pointer())
-            memo[key] = b.gep(base, [b.mul(at, LONG(math.prod(shape)))], inbounds=True)
+            memo[key] = b.gep(base, [b.mul(index, LONG(math.prod(shape)))], inbounds=True)
         return memo[key]
 
     def code(self, number: int) -> Any:

@@ -170,9 +170,9 @@ class Numbers:
             return self.call(name, x)
         value = x
         for lane in range(x.type.count):
-            at = ir.Constant(ir.IntType(32), lane)
-            one = self.call(name, self.builder.extract_element(x, at))
-            value = self.builder.insert_element(value, one, at)
+            position = ir.Constant(ir.IntType(32), lane)
+            number = self.call(name, self.builder.extract_element(x, position))
+            value = self.builder.insert_element(value, number, position)
         return value
 
 
@@ -188,8 +188,8 @@ _LOG2 = {False: (0.693359375, -2.12194440e-4), True: (6.93145751953125e-1, 1.428
 
 
 def _suffix(kind: Any) -> str:
-    one = kind.element if isinstance(kind, ir.VectorType) else kind
-    name = "f64" if isinstance(one, ir.DoubleType) else "f32"
+    element = kind.element if isinstance(kind, ir.VectorType) else kind
+    name = "f64" if isinstance(element, ir.DoubleType) else "f32"
     return f"v{kind.count}{name}" if isinstance(kind, ir.VectorType) else name
 
 

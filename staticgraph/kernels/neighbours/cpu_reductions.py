@@ -35,7 +35,7 @@ Function = Any
 def reductions(function: Function, builder: ir.IRBuilder) -> tuple[list[Powers], list[Reduction]]:
     """What is reduced of a node: exponentials of weights, and all results, which may share them."""
     powers: dict[tuple[int, int], Powers] = {}
-    found: list[Reduction] = []
+    results: list[Reduction] = []
     for number, result in enumerate(function.program.results):
         weight = result.value, result.start
         if result.reduction == "softmax":
@@ -44,16 +44,16 @@ def reductions(function: Function, builder: ir.IRBuilder) -> tuple[list[Powers],
             if weight not in powers:
                 powers[weight] = Powers(function, builder, *weight)
             kind = Softmax if result.reduction == "softmax" else Logarithm
-            found.append(kind(function, builder, number, powers[weight]))
+            results.append(kind(function, builder, number, powers[weight]))
         elif result.reduction in ("rows", "table_sum") or (
             result.reduction == "source_sum" and function.into
         ):
-            found.append(Rows(function, builder, number))
+            results.append(Rows(function, builder, number))
         else:
-            found += [
+            results += [
                 Running(function, builder, number, part) for part in range(len(result.reductions))
             ]
-    return list(powers.values()), found
+    return list(powers.values()), results
 
 
 class Reduction:
@@ -83,9 +83,9 @@ class Reduction:
         sums = self.reduction in ("sum", "mean", "source_sum")
         self.reads_edges: bool = not (sums and zero.operation == "number" and not zero.options[0])
 
-    def row(self, b: ir.IRBuilder, at: Any) -> Any:
+    def row(self, b: ir.IRBuilder, index: Any) -> Any:
         """The address of a row of the result."""
-        return b.gep(self.base, [b.mul(at, LONG(math.prod(self.whole)))], inbounds=True)
+        return b.gep(self.base, [b.mul(index, LONG(math.prod(self.whole)))], inbounds=True)
 
     def place(self, index: Index) -> int:
         """Where the numbers from ``index`` on are in a row of the result."""
@@ -189,30 +189,30 @@ class Running(Reduction):
         share = inverse(b, degree, f.real)
         empty = b.icmp_signed("==", degree, LONG(0))
         for (index, lanes), places in zip(self.blocks, self.running, strict=True):
-            found = [b.load(place) for place in places]
-            value = self._last(b, found, spread(b, share, lanes), spread(b, empty, lanes))
+            values = [b.load(place) for place in places]
+            value = self._last(b, values, spread(b, share, lanes), spread(b, empty, lanes))
             f.store(b, value, row, self.place(index))
 
-    def _last(self, b: ir.IRBuilder, found: list[Any], share: Any, empty: Any) -> Any:
+    def _last(self, b: ir.IRBuilder, values: list[Any], share: Any, empty: Any) -> Any:
         n = Numbers(b, self.f.double)
-        zero = n.constant(found[0], 0.0)
+        zero = n.constant(values[0], 0.0)
         if self.reduction in ("min", "max"):
-            return b.select(empty, zero, found[0])
+            return b.select(empty, zero, values[0])
         if self.reduction in ("min_ties", "max_ties"):
             one = n.constant(zero, 1.0)
-            best = b.select(empty, zero, found[0])
-            return b.fadd(found[1], b.select(b.fcmp_ordered("==", best, zero), one, zero))
+            best = b.select(empty, zero, values[0])
+            return b.fadd(values[1], b.select(b.fcmp_ordered("==", best, zero), one, zero))
         if self.reduction == "mean":
-            return b.fmul(found[0], share)
+            return b.fmul(values[0], share)
         if self.reduction in ("var", "std"):
-            gap = b.fmul(found[1], share)
-            value = n.fma(b.fneg(gap), gap, b.fmul(found[2], share))
+            gap = b.fmul(values[1], share)
+            value = n.fma(b.fneg(gap), gap, b.fmul(values[2], share))
             if self.reduction == "var":
                 return value
             root = OPERATIONS["sqrt"](n, value)
             small = b.fcmp_ordered("<=", value, n.constant(value, LEAST_VARIANCE))
             return b.select(small, zero, root)
-        return found[0]
+        return values[0]
 
 
 class Powers:
@@ -220,14 +220,14 @@ class Powers:
 
     Args:
         weight: place of the value.
-        own: place of the node's own weight, or -1.
+        start: place of the node's own weight, or -1.
     """
 
-    def __init__(self, function: Function, builder: ir.IRBuilder, weight: int, own: int) -> None:
+    def __init__(self, function: Function, builder: ir.IRBuilder, weight: int, start: int) -> None:
         self.f: Function = function
         self.builder: ir.IRBuilder = builder
         self.weight: int = weight
-        self.own: int = own
+        self.start: int = start
         self.shape: Shape = function.program.values[weight].shape
         self.blocks: list[Block] = blocks(self.shape, function.lanes)
         self.best: list[Any] = []
@@ -237,7 +237,9 @@ class Powers:
             kind = function.kind(lanes)
             low: Any = ir.Constant(kind, -math.inf if lanes == 1 else [-math.inf] * lanes)
             best, total = (function.entry.alloca(kind) for _ in range(2))
-            function.outer.store(function.own_vector(own, index, lanes) if own >= 0 else low, best)
+            function.outer.store(
+                function.own_vector(start, index, lanes) if start >= 0 else low, best
+            )
             self.best.append(best)
             self.total.append(total)
 
@@ -258,9 +260,9 @@ class Powers:
             value = n.constant(most, 0.0)
             none = b.fcmp_ordered("==", most, n.constant(most, -math.inf))
             b.store(b.select(none, value, most), best)
-            if self.own >= 0:
-                own = self.f.own_vector(self.own, index, lanes)
-                value = n.exp(b.fsub(own, b.load(best)))
+            if self.start >= 0:
+                term = self.f.own_vector(self.start, index, lanes)
+                value = n.exp(b.fsub(term, b.load(best)))
             self._powers[index] = value
             b.store(value, total)
 
@@ -278,22 +280,26 @@ class Powers:
 
     def inverse(self, b: ir.IRBuilder, index: Index, lanes: int) -> Any:
         """One over the sum of exponentials, zero without any."""
-        found = {}
-        for (at, _), total in zip(self.blocks, self.total, strict=True):
+        inverses = {}
+        for (place, _), total in zip(self.blocks, self.total, strict=True):
             value = b.load(total)
             n = Numbers(b, self.f.double)
             zero, one = n.constant(value, 0.0), n.constant(value, 1.0)
             none = b.fcmp_ordered("==", value, zero)
-            found[at] = b.select(none, zero, b.fdiv(one, value))
-        return self._along(b, found, index, lanes)
+            inverses[place] = b.select(none, zero, b.fdiv(one, value))
+        return self._along(b, inverses, index, lanes)
 
     def _along(self, b: ir.IRBuilder, vectors: dict[Index, Any], index: Index, lanes: int) -> Any:
         if len(index) == len(self.shape):
             return vectors[index]
         index = index[: len(self.shape)]
-        for at, length in self.blocks:
-            if at[:-1] == index[:-1] and (not at or at[-1] <= index[-1] < at[-1] + length):
-                return spread(b, lane(b, vectors[at], index[-1] - at[-1] if at else 0), lanes)
+        for place, length in self.blocks:
+            if place[:-1] == index[:-1] and (
+                not place or place[-1] <= index[-1] < place[-1] + length
+            ):
+                return spread(
+                    b, lane(b, vectors[place], index[-1] - place[-1] if place else 0), lanes
+                )
         raise AssertionError(index)
 
 
@@ -313,8 +319,8 @@ class Softmax(Reduction):
             kind = self.f.kind(lanes)
             value: Any = ir.Constant(kind, 0.0 if lanes == 1 else [0.0] * lanes)
             if self.result.start >= 0:
-                own = self.f.own_vector(self.result.start, index, lanes)
-                value = builder.fmul(self.powers.share(builder, index, lanes), own)
+                term = self.f.own_vector(self.result.start, index, lanes)
+                value = builder.fmul(self.powers.share(builder, index, lanes), term)
             builder.store(value, place)
 
     def add(self) -> None:

@@ -24,11 +24,11 @@ Block = tuple[Index, int]  # where a vector begins, and its length
 
 def columns(size: int, lanes: int) -> Iterator[tuple[int, int]]:
     """First column and length of each vector of a row: powers of two, ``lanes`` at the most."""
-    at = 0
-    while at < size:
-        length = min(lanes, 1 << (size - at).bit_length() - 1)
-        yield at, length
-        at += length
+    column = 0
+    while column < size:
+        length = min(lanes, 1 << (size - column).bit_length() - 1)
+        yield column, length
+        column += length
 
 
 def blocks(shape: Shape, lanes: int) -> list[Block]:
@@ -36,39 +36,39 @@ def blocks(shape: Shape, lanes: int) -> list[Block]:
     if not shape:
         return [((), 1)]
     leading = product(*map(range, shape[:-1]))
-    return [((*at, first), n) for at in leading for first, n in columns(shape[-1], lanes)]
+    return [((*indices, first), n) for indices in leading for first, n in columns(shape[-1], lanes)]
 
 
 @contextmanager
 def loop(b: ir.IRBuilder, entry: ir.IRBuilder, begin: Any, end: Any) -> Iterator[Any]:
     """Writes a loop over numbers; afterwards the builder is behind it."""
-    at = entry.alloca(LONG)
-    b.store(begin, at)
+    counter = entry.alloca(LONG)
+    b.store(begin, counter)
     head, body, done = (b.append_basic_block(name) for name in ("head", "body", "done"))
     b.branch(head)
     b.position_at_end(head)
-    index = b.load(at)
+    index = b.load(counter)
     b.cbranch(b.icmp_signed("<", index, end), body, done)
     b.position_at_end(body)
     yield index
-    b.store(b.add(index, LONG(1)), at)
+    b.store(b.add(index, LONG(1)), counter)
     b.branch(head)
     b.position_at_end(done)
 
 
 def flat(index: Index, shape: Shape) -> int:
     """The position of an index in a row."""
-    at = 0
+    position = 0
     for place, size in zip(index, shape, strict=True):
-        at = at * size + place
-    return at
+        position = position * size + place
+    return position
 
 
-def unflat(at: int, shape: Shape) -> Index:
+def unflat(position: int, shape: Shape) -> Index:
     """The index of a position in a row."""
     index: list[int] = []
     for size in reversed(shape):
-        at, place = divmod(at, size)
+        position, place = divmod(position, size)
         index.append(place)
     return tuple(reversed(index))
 
@@ -92,8 +92,8 @@ def spread(b: ir.IRBuilder, value: Any, lanes: int) -> Any:
     nothing = ir.Constant(kind, ir.Undefined)
     if isinstance(value, ir.Constant):
         return ir.Constant(kind, [value.constant] * lanes)
-    one = b.insert_element(nothing, value, SHORT(0))
-    return b.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(SHORT, lanes), [0] * lanes))
+    vector = b.insert_element(nothing, value, SHORT(0))
+    return b.shuffle_vector(vector, nothing, ir.Constant(ir.VectorType(SHORT, lanes), [0] * lanes))
 
 
 def joined(b: ir.IRBuilder, value: Any) -> Any:

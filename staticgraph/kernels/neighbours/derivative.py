@@ -45,7 +45,9 @@ def _companion(part: Result) -> Result | None:
 def accompanied(program: Program) -> Program:
     """The program with the results that its derivative needs besides its own."""
     known = [part for part, _, _ in _places(program)]
-    companions = {one for one in map(_companion, known) if one is not None} - {*known}
+    companions = {companion for companion in map(_companion, known) if companion is not None} - {
+        *known
+    }
     return replace(program, results=(*program.results, *sorted(companions)))
 
 
@@ -73,39 +75,41 @@ class _Slopes:
         self.b: Builder = builder
         self._grads: dict[tuple[int, bool], int] = {}
 
-    def get(self, place: int, own: bool) -> int | None:
+    def get(self, place: int, own_term: bool) -> int | None:
         """The gradient of a value."""
-        return self._grads.get((place, own))
+        return self._grads.get((place, own_term))
 
-    def add(self, place: int, own: bool, grad: int | None) -> None:
+    def add(self, place: int, own_term: bool, grad: int | None) -> None:
         """Adds to the gradient of a value."""
         if grad is None or self.b.is_nothing(grad):
             return
         grad = self.b.fit(grad, self.b.shape(place))
-        old = self.get(place, own)
-        self._grads[place, own] = grad if old is None else self.b.point("add", old, grad)
+        old = self.get(place, own_term)
+        self._grads[place, own_term] = grad if old is None else self.b.point("add", old, grad)
 
 
 def derivative(
     program: Program,
     graded: tuple[int, ...],
-    asked: tuple[int, ...],
+    inputs: tuple[int, ...],
     into: tuple[int, ...] = (),
     sums_tables: bool = False,
 ) -> Derivative:
-    """The derivative of ``program`` (:func:`accompanied`) with respect to operands ``asked``, from
+    """The derivative of ``program`` (:func:`accompanied`) with respect to operands ``inputs``, from
     the gradients of results ``graded``; the gradients from elsewhere of operands ``into`` are added
     to theirs. The gradient of a table is the table's with ``sums_tables``, one row per edge
     without."""
     b = Builder()
     b.operands, b.values = list(program.operands), list(program.values)
     b._places = {repr(value): place for place, value in enumerate(b.values)}
-    where = {part: at for part, *at in _places(program)}
+    where = {part: position for part, *position in _places(program)}
     parts = [place for place in _places(program) if place[1] in graded]
     wanted = {part for part, *_ in parts if part.reduction in _READS_ITSELF}
-    wanted |= {one for one in (_companion(part) for part, *_ in parts) if one is not None}
-    numbers = sorted({where[one][0] for one in wanted})
-    rows = {one: b.operand("target", program.shape(program.results[one])) for one in numbers}
+    wanted |= {
+        companion for companion in (_companion(part) for part, *_ in parts) if companion is not None
+    }
+    numbers = sorted({where[saved_part][0] for saved_part in wanted})
+    rows = {index: b.operand("target", program.shape(program.results[index])) for index in numbers}
     ends = {"rows": "edge", "source_sum": "source", "table_sum": "table"}
     for number in graded:
         result = program.results[number]
@@ -115,12 +119,12 @@ def derivative(
 
     def part_of(place: Sequence[int], whole: int) -> int:
         """One of the results that are side by side."""
-        number, at = place
+        number, position = place
         result = program.results[number]
         if len(result.reductions) == 1:
             return whole
         shape = b.shape(result.value)
-        return b.slice(whole, len(shape) - 1, at * shape[-1], (at + 1) * shape[-1])
+        return b.slice(whole, len(shape) - 1, position * shape[-1], (position + 1) * shape[-1])
 
     def saved(part: Result | None) -> int:
         """The value that reads a result of the program."""
@@ -128,14 +132,14 @@ def derivative(
         place = where[part]
         return part_of(place, rows[place[0]])
 
-    more = {one: b.operand(*program.operands[one][:2]) for one in into}
+    more = {index: b.operand(*program.operands[index][:2]) for index in into}
     slopes = _Slopes(b)
     for part, *place in parts:
         _of_reduction(slopes, part, part_of(place, rows[-1 - place[0]]), saved)
-    for own in (False, True):
+    for own_term in (False, True):
         for place in reversed(range(len(program.values))):
-            if (grad := slopes.get(place, own)) is not None:
-                _step_back(slopes, place, own, grad)
+            if (grad := slopes.get(place, own_term)) is not None:
+                _step_back(slopes, place, own_term, grad)
     results: list[Result] = []
     places: list[tuple[int, int]] = []
     for place, value in enumerate(program.values):
@@ -143,21 +147,21 @@ def derivative(
         operand = program.operands[number]
         if number in more:
             slopes.add(place, operand.place != "edge", more[number])
-        grad, own = slopes.get(place, False), slopes.get(place, True)
-        if number not in asked or grad is own is None:
+        grad, own_grad = slopes.get(place, False), slopes.get(place, True)
+        if number not in inputs or grad is own_grad is None:
             continue
-        if grad is None and own is not None and b.values[own].operation == "operand":
-            places.append((number, -1 - b.values[own].options[0]))
+        if grad is None and own_grad is not None and b.values[own_grad].operation == "operand":
+            places.append((number, -1 - b.values[own_grad].options[0]))
             continue
         grad = b.expand(b.nothing() if grad is None else grad, operand.shape)
-        one = Result(grad, _GRADIENTS.get(operand.place, "rows"))
-        if own is not None:
-            one = one._replace(start=b.expand(own, operand.shape))
+        gradient = Result(grad, _GRADIENTS.get(operand.place, "rows"))
+        if own_grad is not None:
+            gradient = gradient._replace(start=b.expand(own_grad, operand.shape))
         if sums_tables and operand.place == "table":
-            one = one._replace(reduction="table_sum", table=number)
-        if one not in results:
-            results.append(one)
-        places.append((number, results.index(one)))
+            gradient = gradient._replace(reduction="table_sum", table=number)
+        if gradient not in results:
+            results.append(gradient)
+        places.append((number, results.index(gradient)))
     return Derivative(b.program(results), tuple(numbers), tuple(places))
 
 
@@ -171,20 +175,22 @@ def _of_reduction(
     """Adds the gradients of the values of a reduction, from its own."""
     b, how = slopes.b, part.reduction
     if how in ("softmax", "logsumexp"):
-        for own in (False, True):
-            value, weight = (part.start, part.start_weight) if own else (part.value, part.weight)
+        for own_term in (False, True):
+            value, weight = (
+                (part.start, part.start_weight) if own_term else (part.value, part.weight)
+            )
             if value < 0:
                 continue
             if how == "logsumexp":
                 share = b.point("exp", b.point("sub", value, saved(part)))
-                slopes.add(value, own, b.point("mul", grad, share))
+                slopes.add(value, own_term, b.point("mul", grad, share))
                 continue
             share = b.point("exp", b.point("sub", weight, saved(_companion(part))))
             shape = b.shape(value)
             less = b.leading(b.point("mul", grad, saved(part)), b.shape(weight))
             each = b.leading(b.point("mul", grad, value), b.shape(weight))
-            slopes.add(weight, own, b.point("mul", share, b.point("sub", each, less)))
-            slopes.add(value, own, b.point("mul", b.trailing(share, shape), grad))
+            slopes.add(weight, own_term, b.point("mul", share, b.point("sub", each, less)))
+            slopes.add(value, own_term, b.point("mul", b.trailing(share, shape), grad))
     elif how in ("sum", "rows", "source_sum", "table_sum"):
         slopes.add(part.value, False, grad)
         if part.start >= 0:
@@ -211,21 +217,21 @@ def _of_simple(b: Builder, part: Result, grad: int, saved: Callable[[Result | No
     return b.point("where", spread, slope, 0.0)
 
 
-def _step_back(slopes: _Slopes, place: int, own: bool, grad: int) -> None:
+def _step_back(slopes: _Slopes, place: int, own_term: bool, grad: int) -> None:
     """Adds to the gradients of a value's arguments."""
     b = slopes.b
 
-    def add(one: int, slope: int | None) -> None:
+    def add(value: int, slope: int | None) -> None:
         """Adds to that of one of them."""
-        slopes.add(one, own, slope)
+        slopes.add(value, own_term, slope)
 
     operation, arguments, shape, options = b.values[place]
     if operation in POINTWISE:
         of_arguments = POINTWISE[operation].slopes
         if of_arguments is not None:
             each = of_arguments(b, arguments, place, grad)
-            for one, slope in zip(arguments, each, strict=True):
-                add(one, slope)
+            for argument, slope in zip(arguments, each, strict=True):
+                add(argument, slope)
     elif operation == "view":
         add(arguments[0], b.view(grad, b.shape(arguments[0])))
     elif operation == "expand":
@@ -235,12 +241,12 @@ def _step_back(slopes: _Slopes, place: int, own: bool, grad: int) -> None:
         whole = b.shape(arguments[0])
         sides = [b.nothing(_with(whole, dim, size)) for size in (first, whole[dim] - last)]
         parts = [sides[0], grad, sides[1]]
-        add(arguments[0], b.cat([one for one in parts if b.shape(one)[dim]], dim))
+        add(arguments[0], b.cat([part for part in parts if b.shape(part)[dim]], dim))
     elif operation == "cat":
         first = 0
-        for one in arguments:
-            last = first + b.shape(one)[options[0]]
-            add(one, b.slice(grad, options[0], first, last))
+        for argument in arguments:
+            last = first + b.shape(argument)[options[0]]
+            add(argument, b.slice(grad, options[0], first, last))
             first = last
     elif operation == "permute":
         add(arguments[0], b.permute(grad, [options.index(dim) for dim in range(len(options))]))

@@ -24,32 +24,32 @@ def formula(program: Program, result: Result, names: Sequence[str]) -> str:
         result: one of its results.
         names: of its operands.
     """
-    texts = _texts(program, names, own=False)
+    texts = _texts(program, names, own_term=False)
     if result.reduction == "softmax":
         text = f"sum of {texts[result.value]}, weighed by softmax of {texts[result.weight]}"
     else:
         text = _REDUCTIONS.get(result.reduction, f"{result.reduction} of ") + texts[result.value]
     if result.start >= 0:
-        text += f", and {_texts(program, names, own=True)[result.start]}"
+        text += f", and {_texts(program, names, own_term=True)[result.start]}"
     return text
 
 
-def _texts(program: Program, names: Sequence[str], own: bool) -> list[str]:
+def _texts(program: Program, names: Sequence[str], own_term: bool) -> list[str]:
     """Every value, of edges or of a node's own term."""
     texts: list[str] = []
     for value in program.values:
         operation, arguments, options = value.operation, value.arguments, value.options
-        parts = [texts[one] for one in arguments]
+        parts = [texts[argument] for argument in arguments]
         if operation == "operand":
             end = _ENDS.get(program.operands[options[0]].place, "")
             name = str(names[options[0]])
-            text = name if own else name + end
+            text = name if own_term else name + end
         elif operation == "number":
             text = f"{options[0]:g}"
         elif (ramp := _ramp(program, value)) is not None:
             text = f"{ramp}({parts[2 if ramp == 'relu' else 1]})"
         elif operation in _INFIX:
-            closed = [_closed(program, one, texts[one]) for one in arguments]
+            closed = [_closed(program, argument, texts[argument]) for argument in arguments]
             text = f" {_INFIX[operation]} ".join(parts if operation == "add" else closed)
         elif operation in _MOVES:
             text = parts[0]

@@ -51,17 +51,22 @@ class _Loop(NamedTuple):
 @cache
 def _texts(program: Program, ordered: bool = False) -> tuple[tuple[bool, Text], ...]:
     """The text of each loop; its results are numbered as those of the program."""
-    found: list[tuple[bool, Text]] = []
+    texts: list[tuple[bool, Text]] = []
     if _compares_totals(program):
         raise NotImplementedError(
             "the minimum or maximum over edges of a sum over columns (the operation 'total')"
         )
     for into, some in parts(program, alone=False):
         text = kernel_text(program.taking(some), into, ordered)
-        names = {f"result_{at}": program.results.index(one) for at, one in enumerate(some)}
-        arguments = tuple(f"result_{names[one]}" if one in names else one for one in text.arguments)
-        found.append((into, text._replace(arguments=arguments)))
-    return tuple(found)
+        names = {
+            f"result_{number}": program.results.index(result) for number, result in enumerate(some)
+        }
+        arguments = tuple(
+            f"result_{names[argument]}" if argument in names else argument
+            for argument in text.arguments
+        )
+        texts.append((into, text._replace(arguments=arguments)))
+    return tuple(texts)
 
 
 def _compares(result: Result) -> bool:
@@ -115,12 +120,12 @@ def forward(
     """Runs a program, in one launch per loop."""
     results = empty_results(key, operands, codes, edges)
     values: dict[str, Tensor] = dict(zip(Edges._fields, contiguous(*edges), strict=False))
-    for kind, given in (
+    for kind, tensors in (
         ("operand", contiguous(*operands)),
         ("code", contiguous(*codes)),
         ("result", results),
     ):
-        values |= {f"{kind}_{at}": one for at, one in enumerate(given)}
+        values |= {f"{kind}_{number}": tensor for number, tensor in enumerate(tensors)}
     dtype = wide(results[0].dtype)
     for loop in _loops(program_of(key), "order" in values):
         nodes = values["row_ptr" if loop.into else "col_ptr"].size(0) - 1

@@ -161,8 +161,8 @@ def along(axis: Axis | None) -> Index:
 def flat(index: Sequence[Index], shape: Shape) -> Index:
     """The position in a row of this shape, without gaps."""
     total = Index()
-    for one, size in zip(index, shape, strict=True):
-        total = total.times(size).plus(one)
+    for part, size in zip(index, shape, strict=True):
+        total = total.times(size).plus(part)
     return total
 
 
@@ -170,6 +170,6 @@ def unflat(position: Index, shape: Shape) -> tuple[Index, ...]:
     """The index in a row of this shape of a position in it."""
     index: list[Index] = []
     for size in reversed(shape[1:]):
-        position, one = position.divided(size)
-        index.append(one)
+        position, part = position.divided(size)
+        index.append(part)
     return (position, *reversed(index)) if shape else ()

@@ -120,12 +120,12 @@ class Lines:
             terms = []
             for term, factor in index.terms:
                 if isinstance(term, Axis):
-                    one = lifted(term.name, (term,), axes)
+                    text = lifted(term.name, (term,), axes)
                 else:
                     way = "%" if term.remainder else "//"
                     inner = f"({self.position(term.inside)} {way} {term.divisor})"
-                    one = lifted(inner, self.ordered(term.inside.axes), axes)
-                terms.append(one if factor == 1 else f"{one} * {factor}")
+                    text = lifted(inner, self.ordered(term.inside.axes), axes)
+                terms.append(text if factor == 1 else f"{text} * {factor}")
             terms += [str(index.constant)] * (index.constant != 0)
             return self.let(self.setup, " + ".join(terms))
 
@@ -141,7 +141,7 @@ class Lines:
             return None
         return self.once(("mask", short, axes), lambda: self.let(self.setup, text))
 
-    def at(self, row: str, index: Index) -> tuple[str, str, tuple[Axis, ...]]:
+    def find_address(self, row: str, index: Index) -> tuple[str, str, tuple[Axis, ...]]:
         """The address of the numbers of a row, the mask as an argument, and the axes."""
         axes = self.tile(index)
         mask = self.mask(axes, axes)
@@ -158,7 +158,7 @@ class Lines:
         """Both sides of an index that is cut, or its rows: the axes instead of the one that was
         cut, and the index."""
         axis, at, into_rows = cut
-        others = {one for part in index for one in part.axes} - {axis}
+        others = {other for part in index for other in part.axes} - {axis}
         if into_rows:
             pairs = [((axis.size // at, at), 0)]
         else:
@@ -168,7 +168,7 @@ class Lines:
             taken = others.copy()
             row, column = (self.axis(size, taken) for size in sizes)
             here = along(row).times(at).plus(along(column)).plus(Index((), first))
-            axes = [one for one in (row, column) if one is not None]
+            axes = [piece for piece in (row, column) if piece is not None]
             sides.append((axes, [part.put(axis, here) for part in index]))
         return sides
 

@@ -55,9 +55,9 @@ def kernel_text(program: Program, into: bool, ordered: bool = False) -> Text:
     """
     most = max(len(program.values[result.value].shape) for result in program.results)
     try:
-        for kept in range(most):
+        for kept_dims in range(most):
             with suppress(NotMerged):
-                return _Loop(program, into, ordered, kept).text()
+                return _Loop(program, into, ordered, kept_dims).text()
         return _Loop(program, into, ordered, None).text()
     except RecursionError:
         raise NotImplementedError(
@@ -103,12 +103,12 @@ class _Loop(Values):
     def _result(self, number: int) -> None:
         """Writes a result, at an index of an axis for each dimension or for several."""
         shape = self.program.values[self.program.results[number].value].shape
-        kept = len(shape) if self.kept is None else self.kept
-        sizes = [*shape[:kept], *([math.prod(shape[kept:])] if shape[kept:] else [])]
+        kept_dims = len(shape) if self.kept_dims is None else self.kept_dims
+        sizes = [*shape[:kept_dims], *([math.prod(shape[kept_dims:])] if shape[kept_dims:] else [])]
         taken: set[Axis] = set()
         index = [along(self.lines.axis(size, taken)) for size in sizes]
-        if shape[kept:]:
-            index = [*index[:-1], *unflat(index[-1], shape[kept:])]
+        if shape[kept_dims:]:
+            index = [*index[:-1], *unflat(index[-1], shape[kept_dims:])]
         self._result_at(number, index)
 
     def _result_at(self, number: int, index: Sequence[Index]) -> None:
@@ -130,14 +130,14 @@ class _Loop(Values):
         for part, reduction in enumerate(result.reductions):
             reduced = value if rows else self._reduced(reduction, value, *others)
             position = flat(index, whole).plus(Index((), part * width))
-            address, mask, axes = lines.at(row, position)
+            address, mask, axes = lines.find_address(row, position)
             where.append(f"tl.store({address}, {reduced.lifted(axes)}{mask})")
 
     def _terms(self, result: Result, index: Sequence[Index]) -> list[Term]:
         """The value, the start and the weights of both, at an index of the value."""
 
-        def term(place: int, own: bool, index: Sequence[Index]) -> Term:
-            self.own = own
+        def term(place: int, own_term: bool, index: Sequence[Index]) -> Term:
+            self.own_term = own_term
             return self.broadcast(place, index) if place >= 0 else None
 
         weight = self.program.values[result.weight]  # any value, without weights
@@ -207,11 +207,11 @@ class _Loop(Values):
 
     def _softmax(self, value: Number, start: Term, weight: Number, start_weight: Term) -> Number:
         """The sum of a value, weighted by a softmax."""
-        _, whole, kept, power = self._exponentials(weight, start_weight)
+        _, whole, scale, power = self._exponentials(weight, start_weight)
         axes = self.lines.tile(value, whole, start)
         more = f" + {whole.lifted(axes)} * {start.lifted(axes)}" if start else ""
         total = self._start(axes, "0.0", more)
-        text = f"{total} * {kept.lifted(axes)} + {power.lifted(axes)} * {value.lifted(axes)}"
+        text = f"{total} * {scale.lifted(axes)} + {power.lifted(axes)} * {value.lifted(axes)}"
         self.lines.late.append(f"{total} = {text}")
         some = self._after(f"tl.where({whole.name} == 0.0, 1.0, {whole.name})", whole.axes)
         return self._after(f"{total} / {some.lifted(axes)}", axes)
@@ -230,11 +230,11 @@ class _Loop(Values):
             whole = self._start(axes, "0.0", more)
             gap = lines.let(lines.loop, f"{weight.lifted(axes)} - {best}")
             fall = lines.let(lines.loop, f"tl.exp(-tl.abs({gap}))")
-            kept = lines.let(lines.loop, f"tl.where({gap} > 0.0, {fall}, 1.0)")
+            scale = lines.let(lines.loop, f"tl.where({gap} > 0.0, {fall}, 1.0)")
             power = lines.let(lines.loop, f"tl.where({gap} > 0.0, 1.0, {fall})")
-            lines.late.append(f"{whole} = {whole} * {kept} + {power}")
+            lines.late.append(f"{whole} = {whole} * {scale} + {power}")
             lines.late.append(f"{best} = tl.maximum({best}, {weight.lifted(axes)})")
-            return tuple(Number(name, axes) for name in (best, whole, kept, power))
+            return tuple(Number(name, axes) for name in (best, whole, scale, power))
 
         return self.lines.once(("exponentials", weight.name, start), write)
 

@@ -38,19 +38,19 @@ class Values:
         into: whether edges are those into a node, which it is the target of; otherwise those out of
             it.
         ordered: whether there is an array of the order of edges by destination.
-        kept: how many of a result's first dimensions have an axis each; all others share one. None
-            if all have one each.
+        kept_dims: how many of a result's first dimensions have an axis each; all others share one.
+            None if all have one each.
 
     Attributes:
-        own: whether values are those of the node itself, instead of those of an edge.
+        own_term: whether values are those of the node itself, instead of those of an edge.
     """
 
-    def __init__(self, program: Program, into: bool, ordered: bool, kept: int | None) -> None:
+    def __init__(self, program: Program, into: bool, ordered: bool, kept_dims: int | None) -> None:
         self.program: Program = program
         self.into: bool = into
         self.ordered: bool = ordered
-        self.kept: int | None = kept
-        self.own: bool = False
+        self.kept_dims: int | None = kept_dims
+        self.own_term: bool = False
         self.lines: Lines = Lines()
 
     def attempt(self, write: Callable[[], T]) -> T:
@@ -95,7 +95,7 @@ class Values:
         """The row of an operand, and whether it is another one for each edge."""
         place, shape, code = self.program.operands[number]
         name = self.lines.argument(f"operand_{number}")
-        per_edge = not self.own and place not in ("target" if self.into else "source", "all")
+        per_edge = not self.own_term and place not in ("target" if self.into else "source", "all")
         if place == "all":
             return name, False
 
@@ -117,12 +117,14 @@ class Values:
     def _value(self, place: int, index: Sequence[Index]) -> Number:
         """A value of the program at an index."""
         index = tuple(index)
-        return self.lines.once((place, index, self.own), lambda: self._written(place, index))
+        return self.lines.once((place, index, self.own_term), lambda: self._written(place, index))
 
     def _written(self, place: int, index: tuple[Index, ...]) -> Number:
         operation, arguments, shape, options = self.program.values[place]
         if operation in OPERATIONS:
-            return self._point(operation, [self.broadcast(one, index) for one in arguments])
+            return self._point(
+                operation, [self.broadcast(argument, index) for argument in arguments]
+            )
         if operation == "number":
             return self.lines.constant(options[0], len(options) > 1)
         if operation == "share":
@@ -132,12 +134,12 @@ class Values:
             return Number(self.lines.let(self.lines.loop, text), per_edge=True)
         if operation == "operand":
             position = flat(index, shape)
-            if self.kept is not None and not position.is_affine:
+            if self.kept_dims is not None and not position.is_affine:
                 raise NotMerged
             if (cut := position.rows()) is not None and cut.into_rows:
                 raise MustCut(cut)
             row, per_edge = self._operand(options[0])
-            address, mask, axes = self.lines.at(row, position)
+            address, mask, axes = self.lines.find_address(row, position)
             text = f"tl.load({address}{mask}{', other=0.0' * bool(mask)}).to(WIDE)"
             return Number(self.lines.let(self.lines.where(per_edge), text), axes, per_edge)
         if operation == "expand":
@@ -160,7 +162,7 @@ class Values:
         shape = self.program.values[place].shape
         there = index[len(index) - len(shape) :]
         return self._value(
-            place, [Index() if size == 1 else one for one, size in zip(there, shape, strict=True)]
+            place, [Index() if size == 1 else part for part, size in zip(there, shape, strict=True)]
         )
 
     def _point(self, operation: str, numbers: Sequence[Number]) -> Number:
@@ -181,10 +183,10 @@ class Values:
             return numbers[0]
         if operation not in ("add", "sub", "mul"):
             return None
-        for other, one in (numbers, numbers[::-1]) if operation != "sub" else (numbers,):
-            if one.nothing:
-                return one if operation == "mul" else other
-            if operation == "mul" and one.constant == 1:
+        for other, number in (numbers, numbers[::-1]) if operation != "sub" else (numbers,):
+            if number.nothing:
+                return number if operation == "mul" else other
+            if operation == "mul" and number.constant == 1:
                 return other
         return None
 
@@ -192,14 +194,14 @@ class Values:
         """The one of several values side by side that an index is in."""
         low, high = index[dim].bounds
         first = last = 0
-        for one in arguments:
-            last = first + self.program.values[one].shape[dim]
+        for argument in arguments:
+            last = first + self.program.values[argument].shape[dim]
             if high < last:
-                return self._value(one, _moved(index, dim, -first))
+                return self._value(argument, _moved(index, dim, -first))
             if low < last:
                 break
             first = last
-        if self.kept is not None and not index[dim].is_affine:
+        if self.kept_dims is not None and not index[dim].is_affine:
             raise NotMerged
         cut = index[dim].cut(last)
         if cut is None:
@@ -211,9 +213,9 @@ class Values:
     def _total(self, below: int, dims: Sequence[int], index: Sequence[Index]) -> Number:
         """The sum of a value over dimensions."""
         shape = self.program.values[below].shape
-        if self.kept is not None and sum(size > 1 for size in shape) > 1:
+        if self.kept_dims is not None and sum(size > 1 for size in shape) > 1:
             raise NotMerged
-        taken = {axis for one in index for axis in one.axes}
+        taken = {axis for part in index for axis in part.axes}
         summed: list[Axis] = []
         there, left = [], iter(index)
         for dim, size in enumerate(shape):

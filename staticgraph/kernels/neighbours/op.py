@@ -30,29 +30,32 @@ def empty_results(key: str, operands: Any, codes: Any, edges: Any) -> list[Tenso
     program, dtype = program_of(key), wide_dtype(*operands)
     targets, sources = (pointers.size(0) - 1 for pointers in edges[2:4])
     counts = {"rows": edges[0].size(0), "source_sum": sources}
-    found: list[Tensor] = []
+    results: list[Tensor] = []
     for result, shape in zip(program.results, program.shapes, strict=True):
         rows = counts.get(result.reduction, targets)
         rows = operands[result.table].size(0) if result.table >= 0 else rows
-        found.append(operands[0].new_empty(rows, *shape, dtype=dtype))
-    return found
+        results.append(operands[0].new_empty(rows, *shape, dtype=dtype))
+    return results
 
 
 def _on_cpu(key: str, operands: Any, codes: Any, edges: Any) -> list[Tensor]:
     results, program = empty_results(key, operands, codes, edges), program_of(key)
     wide = in_loops(results[0].dtype)
-    given = [
-        one if one.dtype is wide and one.is_contiguous() else plain(one, wide) for one in operands
+    tensors = [
+        operand if operand.dtype is wide and operand.is_contiguous() else plain(operand, wide)
+        for operand in operands
     ]
-    lookups = [plain(one, torch.int64) for one in codes]
+    lookups = [plain(lookup, torch.int64) for lookup in codes]
     arrays = [
-        one if one.dtype is kind and one.is_contiguous() else plain(one, kind)
-        for one, kind in zip(edges, _OF_EDGES, strict=False)
+        array if array.dtype is kind and array.is_contiguous() else plain(array, kind)
+        for array, kind in zip(edges, _OF_EDGES, strict=False)
     ]
-    if program.tables and all(one.table < 0 for one in program.results):  # else, forward did it
+    if program.tables and all(
+        result.table < 0 for result in program.results
+    ):  # else, forward did it
         for number, code in program.tables:
-            _check(lookups[code], len(given[number]))
-    cpu.run(program, given, lookups, arrays, results)
+            _check(lookups[code], len(tensors[number]))
+    cpu.run(program, tensors, lookups, arrays, results)
     return results
 
 
@@ -62,7 +65,7 @@ _OF_EDGES = (torch.int64, torch.int64, *[torch.int32] * 4)
 def _check(code: Tensor, rows: int) -> None:
     if not len(code):
         return
-    least, most = (int(one) for one in torch.aminmax(code))
+    least, most = (int(bound) for bound in torch.aminmax(code))
     if least < 0 or most >= rows:
         index = least if least < 0 else most
         raise IndexError(f"index {index} is outside of a table of {how_many(rows, 'row')}")
@@ -81,7 +84,9 @@ def _computed(
 ) -> Sequence[Tensor]:
     """Calls the operator: on a CPU directly where nothing watches, since torch's dispatcher takes
     as long for so many tensors as the rest of the call."""
-    on_cpu = all(type(one) in _PLAIN for one in operands) and operands[0].device.type == "cpu"
+    on_cpu = (
+        all(type(operand) in _PLAIN for operand in operands) and operands[0].device.type == "cpu"
+    )
     if on_cpu and not dispatch_modes() and not transforms_active():
         return _on_cpu(key, operands, codes, edges.arrays)
     return _neighbours(key, operands, codes, edges.arrays)
@@ -100,13 +105,15 @@ class Neighbours(torch.autograd.Function):
         """Returns the results, those that the derivative needs besides, and the operands that are
         handed on."""
         results = _computed(program.key, operands, codes, edges)
-        kept, beside = _kept_and_beside(program)
+        kept_numbers, beside = _kept_and_beside(program)
         ctx.program, ctx.handed, ctx.codes = program, handed, len(codes)
-        ctx.save_for_backward(*operands, *[results[at] for at in kept], *codes, *edges)
+        ctx.save_for_backward(
+            *operands, *[results[number] for number in kept_numbers], *codes, *edges
+        )
         if beside:
-            ctx.mark_non_differentiable(*[results[at] for at in beside])
+            ctx.mark_non_differentiable(*[results[number] for number in beside])
         ctx.set_materialize_grads(False)
-        return *results, *[operands[at].view_as(operands[at]) for at in handed]
+        return *results, *[operands[number].view_as(operands[number]) for number in handed]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -117,19 +124,19 @@ class Neighbours(torch.autograd.Function):
         codes = saved[len(saved) - arrays - ctx.codes : -arrays]
         missing = [grad is None for grad in grads]
         key = ctx.handed, ctx.needs_input_grad, *missing, sums_tables(operands[0])
-        plan = program.made.get(key)
+        plan = program.cache.get(key)
         if plan is None:
-            plan = program.made[key] = _planned(program, *key[:2], missing, key[-1])
+            plan = program.cache[key] = _planned(program, *key[:2], missing, key[-1])
         gradients: list[Tensor | None] = [None] * first
-        for one, place in plan.into:
-            gradients[one] = grads[place]
+        for number, place in plan.into:
+            gradients[number] = grads[place]
         if plan.slope is not None:
-            given = [*operands, *[saved[place] for place in plan.saved]]
-            given += [grads[place].contiguous() for place in plan.given]
+            arguments = [*operands, *[saved[place] for place in plan.saved]]
+            arguments += [grads[place].contiguous() for place in plan.gradients]
             slope = plan.slope.program
-            outs = _applied(slope, given, codes, edges, ()) if slope.results else ()
+            outs = _applied(slope, arguments, codes, edges, ()) if slope.results else ()
             for operand, place in plan.slope.places:
-                rows = outs[place] if place >= 0 else given[-1 - place]
+                rows = outs[place] if place >= 0 else arguments[-1 - place]
                 gradients[operand] = _collected(program, operand, rows, operands[operand], codes)
         return None, None, None, None, *gradients
 
@@ -140,39 +147,45 @@ class _Plan(NamedTuple):
     Attributes:
         slope: the derivative; None if there is none.
         saved: places of the results that it reads among what was saved.
-        given: places of the gradients that it reads.
+        gradients: places of the gradients that it reads.
         into: operands that were handed on, and the places of their gradients.
     """
 
     slope: Derivative | None
     saved: list[int]
-    given: list[int]
+    gradients: list[int]
     into: list[tuple[int, int]]
 
 
 def _planned(program: Program, handed: Any, needs: Any, missing: list[bool], on_cpu: bool) -> _Plan:
     count = len(program.results)
     graded = tuple(place for place in range(count) if not missing[place])
-    asked = tuple(place for place, need in enumerate(needs[4:]) if need)
-    into = [(one, count + at) for at, one in enumerate(handed) if not missing[count + at]]
-    if not graded or not asked:
+    inputs = tuple(place for place, need in enumerate(needs[4:]) if need)
+    into = [
+        (operand, count + place)
+        for place, operand in enumerate(handed)
+        if not missing[count + place]
+    ]
+    if not graded or not inputs:
         return _Plan(None, [], [], into)
-    slope = derivative(program, graded, asked, tuple(one for one, _ in into), on_cpu)
-    kept, _ = _kept_and_beside(program)
-    saved = [len(program.operands) + kept.index(place) for place in slope.results]
-    given = [*graded, *(place for _, place in into)]
-    return _Plan(slope if slope.places else None, saved, given, into)
+    slope = derivative(program, graded, inputs, tuple(operand for operand, _ in into), on_cpu)
+    kept_numbers, _ = _kept_and_beside(program)
+    saved = [len(program.operands) + kept_numbers.index(place) for place in slope.results]
+    gradients = [*graded, *(place for _, place in into)]
+    return _Plan(slope if slope.places else None, saved, gradients, into)
 
 
 def _kept_and_beside(program: Program) -> tuple[list[int], list[int]]:
     """The numbers of results that a derivative may read, and of those that have no derivative."""
-    found = program.made.get("kept")
-    if found is None:
-        each = [{*one.reductions} for one in program.results]
-        kept = [at for at, names in enumerate(each) if KEPT & names]
-        beside = [at for at, names in enumerate(each) if {"min_ties", "max_ties"} & names]
-        found = program.made["kept"] = kept, beside
-    return found
+    numbers = program.cache.get("kept")
+    if numbers is None:
+        reductions = [{*result.reductions} for result in program.results]
+        kept_numbers = [number for number, names in enumerate(reductions) if KEPT & names]
+        beside = [
+            number for number, names in enumerate(reductions) if {"min_ties", "max_ties"} & names
+        ]
+        numbers = program.cache["kept"] = kept_numbers, beside
+    return numbers
 
 
 def sums_tables(like: Tensor) -> bool:
@@ -224,13 +237,13 @@ def _applied(
     edges: Edges,
     handed: Sequence[int],
 ) -> tuple[Tensor, ...]:
-    operands = [one.contiguous() for one in operands]
-    if not torch.is_grad_enabled() or not any(one.requires_grad for one in operands):
+    operands = [operand.contiguous() for operand in operands]
+    if not torch.is_grad_enabled() or not any(operand.requires_grad for operand in operands):
         outs = _computed(known(program), operands, codes, edges)
-        return *outs, *[operands[at] for at in handed]
-    whole = program.made.get("accompanied")
+        return *outs, *[operands[number] for number in handed]
+    whole = program.cache.get("accompanied")
     if whole is None:
-        whole = program.made["accompanied"] = accompanied(program)
+        whole = program.cache["accompanied"] = accompanied(program)
         known(whole)
     outs = Neighbours.apply(whole, tuple(codes), edges, tuple(handed), *operands)
     if len(whole.results) == len(program.results):
@@ -255,4 +268,4 @@ def neighbours_of(
     program, dtype = program_of(key), common_dtype(*operands)
     outs = _applied(program, operands, codes, Edges(*edges), handed)
     count = len(program.results)
-    return *[cast(one, dtype) for one in outs[:count]], *outs[count:]
+    return *[cast(out, dtype) for out in outs[:count]], *outs[count:]

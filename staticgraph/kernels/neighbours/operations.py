@@ -35,16 +35,16 @@ class Pointwise(NamedTuple):
 
 def _unary(slope: Callable[[Builder, int, int], int]) -> Slopes:
     """The slopes of a function of one number, from its slope at the number and the value."""
-    return lambda b, at, value, grad: [b.point("mul", grad, slope(b, at[0], value))]
+    return lambda b, args, value, grad: [b.point("mul", grad, slope(b, args[0], value))]
 
 
-def _div(b: Builder, at: Sequence[int], value: int, grad: int) -> list[int | None]:
-    first = b.point("div", grad, at[1])
+def _div(b: Builder, args: Sequence[int], value: int, grad: int) -> list[int | None]:
+    first = b.point("div", grad, args[1])
     return [first, b.point("neg", b.point("mul", first, value))]
 
 
-def _where(b: Builder, at: Sequence[int], value: int, grad: int) -> list[int | None]:
-    return [None, b.point("where", at[0], grad, 0.0), b.point("where", at[0], 0.0, grad)]
+def _where(b: Builder, args: Sequence[int], value: int, grad: int) -> list[int | None]:
+    return [None, b.point("where", args[0], grad, 0.0), b.point("where", args[0], 0.0, grad)]
 
 
 def _sign(b: Builder, x: int, value: int) -> int:
@@ -58,14 +58,14 @@ def _bell(b: Builder, x: int, value: int) -> int:
 
 
 POINTWISE: dict[str, Pointwise] = {
-    "add": Pointwise(torch.add, lambda b, at, value, grad: [grad, grad]),
-    "sub": Pointwise(torch.sub, lambda b, at, value, grad: [grad, b.point("neg", grad)]),
+    "add": Pointwise(torch.add, lambda b, args, value, grad: [grad, grad]),
+    "sub": Pointwise(torch.sub, lambda b, args, value, grad: [grad, b.point("neg", grad)]),
     "mul": Pointwise(
         torch.mul,
-        lambda b, at, value, grad: [b.point("mul", grad, at[1]), b.point("mul", grad, at[0])],
+        lambda b, args, value, grad: [b.point("mul", grad, args[1]), b.point("mul", grad, args[0])],
     ),
     "div": Pointwise(torch.div, _div),
-    "neg": Pointwise(torch.neg, lambda b, at, value, grad: [b.point("neg", grad)]),
+    "neg": Pointwise(torch.neg, lambda b, args, value, grad: [b.point("neg", grad)]),
     "abs": Pointwise(torch.abs, _unary(_sign)),
     "exp": Pointwise(torch.exp, _unary(lambda b, x, value: value)),
     "log": Pointwise(torch.log, _unary(lambda b, x, value: b.point("div", 1.0, x))),

@@ -100,11 +100,11 @@ class Result(NamedTuple):
     @property
     def values(self) -> list[int]:
         """The places of all values that it is made of."""
-        return [one for one in (self.value, *self[2:5]) if one >= 0]
+        return [place for place in (self.value, *self[2:5]) if place >= 0]
 
     def moved(self, moved: Callable[[int], int]) -> Result:
         """The same of values at other places."""
-        starts = [moved(one) if one >= 0 else one for one in self[2:5]]
+        starts = [moved(place) if place >= 0 else place for place in self[2:5]]
         return Result(moved(self.value), self.reduction, *starts, table=self.table)
 
 
@@ -137,10 +137,10 @@ class Program:
     def tables(self) -> list[tuple[int, int]]:
         """The numbers of tables, and of the codes that edges read them by."""
         places = enumerate(self.operands)
-        return [(number, one.code) for number, one in places if one.place == "table"]
+        return [(number, operand.code) for number, operand in places if operand.place == "table"]
 
     @cached_property
-    def made(self) -> dict[Any, Any]:
+    def cache(self) -> dict[Any, Any]:
         """What was made of it, for calls to come: derivatives, loops."""
         return {}
 
@@ -180,11 +180,11 @@ def _pruned(program: Program) -> Program:
             needed.update(program.values[place].arguments)
     moved = {old: new for new, old in enumerate(sorted(needed))}
     values = tuple(
-        value._replace(arguments=tuple(moved[one] for one in value.arguments))
+        value._replace(arguments=tuple(moved[argument] for argument in value.arguments))
         for place, value in enumerate(program.values)
         if place in needed
     )
-    results = tuple(one.moved(moved.__getitem__) for one in program.results)
+    results = tuple(result.moved(moved.__getitem__) for result in program.results)
     return Program(program.operands, values, results)
 
 
@@ -197,10 +197,10 @@ def broadcast(*shapes: Shape) -> Shape:
     rank = max(map(len, shapes))
     sizes = []
     for dim in range(-rank, 0):
-        found = {shape[dim] for shape in shapes if len(shape) >= -dim} - {1}
-        if len(found) > 1:
+        lengths = {shape[dim] for shape in shapes if len(shape) >= -dim} - {1}
+        if len(lengths) > 1:
             raise ValueError(f"rows of {' and '.join(map(str, shapes))} do not broadcast")
-        sizes.append(found.pop() if found else 1)
+        sizes.append(lengths.pop() if lengths else 1)
     return tuple(sizes)
 
 
@@ -258,10 +258,13 @@ class Builder:
 
     def point(self, operation: str, *arguments: int | float) -> int:
         """A pointwise operation of values (ints) and constants (floats)."""
-        places = [self.number(one) if isinstance(one, float) else one for one in arguments]
+        places = [
+            self.number(argument) if isinstance(argument, float) else argument
+            for argument in arguments
+        ]
         shape = broadcast(*(self.shape(place) for place in places))
-        if (kept := self._trivial(operation, places)) is not None:
-            return self.expand(kept, shape)
+        if (value := self._trivial(operation, places)) is not None:
+            return self.expand(value, shape)
         return self._put(Value(operation, tuple(places), shape))
 
     def _trivial(self, operation: str, places: list[int]) -> int | None:
@@ -326,12 +329,12 @@ class Builder:
     def total(self, place: int, dims: Sequence[int]) -> int:
         """The sum over dimensions, which are dropped."""
         old = self.shape(place)
-        kept = tuple(size for dim, size in enumerate(old) if dim not in dims)
-        if math.prod(old) == math.prod(kept):
-            return self.view(place, kept)
+        rest = tuple(size for dim, size in enumerate(old) if dim not in dims)
+        if math.prod(old) == math.prod(rest):
+            return self.view(place, rest)
         dropped = tuple(sorted(dim for dim in dims if old[dim] > 1))
         shape = tuple(size for dim, size in enumerate(old) if dim not in dropped)
-        return self.view(self._put(Value("total", (place,), shape, dropped)), kept)
+        return self.view(self._put(Value("total", (place,), shape, dropped)), rest)
 
     def fit(self, place: int, shape: Shape) -> int:
         """The sum of a row over the dimensions in which ``shape`` was broadcast to its own."""

@@ -20,7 +20,7 @@ def _values_of(
     codes: Sequence[Tensor],
     edges: Edges,
     needed: Iterable[int],
-    own: bool,
+    own_term: bool,
 ) -> dict[int, Tensor]:
     """Values of a program for all edges, in eager torch: ``[E, *shape]`` each, one row for those
     without operands; or for all nodes' own terms, ``[N, *shape]``."""
@@ -28,16 +28,16 @@ def _values_of(
     for place in reversed(range(len(program.values))):
         if place in left:
             left.update(program.values[place].arguments)
-    found: dict[int, Tensor] = {}
-    for at in sorted(left - {-1}):
-        operation, arguments, shape, options = program.values[at]
-        given = [found[one] for one in arguments]
+    values: dict[int, Tensor] = {}
+    for number in sorted(left - {-1}):
+        operation, arguments, shape, options = program.values[number]
+        inputs = [values[argument] for argument in arguments]
         if operation == "operand":
             rows = operands[options[0]]
             place, _, code = program.operands[options[0]]
             index = {"source": edges.src, "target": edges.dst}.get(place)
             index = codes[code] if place == "table" else index
-            rows = rows if index is None or own else rows.index_select(0, index)
+            rows = rows if index is None or own_term else rows.index_select(0, index)
             value = rows.unsqueeze(0) if place == "all" else rows
         elif operation == "number":
             value = operands[0].new_full((1, *shape), options[0])
@@ -47,25 +47,25 @@ def _values_of(
         elif operation == "loop":
             value = edges.src == edges.dst
         elif operation == "view":
-            value = given[0].reshape(-1, *shape)
+            value = inputs[0].reshape(-1, *shape)
         elif operation == "expand":
-            value = _aligned(given[0], len(shape)).expand(-1, *shape)
+            value = _aligned(inputs[0], len(shape)).expand(-1, *shape)
         elif operation == "slice":
             dim, first, last = options
-            value = given[0].narrow(dim + 1, first, last - first)
+            value = inputs[0].narrow(dim + 1, first, last - first)
         elif operation == "cat":
-            rows = next((len(one) for one in given if len(one) != 1), 1)
-            whole = [one.expand(rows, *one.shape[1:]) for one in given]
+            rows = next((len(tensor) for tensor in inputs if len(tensor) != 1), 1)
+            whole = [tensor.expand(rows, *tensor.shape[1:]) for tensor in inputs]
             value = torch.cat(whole, options[0] + 1)
         elif operation == "permute":
-            value = given[0].permute(0, *(dim + 1 for dim in options))
+            value = inputs[0].permute(0, *(dim + 1 for dim in options))
         elif operation == "total":
-            value = given[0].sum([dim + 1 for dim in options])
+            value = inputs[0].sum([dim + 1 for dim in options])
         else:
             rank = len(shape)
-            value = POINTWISE[operation].torch(*(_aligned(one, rank) for one in given))
-        found[at] = value
-    return found
+            value = POINTWISE[operation].torch(*(_aligned(tensor, rank) for tensor in inputs))
+        values[number] = value
+    return values
 
 
 def _aligned(rows: Tensor, rank: int) -> Tensor:
@@ -78,41 +78,41 @@ def neighbours_reference(
 ) -> list[Tensor]:
     """Computes ``neighbours``; differentiable any number of times, on any device."""
     results = program.results
-    each = [one for result in results for one in (result.value, result.weight)]
-    more = [one for result in results for one in (result.start, result.start_weight)]
-    values = _values_of(program, operands, codes, edges, each, own=False)
-    own = _values_of(program, operands, codes, edges, more, own=True)
+    needed = [place for result in results for place in (result.value, result.weight)]
+    more = [place for result in results for place in (result.start, result.start_weight)]
+    values = _values_of(program, operands, codes, edges, needed, own_term=False)
+    own_values = _values_of(program, operands, codes, edges, more, own_term=True)
     nodes, count = edges.row_ptr.size(0) - 1, edges.src.size(0)
-    found = []
+    outs = []
     for result in results:
         rows, weight, start, start_weight = (
-            None if at < 0 else one[at].expand(size, *one[at].shape[1:])
-            for one, at, size in (
+            None if place < 0 else tensors[place].expand(size, *tensors[place].shape[1:])
+            for tensors, place, size in (
                 (values, result.value, count),
                 (values, result.weight, count),
-                (own, result.start, nodes),
-                (own, result.start_weight, nodes),
+                (own_values, result.start, nodes),
+                (own_values, result.start_weight, nodes),
             )
         )
         assert rows is not None
         if result.reduction == "table_sum":
             table = operands[result.table]
             code = codes[program.operands[result.table].code]
-            found.append(rows.new_zeros(len(table), *rows.shape[1:]).index_add(0, code, rows))
+            outs.append(rows.new_zeros(len(table), *rows.shape[1:]).index_add(0, code, rows))
         elif result.reduction == "logsumexp":
-            found.append(_logsumexp(rows, start, edges))
+            outs.append(_logsumexp(rows, start, edges))
         elif result.reduction == "softmax":
             whole = _logsumexp(weight, start_weight, edges)
             share = (weight - whole.index_select(0, edges.dst)).exp()
             total = _reduced(_behind(share, rows) * rows, "sum", edges, nodes, count)
             if start is not None:
                 total = total + _behind((start_weight - whole).exp(), start) * start
-            found.append(total)
+            outs.append(total)
         else:
             parts = [_reduced(rows, how, edges, nodes, count) for how in result.reductions]
             total = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-            found.append(total if start is None else total + start)
-    return found
+            outs.append(total if start is None else total + start)
+    return outs
 
 
 def _behind(share: Any, rows: Any) -> Any:
@@ -120,18 +120,18 @@ def _behind(share: Any, rows: Any) -> Any:
     return share.reshape(*share.shape, *(1,) * (rows.dim() - share.dim()))
 
 
-def _logsumexp(weight: Any, own: Any, edges: Edges) -> Any:
+def _logsumexp(weight: Any, start: Any, edges: Edges) -> Any:
     """The logarithm of the sum of exponentials over the edges of each node and its own."""
     nodes = edges.row_ptr.size(0) - 1
     index = edges.dst.view(-1, *(1,) * (weight.dim() - 1)).expand_as(weight)
     best = weight.new_full((nodes, *weight.shape[1:]), -torch.inf)
-    best = best if own is None else own.detach()
+    best = best if start is None else start.detach()
     best = best.scatter_reduce(0, index, weight.detach(), "amax")
     empty = best == -torch.inf
     best = best.masked_fill(empty, 0)
     power = (weight - best.index_select(0, edges.dst)).exp()
     total = torch.zeros_like(best).index_add(0, edges.dst, power)
-    total = total if own is None else total + (own - best).exp()
+    total = total if start is None else total + (start - best).exp()
     return best + total.masked_fill(empty, 1).log()
 
 

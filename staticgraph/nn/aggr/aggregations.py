@@ -137,8 +137,10 @@ class StaticGRUAggregation(_Recurrent, GRUAggregation):
     _network = "gru"
 
 
-def _refuse_open_width(layer: Aggregation, context: BatchContext, given: int | None) -> None:
-    if context.batch is not None and context.real is None and given is None:
+def _refuse_open_width(
+    layer: Aggregation, context: BatchContext, max_num_elements: int | None
+) -> None:
+    if context.batch is not None and context.real is None and max_num_elements is None:
         raise NotStatic(
             f"{type(layer).__name__.removeprefix('Static')} reduces over as many places as the "
             "largest graph of the batch has nodes, so its result changes with the width of a "

@@ -77,13 +77,13 @@ def _unrolled(rnn: torch.nn.RNNBase, input: Any, states: list[Tensor] | None) ->
             state = [each[number] for each in states]
             outs, state = _one_direction(rnn, f"l{layer}{'_reverse' * reverse}", steps, state)
             sides.append(outs)
-            for kept, final in zip(last, state, strict=True):
-                kept.append(final)
+            for finals, final in zip(last, state, strict=True):
+                finals.append(final)
         steps = [torch.cat(pair, -1) for pair in zip(*sides, strict=True)]
         if rnn.dropout and layer + 1 < rnn.num_layers:
             steps = [torch.nn.functional.dropout(s, rnn.dropout, rnn.training) for s in steps]
     out = torch.stack(steps, 1 if rnn.batch_first else 0)
-    final = [torch.stack(kept) for kept in last]
+    final = [torch.stack(parts) for parts in last]
     return out, (tuple(final) if count == 2 else final[0])
 
 

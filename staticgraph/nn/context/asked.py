@@ -95,6 +95,6 @@ def _asking() -> torch.nn.Module | None:
 ASKED: ContextVar[Asked | None] = ContextVar("asked", default=None)
 
 
-def asked() -> Asked | None:
+def find_record() -> Asked | None:
     """The record to write to; None in an actual step, and while one is compiled."""
     return None if torch.compiler.is_dynamo_compiling() or traced_here() else ASKED.get()

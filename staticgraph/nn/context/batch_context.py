@@ -23,7 +23,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import traced_here
-from staticgraph.nn.context.asked import APART, FLAT, asked
+from staticgraph.nn.context.asked import APART, FLAT, find_record
 from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
 from staticgraph.nn.context.leaf import leaves
 from staticgraph.nn.context.present import bind, present, unbind
@@ -239,7 +239,7 @@ class BatchContext:
             NotStatic: rows of the bucket have the same count as a tensor whose size is the same in
                 every bucket.
         """
-        rows, noted = self._known_rows(size), asked()
+        rows, noted = self._known_rows(size), find_record()
         if noted is not None:
             if rows is None:
                 noted.size(size)
@@ -278,7 +278,7 @@ class BatchContext:
         Raises:
             NotStatic: as :meth:`rows_of`.
         """
-        noted = asked()
+        noted = find_record()
         self._check_apart_from_places(value.shape[0])
         if noted is None:
             return None if getattr(norm, APART, False) else self.rows_of(value)
@@ -304,7 +304,7 @@ class BatchContext:
             for count, rows in self._rows.entries
             if rows.counted and size % count == 0
         ]
-        noted = asked()
+        noted = find_record()
         if noted is None:
             known = getattr(norm, FLAT, None)
             if known is None:

@@ -72,9 +72,13 @@ def dispatch(function: Callable[..., Any], static: Callable[..., Any]) -> None:
 
 def _dispatching(code: CodeType, present: str, look: str, stock: str, static: str) -> CodeType:
     """Builds code with the parameters of ``code`` that dispatches and passes them on."""
-    given, only = code.co_argcount, code.co_kwonlyargcount
+    arg_count, only = code.co_argcount, code.co_kwonlyargcount
     names = list(code.co_varnames)
-    positional, keywords, rest = names[:given], names[given : given + only], names[given + only :]
+    positional, keywords, rest = (
+        names[:arg_count],
+        names[arg_count : arg_count + only],
+        names[arg_count + only :],
+    )
     taken, passed = list(positional), list(positional)
     if code.co_posonlyargcount:
         taken.insert(code.co_posonlyargcount, "/")
@@ -90,7 +94,7 @@ def _dispatching(code: CodeType, present: str, look: str, stock: str, static: st
         stars = f"**{rest.pop(0)}"
         taken.append(stars)
         passed.append(stars)
-    seen = ", ".join([repr(code.co_name), *names[: given + only]])
+    seen = ", ".join([repr(code.co_name), *names[: arg_count + only]])
     free = ", ".join(code.co_freevars)  # the function keeps its cells, so its code must have them
     text = f"""
 def outer({free}):

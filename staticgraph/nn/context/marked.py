@@ -31,5 +31,5 @@ def marked(tensor: Tensor, kind: type[Kind]) -> Kind:
 
 
 @cache
-def _both(kind: type[Tensor], own: type[Tensor]) -> type[Tensor]:
-    return type(kind.__name__, (kind, own), {})
+def _both(kind: type[Tensor], stock: type[Tensor]) -> type[Tensor]:
+    return type(kind.__name__, (kind, stock), {})

@@ -23,16 +23,16 @@ from staticgraph.internals.dispatch import traced_here
 _WARNED: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
-def look(name: str, *given: object) -> None:
+def look(name: str, *arguments: object) -> None:
     """Warns if a module calls a function of PyG with an index of a batch that is not bound.
 
     Args:
         name: the function's name.
-        given: the function's arguments.
+        arguments: the function's arguments.
     """
     if traced_here():
         return
-    for value in given:
+    for value in arguments:
         if isinstance(value, Tensor) and not value.is_floating_point() and stands_in_batch(value):
             _warn(name)
             return

@@ -38,8 +38,8 @@ class StaticMFConv(MFConv):
         h = self.propagate(edge_index, x=x, size=size)
         out = h.new_zeros(*h.shape[:-1], self.out_channels)
         for number, (left, right) in enumerate(zip(self.lins_l, self.lins_r, strict=True)):
-            own = left(h) if x[1] is None else left(h) + right(x[1])
-            out = torch.where((degrees == number)[:, None], own, out)
+            result = left(h) if x[1] is None else left(h) + right(x[1])
+            out = torch.where((degrees == number)[:, None], result, out)
         return out
 
 

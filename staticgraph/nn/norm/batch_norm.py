@@ -148,15 +148,15 @@ def _over_real_rows(
         values = input.view(-1, each, input.size(1)).transpose(1, 2)
         out = _over_real_rows(norm, stock, values)
         return out.transpose(1, 2).reshape(input.shape)
-    found = context.rows_under(norm, input)
-    if found is None:
+    row_kind = context.rows_under(norm, input)
+    if row_kind is None:
         return stock(input)
-    rows = context.real_rows(found)
+    rows = context.real_rows(row_kind)
     check_not_single(input, rows)
     if rows is None or rows < 2:
-        if binding.leaves and found.counted in COUNTED and norm.weight is not None:
-            return _as_leaf(norm, input, getattr(binding.batch, COUNTED[found.counted]))
-        return masked_batch_norm(norm, input, found.mask)
+        if binding.leaves and row_kind.counted in COUNTED and norm.weight is not None:
+            return _as_leaf(norm, input, getattr(binding.batch, COUNTED[row_kind.counted]))
+        return masked_batch_norm(norm, input, row_kind.mask)
     # Outside a compiled step the shapes are free: real rows come first, so the stock kernel
     # runs over just those: 0.23 ms forward and backward over 3,000 rows of 64 columns, where the
     # masked arithmetic takes 1.5 ms (one CPU core, 2026-11-20).

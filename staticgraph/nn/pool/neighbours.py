@@ -113,13 +113,15 @@ def static_triplets(
     real = (place < counts[source][:, None]) & rows.mask[:, None]
     real = (real & (source[before] != target[:, None])).reshape(-1)
     first, second = padding_ends(context.present.node_mask)
-    kept = real.nonzero().view(-1) if context.real is not None else None
-    real, total = _padded_to_free(context, triplets, real if kept is None else real[kept])
+    real_places = real.nonzero().view(-1) if context.real is not None else None
+    real, total = _padded_to_free(
+        context, triplets, real if real_places is None else real[real_places]
+    )
 
     def rows_or(values: Tensor, padding: Tensor | int) -> Tensor:
         """Values ``[E, K]`` of real triplets, ``[T]``, and padding."""
         flat = values.expand(edges, most).reshape(-1)
-        flat = flat if kept is None else flat[kept]
+        flat = flat if real_places is None else flat[real_places]
         return torch.where(real, torch.nn.functional.pad(flat, (0, total - len(flat))), padding)
 
     # The last place of the last node, which is padding, holds no edge.
@@ -175,8 +177,8 @@ def _edges(context: BatchContext, function: Any, neighbours: Tensor, flow: str) 
     centre = torch.arange(nodes, device=neighbours.device)[:, None].expand(nodes, most)
     source, target = neighbours.reshape(-1), centre.reshape(-1)
     if context.real is not None:
-        kept = (source >= 0).nonzero().view(-1)
-        source, target = source[kept], target[kept]
+        real_places = (source >= 0).nonzero().view(-1)
+        source, target = source[real_places], target[real_places]
     real, edges = _padded_to_free(context, function, source >= 0)
     missing = (0, edges - len(source))
     source, target = (torch.nn.functional.pad(each, missing) for each in (source, target))

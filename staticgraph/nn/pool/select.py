@@ -38,12 +38,12 @@ class Selection(NamedTuple):
     Attributes:
         perm: ``[K]`` int64, the node in each new row; the last padding node in unused rows.
         place: ``[N]`` int64, the new row of each node; ``K - 1`` for nodes that are dropped.
-        kept: ``[N]`` bool.
+        keep_mask: ``[N]`` bool.
     """
 
     perm: Tensor
     place: Tensor
-    kept: Tensor
+    keep_mask: Tensor
 
 
 class StaticTopKPooling(TopKPooling):
@@ -137,23 +137,23 @@ def _select(
         raise NotStatic(f"a pool over {nodes.what} has no bound on how many belong together")
     if select.min_score is not None:
         limit = scatter(scores, batch, 0, groups, "max")[batch] - 1e-7  # PyG's tolerance
-        kept = nodes.mask & (scores > limit.clamp(max=select.min_score))
+        keep_mask = nodes.mask & (scores > limit.clamp(max=select.min_score))
         order = torch.arange(len(scores), device=scores.device)
         most, widest = len(scores), nodes.widest
     else:
         assert select.ratio is not None
-        kept, order = _best(scores, batch, groups, select.ratio, nodes.mask)
+        keep_mask, order = _best(scores, batch, groups, select.ratio, nodes.mask)
         most, widest = _most(select.ratio, len(scores), groups, nodes.widest)
     # And one row for padding.
-    count = context.free_size(_rows_for(context, kept, most) + 1, layer)
+    count = context.free_size(_rows_for(context, keep_mask, most) + 1, layer)
     # Kept nodes, in order, go to the front; the others write a row that is cut off.
-    first = kept[order]
+    first = keep_mask[order]
     place = torch.where(first, first.cumsum(0) - 1, count)
     last = len(scores) - 1
     perm = order.new_full((count + 1,), last).index_copy(0, place, order)[:count]
     where = order.new_empty(len(scores)).index_copy(0, order, place)
-    mask = torch.arange(count, device=scores.device) < kept.sum()
-    selection = Selection(perm, torch.where(kept, where, count - 1), kept)
+    mask = torch.arange(count, device=scores.device) < keep_mask.sum()
+    selection = Selection(perm, torch.where(keep_mask, where, count - 1), keep_mask)
     return selection, RowKind(f"{nodes.what}, pooled", mask, groups, widest=widest)
 
 
@@ -171,16 +171,16 @@ def _best(
     owner = batch[order]
     behind = torch.arange(len(scores), device=scores.device) - (sizes.cumsum(0) - sizes)[owner]
     chosen = behind < k[owner]
-    kept = torch.empty_like(real).index_copy(0, order, chosen & real[order])
-    return kept, order
+    keep_mask = torch.empty_like(real).index_copy(0, order, chosen & real[order])
+    return keep_mask, order
 
 
-def _rows_for(context: BatchContext, kept: Tensor, most: int) -> int:
+def _rows_for(context: BatchContext, keep_mask: Tensor, most: int) -> int:
     """As many rows as are kept, where shapes need not be fixed; else the most that may be: also on
     CUDA, where reading the number would wait, and for a probe, which must hold for any batch."""
-    if context.real is None or kept.device.type != "cpu" or isinstance(kept, FakeTensor):
+    if context.real is None or keep_mask.device.type != "cpu" or isinstance(keep_mask, FakeTensor):
         return most
-    return int(kept.sum())
+    return int(keep_mask.sum())
 
 
 def _most(ratio: float, nodes: int, groups: int, widest: int) -> tuple[int, int]:
@@ -201,13 +201,13 @@ def _keep_edges(
     """Edges between kept nodes first, in their order; the others become edges of the last node."""
     edges, nodes = edge_index.size(1), len(selection.perm)
     real = context.mask_of(edge_index[0])
-    kept = real & selection.kept[edge_index[0]] & selection.kept[edge_index[1]]
+    keep_mask = real & selection.keep_mask[edge_index[0]] & selection.keep_mask[edge_index[1]]
     # Asked by another module than for nodes, of which it may keep as many.
-    count = context.free_size(_rows_for(context, kept, edges) + 1, layer.select)
-    place = torch.where(kept, kept.cumsum(0) - 1, count)
+    count = context.free_size(_rows_for(context, keep_mask, edges) + 1, layer.select)
+    place = torch.where(keep_mask, keep_mask.cumsum(0) - 1, count)
     moved = selection.place[edge_index]
     out_index = moved.new_full((2, count + 1), nodes - 1).index_copy(1, place, moved)[:, :count]
-    mask = torch.arange(count, device=real.device) < kept.sum()
+    mask = torch.arange(count, device=real.device) < keep_mask.sum()
     context.register(count, RowKind("edges, pooled", mask, nodes))
     if edge_attr is None:
         return out_index, None

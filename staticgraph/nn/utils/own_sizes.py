@@ -64,8 +64,8 @@ _CHANGES = {Tensor.sub, Tensor.__sub__, torch.sub, Tensor.ne, Tensor.__ne__, tor
 
 
 def _noted(what: str) -> None:
-    if not traced_here() and (asked := _ASKED.get()) is not None:
-        asked.append(what)
+    if not traced_here() and (names := _ASKED.get()) is not None:
+        names.append(what)
 
 
 def _plain(func: Any, args: Any, kwargs: Any) -> Any:

@@ -218,8 +218,8 @@ def without_self_loops(
     out_index = _with_spare(torch.where(loops, last, edge_index), size, last)
     if edge_attr is None:
         return out_index, None
-    kept = _only(edge_attr, ~loops if rows is None else rows.mask & ~loops)
-    return out_index, _with_spare_rows(kept, size)
+    values = _only(edge_attr, ~loops if rows is None else rows.mask & ~loops)
+    return out_index, _with_spare_rows(values, size)
 
 
 @leaf
@@ -287,14 +287,16 @@ def _remaining(
     out_index = torch.cat([moved, nodes.expand(2, -1)], dim=1)
     if edge_attr is None:
         return out_index, None
-    between, own = ~loops, loops
+    between, real_loops = ~loops, loops
     if edge_mask is not None:
-        between, own = edge_mask & between, edge_mask & own
+        between, real_loops = edge_mask & between, edge_mask & real_loops
     loop_attr = compute_loop_attr(edge_index, edge_attr, num_nodes, False, fill_value)
-    owner = torch.where(own, edge_index[0], num_nodes)  # other edges write a row that is dropped
+    owner = torch.where(
+        real_loops, edge_index[0], num_nodes
+    )  # other edges write a row that is dropped
     spare = torch.cat([loop_attr, loop_attr.new_zeros(1, *loop_attr.shape[1:])])
-    kept = spare.index_copy(0, owner, edge_attr)[:num_nodes]
-    return out_index, torch.cat([_only(edge_attr, between), kept])
+    loop_values = spare.index_copy(0, owner, edge_attr)[:num_nodes]
+    return out_index, torch.cat([_only(edge_attr, between), loop_values])
 
 
 def _only(edge_attr: Tensor, mask: Tensor) -> Tensor:
@@ -322,9 +324,9 @@ def _registered_loops(
 
 def _register(context: BatchContext, rows: RowKind, nodes: int, size: int) -> None:
     """Declares that tensors of ``size`` rows are edges followed by self-loops."""
-    found = context.find_rows(nodes)
-    assert found is not None
-    mask = torch.cat([rows.mask, found.mask])
+    node_rows = context.find_rows(nodes)
+    assert node_rows is not None
+    mask = torch.cat([rows.mask, node_rows.mask])
     context.register(size, RowKind(WITH, _with_spare_rows(mask, size), nodes))
 
 

@@ -236,7 +236,12 @@ def require_only(folder: Path) -> None:
     Raises:
         FileExistsError: if it does; the message names a file that would be lost.
     """
-    ours = {DATA, COMMIT, CREATING, *(path.name for path in scratch.found(folder / COMMIT, "part"))}
+    ours = {
+        DATA,
+        COMMIT,
+        CREATING,
+        *(path.name for path in scratch.find_beside(folder / COMMIT, "part")),
+    }
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     foreign = [name for name in names if name not in ours]
     if foreign:

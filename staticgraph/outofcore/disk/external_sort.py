@@ -199,14 +199,14 @@ def _place(
             spill = folder / f"spill-{partition}"
             if not spill.exists():
                 continue
-            at = offsets[partition * p : (partition + 1) * p].copy()
+            positions = offsets[partition * p : (partition + 1) * p].copy()
             with spill.open("rb") as rows_file:
                 while (flat := np.fromfile(rows_file, dtype=dtype, count=chunk * columns)).size:
                     rows = flat.reshape(-1, columns)
                     for cell, run in _runs(rows, rows[:, -1] // size, p):
-                        file.seek(int(at[cell]) * row_bytes)
+                        file.seek(int(positions[cell]) * row_bytes)
                         file.write(run.data)
-                        at[cell] += len(run)
+                        positions[cell] += len(run)
                     done += len(rows)
                     progress("place", done)
             spill.unlink()

@@ -48,7 +48,7 @@ class FileRecord:
         ends = (*blocks[1:], path.stat().st_size)
         with path.open("rb") as file:
             sums = tuple(
-                crc32_of_stretch(file, end - at) for at, end in zip(blocks, ends, strict=True)
+                crc32_of_stretch(file, end - begin) for begin, end in zip(blocks, ends, strict=True)
             )
         return cls(path.stat().st_size, tuple(blocks), sums)
 
@@ -111,14 +111,14 @@ class Manifest:
                 "outofcore.partition(...)"
             )
         what, form = "the manifest of a partitioned graph", (FORMAT, (VERSION,))
-        manifest = document.read_document(path, what, cls._of, StoreCorrupt, form=form)
+        manifest = document.read_document(path, what, cls._from_values, StoreCorrupt, form=form)
         for name, record in manifest.files.items():
             # These small files are always checked; others when they are read, or here if requested.
             record.check(folder / name, verify or name in (OFFSETS, SUMS))
         return manifest
 
     @classmethod
-    def _of(cls, values: dict[str, Any]) -> Manifest:
+    def _from_values(cls, values: dict[str, Any]) -> Manifest:
         rest = {k: v for k, v in values.items() if k not in ("format", "version")}
         files = {
             name: FileRecord(item["bytes"], tuple(item["blocks"]), tuple(item["crc32"]))

@@ -49,9 +49,9 @@ class Axes(NamedTuple):
     start: int = 0
 
     @classmethod
-    def of(cls, *named: tuple[str, int]) -> Axes:
+    def from_sizes(cls, *named: tuple[str, int]) -> Axes:
         """The axes of a source: one name and size per dimension."""
-        return cls(tuple(_joined([Stretch(*one)]) for one in named))
+        return cls(tuple(_joined([Stretch(*pair)]) for pair in named))
 
     def view(self, sizes: Sequence[int]) -> Axes | None:
         """The same entries in the same order in another shape; None if it cannot be described."""
@@ -101,10 +101,10 @@ class Axes(NamedTuple):
             return self
         if len(stretches) != 1 or stretches[0].axis != COLUMN or not 0 <= first <= whole - size:
             return None
-        (one,) = stretches
+        (columns,) = stretches
         dims = list(self.dims)
-        dims[dim] = _joined([one._replace(size=size)])
-        return Axes(tuple(dims), self.start + first * one.step)
+        dims[dim] = _joined([columns._replace(size=size)])
+        return Axes(tuple(dims), self.start + first * columns.step)
 
     def select(self, dim: int, place: int) -> Axes | None:
         """One entry of a dimension, which is removed."""
@@ -112,8 +112,8 @@ class Axes(NamedTuple):
         size = 1
         for stretch in self.dims[dim]:
             size *= stretch.size
-        found = self.cut(dim, place % size, 1)
-        return found and Axes(found.dims[:dim] + found.dims[dim + 1 :], found.start)
+        entry = self.cut(dim, place % size, 1)
+        return entry and Axes(entry.dims[:dim] + entry.dims[dim + 1 :], entry.start)
 
     def expand(self, sizes: Sequence[int]) -> Axes | None:
         """Repeats dimensions of size one, and new leading dimensions."""
@@ -129,16 +129,20 @@ class Axes(NamedTuple):
 
 def _joined(stretches: Sequence[Stretch]) -> Dim:
     """Merges adjacent stretches and drops those of a single entry."""
-    found: list[Stretch] = []
-    for one in stretches:
-        if one.size == 1:
+    merged: list[Stretch] = []
+    for stretch in stretches:
+        if stretch.size == 1:
             continue
-        last = found[-1] if found else None
-        if last is not None and last.axis == one.axis and last.step == one.step * one.size:
-            found[-1] = Stretch(one.axis, last.size * one.size, one.step)
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and last.axis == stretch.axis
+            and last.step == stretch.step * stretch.size
+        ):
+            merged[-1] = Stretch(stretch.axis, last.size * stretch.size, stretch.step)
         else:
-            found.append(one)
-    return tuple(found)
+            merged.append(stretch)
+    return tuple(merged)
 
 
 _VIEWS = ("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten")
@@ -169,8 +173,8 @@ def moved(node: Call) -> tuple[Call, Callable[[Axes], Axes | None]] | None:
     if is_method(node, "expand", "expand_as", "broadcast_to"):
         return args[0], lambda axes: axes.expand(sizes)
     if is_method(node, *_SWAPS) or is_call(node, *_SWAP_CALLS):
-        found = arguments(node, "input", *(("dim0", "dim1") if node.kwargs else (None, None)))
-        return found and (found[0], lambda axes: axes.swap(*found[1:]))
+        operands = arguments(node, "input", *(("dim0", "dim1") if node.kwargs else (None, None)))
+        return operands and (operands[0], lambda axes: axes.swap(*operands[1:]))
     if is_method(node, "t") or (is_call(node, getattr) and args[1] in ("mT", "T")):
         return args[0], lambda axes: axes.swap(-2, -1) if len(axes.dims) > 1 else None
     if is_method(node, "permute") or is_call(node, torch.permute):
@@ -189,12 +193,12 @@ def moved(node: Call) -> tuple[Call, Callable[[Axes], Axes | None]] | None:
 def arguments(node: Call, *names: str | None) -> tuple[Any, ...] | None:
     """A call's arguments in the order of ``names``, passed by position or by name; None if one is
     missing or there are more."""
-    found = list(node.args)
-    for name in names[len(found) :]:
+    values = list(node.args)
+    for name in names[len(values) :]:
         if name not in node.kwargs:
             return None
-        found.append(node.kwargs[name])
-    return tuple(found) if len(found) == len(names) else None
+        values.append(node.kwargs[name])
+    return tuple(values) if len(values) == len(names) else None
 
 
 def _item(node: Call) -> tuple[Call, Callable[[Axes], Axes | None]] | None:
@@ -211,34 +215,34 @@ def _item(node: Call) -> tuple[Call, Callable[[Axes], Axes | None]] | None:
         return base.args[0], lambda axes: axes.cut(dim, sum(sizes[:key]), sizes[key])
     keys = key if isinstance(key, tuple) else (key,)
     known = (int, slice, type(None), type(Ellipsis))
-    if shape(base) is None or not all(isinstance(one, known) for one in keys):
+    if shape(base) is None or not all(isinstance(entry, known) for entry in keys):
         return None
     return base, lambda axes: _indexed(axes, keys)
 
 
 def _indexed(axes: Axes, keys: tuple[Any, ...]) -> Axes | None:
-    if any(isinstance(one, bool) for one in keys):
+    if any(isinstance(entry, bool) for entry in keys):
         return None
-    real = sum(one is not None and one is not Ellipsis for one in keys)
+    real = sum(entry is not None and entry is not Ellipsis for entry in keys)
     dots = (slice(None),) * (len(axes.dims) - real)
     if Ellipsis in keys:
         place = keys.index(Ellipsis)
         keys = keys[:place] + dots + keys[place + 1 :]
-    found: Axes | None = axes
+    result: Axes | None = axes
     dim = 0
     for key in keys:
-        if found is None:
+        if result is None:
             return None
         if key is None:
-            found = Axes((*found.dims[:dim], (), *found.dims[dim:]), found.start)
+            result = Axes((*result.dims[:dim], (), *result.dims[dim:]), result.start)
             dim += 1
         elif isinstance(key, int):
-            found = found.select(dim, key)
+            result = result.select(dim, key)
         else:
             if key != slice(None):
-                found = _sliced(found, dim, key)
+                result = _sliced(result, dim, key)
             dim += 1
-    return found
+    return result
 
 
 def _sliced(axes: Axes, dim: int, key: slice) -> Axes | None:

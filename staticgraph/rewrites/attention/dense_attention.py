@@ -69,8 +69,8 @@ def rewrite(captured: Captured) -> None:
     """Rewrites every attention over a block of the batch's own graphs."""
     if not captured.facts or captured.target.device != "cpu":
         return
-    found = [n for n in captured.graph.nodes if is_call(n, laid_out) and n.users]
-    if not found:
+    layouts = [n for n in captured.graph.nodes if is_call(n, laid_out) and n.users]
+    if not layouts:
         return
     number = 0
     for node in list(captured.graph.nodes):
@@ -116,8 +116,8 @@ class _Reader:
             return self._of_module(node, number)
         if _is_attention(node):
             names = ("query", "key", "value")
-            given = dict(zip(names, node.args, strict=False)) | node.kwargs
-            q, k, values = (self.blocks.at(given.get(name)) for name in names)
+            by_name = dict(zip(names, node.args, strict=False)) | node.kwargs
+            q, k, values = (self.blocks.find_block(by_name.get(name)) for name in names)
             if q is None and k is None:
                 return 0
             scores, dropout, end = self.scores.of_operator(node, q, k)
@@ -145,16 +145,16 @@ class _Reader:
 
     def _of_module(self, node: Call, number: int) -> int:
         """Handles ``nn.MultiheadAttention``, which a trace keeps as one call."""
-        given = dict(zip(_OF_MODULE, node.args, strict=False)) | node.kwargs
-        query, mask = given["query"], key_mask(given.get("key_padding_mask"))
-        block = self.blocks.at(query)
+        by_name = dict(zip(_OF_MODULE, node.args, strict=False)) | node.kwargs
+        query, mask = by_name["query"], key_mask(by_name.get("key_padding_mask"))
+        block = self.blocks.find_block(query)
         if block is None:
             return 0
-        if not query is given["key"] is given["value"]:
+        if not query is by_name["key"] is by_name["value"]:
             raise OddBlocks("its queries, keys and values are not of the same rows")
         odd = ("bias_k", "bias_v", "add_zero_attn", "use_separate_proj_weight", "attn_mask")
         for name in odd:
-            if given.get(name) not in (None, False):
+            if by_name.get(name) not in (None, False):
                 raise OddBlocks(f"{name} is given")
         dims, groups = block.axes.dims, Axes(block.axes.dims[1:2] + block.axes.dims[:1])
         if len(dims) != 3 or not block.whole_rows:
@@ -162,14 +162,14 @@ class _Reader:
         # Scores are [G, M, M] per head, and the mask is [G, M] of their keys.
         if mask is None or mask.kind == "keep" or mask.axes != groups:
             raise OddBlocks("its mask is not the one of to_dense_batch")
-        dropout = given["dropout_p"] if given.get("training", True) else 0.0
+        dropout = by_name["dropout_p"] if by_name.get("training", True) else 0.0
         users = list(node.users)
         if len(users) != 1 or not is_call(users[0], operator.getitem) or users[0].args[1] != 0:
             raise OddBlocks("its weights are read elsewhere")
         self._check(users[0], mask, dropout)
-        heads = given["num_heads"], block.columns // given["num_heads"]
-        rows = ("linear", block.rows, given["in_proj_weight"], given["in_proj_bias"])
-        out = ("linear", ("attention", rows), given["out_proj_weight"], given["out_proj_bias"])
+        heads = by_name["num_heads"], block.columns // by_name["num_heads"]
+        rows = ("linear", block.rows, by_name["in_proj_weight"], by_name["in_proj_bias"])
+        out = ("linear", ("attention", rows), by_name["out_proj_weight"], by_name["out_proj_bias"])
         back, tail = self._way_back(users[0], DenseBlock(out, block.axes, block.columns))
         self._emit(node, back, tail, heads, number, dropout)
         return 1
@@ -191,8 +191,8 @@ class _Reader:
         assert self.blocks.layout is not None
         groups, width = self.blocks.layout.args[2:4]
         stretches = [stretch for dim in lead for stretch in dim]
-        heads = [one for one in stretches if one.axis == COLUMN]
-        rest = [one for one in stretches if one.axis != COLUMN]
+        heads = [stretch for stretch in stretches if stretch.axis == COLUMN]
+        rest = [stretch for stretch in stretches if stretch.axis != COLUMN]
         if place != (Stretch("place", width),) or rest != [Stretch("graph", groups)]:
             raise OddBlocks("it attends along something other than the nodes of a graph")
         if len(last) != 1 or last[0].axis != COLUMN or last[0].step != 1 or len(heads) > 1:
@@ -233,12 +233,12 @@ class _Reader:
         q, by_q = without_factor(q)
         k, by_k = without_factor(k)
         factor *= by_q * by_k
-        one = abs(factor - 1) < 1e-12
-        packed = one and q.rows == k.rows == v.rows and q.columns == 3 * columns
+        unscaled = abs(factor - 1) < 1e-12
+        packed = unscaled and q.rows == k.rows == v.rows and q.columns == 3 * columns
         if packed and [part.axes.start for part in (q, k, v)] == [0, columns, 2 * columns]:
             return q.rows
         parts = []
-        for part, by in ((q, 1.0 if one else factor), (k, 1.0), (v, 1.0)):
+        for part, by in ((q, 1.0 if unscaled else factor), (k, 1.0), (v, 1.0)):
             rows = part.rows
             if part.columns != columns:
                 rows = ("cut", rows, part.axes.start, columns)
@@ -276,7 +276,7 @@ class _Reader:
             raise OddBlocks("it is read back by another block's mask", back)
         groups, width = self.blocks.layout.args[2:4]
         whole = block.axes.view([groups, width, block.columns])
-        if whole is None or whole != Axes.of(
+        if whole is None or whole != Axes.from_sizes(
             ("graph", groups), ("place", width), (COLUMN, block.columns)
         ):
             raise OddBlocks("its heads are joined in another order", back)
@@ -309,7 +309,7 @@ class _Reader:
         def call(kind: str, *args: Any) -> Call:
             """The graph node of one operation on its operand."""
             if kind == "beside":
-                return captured.before(back, torch.cat, [make(one) for one in args], 1)
+                return captured.before(back, torch.cat, [make(part) for part in args], 1)
             below, *rest = args
             operand = make(below)
             if kind == "cut":
@@ -326,7 +326,7 @@ class _Reader:
         if captured.replace(back, new):
             captured.rewrote(NAME, node)
         while unread:  # drop_unread keeps dropout of the weights, which draws random numbers
-            one = unread.pop()
-            if not one.users and one.op in ("call_function", "call_method"):
-                unread += one.all_input_nodes
-                captured.graph.erase_node(one)
+            candidate = unread.pop()
+            if not candidate.users and candidate.op in ("call_function", "call_method"):
+                unread += candidate.all_input_nodes
+                captured.graph.erase_node(candidate)

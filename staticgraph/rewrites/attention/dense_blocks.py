@@ -62,7 +62,7 @@ class DenseBlockReader:
         self.layout: Call | None = None
         self._known: dict[Call, DenseBlock | None] = {}
 
-    def at(self, node: Any) -> DenseBlock | None:
+    def find_block(self, node: Any) -> DenseBlock | None:
         """A node as a block of rows; None if it is something else, or of another layout."""
         if node not in self._known:
             self._known[node] = self._read(node)
@@ -72,11 +72,11 @@ class DenseBlockReader:
         if is_call(node, laid_out):
             return self._laid_out(node)
         if is_call(node, LINEAR):
-            return linear(self.at(node.args[0]), node)
+            return linear(self.find_block(node.args[0]), node)
         if is_call(node, MUL, DIV) and isinstance(node.args[1], int | float):
-            return times(self.at(node.args[0]), node)
+            return times(self.find_block(node.args[0]), node)
         step = moved(node)
-        return None if step is None else turned(self.at(step[0]), step[1])
+        return None if step is None else turned(self.find_block(step[0]), step[1])
 
     def _laid_out(self, node: Call) -> DenseBlock | None:
         rows, places, _, groups, width = node.args
@@ -89,7 +89,7 @@ class DenseBlockReader:
         elif not same_places(self.layout, layout):
             return None
         columns = math.prod(sizes[1:])
-        axes = Axes.of(("graph", groups), ("place", width), (COLUMN, columns))
+        axes = Axes.from_sizes(("graph", groups), ("place", width), (COLUMN, columns))
         split = axes.view([groups, width, *sizes[1:]])
         return split and DenseBlock(rows if len(sizes) == 2 else ("flat", rows), split, columns)
 
@@ -99,7 +99,7 @@ def linear(block: DenseBlock | None, node: Call) -> DenseBlock | None:
     columns = (shape(node) or (0,))[-1]
     if block is None or not block.whole_rows:
         return None
-    after = Axes((*block.axes.dims[:-1], *Axes.of((COLUMN, columns)).dims))
+    after = Axes((*block.axes.dims[:-1], *Axes.from_sizes((COLUMN, columns)).dims))
     return DenseBlock(("linear", block.rows, *node.args[1:]), after, columns)
 
 
@@ -128,10 +128,10 @@ def product(node: Any) -> tuple[Call, Call, list[int], list[int], list[int]] | N
     """Reads a matrix product: its operands, the orders in which they are ``[..., row, summed]`` and
     ``[..., summed, column]``, and the order of the result's dimensions."""
     if is_call(node, *_PRODUCTS) or is_method(node, "matmul", "bmm", "__matmul__"):
-        given = arguments(node, "input", "mat2" if is_call(node, torch.bmm) else "other")
-        if given is None:
+        operands = arguments(node, "input", "mat2" if is_call(node, torch.bmm) else "other")
+        if operands is None:
             return None
-        first, second = given
+        first, second = operands
         number = len(shape(node) or ())
         if len(shape(first) or ()) != number or len(shape(second) or ()) != number:
             return None
@@ -151,18 +151,18 @@ def _einsum(node: Call) -> tuple[Call, Call, list[int], list[int], list[int]] | 
     if len(names) != 2 or len(operands) != 2 or "." in left or not out:
         return None
     first, second = names
-    summed = [one for one in first if one in second and one not in out]
-    shared = [one for one in out if one in first and one in second]
-    rows = [one for one in first if one in out and one not in second]
-    columns = [one for one in second if one in out and one not in first]
+    summed = [letter for letter in first if letter in second and letter not in out]
+    shared = [letter for letter in out if letter in first and letter in second]
+    rows = [letter for letter in first if letter in out and letter not in second]
+    columns = [letter for letter in second if letter in out and letter not in first]
     if not len(summed) == len(rows) == len(columns) == 1 or len(out) != len(shared) + 2:
         return None
-    given = [*shared, *rows, *columns]
+    letters = [*shared, *rows, *columns]
     return (
         *operands,
-        [first.index(one) for one in (*shared, *rows, *summed)],
-        [second.index(one) for one in (*shared, *summed, *columns)],
-        [given.index(one) for one in out],
+        [first.index(letter) for letter in (*shared, *rows, *summed)],
+        [second.index(letter) for letter in (*shared, *summed, *columns)],
+        [letters.index(letter) for letter in out],
     )
 
 

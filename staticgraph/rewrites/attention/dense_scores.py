@@ -57,7 +57,7 @@ class ScoreReader:
 
     def under(self, node: Call) -> DenseScores | None:
         """The scores that a softmax is over; see :meth:`at`."""
-        return self.at(node, 1.0, None)
+        return self.read_scores(node, 1.0, None)
 
     def of_operator(
         self, node: Call, q: DenseBlock | None, k: DenseBlock | None
@@ -67,24 +67,24 @@ class ScoreReader:
         Raises:
             OddBlocks: it is causal, has no mask, or is not over rows of nodes.
         """
-        given = dict(node.kwargs)
+        by_name = dict(node.kwargs)
         for place, name in enumerate(("attn_mask", "dropout_p", "is_causal"), 3):
             if len(node.args) > place:
-                given[name] = node.args[place]
-        if given.get("is_causal") or given.get("enable_gqa"):
+                by_name[name] = node.args[place]
+        if by_name.get("is_causal") or by_name.get("enable_gqa"):
             raise OddBlocks("causal attention, or queries that share keys")
         if q is None or k is None:
             raise OddBlocks("queries and keys are not both linear layers of rows of nodes")
-        mask = given.get("attn_mask")
+        mask = by_name.get("attn_mask")
         if mask is None:
             raise OddBlocks("it has no mask: padded places take part")
-        scale = given.get("scale")
-        width = (shape(given.get("query", (*node.args, None)[0])) or (1,))[-1]
-        found = key_mask(mask)
-        if found is not None and found.kind == "leave":
-            found = None
-        scores = DenseScores(q, k, width**-0.5 if scale is None else scale, found)
-        return scores, given.get("dropout_p", 0.0), node
+        scale = by_name.get("scale")
+        width = (shape(by_name.get("query", (*node.args, None)[0])) or (1,))[-1]
+        dense_mask = key_mask(mask)
+        if dense_mask is not None and dense_mask.kind == "leave":
+            dense_mask = None
+        scores = DenseScores(q, k, width**-0.5 if scale is None else scale, dense_mask)
+        return scores, by_name.get("dropout_p", 0.0), node
 
     def of_softmax(self, node: Call) -> tuple[float, Call, DenseBlock, list[int]]:
         """Reads how a softmax is used: the dropout probability of the weights, the product with the
@@ -108,61 +108,61 @@ class ScoreReader:
         if pair is None or pair[0] is not weights:
             raise OddBlocks("there is an operation between the weights and their sum", user)
         _, values, _, order_b, order = pair
-        block = turned(self.blocks.at(values), lambda axes: axes.permute(order_b))
+        block = turned(self.blocks.find_block(values), lambda axes: axes.permute(order_b))
         if block is None:
             raise OddBlocks("its values are no linear layer of rows of nodes", user)
         return dropout, user, block, order
 
-    def at(self, node: Call, scale: float, mask: Any) -> DenseScores | None:
+    def read_scores(self, node: Call, scale: float, mask: Any) -> DenseScores | None:
         """The scores that a softmax is over; None if they do not come from a block.
 
         Raises:
             OddBlocks: they do, but in an unknown form.
         """
         if is_method(node, "masked_fill") or is_call(node, torch.masked_fill, Tensor.masked_fill):
-            given = arguments(node, "input", "mask", "value")
-            if given is None:
+            operands = arguments(node, "input", "mask", "value")
+            if operands is None:
                 return None
-            base, where, number = given
-            found = self.at(base, scale, mask or ("leave", where))
-            if found and (not forbids(number) or mask):
+            base, where, number = operands
+            scores = self.read_scores(base, scale, mask or ("leave", where))
+            if scores and (not forbids(number) or mask):
                 raise OddBlocks("its scores are masked in a way that is not known", node)
-            return found
+            return scores
         if is_call(node, torch.where):
-            given = arguments(node, "condition", "input", "other")
-            if given is None:
+            operands = arguments(node, "condition", "input", "other")
+            if operands is None:
                 return None
-            where, base, number = given
+            where, base, number = operands
             kind = "keep"
             if isinstance(base, int | float) or is_number(base):
                 base, number, kind = number, base, "leave"
-            found = self.at(base, scale, mask or (kind, where))
-            if found and (not forbids(number) or mask):
+            scores = self.read_scores(base, scale, mask or (kind, where))
+            if scores and (not forbids(number) or mask):
                 raise OddBlocks("its scores are masked in a way that is not known", node)
-            return found
+            return scores
         if is_call(node, MUL, DIV) and isinstance(node.args[1], int | float):
             by = node.args[1] if node.target is MUL else 1 / node.args[1]
-            return self.at(node.args[0], scale * by, mask)
+            return self.read_scores(node.args[0], scale * by, mask)
         if is_call(node, ADD):
             for base, added in (node.args, node.args[::-1]):
-                found = self.at(base, scale, mask or ("added", added))
-                if found is not None:
+                scores = self.read_scores(base, scale, mask or ("added", added))
+                if scores is not None:
                     if mask:
                         raise OddBlocks("something is added to its scores", node)
-                    return found
+                    return scores
             return None
         if is_call(node, torch.baddbmm) and len(node.args) == 3 and not node.kwargs:
             added, first, second = node.args
             return self._scored(node, (first, second), scale, mask or ("added", added))
         pair = product(node)
         if pair is None:
-            return self.at(node.args[0], scale, mask) if is_copy(node) else None
+            return self.read_scores(node.args[0], scale, mask) if is_copy(node) else None
         return self._scored(node, pair[:2], scale, mask, pair[2:])
 
     def _scored(
         self, node: Call, pair: Any, scale: float, mask: Any, orders: Any = None
     ) -> DenseScores | None:
-        q, k = (self.blocks.at(one) for one in pair)
+        q, k = (self.blocks.find_block(operand) for operand in pair)
         if q is None or k is None:
             return None
         number = len(q.axes.dims)
@@ -174,11 +174,11 @@ class ScoreReader:
             raise OddBlocks("it has no mask: padded places take part", node)
         second = second.swap(-1, -2)
         assert second is not None
-        kind, given = mask
-        found = key_mask(given)
-        if found is None or found.kind != kind:
+        kind, source = mask
+        dense_mask = key_mask(source)
+        if dense_mask is None or dense_mask.kind != kind:
             raise OddBlocks("its mask is not the one of to_dense_batch", node)
-        return DenseScores(q._replace(axes=first), k._replace(axes=second), scale, found)
+        return DenseScores(q._replace(axes=first), k._replace(axes=second), scale, dense_mask)
 
     def refuse_odd(self, node: Call) -> None:
         """Refuses a product of blocks that leads to a softmax in an unknown way.
@@ -190,7 +190,10 @@ class ScoreReader:
         while left:
             user, before, depth = left.pop()
             pair = product(before)
-            if pair is not None and None not in (self.blocks.at(pair[0]), self.blocks.at(pair[1])):
+            if pair is not None and None not in (
+                self.blocks.find_block(pair[0]),
+                self.blocks.find_block(pair[1]),
+            ):
                 raise OddBlocks("there is an operation between the weights and their scores", user)
             if depth < 8 and shape(before) == shape(node):
-                left += [(before, one, depth + 1) for one in before.all_input_nodes]
+                left += [(before, operand, depth + 1) for operand in before.all_input_nodes]

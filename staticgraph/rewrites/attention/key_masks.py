@@ -42,19 +42,21 @@ class KeyMask(NamedTuple):
         """
         missing = len(queries.dims) - len(self.axes.dims)
         dims: tuple[Dim, ...] = ((),) * missing + self.axes.dims
-        if missing < 0 or dims[-1] != queries.dims[-2] or any(one.axis for one in dims[-2]):
+        if missing < 0 or dims[-1] != queries.dims[-2] or any(stretch.axis for stretch in dims[-2]):
             return False
         for ours, theirs in zip(dims[:-2], queries.dims[:-2], strict=True):
-            if not any(one.axis == "graph" for one in (*ours, *theirs)):
+            if not any(stretch.axis == "graph" for stretch in (*ours, *theirs)):
                 continue  # heads: repeated, or broadcast
-            if [_graphs(one) for one in ours] != [_graphs(one) for one in theirs]:
+            if [_graphs(stretch) for stretch in ours] != [_graphs(stretch) for stretch in theirs]:
                 return False
         return self.axes.start == 0
 
 
-def _graphs(one: Stretch) -> tuple[int, str, int]:
+def _graphs(stretch: Stretch) -> tuple[int, str, int]:
     """A stretch of graphs unchanged; of any other stretch only its size."""
-    return (one.size, "graph", one.step) if one.axis == "graph" else (one.size, "", 0)
+    return (
+        (stretch.size, "graph", stretch.step) if stretch.axis == "graph" else (stretch.size, "", 0)
+    )
 
 
 def key_mask(node: Any) -> KeyMask | None:
@@ -66,13 +68,13 @@ def key_mask(node: Any) -> KeyMask | None:
         groups, width = shape(node) or (0, 0)
         if not is_call(layout, placed):
             return None
-        return KeyMask("keep", Axes.of(("graph", groups), ("place", width)), layout)
+        return KeyMask("keep", Axes.from_sizes(("graph", groups), ("place", width)), layout)
     if _is_inversion(node):
-        found = key_mask(node.args[0])
+        mask = key_mask(node.args[0])
         turned = {"keep": "leave", "leave": "keep"}
-        if found is None or found.kind not in turned:
+        if mask is None or mask.kind not in turned:
             return None
-        return found._replace(kind=turned[found.kind])
+        return mask._replace(kind=turned[mask.kind])
     if is_method(node, "bool") or (is_method(node, "to") and dtype(node) is torch.bool):
         return key_mask(node.args[0])
     if is_call(node, *_BOTH, *_EITHER) or is_method(node, "__and__", "__or__"):
@@ -80,9 +82,9 @@ def key_mask(node: Any) -> KeyMask | None:
     if is_method(node, "masked_fill") or is_call(node, torch.where):
         return _added(node)
     step = moved(node)
-    found = None if step is None else key_mask(step[0])
-    axes = None if found is None or step is None else step[1](found.axes)
-    return None if found is None or axes is None else found._replace(axes=axes)
+    mask = None if step is None else key_mask(step[0])
+    axes = None if mask is None or step is None else step[1](mask.axes)
+    return None if mask is None or axes is None else mask._replace(axes=axes)
 
 
 def _is_inversion(node: Any) -> bool:
@@ -98,7 +100,7 @@ def _is_inversion(node: Any) -> bool:
 def _of_pairs(node: Call) -> KeyMask | None:
     """A mask of keys combined with a mask of queries, whose empty rows are never read."""
     kind = "keep" if is_call(node, *_BOTH) or is_method(node, "__and__") else "leave"
-    masks = [key_mask(one) for one in node.args]
+    masks = [key_mask(operand) for operand in node.args]
     number = len(shape(node) or ())
     if len(masks) != 2:
         return None
@@ -116,28 +118,28 @@ def _of_pairs(node: Call) -> KeyMask | None:
 def _added(node: Call) -> KeyMask | None:
     """Zeros where a key counts, and a forbidding number elsewhere."""
     if is_method(node, "masked_fill"):
-        given = arguments(node, "input", "mask", "value")
-        if given is None:
+        operands = arguments(node, "input", "mask", "value")
+        if operands is None:
             return None
-        kept, where, left = given
-        found = key_mask(where)
-        if found is None or found.kind != "leave":
+        zeros, where, left = operands
+        mask = key_mask(where)
+        if mask is None or mask.kind != "leave":
             return None
-        axes = found.axes.expand(shape(node) or ())
+        axes = mask.axes.expand(shape(node) or ())
     else:
-        given = arguments(node, "condition", "input", "other")
-        if given is None:
+        operands = arguments(node, "condition", "input", "other")
+        if operands is None:
             return None
-        where, kept, left = given
-        found = key_mask(where)
-        if found is None:
+        where, zeros, left = operands
+        mask = key_mask(where)
+        if mask is None:
             return None
-        if found.kind == "leave":
-            kept, left = left, kept
-        axes = found.axes
-    if axes is None or not _is_zero(kept) or not forbids(left):
+        if mask.kind == "leave":
+            zeros, left = left, zeros
+        axes = mask.axes
+    if axes is None or not _is_zero(zeros) or not forbids(left):
         return None
-    return KeyMask("added", axes, found.layout)
+    return KeyMask("added", axes, mask.layout)
 
 
 def same_places(first: Call, second: Call | None) -> bool:
@@ -147,8 +149,8 @@ def same_places(first: Call, second: Call | None) -> bool:
 
 def forbids(number: Any) -> bool:
     """Whether a score with this value gets no weight."""
-    found = number.args[0] if is_number(number) else number
-    return isinstance(found, int | float) and found <= FORBIDDEN
+    constant = number.args[0] if is_number(number) else number
+    return isinstance(constant, int | float) and constant <= FORBIDDEN
 
 
 def is_number(node: Any) -> bool:

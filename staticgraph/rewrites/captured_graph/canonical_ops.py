@@ -99,26 +99,26 @@ def value(node: Any) -> Any:
 
 def tensor(node: Any) -> Tensor | None:
     """The fake tensor of a node's result; None if the result is not a tensor."""
-    found = value(node)
-    return found if isinstance(node, Node) and isinstance(found, Tensor) else None
+    result = value(node)
+    return result if isinstance(node, Node) and isinstance(result, Tensor) else None
 
 
 def shape(node: Any) -> tuple[int, ...] | None:
     """The shape of a node's tensor; None for anything else."""
-    found = tensor(node)
-    return None if found is None else tuple(found.shape)
+    fake = tensor(node)
+    return None if fake is None else tuple(fake.shape)
 
 
 def dtype(node: Any) -> torch.dtype | None:
     """The dtype of a node's tensor; None for anything else."""
-    found = tensor(node)
-    return None if found is None else found.dtype
+    fake = tensor(node)
+    return None if fake is None else fake.dtype
 
 
 def is_float(node: Any) -> bool:
     """Whether a node's result is a floating-point tensor."""
-    found = dtype(node)
-    return found is not None and found.is_floating_point
+    kind = dtype(node)
+    return kind is not None and kind.is_floating_point
 
 
 def storage(of: Tensor) -> int:
@@ -195,7 +195,7 @@ def name_of(node: Call) -> str:
     return name.replace("l_tensors_", "field_")
 
 
-def said(node: Call) -> str:
+def target_name(node: Call) -> str:
     """The name of what a call calls, for messages."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return str(name)

@@ -219,9 +219,9 @@ class Captured:
         """``N``: nodes that edges lead to."""
         if self.over is not None:
             return self.over.nodes
-        found = tensor(self.facts["batch"])
-        assert found is not None
-        return found.size(0)
+        fake = tensor(self.facts["batch"])
+        assert fake is not None
+        return fake.size(0)
 
     def nodes_at(self, end: str | None) -> int:
         """How many nodes there are at an end of the edges; -1 for anything but ``src`` or
@@ -235,16 +235,16 @@ class Captured:
         """``E``."""
         if self.over is not None:
             return self.over.rows
-        found = tensor(self.facts["edge_index"])
-        assert found is not None
-        return found.size(1)
+        fake = tensor(self.facts["edge_index"])
+        assert fake is not None
+        return fake.size(1)
 
     @property
     def graphs(self) -> int:
         """``G``."""
-        found = tensor(self.facts["graph_mask"])
-        assert found is not None
-        return found.size(0)
+        fake = tensor(self.facts["graph_mask"])
+        assert fake is not None
+        return fake.size(0)
 
     def calls(self, *targets: Any) -> Iterator[Call]:
         """The calls of these functions that something reads, in order; the graph may be changed
@@ -269,7 +269,7 @@ class Captured:
             """Inserts the call after the placeholders and its operands."""
             operands = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Node)]
             nodes = self.graph.nodes
-            *_, last = (one for one in nodes if one.op == "placeholder" or one in operands)
+            *_, last = (node for node in nodes if node.op == "placeholder" or node in operands)
             with self.graph.inserting_after(last):
                 return self._call(function, args, kwargs)
 
@@ -308,19 +308,20 @@ class Captured:
         with self._mode, region, torch.no_grad():
             result = function(*examples[0], **examples[1])
         if self._trains and any(
-            isinstance(one, Tensor) and one.requires_grad for one in tree_leaves(examples)
+            isinstance(example, Tensor) and example.requires_grad
+            for example in tree_leaves(examples)
         ):
-            for one in tree_leaves(result):
-                if isinstance(one, Tensor) and one.is_floating_point() and one.is_leaf:
-                    one.requires_grad_()
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.is_leaf:
+                    leaf.requires_grad_()
         return result
 
     def reshaped(self, anchor: Call, rows: Any, *sizes: int) -> Any:
         """The numbers of a node in other sizes, -1 for the rest; the node itself if it has them."""
-        found = shape(rows)
-        if found is None or (
-            len(found) == len(sizes)
-            and all(size in (-1, own) for size, own in zip(sizes, found, strict=True))
+        old_sizes = shape(rows)
+        if old_sizes is None or (
+            len(old_sizes) == len(sizes)
+            and all(size in (-1, old) for size, old in zip(sizes, old_sizes, strict=True))
         ):
             return rows
         return self.before(anchor, torch.reshape, rows, sizes, like=rows)
@@ -438,7 +439,7 @@ def _difference(old: Call, new: Call) -> str | None:
     for aspect in ("shape", "dtype", "device"):
         first, second = getattr(expected, aspect), getattr(result, aspect)
         if first != second:
-            words = [tuple(one) if aspect == "shape" else one for one in (second, first)]
+            words = [tuple(item) if aspect == "shape" else item for item in (second, first)]
             return f"its replacement has {aspect} {words[0]} instead of {words[1]}"
     if expected.requires_grad and not result.requires_grad:
         return "its replacement has no gradient"
@@ -453,5 +454,5 @@ _KEPT = ("source_fn_stack", *PLACE)
 
 def same_dtype(*nodes: Any) -> bool:
     """Whether all given nodes (other than None) have one dtype."""
-    found = {dtype(node) for node in nodes if node is not None}
-    return len(found) == 1
+    dtypes = {dtype(node) for node in nodes if node is not None}
+    return len(dtypes) == 1

@@ -30,8 +30,8 @@ def line_of(node: Call) -> tuple[str, str]:
     of any code.
     """
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = _of_users(frames)
-    file, line, _, _ = (own or frames or [("", "", "", "")])[-1]
+    user_frames = _of_users(frames)
+    file, line, _, _ = (user_frames or frames or [("", "", "", "")])[-1]
     where = f"{Path(file).name}:{line}" if file else "no line known"
     return where, layer_of(node)
 
@@ -52,8 +52,8 @@ def layer_of(node: Call) -> str:
     paths = [path for path, _ in stack.values()]
     if not paths:
         return ""
-    found = re.findall(r"_modules\['?([^'\]]+)'?\]|\.(\w+)", paths[-1])
-    names = [a or b for a, b in found]
+    matches = re.findall(r"_modules\['?([^'\]]+)'?\]|\.(\w+)", paths[-1])
+    names = [a or b for a, b in matches]
     path = [name for name in names if name not in ("__self__", "_model", "_modules")]
     if "aggr_module" in path:
         path = path[: path.index("aggr_module")]
@@ -65,15 +65,15 @@ def differentiated(graph: Graph) -> set[Call]:
 
     Training on the result needs their second derivative, which attention with dropout lacks.
     """
-    found: set[Call] = set()
+    nodes: set[Call] = set()
     left = [node for node in graph.nodes if differentiates(node)]
     while left:
         node = left.pop()
         for before in node.all_input_nodes:
-            if before not in found:
-                found.add(before)
+            if before not in nodes:
+                nodes.add(before)
                 left.append(before)
-    return found
+    return nodes
 
 
 def differentiates(node: Call) -> bool:

@@ -31,17 +31,17 @@ def rewrite(captured: Captured) -> None:
     if not captured.facts or captured.target.device != "cpu":
         return
     for node in captured.calls(LINEAR, *ACTIVATIONS):
-        _at(captured, node)
+        _rewrite_node(captured, node)
 
 
-def _at(captured: Captured, node: Call) -> None:
+def _rewrite_node(captured: Captured, node: Call) -> None:
     rows = node.args[0]
     if not is_call(rows, GATHER) or rows not in captured.folded or not is_small(captured, rows):
         return
-    found = shape(node)
-    if found is None or len(found) != 2 or not is_float(node):
+    sizes = shape(node)
+    if sizes is None or len(sizes) != 2 or not is_float(node):
         return
-    if not same_dtype(node, *(one for one in node.args if tensor(one) is not None)):
+    if not same_dtype(node, *(operand for operand in node.args if tensor(operand) is not None)):
         return
     base, _, code = rows.args
     table = captured.before(node, node.target, base, *node.args[1:], **node.kwargs)

@@ -81,43 +81,47 @@ def unfold(captured: Captured) -> None:
                 rows = (shape(weight) or (0,))[0]
                 offsets = captured.constant(f"offsets_of_{rows}", torch.tensor([0, rows]))
                 index = captured.before(node, torch.unsqueeze, index, 1)
-            made = captured.before(node, table_sum, index, offsets, weight)
-            captured.replace(node, made)
+            new = captured.before(node, table_sum, index, offsets, weight)
+            captured.replace(node, new)
 
 
 def _terms(node: Any) -> list[Any]:
     """The terms of a sum, through partial sums that nothing else reads."""
     if not is_call(node, ADD):
         return [node]
-    found: list[Any] = []
+    terms: list[Any] = []
     for part in node.args:
         inner = is_call(part, ADD) and used_once(part) and shape(part) == shape(node)
-        found += _terms(part) if inner else [part]
-    return found
+        terms += _terms(part) if inner else [part]
+    return terms
 
 
 def _lookup(captured: Captured, node: Any) -> Lookup | None:
     if not is_call(node, EMBEDDING):
         return None
-    given = dict(zip(_OPTIONS, node.args, strict=False)) | node.kwargs
+    by_name = dict(zip(_OPTIONS, node.args, strict=False)) | node.kwargs
     if not used_once(node):
         return None
-    index, weight = given["input"], given["weight"]
-    plain = given.get("padding_idx") is None and given.get("max_norm") is None
-    if not plain or given.get("scale_grad_by_freq") or given.get("sparse"):
+    index, weight = by_name["input"], by_name["weight"]
+    plain = by_name.get("padding_idx") is None and by_name.get("max_norm") is None
+    if not plain or by_name.get("scale_grad_by_freq") or by_name.get("sparse"):
         reason = "a table has padding_idx, max_norm, sparse gradients or scaled gradients"
         captured.miss(NAME, node, reason)
         return None
     while is_method(index, "long", "to", "int"):
         index = index.args[0]
-    found, rows = tensor(index), tensor(weight)
-    if found is None or rows is None or found.dtype.is_floating_point or found.dim() > 2:
+    integers, rows = tensor(index), tensor(weight)
+    if integers is None or rows is None or integers.dtype.is_floating_point or integers.dim() > 2:
         return None
-    if is_call(index, SELECT) and index.args[1] in (1, -1) and found.dim() == 1:
+    if is_call(index, SELECT) and index.args[1] in (1, -1) and integers.dim() == 1:
         base = tensor(index.args[0])
         if base is not None and base.dim() == 2:
             return Lookup(node, index.args[0], index.args[2] % base.size(1), weight)
-    if found.dim() == 1 and captured.facts and found.size(0) in (captured.nodes, captured.edges):
+    if (
+        integers.dim() == 1
+        and captured.facts
+        and integers.size(0) in (captured.nodes, captured.edges)
+    ):
         return Lookup(node, index, None, weight)
     return None
 
@@ -135,15 +139,15 @@ _OPTIONS = (
 
 def _join(captured: Captured, node: Call, terms: list[Any], lookups: list[Lookup | None]) -> None:
     groups: dict[Call, list[Lookup]] = {}
-    for found in lookups:
-        if found is not None:
-            groups.setdefault(found.base, []).append(found)
+    for candidate in lookups:
+        if candidate is not None:
+            groups.setdefault(candidate.base, []).append(candidate)
     if not groups:
         return
-    rest = [t for t, found in zip(terms, lookups, strict=True) if found is None]
+    rest = [t for t, lookup in zip(terms, lookups, strict=True) if lookup is None]
     total: Any = None
-    for base, found in groups.items():
-        joined = _table_sum(captured, node, base, found, fold=_folds(captured, groups, rest))
+    for base, members in groups.items():
+        joined = _table_sum(captured, node, base, members, fold=_folds(captured, groups, rest))
         total = joined if total is None else captured.before(node, ADD, total, joined)
     for term in rest:
         total = captured.before(node, ADD, total, term)
@@ -163,8 +167,8 @@ def _table_sum(
     captured: Captured, anchor: Call, base: Call, lookups: list[Lookup], fold: bool
 ) -> Call:
     like = lookups[0].node
-    sizes = [tensor(found.weight).size(0) for found in lookups]  # pyright: ignore
-    columns = [found.column for found in lookups]
+    sizes = [tensor(lookup.weight).size(0) for lookup in lookups]  # pyright: ignore
+    columns = [lookup.column for lookup in lookups]
     before = captured.before
     index, integers = base, tensor(base)
     assert integers is not None
@@ -175,7 +179,7 @@ def _table_sum(
         index = before(anchor, torch.index_select, base, 1, chosen, like=base)
     if integers.dtype != torch.int64:
         index = before(anchor, torch.Tensor.long, index, like=base)
-    weights = [found.weight for found in lookups]
+    weights = [lookup.weight for lookup in lookups]
     weight = (
         weights[0] if len(weights) == 1 else before(anchor, torch.cat, weights, like=weights[0])
     )
@@ -189,6 +193,6 @@ def _table_sum(
     )
     rows = before(anchor, table_sum, combinations, offsets, weight, like=like)
     code = before(anchor, fold_codes, index, offsets, like=like)
-    made = before(anchor, GATHER, rows, 0, code, like=like)
-    captured.folded[made] = FoldedLookup(index, offsets, weight)
-    return made
+    new = before(anchor, GATHER, rows, 0, code, like=like)
+    captured.folded[new] = FoldedLookup(index, offsets, weight)
+    return new

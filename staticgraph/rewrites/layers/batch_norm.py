@@ -47,8 +47,8 @@ def joined(
 ) -> Tensor:
     """``residual + relu(norm(x + addend))``; see :func:`staticgraph.kernels.batch_norm`."""
     running = running_of(mean, var, tracked, momentum)
-    given = {"addend": addend, "residual": residual, "running": running}
-    return batch_norm(x, weight, bias, count, eps=eps, relu=relu, **given)[0]
+    options = {"addend": addend, "residual": residual, "running": running}
+    return batch_norm(x, weight, bias, count, eps=eps, relu=relu, **options)[0]
 
 
 def running_of(
@@ -63,10 +63,10 @@ def running_of(
 def rewrite(captured: Captured) -> None:
     """Rewrites every norm."""
     for node in captured.calls(normed):
-        _at(captured, node)
+        _rewrite_node(captured, node)
 
 
-def _at(captured: Captured, node: Call) -> None:
+def _rewrite_node(captured: Captured, node: Call) -> None:
     x, weight, bias, count, *rest = node.args
     addend = None
     if is_call(x, ADD) and used_once(x) and same_dtype(*x.args, x):
@@ -84,17 +84,17 @@ def _at(captured: Captured, node: Call) -> None:
     if _read_between(rest[:3], node, last):
         last, relu, residual = node, False, None
     operands = (x, addend, residual, weight, bias, count, *rest, relu)
-    made = captured.before(last, joined, *operands, like=node)
-    captured.replace(node, made, NAME, last=last)
+    new = captured.before(last, joined, *operands, like=node)
+    captured.replace(node, new, NAME, last=last)
 
 
 def _read_between(statistics: list[Any], node: Call, last: Call) -> bool:
     """Whether a call between a norm and the end of what it would replace reads or updates the
     norm's running statistics, in any view: both must come in the order of the forward."""
-    memory = {storage(one) for one in map(tensor, statistics) if one is not None}
+    memory = {storage(fake) for fake in map(tensor, statistics) if fake is not None}
     while node is not last:
         node = node.next
-        operands = (tensor(one) for one in node.all_input_nodes)
-        if any(one is not None and storage(one) in memory for one in operands):
+        operands = (tensor(operand) for operand in node.all_input_nodes)
+        if any(fake is not None and storage(fake) in memory for fake in operands):
             return True
     return False

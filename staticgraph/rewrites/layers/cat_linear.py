@@ -42,14 +42,14 @@ def rewrite(captured: Captured) -> None:
     if captured.target.device != "cpu":
         return
     for node in captured.calls(LINEAR):
-        _at(captured, node)
+        _rewrite_node(captured, node)
 
 
-def _at(captured: Captured, node: Call) -> None:
-    given, weight, bias = node.args
-    if not is_float(node) or len(shape(node) or ()) != 2 or not _scaled(given):
+def _rewrite_node(captured: Captured, node: Call) -> None:
+    x, weight, bias = node.args
+    if not is_float(node) or len(shape(node) or ()) != 2 or not _scaled(x):
         return
-    parts = _parts(captured, node, given, None)
+    parts = _parts(captured, node, x, None)
     if parts is None or sum(part.width for part in parts) != (shape(weight) or (0, 0))[1]:
         return
     scales = [part.scale for part in parts if part.scale is not None]
@@ -69,10 +69,10 @@ def _at(captured: Captured, node: Call) -> None:
         alone = len(taken) == 1 and taken[0][0] is None
         product = captured.before(node, LINEAR, rows, whole, bias if alone else None)
         bias = None if alone else bias
-        found = [product]
+        products = [product]
         if len(taken) > 1:
-            found = _split(captured, node, product, [columns] * len(taken))
-        for (scale, _), value in zip(taken, found, strict=True):
+            products = _split(captured, node, product, [columns] * len(taken))
+        for (scale, _), value in zip(taken, products, strict=True):
             if scale is None:
                 total = value if total is None else captured.before(node, ADD, total, value)
             else:
@@ -100,11 +100,11 @@ def _scaled(node: Any, depth: int = 0) -> bool:
 
 def _product(node: Any) -> tuple[Call, Call] | None:
     """Rows and the factor of each row, or None."""
-    found = shape(node)
-    if not is_call(node, MUL) or found is None:
+    sizes = shape(node)
+    if not is_call(node, MUL) or sizes is None:
         return None
     for rows, scale in sides(node):
-        if shape(scale) == (found[0], *(1,) * (len(found) - 1)) and shape(rows) == found:
+        if shape(scale) == (sizes[0], *(1,) * (len(sizes) - 1)) and shape(rows) == sizes:
             return rows, scale
     return None
 
@@ -118,13 +118,13 @@ def _parts(
             return None
         return _parts(captured, anchor, node.args[0], node.args[2])
     if is_cat(node):
-        found: list[ScaledRows] = []
+        parts: list[ScaledRows] = []
         for part in node.args[0]:
             inner = _parts(captured, anchor, part, tower)
             if inner is None:
                 return None
-            found += inner
-        return found
+            parts += inner
+        return parts
     scale = None
     if (product := _product(node)) is not None:
         node, scale = product

@@ -28,10 +28,10 @@ def rewrite(captured: Captured) -> None:
     """Rewrites every dropout of a matrix."""
     nodes = [node for node in captured.graph.nodes if is_call(node, DROPOUT)]
     for number, node in enumerate(nodes):
-        _at(captured, node, number)
+        _rewrite_node(captured, node, number)
 
 
-def _at(captured: Captured, node: Call, number: int) -> None:
+def _rewrite_node(captured: Captured, node: Call, number: int) -> None:
     x, p, _ = node.args
     if len(shape(node) or ()) != 2 or not is_float(node) or not 0 < p < 1:
         return
@@ -43,5 +43,5 @@ def _at(captured: Captured, node: Call, number: int) -> None:
     if other is not node and shape(other) == shape(node) and same_dtype(node, other, total):
         last, residual = total, other
     seed = captured.once("seed", draw_seed, torch.device(captured.target.device))
-    made = captured.before(last, dropout_sum, x, residual, seed, number, p=p, relu=relu)
-    captured.replace(node, made, NAME, last=last)
+    new = captured.before(last, dropout_sum, x, residual, seed, number, p=p, relu=relu)
+    captured.replace(node, new, NAME, last=last)

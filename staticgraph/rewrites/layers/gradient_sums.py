@@ -54,8 +54,8 @@ def joined_handed_on(
 ) -> tuple[Tensor, Tensor]:
     """:func:`staticgraph.rewrites.layers.batch_norm.joined`, and the addend for later users."""
     running = running_of(mean, var, tracked, momentum)
-    given: Any = {"residual": residual, "running": running}
-    return batch_norm_handed_on(x, addend, weight, bias, count, eps=eps, relu=relu, **given)
+    options: Any = {"residual": residual, "running": running}
+    return batch_norm_handed_on(x, addend, weight, bias, count, eps=eps, relu=relu, **options)
 
 
 # For each operator: the one that hands on, and the places of the operand and of what is handed on.
@@ -78,22 +78,22 @@ def rewrite(captured: Captured) -> None:
 
 def _reaching_an_output(captured: Captured) -> set[Call]:
     """The nodes that a gradient of the graph's outputs can reach."""
-    found: set[Call] = set()
+    reached: set[Call] = set()
     for node in reversed(list(captured.graph.nodes)):
         if node.op == "output" or (
             _differentiable(node)
             and not is_method(node, "detach")
-            and any(user in found for user in node.users)
+            and any(user in reached for user in node.users)
         ):
-            found.add(node)
-    return found
+            reached.add(node)
+    return reached
 
 
 def _later(node: Call, operand: Call, order: dict[Call, int]) -> list[Call]:
     """The users of an operand after a node; none if something is differentiated by it, or a hook
     reads its gradient, since that of what is handed on leaves out the node's."""
-    found = tensor(operand)
-    if operand.op in ("placeholder", "get_attr") or found is None or not found.requires_grad:
+    fake = tensor(operand)
+    if operand.op in ("placeholder", "get_attr") or fake is None or not fake.requires_grad:
         return []
     if is_fenced(operand) or operand.meta.get("written"):
         return []
@@ -109,8 +109,8 @@ def _later(node: Call, operand: Call, order: dict[Call, int]) -> list[Call]:
 def _differentiable(user: Call) -> bool:
     """Whether a gradient can come from a user at all; if none can, handing on to it would bring
     zeros."""
-    found = tensor(user)
-    return user.op != "output" and (found is None or found.is_floating_point())
+    fake = tensor(user)
+    return user.op != "output" and (fake is None or fake.is_floating_point())
 
 
 def _program(captured: Captured, node: Call, order: dict[Call, int]) -> None:
@@ -127,7 +127,9 @@ def _program(captured: Captured, node: Call, order: dict[Call, int]) -> None:
         numbers = [number for number, _, _ in handed]
         call = captured.before(node, neighbours_of, key, operands, codes, edges, numbers)
         first = len(program.results)
-        places = [(first + at, rows, later) for at, (_, rows, later) in enumerate(handed)]
+        places = [
+            (first + position, rows, later) for position, (_, rows, later) in enumerate(handed)
+        ]
         _read_through(captured, node, call, order, places)
 
 

@@ -52,10 +52,10 @@ def _obstacle(
     rows, sides = shape(x), shape(weight)
     if rows is None or sides is None or len(rows) != 2 or len(sides) != 2:
         return "no matrix"
-    found = {dtype(x), dtype(weight), dtype(node)}
+    dtypes = {dtype(x), dtype(weight), dtype(node)}
     if bias is None and not _relu_after(node):
         return "torch's own product does as well without a bias"
-    return "float64 under autocast" if len(found) > 1 and torch.float64 in found else None
+    return "float64 under autocast" if len(dtypes) > 1 and torch.float64 in dtypes else None
 
 
 def _relu_after(node: Call) -> bool:

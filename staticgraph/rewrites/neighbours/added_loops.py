@@ -44,9 +44,9 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     is_fenced,
     is_float,
     is_method,
-    said,
     shape,
     sides,
+    target_name,
     tensor,
     under_shape,
 )
@@ -79,7 +79,7 @@ class Unknown(Exception):
     """A part of a message that cannot be split, and why."""
 
     def __init__(self, node: Call) -> None:
-        super().__init__(f"{said(node)} of edges and added loops together")
+        super().__init__(f"{target_name(node)} of edges and added loops together")
         self.node: Call = node
 
 
@@ -90,8 +90,8 @@ def rewrite(captured: Captured) -> None:
     parts: dict[tuple[Call, bool], Any] = {}
     counts: dict[Call, Call] = {}
     for node in captured.calls(SCATTER):
-        if found := _loops_of(captured, node):
-            _at(captured, node, found, parts, counts)
+        if loops := _loops_of(captured, node):
+            _rewrite_node(captured, node, loops, parts, counts)
 
 
 def end_of(captured: Captured, index: Any) -> tuple[Loops, int] | None:
@@ -99,39 +99,39 @@ def end_of(captured: Captured, index: Any) -> tuple[Loops, int] | None:
     index = under_shape(index)
     if not is_call(index, SELECT) or index.args[1] != 0 or len(shape(index) or ()) != 1:
         return None
-    found = _loops(captured, index.args[0])
-    return None if found is None else (found, index.args[2] % 2)
+    loops = _loops(captured, index.args[0])
+    return None if loops is None else (loops, index.args[2] % 2)
 
 
 def _loops_of(captured: Captured, node: Call) -> Loops | None:
     _, index, dim, groups, _ = node.args
-    found = end_of(captured, index)
-    if found is None or dim != 0 or groups != captured.nodes:
+    end = end_of(captured, index)
+    if end is None or dim != 0 or groups != captured.nodes:
         return None
-    return found[0]
+    return end[0]
 
 
 def _loops(captured: Captured, pair: Any) -> Loops | None:
     """``add_self_loops`` of the batch's own edges, or self-loops concatenated by hand."""
     if captured.over is not None:
         return None
-    own = captured.facts["edge_index"]
+    edge_index = captured.facts["edge_index"]
     if is_call(pair, operator.getitem) and pair.args[1] == 0:
         added = pair.args[0]
         if not is_call(added, loops_added, loops_remaining):
             return None
         *_, nodes, rows = added.args
-        first, given, skips = captured.edges, added.args[0], added.target is loops_remaining
-        if is_call(given, operator.getitem) and is_call(given.args[0], loops_removed):
-            removed = given.args[0]
-            first, given, skips = removed.args[4], removed.args[0], True
-        ours = under_shape(given) is own and nodes == captured.nodes
+        first, base, skips = captured.edges, added.args[0], added.target is loops_remaining
+        if is_call(base, operator.getitem) and is_call(base.args[0], loops_removed):
+            removed = base.args[0]
+            first, base, skips = removed.args[4], removed.args[0], True
+        ours = under_shape(base) is edge_index and nodes == captured.nodes
         return Loops(added, rows, first, skips) if ours else None
     if is_call(pair, torch.cat, torch.concat) and (shape(pair) or (0,))[0] == 2:
         parts = pair.args[0]
         dim = argument(pair, 1, "dim", 0)
         rows = captured.edges + captured.nodes
-        if dim in (1, -1) and len(parts) == 2 and under_shape(parts[0]) is own:
+        if dim in (1, -1) and len(parts) == 2 and under_shape(parts[0]) is edge_index:
             return Loops(pair, rows, captured.edges) if _names_all(captured, parts[1]) else None
     return None
 
@@ -142,7 +142,7 @@ def _names_all(captured: Captured, pair: Any) -> bool:
         return False
     if is_call(pair, torch.stack) and len(pair.args[0]) == 2:
         dim = argument(pair, 1, "dim", 0)
-        return dim == 0 and all(_numbers(captured, one) for one in pair.args[0])
+        return dim == 0 and all(_numbers(captured, row) for row in pair.args[0])
     while is_method(pair, "repeat", "expand", "unsqueeze", "view") or is_call(
         pair, torch.unsqueeze
     ):
@@ -162,7 +162,7 @@ def _numbers(captured: Captured, node: Any) -> bool:
     }
 
 
-def _at(
+def _rewrite_node(
     captured: Captured,
     node: Call,
     loops: Loops,
@@ -198,16 +198,16 @@ def _at(
 def _between(captured: Captured, node: Call, rows: Call) -> Call:
     """Rows of edges with those of self-loops set to zero; in a product of rows and one number per
     row, the number is set to zero instead."""
-    kept = captured.once(
+    mask = captured.once(
         ("no loops", dtype(rows)), _no_loops, *map(captured.end, (0, 1)), dtype(rows)
     )
     narrow = (captured.edges, *(1,) * (_dims(rows) - 1))
     if is_call(rows, MUL) and len(narrow) > 1:
         for first, second in sides(rows):
             if isinstance(second, Node) and shape(second) == narrow:
-                weight = captured.before(node, MUL, second, captured.reshaped(node, kept, *narrow))
+                weight = captured.before(node, MUL, second, captured.reshaped(node, mask, *narrow))
                 return captured.before(node, MUL, first, weight)
-    return captured.before(node, MUL, rows, captured.reshaped(node, kept, *narrow))
+    return captured.before(node, MUL, rows, captured.reshaped(node, mask, *narrow))
 
 
 def _no_loops(src: Tensor, dst: Tensor, kind: torch.dtype) -> Tensor:
@@ -229,7 +229,7 @@ def split(
     Raises:
         Unknown: an operation does not compute row by row.
     """
-    first, second = (_part(captured, node, loops, own, parts) for own in (True, False))
+    first, second = (_part(captured, node, loops, for_edges, parts) for for_edges in (True, False))
     return first, second
 
 
@@ -237,24 +237,24 @@ def _part(
     captured: Captured,
     node: Any,
     loops: Loops,
-    own: bool,
+    for_edges: bool,
     parts: dict[tuple[Call, bool], Any],
 ) -> Any:
     """The part of a tensor over edges and self-loops that belongs to the batch's own edges
-    (``own``), or to the self-loops."""
+    (``for_edges``), or to the self-loops."""
     if not isinstance(node, Node) or (shape(node) or (0,))[0] != loops.rows:
         return node
-    if (node, own) not in parts:
-        parts[node, own] = _of_part(captured, node, loops, own, parts)
-    return parts[node, own]
+    if (node, for_edges) not in parts:
+        parts[node, for_edges] = _of_part(captured, node, loops, for_edges, parts)
+    return parts[node, for_edges]
 
 
-def _of_part(captured: Captured, node: Any, loops: Loops, own: bool, parts: Any) -> Any:
-    rows = captured.edges if own else captured.nodes
+def _of_part(captured: Captured, node: Any, loops: Loops, for_edges: bool, parts: Any) -> Any:
+    rows = captured.edges if for_edges else captured.nodes
 
-    def part(one: Any) -> Any:
+    def part(operand: Any) -> Any:
         """An operand for the edges alone, or for the self-loops alone."""
-        return _part(captured, one, loops, own, parts)
+        return _part(captured, operand, loops, for_edges, parts)
 
     if is_fenced(node) or node.meta.get("written"):
         raise Unknown(node)
@@ -264,19 +264,19 @@ def _of_part(captured: Captured, node: Any, loops: Loops, own: bool, parts: Any)
             raise Unknown(node)
         if shape(node.args[0])[0] != captured.nodes:  # pyright: ignore[reportOptionalSubscript]
             raise Unknown(node)
-        if not own:
+        if not for_edges:
             return node.args[0]
         return _behind(captured, node, GATHER, node.args[0], 0, captured.end(end[1]))
     if is_call(node, operator.getitem) and node.args == (loops.added, 1):
-        first = 0 if own else loops.first
+        first = 0 if for_edges else loops.first
         return _behind(captured, node, torch.narrow, node, 0, first, rows)
-    found = tensor(node)
-    assert found is not None
+    fake = tensor(node)
+    assert fake is not None
     if is_call(node, DROPOUT) and is_call(node.args[0], torch.ones_like):
-        first = 0 if own else loops.first
+        first = 0 if for_edges else loops.first
         return _behind(captured, node, torch.narrow, node, 0, first, rows)
-    if (is_method(node, "new_ones") or is_call(node, *_ONES)) and found.dim() >= 1:
-        return _behind(captured, node, torch.ones, (rows, *found.shape[1:]), **_kind(found))
+    if (is_method(node, "new_ones") or is_call(node, *_ONES)) and fake.dim() >= 1:
+        return _behind(captured, node, torch.ones, (rows, *fake.shape[1:]), **_kind(fake))
     if is_call(node, LINEAR, by_folded):
         return _again(captured, node, (part(node.args[0]), *node.args[1:]), {})
     if is_method(node, *_VIEWS) or is_call(node, torch.unsqueeze, torch.reshape):
@@ -294,7 +294,8 @@ def _is_by_row(node: Call, loops: Loops) -> bool:
     builder = Builder()
     try:
         places = {
-            one: builder.operand(*leaf(one, calls, loops.rows, "edge")) for one in calls.given
+            operand: builder.operand(*leaf(operand, calls, loops.rows, "edge"))
+            for operand in calls.operands
         }
         write(builder, calls, loops.rows, places)
     except NotByRow:
@@ -302,14 +303,14 @@ def _is_by_row(node: Call, loops: Loops) -> bool:
     return True
 
 
-def _view(captured: Captured, node: Call, given: Any, rows: int, loops: Loops) -> Call:
+def _view(captured: Captured, node: Call, operand: Any, rows: int, loops: Loops) -> Call:
     """A view that keeps the leading dimension."""
     before, after = shape(node.args[0]), shape(node)
     if before is None or after is None or before[0] != loops.rows or after[0] != loops.rows:
         raise Unknown(node)
     if is_call(node, torch.unsqueeze) or is_method(node, "unsqueeze"):
-        return _again(captured, node, (given, *node.args[1:]), node.kwargs)
-    return _behind(captured, node, torch.reshape, given, (rows, *after[1:]))
+        return _again(captured, node, (operand, *node.args[1:]), node.kwargs)
+    return _behind(captured, node, torch.reshape, operand, (rows, *after[1:]))
 
 
 def _again(captured: Captured, node: Call, args: Any, kwargs: Any) -> Call:
@@ -324,8 +325,8 @@ def _behind(captured: Captured, node: Call, function: Any, *args: Any, **kwargs:
     return captured.before(node.next, function, *args, like=node, **kwargs)
 
 
-def _kind(found: Tensor) -> dict[str, Any]:
-    return {"dtype": found.dtype, "device": found.device}
+def _kind(fake: Tensor) -> dict[str, Any]:
+    return {"dtype": fake.dtype, "device": fake.device}
 
 
 def _dims(node: Call) -> int:

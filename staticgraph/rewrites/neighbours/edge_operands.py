@@ -46,8 +46,8 @@ def _layout(terms: Terms) -> Any:
 
 
 def _weight(terms: Terms) -> Call | None:
-    found = {term.weight for term in terms.terms}
-    return found.pop() if len(found) == 1 else None
+    weights = {term.weight for term in terms.terms}
+    return weights.pop() if len(weights) == 1 else None
 
 
 def _joined(captured: Captured, anchor: Call, towers: list[Terms], weights: list[Any]) -> Operands:
@@ -68,23 +68,23 @@ def _one(captured: Captured, anchor: Call, terms: Terms) -> Operands:
     for rows, parts in slices.by_rows().items():
         plain = [sign for sign, weight in parts if weight is None]
         weights = [(sign, weight) for sign, weight in parts if weight is not None]
-        found = []
+        addends = []
         if weights:
             weight = _signed(captured, anchor, weights)
             bias = biases.pop() if biases else None
-            found.append((1, captured.before(anchor, LINEAR, rows.base, weight, bias)))
-        found += [(sign, rows.base) for sign in plain]
-        for sign, value in found:
+            addends.append((1, captured.before(anchor, LINEAR, rows.base, weight, bias)))
+        addends += [(sign, rows.base) for sign in plain]
+        for sign, value in addends:
             key = rows.place, rows.code
             sums[key] = _plus(captured, anchor, sums.get(key), sign, value)
     codes = [code for place, code in sums if code is not None]
-    kept = codes[0] if len(codes) == 1 and ("edge", None) not in sums else None
+    edge_code = codes[0] if len(codes) == 1 and ("edge", None) not in sums else None
     edge = None
     for (place, code), value in sums.items():
         if place == "edge":
             rows = (
                 value
-                if code is None or code is kept
+                if code is None or code is edge_code
                 else captured.before(anchor, GATHER, value, 0, code)
             )
             edge = _plus(captured, anchor, edge, 1, rows)
@@ -96,7 +96,7 @@ def _one(captured: Captured, anchor: Call, terms: Terms) -> Operands:
             source = captured.before(anchor, ADD, source, bias)
         else:
             edge = captured.before(anchor, ADD, edge, bias)
-    return Operands(source, target, edge, kept)
+    return Operands(source, target, edge, edge_code)
 
 
 class _Slices:
@@ -118,16 +118,16 @@ class _Slices:
 
     def by_rows(self) -> dict[UngatheredRows, list[tuple[int, Any]]]:
         """Maps each kind of rows to the signs and weights that it is used with."""
-        found: dict[UngatheredRows, list[tuple[int, Any]]] = {}
+        uses: dict[UngatheredRows, list[tuple[int, Any]]] = {}
         for term in self._terms.terms:
             weight = None if term.weight is None else self._cut[term.weight, term.first]
-            found.setdefault(term.rows, []).append((term.sign, weight))
-        return found
+            uses.setdefault(term.rows, []).append((term.sign, weight))
+        return uses
 
 
 def _signed(captured: Captured, anchor: Call, weights: list[tuple[int, Any]]) -> Call:
     total: Any = None
-    for sign, weight in sorted(weights, key=lambda one: -one[0]):
+    for sign, weight in sorted(weights, key=lambda pair: -pair[0]):
         total = _plus(captured, anchor, total, sign, weight)
     return total
 

@@ -68,5 +68,5 @@ def _source_of(captured: Captured, target: Call) -> tuple[Call, int] | None:
 
 def _is_index(node: Call) -> bool:
     """Whether a node is an index as operators take it, which nothing writes to."""
-    found = tensor(node)
-    return found is not None and found.dtype == torch.int64 and not node.meta.get("written")
+    fake = tensor(node)
+    return fake is not None and fake.dtype == torch.int64 and not node.meta.get("written")

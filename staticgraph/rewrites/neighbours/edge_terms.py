@@ -77,11 +77,11 @@ class Terms(NamedTuple):
 
 def terms_of(captured: Captured, node: Any, depth: int = 0) -> Terms:
     """Returns the terms of a node of shape ``[E, F]``; the node itself if nothing more is known."""
-    found = shape(node) or (0, 0)
-    whole = Terms((Term(_rows(captured, node), 1),), (), found[-1])
+    sizes = shape(node) or (0, 0)
+    whole = Terms((Term(_rows(captured, node), 1),), (), sizes[-1])
     if depth > MOST_DEPTH:
         return whole
-    if is_call(node, ADD, SUB) and all(shape(part) == found for part in node.args):
+    if is_call(node, ADD, SUB) and all(shape(part) == sizes for part in node.args):
         if depth and not used_once(node):
             return whole
         first, second = (terms_of(captured, part, depth + 1) for part in node.args)
@@ -89,7 +89,7 @@ def terms_of(captured: Captured, node: Any, depth: int = 0) -> Terms:
             if second.biases:
                 return whole
             second = second._replace(terms=tuple(t._replace(sign=-t.sign) for t in second.terms))
-        return Terms(first.terms + second.terms, first.biases + second.biases, found[-1])
+        return Terms(first.terms + second.terms, first.biases + second.biases, sizes[-1])
     if is_call(node, LINEAR) and (not depth or used_once(node)):
         split = _linear(captured, node)
         return whole if split is None else split
@@ -99,10 +99,10 @@ def terms_of(captured: Captured, node: Any, depth: int = 0) -> Terms:
 def _rows(captured: Captured, node: Any) -> UngatheredRows:
     if is_call(node, GATHER) and len(shape(node) or ()) == 2:
         base, _, index = node.args
-        place, found = captured.index(index), shape(base)
-        if found is not None and found[0] == captured.nodes_at(place):
+        place, sizes = captured.index(index), shape(base)
+        if sizes is not None and sizes[0] == captured.nodes_at(place):
             return UngatheredRows(base, str(place))
-        if place is None and found is not None and is_small(captured, node):
+        if place is None and sizes is not None and is_small(captured, node):
             return UngatheredRows(base, "edge", index)
     return UngatheredRows(node, "edge")
 
@@ -121,21 +121,21 @@ def is_small(captured: Captured, node: Any) -> bool:
 
 def _linear(captured: Captured, node: Call) -> Terms | None:
     """A linear layer of a concatenation, split by its parts; None if nothing is gained."""
-    given, weight, bias = node.args
+    x, weight, bias = node.args
     out = shape(weight)
     if out is None or not _same(node, weight, bias):
         return None
-    parts = _parts(captured, node, given)
+    parts = _parts(captured, node, x)
     if parts is None or sum(_columns(part[0]) for part in parts) != out[1]:
         return None
     terms: list[Term] = []
-    at = 0
+    first = 0
     for part in parts:
         width = _columns(part[0])
-        terms += [term._replace(weight=weight, first=at, width=width) for term in part]
-        at += width
-    found = Terms(tuple(terms), () if bias is None else (bias,), out[0])
-    return found if found.split and all(_same(node, t.rows.base) for t in terms) else None
+        terms += [term._replace(weight=weight, first=first, width=width) for term in part]
+        first += width
+    result = Terms(tuple(terms), () if bias is None else (bias,), out[0])
+    return result if result.split and all(_same(node, t.rows.base) for t in terms) else None
 
 
 def _same(*nodes: Any) -> bool:
@@ -143,20 +143,20 @@ def _same(*nodes: Any) -> bool:
 
 
 def _columns(term: Term) -> int:
-    found = shape(term.rows.base)
-    return 0 if found is None else found[-1]
+    sizes = shape(term.rows.base)
+    return 0 if sizes is None else sizes[-1]
 
 
 def _parts(captured: Captured, anchor: Call, node: Any) -> list[list[Term]] | None:
     """The parts of a concatenation, each as a sum of rows without weights."""
     if is_cat(node) and len(shape(node) or ()) == 2:
-        found: list[list[Term]] = []
+        parts: list[list[Term]] = []
         for part in node.args[0]:
             inner = _parts(captured, anchor, part)
             if inner is None:
                 return None
-            found += inner
-        return found
+            parts += inner
+        return parts
     if is_call(node, SELECT) and len(shape(node.args[0]) or ()) == 3 and node.args[1] == 1:
         return _slices(captured, anchor, node.args[0], node.args[2])
     terms = terms_of(captured, node, MOST_DEPTH // 2)
@@ -170,13 +170,13 @@ def _parts(captured: Captured, anchor: Call, node: Any) -> list[list[Term]] | No
 def _slices(captured: Captured, anchor: Call, node: Any, tower: int) -> list[list[Term]] | None:
     """:func:`_parts` of ``node[:, tower]`` for a node with three dimensions."""
     if is_cat(node):
-        found: list[list[Term]] = []
+        parts: list[list[Term]] = []
         for part in node.args[0]:
             inner = _slices(captured, anchor, part, tower)
             if inner is None:
                 return None
-            found += inner
-        return found
+            parts += inner
+        return parts
     if is_call(node, GATHER):
         place, base = captured.index(node.args[2]), node.args[0]
         if (shape(base) or (0,))[0] == captured.nodes_at(place):
@@ -189,20 +189,20 @@ def _slices(captured: Captured, anchor: Call, node: Any, tower: int) -> list[lis
 def slice_of(captured: Captured, anchor: Call, node: Any, tower: int) -> Call | None:
     """Returns ``node[:, tower]`` of ``[R, T, F]`` as two-dimensional rows, without a copy if towers
     repeat the same rows or are adjacent columns; None if there is no such tower."""
-    found = shape(node)
-    if found is None or len(found) != 3 or not -found[1] <= tower < found[1]:
+    sizes = shape(node)
+    if sizes is None or len(sizes) != 3 or not -sizes[1] <= tower < sizes[1]:
         return None
-    tower %= found[1]
-    repeated = is_method(node, "repeat") and tuple(node.args[1:]) == (1, found[1], 1)
+    tower %= sizes[1]
+    repeated = is_method(node, "repeat") and tuple(node.args[1:]) == (1, sizes[1], 1)
     repeated |= is_method(node, "expand") and len(node.args) == 4
     if repeated and (shape(node.args[0]) or (0, 0))[1] == 1:
         return slice_of(captured, anchor, node.args[0], 0)
     if is_method(node, "view", "reshape", "unsqueeze") or is_call(node, torch.unsqueeze):
         below = shape(node.args[0])
-        if below == (found[0], found[1] * found[2]):
-            if found[1] == 1:
+        if below == (sizes[0], sizes[1] * sizes[2]):
+            if sizes[1] == 1:
                 return node.args[0]
-            key = ("narrow", node.args[0], tower * found[2], found[2])
+            key = ("narrow", node.args[0], tower * sizes[2], sizes[2])
             return _remembered(captured, anchor, key, torch.narrow, node.args[0], 1, *key[2:])
     if node.op == "placeholder":
         return captured.before(anchor, SELECT, node, 1, tower)
@@ -229,10 +229,10 @@ def is_cat(node: Any) -> bool:
 
 def stacked(captured: Captured, node: Any) -> list[Terms]:
     """The terms of a message ``[E, F]``, as one item; or of ``[E, T, F]``, one item per tower."""
-    found = shape(node) or ()
-    if len(found) == 2:
+    sizes = shape(node) or ()
+    if len(sizes) == 2:
         return [terms_of(captured, node)]
-    stacks = is_call(node, torch.stack) and len(found) == 3
+    stacks = is_call(node, torch.stack) and len(sizes) == 3
     dim = (argument(node, 1, "dim", 0)) if stacks else None
     if dim not in (1, -2) or not used_once_all(node.args[0]):
         return []

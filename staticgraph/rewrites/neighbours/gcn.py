@@ -60,16 +60,18 @@ def degrees(
     """
     nodes, program = edges.row_ptr.size(0) - 1, known(_degree(loops, weight is not None))
     if weight is None:
-        own, operands = like.new_ones(nodes) if loops else like.new_zeros(nodes), [like]
+        loop_weight, operands = like.new_ones(nodes) if loops else like.new_zeros(nodes), [like]
     else:
-        own = weight.new_full((nodes,), fill if loops else 0.0)
+        loop_weight = weight.new_full((nodes,), fill if loops else 0.0)
         if loops:
-            kept = torch.where(edges.src == edges.dst, edges.dst, nodes)  # others beside all nodes
-            own = torch.cat([own, own[:1]]).index_put((kept,), weight)[:nodes]
-        operands = [like, weight, own]
+            dst = torch.where(edges.src == edges.dst, edges.dst, nodes)  # others beside all nodes
+            loop_weight = torch.cat([loop_weight, loop_weight[:1]]).index_put((dst,), weight)[
+                :nodes
+            ]
+        operands = [like, weight, loop_weight]
     degree = neighbours_of(program, operands, [], edges)[0]
     none = degree == 0
-    return degree.masked_fill(none, 1).pow(-0.5).masked_fill(none, 0), own
+    return degree.masked_fill(none, 1).pow(-0.5).masked_fill(none, 0), loop_weight
 
 
 @cache
@@ -78,12 +80,12 @@ def _degree(loops: bool, weighted: bool) -> Program:
     for its dtype alone."""
     b = Builder()
     b.operand("all", (0,))
-    weight, own = b.number(1.0), b.number(1.0 if loops else 0.0)
+    weight, own_weight = b.number(1.0), b.number(1.0 if loops else 0.0)
     if weighted:
-        weight, own = b.operand("edge", ()), b.operand("target", ())
+        weight, own_weight = b.operand("edge", ()), b.operand("target", ())
     if loops:
         weight = b.point("where", b.loop(), 0.0, weight)
-    return b.program([Result(weight, "sum", own)])
+    return b.program([Result(weight, "sum", own_weight)])
 
 
 @cache
@@ -94,9 +96,9 @@ def _weighed(width: int, weighted: bool, biased: bool, loops: bool) -> Program:
     x, ends = b.operand("source", (width,)), [b.operand(end, ()) for end in ("source", "target")]
     share, starts = b.point("mul", *ends), []
     if loops:
-        own = b.point("mul", ends[1], ends[1])
-        own = b.point("mul", own, b.operand("target", ())) if weighted else own
-        starts.append(b.point("mul", own, x))
+        own_share = b.point("mul", ends[1], ends[1])
+        own_share = b.point("mul", own_share, b.operand("target", ())) if weighted else own_share
+        starts.append(b.point("mul", own_share, x))
     if weighted:
         share = b.point("mul", share, b.operand("edge", ()))
     if loops:
@@ -112,7 +114,7 @@ def rewrite(captured: Captured) -> None:
     for node in captured.calls(SCATTER):
         norm = _norm_of(node.args[1])
         if norm is not None:
-            _at(captured, node, norm)
+            _rewrite_node(captured, node, norm)
 
 
 def _norm_of(index: Any) -> Call | None:
@@ -133,7 +135,7 @@ def _made_by(node: Any, place: int) -> Call | None:
     return None
 
 
-def _at(captured: Captured, node: Call, norm: Call) -> None:
+def _rewrite_node(captured: Captured, node: Call, norm: Call) -> None:
     edge_index, weight, _, _, fill, loops, flow, _, _ = norm.args
     x = _weighed_rows(node.args[0], norm)
     reason = None
@@ -155,21 +157,21 @@ def _at(captured: Captured, node: Call, norm: Call) -> None:
     like = captured.constant(f"like_{str(kind)[6:]}", torch.empty(0, dtype=kind))
     key = ("gcn", weight, fill, loops, kind)
     edges = captured.all_edges
-    given = edges, weight, fill, loops, like
-    found = captured.shared(key, lambda: captured.before(norm, degrees, *given))
-    root, own = (captured.item(norm, found, place, node) for place in (0, 1))
+    arguments = edges, weight, fill, loops, like
+    degree_call = captured.shared(key, lambda: captured.before(norm, degrees, *arguments))
+    root, loop_weight = (captured.item(norm, degree_call, place, node) for place in (0, 1))
     total, bias = added_to(node)
     if shape(bias) != (shape(node) or ())[1:]:
         total, bias = node, None
     _, width = shape(x) or (0, 0)
     program = _weighed(width, weight is not None, bias is not None, loops)
-    operands = [x, root, root, *([own] if loops and weight is not None else [])]
-    operands += [one for one in (weight, bias) if one is not None]
-    made = captured.before(total, neighbours_of, known(program), operands, [], edges)
-    made = captured.item(total, made, 0, node)
-    if dtype(made) != dtype(total):
-        made = captured.before(total, torch.Tensor.to, made, dtype(total))
-    captured.replace(node, made, NAME, last=total)
+    operands = [x, root, root, *([loop_weight] if loops and weight is not None else [])]
+    operands += [operand for operand in (weight, bias) if operand is not None]
+    new = captured.before(total, neighbours_of, known(program), operands, [], edges)
+    new = captured.item(total, new, 0, node)
+    if dtype(new) != dtype(total):
+        new = captured.before(total, torch.Tensor.to, new, dtype(total))
+    captured.replace(node, new, NAME, last=total)
 
 
 def _weighed_rows(rows: Any, norm: Call) -> Call | None:

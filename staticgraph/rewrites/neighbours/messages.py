@@ -36,8 +36,8 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     is_fenced,
     is_float,
     name_of,
-    said,
     shape,
+    target_name,
     tensor,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
@@ -62,8 +62,8 @@ def rewrite(captured: Captured) -> None:
     """Rewrites all messages that a gradient or a reduction makes worth it."""
     for edges in edge_sets(captured):
         with captured.reading_over(edges):
-            for one in (score_products.rewrite, softmax.rewrite, _over_edges):
-                one(captured)
+            for rule in (score_products.rewrite, softmax.rewrite, _over_edges):
+                rule(captured)
     if captured.facts:
         _over_edges(captured)
         for node in captured.calls(SCATTER):
@@ -78,7 +78,9 @@ def _over_edges(captured: Captured) -> None:
         move_linear(captured)
     reading = Reading(captured)
     for group in reading.groups():
-        if against and all(captured.index(index_of(one)) != "dst" for one in group.reductions):
+        if against and all(
+            captured.index(index_of(reduction)) != "dst" for reduction in group.reductions
+        ):
             continue
         if not _insert_program(captured, reading, group) and group.rows:
             for node in group.reductions:  # of rows that torch computes
@@ -106,25 +108,25 @@ def _record(captured: Captured, node: Call) -> None:
 
 def _by_graph(captured: Captured, node: Call) -> None:
     """Rewrites rows of graphs that nodes read, ``x[batch]``: backward sums a graph's nodes."""
-    rows, found = node.args[0], tensor(node)
+    rows, fake = node.args[0], tensor(node)
     sizes = shape(rows)
     if sizes is None or sizes[0] != captured.graphs or not is_float(node):
         return
-    if found is None or not found.requires_grad:
+    if fake is None or not fake.requires_grad:
         return
     builder = Builder()
     program = builder.program([Result(builder.operand("target", sizes[1:]), "rows")])
     batch, ptr = (cast(Any, captured.facts[name]) for name in ("batch", "ptr"))
     edges = Edges(batch, batch, ptr, ptr, ptr)
-    made = captured.before(node, neighbours_of, known(program), [rows], [], edges)
-    captured.replace(node, captured.item(node, made, 0, node), NAME)
+    new = captured.before(node, neighbours_of, known(program), [rows], [], edges)
+    captured.replace(node, captured.item(node, new, 0, node), NAME)
 
 
 def move_linear(captured: Captured) -> None:
     """Moves linear layers of gathered rows to the nodes, and stacks of them, for towers."""
     for node in reversed(list(captured.graph.nodes)):
-        found = shape(node) or (0,)
-        if not node.users or len(found) not in (2, 3) or found[0] != captured.edges:
+        sizes = shape(node) or (0,)
+        if not node.users or len(sizes) not in (2, 3) or sizes[0] != captured.edges:
             continue
         moves = is_call(node, LINEAR, torch.stack) and is_float(node)
         towers = stacked(captured, node) if moves else []
@@ -132,7 +134,7 @@ def move_linear(captured: Captured) -> None:
             continue
         ends = operands(captured, node, towers)
         if ends is not None and same_dtype(ends.source, ends.target, ends.edge, node):
-            rows = captured.reshaped(node, _gathered(captured, node, ends), *found)
+            rows = captured.reshaped(node, _gathered(captured, node, ends), *sizes)
             captured.replace(node, rows)
     drop_unread(captured.graph)
 
@@ -159,28 +161,30 @@ def _insert_program(captured: Captured, reading: Reading, group: Group) -> bool:
     writer = ProgramWriter(captured, reading, group)
     results = writer.add_own_terms(writer.write())
     builder, bases, codes = writer.builder, writer.bases, writer.codes
-    if not results or any(one.meta.get("written") for one in (*bases, *codes)):
+    if not results or any(operand.meta.get("written") for operand in (*bases, *codes)):
         return False
-    program = builder.program(list(dict.fromkeys(one.result for one in results)))
+    program = builder.program(list(dict.fromkeys(read.result for read in results)))
     size = sum(math.prod(value.shape) for value in program.values)
-    if size > MOST_NUMBERS or not all(map(is_float, [*bases, *(one.node for one in results)])):
+    if size > MOST_NUMBERS or not all(map(is_float, [*bases, *(read.node for read in results)])):
         return False
     if not _fits(captured, program, results):
         return False
-    users = {user for one in results for user in one.users} - {*group.rows, *group.reductions}
-    users |= {one.last for one in results if one.result.reduction != "rows"}
+    users = {user for read in results for user in read.users} - {*group.rows, *group.reductions}
+    users |= {read.last for read in results if read.result.reduction != "rows"}
     edges = captured.all_edges
-    order = {node: at for at, node in enumerate(captured.graph.nodes)}
+    order = {node: place for place, node in enumerate(captured.graph.nodes)}
     anchor = min(users, key=order.__getitem__)
     while is_fenced(anchor) and is_fenced(anchor.prev):  # before the region that it is in
         anchor = anchor.prev
     moved = _late(order, anchor, [*bases, *codes, *edges.arrays])
     if moved is None:
         return False
-    for one in moved:
-        anchor.prepend(one)
+    for moved_node in moved:
+        anchor.prepend(moved_node)
     results = _side_by_side(results)
-    unique = {result: at for at, result in enumerate(dict.fromkeys(one.result for one in results))}
+    unique = {
+        result: place for place, result in enumerate(dict.fromkeys(read.result for read in results))
+    }
     program = builder.program(list(unique))
     call = captured.before(
         anchor,
@@ -191,13 +195,13 @@ def _insert_program(captured: Captured, reading: Reading, group: Group) -> bool:
         edges,
         like=results[0].node,
     )
-    items = {one: captured.item(anchor, call, at, call) for one, at in unique.items()}
+    items = {part: captured.item(anchor, call, place, call) for part, place in unique.items()}
     for result, old, last in results:
         rows, new = old.args[0] if old.args else None, items[result]
         if dtype(new) != dtype(last):
             new = captured.before(anchor, torch.Tensor.to, new, dtype(last), like=old)
         if result.reduction != "rows" and reading.is_apart(rows):
-            captured.miss(NAME, old, f"{said(rows)} is computed apart from it", rows)
+            captured.miss(NAME, old, f"{target_name(rows)} is computed apart from it", rows)
         computes = formula(program, program.results[unique[result]], list(map(name_of, bases)))
         if captured.replace(old, new, NAME, last=last, computes=computes):
             reading.now[old] = new
@@ -211,14 +215,14 @@ def _fits(captured: Captured, program: Program, results: list[Read]) -> bool:
     """
     if captured.target.device == "cpu":
         return True
-    if all(one.reduction == "rows" for one in program.results):
+    if all(result.reduction == "rows" for result in program.results):
         return False
     from staticgraph.kernels.neighbours.gpu import supports  # imports Triton
 
     whole = accompanied(program)
     everything = tuple(range(len(program.results))), tuple(range(len(program.operands)))
-    for one in (whole, derivative(whole, *everything).program):
-        if (reason := supports(one)) is not None:
+    for candidate in (whole, derivative(whole, *everything).program):
+        if (reason := supports(candidate)) is not None:
             captured.miss(NAME, results[0].node, reason)
             return False
     return True
@@ -227,12 +231,12 @@ def _fits(captured: Captured, program: Program, results: list[Read]) -> bool:
 def _side_by_side(results: list[Read]) -> list[Read]:
     """Results with those that are concatenated, and read by nothing else, as one."""
     by_value: dict[int, list[Read]] = {}
-    for one in results:
-        if one.result.reduction in SIMPLE and one.result.start < 0:
-            by_value.setdefault(one.result.value, []).append(one)
+    for read in results:
+        if read.result.reduction in SIMPLE and read.result.start < 0:
+            by_value.setdefault(read.result.value, []).append(read)
     for place, parts in by_value.items():
         cat = next((user for user in parts[0].node.users if is_cat(user)), None)
-        names = {one.node: one.result.reduction for one in parts}
+        names = {part.node: part.result.reduction for part in parts}
         if cat is None or len(parts) < 2 or set(cat.args[0]) != set(names):
             continue
         others = {user for node in names for user in node.users} - {cat}
@@ -240,7 +244,7 @@ def _side_by_side(results: list[Read]) -> list[Read]:
         alone = not others or (spreads and all(map(is_square, others)))
         if alone and len(cat.args[0]) == len(parts):
             whole = Result(place, "+".join(names[node] for node in cat.args[0]))
-            results = [one for one in results if one.node not in names]
+            results = [result for result in results if result.node not in names]
             results.append(Read(whole, cat, cat))
     return results
 
@@ -248,14 +252,19 @@ def _side_by_side(results: list[Read]) -> list[Read]:
 def _late(order: dict[Call, int], anchor: Call, needed: Iterable[Call]) -> list[Call] | None:
     """The nodes behind ``anchor`` that ``needed`` are computed from, in order; None if one of them
     must stay where it is."""
-    limit, left, found = order[anchor], list(needed), set()
+    limit, left, late = order[anchor], list(needed), set()
     while left:
         node = left.pop()
-        if node in found or order[node] < limit:
+        if node in late or order[node] < limit:
             continue
-        fixed = any(one.meta.get("written") for one in (node, *node.all_input_nodes))
-        if fixed or is_fenced(node) or node.is_impure() or any(one in said(node) for one in _DRAWS):
+        fixed = any(operand.meta.get("written") for operand in (node, *node.all_input_nodes))
+        if (
+            fixed
+            or is_fenced(node)
+            or node.is_impure()
+            or any(name in target_name(node) for name in _DRAWS)
+        ):
             return None
-        found.add(node)
+        late.add(node)
         left += node.all_input_nodes
-    return sorted(found, key=order.__getitem__)
+    return sorted(late, key=order.__getitem__)

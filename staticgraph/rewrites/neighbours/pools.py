@@ -93,8 +93,8 @@ def rows_of_graphs(captured: Captured, index: Any) -> Edges | None:
         if captured.target.device == "cpu":
             ptr = captured.once(("pointers",), narrowed, ptr)
     elif _is_of_edges(captured, index):
-        given = facts["row_ptr"], facts["ptr"]
-        rows, ptr = captured.end(1), captured.once(("edge pointers",), edge_pointers, *given)
+        pointers = facts["row_ptr"], facts["ptr"]
+        rows, ptr = captured.end(1), captured.once(("edge pointers",), edge_pointers, *pointers)
         order = facts["order"]
     else:
         return None
@@ -118,12 +118,12 @@ def _count(captured: Captured, node: Call) -> bool:
     size = captured.graphs if which == "batch" else captured.nodes
     if not ones or which is None or groups != size or reduce not in ("sum", "add"):
         return False
-    found = tensor(node)
-    if found is None or found.dim() != 1:
+    fake = tensor(node)
+    if fake is None or fake.dim() != 1:
         return False
     ptr = captured.facts[_POINTERS[which]]
-    made = captured.once(("counts", which, found.dtype), counts, ptr, found.dtype)
-    captured.replace(node, made, NAME)
+    new = captured.once(("counts", which, fake.dtype), counts, ptr, fake.dtype)
+    captured.replace(node, new, NAME)
     return True
 
 
@@ -166,5 +166,5 @@ def _program(
 ) -> Call:
     """Inserts a program of one result before a node."""
     key = known(builder.program([result]))
-    made = captured.before(node, neighbours_of, key, operands, [], edges)
-    return captured.item(node, made, 0, node)
+    new = captured.before(node, neighbours_of, key, operands, [], edges)
+    return captured.item(node, new, 0, node)

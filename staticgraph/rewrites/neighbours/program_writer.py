@@ -61,41 +61,41 @@ class ProgramWriter:
         for node in self.group.rows:
             self._places[node] = self._row(node)
         nodes = {*self.group.rows, *self.group.reductions}
-        found: list[Read] = []
+        reads: list[Read] = []
         for node in self.group.reductions:
             how = self.reading.reductions[node]
             result = Result(self._edge(node.args[0]), how)
             if how == "softmax":
                 weight = self._edge(node.args[1])
-                own = [
-                    -1 if one is None else self._own(one, shape(like) or ())
-                    for like, one in zip(node.args[:2], node.args[4:], strict=True)
+                starts = [
+                    -1 if start is None else self._own(start, shape(like) or ())
+                    for like, start in zip(node.args[:2], node.args[4:], strict=True)
                 ]
-                result = Result(result.value, how, own[0], weight, own[1])
-            found.append(Read(result, node, node))
+                result = Result(result.value, how, starts[0], weight, starts[1])
+            reads.append(Read(result, node, node))
         for node in self.group.rows:
             rest = any(user not in nodes for user in node.users)
             whole = isinstance(self._places[node], int)
             if rest and whole and self.bases:
-                found.append(Read(Result(self._places[node], "rows"), node, node))
-        return _join_moments(self.builder, found)
+                reads.append(Read(Result(self._places[node], "rows"), node, node))
+        return _join_moments(self.builder, reads)
 
-    def add_own_terms(self, found: list[Read]) -> list[Read]:
+    def add_own_terms(self, reads: list[Read]) -> list[Read]:
         """The results, sums together with what they are added to, unless that follows from them."""
-        replaced = {one.node for one in found}
-        order = {node: at for at, node in enumerate(self.captured.graph.nodes)}
-        first = min((order[one.node] for one in found), default=0)
-        for at, (result, node, _) in enumerate(found):
+        replaced = {read.node for read in reads}
+        order = {node: place for place, node in enumerate(self.captured.graph.nodes)}
+        first = min((order[read.node] for read in reads), default=0)
+        for number, (result, node, _) in enumerate(reads):
             if result.reduction != "sum":
                 continue
-            total, own = added_to(node)
-            if total is None or dtype(total) != dtype(node) or not isinstance(own, Node):
+            total, addend = added_to(node)
+            if total is None or dtype(total) != dtype(node) or not isinstance(addend, Node):
                 continue
-            if dtype(own) != dtype(node) or _depends(own, replaced, order, first):
+            if dtype(addend) != dtype(node) or _depends(addend, replaced, order, first):
                 continue
-            start = self._own(own, (0, *(shape(node) or ())[1:]))
-            found[at] = Read(result._replace(start=start), node, total)
-        return found
+            start = self._own(addend, (0, *(shape(node) or ())[1:]))
+            reads[number] = Read(result._replace(start=start), node, total)
+        return reads
 
     def _operand(self, place: str, row: tuple[int, ...], base: Call, code: int = -1) -> int:
         """The value of an operand, added once."""
@@ -135,13 +135,13 @@ class ProgramWriter:
         if not calls.calls:
             return self._places[node.args[0]][node.args[1]]
         arguments: dict[Call, int] = {}
-        for one in calls.given:
-            if one in self._places or one in self.reading.ends:
-                arguments[one] = self._edge(one)
+        for operand in calls.operands:
+            if operand in self._places or operand in self.reading.ends:
+                arguments[operand] = self._edge(operand)
             else:
-                now = self.reading.now.get(one, one)
-                place, row = leaf(one, calls, self.captured.edges, "edge")
-                arguments[one] = self._operand(place, row, now)
+                now = self.reading.now.get(operand, operand)
+                place, row = leaf(operand, calls, self.captured.edges, "edge")
+                arguments[operand] = self._operand(place, row, now)
         return write(self.builder, calls, self.captured.edges, arguments)
 
     def _own(self, node: Call, like: tuple[int, ...]) -> int:
@@ -157,19 +157,19 @@ class ProgramWriter:
         if usable and (shape(node) or (0,))[0] == nodes and node.op.startswith("call"):
             calls = row_calls(node)
         if calls is not None and calls.calls and isinstance(calls.result, Tensor):
-            kept = len(self.builder.operands), list(self.bases), dict(self._operands)
+            state = len(self.builder.operands), list(self.bases), dict(self._operands)
             try:
                 arguments: dict[Call, int] = {}
-                for one in calls.given:
-                    place, row = leaf(one, calls, nodes, "target")
+                for operand in calls.operands:
+                    place, row = leaf(operand, calls, nodes, "target")
                     if place == "all":
-                        arguments[one] = self.builder.view(self._of_all(one), row)
+                        arguments[operand] = self.builder.view(self._of_all(operand), row)
                     else:
-                        arguments[one] = self._of_nodes(one)
+                        arguments[operand] = self._of_nodes(operand)
                 return write(self.builder, calls, nodes, arguments)  # pyright: ignore
             except NotByRow:
-                del self.builder.operands[kept[0] :]
-                self.bases, self._operands = kept[1:]
+                del self.builder.operands[state[0] :]
+                self.bases, self._operands = state[1:]
         sizes = shape(node) or ()
         if sizes[:1] != (nodes,):
             return self._of_all(node)
@@ -191,10 +191,10 @@ def _depends(node: Call, on: set[Call], order: dict[Call, int], first: int) -> b
     """Whether a node is computed from others, none of which is before the place ``first``."""
     left, seen = [node], {node}
     while left:
-        one = left.pop()
-        if one in on:
+        ancestor = left.pop()
+        if ancestor in on:
             return True
-        more = [o for o in one.all_input_nodes if o not in seen and order[o] >= first]
+        more = [o for o in ancestor.all_input_nodes if o not in seen and order[o] >= first]
         seen.update(more)
         left += more
     return False
@@ -202,13 +202,13 @@ def _depends(node: Call, on: set[Call], order: dict[Call, int], first: int) -> b
 
 def _join_moments(builder: Builder, results: list[Read]) -> list[Read]:
     """Replaces means of a message and of its squares by the variance that is computed of them."""
-    averages = {one.result.value: one for one in results if one.result.reduction == "mean"}
+    averages = {read.result.value: read for read in results if read.result.reduction == "mean"}
     for place, mean in averages.items():
         square = averages.get(builder.point("mul", place, place))
-        found = None if square is None else spread(square.node, mean.node)
-        if found is not None:
+        deviation = None if square is None else spread(square.node, mean.node)
+        if deviation is not None:
             results.remove(square)  # pyright: ignore[reportArgumentType]
-            results.append(Read(Result(place, found[0]), found[1], found[1]))
+            results.append(Read(Result(place, deviation[0]), deviation[1], deviation[1]))
             if all(map(is_square, mean.node.users)):
                 results.remove(mean)
     return results

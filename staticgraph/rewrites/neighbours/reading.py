@@ -78,11 +78,11 @@ class Reading:
                 del self.calls[node]
 
     def _usable(self, node: Call) -> bool:
-        found = tensor(node)
+        fake = tensor(node)
         return (
-            found is not None
-            and found.dim() > 0
-            and found.size(0) == self.captured.edges
+            fake is not None
+            and fake.dim() > 0
+            and fake.size(0) == self.captured.edges
             and not is_fenced(node)
             and not node.meta.get("written")
             and bool(node.users)
@@ -119,7 +119,7 @@ class Reading:
         value = node.meta.get("example_value")
         if isinstance(value, (tuple, list)):
             return bool(node.users) and all(
-                isinstance(one, torch.Tensor) and one.dim() > 0 for one in value
+                isinstance(part, torch.Tensor) and part.dim() > 0 for part in value
             )
         return self._usable(node) and node.op in ("call_function", "call_method")
 
@@ -139,9 +139,11 @@ class Reading:
             return
         builder, places = Builder(), {}
         try:
-            for one, stand in calls.given.items():
-                places[one] = builder.operand(*leaf(one, calls, self.captured.edges, "edge"))
-                if not stand.is_floating_point() and one not in self.calls:
+            for operand, stand in calls.operands.items():
+                places[operand] = builder.operand(
+                    *leaf(operand, calls, self.captured.edges, "edge")
+                )
+                if not stand.is_floating_point() and operand not in self.calls:
                     return
             write(builder, calls, self.captured.edges, places)
         except NotByRow:
@@ -152,7 +154,7 @@ class Reading:
         """Whether a node shows the rows of an operand in another shape, to several readers: as a
         result, they would be copied."""
         views = all(call.name in _VIEWS for call in calls.calls) and bool(calls.calls)
-        inner = any(one in self.calls or one in self.ends for one in calls.given)
+        inner = any(operand in self.calls or operand in self.ends for operand in calls.operands)
         return views and not inner and len(node.users) > 1
 
     def is_apart(self, node: Any) -> bool:
@@ -184,19 +186,23 @@ class Reading:
             if node not in self.calls and node not in self.reductions:
                 continue
             root(node)
-            for one in node.all_input_nodes:
-                if one in self.calls and levels[one] == levels[node]:
-                    parent[root(one)] = root(node)
-                elif node in self.reductions and one is node.args[0] and one not in self.calls:
-                    parent[root(node)] = root((one, levels[node]))
-        found: dict[Any, Group] = {}
+            for operand in node.all_input_nodes:
+                if operand in self.calls and levels[operand] == levels[node]:
+                    parent[root(operand)] = root(node)
+                elif (
+                    node in self.reductions
+                    and operand is node.args[0]
+                    and operand not in self.calls
+                ):
+                    parent[root(node)] = root((operand, levels[node]))
+        groups: dict[Any, Group] = {}
         for node in list(parent):
-            group = found.setdefault(root(node), Group([], []))
+            group = groups.setdefault(root(node), Group([], []))
             if node in self.calls:
                 group.rows.append(node)
             elif node in self.reductions:
                 group.reductions.append(node)
-        return [group for group in found.values() if self._pays(group)]
+        return [group for group in groups.values() if self._pays(group)]
 
     def _levels(self) -> dict[Call, int]:
         levels: dict[Call, int] = {}
@@ -204,8 +210,9 @@ class Reading:
             ours = node in self.calls or node in self.reductions
             levels[node] = max(
                 (
-                    levels[one] + (one in self.reductions or (one in self.calls and not ours))
-                    for one in node.all_input_nodes
+                    levels[operand]
+                    + (operand in self.reductions or (operand in self.calls and not ours))
+                    for operand in node.all_input_nodes
                 ),
                 default=0,
             )
@@ -220,6 +227,6 @@ class Reading:
 
     def trains(self, nodes: list[Call]) -> bool:
         """Whether nodes gather rows of nodes, and need a gradient."""
-        gathered = {one for node in nodes for one in (node, *node.all_input_nodes)}
-        near = any(self.ends.get(one, "table") != "table" for one in gathered)
+        gathered = {candidate for node in nodes for candidate in (node, *node.all_input_nodes)}
+        near = any(self.ends.get(candidate, "table") != "table" for candidate in gathered)
         return near and any(getattr(tensor(node), "requires_grad", False) for node in nodes)

@@ -52,12 +52,12 @@ class RowCalls(NamedTuple):
     """What a node of the graph calls.
 
     Attributes:
-        given: the tensors that its operands stand for, by node.
+        operands: the tensors that its operands stand for, by node.
         calls: operations of ATen, in order.
         result: a tensor or a tuple of them.
     """
 
-    given: dict[Call, Tensor]
+    operands: dict[Call, Tensor]
     calls: list[_Call]
     result: Any
 
@@ -73,18 +73,18 @@ def row_calls(node: Call) -> RowCalls | None:
             return None
     elif node.op != "call_method":
         return None
-    given: dict[Call, Tensor] = {}
+    operands: dict[Call, Tensor] = {}
 
-    def plain(one: Node) -> Any:
+    def plain(operand: Node) -> Any:
         """The stand-in of an operand."""
-        found = one.meta.get("example_value")
-        if isinstance(found, Tensor):
-            if one not in given:
-                given[one] = torch.empty(found.shape, dtype=found.dtype, device="meta")
-            return given[one]
-        if isinstance(found, (tuple, list)) and all(isinstance(each, Tensor) for each in found):
+        example = operand.meta.get("example_value")
+        if isinstance(example, Tensor):
+            if operand not in operands:
+                operands[operand] = torch.empty(example.shape, dtype=example.dtype, device="meta")
+            return operands[operand]
+        if isinstance(example, (tuple, list)) and all(isinstance(each, Tensor) for each in example):
             raise NotByRow("a tuple")
-        return found
+        return example
 
     try:
         args, kwargs = map_arg((node.args, node.kwargs), plain)
@@ -95,25 +95,25 @@ def row_calls(node: Call) -> RowCalls | None:
                 result = node.target(*args, **kwargs)
     except Exception:  # whatever an operation says of tensors without memory
         return None
-    return RowCalls(given, noted.calls, result)
+    return RowCalls(operands, noted.calls, result)
 
 
 def leaf(node: Call, calls: RowCalls, rows: int, place: str) -> tuple[str, tuple[int, ...]]:
     """Where the rows of an operand of calls over rows are, and their shape."""
-    found = shape(node) or ()
-    broadcast = _is_broadcast(calls, calls.given[node])
-    if found and found[0] == rows and not broadcast:
-        return place, found[1:]
-    return "all", found[1:] if found[:1] == (1,) and not broadcast else found
+    sizes = shape(node) or ()
+    broadcast = _is_broadcast(calls, calls.operands[node])
+    if sizes and sizes[0] == rows and not broadcast:
+        return place, sizes[1:]
+    return "all", sizes[1:] if sizes[:1] == (1,) and not broadcast else sizes
 
 
 def _is_broadcast(calls: RowCalls, operand: Tensor) -> bool:
     """Whether the call that reads an operand first takes it next to one of more dimensions, so that
     its own first one is not that of rows."""
     for call in calls.calls:
-        tensors = [one for one in call.args if isinstance(one, Tensor)]
-        if any(one is operand for one in tensors):
-            return operand.dim() < max(one.dim() for one in tensors)
+        tensors = [argument for argument in call.args if isinstance(argument, Tensor)]
+        if any(argument is operand for argument in tensors):
+            return operand.dim() < max(argument.dim() for argument in tensors)
     return False
 
 
@@ -129,7 +129,7 @@ def write(
     Raises:
         NotByRow: an operation is none of rows.
     """
-    known = {id(stand): places[node] for node, stand in calls.given.items()}
+    known = {id(stand): places[node] for node, stand in calls.operands.items()}
     writer = _Writer(builder, rows, known)
     for call in calls.calls:
         outs = writer.write(call)
@@ -140,10 +140,10 @@ def write(
             if builder.shape(out) != tuple(result.shape[1:]):
                 out = builder.expand(out, tuple(result.shape[1:]))
             known[id(result)] = out
-    found = calls.result if isinstance(calls.result, (tuple, list)) else (calls.result,)
-    if any(not isinstance(one, Tensor) or id(one) not in known for one in found):
+    tensors = calls.result if isinstance(calls.result, (tuple, list)) else (calls.result,)
+    if any(not isinstance(tensor, Tensor) or id(tensor) not in known for tensor in tensors):
         raise NotByRow("no tensor")
-    outs = tuple(known[id(one)] for one in found)
+    outs = tuple(known[id(tensor)] for tensor in tensors)
     return outs if isinstance(calls.result, (tuple, list)) else outs[0]
 
 
@@ -166,22 +166,22 @@ class _Writer:
             raise NotByRow(call.name) from error
         return out if isinstance(out, tuple) else (out,)
 
-    def at(self, one: Any) -> int | float:
+    def read_operand(self, value: Any) -> int | float:
         """The place of a tensor, of a condition as ones and zeros, or a number as constant."""
-        if isinstance(one, Tensor):
-            place = self.known[id(one)]
-            return self.b.point("where", place, 1.0, 0.0) if one.dtype is torch.bool else place
-        if isinstance(one, (bool, int, float)):
-            return float(one)
-        raise NotByRow(type(one).__name__)
+        if isinstance(value, Tensor):
+            place = self.known[id(value)]
+            return self.b.point("where", place, 1.0, 0.0) if value.dtype is torch.bool else place
+        if isinstance(value, (bool, int, float)):
+            return float(value)
+        raise NotByRow(type(value).__name__)
 
-    def point(self, operation: str, *given: Any) -> int:
+    def point(self, operation: str, *operands: Any) -> int:
         """A pointwise operation of tensors and numbers."""
-        return self.b.point(operation, *map(self.at, given))
+        return self.b.point(operation, *map(self.read_operand, operands))
 
-    def logical(self, operation: str, *given: Any) -> int:
+    def logical(self, operation: str, *operands: Any) -> int:
         """A pointwise operation of conditions."""
-        return self.b.point(operation, *(_place(self, one) for one in given))
+        return self.b.point(operation, *(_place(self, operand) for operand in operands))
 
     def dim(self, x: Tensor, dim: int) -> int:
         """A dimension of a row; that of all rows is none."""
@@ -199,11 +199,11 @@ class _Writer:
 
 
 def _scaled(w: _Writer, a: Any, b: Any, alpha: Any, operation: str) -> int:
-    second = w.at(b)
+    second = w.read_operand(b)
     if alpha != 1:
         is_number = isinstance(second, float)
         second = second * alpha if is_number else w.b.point("mul", second, float(alpha))
-    return w.b.point(operation, w.at(a), second)
+    return w.b.point(operation, w.read_operand(a), second)
 
 
 def _div(w: _Writer, a: Any, b: Any, *, rounding_mode: Any = None) -> int:
@@ -213,23 +213,23 @@ def _div(w: _Writer, a: Any, b: Any, *, rounding_mode: Any = None) -> int:
 
 
 def _relu(w: _Writer, x: Any) -> int:
-    return w.b.point("where", w.point("le", x, 0.0), 0.0, w.at(x))
+    return w.b.point("where", w.point("le", x, 0.0), 0.0, w.read_operand(x))
 
 
 def _leaky(w: _Writer, x: Any, slope: float = 0.01) -> int:
-    tilted = w.b.point("mul", w.at(x), float(slope))
-    return w.b.point("where", w.b.point("lt", 0.0, w.at(x)), w.at(x), tilted)
+    tilted = w.b.point("mul", w.read_operand(x), float(slope))
+    return w.b.point("where", w.b.point("lt", 0.0, w.read_operand(x)), w.read_operand(x), tilted)
 
 
 def _pow(w: _Writer, x: Any, exponent: Any) -> int:
-    place = w.at(x)
+    place = w.read_operand(x)
     if not isinstance(place, int) or isinstance(exponent, Tensor):
         raise NotByRow("a power")
     b = w.b
     if exponent in (1, 2, 3, 4):
         square = b.point("mul", place, place)
-        found = {1: lambda: place, 2: lambda: square, 3: lambda: b.point("mul", square, place)}
-        return found.get(exponent, lambda: b.point("mul", square, square))()
+        powers = {1: lambda: place, 2: lambda: square, 3: lambda: b.point("mul", square, place)}
+        return powers.get(exponent, lambda: b.point("mul", square, square))()
     if exponent in (0.5, -0.5, -1):
         root = place if exponent == -1 else b.point("sqrt", place)
         return root if exponent == 0.5 else b.point("div", 1.0, root)
@@ -240,10 +240,10 @@ def _clamp(
     w: _Writer, x: Any, least: Any = None, most: Any = None, *, min: Any = None, max: Any = None
 ) -> int:
     least, most = (min if least is None else least), (max if most is None else most)
-    place = w.at(x)
+    place = w.read_operand(x)
     for bound, below in ((least, True), (most, False)):
         if bound is not None:
-            edge = w.at(bound)
+            edge = w.read_operand(bound)
             if not isinstance(edge, float):
                 raise NotByRow("a bound per number")
             pair = (place, edge) if below else (edge, place)
@@ -253,7 +253,7 @@ def _clamp(
 
 
 def _larger(w: _Writer, a: Any, b: Any, largest: bool = True) -> int:
-    first, second = w.at(a), w.at(b)
+    first, second = w.read_operand(a), w.read_operand(b)
     n = w.b
     less = n.point("lt", first, second) if largest else n.point("lt", second, first)
     other = n.point("or", less, n.point("not", n.point("eq", second, second)))
@@ -263,14 +263,14 @@ def _larger(w: _Writer, a: Any, b: Any, largest: bool = True) -> int:
 
 
 def _softplus(w: _Writer, x: Any, beta: Any = 1, threshold: Any = 20) -> int:
-    n, place = w.b, w.at(x)
+    n, place = w.b, w.read_operand(x)
     z = n.point("mul", place, float(beta))
     soft = n.point("div", n.point("softplus", z), float(beta))
     return n.point("where", n.point("lt", float(threshold), z), place, soft)
 
 
 def _elu(w: _Writer, x: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> int:
-    n, place = w.b, w.at(x)
+    n, place = w.b, w.read_operand(x)
     below = n.point("where", n.point("lt", place, 0.0), place, 0.0)
     falling = n.point("sub", n.point("exp", n.point("mul", below, float(input_scale))), 1.0)
     low = n.point("mul", falling, float(alpha) * float(scale))
@@ -278,7 +278,7 @@ def _elu(w: _Writer, x: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 
 
 
 def _gelu(w: _Writer, x: Any, *, approximate: str = "none") -> int:
-    n, place = w.b, w.at(x)
+    n, place = w.b, w.read_operand(x)
     assert isinstance(place, int)
     if approximate == "none":
         inner = n.point("erf", n.point("mul", place, 1 / math.sqrt(2)))
@@ -324,11 +324,11 @@ def _unsqueeze(w: _Writer, x: Tensor, dim: int) -> int:
 
 def _squeeze(w: _Writer, x: Tensor, dims: Any = None) -> int:
     if dims is None:
-        kept = [size for size in x.shape[1:] if size != 1]
+        sizes = [size for size in x.shape[1:] if size != 1]
     else:
         gone = w.dims(x, dims)
-        kept = [s for at, s in enumerate(x.shape[1:]) if at not in gone or s != 1]
-    return w.b.view(_place(w, x), tuple(kept))
+        sizes = [s for dim, s in enumerate(x.shape[1:]) if dim not in gone or s != 1]
+    return w.b.view(_place(w, x), tuple(sizes))
 
 
 def _expand(w: _Writer, x: Tensor, sizes: Sequence[int], *, implicit: bool = False) -> int:
@@ -352,20 +352,20 @@ def _slice(
 
 
 def _select(w: _Writer, x: Tensor, dim: int, index: int) -> int:
-    at = w.dim(x, dim)
-    index %= x.size(at + 1)
-    one = w.b.slice(_place(w, x), at, index, index + 1)
-    shape = [size for place, size in enumerate(x.shape[1:]) if place != at]
-    return w.b.view(one, tuple(shape))
+    axis = w.dim(x, dim)
+    index %= x.size(axis + 1)
+    entry = w.b.slice(_place(w, x), axis, index, index + 1)
+    shape = [size for place, size in enumerate(x.shape[1:]) if place != axis]
+    return w.b.view(entry, tuple(shape))
 
 
 def _split(w: _Writer, x: Tensor, sizes: Any, dim: int = 0) -> tuple[int, ...]:
-    at, whole = w.dim(x, dim), x.size(dim)
+    axis, whole = w.dim(x, dim), x.size(dim)
     if isinstance(sizes, int):
         sizes = [min(sizes, whole - first) for first in range(0, whole, sizes)]
     outs, first = [], 0
     for size in sizes:
-        outs.append(w.b.slice(_place(w, x), at, first, first + size))
+        outs.append(w.b.slice(_place(w, x), axis, first, first + size))
         first += size
     return tuple(outs)
 
@@ -402,10 +402,10 @@ def _stack(w: _Writer, xs: Sequence[Tensor], dim: int = 0) -> int:
 
 
 def _sum(w: _Writer, x: Tensor, dims: Any, keepdim: bool = False, *, dtype: Any = None) -> int:
-    at = w.dims(x, dims)
-    total = w.b.total(_number(w, x), at)
+    axes = w.dims(x, dims)
+    total = w.b.total(_number(w, x), axes)
     if keepdim:
-        shape = tuple(1 if dim in at else size for dim, size in enumerate(x.shape[1:]))
+        shape = tuple(1 if dim in axes else size for dim, size in enumerate(x.shape[1:]))
         total = w.b.view(total, shape)
     return total
 
@@ -432,18 +432,18 @@ def _same(w: _Writer, x: Tensor, **kwargs: Any) -> int:
 
 def _compare(operation: str, swapped: bool = False, negated: bool = False) -> Callable[..., int]:
     def compare(w: _Writer, a: Any, b: Any) -> int:
-        found = w.point(operation, *((b, a) if swapped else (a, b)))
-        return w.b.point("not", found) if negated else found
+        place = w.point(operation, *((b, a) if swapped else (a, b)))
+        return w.b.point("not", place) if negated else place
 
     return compare
 
 
 def _plain(name: str) -> Callable[..., int]:
-    return lambda w, *given: w.point(name, *given)
+    return lambda w, *operands: w.point(name, *operands)
 
 
 def _logical(name: str) -> Callable[..., int]:
-    return lambda w, *given: w.logical(name, *given)
+    return lambda w, *operands: w.logical(name, *operands)
 
 
 # By the name of ATen.
@@ -461,7 +461,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "div": _div,
     "relu": _relu,
     "leaky_relu": _leaky,
-    "silu": lambda w, x: w.b.point("mul", w.at(x), w.point("sigmoid", x)),
+    "silu": lambda w, x: w.b.point("mul", w.read_operand(x), w.point("sigmoid", x)),
     "square": lambda w, x: _pow(w, x, 2),
     "rsqrt": lambda w, x: _pow(w, x, -0.5),
     "reciprocal": lambda w, x: _pow(w, x, -1),
@@ -481,7 +481,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "ge": _compare("le", swapped=True),
     "eq": _compare("eq"),
     "ne": _compare("eq", negated=True),
-    "where": lambda w, x, a, b: w.b.point("where", _place(w, x), w.at(a), w.at(b)),
+    "where": lambda w, x, a, b: w.b.point(
+        "where", _place(w, x), w.read_operand(a), w.read_operand(b)
+    ),
     "logical_not": _logical("not"),
     "bitwise_not": _logical("not"),
     "logical_and": _logical("and"),

@@ -63,33 +63,33 @@ def rewrite(captured: Captured) -> None:
         return
     of_rows: dict[Call, list[tuple[Call, Call]]] = {}
     for node in list(captured.graph.nodes):
-        if (found := _score(node)) is None:
+        if (score := _score(node)) is None:
             continue
-        rows, vector = found
+        rows, vector = score
         product = under_shape(rows)
         of_nodes = (shape(rows) or (0,))[0] in (captured.nodes, captured.nodes_at("src"))
         if is_call(product, LINEAR) and product.args[2] is None and not of_nodes:
             edge_attr, weight, _ = product.args
-            made = captured.before(node, by_folded, edge_attr, weight, vector)
-            captured.replace(node, made, NAME)
+            new = captured.before(node, by_folded, edge_attr, weight, vector)
+            captured.replace(node, new, NAME)
             continue
         of_rows.setdefault(rows, []).append((node, vector))
     for rows, scores in of_rows.items():
         if len(scores) < 2:
             continue
         first = scores[0][0]
-        made = captured.before(first, by_vectors, rows, [vector for _, vector in scores])
+        new = captured.before(first, by_vectors, rows, [vector for _, vector in scores])
         for place, (node, _) in enumerate(scores):
             for user in list(node.users):
                 if is_call(user, GATHER):  # the same of gathered rows, without copies of columns
-                    each = captured.before(user, GATHER, made, 0, user.args[2])
+                    each = captured.before(user, GATHER, new, 0, user.args[2])
                     captured.replace(user, _column(captured, user, each, place))
-            captured.replace(node, _column(captured, node, made, place), NAME)
+            captured.replace(node, _column(captured, node, new, place), NAME)
 
 
-def _column(captured: Captured, node: Call, made: Call, place: int) -> Call:
+def _column(captured: Captured, node: Call, scores: Call, place: int) -> Call:
     """The scores of one of the vectors."""
-    strided = captured.before(node, SELECT, made, 1, place)
+    strided = captured.before(node, SELECT, scores, 1, place)
     return captured.before(node, torch.clone, strided)
 
 
@@ -97,12 +97,12 @@ def _score(node: Call) -> tuple[Call, Call] | None:
     """``x`` and ``a`` of ``(x * a).sum(-1)``; None for anything else."""
     if not is_method(node, "sum") or not node.users or len(shape(node.args[0]) or ()) != 3:
         return None
-    given = dict(zip(("dim", "keepdim"), node.args[1:], strict=False)) | node.kwargs
-    plain = given in ({"dim": dim} | keep for dim in (-1, 2) for keep in ({}, {"keepdim": False}))
+    by_name = dict(zip(("dim", "keepdim"), node.args[1:], strict=False)) | node.kwargs
+    plain = by_name in ({"dim": dim} | keep for dim in (-1, 2) for keep in ({}, {"keepdim": False}))
     if not plain or not is_call(node.args[0], MUL) or not is_float(node):
         return None
     for rows, vector in sides(node.args[0]):
-        found = shape(rows)
-        if found is not None and shape(vector) == (1, *found[1:]) and found[0] != 1:
+        sizes = shape(rows)
+        if sizes is not None and shape(vector) == (1, *sizes[1:]) and sizes[0] != 1:
             return rows, vector
     return None

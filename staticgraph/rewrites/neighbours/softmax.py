@@ -46,14 +46,14 @@ def weighed_sum(
     weights: Tensor,
     index: Tensor,
     groups: int,
-    own: Tensor | None = None,
+    own_rows: Tensor | None = None,
     own_weights: Tensor | None = None,
 ) -> Tensor:
     """``[E, H, C]``, ``[E, H]`` -> ``[N, H, C]``: the sum by index of rows times the softmax by
-    index of their weights; ``own`` and ``own_weights`` are one more row per group."""
-    if own is not None and own_weights is not None:
+    index of their weights; ``own_rows`` and ``own_weights`` are one more row per group."""
+    if own_rows is not None and own_weights is not None:
         index = torch.cat([index, torch.arange(groups, device=index.device)])
-        rows, weights = torch.cat([rows, own]), torch.cat([weights, own_weights])
+        rows, weights = torch.cat([rows, own_rows]), torch.cat([weights, own_weights])
     share = softmax(weights, index, num_nodes=groups)
     share = share.reshape(*share.shape, *(1,) * (rows.dim() - share.dim()))
     return scatter(rows * share, index, 0, groups, "sum")
@@ -98,10 +98,10 @@ def _weighed(captured: Captured, node: Call, parts: dict[Any, Any]) -> None:
         return
     loops = None
     if captured.index(index) != "dst":
-        found = added_loops.end_of(captured, index)
-        if found is None or found[1] != 1:
+        end = added_loops.end_of(captured, index)
+        if end is None or end[1] != 1:
             return
-        loops = found[0]
+        loops = end[0]
     message = under_shape(message)
     if not is_call(message, MUL) or (shape(message) or ())[:1] != (shape(node.args[0]) or ())[:1]:
         return
@@ -120,15 +120,15 @@ def _weighed(captured: Captured, node: Call, parts: dict[Any, Any]) -> None:
         draws = []
         if dropped is not None:
             ones = captured.before(dropped, torch.ones_like, dropped.args[0])
-            kept = captured.before(dropped, DROPOUT, ones, *dropped.args[1:])
-            draws = [dropped, kept]
-            kept = captured.reshaped(node, kept, *(shape(second) or ()))
-            rows = captured.before(node, MUL, rows, kept)
+            mask = captured.before(dropped, DROPOUT, ones, *dropped.args[1:])
+            draws = [dropped, mask]
+            mask = captured.reshaped(node, mask, *(shape(second) or ()))
+            rows = captured.before(node, MUL, rows, mask)
         _put(captured, node, rows, weights, loops, parts)
         drop_unread(captured.graph)
-        for one in draws:
-            if not one.users:  # one of them: each would draw numbers
-                captured.graph.erase_node(one)
+        for draw in draws:
+            if not draw.users:  # one of them: each would draw numbers
+                captured.graph.erase_node(draw)
         return
 
 
@@ -147,37 +147,37 @@ def _is_over(captured: Captured, shares: Call, index: Any, loops: Loops | None) 
         return False
     if loops is None:
         return captured.index(other) == "dst"
-    found = added_loops.end_of(captured, other)
-    return found is not None and found[1] == 1 and found[0].added is loops.added
+    end = added_loops.end_of(captured, other)
+    return end is not None and end[1] == 1 and end[0].added is loops.added
 
 
 def _leading(captured: Captured, node: Call, weights: Any, rows: Any, shares: Any) -> Any:
     """Weights in the shape that rows have without some of their last dimensions, of which the
     shares have one number each; None if they have another."""
-    sizes, whole, found = shape(shares), shape(rows), shape(weights)
-    if sizes is None or whole is None or found is None or len(sizes) != len(whole):
+    sizes, whole, weight_sizes = shape(shares), shape(rows), shape(weights)
+    if sizes is None or whole is None or weight_sizes is None or len(sizes) != len(whole):
         return None
-    kept = len(sizes)
-    while kept > 1 and sizes[kept - 1] == 1:
-        kept -= 1
-    return captured.reshaped(node, weights, *sizes[:kept]) if sizes[:kept] == whole[:kept] else None
+    rank = len(sizes)
+    while rank > 1 and sizes[rank - 1] == 1:
+        rank -= 1
+    return captured.reshaped(node, weights, *sizes[:rank]) if sizes[:rank] == whole[:rank] else None
 
 
 def _put(
     captured: Captured, node: Call, rows: Any, weights: Any, loops: Loops | None, parts: Any
 ) -> None:
-    end, groups, own = captured.end(1), captured.nodes, (None, None)
+    end, groups, own_terms = captured.end(1), captured.nodes, (None, None)
     if loops is not None:
         try:
             (rows, own_rows), (weights, own_weights) = (
-                added_loops.split(captured, one, loops, parts) for one in (rows, weights)
+                added_loops.split(captured, operand, loops, parts) for operand in (rows, weights)
             )
         except added_loops.Unknown as unknown:
             captured.miss(NAME, node, str(unknown), unknown.node)
             return
-        own = own_rows, own_weights
+        own_terms = own_rows, own_weights
         if loops.skips:
             ends = captured.end(0), end
             weights = captured.before(node, without_loops, weights, *ends)
-    made = captured.before(node, weighed_sum, rows, weights, end, groups, *own)
-    captured.replace(node, captured.reshaped(node, made, *(shape(node) or ())), NAME)
+    new = captured.before(node, weighed_sum, rows, weights, end, groups, *own_terms)
+    captured.replace(node, captured.reshaped(node, new, *(shape(node) or ())), NAME)

@@ -69,11 +69,11 @@ def _alias(node: Call) -> None:
     """Bypasses calls that return their operand, such as conversions to its own dtype."""
     if not is_method(node, "to", "long", "float", "double", "type_as", "contiguous"):
         return
-    given, found = tensor(node.args[0]), tensor(node)
+    operand, result = tensor(node.args[0]), tensor(node)
     if (
-        given is not None
-        and found is not None
-        and canonical_ops.storage(given) == canonical_ops.storage(found)
+        operand is not None
+        and result is not None
+        and canonical_ops.storage(operand) == canonical_ops.storage(result)
     ):
         node.replace_all_uses_with(node.args[0])
 
@@ -126,12 +126,12 @@ def _is_zero(number: Any) -> bool:
 def _gather(node: Call) -> None:
     """Unifies ``x[index]``, ``index_select`` and ``gather`` of rows, ``x[0]`` and ``unbind``."""
     if calls(node, torch.index_select) or is_method(node, "index_select"):
-        given = _arguments(node, ("self", "dim", "index"))
-        found = None if given is None else tensor(given[0])
-        if given is None or found is None:
+        operands = _arguments(node, ("self", "dim", "index"))
+        fake = None if operands is None else tensor(operands[0])
+        if operands is None or fake is None:
             return
-        x, dim, index = given
-        if dim % found.dim() == 0:
+        x, dim, index = operands
+        if dim % fake.dim() == 0:
             node.op, node.target, node.args, node.kwargs = (
                 "call_function",
                 GATHER,
@@ -143,8 +143,8 @@ def _gather(node: Call) -> None:
         _expanded_gather(node)
         return
     if not is_call(node, operator.getitem) or tensor(node) is None:
-        if is_method(node, "select") and (given := _arguments(node, ("self", "dim", "index"))):
-            node.op, node.target, node.args, node.kwargs = "call_function", SELECT, given, {}
+        if is_method(node, "select") and (operands := _arguments(node, ("self", "dim", "index"))):
+            node.op, node.target, node.args, node.kwargs = "call_function", SELECT, operands, {}
         return
     base, key = node.args
     if is_call(base, torch.unbind) or is_method(base, "unbind"):
@@ -170,14 +170,14 @@ def _gather(node: Call) -> None:
 
 def _expanded_gather(node: Call) -> None:
     """``x.gather(0, index)`` by an index that repeats one vector in every column."""
-    given = _arguments(node, ("self", "dim", "index"))
-    if given is None or set(node.kwargs) - {"input", "dim", "index"}:
+    operands = _arguments(node, ("self", "dim", "index"))
+    if operands is None or set(node.kwargs) - {"input", "dim", "index"}:
         return
-    x, dim, index = given
-    found, by, vector = tensor(x), tensor(index), _expanded(index)
-    if found is None or by is None or vector is None or found.dim() < 2:
+    x, dim, index = operands
+    fake, by, vector = tensor(x), tensor(index), _expanded(index)
+    if fake is None or by is None or vector is None or fake.dim() < 2:
         return
-    if dim % found.dim() == 0 and by.shape[1:] == found.shape[1:]:
+    if dim % fake.dim() == 0 and by.shape[1:] == fake.shape[1:]:
         node.op, node.target, node.args, node.kwargs = (
             "call_function",
             GATHER,
@@ -186,15 +186,15 @@ def _expanded_gather(node: Call) -> None:
         )
 
 
-def _new_dimension(key: tuple[Any, ...], found: Tensor | None) -> int | None:
+def _new_dimension(key: tuple[Any, ...], result: Tensor | None) -> int | None:
     """The position of the one dimension that ``x[..., None]`` or ``x[:, None]`` inserts; None if it
     does something else."""
-    whole = all(one is None or one is Ellipsis or one == slice(None) for one in key)
-    if found is None or not whole or key.count(None) != 1 or key.count(Ellipsis) > 1:
+    whole = all(entry is None or entry is Ellipsis or entry == slice(None) for entry in key)
+    if result is None or not whole or key.count(None) != 1 or key.count(Ellipsis) > 1:
         return None
     at = key.index(None)
     before = Ellipsis in key[:at]
-    return found.dim() - len(key) + at if before else at
+    return result.dim() - len(key) + at if before else at
 
 
 def _is_int(key: Any) -> bool:
@@ -202,21 +202,21 @@ def _is_int(key: Any) -> bool:
 
 
 def _arguments(node: Call, names: tuple[str, ...]) -> tuple[Any, ...] | None:
-    found = list(node.args)
-    for name in names[len(found) :]:
+    values = list(node.args)
+    for name in names[len(values) :]:
         key = "input" if name == "self" else name
         if key not in node.kwargs:
             return None
-        found.append(node.kwargs[key])
-    return tuple(found)
+        values.append(node.kwargs[key])
+    return tuple(values)
 
 
 def _others(captured: Captured, node: Call) -> None:
     if calls(node, F.linear):
-        given = [*node.args, *(None,) * (3 - len(node.args))]
+        operands = [*node.args, *(None,) * (3 - len(node.args))]
         for place, name in enumerate(("input", "weight", "bias")):
-            given[place] = node.kwargs.get(name, given[place])
-        node.target, node.args, node.kwargs = F.linear, tuple(given), {}
+            operands[place] = node.kwargs.get(name, operands[place])
+        node.target, node.args, node.kwargs = F.linear, tuple(operands), {}
     elif calls(node, F.dropout, torch.dropout) and not node.meta.get("writes"):
         p, training = _argument(node, 1, "p", 0.5), _argument(node, 2, "training", True)
         training = node.kwargs.get("train", training)
@@ -229,27 +229,27 @@ def _others(captured: Captured, node: Call) -> None:
 
 def _reduction(captured: Captured, node: Call) -> None:
     """Turns additions into zeros by an index into PyG's ``scatter``."""
-    found = None
+    reduction = None
     if is_method(node, "index_add", "index_add_") or is_call(node, torch.index_add):
-        given = _arguments(node, ("self", "dim", "index", "source"))
-        if given and node.kwargs.get("alpha", 1) == 1:
-            found = (*given, "sum")
+        operands = _arguments(node, ("self", "dim", "index", "source"))
+        if operands and node.kwargs.get("alpha", 1) == 1:
+            reduction = (*operands, "sum")
     elif is_method(node, "scatter_add", "scatter_add_") or is_call(node, torch.scatter_add):
-        given = _arguments(node, ("self", "dim", "index", "src"))
-        if given:
-            found = (*given, "sum")
+        operands = _arguments(node, ("self", "dim", "index", "src"))
+        if operands:
+            reduction = (*operands, "sum")
     elif is_method(node, "scatter_reduce", "scatter_reduce_") or is_call(
         node, torch.scatter_reduce
     ):
-        given = _arguments(node, ("self", "dim", "index", "src", "reduce"))
-        if given:
-            kept = node.kwargs.get("include_self", True)
-            reduce = _REDUCED.get(given[4])
-            if reduce is not None and (reduce == "sum" or kept is False):
-                found = (*given[:4], reduce)
-    if found is None:
+        operands = _arguments(node, ("self", "dim", "index", "src", "reduce"))
+        if operands:
+            include_self = node.kwargs.get("include_self", True)
+            reduce = _REDUCED.get(operands[4])
+            if reduce is not None and (reduce == "sum" or include_self is False):
+                reduction = (*operands[:4], reduce)
+    if reduction is None:
         return
-    into, dim, index, src, reduce = found
+    into, dim, index, src, reduce = reduction
     into_value, src_value, by = tensor(into), tensor(src), tensor(index)
     index = _expanded(index)
     if index is None or into_value is None or src_value is None or not _zeros(into):
@@ -272,18 +272,18 @@ def used_alone(into: Call, node: Call) -> bool:
 def _expanded(index: Any) -> Call | None:
     """The vector that an index was broadcast from along the first dimension, or None."""
     while True:
-        found = tensor(index)
-        if found is None:
+        fake = tensor(index)
+        if fake is None:
             return None
-        if found.dim() == 1:
+        if fake.dim() == 1:
             return index
         if is_method(index, "expand", "expand_as", "view", "reshape", "unsqueeze", "repeat"):
             if is_method(index, "repeat") and index.args[1:][:1] != (1,):
                 return None
             below = tensor(index.args[0])
-            if below is None or below.size(0) != found.size(0):
+            if below is None or below.size(0) != fake.size(0):
                 return None
-            if below.dim() == 1 and found.stride(0) == 0:  # [E] as rows of [E, E]
+            if below.dim() == 1 and fake.stride(0) == 0:  # [E] as rows of [E, E]
                 return None
             index = index.args[0]
         elif is_call(index, operator.getitem) and _unsqueezes(index.args[1]):

@@ -148,36 +148,36 @@ class _Memory:
     def __init__(self) -> None:
         self._number = count()
         self._now: dict[int, int] = {}
-        self._of: dict[Call, Memory] = {}
+        self._by_node: dict[Call, Memory] = {}
 
     def see(self, node: Call) -> None:
         """Records the memory of a node's tensors at its place in the graph."""
-        found = set()
-        for one in _values(value(node)):
+        numbers = set()
+        for fake in _values(value(node)):
             if drops_nothing(node):
-                self._now[storage(one)] = next(iter(self.of(node.args[0])))
-            found.add(self._now.setdefault(storage(one), next(self._number)))
-        self._of[node] = frozenset(found)
+                self._now[storage(fake)] = next(iter(self.find_memory(node.args[0])))
+            numbers.add(self._now.setdefault(storage(fake), next(self._number)))
+        self._by_node[node] = frozenset(numbers)
 
-    def of(self, node: Call) -> Memory:
+    def find_memory(self, node: Call) -> Memory:
         """The memory of a node; empty if it was not seen yet."""
-        return self._of.get(node, frozenset())
+        return self._by_node.get(node, frozenset())
 
     def of_any(self, nodes: list[Call]) -> Memory:
         """The memory of several nodes."""
-        return frozenset().union(*map(self.of, nodes))
+        return frozenset().union(*map(self.find_memory, nodes))
 
     def begin(self, node: Call) -> None:
         """Makes the storage of a node's tensor new memory from here on."""
-        for one in _values(value(node)):
-            self._now[storage(one)] = next(self._number)
+        for fake in _values(value(node)):
+            self._now[storage(fake)] = next(self._number)
 
 
-def _values(found: Any) -> list[Tensor]:
-    if isinstance(found, Tensor):
-        return [found]
-    if isinstance(found, list | tuple):
-        return [one for part in found for one in _values(part)]
+def _values(example: Any) -> list[Tensor]:
+    if isinstance(example, Tensor):
+        return [example]
+    if isinstance(example, list | tuple):
+        return [fake for part in example for fake in _values(part)]
     return []
 
 
@@ -188,9 +188,9 @@ def _alone(written: list[Call], seen: list[Call], later: set[Call], memory: _Mem
         return False
     old = written[0]
     for other in seen:
-        if not memory.of(other) & memory.of(old):
+        if not memory.find_memory(other) & memory.find_memory(old):
             continue
-        if other.op in ("placeholder", "get_attr") or len(memory.of(other)) != 1:
+        if other.op in ("placeholder", "get_attr") or len(memory.find_memory(other)) != 1:
             return False
         if other is not old and any(user in later for user in other.users):
             # Reads by the call itself do not matter: it reads before it writes.
@@ -203,17 +203,17 @@ def _read_before(seen: list[Call], target: Memory, memory: _Memory) -> bool:
     for reader in seen:
         if written_by(reader) or not memory.of_any(reader.all_input_nodes) & target:
             continue
-        if not memory.of(reader) or not memory.of(reader) <= target:
+        if not memory.find_memory(reader) or not memory.find_memory(reader) <= target:
             return True
     return False
 
 
 def _as_plain_call(node: Call, old: Call, left: list[Call], memory: _Memory) -> bool:
     """Turns an in-place change into a call that returns a new tensor, if there is one."""
-    found = _plain_call(node)
-    if found is None:
+    call = _plain_call(node)
+    if call is None:
         return False
-    op, target, args, kwargs = found
+    op, target, args, kwargs = call
     if not _gives_the_same(old, op, target, args, kwargs):
         return False
     node.op, node.target, node.args, node.kwargs = op, target, args, kwargs
@@ -274,35 +274,35 @@ def _masked_fill(x: Call, key: Any, number: Any) -> tuple[str, Any, tuple[Any, .
     return ("call_method", "masked_fill", (x, key, number), {}) if _is_number(number) else None
 
 
-def _is_number(found: Any) -> bool:
-    return isinstance(found, int | float)
+def _is_number(number: Any) -> bool:
+    return isinstance(number, int | float)
 
 
 def _gives_the_same(old: Call, op: str, target: Any, args: Any, kwargs: Any) -> bool:
     """Whether the plain call's result has the shape, dtype and strides of the operand."""
-    found = tensor(old)
-    assert found is not None
-    mode = getattr(found, "fake_mode", None)
+    fake = tensor(old)
+    assert fake is not None
+    mode = getattr(fake, "fake_mode", None)
     if mode is None:
         return False
-    given, named = map_arg((args, kwargs), value)
+    examples, named = map_arg((args, kwargs), value)
     with mode, torch.no_grad():
         try:
             new = (
-                getattr(given[0], target)(*given[1:], **named)
+                getattr(examples[0], target)(*examples[1:], **named)
                 if op == "call_method"
-                else target(*given, **named)
+                else target(*examples, **named)
             )
         except Exception:
             return False
-    alike = isinstance(new, Tensor) and new.shape == found.shape and new.dtype == found.dtype
-    return alike and new.stride() == found.stride()
+    alike = isinstance(new, Tensor) and new.shape == fake.shape and new.dtype == fake.dtype
+    return alike and new.stride() == fake.stride()
 
 
 def _mark(nodes: list[Call], writers: list[Call], memory: _Memory) -> set[Call]:
     """Marks every node whose memory a call writes to, and the calls that write."""
     target = frozenset().union(*(memory.of_any(written_by(node)) for node in writers))
-    held = {node for node in nodes if memory.of(node) & target}
+    held = {node for node in nodes if memory.find_memory(node) & target}
     for node in held:
         node.meta["written"] = True
     for node in writers:

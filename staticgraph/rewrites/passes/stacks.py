@@ -44,18 +44,18 @@ def unstack(captured: Captured, node: Call) -> None:
 def _pair(node: Call) -> None:
     """Replaces a stack of both rows of ``[2, E]``, in their order, by the pair."""
     parts = _parts(node, 0)
-    if len(parts) != 2 or not all(is_call(one, SELECT) for one in parts):
+    if len(parts) != 2 or not all(is_call(part, SELECT) for part in parts):
         return
     pair = parts[0].args[0]
-    rows = all(one.args == (pair, 0, place) for place, one in enumerate(parts))
+    rows = all(part.args == (pair, 0, place) for place, part in enumerate(parts))
     if rows and shape(pair) == shape(node) and not _written(pair, node, *parts):
         node.replace_all_uses_with(pair)
 
 
 def _sum(captured: Captured, node: Call) -> None:
-    given = dict(zip(("input", "dim"), node.args, strict=False)) | node.kwargs
-    base, dim = given.get("input"), given.get("dim")
-    if len(node.args) > 2 or set(given) != {"input", "dim"} or not isinstance(dim, int):
+    by_name = dict(zip(("input", "dim"), node.args, strict=False)) | node.kwargs
+    base, dim = by_name.get("input"), by_name.get("dim")
+    if len(node.args) > 2 or set(by_name) != {"input", "dim"} or not isinstance(dim, int):
         return
     parts = _parts(base, dim) if is_float(base) else []
     if not 2 <= len(parts) <= MOST or not used_once(base) or _written(base, node, *parts):
@@ -68,11 +68,11 @@ def _sum(captured: Captured, node: Call) -> None:
 
 def _parts(node: Any, dim: int) -> list[Any]:
     """The tensors stacked along a dimension; empty if the node is no such call."""
-    found = shape(node)
-    if not is_call(node, torch.stack) or found is None or not node.args:
+    sizes = shape(node)
+    if not is_call(node, torch.stack) or sizes is None or not node.args:
         return []
     along = argument(node, 1, "dim", 0)
-    alike = along % len(found) == dim % len(found)
+    alike = along % len(sizes) == dim % len(sizes)
     return list(node.args[0]) if alike and isinstance(node.args[0], list | tuple) else []
 
 

@@ -102,14 +102,16 @@ class CapturedLayers:
         """Leaves a layer to eager, and tries those inside it instead, if ``below``."""
         layer.uninstall()
         del self._layers[layer.module]
-        self.functions = {key: one for key, one in self.functions.items() if key[0] != layer.path}
+        self.functions = {
+            key: function for key, function in self.functions.items() if key[0] != layer.path
+        }
         if below:
             self._add_below(layer.module)
 
     def forget(self, bucket: int) -> None:
         """Forgets what was captured for one bucket."""
-        kept = [key for key in self.functions if key[1].bucket != bucket]
-        self.functions = {key: self.functions[key] for key in kept}
+        keys = [key for key in self.functions if key[1].bucket != bucket]
+        self.functions = {key: self.functions[key] for key in keys}
         for layer in self._layers.values():
             layer.forget(bucket)
 
@@ -155,7 +157,7 @@ class _Layer:
         if traced_here():  # as a part of another one
             return self.forward(*args, **kwargs)
         binding, layers = present(), self._layers
-        arguments = None if binding is None else _Arguments.of(binding.batch, args, kwargs)
+        arguments = None if binding is None else _Arguments.take_apart(binding.batch, args, kwargs)
         if binding is None or arguments is None:
             return self.forward(*args, **kwargs)
         batch = binding.batch
@@ -206,16 +208,16 @@ class _Arguments:
         self.spec: TreeSpec = spec
 
     @classmethod
-    def of(cls, batch: Any, args: Any, kwargs: Any) -> _Arguments | None:
+    def take_apart(cls, batch: Any, args: Any, kwargs: Any) -> _Arguments | None:
         """Takes arguments apart; None if there is one that a trace cannot take."""
         leaves, spec = tree_flatten((args, kwargs))
         arrays = batch.tensors()
-        own = {id(arrays[name]): name for name in FACTS if name in arrays}
+        names = {id(arrays[name]): name for name in FACTS if name in arrays}
         tensors: list[Tensor] = []
         form: list[Any] = []
         for leaf in leaves:
-            if id(leaf) in own:
-                form.append(("own", own[id(leaf)]))
+            if id(leaf) in names:
+                form.append(("own", names[id(leaf)]))
             elif type(leaf) in (Tensor, nn.Parameter):
                 tensors.append(leaf)
                 form.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad))

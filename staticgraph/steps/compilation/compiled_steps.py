@@ -95,7 +95,7 @@ class CompiledSteps:
             return self._by_layers(work, batch)
         # The guards assume that no other forward, and no autocast but the subject's own, is active.
         with Restored(nothing=True), self._computation.precision.alone():
-            function = self.of(work, batch, fused)
+            function = self.find_function(work, batch, fused)
             try:
                 return function(*function.layout.in_order(batch.layout, batch.tensors()))
             except NotStatic as error:
@@ -117,7 +117,9 @@ class CompiledSteps:
                 del self.apart[work]
         if not layers.functions:
             raise whole
-        self._functions = {key: one for key, one in self._functions.items() if one.counts.compiles}
+        self._functions = {
+            key: function for key, function in self._functions.items() if function.counts.compiles
+        }
         first, *reason = str(whole).splitlines()
         self.notes[work] = (
             f"{work}: the model is no single graph, so it runs in eager, but for layers that are "
@@ -148,7 +150,7 @@ class CompiledSteps:
                     "runner; or use mode='eager'"
                 )
 
-    def of(self, work: str, batch: StaticBatch, fused: bool = False) -> CompiledFunction:
+    def find_function(self, work: str, batch: StaticBatch, fused: bool = False) -> CompiledFunction:
         """Returns the function for a batch and the current flags; warns if it is made late."""
         fused = fused or self._mode.fused
         grad = torch.is_grad_enabled()

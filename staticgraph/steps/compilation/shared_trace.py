@@ -125,17 +125,17 @@ class SharedTrace:
         self._here.run = run
         return self._call(*tensors, sizes)
 
-    def _refused(self, *given: Tensor) -> Any:
+    def _refused(self, *arguments: Tensor) -> Any:
         with COMPILING, switched(error_on_recompile=True):
-            return self._call(*given)
+            return self._call(*arguments)
 
     def _take(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         if self._first is None:
             raise NotStatic(f"{self._function.__name__} is compiled")
-        given, compile = self._first
+        arguments, compile = self._first
         name = self._function.__code__.co_varnames[0]
-        self._graph = _SymbolicGraph(module, Symbols(name, given))
-        run = self._graph.compiled(given, compile)
+        self._graph = _SymbolicGraph(module, Symbols(name, arguments))
+        run = self._graph.compiled(arguments, compile)
         if run is None:
             raise NotStatic("the graph has no form in numbers")
         self._here.run = run
@@ -154,10 +154,10 @@ class _SymbolicGraph:
     def __init__(self, module: GraphModule, symbols: Symbols) -> None:
         self._symbols, self._module = symbols, module
 
-    def compiled(self, given: tuple[Tensor, ...], compile: Compile) -> Run | None:
+    def compiled(self, arguments: tuple[Tensor, ...], compile: Compile) -> Run | None:
         """Returns a function of the graph's inputs, compiled in the sizes of these arguments of the
         traced function; None if there is none."""
-        numbers = self._symbols.numbers(given)
+        numbers = self._symbols.numbers(arguments)
         graph = None if numbers is None else self._in_numbers(numbers)
         run = None if graph is None else compile(graph)
         if run is None:

@@ -242,7 +242,7 @@ def _noting(
     forward: Callable[[StaticBatch], Any], batch: StaticBatch, stems: Stems | None
 ) -> tuple[Asked, Any]:
     """Returns what was queried, and the output or what the model raised."""
-    noted = Asked(None if stems is None else stems.of)
+    noted = Asked(None if stems is None else stems.is_computed)
     token = ASKED.set(noted)
     try:
         if stems is None:
@@ -322,7 +322,7 @@ class Stems(TorchDispatchMode):
         self._storages: dict[int, Any] = {}  # kept alive, so that no address is reused
         self.mark(list(batch.tensors().values()))
 
-    def of(self, value: Tensor) -> bool:
+    def is_computed(self, value: Tensor) -> bool:
         """Whether a tensor was computed from the batch."""
         return value.untyped_storage()._cdata in self._storages
 
@@ -336,7 +336,7 @@ class Stems(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-        marked = any(self.of(value) for value in inputs)
+        marked = any(self.is_computed(value) for value in inputs)
         out = func(*args, **kwargs)
         if marked:
             self.mark(tree_leaves(out))

@@ -101,7 +101,7 @@ def warn_of_stock_means(loss: Callable[..., Any], watch: StockMeans, weights: ob
             "torch.ones_like(values))",
             stacklevel=users_level(),
         )
-    elif any(own is other for own in watch.weights for other in (*watch.looked_up, weights)):
+    elif any(weight is other for weight in watch.weights for other in (*watch.looked_up, weights)):
         warnings.warn(
             f"{by}, which also returns these weights: they count twice. For plain PyG's number "
             f"leave weight= out of the call, and {REMEDY}",

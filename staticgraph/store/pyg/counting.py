@@ -74,7 +74,9 @@ class CountedFields:
             elif not schema.lets(key):
                 self.dropped[key] = "every batch has an attribute of this name"
             else:
-                column = ObjectColumn.of(by_graph.get(number) for number in range(len(self.nodes)))
+                column = ObjectColumn.from_values(
+                    by_graph.get(number) for number in range(len(self.nodes))
+                )
                 if column is None:
                     kind = type(next(iter(by_graph.values()))).__name__
                     self.dropped[key] = f"a {kind} that is neither text nor numbers"
@@ -88,8 +90,8 @@ class CountedFields:
 
     def _in_order(self, counts: Mapping[str, tuple[Level, ...]]) -> list[str]:
         """Returns the fields, starting with those whose rows other fields may share."""
-        own = [key for key in self.values if counts[key] or self.cat_dims[key]]
-        return own + [key for key in self.values if key not in own]
+        leading = [key for key in self.values if counts[key] or self.cat_dims[key]]
+        return leading + [key for key in self.values if key not in leading]
 
     def _counts(self) -> dict[str, tuple[Level, ...]]:
         """Returns the levels that each field's values refer to, over the whole data set.
@@ -100,8 +102,8 @@ class CountedFields:
             return self._expected_counts(self.schema)
         counts: dict[str, tuple[Level, ...]] = {}
         alike = np.array_equal(self.nodes, self.edges)
-        for key, said in self.increments.items():
-            columns = increments_of(key, said)
+        for key, increments in self.increments.items():
+            columns = increments_of(key, increments)
             joined = columns or [np.zeros(len(self.nodes), np.int64)]
             if key == EDGE_INDEX and all(np.array_equal(steps, self.nodes) for steps in joined):
                 counts[key] = ("node",)
@@ -148,26 +150,28 @@ class CountedFields:
                     "or give the field a name that does not end in 'index'"
                 )
 
-    def _told_apart(self, key: str, found: list[Level], alike: bool) -> list[Level]:
+    def _told_apart(self, key: str, levels: list[Level], alike: bool) -> list[Level]:
         """Decides by the rules of a graph's class, called on modified copies."""
         if self.ruled is None or asks_nothing(self.ruled[1], key):
-            return found
+            return levels
         number, data = self.ruled
-        told = counted_by(data, key, number)
-        if told is not None:
-            width = max(len(told), len(found))
-            pairs = zip(told * (width // len(told)), found * (width // len(found)), strict=True)
-            found = [self._decided(said, guess, alike) for said, guess in pairs]
-        if (told is None and alike) or "" in found:
+        by_rules = counted_by(data, key, number)
+        if by_rules is not None:
+            width = max(len(by_rules), len(levels))
+            pairs = zip(
+                by_rules * (width // len(by_rules)), levels * (width // len(levels)), strict=True
+            )
+            levels = [self._decided(level, guess, alike) for level, guess in pairs]
+        if (by_rules is None and alike) or "" in levels:
             raise BadGraph(
                 f"{key!r} counts nodes or edges (__inc__), since every graph has as many of both, "
                 "and its class does not tell which: let __inc__ return self.num_nodes or "
                 "self.num_edges for it, or add a graph with another number of edges"
             )
-        return found
+        return levels
 
-    def _decided(self, said: Level, guess: Level, alike: bool) -> Level:
-        """Returns the level of increments that equal those of ``guess``, and grow with ``said``.
+    def _decided(self, level: Level, guess: Level, alike: bool) -> Level:
+        """Returns the level of increments that equal those of ``guess``, and grow with ``level``.
 
         Those that follow neither nodes nor edges count what a per-graph number of their size does:
         the level that its name indicates, or an axis of that name. ``""`` if there is no such
@@ -175,8 +179,8 @@ class CountedFields:
         """
         if guess != ("node" if alike else "edge"):
             return guess  # no other level of this size is renumbered
-        if said == guess or (said and alike):
-            return said
+        if level == guess or (level and alike):
+            return level
         steps = np.asarray(self.nodes if guess == "node" else self.edges)
         name = self._named_by_number(steps)
         named = level_in(name)

@@ -188,10 +188,12 @@ def warn_of_frozen_draws(dataset: Any, transform: Any) -> None:
         )
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return not isinstance(one, Tensor) and not isinstance(other, Tensor)
-    return one.shape == other.shape and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
+def _equal(first: Any, other: Any) -> bool:
+    if not isinstance(first, Tensor) or not isinstance(other, Tensor):
+        return not isinstance(first, Tensor) and not isinstance(other, Tensor)
+    return first.shape == other.shape and torch.equal(
+        torch.nan_to_num(first), torch.nan_to_num(other)
+    )
 
 
 def _name(transform: Any) -> str:

@@ -73,11 +73,11 @@ class PygReader(CountedFields):
                 f"expected torch_geometric.data.{self._expected(hetero)}"
             )
         values = data.to_dict()
-        given = values.get("edge_index")
-        edge_index = torch.empty(2, 0, dtype=torch.int64) if given is None else as_tensor(given)
+        raw = values.get("edge_index")
+        edge_index = torch.empty(2, 0, dtype=torch.int64) if raw is None else as_tensor(raw)
         if edge_index is None:
             raise BadGraph(
-                f"graph {number} has an edge_index of type {type(given).__name__}; expected a "
+                f"graph {number} has an edge_index of type {type(raw).__name__}; expected a "
                 "tensor or an array, int64 [2, edges]"
             )
         if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.is_floating_point():
@@ -93,7 +93,7 @@ class PygReader(CountedFields):
         store = data._store
         edges = Said(edge_index.T, 1, (self.nodes[-1],))
         if not has_stock_rules(data):
-            if given is not None:
+            if raw is not None:
                 edges = said_by(data, EDGE_INDEX, edge_index, number, store)
             self.nodes_told &= not guessed
             self.ruled: tuple[int, Any] | None = self.ruled or (number, data)
@@ -106,7 +106,7 @@ class PygReader(CountedFields):
         for key, value in values.items():
             self._read(number, data, key, key, value, store, rules)
         rules[EDGE_INDEX] = edges
-        self._check_edges_given(number, given is None)
+        self._check_edges_given(number, raw is None)
         self._collect(number, rules)
 
     def _read(

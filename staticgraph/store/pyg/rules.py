@@ -126,25 +126,25 @@ def _increments(
     return tuple(spread.tolist())
 
 
-def increments_of(key: str, said: list[tuple[int, ...]]) -> list[IntArray]:
+def increments_of(key: str, increments: list[tuple[int, ...]]) -> list[IntArray]:
     """Returns ``[n]`` increments for each scalar of a row; one array if all are the same.
 
     Args:
         key: the field's name, for messages.
-        said: the increments of each graph.
+        increments: those of each graph.
 
     Raises:
         BadGraph: if graphs give different numbers of increments.
     """
-    width = max((len(steps) for steps in said), default=0)
-    for number, steps in enumerate(said):
+    width = max((len(steps) for steps in increments), default=0)
+    for number, steps in enumerate(increments):
         if len(steps) not in (0, 1, width):
             raise BadGraph(
                 f"graph {number} gives {how_many(len(steps), 'increment')} for {key!r}, others "
                 f"give {width}"
             )
-    filled = [_spread(steps, width) for steps in said]
-    columns = list(np.asarray(filled, dtype=np.int64).reshape(len(said), width).T)
+    filled = [_spread(steps, width) for steps in increments]
+    columns = list(np.asarray(filled, dtype=np.int64).reshape(len(increments), width).T)
     same = all(np.array_equal(column, columns[0]) for column in columns)
     return columns[:1] if same else columns
 

@@ -41,9 +41,9 @@ def aggregations() -> list[Case]:
         "LSTMAggregation": lambda: aggr.LSTMAggregation(C, C),
         "GRUAggregation": lambda: aggr.GRUAggregation(C, C),
     }
-    made = [Case(n, "aggregations", b, batched, "graph") for n, b in builds.items()]
+    cases = [Case(n, "aggregations", b, batched, "graph") for n, b in builds.items()]
     width = "its result changes with the width of the block"
-    made += [
+    cases += [
         Case(
             "LCMAggregation",
             "aggregations",
@@ -83,4 +83,4 @@ def aggregations() -> list[Case]:
             tolerance=1e-5,  # PyG starts from float32 zeros, so its inner loop is float32
         ),
     ]
-    return made
+    return cases

@@ -176,7 +176,7 @@ def convolutions() -> list[Case]:
         ("DirGNNConv", lambda: pyg.DirGNNConv(pyg.GCNConv(C, C)), plain),
         ("MixHopConv", lambda: pyg.MixHopConv(C, C), weighted),
     ]
-    made = [Case(name, "convolutions", build, call) for name, build, call in table]
+    cases = [Case(name, "convolutions", build, call) for name, build, call in table]
     gps = {
         "GPSConv": {},
         "GPSConv performer": {"attn_type": "performer"},
@@ -190,7 +190,7 @@ def convolutions() -> list[Case]:
         },
     }
     for name, options in gps.items():
-        made.append(
+        cases.append(
             Case(
                 name,
                 "convolutions",
@@ -198,4 +198,4 @@ def convolutions() -> list[Case]:
                 lambda m, x, d: m(x, d.edge_index, d.batch),
             )
         )
-    return made
+    return cases

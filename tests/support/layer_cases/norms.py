@@ -28,11 +28,11 @@ def norms() -> list[Case]:
         "PairNorm individually": lambda: pyg.PairNorm(scale_individually=True),
         "MeanSubtractionNorm": lambda: pyg.MeanSubtractionNorm(),
     }
-    made = [Case(name, "norms", build, batched) for name, build in by_batch.items()]
-    made += [
+    cases = [Case(name, "norms", build, batched) for name, build in by_batch.items()]
+    cases += [
         Case(f"{name} without batch", "norms", build, alone) for name, build in by_batch.items()
     ]
-    made += [
+    cases += [
         Case("torch BatchNorm1d", "norms", lambda: nn.BatchNorm1d(C), alone),
         Case(
             "torch BatchNorm1d averaged", "norms", lambda: nn.BatchNorm1d(C, momentum=None), alone
@@ -69,4 +69,4 @@ def norms() -> list[Case]:
             lambda m, x, d: m(x, d.node_type),
         ),
     ]
-    return made
+    return cases

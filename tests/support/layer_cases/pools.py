@@ -55,12 +55,12 @@ class DenseHierarchy(nn.Module):
         adj = adj + adj.transpose(1, 2) + 0.1 * (mask[:, :, None] & mask[:, None])
         losses: list[Tensor] = []
         for level in (0, 1):
-            given = mask if level == 0 else None
+            level_mask = mask if level == 0 else None
             if self.kind == "dmon":
-                _, h, adj, *more = self.dmon[level](h, adj, given)
+                _, h, adj, *more = self.dmon[level](h, adj, level_mask)
             else:
                 pool = pyg.dense_diff_pool if self.kind == "diff" else pyg.dense_mincut_pool
-                h, adj, *more = pool(h, adj, self.scores[level](h), given)
+                h, adj, *more = pool(h, adj, self.scores[level](h), level_mask)
             losses += more
             h = self.conv(h, adj).tanh()
         return torch.cat([h.mean(1), torch.stack(losses).expand(len(h), -1)], 1)
@@ -72,11 +72,11 @@ def pools() -> list[Case]:
         "global_mean_pool": pyg.global_mean_pool,
         "global_max_pool": pyg.global_max_pool,
     }
-    made = [
+    cases = [
         Case(n, "pools", nn.Identity, lambda m, x, d, p=p: p(m(x), d.batch), "graph")
         for n, p in readouts.items()
     ]
-    made += [
+    cases += [
         Case(
             f"{n} without batch",
             "pools",
@@ -94,11 +94,11 @@ def pools() -> list[Case]:
         "SAGPooling GCN": (pyg.SAGPooling, {"ratio": 0.5, "GNN": pyg.GCNConv}),
         "SAGPooling min_score": (pyg.SAGPooling, {"min_score": 0.15}),
     }
-    made += [
+    cases += [
         Case(n, "pools", lambda p=p, o=o: Hierarchy(p, **o), pooled, "graph")
         for n, (p, o) in hierarchies.items()
     ]
-    made += [
+    cases += [
         Case(name, "pools", lambda k=k: DenseHierarchy(k), lambda m, x, d: m(x, d), "graph")
         for name, k in (
             ("dense_diff_pool", "diff"),
@@ -106,7 +106,7 @@ def pools() -> list[Case]:
             ("DMoNPooling", "dmon"),
         )
     ]
-    made.append(
+    cases.append(
         Case(
             "MemPooling",
             "pools",
@@ -115,4 +115,4 @@ def pools() -> list[Case]:
             "graph",
         )
     )
-    return made
+    return cases
