@@ -49,6 +49,9 @@ rows = h0[pick].tanh()
 more = F.relu(rows @ rows.new_ones(WIDTH, WIDTH)) * rows
 h1 = h0 + scatter(more, batch[pick], 0, batch_size)[batch]
 h2 = h1 * scatter(rows, batch[pick], 0, batch_size, 'max')[batch]""",
+    "rows of a single number": """
+h1 = h0 * h0[0, 0].index_select(0, batch.new_zeros(1))
+h2 = h0 + torch.zeros_like(h0[0, 0]).index_add(0, batch.new_zeros(1), h0[0, 0])""",
     "a hook on rows that a message reads before": """
 h0.tanh_()
 h2 = scatter((h0[src] + e0).relu(), dst, 0, n) + h0

@@ -128,7 +128,7 @@ def _gather(node: Call) -> None:
     if calls(node, torch.index_select) or is_method(node, "index_select"):
         operands = _arguments(node, ("self", "dim", "index"))
         fake = None if operands is None else tensor(operands[0])
-        if operands is None or fake is None:
+        if operands is None or fake is None or not fake.dim():
             return
         x, dim, index = operands
         if dim % fake.dim() == 0:
@@ -252,7 +252,9 @@ def _reduction(captured: Captured, node: Call) -> None:
     into, dim, index, src, reduce = reduction
     into_value, src_value, by = tensor(into), tensor(src), tensor(index)
     index = _expanded(index)
-    if index is None or into_value is None or src_value is None or not _zeros(into):
+    if index is None or into_value is None or not _zeros(into):
+        return
+    if src_value is None or not src_value.dim():
         return
     if by is not None and by.dim() > 1 and by.shape != src_value.shape:
         return  # torch leaves out the rows and columns of src that the index does not cover
