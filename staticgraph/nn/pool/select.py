@@ -36,8 +36,8 @@ class Selection(NamedTuple):
     """Which nodes a pool keeps.
 
     Attributes:
-        perm: ``[K]`` int64, the node in each new row; the first padding node in unused rows, so that
-            a field of the data may be indexed by it after a second pool, too, as in plain PyG.
+        perm: ``[K]`` int64, the node in each new row; the first padding node in unused rows, so
+            that it may index a field of the data after a second pool, too, as in plain PyG.
         place: ``[N]`` int64, the new row of each node; ``K - 1`` for nodes that are dropped.
         keep_mask: ``[N]`` bool.
     """
