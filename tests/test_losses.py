@@ -254,6 +254,22 @@ def test_a_mean_by_rows_of_what_torch_averages_by_weights_is_said(loss):
     assert "return (values, weights)" in str(report)
 
 
+def test_targets_that_the_default_ignore_index_leaves_out_are_said():
+    data = graphs()
+    data[3].kind[:] = -100
+    batch = sg.StaticBatch.of(sg.GraphStore.from_pyg(data), range(10), CAPACITY)
+    words = r"F\.cross_entropy is given .* \(-100 unless passed\) .* its own mean divides"
+
+    def plain(out, batch):
+        return F.cross_entropy(out[0], batch.kind, reduction="none")
+
+    with pytest.warns(UserWarning, match=words):
+        runner_of(plain, Net()).step(batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runner_of(lambda out, batch: (plain(out, batch), batch.kind != -100), Net()).step(batch)
+
+
 @pytest.mark.parametrize(
     ("loss", "match"),
     [

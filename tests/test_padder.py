@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -357,6 +358,59 @@ def test_a_batch_of_the_users_class_comes_back_with_padding_as_declared():
 def test_a_batch_takes_the_smallest_bucket_that_it_fits():
     padder = sg.Padder([(30, 60, 9), (60, 150, 12)])
     assert [padder(GRAPHS[:count]).bucket for count in (2, 6)] == [0, 1]
+
+
+@dataclass(frozen=True)
+class Molecules:
+    x: torch.Tensor
+    bonds: torch.Tensor
+    mol: torch.Tensor
+    y: torch.Tensor
+
+
+class ByName(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(2, 1).double()
+
+    def forward(self, x, mol, y):
+        return y.new_zeros(len(y), 1).index_add(0, mol, self.lin(x))
+
+
+class Whole(ByName):
+    def forward(self, molecules):  # a name that means nothing to the library
+        by_key = isinstance(molecules, dict | Fields)
+        read = molecules.__getitem__ if by_key else partial(getattr, molecules)
+        return super().forward(read("x"), read("mol"), read("y"))
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+@pytest.mark.parametrize("model", [ByName, Whole])
+@pytest.mark.parametrize("kind", [dict, Molecules, "Fields"])
+def test_a_model_of_a_batch_of_any_class_is_called_by_names_or_with_the_batch(kind, model, mode):
+    values = {"x": torch.randn(5, 2).double(), "bonds": torch.tensor([[0, 1, 4], [1, 0, 3]]),
+              "mol": torch.tensor([0, 0, 1, 1, 1]), "y": torch.randn(2, 1).double()}  # fmt: skip
+    batch = Fields(values) if kind == "Fields" else kind(**values)
+    index = {"bonds": "node", "mol": "graph"}
+    schema = sg.Schema.of_batch(batch, node=["x"], edge=["bonds"], graph=["y"], index=index)
+    padder = sg.Padder([(9, 7, 4)], schema=schema, like=batch)
+    net = model()
+    plain = ByName.forward(net, *(values[name] for name in ("x", "mol", "y")))
+
+    def loss(out, batch):
+        return (out - (batch.y if isinstance(batch, Molecules) else batch["y"])).square()
+
+    runner = sg.StaticGraphRunner(net, padder, mode, loss=loss, optimizer=sgd(net, 0.0))
+    expected = (plain - values["y"]).square().mean().item()
+    assert runner.step(padder(batch)).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_batch_made_by_hand_is_told_how_to_say_its_rows():
+    batch = Batch.from_data_list(GRAPHS[:3])
+    for kind in (Batch, Data):
+        by_hand = kind(x=batch.x, edge_index=batch.edge_index, batch=batch.batch)
+        with pytest.raises(TypeError, match=r"from_data_list did not make .*Schema\.of_batch"):
+            sg.Padder([ROOMY])(by_hand)
 
 
 class Fields:

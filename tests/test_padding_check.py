@@ -367,6 +367,28 @@ def test_a_mask_of_a_dense_pool_may_weigh_its_nodes():
     assert float(runner_of(model).step(BATCH)) == pytest.approx(float(expected), rel=1e-9)
 
 
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_losses_of_a_dense_pool_are_over_a_block_as_wide_as_max_num_nodes(mode):
+    class Clusters(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scores = nn.Linear(C, 3)
+
+        def forward(self, x, edge_index, batch):
+            rows, mask = to_dense_batch(x, batch, max_num_nodes=30)
+            adj = to_dense_adj(edge_index, batch, max_num_nodes=30).to(x.dtype)
+            pooled, _, link, entropy = dense_diff_pool(rows, adj, self.scores(rows), mask)
+            return pooled.sum((1, 2))[:, None] + link + entropy
+
+    torch.manual_seed(0)
+    model = Clusters().double()
+    theirs = copy.deepcopy(model)
+    data = Batch.from_data_list(BATCH.to_data_list())
+    expected = squared(theirs(data.x, data.edge_index, data.batch), data).mean()
+    runner = runner_of(model, mode=mode, check_padding=False)
+    assert float(runner.step(BATCH)) == pytest.approx(float(expected), rel=1e-9)
+
+
 def test_a_table_that_a_forward_writes_to_is_compared():
     """An embedding with max_norm rescales the rows that are looked up, those of padding as well:
     padding holds values of real rows, but is in graphs of its own."""

@@ -87,6 +87,28 @@ def test_what_is_kept_in_a_traced_graph(pool, monkeypatch):
     compare_with_plain_pyg(Net(POOLS[pool]), mode_of("traced", monkeypatch))
 
 
+class Twice(Net):
+    """``examples/triangles_sag_pool.py`` of PyG: the rows that a second pool keeps, which are those
+    of all nodes where the first keeps everybody, index a field of the data."""
+
+    def __init__(self) -> None:
+        super().__init__(POOLS["everybody does"])
+        self.again = TopKPooling(16, min_score=0.0).double()
+
+    def forward(self, data):
+        h = self.conv(data.x, data.edge_index).relu()
+        h, edge_index, _, batch, _, _ = self.pool(h, data.edge_index, None, data.batch)
+        h, _, _, batch, perm, score = self.again(h, edge_index, None, batch)
+        ratio = scatter(torch.ones_like(score), batch)
+        apart = scatter(score * data.attn[perm], batch)
+        return self.head(global_add_pool(h, batch)).view(-1, 1), apart, ratio
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_what_a_second_pool_keeps_indexes_the_fields_of_all_nodes(mode):
+    compare_with_plain_pyg(Twice(), mode)
+
+
 def compare_with_plain_pyg(model: Net, mode: str, evaluated: bool = True) -> None:
     """A step's loss and gradients; if ``evaluated``, an evaluation's kept nodes, too, for which
     Inductor would compile as many kernels again."""

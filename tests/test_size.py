@@ -20,8 +20,8 @@ SIZES = {
     "bench": (29, 17737),  # break-even, the README's table
     "staticgraph": (5, 3545),  # declared classes, dense batches, calls that a trace is spared
     "staticgraph/atoms": (6, 4829),  # neighbours found in a step, ASE's calculator, streams, traces
-    "staticgraph/batches": (29, 20616),  # types as mappings, assignments a trace is spared ?
-    "staticgraph/checking": (13, 14462),  # without PyG; plain PyG runs once, outside of its mode
+    "staticgraph/batches": (29, 20645),  # types as mappings, frozen classes in traces
+    "staticgraph/checking": (13, 14481),  # rows a plan lacks, targets of the default index
     "staticgraph/cli": (18, 12363),  # pictures of a plan; predict, help without rich, full disks ?
     "staticgraph/datasets": (10, 6647),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
@@ -33,21 +33,21 @@ SIZES = {
     "staticgraph/lightning": (4, 2388),  # own loaders, its own backward
     "staticgraph/memory": (6, 3842),
     "staticgraph/models": (5, 1389),
-    "staticgraph/nn": (43, 21044),  # in eager, as many edges and triplets as a search finds
+    "staticgraph/nn": (43, 21104),  # widths of dense blocks that a model chooses
     "staticgraph/outofcore": (29, 19369),  # annotated attributes
     "staticgraph/packing": (17, 12974),
-    "staticgraph/plans": (13, 9804),  # plans of any sequence of graphs, which graph has no count
+    "staticgraph/plans": (13, 9818),  # a large graph among small ones
     "staticgraph/probing": (10, 4986),  # what is held out is not fitted
     "staticgraph/recording": (11, 9061),  # the optimizer's moved in, what is carried over
     "staticgraph/rewrites": (42, 33479),  # any message over any edges, comparisons that multiply
     "staticgraph/runner": (19, 16463),  # anyone's loader, prepare, a comparison from fewer steps
     "staticgraph/serving": (17, 9708),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
-    "staticgraph/steps": (30, 20265),  # parts, added buckets, one trace, layers fused by themselves
+    "staticgraph/steps": (30, 20363),  # batches of any class by name, ignored targets
     "staticgraph/store": (26, 22406),  # lists without a store, graphs where PyG is not installed
     "staticgraph/text": (6, 1701),
-    "staticgraph/training": (15, 14977),  # predict, ticks with room, infinite buffers
-    "tests": (247, 222159),  # programs, padder, atoms, any edges, layers apart, without PyG
+    "staticgraph/training": (15, 14985),  # predict, plain PyG timed without a watch
+    "tests": (247, 223082),  # programs, padder, batches of any class by name, second pools
     "tests/support": (81, 41710),  # drawn programs; saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from support.graphs import double_graphs
 from support.packing_problems import SETS, load
 from torch.utils.data import ConcatDataset, Subset
@@ -105,3 +106,25 @@ def test_any_collection_of_graphs_is_read_and_other_things_are_named():
                 make(*args)
     with pytest.raises(ValueError, match="at least one graph"):
         sg.plan_stream([], 2)
+
+
+def test_one_large_graph_among_small_ones_is_planned_for():
+    # Fewer nodes than one standard deviation below the mean: less than none.
+    sizes = [(3, 4)] * 40 + [(300, 400)]
+    plan = sg.plan_stream(sizes, 8)
+    found = counted(np.array(sizes), np.full(41, 1 / 41), plan, 8)
+    assert found[-1] <= 2e-3
+    assert plan.capacities[0].node_limit >= 24
+
+
+def test_rows_that_a_plan_of_a_list_lacks_are_named_before_the_first_batch():
+    graphs = double_graphs([3, 9, 4, 7])
+    for graph, pairs in zip(graphs, [3, 1, 2, 5], strict=True):
+        graph.edge_label_index = torch.zeros(2, pairs, dtype=torch.long)
+    plan = sg.plan_stream(graphs, 2)
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    message = r"data counts edge_label_index .* Capacity\(..., extra="
+    with pytest.raises(sg.PlanMismatch, match=message):
+        sg.StaticGraphRunner(torch.nn.Linear(1, 1), plan, mode="eager").warmup(progress=False)
+    with pytest.raises(sg.PlanMismatch, match=message):
+        sg.check(torch.nn.Linear(1, 1), plan, store)

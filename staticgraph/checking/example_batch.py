@@ -14,6 +14,7 @@ from staticgraph.batches.batch.batch_arrays import field_mask, wide_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.padding.padder import unplanned_layout
 from staticgraph.batches.padding.read_batch import read
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import GraphTooLarge
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Schema
@@ -113,7 +114,11 @@ def _fitting(store: GraphColumns, capacity: Capacity) -> list[int]:
     This includes padding in a dense block of nodes, so graphs as large as the largest are left out
     if there are others. If any graph fills the bucket (batches of one, all of one size), only the
     padding of the bucket's reserve is left.
+
+    Raises:
+        PlanMismatch: the capacity has other kinds of rows than the store.
     """
+    SlotLayout(0, capacity, store.schema)  # names the rows that the capacity lacks
     widest, fallback = capacity.max_graph_nodes, []
     for bound, full in ((widest, False), (widest + 1, False), (widest + 1, True)):
         ids = _graphs_below(store, capacity, bound, full)

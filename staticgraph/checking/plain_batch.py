@@ -18,6 +18,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.hooks import has_pyg
 from staticgraph.schema import Schema
 from staticgraph.steps.loss.mean_loss import Loss, LossTerms
+from staticgraph.steps.loss.weighted_means import StockMeans, warn_of_stock_means
 from staticgraph.store.record import Record
 
 
@@ -149,14 +150,21 @@ def has_gaps(batch: StaticBatch) -> bool:
     return any(field.has_nan for field in batch.layout.schema)
 
 
-def plain_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor:
+def plain_loss(loss: Loss, out: Any, data: PlainBatch) -> Tensor:
     """Returns the mean of a loss over all rows of an unpadded batch."""
-    assert loss is not None
-    view: Any = data
-    return LossTerms.of(loss(out, view)).mean()
+    return _terms_of(loss, out, data).mean()
 
 
-def labelled_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor | None:
+def _terms_of(loss: Loss, out: Any, data: Any) -> LossTerms:
+    """Returns a loss over real rows alone; warns of targets that torch's own mean leaves out."""
+    with StockMeans() as watch:
+        terms = LossTerms.of(loss(out, data))
+    if not watch.passed:  # a step warns of what is passed, with or without a check
+        warn_of_stock_means(loss, watch, terms.weights)
+    return terms
+
+
+def labelled_loss(loss: Loss, out: Any, data: PlainBatch) -> Tensor | None:
     """Returns the mean of a loss over the labelled entries of an unpadded batch.
 
     The batch has its original labels, NaN where they are missing. If the loss tests which are
@@ -164,12 +172,11 @@ def labelled_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor | Non
     without gradients, which NaN would reach; None if there is no mean (it is not finite, or the
     loss raises on a NaN).
     """
-    assert loss is not None
-    view: Any = ReadBatch(data)
+    view = ReadBatch(data)
     try:
         with torch.no_grad():
             with _Asking() as asking:
-                terms = LossTerms.of(loss(out, view))
+                terms = _terms_of(loss, out, view)
             values = terms.values
             labelled = torch.ones_like(values, dtype=torch.bool)
             for name in view.read():

@@ -246,6 +246,7 @@ class _Sums:
         mean = chances @ sizes
         self.mean: Floats = mean * draws
         self.deviation: Floats = np.sqrt(draws * (chances @ (sizes - mean) ** 2))
+        self.least: IntArray = sizes.min(axis=0) * draws
         self.most: IntArray = sizes.max(axis=0) * draws
         excess, self._slope = np.zeros(len(sizes), np.int64), 0
         if sizes.shape[1] == 2:
@@ -279,7 +280,7 @@ class _Sums:
     def find_limits(self, level: float) -> tuple[int, ...]:
         """The limits so many standard deviations above the mean of every component."""
         limits = np.ceil(self.mean + level * self.deviation).astype(np.int64)
-        return tuple(np.minimum(limits, self.most).tolist())
+        return tuple(np.clip(limits, self.least, self.most).tolist())
 
     def levels(self, miss: float) -> list[tuple[int, ...]]:
         """Limits from the mean up to the first that at most ``miss`` of all sums exceed."""

@@ -109,7 +109,7 @@ def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
     if hasattr(value, "stores"):  # PyG's: to ask a HeteroData for an attribute adds a node type
         yield from (item for store in value.stores for item in store.items())
         return
-    if _by_key(value):
+    if is_read_by_key(value):
         yield from ((name, value[name]) for name in value.keys())  # noqa: SIM118
         return
     names = [*getattr(value, "_fields", ()), *getattr(value, "__dict__", {})]
@@ -122,10 +122,10 @@ def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _get(value: Any, name: str) -> Any:
-    return value[name] if _by_key(value) else getattr(value, name)
+    return value[name] if is_read_by_key(value) else getattr(value, name)
 
 
-def _by_key(value: Any) -> bool:
+def is_read_by_key(value: Any) -> bool:
     """Whether an object is read and written by key, as mappings and a ``TensorDict`` are: its class
     is, since an instance may hand names on to another object."""
     return callable(getattr(type(value), "keys", None)) and hasattr(value, "__setitem__")
@@ -145,13 +145,12 @@ def _changed(value: Any, changes: Mapping[str, Any]) -> Any:
         values[head] = _changed(_get(value, head), parts)
     if isinstance(value, tuple):
         return value._replace(**values)  # pyright: ignore[reportAttributeAccessIssue]
-    changed = copy.copy(value)
+    changed = dict(value) if type(value) is dict else copy.copy(value)  # a trace knows the former
     for name, new in values.items():
-        if _by_key(changed):
+        if is_read_by_key(changed):
             changed[name] = new
+        elif getattr(getattr(changed, "__dataclass_params__", None), "frozen", False):
+            object.__setattr__(changed, name, new)
         else:
-            try:
-                setattr(changed, name, new)
-            except AttributeError:  # a frozen dataclass
-                object.__setattr__(changed, name, new)
+            setattr(changed, name, new)
     return changed

@@ -34,6 +34,11 @@ from staticgraph.store.objects import HostObjects
 from staticgraph.text.how_many import how_many
 
 _SINGLE = "a {0} is a single graph, and a batch has several: give a list, [data]"
+_BY_HAND = (
+    "a {0} that Batch.from_data_list did not make does not say which rows are of which graph: make "
+    "it so, or name them, Padder(plan, schema=sg.Schema.of_batch(batch, node=..., edge=..., "
+    "graph=..., index={{...}}))"
+)
 _BEFORE = "change the graphs before they are batched, or batch them again"
 # Attributes of a ``Data`` that are no objects of a graph.
 _STRUCTURE = frozenset({EDGE_INDEX, "num_nodes", "batch", "ptr"})
@@ -60,7 +65,8 @@ def learn(batch: Any) -> Schema:
     if isinstance(batch, StoredGraphs):
         return batch.store.schema
     if is_graph(batch) and not is_pyg_batch(batch):
-        raise TypeError(_SINGLE.format(type(batch).__name__))
+        why = _BY_HAND if "batch" in batch else _SINGLE
+        raise TypeError(why.format(type(batch).__name__))
     graphs = _examples(batch) if is_pyg_batch(batch) else batch
     if not (isinstance(graphs, Sequence) and len(graphs) and is_graph(graphs[0])):
         raise TypeError(

@@ -199,6 +199,12 @@ class BatchContext:
 
         self._made.setdefault("places", SizeRegister()).set(groups * width, make)
 
+    def places_in(self, groups: int, width: int) -> Tensor | None:
+        """``[groups, width]`` bool, the places that plain PyG's dense block has; None if no block
+        of this size was laid out."""
+        make = self._places_of(groups * width)
+        return None if make is None else make().mask.view(groups, width)
+
     def _known_rows(self, size: int) -> RowKind | None:
         """The meaning of a size: registered rows, or a dense block laid out flat."""
         binding = present()  # looked up once: tracing follows every call

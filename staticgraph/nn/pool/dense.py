@@ -31,7 +31,9 @@ class _Block:
     """``x`` ``[B, n, F]``, ``adj`` ``[B, n, n]`` and ``mask`` ``[B, n, 1]``, with a self-loop at
     the first node of padding graphs, and which graphs are real."""
 
-    def __init__(self, real: Tensor, x: Tensor, adj: Tensor, mask: Tensor | None) -> None:
+    def __init__(
+        self, context: BatchContext, real: Tensor, x: Tensor, adj: Tensor, mask: Tensor | None
+    ) -> None:
         self.real = real
         padding = ~real[:, None, None]
         nodes = x.size(1)
@@ -39,8 +41,10 @@ class _Block:
         if mask is None:
             mask = x.new_ones(x.shape[:2], dtype=torch.bool)
         mask = mask.view(*x.shape[:2], 1)
-        # Nodes of the widest real graph: the width that PyG's block would have.
-        self.width = torch.where(padding, False, mask).sum(1).max().clamp(min=1)
+        # The width of PyG's block: ``max_num_nodes`` if given, else nodes of the widest real graph.
+        places = context.places_in(x.size(0), nodes)
+        places = mask if places is None else places[:, :, None]
+        self.width = torch.where(padding, False, places).sum(1).max().clamp(min=1)
         self.mask = torch.where(padding, first[:, None], mask).to(x.dtype)
         self.x = torch.where(padding, 0, x) * self.mask
         self.adj = torch.where(padding, (first[:, None] & first).to(adj), adj)
@@ -68,7 +72,7 @@ def static_diff_pool(
     real = _padded(context, x)
     if real is None:
         return _stock_diff_pool(x, adj, s, mask, normalize)
-    block = _Block(real, x, adj, mask)
+    block = _Block(context, real, x, adj, mask)
     s = torch.softmax(s, dim=-1) * block.mask
     context.lay_out(s.size(0), s.size(2))
     link = torch.linalg.vector_norm(block.adj - s @ s.transpose(1, 2), dim=(1, 2))
@@ -92,7 +96,7 @@ def static_mincut_pool(
     real = _padded(context, x)
     if real is None:
         return _stock_mincut_pool(x, adj, s, mask, temp)
-    block = _Block(real, x, adj, mask)
+    block = _Block(context, real, x, adj, mask)
     s = torch.softmax(s / temp, dim=-1) * block.mask
     context.lay_out(s.size(0), s.size(2))
     out, out_adj = _pooled(block, s)
@@ -122,7 +126,7 @@ class StaticDMoNPooling(DMoNPooling):
         real = None if self._staticgraph.batch is None else _padded(self._staticgraph, x)
         if real is None:
             return super().forward(x, adj, mask)
-        block = _Block(real, x, adj, mask)
+        block = _Block(self._staticgraph, real, x, adj, mask)
         s = F.dropout(self.mlp(x), self.dropout, training=self.training)
         s = torch.softmax(s, dim=-1) * block.mask
         self._staticgraph.lay_out(s.size(0), s.size(2))

@@ -36,7 +36,8 @@ class Selection(NamedTuple):
     """Which nodes a pool keeps.
 
     Attributes:
-        perm: ``[K]`` int64, the node in each new row; the last padding node in unused rows.
+        perm: ``[K]`` int64, the node in each new row; the first padding node in unused rows, so
+            that it may index a field of the data after a second pool, too, as in plain PyG.
         place: ``[N]`` int64, the new row of each node; ``K - 1`` for nodes that are dropped.
         keep_mask: ``[N]`` bool.
     """
@@ -149,8 +150,8 @@ def _select(
     # Kept nodes, in order, go to the front; the others write a row that is cut off.
     first = keep_mask[order]
     place = torch.where(first, first.cumsum(0) - 1, count)
-    last = len(scores) - 1
-    perm = order.new_full((count + 1,), last).index_copy(0, place, order)[:count]
+    padding = nodes.mask.sum().repeat(count + 1)
+    perm = padding.index_copy(0, place, order)[:count]
     where = order.new_empty(len(scores)).index_copy(0, order, place)
     mask = torch.arange(count, device=scores.device) < keep_mask.sum()
     selection = Selection(perm, torch.where(keep_mask, where, count - 1), keep_mask)

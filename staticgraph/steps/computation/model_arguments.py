@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from staticgraph.batches.batch.own_class import attributes_of, is_read_by_key
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import users_level
 from staticgraph.schema import DICT_SUFFIX, RESERVED
@@ -58,11 +59,11 @@ def forward_of(model: torch.nn.Module) -> Forward:
     names = [(p.name, p.default is p.empty) for p in parameters]
     sole = required[0] if len(required) == 1 and required[0] not in _FIELDS else None
 
-    def by_name(module: torch.nn.Module, batch: StaticBatch) -> Any:
+    def by_name(module: torch.nn.Module, batch: Any) -> Any:
         """Calls the model with the batch's fields that its parameters name."""
         arguments = {}
         for name, needed in names:
-            value = batch.argument(name)
+            value = _argument(batch, name)
             if value is not None:
                 arguments[name] = value
             elif name == sole:
@@ -114,7 +115,18 @@ def _parameters_of(model: torch.nn.Module) -> list[inspect.Parameter]:
     ]
 
 
-def _contents(batch: StaticBatch) -> list[str]:
+def _argument(batch: Any, name: str) -> Any:
+    """What a batch, perhaps of the user's own class, has under a name; None for nothing."""
+    argument = getattr(batch, "argument", None)
+    if argument is not None:
+        return argument(name)
+    if is_read_by_key(batch) and name in batch.keys():  # noqa: SIM118
+        return batch[name]
+    return None if isinstance(batch, Mapping) else getattr(batch, name, None)
+
+
+def _contents(batch: Any) -> list[str]:
     """The names of a batch's contents that came from the user, without masks and positions."""
     derived = ("_mask", "_batch", "_ptr", "graph_ids", "transpose")
-    return [name for name in batch.keys() if not name.endswith(derived)]  # noqa: SIM118
+    names = batch.keys() if hasattr(batch, "keys") else [name for name, _ in attributes_of(batch)]
+    return [name for name in names if not name.endswith(derived)]

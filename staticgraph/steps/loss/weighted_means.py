@@ -42,6 +42,7 @@ class StockMeans(TorchFunctionMode):
     Attributes:
         called: names of the functions that were called with weights, or with an ``ignore_index``
             that was passed or that occurs in the target.
+        passed: whether any call passed either; what occurs in a target only real rows show.
         weights: the weights that they were called with.
         looked_up: the tensors that the loss itself indexed.
     """
@@ -49,6 +50,7 @@ class StockMeans(TorchFunctionMode):
     def __init__(self, scaled: bool = False) -> None:
         super().__init__()
         self.called: list[str] = []
+        self.passed: bool = False
         self.weights: list[Tensor] = []
         self.looked_up: list[Tensor] = []
         self._scaled = scaled
@@ -63,8 +65,12 @@ class StockMeans(TorchFunctionMode):
         if func not in _STOCK:
             return out
         arguments = inspect.signature(func).bind(*args, **kwargs).arguments
-        if arguments.get("reduction", "mean") != "none" or not _weighs(arguments):
+        if arguments.get("reduction", "mean") != "none":
             return out
+        passed = _passes_weights(arguments)
+        if not passed and not _ignores_targets(arguments):
+            return out
+        self.passed |= passed
         self.called.append(f"F.{func.__name__}")
         if arguments.get("weight") is not None:
             self.weights.append(arguments["weight"])
@@ -75,13 +81,15 @@ class StockMeans(TorchFunctionMode):
         return torch.where(mean == 0, out, out * (stock / mean))
 
 
-def _weighs(arguments: dict[str, Any]) -> bool:
+def _passes_weights(arguments: dict[str, Any]) -> bool:
     ignored = arguments.get("ignore_index", _NO_TARGET)
+    return arguments.get("weight") is not None or ignored != _NO_TARGET
+
+
+def _ignores_targets(arguments: dict[str, Any]) -> bool:
     target = arguments.get("target")
-    if arguments.get("weight") is not None or ignored != _NO_TARGET:
-        return True
     indices = isinstance(target, Tensor) and not target.is_floating_point()
-    return indices and bool((target == ignored).any())  # pyright: ignore
+    return indices and bool((target == _NO_TARGET).any())  # pyright: ignore
 
 
 def warn_of_stock_means(loss: Callable[..., Any], watch: StockMeans, weights: object) -> None:
@@ -91,8 +99,10 @@ def warn_of_stock_means(loss: Callable[..., Any], watch: StockMeans, weights: ob
     """
     if not watch.called:
         return
-    by = f"{watch.called[0]} is given weights or an ignore_index by the loss " + getattr(
-        loss, "__name__", type(loss).__name__
+    name = getattr(loss, "__name__", type(loss).__name__)
+    by = (
+        f"{watch.called[0]} is given weights or targets of its ignore_index (-100 unless passed) "
+        f"by the loss {name}"
     )
     if weights is None:
         warnings.warn(

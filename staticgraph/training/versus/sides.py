@@ -22,7 +22,7 @@ from torch import Tensor
 from torch_geometric.loader import DataLoader
 
 from staticgraph.batches.loading.loader import StaticLoader
-from staticgraph.checking.plain_batch import PlainBatch, ReadBatch, plain_loss
+from staticgraph.checking.plain_batch import PlainBatch, ReadBatch
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.nn.convert import convert
 from staticgraph.plans.plan import BucketPlan
@@ -87,7 +87,8 @@ def plain_mean(loss: Loss, out: Any, data: PlainBatch, gaps: Sequence[str]) -> T
     """The mean of a loss over an unpadded batch, 0-dim; entries of the fields ``gaps`` that are
     missing are left out of it and of its gradient."""
     if not gaps:
-        return plain_loss(loss, out, data)
+        whole: Any = data
+        return LossTerms.of(loss(out, whole)).mean()
     labels, rows = {name: data[name] for name in gaps}, ReadBatch(data)
     for name, label in labels.items():
         data[name] = torch.where(torch.isnan(label), 0, label)
