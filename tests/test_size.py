@@ -22,7 +22,7 @@ SIZES = {
     "staticgraph/atoms": (6, 4829),  # neighbours found in a step, ASE's calculator, streams, traces
     "staticgraph/batches": (29, 20645),  # types as mappings, frozen classes in traces
     "staticgraph/checking": (13, 14481),  # rows a plan lacks, targets of the default index
-    "staticgraph/cli": (18, 12363),  # pictures of a plan; predict, help without rich, full disks ?
+    "staticgraph/cli": (18, 12363),  # pictures of a plan; predict, help without rich, full disks
     "staticgraph/datasets": (10, 6647),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
     "staticgraph/dryrun": (18, 11043),  # a line every two seconds, loops of programs
@@ -39,15 +39,15 @@ SIZES = {
     "staticgraph/plans": (13, 9818),  # a large graph among small ones
     "staticgraph/probing": (10, 4986),  # what is held out is not fitted
     "staticgraph/recording": (11, 9061),  # the optimizer's moved in, what is carried over
-    "staticgraph/rewrites": (42, 33479),  # any message over any edges, comparisons that multiply
-    "staticgraph/runner": (19, 16463),  # anyone's loader, prepare, a comparison from fewer steps
+    "staticgraph/rewrites": (42, 33493),  # any message over any edges, rows of a single number
+    "staticgraph/runner": (19, 16490),  # anyone's loader, prepare, a choice on a busy machine
     "staticgraph/serving": (17, 9708),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
     "staticgraph/steps": (30, 20363),  # batches of any class by name, ignored targets
     "staticgraph/store": (26, 22406),  # lists without a store, graphs where PyG is not installed
     "staticgraph/text": (6, 1701),
     "staticgraph/training": (15, 14985),  # predict, plain PyG timed without a watch
-    "tests": (247, 223082),  # programs, padder, batches of any class by name, second pools
+    "tests": (247, 223084),  # programs, padder, batches of any class by name, second pools
     "tests/support": (81, 41710),  # drawn programs; saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
