@@ -39,6 +39,7 @@ def test_train_reports_and_exits_with_1(data, tmp_path, capsys):
     assert values["diverged"] == 1
     assert values["test_metric"] is None
     assert "staticgraph train: the training diverged in epoch 1: the loss of step" in err
+    assert "the loss of the batch of graphs" in err
     assert "lower --lr" in err.splitlines()[-1]
     losses = [step.loss for step in read_steps(out / "steps.csv")]
     assert math.isfinite(losses[0])
