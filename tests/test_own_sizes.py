@@ -66,7 +66,7 @@ def repeated_by_counts(model, data):
 
 def nodes_of_edges(model, data):
     row, col = data.edge_index
-    nodes = int(data.edge_index.max()) + 1
+    nodes = (data.edge_index.max() + 1).item()
     sent = data.x.new_zeros(nodes, 4).index_add(0, col, data.x[row])
     return model.head(global_add_pool(model.lin(data.x + sent), data.batch))
 

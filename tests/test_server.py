@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
-from support.manual_clock import ManualClock
 from support.served_graphs import (
     BUCKETS,
     LARGE,
@@ -29,6 +29,7 @@ from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
+from staticgraph.serving.engine.server import Clock
 from staticgraph.steps.computation.model_setup import Subject
 
 
@@ -232,6 +233,33 @@ def test_a_model_that_exits_fails_its_batch_and_no_other():
             server.submit([graph(3)]).result(PATIENCE_S)
         server.runner.model.before = lambda: None
         same(server.submit([graph(3)]).result(PATIENCE_S), server.runner.predict([graph(3)]))
+
+
+class ManualClock(Clock):
+    """Time stands still until :meth:`advance`."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._waiting: threading.Condition | None = None
+
+    def now(self) -> float:
+        return self._now
+
+    def wait(self, changed: threading.Condition, seconds: float | None) -> None:
+        if seconds is not None and seconds <= 0:
+            return
+        self._waiting = changed
+        changed.wait()
+
+    def advance(self, seconds: float) -> None:
+        """Advances the time, and wakes the thread that waits for it, if any."""
+        waiting = self._waiting
+        if waiting is None:
+            self._now += seconds
+            return
+        with waiting:
+            self._now += seconds
+            waiting.notify_all()
 
 
 def test_a_full_queue_says_when_to_ask_again():
