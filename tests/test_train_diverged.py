@@ -69,6 +69,12 @@ def test_the_last_good_checkpoint_stays(data, tmp_path, monkeypatch):
     assert TrainReport.load(tmp_path).diverged is None
 
 
+def test_the_cause_names_the_graphs(data, tmp_path):
+    with pytest.raises(Diverged) as told:
+        train(TrainConfig(data, **SMALL, lr=1e30), tmp_path, progress=False)
+    assert told.value.__cause__.graphs
+
+
 def test_the_report_is_there_even_if_the_picture_fails(data, tmp_path, monkeypatch):
     def broken(*arguments):
         raise RuntimeError("no fonts")
