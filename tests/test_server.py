@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.drawn import examples
 from support.served_graphs import (
@@ -51,6 +51,7 @@ def server_of(out: str = "graph", **options) -> sg.Server:
     out=st.sampled_from(["graph", "edge"]),
     drain=st.booleans(),
 )
+@example(requests=[([29, 1, 29, 1], "good", False)], out="edge", drain=True)  # out of order
 def test_every_request_ends_once_however_it_ends(requests, out, drain):
     """Graphs that fit no bucket, failing batches, cancelled requests, a closed server: each future
     ends for its own reason, and the server's counts match the outcomes."""
