@@ -29,7 +29,7 @@ def test_the_command_takes_a_model_of_the_zoo(capsys):
     assert "rewrites: mode fused" in out
     assert main([*words, "--json"]) == 0
     done = json.loads(capsys.readouterr().out)["rewrites"]["done"]
-    assert "neighbours" in {place["rewrite"] for place in done}
+    assert "gcn" in {place["rewrite"] for place in done}
 
 
 def test_of_a_model_that_does_not_run_nothing_else_is_told(tmp_path, monkeypatch, capfd):
