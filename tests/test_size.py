@@ -47,7 +47,7 @@ SIZES = {
     "staticgraph/store": (26, 22406),  # lists without a store, graphs where PyG is not installed
     "staticgraph/text": (6, 1701),
     "staticgraph/training": (15, 14977),  # predict, ticks with room, infinite buffers
-    "tests": (245, 217798),  # programs, padder, atoms, any edges, layers apart, without PyG
+    "tests": (245, 217817),  # programs, padder, atoms, any edges, layers apart, without PyG
     "tests/support": (80, 41601),  # drawn programs; saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
