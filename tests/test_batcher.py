@@ -299,22 +299,6 @@ def test_short_ranks_get_empty_batches_and_they_are_counted():
     assert ranks[0].stats.empty == 7
 
 
-def test_a_huge_graph_goes_to_the_bucket_that_has_room_for_it():
-    sizes = molecules(4000)
-    sizes[17] = (5000, 9000)
-    plan = plan_buckets(sizes, 16)
-    assert len(plan.capacities) == 2
-    assert plan.capacities[0].nodes < 800
-    batcher = Batcher(sizes, plan, shuffle=True)
-    for epoch in range(5):
-        batches = batcher.epoch(epoch)
-        assert seen(batches) == Counter(range(4000))
-        assert batcher.epoch_stats(epoch).split == 0
-        large = [batch for batch in batches if batch.bucket == 1]
-        assert len(large) <= 3
-        assert any(17 in batch.ids for batch in large)
-
-
 def test_indices_are_checked():
     sizes = molecules(10)
     plan = plan_buckets(sizes, 4)

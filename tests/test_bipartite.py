@@ -6,11 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.alike import real_ids
 from support.hetero_parity import plain, static
-from support.index_rules import Bipartite
+from support.index_rules import Bipartite, bipartite
 from support.parity import differences
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 from torch_geometric.nn import BatchNorm, GATConv, GraphConv, SAGEConv, global_add_pool
 from torch_geometric.utils import scatter
 
@@ -18,23 +17,9 @@ import staticgraph as sg
 from staticgraph.errors import BadGraph
 
 
-def bipartite(rng, kind=Bipartite, **more) -> Data:
-    s, t = int(rng.integers(1, 7)), int(rng.integers(1, 7))
-    e = int(rng.integers(0, 12))
-    ends = np.stack([rng.integers(0, s, e), rng.integers(0, t, e)])
-    return kind(
-        x_s=torch.from_numpy(rng.standard_normal((s, 3))),
-        x_t=torch.from_numpy(rng.standard_normal((t, 2))),
-        edge_index=torch.from_numpy(ends),
-        edge_attr=torch.from_numpy(rng.standard_normal((e, 4))),
-        y=torch.from_numpy(rng.standard_normal((1, 1))),
-        **more,
-    )
-
-
-def made(count: int = 24, seed: int = 0, **more) -> list[Data]:
+def made(count: int = 24, seed: int = 0) -> list[Data]:
     rng = np.random.default_rng(seed)
-    return [bipartite(rng, **more) for _ in range(count)]
+    return [bipartite(rng, int(rng.integers(1, 7))) for _ in range(count)]
 
 
 class Net(torch.nn.Module):
@@ -70,31 +55,6 @@ def test_the_store_asks_what_the_two_rows_count():
     assert (field.level, field.counts, field.cat_dim) == ("edge", ("x_s", "x_t"), 1)
     assert store.schema["x_s"].level == "x_s"
     assert store.schema["edge_attr"].level == "edge"
-
-
-def test_batches_are_those_of_pyg():
-    graphs = made()
-    store = sg.GraphStore.from_pyg(graphs)
-    for batch in sg.StaticLoader(store, sg.plan_buckets(store, batch_size=5), shuffle=True, seed=1):
-        ids = real_ids(batch)
-        expected = Batch.from_data_list([graphs[i] for i in ids], follow_batch=["x_s", "x_t"])
-        for name in ("x_s", "x_t"):
-            mask = batch[f"{name}_mask"]
-            assert torch.equal(batch[name][mask], expected[name])
-            assert torch.equal(batch[f"{name}_batch"][mask], expected[f"{name}_batch"])
-        found = {(*ends, *attr) for ends, attr in _edges(batch, batch.edge_mask)}
-        assert found == {(*ends, *attr) for ends, attr in _edges(expected, slice(None))}
-        for row, name in enumerate(("x_s", "x_t")):
-            assert not batch[f"{name}_mask"][batch.edge_index[row][~batch.edge_mask]].any()
-        for graph, (piece, graph_id) in enumerate(zip(batch.to_data_list(), ids, strict=True)):
-            assert set(map(tuple, piece.edge_index.T.tolist())) == set(
-                map(tuple, graphs[graph_id].edge_index.T.tolist())
-            ), graph
-
-
-def _edges(batch, which):
-    ends = batch.edge_index[:, which].T.tolist()
-    return zip(ends, batch.edge_attr[which].tolist(), strict=True)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "as compiled"])

@@ -22,8 +22,14 @@ ESOL = str(EXAMPLES / "esol.npz")
 
 
 def test_the_command_takes_a_model_of_the_zoo(capsys):
-    assert main(["check", "--model", "gcn", "--data", ESOL]) == 0
-    assert "gcn" in capsys.readouterr().out
+    words = ["check", "--model", "gcn", "--data", ESOL]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "gcn" in out
+    assert "rewrites: mode fused" in out
+    assert main([*words, "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)["rewrites"]["done"]
+    assert "gcn" in {place["rewrite"] for place in done}
 
 
 def test_of_a_model_that_does_not_run_nothing_else_is_told(tmp_path, monkeypatch, capfd):

@@ -1,4 +1,4 @@
-"""Graphs as people have them: half precision, other byte orders, NumPy, generators; and names that
+"""Graphs as people have them: other byte orders, NumPy, generators; and names that
 decide where lengths cannot."""
 
 from __future__ import annotations
@@ -23,26 +23,6 @@ def graphs(count: int = 5, **fields) -> list[Data]:
 
 def first_batch(store: sg.GraphStore):
     return next(iter(sg.StaticLoader(store, sg.plan_buckets(store, batch_size=2))))
-
-
-@pytest.mark.parametrize(
-    "x",
-    [torch.eye(3).half(), (torch.eye(3) * 0.3).half(), torch.eye(3).half() * -0.0],
-    ids=["one-hot", "fractions", "-0.0"],
-)
-def test_half_precision_comes_back_bit_for_bit(x, tmp_path):
-    fields = {"x": x, "edge_attr": x[:1].repeat(4, 1), "y": x[:1]}
-    store = sg.GraphStore.from_pyg(graphs(**fields))
-    store.save(tmp_path / "s")
-    loaded = sg.GraphStore.load(tmp_path / "s")
-    for each in (store[3], loaded[3]):
-        for name, value in fields.items():
-            assert each[name].dtype == torch.float16
-            assert torch.equal(each[name].view(torch.int16), value.view(torch.int16)), name
-    for batch in (first_batch(loaded), first_batch(store.to("cpu"))):
-        assert batch.x.dtype == torch.float16
-        assert torch.equal(batch.x[:6].view(torch.int16), x.repeat(2, 1).view(torch.int16))
-        assert torch.equal(batch.x[6:8], x[[2, 1]])  # the ends of the last edge, in turn
 
 
 @pytest.mark.parametrize("dtype", [">f4", ">f8", ">f2", ">i2", ">i4", ">i8", ">u2"])

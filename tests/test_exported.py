@@ -5,12 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
-import urllib.request
 import zipfile
 from pathlib import Path
 from unittest.mock import Mock
@@ -21,6 +16,7 @@ from support.alike import assert_same_state
 from support.examples import EXAMPLES
 from support.patience import patience
 from support.program import run_program
+from support.serve_process import answer_of, serving, stopped
 
 import staticgraph as sg
 from staticgraph.files import document
@@ -104,36 +100,13 @@ def test_the_command_serves_what_was_compiled(exported, graphs):
     pytest.importorskip("fastapi", reason="needs the extra serve")
     folder, digest, runner = exported
     assert verify_exported(folder).categories.keys() == {"x", "edge_attr"}
-    command = [sys.executable, "-m", "staticgraph.cli", "serve", "--exported", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [*command, "--digest", digest, "--port", "0"],
-        stderr=subprocess.PIPE, text=True, env=environment,
-    ) as process:  # fmt: skip
-        try:
-            said, port = "", 0
-            for line in process.stderr:
-                said += line
-                if found := re.search(r"serving .* on http://127\.0\.0\.1:(\d+)", line):
-                    port = int(found[1])
-                    break
-            assert port, said
-            assert "outputs only, no probabilities" in said
-            names = ("x", "edge_index", "edge_attr")
-            few = [{name: graph[name].tolist() for name in names} for graph in graphs[:4]]
-            request = urllib.request.Request(
-                f"http://127.0.0.1:{port}/predict",
-                json.dumps({"graphs": few}).encode(),
-                {"Content-Type": "application/json"},
-            )
-            with urllib.request.urlopen(request, timeout=patience(60)) as answer:
-                outputs = json.load(answer)["outputs"]
-            process.send_signal(signal.SIGTERM)
-            rest = process.stderr.read()
-            process.wait(patience(60))
-        finally:
-            process.kill()
-    assert "Traceback" not in said + rest
+    with serving("--exported", str(folder), "--digest", digest) as (process, address, said):
+        assert "Traceback" not in said
+        assert "outputs only, no probabilities" in said
+        names = ("x", "edge_index", "edge_attr")
+        few = [{name: graph[name].tolist() for name in names} for graph in graphs[:4]]
+        outputs = json.loads(answer_of(f"{address}/predict", {"graphs": few}))["outputs"]
+        stopped(process)
     torch.testing.assert_close(torch.tensor(outputs), runner.predict(graphs[:4]), **CLOSE)
 
 

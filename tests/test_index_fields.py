@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.drawn import examples
 from support.graphs import by_destination
 from support.hetero_parity import plain, poisoned, static
-from support.index_rules import Clusters, Pair, Triplets
+from support.index_rules import Clusters, Pair, Triplets, bipartite
 from support.parity import differences
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool, global_mean_pool
@@ -81,7 +81,7 @@ def clusters(rng, n: int) -> Data:
     )
 
 
-KINDS = {"triplets": triplets, "pair": pair, "clusters": clusters}
+KINDS = {"triplets": triplets, "pair": pair, "clusters": clusters, "bipartite": bipartite}
 
 
 def made(kind: str, seed: int, count: int = 12) -> list[Data]:
@@ -106,6 +106,7 @@ def assert_points_at_padding(batch: sg.StaticBatch) -> None:
                 assert not batch[f"{level}_mask"][rows[:, place]].any(), (field.name, level)
 
 
+@pytest.mark.filterwarnings("ignore:Unable to accurately infer 'num_nodes'")
 @pytest.mark.parametrize("kind", KINDS)
 @examples(15)
 @given(seed=st.integers(0, 2**32 - 1), keep_order=st.booleans())

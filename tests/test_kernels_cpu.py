@@ -31,8 +31,8 @@ def test_running_statistics_are_torchs(momentum):
         x = torch.randn(rows + 3, 5)
         stock(x[:rows])
         batch_norm(x, weight, bias, torch.tensor(rows), eps=1e-5, running=running)
-        alone = torch.tensor(0)  # a batch of padding alone
-        batch_norm(x, weight, bias, alone, eps=1e-5, running=running)
+        for few in (0, 1):  # neither padding alone nor one row tells a variance
+            batch_norm(x, weight, bias, torch.tensor(few), eps=1e-5, running=running)
     assert torch.allclose(ours[0], stock.running_mean, atol=1e-6)
     assert torch.allclose(ours[1], stock.running_var, atol=1e-6)
     assert ours[2] == stock.num_batches_tracked

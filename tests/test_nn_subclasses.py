@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from support.alike import assert_same_state
-from support.parity import BATCH, differences, plain_step, poisoned, static_step, unknown_counts
+from support.parity import BATCH
 from torch import nn
 
 import staticgraph as sg
@@ -28,10 +28,6 @@ class Fancy(nn.BatchNorm1d):
 
 
 class FancyPool(pyg.TopKPooling):
-    pass
-
-
-class FancyGPS(pyg.GPSConv):
     pass
 
 
@@ -99,24 +95,3 @@ def test_a_converted_subclass_can_be_copied_pickled_and_saved(build, tmp_path):
         assert_same_state(again, model)
     plain = nn.Sequential(build(), nn.Identity())
     plain.load_state_dict(model.state_dict())
-
-
-def test_subclasses_of_pools_and_gps_layers_equal_plain_pyg():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gps = FancyGPS(8, pyg.GCNConv(8, 8), heads=2)
-            self.pool = FancyPool(8, ratio=0.5)
-            self.head = nn.Linear(8, 2)
-
-        def forward(self, d):
-            h = self.gps(d.x, d.edge_index, d.batch)
-            h, _, _, batch, _, _ = self.pool(h, d.edge_index, batch=d.batch)
-            return self.head(pyg.global_add_pool(h, batch, d.num_graphs))
-
-    torch.manual_seed(0)
-    model = Model().double()
-    expected = plain_step(model, lambda m, d: m(d), BATCH)
-    for given in (BATCH, unknown_counts(BATCH)):
-        found, _ = static_step(model, lambda m, d: m(d), poisoned(given, 100.0))
-        assert not differences(expected, found)

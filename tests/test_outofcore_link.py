@@ -177,6 +177,11 @@ def test_rows_that_are_all_the_same_stand_in_the_middle(tmp_path, decoder):
         ({"batch_size": 10, "chunks": 3}, "not a multiple"),
         ({"negatives": 0}, "positive"),
         ({"degree_fraction": 1.5}, "a share"),
+        ({"rate": -0.1}, "rate=-0.1.*none may be negative"),
+        ({"rate": float("nan")}, "rate=nan"),
+        ({"spread": float("inf")}, "spread=inf"),
+        ({"seed": -1}, "seed=-1"),
+        ({"dimension": 8.5}, "dimension=8.5: give a whole number"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused(values, message):

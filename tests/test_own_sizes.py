@@ -46,19 +46,6 @@ def int_of_max(model, data):
     return model.head(h.new_zeros(size, 8).index_add(0, data.batch, h))
 
 
-def int_of_last(model, data):
-    """schnetpack's ``idx_m``."""
-    idx_m = data.batch
-    maxm = int(idx_m[-1]) + 1
-    h = model.lin(data.x)
-    return model.head(h.new_zeros(maxm, 8).index_add(0, idx_m, h))
-
-
-def sum_read_last(model, data):
-    size = (data.batch.max() + 1).item()
-    return model.head(global_add_pool(model.lin(data.x), data.batch, size))
-
-
 def max_as_a_tensor(model, data):
     """chemprop: the size stays a tensor."""
     size = data.batch.max().int() + 1
@@ -79,7 +66,7 @@ def repeated_by_counts(model, data):
 
 def nodes_of_edges(model, data):
     row, col = data.edge_index
-    nodes = int(data.edge_index.max()) + 1
+    nodes = (data.edge_index.max() + 1).item()
     sent = data.x.new_zeros(nodes, 4).index_add(0, col, data.x[row])
     return model.head(global_add_pool(model.lin(data.x + sent), data.batch))
 
@@ -106,8 +93,6 @@ def both(model, data):
 MODELS = [
     last_item,
     int_of_max,
-    int_of_last,
-    sum_read_last,
     max_as_a_tensor,
     repeated_by_counts,
     nodes_of_edges,

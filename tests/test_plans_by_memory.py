@@ -42,17 +42,6 @@ def test_the_plan_fits_and_one_more_graph_does_not(esol, term, cap):
         assert sg.MemoryBudget(1).breakdown(memory, plan.capacities).binding == term
 
 
-def test_a_larger_cap_never_gives_smaller_batches(esol):
-    sizes = [
-        sg.plan_buckets(
-            esol, memory=MODELS["nodes"], budget=MemoryBudget(cap), min_steps_per_epoch=1
-        ).batch_size
-        for cap in (2_000_000, 4_000_000, 9_000_000, 30_000_000)
-    ]
-    assert sizes == sorted(sizes)
-    assert sizes[0] < sizes[-1]
-
-
 def test_steps_an_epoch_are_kept(esol):
     budget = MemoryBudget("100GiB")
     plan = sg.plan_buckets(esol, memory=MODELS["nodes"], budget=budget, min_steps_per_epoch=40)

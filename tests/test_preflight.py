@@ -75,6 +75,7 @@ def test_what_is_rewritten_is_added_where_asked_for(esol):
     report = sg.check(model, plan, esol, rewrites=True, differentiable=())
     assert report.rewrites == explain(model, plan, esol)
     assert str(report).endswith(str(report.rewrites))
+    assert report.to_dict()["rewrites"]["done"]
     assert "rewrites" not in sg.check(model, plan, esol).to_dict()
 
 

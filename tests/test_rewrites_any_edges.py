@@ -8,18 +8,12 @@ import torch
 from support.rewritten import difference, fired, seeded
 from support.written_by_hand import MODELS
 from torch import nn
-from torch_geometric.data import HeteroData
 from torch_geometric.nn import (
     GATConv,
-    GINConv,
-    HeteroConv,
     MessagePassing,
-    SAGEConv,
     global_add_pool,
 )
 from torch_geometric.utils import scatter
-
-import staticgraph as sg
 
 
 class Over(nn.Module):
@@ -135,54 +129,3 @@ def test_edges_in_the_order_of_the_data_set(name, esol):
         counts.append(fired(runner))
     assert counts[0] == counts[1]
     assert sum(counts[0].values()) > 2
-
-
-class Typed(nn.Module):
-    """Sums within a type, and means and attention between two."""
-
-    def __init__(self):
-        super().__init__()
-        bonds, rings = ("atom", "to", "atom"), ("atom", "to", "ring")
-        back = GATConv((8, 8), 4, heads=2, add_self_loops=False)
-        layers = {bonds: GINConv(nn.Linear(8, 8)), rings: SAGEConv((8, 8), 8)}
-        self.conv = HeteroConv({**layers, ("ring", "to", "atom"): back})
-        self.head = nn.Linear(8, 1)
-
-    def forward(self, batch):
-        x = batch.x_dict
-        for _ in range(2):
-            x = {kind: rows.tanh() for kind, rows in self.conv(x, batch.edge_index_dict).items()}
-        return self.head(global_add_pool(x["atom"], batch["atom"].batch, batch.num_graphs))
-
-
-def typed(atoms, rings, edges, generator):
-    data = HeteroData(y=torch.randn(1, 1, generator=generator, dtype=torch.float64))
-    for kind, count in (("atom", atoms), ("ring", rings)):
-        data[kind].x = torch.randn(count, 8, generator=generator, dtype=torch.float64)
-    counts = {"atom": atoms, "ring": rings}
-    for source, target in (("atom", "atom"), ("atom", "ring"), ("ring", "atom")):
-        ends = counts[source], counts[target]
-        index = [torch.randint(count, (edges,), generator=generator) for count in ends]
-        data[source, "to", target].edge_index = torch.stack(index)
-    return data
-
-
-def test_messages_between_nodes_of_two_types():
-    generator = torch.Generator().manual_seed(0)
-    graphs = [typed(n, n // 2, 2 * n, generator) for n in (4, 7, 5, 9, 6, 8)]
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
-    found = {}
-    for mode in ("eager", "fused"):
-        model = seeded(Typed)
-        runner = sg.StaticGraphRunner(
-            model,
-            sg.plan_buckets(store, 3),
-            loss=lambda out, batch: (out - batch.y).square()[:, 0],
-            optimizer=torch.optim.SGD(model.parameters(), 1e-2),
-            mode=mode,
-        )
-        losses = [float(runner.step(batch)) for _ in range(2) for batch in runner.loader(store)]
-        found[mode] = [torch.tensor(losses), *model.parameters()]
-    torch.testing.assert_close(found["fused"], found["eager"], rtol=1e-9, atol=1e-12)
-    assert fired(runner)["neighbours"] == 2 * 3 - 1  # nothing reads the last rings
-    assert fired(runner)["softmax"] == 2

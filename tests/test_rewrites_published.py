@@ -11,8 +11,6 @@ from support.written_by_hand import BONDS, Tables
 from torch import nn
 from torch_geometric.nn import (
     MessagePassing,
-    NNConv,
-    Set2Set,
     global_add_pool,
     global_mean_pool,
 )
@@ -84,22 +82,6 @@ class VectorMessage(MessagePassing):
         return ds, dv
 
 
-class VectorMessageByHand(nn.Module):
-    """The same message as another repository writes it, with gates from a second filter."""
-
-    def __init__(self, h, waves):
-        super().__init__()
-        self.phi, self.gates = nn.Linear(h, 2 * h), nn.Linear(waves, h)
-        self.filter = nn.Linear(waves, 2 * h)
-
-    def forward(self, s, v, edge_index, rbf, cut, unit):
-        src, dst = edge_index
-        scalar, along = (self.phi(s)[src] * self.filter(rbf) * cut).chunk(2, dim=1)
-        vectors = v[src] * self.gates(rbf)[:, None, :] + along[:, None, :] * unit[:, :, None]
-        ds = torch.zeros_like(s).index_add_(0, dst, scalar)
-        return s + ds, v + torch.zeros_like(v).index_add_(0, dst, vectors)
-
-
 class VectorUpdate(nn.Module):
     def __init__(self, h):
         super().__init__()
@@ -120,9 +102,8 @@ class PaiNN(nn.Module):
         super().__init__()
         self.embedding, self.place = nn.Embedding(53, h), nn.Linear(9, 3)
         self.register_buffer("waves", torch.arange(1, waves + 1) * torch.pi / 5.0)
-        kinds = VectorMessage, VectorMessageByHand
-        self.messages = nn.ModuleList(kind(h, waves) for kind in kinds)
-        self.updates = nn.ModuleList(VectorUpdate(h) for _ in kinds)
+        self.messages = nn.ModuleList(VectorMessage(h, waves) for _ in range(2))
+        self.updates = nn.ModuleList(VectorUpdate(h) for _ in range(2))
         self.out = nn.Linear(h, 1)
 
     def forward(self, x, edge_index, batch):
@@ -137,38 +118,15 @@ class PaiNN(nn.Module):
         return global_add_pool(self.out(s), batch)
 
 
-class EdgeNetwork(nn.Module):
-    """examples/qm9_nn_conv.py: one matrix per edge, a GRU, Set2Set."""
-
-    def __init__(self, h=4):
-        super().__init__()
-        self.lin0 = nn.Linear(9, h)
-        net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, h * h))
-        self.conv, self.gru = NNConv(h, h, net, aggr="mean"), nn.GRU(h, h)
-        self.set2set, self.lin = Set2Set(h, processing_steps=2), nn.Linear(2 * h, 1)
-
-    def forward(self, x, edge_index, edge_attr, batch, batch_size):
-        x, edge_attr = x.to(self.lin.weight.dtype), edge_attr.to(self.lin.weight.dtype)
-        out = F.relu(self.lin0(x))
-        h = out.unsqueeze(0)
-        for _ in range(2):
-            m = F.relu(self.conv(out, edge_index, edge_attr))
-            out, h = self.gru(m.unsqueeze(0), h)
-            out = out.squeeze(0)
-        return self.lin(self.set2set(out, batch, dim_size=batch_size))
-
-
 MODELS = {
     "gated": Gated,
     "painn": PaiNN,
-    "edge network": EdgeNetwork,
 }
 
 
 FIRES = {
     "painn": {"neighbours": 4},
     "gated": {"neighbours": 6},
-    "edge network": {"pools": 4, "neighbours": 2},
 }
 assert FIRES.keys() == MODELS.keys()
 

@@ -1,18 +1,15 @@
-"""Second derivatives of operators, of penalties on gradients and of models that predict forces."""
+"""Second derivatives of operators and of penalties on gradients."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 import pytest
 import torch
 from support.kernel_cases import CASES, DROPPED, FEW, MORE, operands, where
 from torch_geometric.data import Data
-from torch_geometric.nn import GATv2Conv, GCNConv, global_add_pool
+from torch_geometric.nn import GCNConv, global_add_pool
 
 import staticgraph as sg
 from staticgraph.kernels.table_sum.op import summed_by_entry
-from staticgraph.steps.computation.model_setup import Subject
 
 # Integers and bytes have no derivative.
 ASKED = {**CASES, **MORE, **{name: dropped.run for name, dropped in DROPPED.items()}}
@@ -104,54 +101,3 @@ def test_a_gradient_penalty_in_ones_own_loop_is_plain_pygs(norm):
     expected = weights_penalty(model, x, lambda x: model(x, EDGES, one, 1))
     for mode in ("fused", "eager"):
         assert torch.allclose(penalised(model, x, mode), expected, atol=1e-6)
-
-
-class Forces(torch.nn.Module):
-    """Energies of atoms, with a norm, an embedding and attention, and their slope."""
-
-    def __init__(self):
-        super().__init__()
-        self.species, self.norm = torch.nn.Embedding(5, 6), torch.nn.BatchNorm1d(6)
-        self.filter, self.attention = torch.nn.Linear(1, 6), GATv2Conv(6, 3, heads=2)
-        self.energy = torch.nn.Linear(12, 1)
-
-    def forward(self, z, pos, edge_index, batch, num_graphs):
-        src, dst = edge_index
-        length = (pos[src] - pos[dst]).square().sum(1, keepdim=True)
-        h = self.species(z)
-        message = h[src] * torch.exp(-length) * self.filter(length)
-        h = self.norm(h + torch.zeros_like(h).index_add(0, dst, message)).tanh()
-        h = torch.cat([h, self.attention(h, edge_index)], 1)
-        energy = global_add_pool(self.energy(h), batch, num_graphs)
-        return energy, -torch.autograd.grad(energy.sum(), pos, create_graph=True)[0]
-
-
-def molecules():
-    generator = torch.Generator().manual_seed(0)
-    for atoms in (3, 5, 2, 6, 4, 5):
-        pos = torch.randn(atoms, 3, generator=generator, dtype=torch.float64)
-        near = (torch.cdist(pos, pos) < 2).logical_and(~torch.eye(atoms).bool())
-        z = torch.randint(5, (atoms,), generator=generator)
-        yield Data(z=z, pos=pos, edge_index=near.nonzero().T.contiguous())
-
-
-def energies_and_forces(out, batch):
-    return out[1].square().sum(1) + out[0][batch.batch, 0].square()
-
-
-def test_fused_steps_train_a_model_of_forces():
-    graphs = list(molecules())
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
-    found = {}
-    for mode in ("eager", "fused"):
-        torch.manual_seed(0)
-        model = Forces().double()
-        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-        subject = Subject(model, energies_and_forces, optimizer, differentiable=("pos",))
-        runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, 3), mode=mode)
-        losses = [float(runner.step(batch)) for _ in range(3) for batch in runner.loader(store)]
-        energies, forces = runner.predict(graphs)
-        found[mode] = [torch.tensor(losses), energies, torch.cat(forces), *model.parameters()]
-    torch.testing.assert_close(found["fused"], found["eager"], rtol=1e-9, atol=1e-12)
-    (train, *_) = runner.steps.compiled._functions.values()
-    assert Counter(place.rewrite for place in train.captured.done)["neighbours"] >= 3

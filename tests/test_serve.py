@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
 import subprocess
 import sys
-import urllib.request
 
 import numpy as np
 import pytest
@@ -17,7 +14,6 @@ from safetensors.numpy import save
 from support.alike import assert_same_state
 from support.command import status_of
 from support.examples import EXAMPLES
-from support.patience import patience
 from support.request_bodies import (
     ARRAYS,
     HOSTILE,
@@ -26,6 +22,7 @@ from support.request_bodies import (
     arrays_of,
     graph_of,
 )
+from support.serve_process import answer_of, serving, stopped
 from support.trained_run import trained as train_small
 
 import staticgraph as sg
@@ -258,35 +255,12 @@ def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
     [(2, signal.SIGINT), (0, signal.SIGTERM), (0, signal.SIGINT)],
 )
 def test_the_command_serves_and_ends_with_0_when_told_to_stop(run_folder, workers, told):
-    command = [sys.executable, "-m", "staticgraph.cli", "serve", "--run", str(run_folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [*command, "--port", "0", "--compile-mode", "eager", "--workers", str(workers)],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
-        try:
-            port = next(
-                int(found[1])
-                for line in process.stderr
-                if (found := re.search(r"serving .* on http://127\.0\.0\.1:(\d+)", line))
-            )
-            request = urllib.request.Request(
-                f"http://127.0.0.1:{port}/predict", json.dumps({"smiles": SMILES}).encode(), JSON
-            )
-            with urllib.request.urlopen(request, timeout=patience(60)) as answer:
-                assert len(json.load(answer)["outputs"]) == len(SMILES)
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{port}/metrics", timeout=patience(60)
-            ) as answer:
-                text = answer.read().decode()
-                assert 'staticgraph_requests_total{end="answered"} 1.0' in text
-            process.send_signal(told)
-            rest = process.stderr.read()
-            process.wait(patience(60))
-        finally:
-            process.kill()
+    options = ["--run", str(run_folder), "--compile-mode", "eager", "--workers", str(workers)]
+    with serving(*options) as (process, address, _):
+        outputs = json.loads(answer_of(f"{address}/predict", {"smiles": SMILES}))["outputs"]
+        assert len(outputs) == len(SMILES)
+        metrics = answer_of(f"{address}/metrics")
+        assert 'staticgraph_requests_total{end="answered"} 1.0' in metrics
+        rest = stopped(process, told)
     assert rest.endswith("all accepted requests are answered; stopped\n")
-    assert "Traceback" not in rest
     assert process.returncode == 0

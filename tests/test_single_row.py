@@ -18,7 +18,6 @@ from torch_geometric.data import Data
 from torch_geometric.nn import BatchNorm, TopKPooling, global_add_pool
 
 import staticgraph as sg
-from staticgraph.kernels.batch_norm import Running, batch_norm
 from staticgraph.nn.norm.batch_norm import SINGLE, flag_single_rows
 from staticgraph.steps.state.training_state import untouched
 
@@ -188,17 +187,6 @@ def test_pygs_own_choice_for_a_single_row_stays(store, monkeypatch):
         before = runner.model.norm.module.running_var.clone()
         runner.step(batch_of(store, [1]))
         assert torch.equal(before, runner.model.norm.module.running_var)
-
-
-@pytest.mark.parametrize("momentum", [0.1, None])
-@pytest.mark.parametrize("real", [0, 1, 2])
-def test_the_kernel_s_statistics_move_from_two_rows_on(real, momentum):
-    running = Running(torch.zeros(4), torch.ones(4), torch.tensor(0), momentum)
-    x = torch.randn(6, 4)
-    count = torch.tensor(real)
-    batch_norm(x, torch.ones(4), torch.zeros(4), count, eps=1e-5, running=running)
-    assert int(running[2]) == (real > 1)
-    assert torch.equal(running[1], torch.ones(4)) == (real < 2)
 
 
 class Pooling(nn.Module):

@@ -19,7 +19,7 @@ from support.program import run_program
 from support.trained_run import assert_same_run
 
 import staticgraph as sg
-from staticgraph.errors import CheckpointCorrupt, Diverged, NonFiniteLoss
+from staticgraph.errors import CheckpointCorrupt
 from staticgraph.text.how_many import how_many
 from staticgraph.training import checkpoint, train
 from staticgraph.training.config import TrainConfig
@@ -277,31 +277,6 @@ def test_without_the_packages_that_draw_and_log_a_run_leaves_their_files_out(
 def test_cuda_where_there_is_none(config, tmp_path):
     with pytest.raises(ValueError, match="torch sees no CUDA device; use device='cpu' or 'auto'"):
         train.train(replace(config, device="cuda"), tmp_path / "run", progress=False)
-
-
-def test_a_diverged_run_writes_its_report_and_names_the_graphs(tmp_path, esol):
-    """The report has all steps up to the one that was refused."""
-    graphs = [esol[i] for i in range(80)]
-    for graph in graphs:
-        graph.x = graph.x.float()
-    settings = TrainConfig(
-        str(tmp_path / "few.pt"), model="gin", hidden=8, layers=1, batch_size=16, epochs=1, seed=1,
-        compile_mode="eager",
-    )  # fmt: skip
-    torch.save(graphs, tmp_path / "few.pt")
-    last = int(sg.datasets.open(tmp_path / "few.pt", seed=1).splits["train"][-1])
-    graphs[last].y = torch.tensor([[float("inf")]])
-    torch.save(graphs, tmp_path / "few.pt")
-    with pytest.raises(Diverged) as caught:
-        train.train(settings, tmp_path / "run", progress=False)
-    cause = caught.value.__cause__
-    assert isinstance(cause, NonFiniteLoss)
-    assert last in cause.graphs
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
-    steps = read_steps(tmp_path / "run" / "steps.csv")
-    assert [bool(np.isfinite(step.loss)) for step in steps] == [True] * (len(steps) - 1) + [False]
-    assert len(steps) <= 4
-    assert report["epochs"] == []
 
 
 def test_overwriting_forgets_the_choices_of_the_run_before(tmp_path):

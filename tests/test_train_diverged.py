@@ -39,6 +39,7 @@ def test_train_reports_and_exits_with_1(data, tmp_path, capsys):
     assert values["diverged"] == 1
     assert values["test_metric"] is None
     assert "staticgraph train: the training diverged in epoch 1: the loss of step" in err
+    assert "the loss of the batch of graphs" in err
     assert "lower --lr" in err.splitlines()[-1]
     losses = [step.loss for step in read_steps(out / "steps.csv")]
     assert math.isfinite(losses[0])
@@ -66,6 +67,12 @@ def test_the_last_good_checkpoint_stays(data, tmp_path, monkeypatch):
     monkeypatch.undo()
     assert status_of(["train", "--resume", "--out", str(tmp_path)]) == 0
     assert TrainReport.load(tmp_path).diverged is None
+
+
+def test_the_cause_names_the_graphs(data, tmp_path):
+    with pytest.raises(Diverged) as told:
+        train(TrainConfig(data, **SMALL, lr=1e30), tmp_path, progress=False)
+    assert told.value.__cause__.graphs
 
 
 def test_the_report_is_there_even_if_the_picture_fails(data, tmp_path, monkeypatch):

@@ -58,7 +58,7 @@ def bits(value: Tensor) -> np.ndarray:
 
 
 def odd_graphs() -> sg.GraphStore:
-    """Returns graphs with every dtype, NaN payloads, -0.0, one-hot rows, masks, and no edges."""
+    """Returns graphs of every dtype, NaN payloads, -0.0, one-hot and wide rows, masks; no edges."""
     rng = np.random.default_rng(0)
     nodes, edges = np.array([3, 0, 1, 40, 300, 2]), np.array([4, 0, 0, 90, 700, 1])
     n, e, g = nodes.sum(), edges.sum(), len(nodes)
@@ -85,6 +85,7 @@ def odd_graphs() -> sg.GraphStore:
         "huge": ("edge", rng.integers(0, 2**32, e).astype(np.uint32)),
         "nothing": ("edge", np.zeros((e, 0))),
         "y": ("graph", rng.normal(size=(g, 2))),
+        "wide": ("graph", rng.normal(size=(g, 70)).astype(np.float32)),
         "cell": ("graph", rng.normal(size=(3 * g, 3))),
         "flags": ("graph", rng.integers(0, 2, (2 * g, 3))),
         "largest": ("graph", np.full(g, 2**64 - 1, np.uint64)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch_geometric.data import Data
 
@@ -36,6 +37,19 @@ class Bipartite(Data):
         if key == "edge_index":
             return torch.tensor([[self.x_s.size(0)], [self.x_t.size(0)]])
         return super().__inc__(key, value, *args, **kwargs)
+
+
+def bipartite(rng: np.random.Generator, sources: int) -> Bipartite:
+    """Returns a graph with these sources, up to six targets and as many as eleven edges."""
+    targets, edges = int(rng.integers(1, 7)), int(rng.integers(0, 12))
+    ends = np.stack([rng.integers(0, sources, edges), rng.integers(0, targets, edges)])
+    return Bipartite(
+        x_s=torch.from_numpy(rng.standard_normal((sources, 3))),
+        x_t=torch.from_numpy(rng.standard_normal((targets, 2))),
+        edge_index=torch.from_numpy(ends),
+        edge_attr=torch.from_numpy(rng.standard_normal((edges, 4))),
+        y=torch.from_numpy(rng.standard_normal((1, 1))),
+    )
 
 
 class Clusters(Data):
