@@ -56,6 +56,12 @@ h2 = h0 + torch.zeros_like(h0[0, 0]).index_add(0, batch.new_zeros(1), h0[0, 0])"
 h0.tanh_()
 h2 = scatter((h0[src] + e0).relu(), dst, 0, n) + h0
 h0.register_hook(lambda slope: slope * 0.5)""",
+    "a hook on rows without a gradient": """
+h1 = h0 - 2 * (h0 + F.relu(h0))
+e1 = h0[src]
+e2 = h0[dst] + e1
+h2 = e2.new_zeros(n, WIDTH).scatter_add(0, dst[:, None], e2.detach())
+e1.register_hook(lambda slope: slope * 0.5)""",
     "a hook on rows that were changed in place": """
 e0.mul_(0.5)
 h1 = scatter((e0 + h0[src]).relu(), dst, 0, n)

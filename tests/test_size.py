@@ -39,7 +39,7 @@ SIZES = {
     "staticgraph/plans": (13, 9818),  # a large graph among small ones
     "staticgraph/probing": (10, 4986),  # what is held out is not fitted
     "staticgraph/recording": (11, 9061),  # the optimizer's moved in, what is carried over
-    "staticgraph/rewrites": (42, 33493),  # any message over any edges, rows of a single number
+    "staticgraph/rewrites": (42, 33530),  # any message over any edges, hooks without a gradient
     "staticgraph/runner": (19, 16490),  # anyone's loader, prepare, a choice on a busy machine
     "staticgraph/serving": (17, 9708),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
@@ -47,7 +47,7 @@ SIZES = {
     "staticgraph/store": (26, 22406),  # lists without a store, graphs where PyG is not installed
     "staticgraph/text": (6, 1701),
     "staticgraph/training": (15, 14985),  # predict, plain PyG timed without a watch
-    "tests": (245, 218723),  # programs, padder, batches of any class by name, second pools
+    "tests": (245, 218725),  # programs, padder, batches of any class by name, second pools
     "tests/support": (80, 41601),  # drawn programs; saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module

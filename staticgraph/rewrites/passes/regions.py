@@ -11,8 +11,10 @@ whose gradient a hook reads, is a canonical operation
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from torch.fx import Graph, Node
 
 from staticgraph.internals.dispatch import enter_autocast, exit_autocast, set_grad_enabled
@@ -44,6 +46,7 @@ def fence_regions(graph: Graph) -> tuple[Any, ...] | None:
             if node.op not in ("placeholder", "output"):
                 states[node] = (gradient, *entered)
             if getattr(target, "__name__", "") == "register_hook":
+                node.target = register_hook
                 for tensor in _same_tensor(node.args[0]):
                     fence(tensor)
             continue
@@ -56,6 +59,13 @@ def fence_regions(graph: Graph) -> tuple[Any, ...] | None:
             fence(node)
     autocast = [state for state in home[1:] if isinstance(state, tuple)]
     return autocast[-1] if autocast else None
+
+
+def register_hook(tensor: Tensor, body: Callable[..., Any], *others: Any) -> Tensor:
+    """Registers a hook that is called with a gradient only: autograd gives None for an operand of a
+    call whose other operands have one, where plain PyG has no call, and so no hook."""
+    tensor.register_hook(lambda slope: None if slope is None else body(slope, *others))
+    return tensor
 
 
 def _same_tensor(node: Call) -> list[Call]:
