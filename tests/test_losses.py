@@ -72,10 +72,6 @@ def train_mask(out, batch):
     return F.cross_entropy(out[1], batch.colour, reduction="none"), batch.train_mask
 
 
-def labelled(out, batch):
-    return F.mse_loss(out[0], batch.tasks, reduction="none")
-
-
 def task_weights(out, batch):
     return F.mse_loss(out[0], batch.tasks, reduction="none"), TASKS[None]
 
@@ -92,13 +88,6 @@ def kl_term(out, batch):
     return values, CLASSES[batch.kind], 0.3 * mean
 
 
-def contrastive(out, batch):
-    """Each graph against all others of the batch, excluding padding."""
-    alike = out[0] @ out[0].T
-    others = real(batch)[None] & ~torch.eye(len(alike), dtype=torch.bool)
-    return -alike.masked_fill(~others, -torch.inf).log_softmax(-1).amax(-1)
-
-
 def ranking(out, batch):
     score = out[0][:, 0]
     wanted = batch.kind[:, None] > batch.kind[None]
@@ -112,10 +101,8 @@ def plain_of(loss, out, data):
         return F.cross_entropy(out[0], data.kind, weight=CLASSES, ignore_index=2)
     if loss is train_mask:
         return F.cross_entropy(out[1][data.train_mask], data.colour[data.train_mask])
-    is_labeled = data.tasks == data.tasks
-    if loss is labelled:
-        return F.mse_loss(out[0][is_labeled], data.tasks[is_labeled])
     if loss is task_weights:
+        is_labeled = data.tasks == data.tasks
         errors = (out[0][is_labeled] - data.tasks[is_labeled]).square()
         shares = TASKS.expand(10, 3)[is_labeled]
         return (errors * shares).sum() / shares.sum()
@@ -124,8 +111,6 @@ def plain_of(loss, out, data):
     if loss is kl_term:
         kl = 0.5 * out[1].square().sum(-1).mean()
         return F.cross_entropy(out[0], data.kind, weight=CLASSES) + 0.3 * kl
-    if loss is contrastive:
-        return loss(out, data).mean()
     values, pairs = loss(out, data)
     return values[pairs].mean()
 
@@ -133,11 +118,9 @@ def plain_of(loss, out, data):
 RECIPES = [
     weights_and_ignored,
     train_mask,
-    labelled,
     task_weights,
     penalty,
     kl_term,
-    contrastive,
     ranking,
 ]
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -78,24 +75,10 @@ def test_a_function_without_a_static_form_is_refused_by_name():
 def test_what_only_data_could_tell_is_refused(call, says):
     model = nn.ModuleDict({"pool": pyg.TopKPooling(8), "norm": nn.BatchNorm1d(8)}).double()
     with pytest.raises(sg.NotStatic, match=says):
-        inside(_with_attributes(model), call)
-
-
-def _with_attributes(model):
-    for name, module in list(model.items()):
-        setattr(model, name, module)
-    return model
+        inside(model, call)
 
 
 # ---------------------------------------------------------------- what is kept
-
-
-def test_a_converted_model_can_be_copied_and_pickled():
-    model = sg.convert(nn.Sequential(nn.BatchNorm1d(8), pyg.GraphNorm(8)))
-    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        contexts = {id(module._staticgraph) for module in again}
-        assert len(contexts) == 1
-        assert contexts != {id(context_of(model))}
 
 
 def test_masks_and_sizes_are_of_the_rows_that_layers_make():

@@ -130,24 +130,6 @@ def test_thousands_of_sizes_are_at_the_bound_with_ten_graphs_a_pack():
     assert best.num_packs == best.proven == 501
 
 
-def test_an_exact_fit_that_filling_misses():
-    """Packs of 10 made of 5+5, 4+6, 3+7 and 4+3+3 use up every graph and leave no room."""
-    sizes = np.array([[3, 1], [4, 1], [5, 1], [6, 1], [7, 1]])
-    histogram = SizeHistogram(sizes, np.array([300, 200, 200, 100, 100]))
-    best = pack_histogram(histogram, (10, 9), effort="best", time_limit=ENOUGH)
-    assert best.num_packs == best.proven == 400
-
-
-def test_a_limit_on_graphs_and_a_third_component_are_kept():
-    rng = np.random.default_rng(1)
-    sizes = rng.integers(1, 12, (2000, 3))
-    sizes[:, 2] *= 2
-    histogram = SizeHistogram.from_sizes(sizes, ("nodes", "edges", "triplets"))
-    best = pack_histogram(histogram, (25, 24, 47), max_graphs=4, effort="best", time_limit=2.0)
-    assert_packed(best, histogram, (25, 24, 47), 4)
-    assert best.volume_bound <= best.proven <= best.num_packs
-
-
 def test_a_time_limit_that_is_over_at_once_leaves_a_valid_packing():
     histogram = load("tu_NCI1")
     best = pack_histogram(histogram, (150, 323), effort="best", time_limit=1e-9)

@@ -93,16 +93,18 @@ def test_padding_that_reaches_real_rows_is_measured_and_its_module_named():
     assert {row.path: row.inert for row in report.modules}["norm"] is False
 
 
+class Attending(Net):
+    def __init__(self, **options):
+        super().__init__()
+        self.gps = GPSConv(C, None, **options)
+
+    def forward(self, x, edge_index, batch):
+        return self.head(global_mean_pool(self.gps(x, edge_index, batch), batch))
+
+
 def test_a_path_of_attention_that_is_impossible_is_named():
-    class Attending(Net):
-        def __init__(self):
-            super().__init__()
-            self.gps = GPSConv(C, None, attn_kwargs={"add_zero_attn": True})
-
-        def forward(self, x, edge_index, batch):
-            return self.head(global_mean_pool(self.gps(x, edge_index, batch), batch))
-
-    report = check(sg.convert(Attending().double(), attention="kernel"), PLAN, STORE)
+    model = Attending(attn_kwargs={"add_zero_attn": True}).double()
+    report = check(sg.convert(model, attention="kernel"), PLAN, STORE)
     (obstacle,) = report.obstacles
     assert obstacle.kind == "refused"
     assert obstacle.module == "gps"
@@ -112,14 +114,6 @@ def test_a_path_of_attention_that_is_impossible_is_named():
 
 
 def test_the_path_of_attention_is_told_with_its_reason():
-    class Attending(Net):
-        def __init__(self):
-            super().__init__()
-            self.gps = GPSConv(C, None)
-
-        def forward(self, x, edge_index, batch):
-            return self.head(global_mean_pool(self.gps(x, edge_index, batch), batch))
-
     for model in (Attending().double(), sg.convert(Attending().double())):
         rows = {row.path: row.how for row in check(model, PLAN, STORE).modules}
         assert rows["gps"].startswith("attention kernel, see below")

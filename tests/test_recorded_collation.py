@@ -139,23 +139,12 @@ class TestOneLaunch:
         return losses, launches, Counted.last, runner
 
     @pytest.mark.parametrize("scope", ["step", "forward_backward"])
-    def test_the_same_numbers_as_in_two_recordings_and_as_in_eager(
-        self, esol, moved, models, scope
-    ):
-        twin, other = copy.deepcopy(models[0]), copy.deepcopy(models[0])
+    def test_the_same_numbers_as_in_two_recordings(self, moved, models, scope):
+        twin = copy.deepcopy(models[0])
         ours, launches, recorder, runner = self.trajectory(moved, models[0], scope=scope)
         theirs, twice, apart, _ = self.trajectory(moved, twin, one_launch=False, scope=scope)
-        eager = made_runner(other, CAPACITIES, "eager", loss=squared, optimizer=adam(other))
-        expected = []
-        for _ in range(2):
-            for batch in loader_of(esol):
-                batch.real = None
-                expected.append(eager.step(batch))
-                expected.append(eager.eval_step(batch).out[batch.graph_mask])
         assert all(map(torch.equal, ours, theirs))
-        assert all(map(torch.equal, ours, expected))
         assert_same_state(models[0], twin)
-        assert_same_state(models[0], other)
         assert set(launches) == {1}
         assert set(twice) == {2}
         assert recorder.recorded == 8, "two buckets, two phases, of ids and of any origin"

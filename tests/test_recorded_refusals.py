@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from support.alike import assert_same_state, sgd
+from support.alike import assert_same_state
 from support.arena import ArenaRecorder, HostRead
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of
 from support.recorded_net import runner_of
@@ -36,12 +36,6 @@ class TestRefusals:
             runner_of(model, hiv, torch.optim.Adafactor(model.parameters()))
         with pytest.raises(sg.NotStatic, match="LBFGS has no capturable form"):
             make_capturable(torch.optim.LBFGS(model.parameters()))
-
-    def test_sgd_with_dampening(self, hiv):
-        model = Net()
-        optimizer = sgd(model, 0.1, momentum=0.9, dampening=0.1)
-        with pytest.raises(sg.NotStatic, match="dampening=0"):
-            runner_of(model, hiv, optimizer)
 
     def test_a_setting_that_a_scheduler_changes(self, hiv):
         """``OneCycleLR`` also changes the momentum, which a recording holds as it was."""
@@ -194,12 +188,6 @@ class TestRefusals:
         assert "could not be put back" in notes
         assert f"the teardown failed as well: RuntimeError: {refusal}" in notes
         assert optimizer.param_groups[0]["lr"] == 0.01, "a number again, without reading the device"
-
-    def test_names_of_scopes_and_misses(self, hiv):
-        with pytest.raises(ValueError, match="choose one of forward, forward_backward, step"):
-            runner_of(Net(), hiv, scope="all")
-        with pytest.raises(ValueError, match="choose 'error' or 'eager'"):
-            runner_of(Net(), hiv, on_miss="ignore")
 
     def test_without_cuda(self):
         with pytest.raises(ValueError, match="records CUDA graphs, but the model is on cpu"):

@@ -30,7 +30,7 @@ from staticgraph.kernels.table_sum import fold_codes, table_sum
 def layers_of(name: str) -> int:
     """Two layers, so that one passes results on to the next; one for variants of a name that
     already runs two."""
-    return 1 if "," in name or name == "attention by hand" else 2
+    return 1 if "," in name else 2
 
 
 # Rewrites that must fire, by layer and by model; others are free to fire as well.
@@ -39,20 +39,10 @@ FIRES = {
     "gine, own message": {"tables": 2, "neighbours": 1, "batch_norm": 1},
     "gcn": {"tables": 1, "gcn": 2, "batch_norm": 2},
     "gcn by hand, learnt weights": {"neighbours": 3},
-    "gcn, learnt weights": {"gcn": 1},
     "sage": {"neighbours": 2},
     "own": {"neighbours": 2, "batch_norm": 2},
-    "own, gelu": {"neighbours": 1},
-    "own, smallest": {"neighbours": 1},
     "own, edge mlp": {"neighbours": 2},
     "own, differences": {"neighbours": 1},
-    "own, heads": {"neighbours": 1},
-    "own, gated": {"neighbours": 1},
-    "by hand, index_add": {"neighbours": 1},
-    "by hand, scatter_add": {"neighbours": 1},
-    "by hand, scatter_reduce": {"neighbours": 1},
-    "by hand, scatter mean": {"neighbours": 1},
-    "attention by hand": {"softmax": 1, "neighbours": 1},
     "molecule gin": {"tables": 3, "neighbours": 4, "batch_norm": 6},
     "molecule gcn": {"tables": 3, "neighbours": 5, "batch_norm": 4},
     "gps": {"tables": 2, "neighbours": 2, "batch_norm": 8},

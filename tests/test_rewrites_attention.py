@@ -22,6 +22,7 @@ from support.runners import made_runner
 from support.written_by_hand import BONDS, Tables
 from torch import nn
 from torch_geometric.nn import GATConv, MessagePassing, TransformerConv, global_add_pool
+from torch_geometric.nn.aggr import MeanAggregation
 from torch_geometric.utils import scatter, softmax
 
 import staticgraph as sg
@@ -155,12 +156,7 @@ class ByColumns(OverHeads):
 class Averaged(OneHead):
     def __init__(self):
         super().__init__()
-        self.aggr_module = self._aggregation("mean")
-
-    def _aggregation(self, name):
-        from torch_geometric.nn.aggr import MeanAggregation
-
-        return MeanAggregation()
+        self.aggr_module = MeanAggregation()
 
 
 class Kept(OneHead):

@@ -72,9 +72,11 @@ def test_a_subject_is_checked_once_where_it_is_made():
         Subject(Net(), differentiable="pos")
     with pytest.raises(ValueError, match="check_finite=-1"):
         Subject(Net(), check_finite=-1)
-    with pytest.raises(ValueError, match="scope='all'"):
+    with pytest.raises(
+        ValueError, match="scope='all'; choose one of forward, forward_backward, step"
+    ):
         sg.Recording(scope="all")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="on_miss='skip'"):
+    with pytest.raises(ValueError, match="on_miss='skip'; choose 'error' or 'eager'"):
         sg.Recording(on_miss="skip")  # pyright: ignore[reportArgumentType]
 
 

@@ -19,7 +19,7 @@ from torch_geometric.nn import (
     global_max_pool,
     global_mean_pool,
 )
-from torch_geometric.utils import degree, scatter, softmax
+from torch_geometric.utils import degree, scatter
 
 ATOMS, BONDS = (53, 1, 5, 7, 5, 1, 3, 2, 2), (4, 3, 2)  # of ESOL
 DEGREES = torch.tensor([0, 40, 60, 30, 10, 2])
@@ -40,11 +40,10 @@ class Tables(nn.Module):
 
 
 class OwnConv(MessagePassing):
-    """A custom message with an activation that no kernel supports."""
+    """A custom message."""
 
-    def __init__(self, hidden, activation=F.silu, aggr="add"):
-        super().__init__(aggr=aggr)
-        self.activation = activation
+    def __init__(self, hidden):
+        super().__init__(aggr="add")
         self.lin = nn.Linear(hidden, hidden)
         self.out = nn.Linear(2 * hidden, hidden)
 
@@ -53,36 +52,12 @@ class OwnConv(MessagePassing):
         return self.out(torch.cat([x, summed], dim=-1))
 
     def message(self, x_j, edge_attr):
-        return self.activation(x_j + edge_attr)
-
-
-class GatedConv(MessagePassing):
-    """One weight per edge, computed from the edge itself."""
-
-    def __init__(self, hidden):
-        super().__init__(aggr="mean")
-        self.gate = nn.Linear(hidden, 1)
-
-    def forward(self, x, edge_index, edge_attr):
-        return self.propagate(edge_index, x=x, gate=self.gate(edge_attr).sigmoid())
-
-    def message(self, x_j, gate):
-        return gate * x_j
-
-
-class LearntWeights(nn.Module):
-    """GCN with learnt edge weights."""
-
-    def __init__(self, hidden):
-        super().__init__()
-        self.conv, self.weight = GCNConv(hidden, hidden), nn.Linear(hidden, 1)
-
-    def forward(self, x, edge_index, edge_attr):
-        return self.conv(x, edge_index, self.weight(edge_attr).sigmoid().squeeze(-1))
+        return F.silu(x_j + edge_attr)
 
 
 class LearntByHand(nn.Module):
-    """The same with explicit normalisation, so that roots of the degrees have gradients, too."""
+    """GCN with learnt edge weights and explicit normalisation: roots of the degrees have gradients,
+    too."""
 
     def __init__(self, hidden):
         super().__init__()
@@ -100,8 +75,8 @@ class LearntByHand(nn.Module):
 class EdgeMLP(MessagePassing):
     """A message computed by a network from both ends and the edge, as in interaction networks."""
 
-    def __init__(self, hidden, aggr="add"):
-        super().__init__(aggr=aggr)
+    def __init__(self, hidden):
+        super().__init__(aggr="add")
         self.mlp = nn.Sequential(
             nn.Linear(3 * hidden, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.ReLU()
         )
@@ -128,66 +103,11 @@ class Differences(MessagePassing):
         return F.leaky_relu(self.lin(torch.cat([x_i, x_j - x_i], dim=-1)), 0.1)
 
 
-class Heads(MessagePassing):
-    """Minimum and standard deviation of rows with heads, in a custom message."""
-
-    def __init__(self, hidden):
-        super().__init__(aggr=["min", "std"], node_dim=0)
-        self.out = nn.Linear(2 * hidden, hidden)
-
-    def forward(self, x, edge_index, edge_attr):
-        x, edge_attr = (value.view(len(value), 4, -1) for value in (x, edge_attr))
-        rows = self.propagate(edge_index, x=x, edge_attr=edge_attr)
-        return self.out(rows.flatten(1))
-
-    def message(self, x_j, edge_attr):
-        return torch.tanh(x_j) * edge_attr
-
-
 class OverriddenGINE(GINEConv):
     """A subclass with its own message."""
 
     def message(self, x_j, edge_attr):
         return torch.relu(edge_attr + x_j)
-
-
-class ByHand(nn.Module):
-    """Uses no layer of PyG: explicit gathers, and sums in the form named by ``how``."""
-
-    def __init__(self, hidden, how):
-        super().__init__()
-        self.how = how
-        self.mlp = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(inplace=True))
-
-    def forward(self, x, edge_index, edge_attr):
-        src, dst = edge_index
-        message = (x[src] + edge_attr).relu_()
-        index = dst[:, None].expand_as(message)
-        if self.how == "index_add":
-            out = torch.zeros_like(x).index_add(0, dst, message)
-        elif self.how == "scatter_add":
-            out = torch.zeros_like(x).scatter_add_(0, index, message)
-        elif self.how == "scatter_reduce":
-            zeros = x.new_zeros(x.shape)
-            out = zeros.scatter_reduce(0, index, message, "amax", include_self=False)
-        else:
-            out = scatter(message, dst, dim=0, dim_size=x.size(0), reduce=self.how)
-        return self.mlp(out + x)
-
-
-class Attending(nn.Module):
-    """Softmax over neighbours of a custom score."""
-
-    def __init__(self, hidden):
-        super().__init__()
-        self.score = nn.Linear(2 * hidden, 2)
-
-    def forward(self, x, edge_index, edge_attr):
-        src, dst = edge_index[0], edge_index[1]
-        score = self.score(torch.cat([x[src] + edge_attr, x[dst]], -1))
-        weight = softmax(F.leaky_relu(score, 0.2), dst, num_nodes=x.size(0))
-        rows = (weight[..., None] * x[src].view(len(src), 2, -1)).flatten(1)
-        return scatter(rows, dst, dim_size=x.size(0))
 
 
 class MoleculeGIN(MessagePassing):
@@ -352,7 +272,6 @@ MODELS = {
     "gine, own message": lambda **o: Trunk(overridden, pool=global_add_pool, **o),
     "gcn": lambda **o: Trunk(lambda h: GCNConv(h, h), edges=False, **o),
     "gcn by hand, learnt weights": lambda **o: Trunk(LearntByHand, **o),
-    "gcn, learnt weights": lambda **o: Trunk(LearntWeights, **o),
     "sage": lambda **o: Trunk(lambda h: SAGEConv(h, h), edges=False, pool=global_max_pool, **o),
     "gat": lambda **o: Trunk(gat, edges=False, **o),
     "gat, edges": lambda **o: Trunk(lambda h: gat(h, edge_dim=h), **o),
@@ -366,17 +285,8 @@ MODELS = {
         lambda h: PNAConv(h, h, ["mean", "min"], ["identity", "linear"], DEGREES, edge_dim=h), **o
     ),
     "own": lambda **o: Trunk(OwnConv, **o),
-    "own, gelu": lambda **o: Trunk(lambda h: OwnConv(h, F.gelu), **o),
-    "own, smallest": lambda **o: Trunk(lambda h: OwnConv(h, torch.sigmoid, "min"), **o),
     "own, edge mlp": lambda **o: Trunk(EdgeMLP, **o),
     "own, differences": lambda **o: Trunk(Differences, edges=False, **o),
-    "own, heads": lambda **o: Trunk(Heads, **o),
-    "own, gated": lambda **o: Trunk(GatedConv, **o),
-    "by hand, index_add": lambda **o: Trunk(lambda h: ByHand(h, "index_add"), **o),
-    "by hand, scatter_add": lambda **o: Trunk(lambda h: ByHand(h, "scatter_add"), **o),
-    "by hand, scatter_reduce": lambda **o: Trunk(lambda h: ByHand(h, "scatter_reduce"), **o),
-    "by hand, scatter mean": lambda **o: Trunk(lambda h: ByHand(h, "mean"), **o),
-    "attention by hand": lambda **o: Trunk(Attending, **o),
     "molecule gin": lambda **o: VirtualNode(MoleculeGIN, **o),
     "molecule gcn": lambda **o: VirtualNode(MoleculeGCN, **o),
     "gps": lambda **o: Transformer(**o),
