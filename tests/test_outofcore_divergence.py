@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from support.encoder_trainers import SMALL, N, encoded, generated, plain
 
 from staticgraph.errors import Diverged, StoreCorrupt
 from staticgraph.outofcore import (
     Beta,
     InMemory,
-    LinkConfig,
     LinkTrainer,
     NodeTrainer,
     SampledGNN,
@@ -23,14 +23,7 @@ from staticgraph.outofcore import (
 )
 from staticgraph.outofcore.training.ranking import filtered_places
 
-N = 23
-SMALL = LinkConfig(dimension=4, batch_size=10, chunks=2, negatives=8, seed=3)
 WILD = replace(SMALL, rate=1e30)
-
-
-def generated(e: int = 90, seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    return np.stack([rng.integers(0, N, e), rng.integers(0, N, e), rng.integers(0, 3, e)])
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +31,12 @@ def graph(tmp_path_factory):
     return partition(generated(), N, 4, tmp_path_factory.mktemp("graph") / "g")
 
 
-def encoded(graph, folder, config=SMALL) -> LinkTrainer:
-    torch.manual_seed(0)
-    encoder = SampledGNN("sage", 4, 4, 4, 1)
-    return LinkTrainer(graph, Beta(2), config, folder, encoder=encoder, fanouts=(3,))
-
-
-def plain(graph, folder, config=SMALL) -> LinkTrainer:
-    return LinkTrainer(graph, Beta(2), config, folder)
-
-
 # ---------------------------------------------------------------------- ranks
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_true_end_whose_score_is_not_finite_stands_last(tmp_path, value):
-    """Candidates are all of the 23 nodes except the true end, so the last rank is 23."""
+    """Candidates are all nodes except the true end, so the last rank is their number."""
     tested = np.array([[0, 1], [1, 2], [2, 2]])
     graph = partition(generated(), N, 2, tmp_path / "g")
     trainer = LinkTrainer(graph, InMemory(), SMALL, tmp_path / "e")
@@ -94,7 +77,7 @@ def graph_of_nodes(tmp_path):
 
 @pytest.mark.parametrize("made", [plain, encoded])
 def test_a_diverged_epoch_is_named_and_not_committed(graph, tmp_path, made):
-    trainer = made(graph, tmp_path, WILD)
+    trainer = made(graph, Beta(2), tmp_path, WILD)
     with pytest.raises(Diverged, match=r"diverged in epoch 1: .*epoch 0 is what .* lower rate"):
         trainer.train_epoch()
     assert trainer.epoch == 0
@@ -102,14 +85,14 @@ def test_a_diverged_epoch_is_named_and_not_committed(graph, tmp_path, made):
     for k in range(graph.num_partitions):
         assert trainer.rows(k).isfinite().all()
     trainer.close()
-    again = made(graph, tmp_path, WILD)
+    again = made(graph, Beta(2), tmp_path, WILD)
     assert again.epoch == 0
     again.close()
 
 
 def test_embeddings_that_end_an_epoch_broken_are_not_committed(graph, tmp_path):
     """The loss is computed before the last update, so it need not show the failure."""
-    trainer = plain(graph, tmp_path)
+    trainer = plain(graph, Beta(2), tmp_path)
     trainer.train_epoch()
     write = trainer.file.write
     bad = np.float32("nan")
@@ -124,10 +107,10 @@ def test_embeddings_that_end_an_epoch_broken_are_not_committed(graph, tmp_path):
 
 @pytest.mark.parametrize("made", [plain, encoded])
 def test_the_history_is_that_of_all_sittings_and_of_committed_epochs(graph, tmp_path, made):
-    trainer = made(graph, tmp_path)
+    trainer = made(graph, Beta(2), tmp_path)
     done = [trainer.train_epoch()]
     trainer.close()
-    trainer = made(graph, tmp_path)
+    trainer = made(graph, Beta(2), tmp_path)
     assert trainer.history == (done[0],)
 
     def interrupt(number, of):
@@ -143,7 +126,7 @@ def test_the_history_is_that_of_all_sittings_and_of_committed_epochs(graph, tmp_
 
 def test_a_commit_that_fails_is_forgotten(graph, tmp_path, monkeypatch):
     """When the disk is full, the state kept next to the embeddings is rolled back too."""
-    trainer = plain(graph, tmp_path)
+    trainer = plain(graph, Beta(2), tmp_path)
     trainer.train_epoch()
     before = trainer.relations.clone()
 
@@ -164,24 +147,24 @@ def test_a_commit_that_fails_is_forgotten(graph, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("made", [plain, encoded])
 def test_embeddings_of_another_numbering_are_refused(graph, tmp_path, made):
-    made(graph, tmp_path / "e").close()
+    made(graph, Beta(2), tmp_path / "e").close()
     other = partition(generated(), N, 4, tmp_path / "g", seed=1)
     assert other.digest != graph.digest
     with pytest.raises(ValueError, match=rf"{graph.digest}.* is {other.digest}.* the same seed"):
-        made(other, tmp_path / "e")
+        made(other, Beta(2), tmp_path / "e")
     same = partition(generated(), N, 4, tmp_path / "g", seed=0, overwrite=True)
     assert same.digest == graph.digest
-    made(same, tmp_path / "e").close()
+    made(same, Beta(2), tmp_path / "e").close()
 
 
 @pytest.mark.parametrize("gone", ["embeddings.bin", "commit.bin"])
 def test_a_missing_file_is_no_new_start(graph, tmp_path, gone):
-    plain(graph, tmp_path).close()
+    plain(graph, Beta(2), tmp_path).close()
     left = next(path for path in tmp_path.iterdir() if path.name != gone)
     contents = left.read_bytes()
     (tmp_path / gone).unlink()
     with pytest.raises(StoreCorrupt, match=rf"{left.name} but no {gone}.*Put {gone} back"):
-        plain(graph, tmp_path)
+        plain(graph, Beta(2), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [left.name]
     assert left.read_bytes() == contents
 
