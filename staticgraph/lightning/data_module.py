@@ -103,9 +103,12 @@ class StaticDataModule(LightningDataModule):
         return self._make_loader("test", exact=False)
 
     def predict_dataloader(self) -> Any:
-        """A loader of the ``predict`` split, or of the whole store if there is no such split."""
+        """A loader of the ``predict`` split, or of the whole store if there is no such split.
+
+        Its batches keep the order of the graphs, so the outputs can be joined as they come.
+        """
         indices = self.split("predict")
-        return self.loader(indices, exact=False)
+        return self.loader(indices, exact=False, window=1)
 
     def _make_loader(self, name: str, **options: Any) -> Any:
         indices = self.split(name)
