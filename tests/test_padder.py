@@ -28,7 +28,13 @@ from support.index_rules import Triplets
 from support.places import Place
 from support.ranks import on_ranks
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    WeightedRandomSampler,
+)
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINConv, global_add_pool
 
@@ -855,6 +861,14 @@ def test_a_sampler_draws_the_graphs_of_every_epoch():
     assert sorted(chain(*ranks[0], *ranks[1])) == drawn
     with pytest.raises(ValueError, match="sampler= and shuffle= exclude each other"):
         loader(shuffle=True)
+    draws = [
+        loader(world_size=2).batcher,
+        sg.StaticLoader(store, plan, sampler=range(9), world_size=2).batcher,
+    ]
+    assert len({batcher.shared()["the loader's sampler's draw"] for batcher in draws}) == 2
+    share = DistributedSampler(range(60), 2, 0)
+    with pytest.raises(ValueError, match="would take a share again: leave it out"):
+        sg.StaticLoader(store, plan, sampler=share, world_size=2)
 
 
 def test_a_batch_samplers_batches_are_taken_as_they_are():

@@ -251,6 +251,9 @@ class Batcher:
             "position": self.position,
             "rank": self.rank,
         }
+        if self._draw is not None:
+            drawn = self._epoch(self.current_epoch)[1].order.astype(np.int64)
+            values["sampler's draw"] = hashlib.sha256(drawn.tobytes()).hexdigest()[:16]
         return {f"the loader's {name}": value for name, value in values.items()}
 
     @cached_property

@@ -83,7 +83,7 @@ class Epoch:
         windows: IntArray,
     ) -> None:
         self._windows = windows
-        self._order, self._bounds, self._buckets = order, bounds, buckets
+        self.order, self._bounds, self._buckets = order, bounds, buckets
         self.steps, self._step_buckets = steps, step_buckets
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class Epoch:
         number, bucket = int(self.steps[step, rank]), int(self._step_buckets[step])
         if number < 0:
             return BatchIds(bucket, np.empty(0, np.int64))
-        ids = self._order[self._bounds[number] : self._bounds[number + 1]]
+        ids = self.order[self._bounds[number] : self._bounds[number + 1]]
         return BatchIds(bucket, ids.astype(np.int64))
 
     def of_rank(self, rank: int) -> RankBatches:
@@ -123,7 +123,7 @@ class Epoch:
         of_batches[:-1, 0] = np.diff(self._bounds)
         for first in range(0, len(self._buckets), AT_ONCE):
             bounds = self._bounds[first : first + AT_ONCE + 1]
-            ids = self._order[bounds[0] : bounds[-1]]
+            ids = self.order[bounds[0] : bounds[-1]]
             sums = np.add.reduceat(sizes[ids], bounds[:-1] - bounds[0], axis=0, dtype=np.int64)
             of_batches[first : first + len(sums), 1:] = sums
         return of_batches[self.steps]  # index -1, no batch, selects the zeros at the end

@@ -148,7 +148,7 @@ class StaticLoader:
             min_steps=min_steps,
             oversize=oversize,
             window=window,
-            draw=_draw_of(sampler, batch_sampler, seed, shuffle, indices),
+            draw=_draw_of(sampler, batch_sampler, seed, shuffle, indices, world_size),
         )
         self.plan: BucketPlan = self._batcher.plan  # oversize="bucket" may have added one
         self.layouts: list[SlotLayout] = [
@@ -384,11 +384,13 @@ def _draw_of(
     seed: int,
     shuffle: object,
     indices: object,
+    world_size: int,
 ) -> Draw | None:
     """Returns what a sampler draws in an epoch, as a pure function of seed and epoch.
 
     Raises:
-        ValueError: there is something else that would choose the graphs, or their order.
+        ValueError: there is something else that would choose the graphs, or their order; or the
+            sampler and the loader would both take a rank's share.
     """
     source: Any = sampler if batch_sampler is None else batch_sampler
     if source is None:
@@ -399,14 +401,18 @@ def _draw_of(
     ]
     if len(both) > 1:
         raise ValueError(f"{' and '.join(both)} exclude each other: each chooses the graphs")
+    owners = (source, getattr(source, "sampler", None))  # torch's BatchSampler draws from another
+    if world_size > 1 and any(getattr(owner, "num_replicas", 1) > 1 for owner in owners):
+        raise ValueError(
+            "a DistributedSampler draws one rank's graphs, of which the loader would take a share "
+            "again: leave it out, with shuffle=True; runner.loader(...) gives each rank its share"
+        )
 
     def draw(epoch: int) -> tuple[IntArray, IntArray | None]:
         """Draws the graphs of an epoch."""
         if hasattr(source, "set_epoch"):
             source.set_epoch(epoch)
         key = int(stream_of(seed, epoch)) % 2**32
-        # torch's BatchSampler draws from another sampler
-        owners = (source, getattr(source, "sampler", None))
         held = [getattr(owner, "generator", None) for owner in owners]
         generators = [each for each in held if isinstance(each, torch.Generator)]
         states = [each.get_state() for each in generators]
