@@ -20,17 +20,17 @@ SIZES = {
     "bench": (29, 17736),  # break-even, the README's table
     "staticgraph": (5, 3545),  # declared classes, dense batches, calls that a trace is spared
     "staticgraph/atoms": (6, 4829),  # neighbours found in a step, ASE's calculator, streams, traces
-    "staticgraph/batches": (29, 20645),  # types as mappings, frozen classes in traces
+    "staticgraph/batches": (29, 20673),  # types as mappings, frozen classes, samplers by rank
     "staticgraph/checking": (13, 14481),  # rows a plan lacks, targets of the default index
     "staticgraph/cli": (18, 12363),  # pictures of a plan; predict, help without rich, full disks
     "staticgraph/datasets": (10, 6647),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
     "staticgraph/dryrun": (18, 11043),  # a line every two seconds, loops of programs
-    "staticgraph/epochs": (9, 6136),  # torch's samplers
+    "staticgraph/epochs": (9, 6171),  # torch's samplers, compared between ranks
     "staticgraph/files": (12, 3086),  # scratch names without secrets, which file a write was to
     "staticgraph/internals": (8, 1746),  # whether PyG is there, declared operators, symbolic sizes
     "staticgraph/kernels": (56, 44976),  # programs: any message over any edges, zeros of both signs
-    "staticgraph/lightning": (4, 2388),  # own loaders, its own backward
+    "staticgraph/lightning": (4, 2390),  # own loaders, its own backward, predictions in order
     "staticgraph/memory": (6, 3842),
     "staticgraph/models": (5, 1389),
     "staticgraph/nn": (43, 21104),  # widths of dense blocks that a model chooses
@@ -47,7 +47,7 @@ SIZES = {
     "staticgraph/store": (26, 22406),  # lists without a store, graphs where PyG is not installed
     "staticgraph/text": (6, 1701),
     "staticgraph/training": (15, 14985),  # predict, plain PyG timed without a watch
-    "tests": (245, 217943),  # programs, padder, batches of any class by name, second pools
+    "tests": (245, 218003),  # programs, padder, batches of any class by name, draws of ranks
     "tests/support": (80, 41018),  # drawn programs; saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
