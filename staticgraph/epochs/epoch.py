@@ -72,6 +72,7 @@ class Epoch:
     """
 
     steps: IntArray
+    order: IntArray
 
     def __init__(
         self,
