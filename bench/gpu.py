@@ -85,7 +85,7 @@ CALLS: dict[str, list[Part]] = {
         steps("gps256", GPS, 256, "fp32", f"pyg {OURS}"),
         steps("gine32-half", GINE, 32, "bf16", f"pyg {OURS}"),
         steps("gps32-half", GPS, 32, "bf16", f"pyg {OURS}"),
-        tests("test_gpu", "test_gpu_recording", "test_gpu_kernels"),
+        tests("test_gpu", "test_gpu_recording", "test_gpu_trajectory", "test_gpu_kernels"),
         script("micro", ALONE, "micro"),
     ],
     "second": [

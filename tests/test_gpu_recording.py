@@ -44,15 +44,15 @@ def pair_of(place, dropout=0.0, optimizer=adam, recorder=None, **options):
     ]
 
 
-def assert_follow(runners, batches, close=CLOSE):
+def assert_follow(runners, batches):
     """Losses and then parameters are eager's, and each step was one replay."""
     recorded, eager = runners
     before = sum(recorded.report().replays.values())
     for batch in batches:
         ours, theirs = float(recorded.step(batch)), float(eager.step(batch))
-        assert ours == pytest.approx(theirs, **close)
+        assert ours == pytest.approx(theirs, **CLOSE)
     for one, two in zip(*(runner.model.parameters() for runner in runners), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-2, atol=100 * close["abs"])
+        torch.testing.assert_close(one, two, rtol=1e-2, atol=1e-3)
     report = recorded.report()
     assert sum(report.replays.values()) - before == len(batches)
     assert report.fallbacks == ()
@@ -116,17 +116,14 @@ def test_dropout_is_drawn_at_each_replay_and_again_from_the_seed(place, hiv):
     assert rows[0] == rows[1]
 
 
-@pytest.mark.parametrize(
-    "options", [{"clip_norm": 0.1}, {"accumulate": 2}, {"autocast": torch.bfloat16}], ids=str
-)
-def test_clipping_accumulation_autocast_and_a_scheduler_are_in_the_step(place, hiv, options):
+@pytest.mark.parametrize("options", [{"clip_norm": 0.1}, {"accumulate": 2}], ids=str)
+def test_clipping_accumulation_and_a_scheduler_are_in_the_step(place, hiv, options):
     runners = pair_of(place, **options)
-    close = {"rel": 0.05, "abs": 1e-4} if "autocast" in options else CLOSE
     runners[0].warmup(hiv)
     schedules = [torch.optim.lr_scheduler.ExponentialLR(r.optimizer, 0.5) for r in runners]
     every = options.get("accumulate", 1)  # a scheduler steps after the optimizer
     for batches in zip(*[iter(batches_of(place, hiv, 6))] * every, strict=True):
-        assert_follow(runners, batches, close)
+        assert_follow(runners, batches)
         for schedule in schedules:
             schedule.step()
 

@@ -1,9 +1,9 @@
 """Chooses the way a bucket runs, from measured times alone.
 
 A more elaborate way is taken only where it beats the simpler one in the median by :data:`MARGIN`,
-and in more rounds than chance explains: the sign test, since other load makes single rounds any
-number of times as long, and so says nothing of who is faster. On a device that is busy all the time
-recording gains nothing; there the times tie, and a tie goes to the simpler way.
+and in more rounds than chance explains (the sign test). How far the rounds spread does not matter:
+other load makes some of them several times as long, whichever way is faster. On a device that is
+busy all the time recording gains nothing; there the times tie, and a tie goes to the simpler way.
 
 Pure arithmetic on numbers: :mod:`staticgraph.runner.trials` does the measuring.
 """
