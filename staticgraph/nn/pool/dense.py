@@ -46,7 +46,10 @@ class _Block:
         places = mask if places is None else places[:, :, None]
         self.width = torch.where(padding, False, places).sum(1).max().clamp(min=1)
         self.mask = torch.where(padding, first[:, None], mask).to(x.dtype)
-        self.x = torch.where(padding, 0, x) * self.mask
+        if mask.dtype == torch.bool:
+            self.x = torch.where(padding | ~mask, 0, x)
+        else:  # a mask that weighs nodes
+            self.x = torch.where(padding, 0, x) * mask
         self.adj = torch.where(padding, (first[:, None] & first).to(adj), adj)
 
     def mean(self, values: Tensor) -> Tensor:
