@@ -12,7 +12,7 @@ from support.packing_problems import alike, assert_packed, fewest_packs, load, p
 
 from staticgraph.packing import pack_histogram
 from staticgraph.packing.bound import packing_bound
-from staticgraph.packing.giants import giants_bound
+from staticgraph.packing.giants import giants_bound, packed_giants
 from staticgraph.packing.repair import fewer_by_repair
 from staticgraph.sizes.histogram import SizeHistogram
 
@@ -120,6 +120,14 @@ def test_a_clique_that_takes_all_edges_leaves_its_pack_empty_of_nodes():
     assert giants_bound(histogram, limits) == 9
     best = pack_histogram(histogram, limits, effort="best", time_limit=ENOUGH)
     assert best.num_packs == best.proven == 9
+
+
+def test_companions_of_a_giant_keep_the_limit_on_graphs():
+    sizes = np.array([[20, 200], [40, 40], [5, 3], [6, 3]])
+    histogram = SizeHistogram(sizes, np.array([9, 90, 60, 60]))
+    giants, _ = packed_giants(histogram, np.array([100, 250]), 3)
+    assert giants.num_packs == 9
+    assert giants.graphs.max() == 3
 
 
 def test_thousands_of_sizes_are_at_the_bound_with_ten_graphs_a_pack():
