@@ -16,6 +16,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn.models import DimeNetPlusPlus, SchNet, ViSNet, dimenet
 
 import staticgraph as sg
+from staticgraph.nn.context.search_room import SearchRoom
 from staticgraph.steps.computation.model_setup import Subject
 
 
@@ -126,7 +127,7 @@ def call(model, data):
 
 @pytest.mark.sampled(3)
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["eager", "fused"])
+@pytest.mark.parametrize("mode", ["eager", "fused", "fused, fitted"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_equals_plain_pygs(name, mode):
     graphs = clusters()
@@ -139,12 +140,35 @@ def test_a_step_equals_plain_pygs(name, mode):
     store = sg.GraphStore.from_pyg(graphs)
     optimizer = sgd(model, 0.0)
     plan = [sg.Capacity(nodes=60, edges=8, graphs=len(graphs) + 2, max_graph_nodes=30)]
+    if mode == "fused, fitted":
+        model.search_room = SearchRoom(2.0, 3.8, 4.2)
     subject = Subject(model, squared, optimizer, forward=call)
-    runner = sg.StaticGraphRunner(subject, plan, mode)
+    runner = sg.StaticGraphRunner(subject, plan, mode.partition(",")[0])
     runner.step(next(iter(runner.loader(store, exact=False))))
     actual = [p.grad for p in model.parameters() if p.grad is not None]
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(runner.predict(graphs), predicted, rtol=1e-9, atol=1e-12)
+
+
+def test_as_many_triplets_as_edges():
+    """Water: six edges, and six triplets, whose padding is not of a real edge."""
+    torch.manual_seed(0)
+    model = MODELS["DimeNet++"]().double().eval()
+    pos = torch.tensor([[0, 0, 0.1], [0, 0.8, -0.5], [0, -0.8, -0.5]], dtype=torch.float64)
+    water = Data(pos=pos, z=torch.tensor([8, 1, 1]), y=torch.zeros(1, 1, dtype=torch.float64))
+    expected = call(copy.deepcopy(model), Batch.from_data_list([water])).detach()
+    runner = sg.StaticGraphRunner(Subject(model, forward=call), [(9, 8, 3)], "eager")
+    torch.testing.assert_close(runner.predict([water]), expected, rtol=1e-9, atol=0)
+
+
+def test_more_edges_than_a_search_has_room_for_are_refused():
+    graphs, model = clusters(), Searching(False, "source_to_target").double()
+    model.search_room = SearchRoom(1.2, 0.5, 1.0)
+    store = sg.GraphStore.from_pyg(graphs)
+    subject = Subject(model, squared, sgd(model, 0.0), forward=call)
+    runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, len(graphs)), "fused")
+    with pytest.raises(sg.NonFiniteLoss, match=r"search_room\.grow\(\)"):
+        runner.step(next(iter(runner.loader(store))))
 
 
 def test_a_model_that_indexes_found_edges_with_a_mask_runs_in_eager():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from staticgraph.atoms.neighbours import NeighbourList, NeighbourSearch, images_within, neighbours
 from staticgraph.atoms.stream import Finished, Stream, stream
-from staticgraph.atoms.structures import edges_per_atom, sizes_within, to_data
+from staticgraph.atoms.structures import edges_per_atom, fit_searches, sizes_within, to_data
 
 if TYPE_CHECKING:
     from staticgraph.atoms.calculator import Calculator
@@ -24,6 +24,7 @@ __all__ = [
     "Stream",
     "TorchSimModel",
     "edges_per_atom",
+    "fit_searches",
     "images_within",
     "neighbours",
     "sizes_within",

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from staticgraph.atoms.neighbours import NeighbourSearch
-from staticgraph.atoms.structures import sizes_within
+from staticgraph.atoms.structures import counts_within
 from staticgraph.batches.batch.own_class import unpad
 from staticgraph.errors import GraphTooLarge
+from staticgraph.nn.context.search_room import SearchRoom
 from staticgraph.runner.own_batches import as_static
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.sizes.capacity import Capacity
@@ -181,16 +182,22 @@ def stream(
 
 
 def make_room(runner: StaticGraphRunner, graphs: Sequence[Any]) -> bool:
-    """Makes room for the edges of some graphs in every :class:`NeighbourSearch` of a model;
-    whether any had less. The runner compiles and records its buckets again."""
+    """Makes room for the edges of some graphs in every search of a model; whether any had less. The
+    runner compiles and records its buckets again."""
     grown = False
     for layer in runner.model.modules():
+        if not isinstance(layer, NeighbourSearch | SearchRoom):
+            continue
+        counts = counts_within(graphs, layer.cutoff)
+        needed = max(edges / atoms for atoms, edges, _ in counts)
         if isinstance(layer, NeighbourSearch):
-            sizes = sizes_within(graphs, layer.cutoff)
-            needed = max(edges / atoms for atoms, edges in sizes)
-            if needed > layer.per_atom:
-                layer.grow(max(1.25, 1.1 * needed / layer.per_atom))
-                grown = True
+            needed /= layer.per_atom
+        else:
+            of_edges = max(triplets / max(edges, 1) for _, edges, triplets in counts)
+            needed = max(needed / layer.per_node, of_edges / layer.per_edge)
+        if needed > 1:
+            layer.grow(max(1.25, 1.1 * needed))
+            grown = True
     if grown:
         runner.close()
     return grown

@@ -7,16 +7,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import nn
 from torch_geometric.data import Data
 
 from staticgraph.atoms.neighbours import pairs_within
 from staticgraph.errors import BadGraph
+from staticgraph.nn.context.search_room import SearchRoom
+from staticgraph.nn.convert import context_of
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import EDGE_INDEX, Schema
 from staticgraph.text.numeric_options import real_option
 
 # What a potential returns, in the order of a tuple.
 PROPERTIES = ("energy", "forces", "stress")
+# Standard deviations of a batch's edges that searches have room for.
+SIGMAS = 6
 
 
 def to_data(structure: Any, dtype: torch.dtype = torch.float32) -> Data:
@@ -81,7 +87,14 @@ def sizes_within(structures: Iterable[Any], cutoff: float) -> list[tuple[int, in
         BadGraph: a graph has no positions.
     """
     cutoff = real_option("cutoff", cutoff, 0, more=True)
-    sizes = []
+    return [(atoms, edges) for atoms, edges, _ in counts_within(structures, cutoff)]
+
+
+def counts_within(structures: Iterable[Any], cutoff: float) -> list[tuple[int, int, int]]:
+    """Counts atoms, edges within a cutoff, and pairs of edges that follow each other without going
+    back (DimeNet's triplets); as :func:`sizes_within`."""
+    cutoff = real_option("cutoff", cutoff, 0, more=True)
+    counts = []
     for number, structure in enumerate(structures):
         data: Any = structure
         if not isinstance(structure, Data):
@@ -92,8 +105,50 @@ def sizes_within(structures: Iterable[Any], cutoff: float) -> list[tuple[int, in
         cell = data.get("cell")
         box = np.zeros((3, 3)) if cell is None else cell[0].double().numpy()
         pbc = np.zeros(3, bool) if data.get("pbc") is None else data.pbc[0].numpy()
-        sizes.append((len(points), len(pairs_within(points, box, pbc, cutoff)[0])))
-    return sizes
+        target = pairs_within(points, box, pbc, cutoff)[0]
+        degrees = np.bincount(target, minlength=len(points))
+        counts.append((len(points), len(target), int(degrees @ degrees) - len(target)))
+    return counts
+
+
+def fit_searches(
+    model: nn.Module, graphs: Iterable[Any], plan: BucketPlan, cutoff: float
+) -> SearchRoom:
+    """Fits the shapes of ``radius_graph``, ``knn_graph`` and DimeNet's triplets in a model's
+    forward to a data set, instead of to the most neighbours that a node may have.
+
+    A bucket has rows for the mean of the graphs and six standard deviations of the sum over as many
+    of them as it takes, drawn at random; more is an overflow, which no step passes over in silence.
+
+    Args:
+        model: before a runner has warmed it up. It gets a part called ``search_room``.
+        graphs: as for :func:`sizes_within`; periodic images are not searched.
+        plan: the runner's.
+        cutoff: of the model's searches.
+
+    Raises:
+        BadGraph: a graph has no positions.
+    """
+    nodes, edges, triplets = np.array(counts_within(graphs, cutoff), np.float64).reshape(-1, 3).T
+    per_node = _rows_each(nodes, edges, [(each.nodes, each.graphs) for each in plan.capacities])
+    rows = [(per_node * each.nodes, each.graphs) for each in plan.capacities]
+    room = SearchRoom(cutoff, per_node, _rows_each(edges, triplets, rows))
+    model.search_room = room
+    context_of(model)
+    return room
+
+
+def _rows_each(
+    owners: NDArray[np.float64], rows: NDArray[np.float64], buckets: Sequence[tuple[float, int]]
+) -> float:
+    """Rows per owner that suffice in every bucket of so many owners and graphs."""
+    some = owners > 0
+    if not some.any():
+        return 1.0
+    mean = rows.sum() / owners.sum()
+    spread = float(np.std(rows - mean * owners))
+    most = float((rows[some] / owners[some]).max())
+    return max(min(most, mean + SIGMAS * spread * graphs**0.5 / n) for n, graphs in buckets)
 
 
 def edges_per_atom(plan: BucketPlan | Sequence[Any], room: float = 1.0) -> float:

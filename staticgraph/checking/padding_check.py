@@ -35,6 +35,7 @@ from staticgraph.checking.padding_culprit import Culprit, NonFinite, Trail
 from staticgraph.checking.plain_batch import has_gaps, plain_batch
 from staticgraph.errors import NotStatic, PaddingLeaks, users_level
 from staticgraph.nn.newcomers import Newcomers
+from staticgraph.steps.loss.finite_losses import searches_of
 
 # The most of the time between two checks that the first of them took.
 SHARE = 0.01
@@ -266,6 +267,8 @@ class PaddingCheck:
         watch = NonFinite(lambda: comparer.fields)
         with watch:
             padded = attempt(lambda: comparer.padded(batch, parity.options))
+        if padded is not None and not padded.finite and searches_of(self._model):
+            return None  # fixed shapes may have no room; the step itself will say so
         if watch.found is not None and (padded is None or not padded.finite):
             return not_finite(difference, watch)
         culprit = self._culprit(

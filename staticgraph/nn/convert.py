@@ -12,6 +12,7 @@ import torch
 
 from staticgraph.internals.hooks import has_pyg
 from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.search_room import SearchRoom
 from staticgraph.nn.subclasses import form_of, static_forms
 from staticgraph.sizes.attention import check_path
 
@@ -73,4 +74,6 @@ def context_of(model: torch.nn.Module) -> BatchContext:
                 module.__class__ = form
         if isinstance(module, static) or hasattr(module, "_staticgraph"):
             module.__dict__["_staticgraph"] = context
+        if isinstance(module, SearchRoom):
+            context.search_room = module
     return context

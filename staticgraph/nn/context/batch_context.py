@@ -28,6 +28,7 @@ from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
 from staticgraph.nn.context.leaf import leaves
 from staticgraph.nn.context.present import bind, present, unbind
 from staticgraph.nn.context.rows import RowKind, SizeRegister, rows_of_batch
+from staticgraph.nn.context.search_room import SearchRoom
 from staticgraph.text.how_many import how_many
 
 EDGE_GRAPHS = (
@@ -44,7 +45,7 @@ _PASS_SIZE = (
 class BatchContext:
     """One model's settings, and access to the batch that is bound in the calling thread, if any."""
 
-    __slots__ = ("apart", "attention", "counted", "kernels")
+    __slots__ = ("apart", "attention", "counted", "kernels", "search_room")
 
     def __init__(self) -> None:
         self.attention: str = "auto"  # the requested path, of staticgraph.sizes.attention.PATHS
@@ -53,6 +54,8 @@ class BatchContext:
         self.kernels: bool = False
         # Fields that count the rows of each graph, each with the level of these rows.
         self.counted: dict[str, str] = {}
+        # Rows for the edges that are found in the forward; None for all that may be found.
+        self.search_room: SearchRoom | None = None
 
     def enter(self, batch: StaticBatch, leaves: bool = False) -> None:
         """Binds ``batch`` in this thread until :meth:`leave`, which restores the previous batch.

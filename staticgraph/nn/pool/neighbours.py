@@ -6,9 +6,9 @@ padding edge, which joins two padding nodes: nothing can overflow, and no number
 are the nodes of the same graph alone, ``[N, M]`` pairs for a bucket whose largest graph has ``M``
 nodes. DimeNet's triplets of two such edges have a place for every pair of places.
 
-In eager, where shapes are free, places without a neighbour are left out: molecules of g2 have 6 of
-32 neighbours within 5 A, and DimeNet++ takes a sixth of the time (one core of an Intel Xeon with
-AVX-512, 2026-11-29).
+Most places may be empty: molecules of g2 have 6 of 32 neighbours within 5 A. In eager, where shapes
+are free, empty places are left out. In fixed shapes the first of the others are taken, as many as
+the model's :class:`~staticgraph.nn.context.search_room.SearchRoom` says, and more are an overflow.
 
 Where a node has more than ``max_num_neighbors`` within the radius, those that come first in the
 graph are taken, as pyg-lib does on a GPU; on a CPU, pyg-lib takes those that its tree finds first.
@@ -16,6 +16,7 @@ graph are taken, as pyg-lib does on a GPU; on a CPU, pyg-lib takes those that it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -113,18 +114,17 @@ def static_triplets(
     real = (place < counts[source][:, None]) & rows.mask[:, None]
     real = (real & (source[before] != target[:, None])).reshape(-1)
     first, second = padding_ends(context.present.node_mask)
-    real_places = real.nonzero().view(-1) if context.real is not None else None
-    real, total = _padded_to_free(
-        context, triplets, real if real_places is None else real[real_places]
-    )
+    room = context.search_room
+    places, real = _taken(context, real, None if room is None else room.per_edge * edges)
+    real, total = _padded_to_free(context, triplets, real)
 
     def rows_or(values: Tensor, padding: Tensor | int) -> Tensor:
         """Values ``[E, K]`` of real triplets, ``[T]``, and padding."""
         flat = values.expand(edges, most).reshape(-1)
-        flat = flat if real_places is None else flat[real_places]
+        flat = flat if places is None else flat[places]
         return torch.where(real, torch.nn.functional.pad(flat, (0, total - len(flat))), padding)
 
-    # The last place of the last node, which is padding, holds no edge.
+    # The last edge is padding.
     of_edge = torch.arange(edges, device=source.device)[:, None]
     context.register(total, RowKind("triplets of a search for neighbours", real, edges))
     return (
@@ -176,10 +176,11 @@ def _edges(context: BatchContext, function: Any, neighbours: Tensor, flow: str) 
     nodes, most = neighbours.shape
     centre = torch.arange(nodes, device=neighbours.device)[:, None].expand(nodes, most)
     source, target = neighbours.reshape(-1), centre.reshape(-1)
-    if context.real is not None:
-        real_places = (source >= 0).nonzero().view(-1)
-        source, target = source[real_places], target[real_places]
-    real, edges = _padded_to_free(context, function, source >= 0)
+    room = context.search_room
+    places, real = _taken(context, source >= 0, None if room is None else room.per_node * nodes)
+    if places is not None:
+        source, target = source[places], target[places]
+    real, edges = _padded_to_free(context, function, real)
     missing = (0, edges - len(source))
     source, target = (torch.nn.functional.pad(each, missing) for each in (source, target))
     first, second = padding_ends(context.present.node_mask)
@@ -191,6 +192,27 @@ def _edges(context: BatchContext, function: Any, neighbours: Tensor, flow: str) 
         raise ValueError(f"flow={flow!r}: expected 'source_to_target' or 'target_to_source'")
     ends = (source, target) if flow == "source_to_target" else (target, source)
     return torch.stack(ends)
+
+
+def _taken(
+    context: BatchContext, real: Tensor, room: float | None
+) -> tuple[Tensor | None, Tensor]:
+    """The places of rows that are taken, None for all; and which rows are real, of which the last
+    is none.
+
+    Args:
+        real: ``[P]`` bool, which places are not empty; not the last.
+        room: the most rows in fixed shapes; None for no limit.
+    """
+    if context.real is not None:
+        places = real.nonzero().view(-1)
+        return places, torch.nn.functional.pad(real[places], (0, 1))
+    if room is None or room >= len(real):
+        return None, real
+    rows = math.ceil(room)
+    context.overflows.append(real.sum() > rows)
+    places = torch.nonzero_static(real, size=rows, fill_value=-1).view(-1)
+    return places.clamp(min=0), torch.nn.functional.pad(places >= 0, (0, 1))
 
 
 def _padded_to_free(context: BatchContext, function: Any, real: Tensor) -> tuple[Tensor, int]:

@@ -259,12 +259,10 @@ class FiniteLosses:
     def _error(self, graphs: list[int], what: str) -> NonFiniteLoss:
         named = ", ".join(map(str, graphs[:NAMED]))
         more = f" and {len(graphs) - NAMED} more" if len(graphs) > NAMED else ""
-        layers = () if self._model is None else self._model.named_modules()
         likely = "".join(
             f"A likely cause: more edges than {path} has rows for, which {path}.grow() adds to "
             "(then warm up again). "
-            for path, layer in layers
-            if hasattr(layer, "_staticgraph_overflows")
+            for path in ([] if self._model is None else searches_of(self._model))
         )
         return NonFiniteLoss(
             f"the loss of the batch of graphs {named}{more} {what}. {likely}Look for NaN and "
@@ -273,6 +271,12 @@ class FiniteLosses:
             "check_finite=0 leaves losses unchecked",
             tuple(graphs),
         )
+
+
+def searches_of(model: torch.nn.Module) -> list[str]:
+    """The paths of a model's parts that may find more than they have rows for."""
+    layers = model.named_modules()
+    return [path for path, layer in layers if hasattr(layer, "_staticgraph_overflows")]
 
 
 def _graphs(ids: Tensor) -> list[int]:
