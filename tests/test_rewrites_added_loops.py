@@ -129,7 +129,7 @@ class Trunk(nn.Module):
 
 
 FIRE = {
-    Tutorial: {"neighbours": 3, "added_loops": 3},
+    Tutorial: {"added_loops": 3},
     Averaged: {"added_loops": 3},
     Activated: {"added_loops": 3},
     Largest: {"added_loops": 1},

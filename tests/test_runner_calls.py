@@ -114,6 +114,8 @@ class Asks(Linear):
 
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 def test_a_model_that_asks_for_a_batch_of_pyg_takes_the_same_branch(hiv, plan, mode):
+    if mode == "fused" and torch.__version__ < "2.12":
+        pytest.skip("torch 2.11 follows no copy.deepcopy")
     model = Asks()
     graphs = [hiv[i] for i in range(20)]
     expected = model.eval()(Batch.from_data_list(graphs))

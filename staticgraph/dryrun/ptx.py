@@ -2,7 +2,7 @@
 
 Inductor's kernels are compiled from their sources with the first of their configurations, as in
 Inductor's own workers, which never load what they compile; this library's were compiled when they
-were launched. The numbers are those that ``ptxas``, which comes with Triton, prints.
+were launched. The numbers are those that ``ptxas``, which comes with torch or Triton, prints.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from staticgraph.dryrun.launches import WATCH
 from staticgraph.dryrun.report import KernelUse
-from staticgraph.internals.inductor import generated_module
+from staticgraph.internals.inductor import generated_module, use_torchs_assembler
 
 _VECTOR = re.compile(r"ld\.global[.\w:]*\.v[248]\.")
 _VECTOR_BITS = re.compile(r"ld\.global\S*?\.v(\d)\.[busf](\d+)")
@@ -29,6 +29,7 @@ _seen: dict[str, KernelUse] = {}
 
 def uses() -> list[KernelUse]:
     """The resources of all kernels that :data:`WATCH` noted since it was emptied, each once."""
+    use_torchs_assembler()
     kernel_uses = [
         use_of(name, "staticgraph", kernel)
         for name, kernels in sorted(WATCH.kernels.items())

@@ -104,3 +104,11 @@ def generated_module(source: str) -> Any:
     from torch._inductor.codecache import PyCodeCache
 
     return PyCodeCache.load(source)
+
+
+def use_torchs_assembler() -> None:
+    """Lets Triton use the ``ptxas`` of torch's CUDA builds, as Inductor does once it compiles: one
+    that is older refuses what Triton's cache keeps from it."""
+    from torch._inductor.runtime import compile_tasks
+
+    compile_tasks._set_triton_ptxas_path()
