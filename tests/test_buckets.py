@@ -231,3 +231,14 @@ def test_a_few_giants_do_not_size_the_bucket_of_the_others(batch_size, named):
         np.testing.assert_array_equal(
             np.sort(np.concatenate([batch.ids for batch in batches])), np.arange(5000)
         )
+
+
+@pytest.mark.parametrize(("giants", "batch_size"), [([5000], 16), ([5000, 4900], 16), ([5000], 64)])
+def test_a_giant_in_a_small_data_set_takes_no_more_room_than_beside_ordinary_graphs(
+    giants, batch_size
+):
+    nodes = np.append(np.random.default_rng(0).integers(10, 35, 100 * len(giants)), giants)
+    plan = plan_buckets(np.stack([nodes, 2 * nodes], axis=1), batch_size)
+    small, whole = plan.capacities
+    assert small.nodes < 35 * batch_size
+    assert whole.nodes < 5000 + 35 * batch_size

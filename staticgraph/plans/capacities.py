@@ -19,6 +19,7 @@ from staticgraph.packing.place import fits_alone, homes
 from staticgraph.plans.chosen import Chosen, Sizes, capacity_of
 from staticgraph.plans.cost import StepCost
 from staticgraph.plans.margin import (
+    RARE,
     WORTH_A_BUCKET,
     exact_limits,
     find_margin,
@@ -65,9 +66,10 @@ def exact_capacities(
         ValueError: a batch size below 1, or a number of buckets other than 1 or 2.
     """
     batch_size, note = _at_most(batch_size, len(data.trained))
+    rare = RARE[0]
     if margin is None:
-        margin = find_margin(data.trained, batch_size, whole=whole, seed=seed)
-    capacities = _whole_and_smaller(data, batch_size, margin, num_buckets, cost, seed)
+        margin, rare = find_margin(data.trained, batch_size, whole=whole, seed=seed)
+    capacities = _whole_and_smaller(data, batch_size, margin, rare, num_buckets, cost, seed)
     efficiency = _mean_efficiency(data.trained, batch_size, capacities[0])
     return Chosen(capacities, efficiency, batch_size, margin, note)
 
@@ -86,6 +88,7 @@ def _whole_and_smaller(
     data: Sizes,
     batch_size: int,
     margin: float,
+    rare: float,
     num_buckets: int | None,
     cost: StepCost,
     seed: int,
@@ -97,7 +100,7 @@ def _whole_and_smaller(
             "bucket takes them, or two where a few graphs are huge; give no batch_size for more"
         )
     largest = max(1, int(data.maxima[0]))
-    limits = whole_limits(data.trained, batch_size, margin, data.maxima, seed)
+    limits = whole_limits(data.trained, batch_size, margin, data.maxima, rare, seed)
     whole = capacity_of(limits, data.components, batch_size + 1, largest)
     if num_buckets == 1:
         return (whole,)

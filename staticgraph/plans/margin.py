@@ -41,9 +41,10 @@ STANDARD_ERRORS = 3.0
 # that few graphs have (a rare type) varies by more than any margin, and its rows cost little.
 SPARE_ROWS = 0.02
 # A graph of more than this share of a mean batch is huge if it is also among the largest graphs,
-# those that at most the share RARE of the batches would contain.
+# those that at most a share of the batches would contain (or the largest one by itself): the first
+# of these shares at which the other graphs can be balanced.
 HUGE = 0.25
-RARE = 0.05
+RARE = (0.05, 0.5)
 # Next to the largest graph there is room for the other graphs of a random batch, at this many
 # standard deviations above their mean.
 DEVIATIONS = 4.0
@@ -72,7 +73,9 @@ def exact_limits(sizes: IntArray, batch_size: int, margin: float) -> IntArray:
     return np.ceil(limits).astype(np.int64)
 
 
-def find_margin(sizes: IntArray, batch_size: int, *, whole: bool = True, seed: int = 0) -> float:
+def find_margin(
+    sizes: IntArray, batch_size: int, *, whole: bool = True, seed: int = 0
+) -> tuple[float, float]:
     """The margin over the mean at which batches of exactly ``batch_size`` graphs fit.
 
     Huge graphs that few batches contain are left out of the trial: no margin holds them, but a
@@ -83,21 +86,31 @@ def find_margin(sizes: IntArray, batch_size: int, *, whole: bool = True, seed: i
         batch_size: graphs per batch.
         whole: whether these are the training graphs; else a random part of them is allowed for.
         seed: of the trial.
+
+    Returns:
+        The margin, and the share of the batches that contain one of the graphs that were left out.
     """
-    ordinary = sizes[~_huge(sizes, batch_size)]
-    if not len(ordinary):
-        return MARGINS[0] + (0.0 if whole else split_slack(sizes[:, :2]))
-    slack = 0.0 if whole else split_slack(ordinary[:, :2])
-    maxima = ordinary.max(axis=0)
-    for margin in MARGINS:
-        limits = np.maximum(exact_limits(ordinary, batch_size, margin), maxima)
-        if always_fits(ordinary, batch_size, limits, seed):
-            return margin + slack
-    return MARGINS[-1] + slack
+    slack = 0.0
+    for rare in RARE:
+        ordinary = sizes[~_huge(sizes, batch_size, rare)]
+        if not len(ordinary):
+            return MARGINS[0] + (0.0 if whole else split_slack(sizes[:, :2])), rare
+        slack = 0.0 if whole else split_slack(ordinary[:, :2])
+        maxima = ordinary.max(axis=0)
+        for margin in MARGINS:
+            limits = np.maximum(exact_limits(ordinary, batch_size, margin), maxima)
+            if always_fits(ordinary, batch_size, limits, seed):
+                return margin + slack, rare
+    return MARGINS[-1] + slack, RARE[-1]
 
 
 def whole_limits(
-    sizes: IntArray, batch_size: int, margin: float, maxima: IntArray, seed: int = 0
+    sizes: IntArray,
+    batch_size: int,
+    margin: float,
+    maxima: IntArray,
+    rare: float = RARE[0],
+    seed: int = 0,
 ) -> IntArray:
     """``[C]`` usable limits that every exact batch fits, including those with the largest graph.
 
@@ -106,9 +119,11 @@ def whole_limits(
         batch_size: graphs per batch.
         margin: over the mean batch.
         maxima: ``[C]`` the largest value of each component over all graphs the plan must hold.
+        rare: the share of the batches that contain a huge graph.
         seed: of the trial.
     """
-    if _huge(sizes, batch_size).any():
+    huge = _huge(sizes, batch_size, rare)
+    if huge.any():
         for wider in (margin, *(m for m in MARGINS if m > margin)):
             limits = np.maximum(exact_limits(sizes, batch_size, wider), maxima)
             if always_fits(sizes, batch_size, limits, seed):
@@ -116,21 +131,20 @@ def whole_limits(
     needed = exact_limits(sizes, batch_size, margin)
     if not (needed < maxima).any():
         return needed
-    others = sizes[~_huge(sizes, batch_size)]  # at least all but 5% of the graphs
+    others = sizes[~huge] if not huge.all() else sizes
     spread = DEVIATIONS * np.sqrt(batch_size - 1) * others.std(axis=0)
     beside = np.ceil((batch_size - 1) * others.mean(axis=0) + spread).astype(np.int64)
-    return np.maximum(needed, maxima + beside)
+    fullest = np.partition(sizes, -batch_size, axis=0)[-batch_size:].sum(axis=0)
+    return np.minimum(np.maximum(needed, maxima + beside), np.maximum(maxima, fullest))
 
 
-def _huge(sizes: IntArray, batch_size: int) -> NDArray[np.bool_]:
+def _huge(sizes: IntArray, batch_size: int, rare: float) -> NDArray[np.bool_]:
     """``[n]`` whether a graph is a large part of a mean batch, and few batches contain one."""
     first = sizes[:, :2]  # a few rows of a rare type make no graph huge
     share = (first / np.maximum(1, exact_limits(first, batch_size, 0.0))).max(axis=1)
-    most = int(RARE * len(sizes) / batch_size)
-    if most < 1:
-        return np.zeros(len(sizes), dtype=bool)
-    rare = np.partition(share, len(share) - most)[len(share) - most]
-    return np.asarray((share >= rare) & (share > HUGE))
+    most = max(1, int(len(sizes) * (1.0 - (1.0 - rare) ** (1.0 / batch_size))))
+    least = np.partition(share, len(share) - most)[len(share) - most]
+    return np.asarray((share >= least) & (share > HUGE))
 
 
 def rare_cut(
