@@ -195,6 +195,8 @@ def test_more_epochs_continue_a_finished_run(config, uninterrupted, tmp_path):
 def test_what_decides_the_result_cannot_change(uninterrupted):
     with pytest.raises(ValueError, match="was begun with hidden=8 and cannot go on with 16: leave"):
         train.resume(uninterrupted, {"hidden": 16}, progress=False)
+    with pytest.raises(ValueError, match="in its epoch 2, and --epochs 1 counts those before"):
+        train.resume(uninterrupted, {"epochs": 1}, progress=False)
 
 
 def test_a_run_is_not_overwritten_unasked(config, tmp_path):

@@ -166,4 +166,10 @@ def _resume(
             f"{how_many(config.epochs, 'epoch')}, which ends with them: leave --epochs out to "
             "resume, or begin another run"
         )
+    begun = state["loader"]["epoch"] + (state["loader"]["position"] > 0)
+    if changed.epochs < begun:
+        raise ValueError(
+            f"the run in {folder} is in its epoch {begun}, and --epochs {changed.epochs} counts "
+            "those before a resume: give as many at least, or begin another run"
+        )
     return Training(changed, folder, progress, state, ranks).run()
