@@ -7,7 +7,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from support.command import status_of
+from torch_geometric.data import Data
 
 from staticgraph.training.config import TrainConfig
 
@@ -65,6 +67,16 @@ def test_a_run_on_several_columns_goes_on_and_begins_again(capsys):
     assert "was begun with target=('a', 'id') and cannot go on with 'a'" in capsys.readouterr().err
     assert status_of(["train", "--config", "run/config.toml", "--out", "other", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["config"]["target"] == ["a", "id"]
+
+
+def test_bench_takes_targets_of_every_shape_and_refuses_data_without(capsys):
+    edges = torch.tensor([[0, 1], [1, 0]])
+    graph = Data(x=torch.ones(3, 2), edge_index=edges, edge_attr=torch.ones(2, 1))
+    for target, status in ((torch.ones(1), 0), (torch.ones(1, 2), 0), (None, 2)):
+        graph.y = target
+        torch.save([graph] * 4, "g.pt")
+        assert status_of([*COMMANDS["bench"], "--data", "g.pt"]) == status
+    assert "g has no target y" in capsys.readouterr().err
 
 
 def test_one_name_in_a_list_is_the_name():

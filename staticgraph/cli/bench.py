@@ -57,8 +57,10 @@ def run(
     from staticgraph.dryrun import baseline
     from staticgraph.errors import DryRunUnavailable
     from staticgraph.plans.choose import plan_buckets
+    from staticgraph.training.tasks import task_of
 
     store = data.open()
+    task_of(store, data.task)  # refuses data without a target, which the loss needs
     plan = plan_buckets(store, batch_size=min(batch_size, len(store)))
     dtype = None if autocast is None else getattr(torch, autocast)
 

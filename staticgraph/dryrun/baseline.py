@@ -58,8 +58,10 @@ class BaselineColumn:
 
 
 def squared_error(out: Tensor, batch: Any) -> Tensor:
-    """A loss that plain PyG and a child process can use as well: one value per graph."""
-    return F.mse_loss(out.view(-1), batch.y[:, 0].float().view(-1), reduction="none")
+    """A loss that plain PyG and a child process can use as well: one value per graph, of its first
+    target."""
+    target = batch.y.view(out.size(0), -1)[:, 0]
+    return F.mse_loss(out.view(-1), target.float(), reduction="none")
 
 
 def dispatched(

@@ -62,8 +62,9 @@ def build(
         pool: ``mean`` or ``add``, over the nodes of a graph.
 
     Raises:
-        ValueError: an unknown name or pool, no ``x``, no ``edge_attr`` where the model needs one,
-            features that cannot be embedded, or heads that do not divide ``hidden``.
+        ValueError: an unknown name or pool, nodes of several types, no ``x``, no ``edge_attr``
+            where the model needs one, features that cannot be embedded, or heads that do not
+            divide ``hidden``.
     """
     if name not in NAMES:
         raise ValueError(f"there is no model {name!r}; choose one of {', '.join(NAMES)}")
@@ -72,6 +73,12 @@ def build(
     if name in ("gps", "gat") and hidden % heads:
         raise ValueError(
             f"{name} has {how_many(heads, 'head')}, which do not divide hidden={hidden}"
+        )
+    if store.schema.hetero:
+        raise ValueError(
+            f"the models {', '.join(NAMES)} take graphs with one type of nodes, and "
+            f"{store.name} has {len(store.schema.node_axes)} types: give your own model, --model "
+            "MODULE:NAME"
         )
     if "x" not in store.schema:
         raise ValueError(f"{store.name} has no node features x: add some, such as ones")

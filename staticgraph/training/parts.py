@@ -44,7 +44,7 @@ from staticgraph.store.random_states import kept_random_states
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.training.config import SIZES, TrainConfig
 from staticgraph.training.job import device_of, first_alone
-from staticgraph.training.options import MODELS, ModelOptions
+from staticgraph.training.options import ModelOptions
 from staticgraph.training.tasks import Task, TaskLoss, loss_of, named_loss, task_of
 
 
@@ -118,12 +118,6 @@ def model_of(config: ModelOptions, store: GraphStore, num_outputs: int) -> Modul
     """
     if is_spec(config.model):
         return built(config.model, store)
-    if store.schema.hetero:
-        raise ValueError(
-            f"the models {', '.join(MODELS)} take graphs with one type of nodes, and "
-            f"{store.name} has {len(store.schema.node_axes)} types: give your own model, --model "
-            "MODULE:NAME"
-        )
     sizes = {name: getattr(config, name) for name in SIZES}
     return models.build(config.model, store, num_outputs=num_outputs, **sizes)
 
