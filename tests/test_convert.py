@@ -52,6 +52,9 @@ def test_several_processes_write_what_one_would(saved, tmp_path, merged):
     found = convert(saved, tmp_path / "out", workers=2, part_graphs=7, merged=merged)
     assert_same_files(found, sg.GraphStore.load(saved))
     assert not parts_folder(tmp_path / "out").exists()
+    with pytest.raises(FileExistsError, match="out "):
+        convert(saved, tmp_path / "out", workers=2, progress=False)
+    assert not parts_folder(tmp_path / "out").exists(), "nothing was done before the refusal"
     again = convert(tmp_path / "out", tmp_path / "one", part_graphs=100, progress=False)
     assert_same_files(again, sg.GraphStore.load(saved))
     repeated = convert([saved] * 3, tmp_path / "three", workers=2, part_graphs=9, progress=False)

@@ -190,6 +190,8 @@ def test_a_device_that_is_not_there_is_told_in_a_line(esol, plan, monkeypatch):
         ):
             with pytest.raises(ValueError, match=f"device='cuda:3': {message}"):
                 made()
+    with pytest.raises(ValueError, match="device='tpu': torch knows no such device; give 'cpu'"):
+        sg.StaticLoader(esol, plan, device="tpu")
 
 
 @pytest.mark.parametrize("state", [{}, {"model": {}, "loader": {"epoch": 1}}, None, [1, 2]])

@@ -24,8 +24,10 @@ from staticgraph.datasets.specs import AUTO
 from staticgraph.datasets.table import Table
 from staticgraph.files import document
 from staticgraph.files.atomic import write_bytes
+from staticgraph.files.folder import require_replaceable
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store import MANIFEST
+from staticgraph.store.files import KIND
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.parts import slices
@@ -105,12 +107,13 @@ def convert(
     several = not isinstance(spec, str | Path)
     text = tuple(map(str, spec)) if several else str(spec)
     targets = (target,) if isinstance(target, str) else tuple(target or ())
+    root = Path(folder)
+    require_replaceable(root.expanduser().resolve(), KIND, overwrite)  # now, not after hours
     source, graphs, splits, name = _source(text, targets, task, seed, progress)
     if isinstance(source, GraphStore):
         workers = 1  # it is in this process's memory
     workers = max(1, min(workers, -(-graphs // part_graphs)))
     job = Conversion(text, targets, task, seed, workers, part_graphs, graphs, name, keep_order)
-    root = Path(folder)
     _begin(root, job)
     shards = [
         StoreWriter(root, shard=k, part_graphs=part_graphs, name=name, keep_order=keep_order)

@@ -370,7 +370,7 @@ class Batcher:
         """The graphs in the epoch's order, in windows of blocks; one window without blocks."""
         if self._draw is not None:
             order, self._bounds = self._draw(epoch)
-            order = checked_indices(order, len(self.sizes))
+            order = checked_indices(order, len(self.sizes), "the sampler's draws")
             if self._skipped and self._bounds is None:
                 order = order[np.isin(order, self.indices)]
             return Order(order, np.array([0, len(order)]))

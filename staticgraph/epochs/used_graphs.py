@@ -87,7 +87,7 @@ def planned_columns(sizes: IntArray, plan: BucketPlan) -> IntArray:
     return sizes
 
 
-def checked_indices(indices: ArrayLike | None, total: int) -> IntArray:
+def checked_indices(indices: ArrayLike | None, total: int, what: str = "indices") -> IntArray:
     """``[m]`` positions within the store: int64, or int32 for many graphs where it holds them.
 
     Raises:
@@ -102,10 +102,10 @@ def checked_indices(indices: ArrayLike | None, total: int) -> IntArray:
         if checked.shape != (total,):
             raise ValueError(f"a mask of shape {checked.shape} for {how_many(total, 'graph')}")
         checked = np.flatnonzero(checked)
-    checked = np.array(whole_numbers(checked, "indices")).reshape(-1)
+    checked = np.array(whole_numbers(checked, what)).reshape(-1)
     bad = np.flatnonzero((checked < 0) | (checked >= total))
     if len(bad):
         raise IndexError(
-            f"indices[{bad[0]}] is {checked[bad[0]]}, but the store has graphs 0 to {total - 1}"
+            f"{what}[{bad[0]}] is {checked[bad[0]]}, but the store has graphs 0 to {total - 1}"
         )
     return cast(IntArray, checked.astype(dtype, copy=False))

@@ -132,7 +132,7 @@ def move(
         BudgetExceeded: if it takes more than the budget leaves; nothing was moved.
         ValueError: if the store has axes or index fields of its own, or the device does not exist.
     """
-    device = require_there(torch.device(device))
+    device = require_there(device)
     structure, columns = encoded(store, pointers)
     budget = MemoryBudget.of_device(device) if budget is None else budget
     _check_budget(store, device, _sizes(store, structure, columns), budget)
@@ -232,12 +232,19 @@ def _at_least_one(array: Array) -> Tensor:
 # ---------------------------------------------------------------------- the device
 
 
-def require_there(device: torch.device) -> torch.device:
+def require_there(device: str | torch.device) -> torch.device:
     """Returns the device.
 
     Raises:
-        ValueError: if it is a CUDA device and torch sees none, or its index is out of range.
+        ValueError: if torch knows no such device, or if it is a CUDA device and torch sees none, or
+            its index is out of range.
     """
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        raise ValueError(
+            f"device={device!r}: torch knows no such device; give 'cpu', 'cuda' or 'cuda:1'"
+        ) from None
     if device.type != "cuda":
         return device
     if not torch.cuda.is_available():

@@ -443,7 +443,7 @@ def _device_of(store: GraphStore | DeviceStore, wanted: str | torch.device | Non
         ValueError: the store is on another device than the batches, or there is no such device.
     """
     if not isinstance(store, DeviceStore):
-        return require_there(torch.device(wanted or "cpu"))
+        return require_there(wanted or "cpu")
     device = torch.device(wanted or store.device)
     if device.type != store.device.type or device.index not in (None, store.device.index):
         raise ValueError(

@@ -244,6 +244,6 @@ def _require(path: Path, file: Mapping[str, Any], *names: str) -> None:
     missing = [name for name in names if name not in file]
     if missing:
         raise UnknownDataset(
-            f"{path} has no {', '.join(missing)}; it holds {', '.join(file) or 'nothing'}. See "
-            "examples/data/README.md for the forms"
+            f"{path} has no {', '.join(missing)}; it holds {', '.join([*file][:9]) or 'nothing'}. "
+            "See examples/data/README.md for the forms"
         )
