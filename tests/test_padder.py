@@ -366,7 +366,7 @@ def test_a_batch_takes_the_smallest_bucket_that_it_fits():
     assert [padder(GRAPHS[:count]).bucket for count in (2, 6)] == [0, 1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Molecules:
     x: torch.Tensor
     bonds: torch.Tensor
@@ -390,7 +390,7 @@ class Whole(ByName):
         return super().forward(read("x"), read("mol"), read("y"))
 
 
-@pytest.mark.parametrize("mode", ["eager", "fused"])
+@pytest.mark.parametrize("mode", ["eager", "fused", "default"])
 @pytest.mark.parametrize("model", [ByName, Whole])
 @pytest.mark.parametrize("kind", [dict, Molecules, "Fields"])
 def test_a_model_of_a_batch_of_any_class_is_called_by_names_or_with_the_batch(kind, model, mode):

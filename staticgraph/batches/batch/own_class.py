@@ -8,6 +8,7 @@ remembers which :class:`staticgraph.StaticBatch` its tensors belong to (:func:`s
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.internals.dispatch import copied
 from staticgraph.schema import Schema
 
 _STATIC = "_staticgraph_static"
@@ -145,7 +147,14 @@ def _changed(value: Any, changes: Mapping[str, Any]) -> Any:
         values[head] = _changed(_get(value, head), parts)
     if isinstance(value, tuple):
         return value._replace(**values)  # pyright: ignore[reportAttributeAccessIssue]
-    changed = dict(value) if type(value) is dict else copy.copy(value)  # a trace knows the former
+    if type(value) is dict:
+        changed = dict(value)  # a trace knows no other copy of one
+    elif dataclasses.is_dataclass(value):  # nor that of slots
+        changed = copied(value)
+        names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
+        values = {name: getattr(value, name) for name in names} | values
+    else:
+        changed = copy.copy(value)
     for name, new in values.items():
         if is_read_by_key(changed):
             changed[name] = new
