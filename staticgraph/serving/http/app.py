@@ -15,10 +15,12 @@ import asyncio
 import atexit
 import gc
 import hashlib
-import sys
 from base64 import b64encode
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +31,9 @@ from fastapi.responses import HTMLResponse
 from starlette.requests import ClientDisconnect
 
 from staticgraph.serving.bodies.checked_graphs import BadBody
-from staticgraph.serving.bodies.flat_graphs import FlatGraphs
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs, Span, together
 from staticgraph.serving.bodies.reader import Reader
-from staticgraph.serving.http.remote import RemoteServer
-from staticgraph.serving.http.replies import Reply, refusal, reply_of, status_reply
+from staticgraph.serving.http.replies import health, metrics, refusal, reply_of
 from staticgraph.text.how_many import how_many
 
 if TYPE_CHECKING:
@@ -99,14 +100,17 @@ INLINE_SMILES = 1 << 9
 BODY_S = 60.0
 # The most seconds that a client with an unfinished request can delay the shutdown of a server.
 LAST_S = 20
-# How long a thread keeps the GIL while another thread waits for it. A model in eager mode releases
-# the GIL at every operation, and would wait 5 ms (Python's default) each time while requests are
-# read.
-SWITCH_S = 1e-4
+# How long requests are collected while others wait for their answers, in seconds: they would wait
+# for the running batch in any case.
+GATHER_S = 0.001
 
 
-class LocalServer:
-    """A server in this process, which is closed with the application.
+class AsyncServer:
+    """Answers the requests of an event loop with a server, which is closed with the application.
+
+    The server's thread is woken once for the requests that arrive in one turn of the loop, or
+    within a moment while others wait, and the loop once for the answers of a batch. Waking them
+    for each request took half of the processor time.
 
     Args:
         server: the server.
@@ -114,27 +118,56 @@ class LocalServer:
     """
 
     def __init__(self, server: Server, task: str | None, classes: Sequence[str]) -> None:
-        self._server, self._task, self._classes = server, task, classes
+        self.server = server
+        self._task, self._classes = task, classes
+        self._arrived: list[tuple[FlatGraphs, asyncio.Future[Response]]] = []
+        self._ended: deque[tuple[asyncio.Future[Response], Future[Any]]] = deque()
+        self._running = 0
 
-    async def open(self) -> None:
-        """Does nothing."""
+    def predict(self, graphs: FlatGraphs) -> asyncio.Future[Response]:
+        """A future of the reply for graphs."""
+        self._loop = asyncio.get_running_loop()  # a mounted application is not told when it starts
+        if not self._arrived:
+            self._loop.call_later(GATHER_S if self._running else 0, self._submit)
+        reply = self._loop.create_future()
+        self._arrived.append((graphs, reply))
+        return reply
 
-    async def predict(self, graphs: FlatGraphs) -> Reply:
-        """The reply for graphs."""
-        future = self._server.submit(graphs)
-        await asyncio.gather(asyncio.wrap_future(future), return_exceptions=True)
-        return reply_of(future, self._task, self._classes)
+    def _submit(self) -> None:
+        arrived = [each for each in self._arrived if not each[1].done()]  # else the caller is gone
+        self._arrived = []
+        if not arrived:
+            return
+        try:
+            graphs = together([Span(each, 0, len(each)) for each, _ in arrived], self.server.schema)
+            futures = self.server.submit_split(graphs, [len(each) for each, _ in arrived])
+        except Exception as error:  # reported through the replies, since this has no caller
+            for _, reply in arrived:
+                reply.set_result(refusal(error))
+            return
+        self._running += len(futures)
+        for (_, reply), future in zip(arrived, futures, strict=True):
+            future.add_done_callback(partial(self._end, reply))
 
-    async def get(self, path: str) -> Reply:
-        """The reply for ``health`` or ``metrics``."""
-        return status_reply(self._server, path)
+    def _end(self, reply: asyncio.Future[Response], future: Future[Any]) -> None:
+        """Notes that a request ended, in the server's thread or in the loop's."""
+        self._ended.append((reply, future))
+        if len(self._ended) == 1:  # else the loop will come to it after those before it
+            self._loop.call_soon_threadsafe(self._reply)
+
+    def _reply(self) -> None:
+        while self._ended:
+            reply, future = self._ended.popleft()
+            self._running -= 1
+            if not reply.done():
+                reply.set_result(reply_of(future, self._task, self._classes))
 
     async def close(self) -> None:
         """Closes the server after it has answered the waiting requests."""
-        await asyncio.to_thread(self._server.close)
+        await asyncio.to_thread(self.server.close)
 
 
-def make_app(backend: LocalServer | RemoteServer, reader: Reader, title: str) -> FastAPI:
+def make_app(backend: AsyncServer, reader: Reader, title: str) -> FastAPI:
     """Makes the application; when it stops it closes the backend, which answers waiting requests.
 
     Args:
@@ -145,24 +178,20 @@ def make_app(backend: LocalServer | RemoteServer, reader: Reader, title: str) ->
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        """Opens the backend before the first request and closes it after the last."""
-        await backend.open()
+        """Closes the backend after the last request."""
         yield
         await backend.close()
 
     async def predict(request: Request) -> Response:
         """The outputs of the graphs in the body."""
         try:
-            return _response(await backend.predict(await read_graphs(request, reader)))
+            return await backend.predict(await read_graphs(request, reader))
         except Exception as error:
-            return _response(refusal(error))
+            return refusal(error)
 
     async def status(request: Request) -> Response:
         """The health of the server, or its metrics for Prometheus."""
-        try:
-            return _response(await backend.get(request.url.path.rpartition("/")[2]))
-        except Exception as error:
-            return _response(refusal(error))
+        return (health if request.url.path.endswith("health") else metrics)(backend.server)
 
     async def home() -> Response:
         """The page that predicts a molecule."""
@@ -178,10 +207,6 @@ def make_app(backend: LocalServer | RemoteServer, reader: Reader, title: str) ->
     app.get("/metrics", response_model=None)(status)
     app.get("/", response_class=HTMLResponse)(home)
     return app
-
-
-def _response(reply: Reply) -> Response:
-    return Response(reply.body, reply.status, reply.headers)
 
 
 def _described(reader: Reader) -> dict[str, Any]:
@@ -251,24 +276,12 @@ def config_of(app: Any, **options: Any) -> uvicorn.Config:
     )
 
 
-def reader_app(reader: Reader, title: str, address: Any, key: bytes) -> FastAPI:
-    """The application of a process that reads bodies for the process with the model.
-
-    Args:
-        reader, title: arguments of :func:`make_app`.
-        address, key: arguments of :class:`staticgraph.serving.http.remote.RemoteServer`.
-    """
-    settle()
-    return make_app(RemoteServer(address, key, reader.schema), reader.warm(), title)
-
-
 def settle() -> None:
     """Tunes the interpreter for serving, after everything is loaded.
 
     Existing objects are frozen, so that the garbage collector does not traverse them again after
     every hundred thousand new ones, which takes a third of a second with torch and PyG. They are
     unfrozen at exit, or Triton 3.9 would report all its types as leaks."""
-    sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()
     atexit.register(gc.unfreeze)
