@@ -50,7 +50,7 @@ def ours(args: Any) -> None:
     settle()
     with sg.Server(runner, max_wait_ms=5.0) as server, listen("127.0.0.1", 0) as on:
         print(f"running on http://127.0.0.1:{on.getsockname()[1]}", file=sys.stderr, flush=True)
-        serve(Service(server, reader.warm(), "ours", None), on)
+        serve(Service(server, reader, "ours", None), on)
 
 
 def tensors_of(kind: str, body: bytes) -> tuple[torch.Tensor, ...]:

@@ -126,7 +126,6 @@ def _service(
         )
     edges = runner.plan.has_edges is not False
     reader = Reader(schema, categories, smiles, limits.most_graphs, limits.most_bytes, edges)
-    reader.warm()
     server = Server(runner, max_wait_ms=limits.max_wait_ms, max_queue=limits.max_queue)
     return Service(server, reader, title, task)
 

@@ -61,7 +61,7 @@ class Nodes:
 def app_of(backend: Nodes) -> FastAPI:
     """Returns an application for the graphs of :mod:`support.served_graphs`."""
     schema = sg.GraphStore.from_pyg([graph(3)]).schema
-    return make_app(backend, Reader(schema, {}, False, 20, MOST_BYTES).warm(), "test")
+    return make_app(backend, Reader(schema, {}, False, 20, MOST_BYTES), "test")
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from fastapi.responses import HTMLResponse
 from starlette.requests import ClientDisconnect
 
 from staticgraph.serving.bodies.checked_graphs import BadBody
-from staticgraph.serving.bodies.flat_graphs import FlatGraphs, Span, together
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from staticgraph.serving.bodies.reader import Reader
 from staticgraph.serving.http.replies import health, metrics, refusal, reply_of
 from staticgraph.text.how_many import how_many
@@ -139,8 +139,7 @@ class AsyncServer:
         if not arrived:
             return
         try:
-            graphs = together([Span(each, 0, len(each)) for each, _ in arrived], self.server.schema)
-            futures = self.server.submit_split(graphs, [len(each) for each, _ in arrived])
+            futures = self.server.submit_all([graphs for graphs, _ in arrived])
         except Exception as error:  # reported through the replies, since this has no caller
             for _, reply in arrived:
                 reply.set_result(refusal(error))
