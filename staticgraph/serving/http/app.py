@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -33,11 +33,9 @@ from starlette.requests import ClientDisconnect
 from staticgraph.serving.bodies.checked_graphs import BadBody
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from staticgraph.serving.bodies.reader import Reader
+from staticgraph.serving.engine.server import Server
 from staticgraph.serving.http.replies import health, metrics, refusal, reply_of
 from staticgraph.text.how_many import how_many
-
-if TYPE_CHECKING:
-    from staticgraph.serving.engine.server import Server
 
 SCRIPT = """
 const form = document.querySelector("form"), out = document.querySelector("output");

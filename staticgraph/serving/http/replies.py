@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from operator import methodcaller
 from typing import Any
 
 import msgspec
@@ -46,26 +47,18 @@ def reply_of(future: Future[Any], task: str | None, classes: Sequence[str] = ())
         return refusal(error)
 
 
-def plain(out: Any) -> Any:
-    """Replaces tensors by lists of numbers, including those in dicts, lists and tuples."""
-    if isinstance(out, dict):
-        return {str(key): plain(value) for key, value in out.items()}
-    if isinstance(out, list | tuple):
-        return [plain(piece) for piece in out]
-    return out.tolist() if hasattr(out, "tolist") else out
-
-
 def reply(outputs: Any, task: str | None, classes: Sequence[str] = ()) -> Response:
     """Outputs as JSON, with null for values that are not finite, with probabilities, and with the
     most likely class of each row if classes have names."""
-    values: dict[str, Any] = {"outputs": plain(outputs)}
+    values: dict[str, Any] = {"outputs": outputs}
     if task in ("binary", "classes"):
         probabilities = _probabilities(outputs, task)
         if probabilities is not None:
-            values["probabilities"] = plain(probabilities)
+            values["probabilities"] = probabilities
         if classes and getattr(outputs, "shape", ())[1:] == (len(classes),):
             values["classes"] = _likeliest(outputs, classes)
-    return Response(msgspec.json.encode(values), media_type=JSON)
+    lists = methodcaller("tolist")  # of a tensor or an array
+    return Response(msgspec.json.encode(values, enc_hook=lists), media_type=JSON)
 
 
 def _probabilities(outputs: Any, task: str) -> Any:
