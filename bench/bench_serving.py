@@ -5,8 +5,8 @@
 The servers are those of :mod:`bench.serving_contenders`, all with the same GINE. The clients share
 one lightweight process (:mod:`bench.load`); each keeps a connection and sends one molecule of HIV
 per request, as JSON or as safetensors. The servers take turns. The answers to one molecule are
-compared first, and each row has the processor time per request of its server. "plain PyG" is
-FastAPI, ``Batch.from_data_list`` and the model; "batched"
+compared first, and each row has the processor time per request of its server, itself and in the
+processes that it started. "plain PyG" is FastAPI, ``Batch.from_data_list`` and the model; "batched"
 collects requests by hand. Only the clients and one server are busy at a time; on two cores, they
 share the cores.
 """
@@ -46,7 +46,7 @@ class Turn(NamedTuple):
 
     taken: Any
     seconds: float
-    processor_s: float
+    processor_s: tuple[float, float]
 
 
 def requests(kind: str) -> list[bytes]:
@@ -106,10 +106,21 @@ def end_with(parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def processor_s(process: int) -> float:
-    """Returns the processor time of a process, in seconds."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def processor_s(process: int) -> tuple[float, float]:
+    """Returns the processor time of a process and of its children, in seconds."""
+    ticks_here = ticks_below = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks = int(fields[11]) + int(fields[12])
+        if int(stat.parent.name) == process:
+            ticks_here += ticks
+        elif int(fields[1]) == process:
+            ticks_below += ticks
+    second = os.sysconf("SC_CLK_TCK")
+    return ticks_here / second, ticks_below / second
 
 
 def turn(process: subprocess.Popen[str], port: int, path: Path, clients: int, s: float) -> Turn:
@@ -118,7 +129,8 @@ def turn(process: subprocess.Popen[str], port: int, path: Path, clients: int, s:
     command = [sys.executable, "-m", "bench.load", str(port), str(clients), str(s), str(path)]
     out = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
     taken = np.frombuffer(out, np.float32)
-    return Turn(taken, s, processor_s(process.pid) - before)
+    after = processor_s(process.pid)
+    return Turn(taken, s, (after[0] - before[0], after[1] - before[1]))
 
 
 def main() -> None:
@@ -174,12 +186,16 @@ def summary(turns: list[Turn], plain: list[Turn]) -> dict[str, float]:
     """Returns the figures of one server, next to plain PyG's in the same rounds."""
     p50, p99 = np.percentile(np.concatenate([each.taken for each in turns]), (50, 99)) * 1e3
     count = sum(len(each.taken) for each in turns)
+    model_us, readers_us = (
+        1e6 * sum(each.processor_s[k] for each in turns) / count for k in (0, 1)
+    )
     ratios = [len(each.taken) / len(base.taken) for each, base in zip(turns, plain, strict=True)]
     return {
         "requests_per_s": float(np.median([len(each.taken) / each.seconds for each in turns])),
         "p50_ms": float(p50),
         "p99_ms": float(p99),
-        "processor_us": 1e6 * sum(each.processor_s for each in turns) / count,
+        "model_us": model_us,
+        "readers_us": readers_us,
         "of_plain": float(np.median(ratios)),
     }
 

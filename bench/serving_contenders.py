@@ -33,7 +33,7 @@ def model_of(store: Any, hidden: int, layers: int) -> torch.nn.Module:
 
 
 def ours(args: Any) -> None:
-    """Serves with this library."""
+    """Serves with this library: other processes read the bodies, this one runs the batches."""
     from staticgraph.cli.serve import listen, serve
     from staticgraph.serving.bodies.reader import Reader
     from staticgraph.serving.http.app import settle
@@ -50,7 +50,7 @@ def ours(args: Any) -> None:
     settle()
     with sg.Server(runner, max_wait_ms=5.0) as server, listen("127.0.0.1", 0) as on:
         print(f"running on http://127.0.0.1:{on.getsockname()[1]}", file=sys.stderr, flush=True)
-        serve(Service(server, reader, "ours", None), on)
+        serve(Service(server, reader, "ours", None), on, 1)
 
 
 def tensors_of(kind: str, body: bytes) -> tuple[torch.Tensor, ...]:

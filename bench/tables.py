@@ -295,7 +295,8 @@ def serving(folder: Folder) -> str:
         "of plain PyG": lambda row: f"{row['of_plain']:.1f} times",
         "p50": lambda row: f"{row['p50_ms']:.0f} ms",
         "p99": lambda row: f"{row['p99_ms']:.0f} ms",
-        "processor": lambda row: f"{row['processor_us']:,.0f} us",
+        "own": lambda row: f"{row['model_us']:,.0f} us",
+        "readers": lambda row: f"{row['readers_us']:,.0f} us" if row["readers_us"] else "-",
     }
     results = folder.get("serving", {}).get("results", {})
     return table(folder, "serving", columns, [{"name": k, **row} for k, row in results.items()])

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
-from support.served_graphs import PATIENCE_S, Held, broken, flat_of, graph, runner_of, same
+from support.served_graphs import PATIENCE_S, flat_of, graph, runner_of, same
 
 import staticgraph as sg
 
@@ -78,51 +78,6 @@ def test_every_request_is_answered_once_and_as_if_alone(requests, out):
                 same(torch.tensor(edges, dtype=torch.float64).view(-1, 4), each["edges"][0])
     stats = server.stats()
     assert (stats.answered, stats.failed, stats.queue) == (fit, len(asked) - fit, 0)
-
-
-def test_errors_come_to_their_own_callers():
-    async def ask(backend):
-        failed = await backend.predict(flat_of([broken()]))
-        large = await backend.predict(flat_of([graph(3)] * 5))
-        held = Held(backend.server)
-        first = backend.predict(flat_of([graph(3)]))
-        await asyncio.to_thread(held.reached.wait, PATIENCE_S)
-        rest = [backend.predict(flat_of([graph(3)] * 3)) for _ in range(2)]
-        done, _ = await asyncio.wait(rest, return_when=asyncio.FIRST_COMPLETED)
-        held.go.set()
-        await asyncio.gather(first, *rest)
-        return failed, large, done.pop().result()
-
-    (failed, large, busy), _ = run(ask, max_queue=4)
-    assert words(failed) == (500, "the model failed")
-    assert words(large)[0] == 413
-    assert "5 graphs in one request" in words(large)[1]
-    assert (busy.status_code, busy.headers["Retry-After"]) == (503, "1")
-
-
-def test_who_goes_before_his_request_is_submitted_is_not_asked_for():
-    async def ask(backend):
-        gone, stays = backend.predict(flat_of([graph(3)])), backend.predict(flat_of([graph(4)]))
-        gone.cancel()
-        return await stays
-
-    reply, server = run(ask)
-    same(rows(reply), server.runner.predict([graph(4)]))
-    assert server.stats().answered == 1
-
-
-def test_what_cannot_be_said_in_json_fails_alone():
-    async def ask(backend):
-        runner = backend.server.runner
-        predict = runner.predict_batch
-        runner.predict_batch = lambda batch: torch.complex(*[predict(batch)] * 2)
-        failed = await backend.predict(flat_of([graph(3)]))
-        runner.predict_batch = predict
-        return failed, await backend.predict(flat_of([graph(3)]))
-
-    (failed, answered), server = run(ask)
-    assert words(failed) == (500, "the server failed")
-    same(rows(answered), server.runner.predict([graph(3)]))
 
 
 def test_a_closed_server_says_so():

@@ -249,9 +249,14 @@ def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
         serve.require_extra()
 
 
-@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
-def test_the_command_serves_and_ends_with_0_when_told_to_stop(run_folder, told):
-    with serving("--run", str(run_folder), "--compile-mode", "eager") as (process, address, _):
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("workers", "told"),
+    [(2, signal.SIGINT), (0, signal.SIGTERM), (0, signal.SIGINT)],
+)
+def test_the_command_serves_and_ends_with_0_when_told_to_stop(run_folder, workers, told):
+    options = ["--run", str(run_folder), "--compile-mode", "eager", "--workers", str(workers)]
+    with serving(*options) as (process, address, _):
         outputs = json.loads(answer_of(f"{address}/predict", {"smiles": SMILES}))["outputs"]
         assert len(outputs) == len(SMILES)
         metrics = answer_of(f"{address}/metrics")

@@ -6,9 +6,10 @@ import importlib.util
 import signal
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
@@ -33,6 +34,10 @@ from staticgraph.training.options import (
 if TYPE_CHECKING:
     from staticgraph.serving.service import Service
 
+# uvicorn's status of a process whose application could not start.
+STARTUP_FAILURE = 3
+# How long a process that reads requests may take to start, in seconds.
+START_S = 120
 # Connections that wait until they are accepted.
 BACKLOG = 2048
 STOPPED = "all accepted requests are answered; stopped"
@@ -59,6 +64,7 @@ class ServeOptions:
         max_queue: graphs that may wait.
         max_graphs: maximum graphs in a request.
         max_body: maximum bytes in a request, such as 8MiB.
+        workers: processes that read requests, besides the model's; 0: in the same one.
         device: with --run: cpu, cuda, cuda:1, or auto.
         compile_mode: with --run: as for staticgraph train.
     """
@@ -74,6 +80,7 @@ class ServeOptions:
     max_queue: Annotated[int, WHOLE, LIMITS] = 4096
     max_graphs: Annotated[int, WHOLE, LIMITS] = 1024
     max_body: Annotated[int, BYTES, LIMITS, Parameter(metavar="BYTES")] = 8 << 20
+    workers: Annotated[int, value(whole(0, 64), metavar="N"), HOW] = 1
     device: Annotated[Device, HOW] = "auto"
     compile_mode: Annotated[Mode, HOW] = "auto"
 
@@ -113,7 +120,7 @@ def run(*, options: ServeOptions | None = None) -> int:
         port = listening.getsockname()[1]
         served = args.exported or args.folder
         print(f"serving {served} on http://{args.host}:{port}, Ctrl-C stops it", file=sys.stderr)
-        stopped = serve(service, listening)
+        stopped = serve(service, listening, args.workers)
     if not stopped:
         return FAILED
     print(STOPPED, file=sys.stderr)
@@ -173,7 +180,7 @@ def unrecorded(service: Service) -> list[str]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens, so that who connects before the application has started waits.
+    """Returns a socket that listens, so that who connects before a worker has started waits.
 
     Raises:
         ValueError: the address cannot be taken.
@@ -187,30 +194,45 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def serve(service: Service, listening: socket.socket) -> bool:
+def serve(service: Service, listening: socket.socket, workers: int) -> bool:
     """Serves until a signal stops it.
 
     Args:
         service: what is served.
         listening: a socket that listens.
+        workers: how many worker processes of uvicorn read the bodies; it replaces one that ends by
+            itself. 0 to read them in this process.
 
     Returns:
         Whether it was stopped by a signal, and did not fail to start.
     """
     import uvicorn
+    from uvicorn.supervisors import Multiprocess
 
     from staticgraph.serving.http.app import AsyncServer, config_of, make_app
+    from staticgraph.serving.http.remote import ReaderConnections, reader_app
 
     server, reader, title, task = service
-    app = make_app(AsyncServer(server, task, service.classes), reader, title)
-    uvicorn_server = uvicorn.Server(config_of(app))
-    # uvicorn shuts down gracefully, then raises the signal again for the previous handlers.
-    signals = (signal.SIGINT, signal.SIGTERM)
-    handlers = [signal.signal(which, lambda *_: None) for which in signals]
-    uvicorn_server.run([listening])
-    for which, handler in zip(signals, handlers, strict=True):
-        signal.signal(which, handler)
-    return uvicorn_server.started
+    if not workers:
+        app = make_app(AsyncServer(server, task, service.classes), reader, title)
+        local = uvicorn.Server(config_of(app))
+        # uvicorn shuts down gracefully, then raises the signal again for the previous handlers.
+        signals = (signal.SIGINT, signal.SIGTERM)
+        handlers = [signal.signal(number, lambda *_: None) for number in signals]
+        local.run([listening])
+        for number, handler in zip(signals, handlers, strict=True):
+            signal.signal(number, handler)
+        return local.started
+    connections = ReaderConnections(server, task, service.classes)
+    # The copy of the reader lacks what it cached, which cannot be pickled.
+    factory = partial(reader_app, replace(reader), title, connections.address, connections.key)
+    options: dict[str, Any] = {"workers": workers, "timeout_worker_healthcheck": START_S}
+    supervisor = Multiprocess(config_of(factory, factory=True, **options), [listening])
+    try:
+        supervisor.run()
+    finally:
+        connections.close()
+    return all(process.exitcode != STARTUP_FAILURE for process in supervisor.processes)
 
 
 def require_extra() -> None:

@@ -31,6 +31,9 @@ class Nodes:
         self.held: list[tuple[FlatGraphs, asyncio.Future[Any]]] | None = None
         self.asked = threading.Semaphore(0)
 
+    async def open(self) -> None:
+        pass
+
     def predict(self, graphs: FlatGraphs) -> asyncio.Future[Any]:
         self.loop = asyncio.get_running_loop()
         future = self.loop.create_future()

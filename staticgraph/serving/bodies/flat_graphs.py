@@ -92,12 +92,9 @@ class FlatGraphs:
         )
 
 
-def store_of(parts: Sequence[FlatGraphs], schema: Schema) -> GraphStore:
-    """A store of the graphs of all parts, sorted unless the schema keeps their order; targets are
-    zero.
-
-    The graphs are not checked here: they were checked when the arrays were made."""
-    graphs = FlatGraphs(
+def joined(parts: Sequence[FlatGraphs], schema: Schema) -> FlatGraphs:
+    """The graphs of all parts in one set of arrays, in order."""
+    return FlatGraphs(
         np.concatenate([part.num_nodes for part in parts]),
         np.concatenate([part.num_edges for part in parts]),
         np.concatenate([part.edge_index for part in parts], axis=1),
@@ -106,6 +103,14 @@ def store_of(parts: Sequence[FlatGraphs], schema: Schema) -> GraphStore:
             for item in fields_of(schema)
         },
     )
+
+
+def store_of(parts: Sequence[FlatGraphs], schema: Schema) -> GraphStore:
+    """A store of the graphs of all parts, sorted unless the schema keeps their order; targets are
+    zero.
+
+    The graphs are not checked here: they were checked when the arrays were made."""
+    graphs = joined(parts, schema)
     offsets = graphs.offsets
     (src, dst), bounds = graphs.edge_index, (offsets["node"], offsets["edge"])
     order = None if schema.keep_order else sort_by_destination(dst, *bounds)

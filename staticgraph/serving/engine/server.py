@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -200,6 +200,24 @@ class Server:
         for request in accepted:
             request.future.add_done_callback(self._note_cancelled)
         return [request.future for request in requests]
+
+    def submit_split(
+        self, graphs: GraphColumns | FlatGraphs, counts: Sequence[int]
+    ) -> list[Future[Any]]:
+        """:meth:`submit_all` for requests whose graphs are consecutive in the same arrays.
+
+        Args:
+            graphs: the graphs of all requests; checked, and not modified afterwards.
+            counts: the number of graphs of each request, at least 1.
+        """
+        return self.submit_all(
+            [
+                graphs.part(first, last, self.schema)
+                if isinstance(graphs, FlatGraphs)
+                else concatenated([(graphs, range(first, last))])
+                for first, last in pairwise(accumulate(counts, initial=0))
+            ]
+        )
 
     def submit_each(self, graphs: Sequence[Any]) -> list[Future[Any]]:
         """Submits one request per graph, so that an invalid graph fails alone; returns one future

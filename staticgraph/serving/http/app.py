@@ -15,6 +15,7 @@ import asyncio
 import atexit
 import gc
 import hashlib
+from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -22,7 +23,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvicorn
@@ -33,9 +34,11 @@ from starlette.requests import ClientDisconnect
 from staticgraph.serving.bodies.checked_graphs import BadBody
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from staticgraph.serving.bodies.reader import Reader
-from staticgraph.serving.engine.server import Server
-from staticgraph.serving.http.replies import health, metrics, refusal, reply_of
+from staticgraph.serving.http.replies import refusal, reply_of, status_reply
 from staticgraph.text.how_many import how_many
+
+if TYPE_CHECKING:
+    from staticgraph.serving.engine.server import Server
 
 SCRIPT = """
 const form = document.querySelector("form"), out = document.querySelector("output");
@@ -103,12 +106,63 @@ LAST_S = 20
 GATHER_S = 0.001
 
 
-class AsyncServer:
+class Gathered(ABC):
+    """Requests of an event loop that are submitted together: those that arrive in one turn of the
+    loop, or within a moment while others wait. Waking the model's thread for each took half of the
+    processor time."""
+
+    def __init__(self) -> None:
+        self._arrived: list[tuple[FlatGraphs, asyncio.Future[Response]]] = []
+        self._running = 0
+
+    async def open(self) -> None:  # noqa: B027 - there may be nothing to prepare
+        """Prepares for requests, in the event loop that has them."""
+
+    def predict(self, graphs: FlatGraphs) -> asyncio.Future[Response]:
+        """A future of the reply for graphs."""
+        self._loop = asyncio.get_running_loop()  # a mounted application is not told when it starts
+        if not self._arrived:
+            self._loop.call_later(GATHER_S if self._running else 0, self._submit_all)
+        reply = self._loop.create_future()
+        self._arrived.append((graphs, reply))
+        return reply
+
+    def _submit_all(self) -> None:
+        arrived = [each for each in self._arrived if not each[1].done()]  # else the caller is gone
+        self._arrived = []
+        if not arrived:
+            return
+        try:
+            self._submit(*map(list, zip(*arrived, strict=True)))
+        except Exception as error:  # reported through the replies, since this has no caller
+            for _, reply in arrived:
+                reply.set_result(refusal(error))
+        else:
+            self._running += len(arrived)
+
+    @abstractmethod
+    def _submit(self, graphs: list[FlatGraphs], replies: list[asyncio.Future[Response]]) -> None:
+        """Submits requests, whose replies :meth:`_end` gives later."""
+
+    @abstractmethod
+    async def status(self, path: str) -> Response:
+        """The reply for ``health`` or ``metrics``."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Ends the work, after the last request."""
+
+    def _end(self, reply: asyncio.Future[Response], response: Response) -> None:
+        """Ends a request, in the loop's thread."""
+        self._running -= 1
+        if not reply.done():
+            reply.set_result(response)
+
+
+class AsyncServer(Gathered):
     """Answers the requests of an event loop with a server, which is closed with the application.
 
-    The server's thread is woken once for the requests that arrive in one turn of the loop, or
-    within a moment while others wait, and the loop once for the answers of a batch. Waking them
-    for each request took half of the processor time.
+    The answers of a batch come to the loop together.
 
     Args:
         server: the server.
@@ -116,37 +170,16 @@ class AsyncServer:
     """
 
     def __init__(self, server: Server, task: str | None, classes: Sequence[str]) -> None:
+        super().__init__()
         self.server = server
         self._task, self._classes = task, classes
-        self._arrived: list[tuple[FlatGraphs, asyncio.Future[Response]]] = []
         self._ended: deque[tuple[asyncio.Future[Response], Future[Any]]] = deque()
-        self._running = 0
 
-    def predict(self, graphs: FlatGraphs) -> asyncio.Future[Response]:
-        """A future of the reply for graphs."""
-        self._loop = asyncio.get_running_loop()  # a mounted application is not told when it starts
-        if not self._arrived:
-            self._loop.call_later(GATHER_S if self._running else 0, self._submit)
-        reply = self._loop.create_future()
-        self._arrived.append((graphs, reply))
-        return reply
+    def _submit(self, graphs: list[FlatGraphs], replies: list[asyncio.Future[Response]]) -> None:
+        for reply, future in zip(replies, self.server.submit_all(graphs), strict=True):
+            future.add_done_callback(partial(self._note, reply))
 
-    def _submit(self) -> None:
-        arrived = [each for each in self._arrived if not each[1].done()]  # else the caller is gone
-        self._arrived = []
-        if not arrived:
-            return
-        try:
-            futures = self.server.submit_all([graphs for graphs, _ in arrived])
-        except Exception as error:  # reported through the replies, since this has no caller
-            for _, reply in arrived:
-                reply.set_result(refusal(error))
-            return
-        self._running += len(futures)
-        for (_, reply), future in zip(arrived, futures, strict=True):
-            future.add_done_callback(partial(self._end, reply))
-
-    def _end(self, reply: asyncio.Future[Response], future: Future[Any]) -> None:
+    def _note(self, reply: asyncio.Future[Response], future: Future[Any]) -> None:
         """Notes that a request ended, in the server's thread or in the loop's."""
         self._ended.append((reply, future))
         if len(self._ended) == 1:  # else the loop will come to it after those before it
@@ -155,16 +188,18 @@ class AsyncServer:
     def _reply(self) -> None:
         while self._ended:
             reply, future = self._ended.popleft()
-            self._running -= 1
-            if not reply.done():
-                reply.set_result(reply_of(future, self._task, self._classes))
+            self._end(reply, reply_of(future, self._task, self._classes))
+
+    async def status(self, path: str) -> Response:
+        """The reply for ``health`` or ``metrics``."""
+        return status_reply(self.server, path)
 
     async def close(self) -> None:
         """Closes the server after it has answered the waiting requests."""
         await asyncio.to_thread(self.server.close)
 
 
-def make_app(backend: AsyncServer, reader: Reader, title: str) -> FastAPI:
+def make_app(backend: Gathered, reader: Reader, title: str) -> FastAPI:
     """Makes the application; when it stops it closes the backend, which answers waiting requests.
 
     Args:
@@ -175,7 +210,8 @@ def make_app(backend: AsyncServer, reader: Reader, title: str) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        """Closes the backend after the last request."""
+        """Opens the backend before the first request and closes it after the last."""
+        await backend.open()
         yield
         await backend.close()
 
@@ -188,7 +224,10 @@ def make_app(backend: AsyncServer, reader: Reader, title: str) -> FastAPI:
 
     async def status(request: Request) -> Response:
         """The health of the server, or its metrics for Prometheus."""
-        return (health if request.url.path.endswith("health") else metrics)(backend.server)
+        try:
+            return await backend.status(request.url.path.rpartition("/")[2])
+        except Exception as error:
+            return refusal(error)
 
     async def home() -> Response:
         """The page that predicts a molecule."""

@@ -8,16 +8,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from operator import methodcaller
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 from fastapi import Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
-from torch import Tensor
 
 from staticgraph.errors import (
     BadGraph,
@@ -28,7 +26,11 @@ from staticgraph.errors import (
     ServerClosed,
 )
 from staticgraph.serving.bodies.checked_graphs import BadBody, first_line
-from staticgraph.serving.engine.server import Server
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from staticgraph.serving.engine.server import Server
 
 # The number of consecutive failed batches after which the device is considered broken.
 BROKEN_AFTER = 3
@@ -64,6 +66,8 @@ def reply(outputs: Any, task: str | None, classes: Sequence[str] = ()) -> Respon
 def _probabilities(outputs: Any, task: str) -> Any:
     """The probabilities of rows of logits, one row per graph or, in a list, per node or edge of
     each graph; for ``binary`` also of a number in place of a row. None for any other structure."""
+    import torch  # the processes that read bodies do without
+
     if isinstance(outputs, list | tuple):
         parts = [_probabilities(each, task) for each in outputs]
         return None if any(part is None for part in parts) else parts
@@ -115,18 +119,15 @@ def refusal(error: Exception) -> Response:
     return Response(msgspec.json.encode({"detail": text}), status, headers, JSON)
 
 
-def health(server: Server) -> Response:
-    """The reply for ``/health``: 503 after several consecutive failed batches."""
+def status_reply(server: Server, path: str) -> Response:
+    """The reply for ``/health``, 503 after several consecutive failed batches, or ``/metrics``."""
+    if path == "metrics":
+        registry = CollectorRegistry()
+        registry.register(ServerCollector(server))
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
     broken = server.stats().failing >= BROKEN_AFTER
     body = msgspec.json.encode({"status": "failing" if broken else "ok"})
     return Response(body, 503 if broken else 200, media_type=JSON)
-
-
-def metrics(server: Server) -> Response:
-    """The reply for ``/metrics``, for Prometheus."""
-    registry = CollectorRegistry()
-    registry.register(ServerCollector(server))
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 class ServerCollector(Collector):
