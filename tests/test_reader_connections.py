@@ -22,6 +22,7 @@ import staticgraph as sg
 pytest.importorskip("fastapi", reason="needs the extra serve")
 
 from staticgraph.serving.http import remote as remotes
+from staticgraph.serving.http.app import AsyncServer
 from staticgraph.serving.http.remote import ReaderConnections, RemoteServer
 
 
@@ -253,3 +254,18 @@ def test_a_process_that_reads_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_requests_in_the_process_of_the_model_are_answered_as_if_alone():
+    server = sg.Server(runner_of(), max_wait_ms=0)
+
+    async def ask(backend):
+        asked = [backend.predict(flat_of([graph(n)])) for n in (3, 31, 0, 7)]
+        replies = await asyncio.wait_for(asyncio.gather(*asked), PATIENCE_S)
+        await backend.close()
+        return [*replies, await backend.predict(flat_of([graph(3)]))]
+
+    first, large, empty, last, late = asyncio.run(ask(AsyncServer(server, None, ())))
+    assert (large.status_code, late.status_code) == (413, 503)
+    for reply, nodes in ((first, 3), (empty, 0), (last, 7)):
+        same(rows(reply), server.runner.predict([graph(nodes)]))
