@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 import staticgraph as sg
 from staticgraph.schema import Schema
 from staticgraph.serving.bodies.checked_graphs import BadBody
-from staticgraph.serving.bodies.flat_graphs import Span, store_of
+from staticgraph.serving.bodies.flat_graphs import store_of
 from staticgraph.serving.bodies.reader import Reader
 
 
@@ -56,7 +56,7 @@ def body_of(graphs: list[Data], **changed: np.ndarray) -> bytes:
 
 
 def whole(graphs) -> sg.GraphStore:
-    return store_of([Span(graphs, 0, len(graphs))], SCHEMA)
+    return store_of([graphs], SCHEMA)
 
 
 def same_store(found: sg.GraphStore, graphs: list[Data], schema: Schema = SCHEMA) -> None:
@@ -81,7 +81,7 @@ def test_a_store_of_flat_graphs_is_that_of_pyg(lists, data):
         flat = READER.arrays(body_of(graphs))
         first = data.draw(st.integers(0, len(flat) - 1))
         last = data.draw(st.integers(first + 1, len(flat)))
-        spans.append(Span(flat, first, last))
+        spans.append(flat.part(first, last, SCHEMA))
         expected += graphs[first:last]
     schema = replace(SCHEMA, keep_order=data.draw(st.booleans()))
     same_store(store_of(spans, schema), expected, schema)
@@ -114,8 +114,21 @@ WRONG = {
         body_of([graph(2), graph(3)], x=np.array([[0, 0]] * 4 + [[0, 5]])), 422,
         "graph 1: 'x' has 5 in column 1 of row 2; the model was trained with 0 to 4",
     ),
-    "a fraction": (body_of([graph(3)], x=np.full((3, 2), 0.5)), 422, "is no int64"),
-    "not a number": (body_of([graph(3)], edge_attr=np.full((6, 3), np.nan)), 422, "not finite"),
+    "a fraction": (
+        body_of([graph(2), graph(3)], x=np.array([[1.0, 1]] * 3 + [[1, 0.5]] * 2)), 422,
+        "graph 1: 'x' has a value that is no int64",
+    ),
+    "not a number": (
+        body_of([graph(2), graph(3)], edge_attr=np.array([[0.0] * 3] * 9 + [[np.nan] * 3])), 422,
+        "graph 1: 'edge_attr' has a value that is no float32, or not finite",
+    ),
+    "half an edge": (
+        body_of([graph(2), graph(3)], edge_index=np.array([[0] * 10, [0.0] * 8 + [0.5] * 2])), 422,
+        "graph 1: 'edge_index' has a value that is no int64",
+    ),
+    "numbers in a column": (
+        body_of([graph(3)], num_nodes=np.array([[3]])), 422, "num_nodes has shape [1, 1]"
+    ),
     "beyond float32": (body_of([graph(3)], edge_attr=np.full((6, 3), 1e300)), 422, "not finite"),
     "2 for a truth value": (body_of([graph(3)], ok=np.full(3, 2, np.uint8)), 422, "is no bool"),
     "beyond int64": (body_of([graph(3)], x=np.full((3, 2), 2**63, np.uint64)), 422, "is no int64"),

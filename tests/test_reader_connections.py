@@ -22,6 +22,7 @@ import staticgraph as sg
 pytest.importorskip("fastapi", reason="needs the extra serve")
 
 from staticgraph.serving.http import remote as remotes
+from staticgraph.serving.http.app import AsyncServer
 from staticgraph.serving.http.remote import ReaderConnections, RemoteServer
 
 
@@ -57,7 +58,7 @@ def run(remote: RemoteServer, work):
 
 
 def outputs(reply):
-    assert reply.status == 200, reply.body
+    assert reply.status_code == 200, reply.body
     return json.loads(reply.body)["outputs"]
 
 
@@ -66,7 +67,7 @@ def rows(reply) -> torch.Tensor:
 
 
 def words(reply) -> tuple[int, str]:
-    return reply.status, json.loads(reply.body)["detail"]
+    return reply.status_code, json.loads(reply.body)["detail"]
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +95,7 @@ def test_every_request_is_answered_once_and_as_if_alone(requests, out):
     for sizes, graphs, reply in zip(requests, asked, line.run(all_of), strict=True):
         if max(sizes) > 30:
             place = next(k for k, n in enumerate(sizes) if n > 30)
-            assert reply.status == 413
+            assert reply.status_code == 413
             assert f"graph {place} has {sizes[place]} nodes" in words(reply)[1]
             continue
         fit += 1
@@ -125,14 +126,14 @@ def test_errors_and_the_state_of_the_server_come_over():
         held.go.set()
         await asyncio.gather(first, *rest)
         busy = done.pop().result()
-        return failed, large, busy, await remote.get("health"), await remote.get("metrics")
+        return failed, large, busy, await remote.status("health"), await remote.status("metrics")
 
     failed, large, busy, health, metrics = line.run(ask)
     assert words(failed) == (500, "the model failed")
-    assert large.status == 413
+    assert large.status_code == 413
     assert "5 graphs in one request" in words(large)[1]
-    assert (busy.status, busy.headers["Retry-After"]) == (503, "1")
-    assert (health.status, json.loads(health.body)) == (200, {"status": "ok"})
+    assert (busy.status_code, busy.headers["Retry-After"]) == (503, "1")
+    assert (health.status_code, json.loads(health.body)) == (200, {"status": "ok"})
     assert b'staticgraph_requests_total{end="refused"} 1.0' in metrics.body
 
 
@@ -253,3 +254,18 @@ def test_a_process_that_reads_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_requests_in_the_process_of_the_model_are_answered_as_if_alone():
+    server = sg.Server(runner_of(), max_wait_ms=0)
+
+    async def ask(backend):
+        asked = [backend.predict(flat_of([graph(n)])) for n in (3, 31, 0, 7)]
+        replies = await asyncio.wait_for(asyncio.gather(*asked), PATIENCE_S)
+        await backend.close()
+        return [*replies, await backend.predict(flat_of([graph(3)]))]
+
+    first, large, empty, last, late = asyncio.run(ask(AsyncServer(server, None, ())))
+    assert (large.status_code, late.status_code) == (413, 503)
+    for reply, nodes in ((first, 3), (empty, 0), (last, 7)):
+        same(rows(reply), server.runner.predict([graph(nodes)]))

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 import staticgraph as sg
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.serving.bodies.checked_graphs import BadBody
-from staticgraph.serving.bodies.flat_graphs import Span, store_of
+from staticgraph.serving.bodies.flat_graphs import store_of
 from staticgraph.serving.bodies.reader import Reader
 
 
@@ -81,7 +81,7 @@ SIDE_BY_SIDE = ("edge_index", "ends")
 
 def same(found, graphs: list[Bonds]) -> None:
     expected = sg.GraphStore.from_pyg(graphs, schema=STORE.schema, progress=False)
-    made = store_of([Span(found, 0, len(found))], STORE.schema)
+    made = store_of([found], STORE.schema)
     for name, column in expected.columns.items():
         assert np.array_equal(made.columns[name], column), name
     assert np.array_equal(made.edge_src, expected.edge_src)

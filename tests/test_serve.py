@@ -198,7 +198,7 @@ def test_a_full_queue_is_a_503_with_a_time(client, monkeypatch):
     def busy(self, *_):
         raise sg.errors.ServerBusy("4 graphs wait", 2.5)
 
-    monkeypatch.setattr(sg.Server, "submit", busy)
+    monkeypatch.setattr(sg.Server, "_check_room", busy)
     answer = client.post("/predict", json={"smiles": ["CCO"]})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
 

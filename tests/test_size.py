@@ -41,7 +41,7 @@ SIZES = {
     "staticgraph/recording": (11, 9061),  # the optimizer's moved in, what is carried over
     "staticgraph/rewrites": (42, 33530),  # any message over any edges, hooks without a gradient
     "staticgraph/runner": (19, 16490),  # anyone's loader, prepare, a choice on a busy machine
-    "staticgraph/serving": (17, 9708),  # connections that end, a request that fails alone
+    "staticgraph/serving": (17, 9592),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
     "staticgraph/steps": (30, 20363),  # batches of any class by name, ignored targets
     "staticgraph/store": (26, 22424),  # unknown devices named

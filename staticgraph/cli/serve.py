@@ -209,12 +209,12 @@ def serve(service: Service, listening: socket.socket, workers: int) -> bool:
     import uvicorn
     from uvicorn.supervisors import Multiprocess
 
-    from staticgraph.serving.http.app import LocalServer, config_of, make_app, reader_app
-    from staticgraph.serving.http.remote import ReaderConnections
+    from staticgraph.serving.http.app import AsyncServer, config_of, make_app
+    from staticgraph.serving.http.remote import ReaderConnections, reader_app
 
     server, reader, title, task = service
     if not workers:
-        app = make_app(LocalServer(server, task, service.classes), reader, title)
+        app = make_app(AsyncServer(server, task, service.classes), reader, title)
         local = uvicorn.Server(config_of(app))
         # uvicorn shuts down gracefully, then raises the signal again for the previous handlers.
         signals = (signal.SIGINT, signal.SIGTERM)

@@ -14,9 +14,9 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.reserves import with_pairs
 
 # The added buckets, as shares of a bucket's rows; each is one more compilation. The graphs that
-# arrive while a batch runs often fill half to three quarters of a bucket, so there a batch takes at
-# most a third more rows than it needs; below a quarter, where steps are short, up to four times.
-SHARES = (3 / 4, 1 / 2, 1 / 4, 1 / 16)
+# arrive while a batch runs often fill a quarter to three quarters of a bucket, so there a batch
+# takes at most half more rows than it needs; below, where steps are short, up to twice as many.
+SHARES = (3 / 4, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16)
 
 
 def for_serving(plan: BucketPlan) -> BucketPlan:

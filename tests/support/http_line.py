@@ -32,9 +32,10 @@ class Nodes:
         self.asked = threading.Semaphore(0)
 
     async def open(self) -> None:
-        self.loop = asyncio.get_running_loop()
+        pass
 
     def predict(self, graphs: FlatGraphs) -> asyncio.Future[Any]:
+        self.loop = asyncio.get_running_loop()
         future = self.loop.create_future()
         if self.held is None:
             self._answer(graphs, future)
@@ -63,7 +64,7 @@ class Nodes:
 def app_of(backend: Nodes) -> FastAPI:
     """Returns an application for the graphs of :mod:`support.served_graphs`."""
     schema = sg.GraphStore.from_pyg([graph(3)]).schema
-    return make_app(backend, Reader(schema, {}, False, 20, MOST_BYTES).warm(), "test")
+    return make_app(backend, Reader(schema, {}, False, 20, MOST_BYTES), "test")
 
 
 @contextmanager

@@ -124,6 +124,7 @@ HOSTILE = {
         with_arrays(num_nodes=np.array([4])), ARRAYS, 422, "'x' has not 4 rows"
     ),
     "scalars": (
-        with_arrays(num_nodes=np.array(3), num_edges=np.array(4)), ARRAYS, 422, "no graph"
+        with_arrays(num_nodes=np.array(3), num_edges=np.array(4)), ARRAYS, 422,
+        "num_nodes has shape []",
     ),
 }  # fmt: skip

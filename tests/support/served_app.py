@@ -7,14 +7,14 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from staticgraph.serving.http.app import LocalServer, make_app
+from staticgraph.serving.http.app import AsyncServer, make_app
 from staticgraph.serving.service import Limits, Service, service_of_run
 
 
 def app_of(service: Service) -> FastAPI:
     """Returns the application of a service."""
     server, reader, title, task = service
-    return make_app(LocalServer(server, task, service.classes), reader, title)
+    return make_app(AsyncServer(server, task, service.classes), reader, title)
 
 
 def app_of_run(folder: Path, mode: str = "eager", **limits: Any) -> FastAPI:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from staticgraph.jit import loop
 from staticgraph.schema import EDGE_INDEX, Field
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from staticgraph.sizes.whole_numbers import IntArray
@@ -50,8 +49,8 @@ def checked(
     """Checks arrays and makes graphs of them; edges and fields are copied if they change dtype.
 
     Args:
-        arrays: ``num_nodes`` and ``num_edges`` ``[n]`` int64 and not negative, ``edge_index`` and
-            the fields, which may be flat.
+        arrays: ``num_nodes`` and ``num_edges`` ``[n]`` int64 and not negative, ``edge_index``
+            ``[2, sum e]``, and the fields ``[rows, *shape]``.
         fields: the fields of the graphs, without a target.
         categories: integer field -> the number of categories of each of its columns.
 
@@ -59,27 +58,24 @@ def checked(
         BadBody: an array has another shape or a value that the model cannot take; the message names
             the graph, the field and the value.
     """
-    nodes, edges = arrays["num_nodes"], arrays["num_edges"]
-    total = {"node": int(nodes.sum()), "edge": int(edges.sum()), "graph": len(nodes)}
-    index = arrays[EDGE_INDEX]
-    if index.size != 2 * total["edge"] or (index.ndim != 1 and index.shape != (2, total["edge"])):
+    nodes, edges, index = arrays["num_nodes"], arrays["num_edges"], arrays[EDGE_INDEX]
+    counts = {"node": nodes, "edge": edges}
+    if index.shape != (2, edges.sum()):
         raise BadBody(f"edge_index has shape {list(index.shape)}, not [2, sum of num_edges]")
-    index = cast(index, EDGE_INDEX, "int64").reshape(2, -1)
     columns = {}
     for item in fields:
-        rows = total[item.level] * (item.rows if item.level == "graph" else 1)
-        array = arrays[item.name]
-        if array.size != rows * item.width or (
-            array.ndim != 1 and array.shape != (rows, *item.shape)
-        ):
+        rows = counts.get(item.level, np.full(len(nodes), item.rows))
+        array, shape = arrays[item.name], (int(rows.sum()), *item.shape)
+        if array.shape != shape:
             raise BadBody(
-                f"{item.name!r} has not {how_many(rows, 'row')}, one per {item.level} "
+                f"{item.name!r} has not {how_many(shape[0], 'row')}, one per {item.level} "
                 f"({item.describe()}), but shape {list(array.shape)}"
             )
-        columns[item.name] = cast(array, item.name, item.dtype).reshape(rows, *item.shape)
-    graphs = FlatGraphs(nodes, edges, index, columns)
-    if (edge := _outside(index, nodes, edges)) >= 0:
-        graph = int(np.searchsorted(np.cumsum(edges), edge, side="right"))
+        columns[item.name] = _cast(array, item.name, item.dtype, rows)
+    graphs = FlatGraphs(nodes, edges, _cast(index, EDGE_INDEX, "int64", edges), columns)
+    beyond = (graphs.edge_index < 0) | (graphs.edge_index >= np.repeat(nodes, edges))
+    if beyond.any():
+        graph = _graph_of(beyond, edges)
         raise BadBody(
             f"graph {graph}: edge_index leads to a node outside of 0 to {nodes[graph] - 1}"
         )
@@ -93,8 +89,19 @@ def checked(
     return graphs
 
 
-def cast(array: Array, name: str, dtype: str) -> Array:
+def _graph_of(wrong: Array, rows: IntArray) -> int:
+    """The graph of the first wrong row, which is the last dimension; ``rows`` are of each graph."""
+    row = np.nonzero(wrong)[-1].min()
+    return int(np.searchsorted(np.cumsum(rows), row, side="right"))
+
+
+def _cast(array: Array, name: str, dtype: str, rows: IntArray) -> Array:
     """An array of a dtype, in C order, without losing integer values; floats may be rounded.
+
+    Args:
+        array: ``[sum of rows, ...]``, or ``[2, sum of rows]`` for the edges.
+        name, dtype: the array's name, and the dtype.
+        rows: the number of rows of each graph.
 
     Raises:
         BadBody: a value does not fit the dtype or is not finite, or is not a number.
@@ -103,22 +110,24 @@ def cast(array: Array, name: str, dtype: str) -> Array:
     if target.kind != "f" and np.can_cast(array.dtype, target):  # without loss
         return np.ascontiguousarray(array, target)
     if array.dtype.kind not in "biuf":
-        raise BadBody(f"{name!r} is no array of numbers with rows alike")
+        raise BadBody(f"{name!r} is no array of numbers")
     with np.errstate(all="ignore"):
         values = np.ascontiguousarray(array, target)
-        exact = array.dtype == target or target.kind == "f" or np.array_equal(values, array)
-        # uint64 and int64 are compared as float64, which is not exact.
-        exact &= not (array.dtype == np.uint64 and target.kind == "i") or not (values < 0).any()
-    if not exact or (target.kind == "f" and not np.isfinite(values).all()):
-        raise BadBody(f"{name!r} has a value that is no {dtype}, or not finite")
+        wrong = ~np.isfinite(values) if target.kind == "f" else values != array
+        if array.dtype == np.uint64 and target.kind == "i":  # compared as float64: not exact
+            wrong |= values < 0
+    if wrong.any():
+        graph = _graph_of(wrong if name == EDGE_INDEX else wrong.T, rows)
+        raise BadBody(f"graph {graph}: {name!r} has a value that is no {dtype}, or not finite")
     return values
 
 
 def _check_categories(item: Field, graphs: FlatGraphs, sizes: tuple[int, ...]) -> None:
     rows = graphs.columns[item.name].reshape(-1, len(sizes)).astype(np.int64, copy=False)
-    if (place := _beyond(rows, np.array(sizes, np.int64))) < 0:
+    wrong = (rows < 0) | (rows >= sizes)
+    if not wrong.any():
         return
-    row, column = divmod(place, len(sizes))
+    row, column = divmod(int(wrong.argmax()), len(sizes))
     owner = graph_of_row(item, graphs.offsets, len(graphs))
     graph = int(owner[row])
     raise BadBody(
@@ -126,27 +135,3 @@ def _check_categories(item: Field, graphs: FlatGraphs, sizes: tuple[int, ...]) -
         f"{row - int(np.searchsorted(owner, graph))}; the model was trained with 0 to "
         f"{sizes[column] - 1} there"
     )
-
-
-@loop
-def _outside(index: IntArray, nodes: IntArray, edges: IntArray) -> int:
-    """The first edge with an endpoint outside its graph; -1 if there is none."""
-    edge = 0
-    for graph in range(len(nodes)):
-        limit = nodes[graph]
-        for _ in range(edges[graph]):
-            src, dst = index[0, edge], index[1, edge]
-            if src < 0 or src >= limit or dst < 0 or dst >= limit:
-                return edge
-            edge += 1
-    return -1
-
-
-@loop
-def _beyond(rows: IntArray, limits: IntArray) -> int:
-    """The first value, in C order, that is not a category of its column; -1 if all are."""
-    for row in range(len(rows)):
-        for column in range(len(limits)):
-            if rows[row, column] < 0 or rows[row, column] >= limits[column]:
-                return row * len(limits) + column
-    return -1

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -25,7 +24,6 @@ from staticgraph.store.columns import (
     row_pointers,
     sort_by_destination,
 )
-from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.indices import renumbered
 
@@ -78,56 +76,42 @@ class FlatGraphs:
         offsets = {level: np.concatenate([[0], np.cumsum(n)]) for level, n in counts.items()}
         return {**offsets, "graph": np.arange(len(self) + 1)}
 
+    def part(self, first: int, last: int, schema: Schema) -> FlatGraphs:
+        """Graphs ``first`` to ``last - 1``, as views of the same memory."""
+        if last - first == len(self):
+            return self
+        columns = {}
+        for item in fields_of(schema):
+            begin, end = self.offsets[item.level][[first, last]]
+            rows = item.rows if item.level == "graph" else 1
+            columns[item.name] = self.columns[item.name][begin * rows : end * rows]
+        begin, end = self.offsets["edge"][[first, last]]
+        graphs = slice(first, last)
+        return FlatGraphs(
+            self.num_nodes[graphs], self.num_edges[graphs], self.edge_index[:, begin:end], columns
+        )
 
-class Span(NamedTuple):
-    """Graphs ``first`` to ``last - 1`` of a store or of flat graphs."""
 
-    graphs: GraphColumns | FlatGraphs
-    first: int
-    last: int
-
-
-def together(spans: Sequence[Span], schema: Schema) -> FlatGraphs:
-    """The graphs of all spans, which are of flat graphs, in one set of arrays and in order."""
-    parts = [
-        graphs if last - first == len(graphs) else _cut_out(graphs, first, last, schema)
-        for graphs, first, last in spans
-        if isinstance(graphs, FlatGraphs)
-    ]
+def joined(parts: Sequence[FlatGraphs], schema: Schema) -> FlatGraphs:
+    """The graphs of all parts in one set of arrays, in order."""
     return FlatGraphs(
-        np.concatenate([graphs.num_nodes for graphs in parts]),
-        np.concatenate([graphs.num_edges for graphs in parts]),
-        np.concatenate([graphs.edge_index for graphs in parts], axis=1),
+        np.concatenate([part.num_nodes for part in parts]),
+        np.concatenate([part.num_edges for part in parts]),
+        np.concatenate([part.edge_index for part in parts], axis=1),
         {
-            item.name: np.concatenate([graphs.columns[item.name] for graphs in parts])
+            item.name: np.concatenate([part.columns[item.name] for part in parts])
             for item in fields_of(schema)
         },
     )
 
 
-def _cut_out(graphs: FlatGraphs, first: int, last: int, schema: Schema) -> FlatGraphs:
-    """Graphs ``first`` to ``last - 1``, as views of the same memory."""
-    rows = {
-        level: slice(int(offsets[first]), int(offsets[last]))
-        for level, offsets in graphs.offsets.items()
-    }
-    columns = {}
-    for item in fields_of(schema):
-        per_graph = item.rows if item.level == "graph" else 1
-        here = rows[item.level]
-        columns[item.name] = graphs.columns[item.name][
-            here.start * per_graph : here.stop * per_graph
-        ]
-    index = graphs.edge_index[:, rows["edge"]]
-    return FlatGraphs(graphs.num_nodes[first:last], graphs.num_edges[first:last], index, columns)
-
-
-def store_of(spans: Sequence[Span], schema: Schema) -> GraphStore:
-    """A store of the graphs, sorted unless the schema keeps their order; targets are zero.
+def store_of(parts: Sequence[FlatGraphs], schema: Schema) -> GraphStore:
+    """A store of the graphs of all parts, sorted unless the schema keeps their order; targets are
+    zero.
 
     The graphs are not checked here: they were checked when the arrays were made."""
-    graphs = together(spans, schema)
-    offsets = {level: graphs.offsets[level] for level in ("node", "edge", "graph")}
+    graphs = joined(parts, schema)
+    offsets = graphs.offsets
     (src, dst), bounds = graphs.edge_index, (offsets["node"], offsets["edge"])
     order = None if schema.keep_order else sort_by_destination(dst, *bounds)
     columns: Mapping[str, Array] = graphs.columns

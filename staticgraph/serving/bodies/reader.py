@@ -22,7 +22,7 @@ from safetensors.numpy import load
 from staticgraph.datasets.smiles import molecule_of
 from staticgraph.errors import BadGraph
 from staticgraph.schema import EDGE_INDEX, Field, Schema
-from staticgraph.serving.bodies.checked_graphs import BadBody, cast, checked
+from staticgraph.serving.bodies.checked_graphs import BadBody, checked
 from staticgraph.serving.bodies.flat_graphs import TARGET, FlatGraphs, fields_of
 from staticgraph.store.columns import Array
 from staticgraph.text.how_many import how_many
@@ -91,15 +91,6 @@ class Reader:
         members = [(name, kind | UnsetType, UNSET) for name, kind in kinds.items()]
         return msgspec.defstruct("Body", members, forbid_unknown_fields=True)
 
-    def warm(self) -> Reader:
-        """Compiles the loops that check bodies, and returns the reader."""
-        graph = FlatGraphs.zeros(self.schema)
-        counts = {"num_nodes": graph.num_nodes, "num_edges": graph.num_edges}
-        checked(
-            {**counts, EDGE_INDEX: graph.edge_index, **graph.columns}, self.fields, self.categories
-        )
-        return self
-
     @cached_property
     def _decoder(self) -> msgspec.json.Decoder[Any]:
         return msgspec.json.Decoder(self.body)
@@ -124,8 +115,6 @@ class Reader:
         else:
             self._check_number(len(values.graphs))
             graphs = [self._graph(graph, k) for k, graph in enumerate(values.graphs)]
-        if len(graphs) == 1:
-            return checked(graphs[0], self.fields, self.categories)
         arrays = {
             name: np.concatenate([each[name] for each in graphs], axis=int(name == EDGE_INDEX))
             for name in self.names
@@ -148,13 +137,17 @@ class Reader:
             raise BadBody(f"the body is no safetensors: {error}", 400) from None
         if missing := {*self.names} - {*arrays}:
             raise BadBody(f"the safetensors lack {', '.join(sorted(missing))}")
-        self._check_number(len(arrays["num_nodes"]) if arrays["num_nodes"].ndim == 1 else 0)
         for name in ("num_nodes", "num_edges"):
             count = arrays[name]
-            if count.shape != arrays["num_nodes"].shape or count.dtype.kind not in "iu":
-                raise BadBody(f"{name} must be whole numbers [n], alike for nodes and edges")
-            if count.min() < 0 or int(count.max()) > len(body) * MOST_ROWS:
-                raise BadBody(f"{name} has numbers that cannot be")
+            if count.shape != (arrays["num_nodes"].size,) or count.dtype.kind not in "iu":
+                raise BadBody(
+                    f"{name} has shape {list(count.shape)} and dtype {count.dtype}: num_nodes and "
+                    "num_edges must be whole numbers [n], one per graph"
+                )
+            self._check_number(len(count))
+            if (wrong := (count < 0) | (count > len(body) * MOST_ROWS)).any():
+                graph = int(wrong.argmax())
+                raise BadBody(f"graph {graph}: {name} is {count[graph]}, which cannot be")
             arrays[name] = count.astype(np.int64)
         for item in self.fields:
             arrays[item.name] = _rows_first(arrays[item.name], item)
@@ -188,7 +181,7 @@ class Reader:
             raise BadBody(f"graph {number}: {error}", error.status) from None
 
     def _arrays(self, graph: Any) -> Arrays:
-        arrays = {EDGE_INDEX: _array(graph.edge_index, EDGE_INDEX, "int64")}
+        arrays = {EDGE_INDEX: _array(graph.edge_index, EDGE_INDEX, "int64").reshape(2, -1)}
         for k, item in enumerate(self.fields):
             array = _array(getattr(graph, f"field{k}"), item.name, item.dtype)
             arrays[item.name] = _rows_of(array, item)
@@ -219,12 +212,11 @@ def _type_of(item: Field) -> Any:
 
 
 def _array(values: Any, name: str, dtype: str) -> Array:
-    """The values as an array of the given dtype, which must hold them."""
+    """The values as an array of the widest dtype of their kind."""
+    kind = np.dtype(dtype).kind
     try:
-        return cast(np.array(values, float if np.dtype(dtype).kind == "f" else None), name, dtype)
-    except (ValueError, OverflowError) as error:
-        if isinstance(error, BadBody):
-            raise
+        return np.array(values, {"f": "float64", "u": "uint64"}.get(kind, "int64"))
+    except (ValueError, OverflowError):
         raise BadBody(f"{name!r} is no array of numbers with rows alike") from None
 
 

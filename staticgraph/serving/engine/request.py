@@ -86,10 +86,8 @@ class Request:
     """The graphs of one ``submit`` call; they may run in several batches and are answered together.
 
     Args:
-        graphs: the arrays with the graphs, which no caller holds.
+        graphs: the graphs, which no caller holds.
         arrived: the time of arrival by the server's clock, in seconds.
-        first, last: the request has graphs ``first`` to ``last - 1``; to the end if ``last`` is
-            None.
 
     Attributes:
         future: the future that receives the answer.
@@ -98,18 +96,9 @@ class Request:
 
     arrived: float
     graphs: GraphColumns | FlatGraphs
-    first: int
-    last: int
 
-    def __init__(
-        self,
-        graphs: GraphColumns | FlatGraphs,
-        arrived: float,
-        first: int = 0,
-        last: int | None = None,
-    ) -> None:
+    def __init__(self, graphs: GraphColumns | FlatGraphs, arrived: float) -> None:
         self.graphs, self.arrived = graphs, arrived
-        self.first, self.last = first, len(graphs) if last is None else last
         self.future: Future[Any] = Future()
         self.over: bool = False
         self._lock = threading.Lock()
@@ -118,7 +107,7 @@ class Request:
         self._missing = len(self)
 
     def __len__(self) -> int:
-        return self.last - self.first
+        return len(self.graphs)
 
     def begin(self) -> bool:
         """Marks the request as running, after which it cannot be cancelled; returns False if it is

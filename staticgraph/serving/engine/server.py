@@ -24,6 +24,7 @@ from contextlib import nullcontext
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 from staticgraph.errors import BadGraph, BatchFailed, GraphTooLarge, ServerBusy, ServerClosed
@@ -31,7 +32,7 @@ from staticgraph.nn.context.present import Restored
 from staticgraph.runner.prediction import Predictor, listed, new_graphs
 from staticgraph.schema import Schema
 from staticgraph.serving.bodies.checked_graphs import BadBody, first_line
-from staticgraph.serving.bodies.flat_graphs import FlatGraphs, Span
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from staticgraph.serving.engine.batches import ServedBatches, concatenated
 from staticgraph.serving.engine.request import Piece, Request, requests_of
 from staticgraph.serving.engine.statistics import Counts, ServerStats
@@ -127,9 +128,8 @@ class Server:
         """Submits graphs, which are copied before this returns.
 
         Args:
-            graphs: one ``Data`` or a list of them, a PyG data set, a :class:`GraphStore` with the
-                plan's fields, or checked
-                :class:`~staticgraph.serving.bodies.flat_graphs.FlatGraphs`, which are not copied.
+            graphs: a list of ``Data``, a PyG ``Batch`` or data set, or a :class:`GraphStore` with
+                the plan's fields.
 
         Returns:
             A future of the output of ``runner.predict(graphs)``. It raises :class:`BadGraph` or
@@ -158,39 +158,35 @@ class Server:
                 self._counts.failed += 1
             future.set_exception(error)
             return future
-        (future,) = self.submit_split(columns, [len(graphs)])
+        (future,) = self.submit_all([columns])
         refusal = future.exception() if future.done() else None
         if isinstance(refusal, ServerBusy | ServerClosed):  # while the graphs were read
             raise refusal
         return future
 
-    def submit_split(
-        self, graphs: GraphColumns | FlatGraphs, counts: Sequence[int]
-    ) -> list[Future[Any]]:
-        """Submits many requests at once, whose graphs are consecutive in the same arrays.
+    def submit_all(self, graphs: Sequence[GraphColumns | FlatGraphs]) -> list[Future[Any]]:
+        """Submits many requests at once.
 
         Args:
-            graphs: the graphs of all requests; checked, and not modified afterwards.
-            counts: the number of graphs of each request, at least 1.
+            graphs: those of each request, at least one; checked, and not modified afterwards.
 
         Returns:
             One future per request, as from :meth:`submit`; it also raises what :meth:`submit`
             raises directly, since the other requests continue.
         """
         self._check_process()
-        unfit, now = self._waiting.unfit(graphs.sizes), self._clock.now()
-        bounds = pairwise(accumulate(counts, initial=0))
-        requests = [Request(graphs, now, first, last) for first, last in bounds]
+        unfit = self._waiting.unfit(np.concatenate([each.sizes for each in graphs]))
+        now = self._clock.now()
+        requests = [Request(each, now) for each in graphs]
         accepted, refused = list[Request](), list[tuple[Request, Exception]]()
         with self._changed:
-            for request in requests:
-                inside = unfit[(unfit >= request.first) & (unfit < request.last)]
+            for request, end in zip(requests, accumulate(map(len, requests)), strict=True):
+                places = unfit[(unfit >= end - len(request)) & (unfit < end)] + len(request) - end
                 try:
                     self._check_room(len(request), sum(map(len, accepted)))
-                    if len(inside):
+                    if len(places):
                         self._counts.failed += 1
-                        sizes = graphs.sizes[inside[0]]
-                        raise self._too_large(int(inside[0]) - request.first, sizes)
+                        raise self._too_large(places[0], request.graphs.sizes[places[0]])
                 except (ServerBusy, ServerClosed, ValueError) as error:
                     refused.append((request, error))
                 else:
@@ -204,6 +200,24 @@ class Server:
         for request in accepted:
             request.future.add_done_callback(self._note_cancelled)
         return [request.future for request in requests]
+
+    def submit_split(
+        self, graphs: GraphColumns | FlatGraphs, counts: Sequence[int]
+    ) -> list[Future[Any]]:
+        """:meth:`submit_all` for requests whose graphs are consecutive in the same arrays.
+
+        Args:
+            graphs: the graphs of all requests; checked, and not modified afterwards.
+            counts: the number of graphs of each request, at least 1.
+        """
+        return self.submit_all(
+            [
+                graphs.part(first, last, self.schema)
+                if isinstance(graphs, FlatGraphs)
+                else concatenated([(graphs, range(first, last))])
+                for first, last in pairwise(accumulate(counts, initial=0))
+            ]
+        )
 
     def submit_each(self, graphs: Sequence[Any]) -> list[Future[Any]]:
         """Submits one request per graph, so that an invalid graph fails alone; returns one future
@@ -295,7 +309,7 @@ class Server:
             with Restored(nothing=True):  # a store is built with PyG's original functions
                 return new_graphs(graphs, self.runner.plan, self.schema)
         if {f.layout for f in graphs.schema} == {f.layout for f in self.schema}:
-            return concatenated([Span(graphs, 0, len(graphs))])
+            return concatenated([(graphs, range(len(graphs)))])
         wanted, present = (
             {f"{f.name} {f.describe()}" for f in schema} for schema in (self.schema, graphs.schema)
         )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -65,10 +64,6 @@ class ServerStats:
     latency_s: Percentiles
     filling: tuple[float, float, float]
     by_bucket: tuple[int, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The statistics as plain values; percentiles that are not known yet are NaN."""
-        return asdict(self)
 
     def __str__(self) -> str:
         nodes, edges, graphs = self.filling

@@ -68,7 +68,7 @@ class Waiting:
 
     def add(self, *requests: Request) -> None:
         """Adds the graphs of requests; each graph must fit a bucket."""
-        sizes = np.concatenate([self._sizes, *(r.graphs.sizes[r.first : r.last] for r in requests)])
+        sizes = np.concatenate([self._sizes, *(each.graphs.sizes for each in requests)])
         self._sizes = sizes  # nothing below fails, so both stay consistent
         self._pieces += [Piece(each, graph) for each in requests for graph in range(len(each))]
 

@@ -15,10 +15,13 @@ import asyncio
 import atexit
 import gc
 import hashlib
-import sys
+from abc import ABC, abstractmethod
 from base64 import b64encode
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +34,7 @@ from starlette.requests import ClientDisconnect
 from staticgraph.serving.bodies.checked_graphs import BadBody
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from staticgraph.serving.bodies.reader import Reader
-from staticgraph.serving.http.remote import RemoteServer
-from staticgraph.serving.http.replies import Reply, refusal, reply_of, status_reply
+from staticgraph.serving.http.replies import refusal, reply_of, status_reply
 from staticgraph.text.how_many import how_many
 
 if TYPE_CHECKING:
@@ -99,14 +101,68 @@ INLINE_SMILES = 1 << 9
 BODY_S = 60.0
 # The most seconds that a client with an unfinished request can delay the shutdown of a server.
 LAST_S = 20
-# How long a thread keeps the GIL while another thread waits for it. A model in eager mode releases
-# the GIL at every operation, and would wait 5 ms (Python's default) each time while requests are
-# read.
-SWITCH_S = 1e-4
+# How long requests are collected while others wait for their answers, in seconds: they would wait
+# for the running batch in any case.
+GATHER_S = 0.001
 
 
-class LocalServer:
-    """A server in this process, which is closed with the application.
+class Gathered(ABC):
+    """Requests of an event loop that are submitted together: those that arrive in one turn of the
+    loop, or within a moment while others wait. Waking the model's thread for each took half of the
+    processor time."""
+
+    def __init__(self) -> None:
+        self._arrived: list[tuple[FlatGraphs, asyncio.Future[Response]]] = []
+        self._running = 0
+
+    async def open(self) -> None:  # noqa: B027 - there may be nothing to prepare
+        """Prepares for requests, in the event loop that has them."""
+
+    def predict(self, graphs: FlatGraphs) -> asyncio.Future[Response]:
+        """A future of the reply for graphs."""
+        self._loop = asyncio.get_running_loop()  # a mounted application is not told when it starts
+        if not self._arrived:
+            self._loop.call_later(GATHER_S if self._running else 0, self._submit_all)
+        reply = self._loop.create_future()
+        self._arrived.append((graphs, reply))
+        return reply
+
+    def _submit_all(self) -> None:
+        arrived = [each for each in self._arrived if not each[1].done()]  # else the caller is gone
+        self._arrived = []
+        if not arrived:
+            return
+        try:
+            self._submit(*map(list, zip(*arrived, strict=True)))
+        except Exception as error:  # reported through the replies, since this has no caller
+            for _, reply in arrived:
+                reply.set_result(refusal(error))
+        else:
+            self._running += len(arrived)
+
+    @abstractmethod
+    def _submit(self, graphs: list[FlatGraphs], replies: list[asyncio.Future[Response]]) -> None:
+        """Submits requests, whose replies :meth:`_end` gives later."""
+
+    @abstractmethod
+    async def status(self, path: str) -> Response:
+        """The reply for ``health`` or ``metrics``."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Ends the work, after the last request."""
+
+    def _end(self, reply: asyncio.Future[Response], response: Response) -> None:
+        """Ends a request, in the loop's thread."""
+        self._running -= 1
+        if not reply.done():
+            reply.set_result(response)
+
+
+class AsyncServer(Gathered):
+    """Answers the requests of an event loop with a server, which is closed with the application.
+
+    The answers of a batch come to the loop together.
 
     Args:
         server: the server.
@@ -114,27 +170,36 @@ class LocalServer:
     """
 
     def __init__(self, server: Server, task: str | None, classes: Sequence[str]) -> None:
-        self._server, self._task, self._classes = server, task, classes
+        super().__init__()
+        self.server = server
+        self._task, self._classes = task, classes
+        self._ended: deque[tuple[asyncio.Future[Response], Future[Any]]] = deque()
 
-    async def open(self) -> None:
-        """Does nothing."""
+    def _submit(self, graphs: list[FlatGraphs], replies: list[asyncio.Future[Response]]) -> None:
+        for reply, future in zip(replies, self.server.submit_all(graphs), strict=True):
+            future.add_done_callback(partial(self._note, reply))
 
-    async def predict(self, graphs: FlatGraphs) -> Reply:
-        """The reply for graphs."""
-        future = self._server.submit(graphs)
-        await asyncio.gather(asyncio.wrap_future(future), return_exceptions=True)
-        return reply_of(future, self._task, self._classes)
+    def _note(self, reply: asyncio.Future[Response], future: Future[Any]) -> None:
+        """Notes that a request ended, in the server's thread or in the loop's."""
+        self._ended.append((reply, future))
+        if len(self._ended) == 1:  # else the loop will come to it after those before it
+            self._loop.call_soon_threadsafe(self._reply)
 
-    async def get(self, path: str) -> Reply:
+    def _reply(self) -> None:
+        while self._ended:
+            reply, future = self._ended.popleft()
+            self._end(reply, reply_of(future, self._task, self._classes))
+
+    async def status(self, path: str) -> Response:
         """The reply for ``health`` or ``metrics``."""
-        return status_reply(self._server, path)
+        return status_reply(self.server, path)
 
     async def close(self) -> None:
         """Closes the server after it has answered the waiting requests."""
-        await asyncio.to_thread(self._server.close)
+        await asyncio.to_thread(self.server.close)
 
 
-def make_app(backend: LocalServer | RemoteServer, reader: Reader, title: str) -> FastAPI:
+def make_app(backend: Gathered, reader: Reader, title: str) -> FastAPI:
     """Makes the application; when it stops it closes the backend, which answers waiting requests.
 
     Args:
@@ -153,16 +218,16 @@ def make_app(backend: LocalServer | RemoteServer, reader: Reader, title: str) ->
     async def predict(request: Request) -> Response:
         """The outputs of the graphs in the body."""
         try:
-            return _response(await backend.predict(await read_graphs(request, reader)))
+            return await backend.predict(await read_graphs(request, reader))
         except Exception as error:
-            return _response(refusal(error))
+            return refusal(error)
 
     async def status(request: Request) -> Response:
         """The health of the server, or its metrics for Prometheus."""
         try:
-            return _response(await backend.get(request.url.path.rpartition("/")[2]))
+            return await backend.status(request.url.path.rpartition("/")[2])
         except Exception as error:
-            return _response(refusal(error))
+            return refusal(error)
 
     async def home() -> Response:
         """The page that predicts a molecule."""
@@ -178,10 +243,6 @@ def make_app(backend: LocalServer | RemoteServer, reader: Reader, title: str) ->
     app.get("/metrics", response_model=None)(status)
     app.get("/", response_class=HTMLResponse)(home)
     return app
-
-
-def _response(reply: Reply) -> Response:
-    return Response(reply.body, reply.status, reply.headers)
 
 
 def _described(reader: Reader) -> dict[str, Any]:
@@ -251,24 +312,12 @@ def config_of(app: Any, **options: Any) -> uvicorn.Config:
     )
 
 
-def reader_app(reader: Reader, title: str, address: Any, key: bytes) -> FastAPI:
-    """The application of a process that reads bodies for the process with the model.
-
-    Args:
-        reader, title: arguments of :func:`make_app`.
-        address, key: arguments of :class:`staticgraph.serving.http.remote.RemoteServer`.
-    """
-    settle()
-    return make_app(RemoteServer(address, key, reader.schema), reader.warm(), title)
-
-
 def settle() -> None:
     """Tunes the interpreter for serving, after everything is loaded.
 
     Existing objects are frozen, so that the garbage collector does not traverse them again after
     every hundred thousand new ones, which takes a third of a second with torch and PyG. They are
     unfrozen at exit, or Triton 3.9 would report all its types as leaks."""
-    sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()
     atexit.register(gc.unfreeze)

@@ -32,19 +32,18 @@ from multiprocessing.connection import (
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from fastapi import FastAPI, Response
 from safetensors.numpy import load, save
 
 from staticgraph.errors import ServerClosed
 from staticgraph.schema import EDGE_INDEX, Schema
-from staticgraph.serving.bodies.flat_graphs import FlatGraphs, Span, together
-from staticgraph.serving.http.replies import Reply, refusal, reply_of, status_reply
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs, joined
+from staticgraph.serving.bodies.reader import Reader
+from staticgraph.serving.http.app import Gathered, make_app, settle
+from staticgraph.serving.http.replies import refusal, reply_of, status_reply
 
 if TYPE_CHECKING:
     from staticgraph.serving.engine.server import Server
-
-# How long requests are collected while others wait for their answers, in seconds: they would wait
-# for the running batch in any case, and a message costs each process as much as several requests.
-GATHER_S = 0.001
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
 
@@ -66,7 +65,9 @@ class RequestMessage(msgspec.Struct, array_like=True):
 
 
 _MESSAGES = msgspec.msgpack.Decoder(RequestMessage)
-_REPLIES = msgspec.msgpack.Decoder(list[tuple[int, Reply]])
+# The number of a request; the body, status and headers of its reply.
+ReplyMessage = tuple[int, bytes, int, dict[str, str]]
+_REPLIES = msgspec.msgpack.Decoder(list[ReplyMessage])
 
 
 class ReaderConnections:
@@ -142,12 +143,11 @@ class ReaderConnections:
                 items = [item]
                 while not done.empty() and (item := done.get()) is not None:
                     items.append(item)
-                replies = [
-                    (number, reply_of(each, self._task, self._classes))
-                    if isinstance(each, Future)
-                    else (number, each)
-                    for number, each in items
-                ]
+                replies = list[ReplyMessage]()
+                for number, each in items:
+                    if isinstance(each, Future):
+                        each = reply_of(each, self._task, self._classes)
+                    replies.append((number, bytes(each.body), each.status_code, dict(each.headers)))
                 connection.send_bytes(msgspec.msgpack.encode(replies))
                 if item is None:
                     return
@@ -166,7 +166,7 @@ def _start(work: Any, *args: Any) -> threading.Thread:
     return thread
 
 
-class RemoteServer:
+class RemoteServer(Gathered):
     """Asks a server in another process for replies.
 
     Args:
@@ -175,10 +175,10 @@ class RemoteServer:
     """
 
     def __init__(self, address: Any, key: bytes, schema: Schema) -> None:
+        super().__init__()
         self._address, self._key, self._schema = address, key, schema
         self._numbers = itertools.count()
-        self._waiting: list[tuple[FlatGraphs, asyncio.Future[Reply]]] = []
-        self._open: dict[int, asyncio.Future[Reply]] = {}
+        self._open: dict[int, asyncio.Future[Response]] = {}
         self._lost = self._closing = False
 
     async def open(self) -> None:
@@ -193,46 +193,32 @@ class RemoteServer:
         with suppress(OSError):
             self._connection.send_bytes(b"")
 
-    def predict(self, graphs: FlatGraphs) -> asyncio.Future[Reply]:
+    def predict(self, graphs: FlatGraphs) -> asyncio.Future[Response]:
         """A future of the reply for graphs."""
         self._check_there()
-        if not self._waiting:
-            if self._open:
-                self._loop.call_later(GATHER_S, self._send)
-            else:
-                self._loop.call_soon(self._send)
-        future = self._loop.create_future()
-        self._waiting.append((graphs, future))
-        return future
+        return super().predict(graphs)
 
-    def get(self, path: str) -> asyncio.Future[Reply]:
-        """A future of the reply for ``health`` or ``metrics``."""
+    async def status(self, path: str) -> Response:
+        """The reply for ``health`` or ``metrics``."""
         self._check_there()
         number, future = next(self._numbers), self._loop.create_future()
         self._open[number] = future
+        self._running += 1
         self._connection.send_bytes(msgspec.msgpack.encode(RequestMessage(number, [], path=path)))
-        return future
+        return await future
 
     def _check_there(self) -> None:
         if self._lost:
             raise ServerClosed("the process with the model is gone")
 
-    def _send(self) -> None:
-        waiting = [each for each in self._waiting if not each[1].done()]  # else the caller is gone
-        self._waiting = []
-        if not waiting:
-            return
-        numbers = [next(self._numbers) for _ in waiting]
-        self._open.update(zip(numbers, (future for _, future in waiting), strict=True))
-        try:
-            graphs = together([Span(each, 0, len(each)) for each, _ in waiting], self._schema)
-            counts = {"num_nodes": graphs.num_nodes, "num_edges": graphs.num_edges}
-            arrays = save({**counts, EDGE_INDEX: graphs.edge_index, **graphs.columns})
-            message = RequestMessage(numbers[0], [len(each) for each, _ in waiting], arrays)
-            self._connection.send_bytes(msgspec.msgpack.encode(message))
-        except Exception as error:  # reported through the futures, since this has no caller
-            for number in numbers:
-                self._reply(number, refusal(error))
+    def _submit(self, graphs: list[FlatGraphs], replies: list[asyncio.Future[Response]]) -> None:
+        whole = joined(graphs, self._schema)
+        counts = {"num_nodes": whole.num_nodes, "num_edges": whole.num_edges}
+        arrays = save({**counts, EDGE_INDEX: whole.edge_index, **whole.columns})
+        numbers = [next(self._numbers) for _ in replies]
+        message = RequestMessage(numbers[0], [len(each) for each in graphs], arrays)
+        self._connection.send_bytes(msgspec.msgpack.encode(message))
+        self._open.update(zip(numbers, replies, strict=True))
 
     def _receive(self) -> None:
         """Receives replies, in a thread."""
@@ -247,18 +233,28 @@ class RemoteServer:
                 log.exception("an answer of the process with the model cannot be read")
             self._loop.call_soon_threadsafe(self._lose)
 
-    def _take(self, replies: list[tuple[int, Reply]]) -> None:
-        for number, reply in replies:
-            self._reply(number, reply)
-
-    def _reply(self, number: int, reply: Reply) -> None:
-        if (future := self._open.pop(number, None)) is not None and not future.done():
-            future.set_result(reply)
+    def _take(self, replies: list[ReplyMessage]) -> None:
+        for number, body, status, headers in replies:
+            if (future := self._open.pop(number, None)) is not None:
+                self._end(future, Response(body, status, headers))
 
     def _lose(self) -> None:
         """The other process is gone: refuses all open requests, and ends this process."""
         self._lost = True
-        for number in list(self._open):
-            self._reply(number, refusal(ServerClosed("the process with the model is gone")))
+        gone = refusal(ServerClosed("the process with the model is gone"))
+        for future in self._open.values():
+            self._end(future, gone)
+        self._open.clear()
         if not self._closing:
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def reader_app(reader: Reader, title: str, address: Any, key: bytes) -> FastAPI:
+    """The application of a process that reads bodies for the process with the model.
+
+    Args:
+        reader, title: arguments of :func:`make_app`.
+        address, key: arguments of :class:`RemoteServer`.
+    """
+    settle()
+    return make_app(RemoteServer(address, key, reader.schema), reader, title)

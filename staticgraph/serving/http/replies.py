@@ -7,9 +7,11 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from fastapi import Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -36,23 +38,10 @@ BROKEN_AFTER = 3
 log: logging.Logger = logging.getLogger("staticgraph.serving")
 
 
-class Reply(msgspec.Struct, array_like=True):
-    """An HTTP reply.
-
-    Attributes:
-        status: its status.
-        body: JSON, unless the headers have another content type.
-        headers: its headers.
-    """
-
-    status: int
-    body: bytes
-    headers: dict[str, str] = msgspec.field(
-        default_factory=lambda: {"Content-Type": "application/json"}
-    )
+JSON = "application/json"
 
 
-def reply_of(future: Future[Any], task: str | None, classes: Sequence[str] = ()) -> Reply:
+def reply_of(future: Future[Any], task: str | None, classes: Sequence[str] = ()) -> Response:
     """The reply for a future of a server that is done."""
     try:
         return reply(future.result(), task, classes)
@@ -60,26 +49,18 @@ def reply_of(future: Future[Any], task: str | None, classes: Sequence[str] = ())
         return refusal(error)
 
 
-def plain(out: Any) -> Any:
-    """Replaces tensors by lists of numbers, including those in dicts, lists and tuples."""
-    if isinstance(out, dict):
-        return {str(key): plain(value) for key, value in out.items()}
-    if isinstance(out, list | tuple):
-        return [plain(piece) for piece in out]
-    return out.tolist() if hasattr(out, "tolist") else out
-
-
-def reply(outputs: Any, task: str | None, classes: Sequence[str] = ()) -> Reply:
+def reply(outputs: Any, task: str | None, classes: Sequence[str] = ()) -> Response:
     """Outputs as JSON, with null for values that are not finite, with probabilities, and with the
     most likely class of each row if classes have names."""
-    values: dict[str, Any] = {"outputs": plain(outputs)}
+    values: dict[str, Any] = {"outputs": outputs}
     if task in ("binary", "classes"):
         probabilities = _probabilities(outputs, task)
         if probabilities is not None:
-            values["probabilities"] = plain(probabilities)
+            values["probabilities"] = probabilities
         if classes and getattr(outputs, "shape", ())[1:] == (len(classes),):
             values["classes"] = _likeliest(outputs, classes)
-    return Reply(200, msgspec.json.encode(values))
+    lists = methodcaller("tolist")  # of a tensor or an array
+    return Response(msgspec.json.encode(values, enc_hook=lists), media_type=JSON)
 
 
 def _probabilities(outputs: Any, task: str) -> Any:
@@ -104,7 +85,7 @@ def _likeliest(outputs: Tensor, classes: Sequence[str]) -> list[str | None]:
     return [None if none else classes[n] for none, n in zip(unknown, places, strict=True)]
 
 
-def refusal(error: Exception) -> Reply:
+def refusal(error: Exception) -> Response:
     """The reply for an error.
 
     The status is 400 for an unreadable body, 408 for a slow one, 413 for one that is too large, 415
@@ -112,7 +93,7 @@ def refusal(error: Exception) -> Reply:
     for a busy or closed server, and 500 (logged) if the model or the server failed. The connection
     of a body that was not read to its end is closed.
     """
-    headers = {"Content-Type": "application/json"}
+    headers: dict[str, str] = {}
     text = first_line(error) or type(error).__name__
     match error:
         case BadBody():
@@ -135,18 +116,18 @@ def refusal(error: Exception) -> Reply:
         case _:
             log.error("a request failed", exc_info=error)
             status, text = 500, "the server failed"
-    return Reply(status, msgspec.json.encode({"detail": text}), headers)
+    return Response(msgspec.json.encode({"detail": text}), status, headers, JSON)
 
 
-def status_reply(server: Server, path: str) -> Reply:
+def status_reply(server: Server, path: str) -> Response:
     """The reply for ``/health``, 503 after several consecutive failed batches, or ``/metrics``."""
     if path == "metrics":
         registry = CollectorRegistry()
         registry.register(ServerCollector(server))
-        return Reply(200, generate_latest(registry), {"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
     broken = server.stats().failing >= BROKEN_AFTER
-    status = "failing" if broken else "ok"
-    return Reply(503 if broken else 200, msgspec.json.encode({"status": status}))
+    body = msgspec.json.encode({"status": "failing" if broken else "ok"})
+    return Response(body, 503 if broken else 200, media_type=JSON)
 
 
 class ServerCollector(Collector):
