@@ -24,7 +24,7 @@ from bench.options import options_of
 from bench.steps import HIV
 from staticgraph import models
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator, ProfilerAllocator
-from staticgraph.probing.reading import Probed
+from staticgraph.probing.step_reading import Probed
 from staticgraph.steps.computation.model_setup import Subject
 
 HIDDEN, LAYERS = 32, 2

@@ -13,7 +13,7 @@ import numpy as np
 from bench import tables
 from bench.machine import machine, write
 from bench.options import options_of
-from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.plans.margin import overflow_rate
 from staticgraph.plans.plan import sizes_of
 from tests.support.packing_problems import load

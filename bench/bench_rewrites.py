@@ -37,7 +37,7 @@ from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_arguments import forward_of
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.text.how_many import how_many
-from staticgraph.training.parts import adam
+from staticgraph.training.build_run import adam
 from staticgraph.training.versus.sides import PlainSide, Side, StaticSide, VersusSetting
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

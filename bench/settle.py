@@ -20,7 +20,7 @@ from bench.options import options_of
 from bench.parts import answer, only_on_cuda
 from bench.rehearsal import recorder as recorder_of
 from bench.steps import DEVICE, Uncompiled
-from staticgraph.recording.recording import Recording
+from staticgraph.recording.recording_keys import Recording
 from staticgraph.steps.compilation.graph_trees import recorded_graphs, skipped_recordings
 from staticgraph.steps.state.training_state import SavedTraining
 

@@ -23,7 +23,7 @@ from torch_geometric.data import Batch
 import staticgraph as sg
 from bench.rehearsal import recorder
 from staticgraph.models import build
-from staticgraph.recording.recorder import CudaGraphRecorder
+from staticgraph.recording.graph_recorder import CudaGraphRecorder
 
 HIV = "examples/data/hiv.npz"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -25,7 +25,7 @@ from support.layer_model import call, model_of  # noqa: E402
 from support.parity import BATCH, Result, plain_step, poisoned, static_step, unknown_counts  # noqa: E402
 
 from bench.options import options_of  # noqa: E402
-from staticgraph.nn.refused import REFUSED_FUNCTIONS, REFUSED_LAYERS  # noqa: E402
+from staticgraph.nn.refused_layers import REFUSED_FUNCTIONS, REFUSED_LAYERS  # noqa: E402
 
 # Layers of torch_geometric.nn that are not in the table, and why.
 NOT_BUILT = {

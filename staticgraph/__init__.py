@@ -39,12 +39,12 @@ _MOVED = {
         for name, kind in vars(errors).items()
         if isinstance(kind, type) and issubclass(kind, errors.StaticGraphError)
     },
-    "Auto": "staticgraph.runner.auto.Auto",
+    "Auto": "staticgraph.runner.ways.Auto",
     "EvalResult": "staticgraph.runner.inference.EvalResult",
     "Field": "staticgraph.schema.Field",
     "GraphSize": "staticgraph.sizes.capacity.GraphSize",
     "LossTerms": "staticgraph.steps.loss.mean_loss.LossTerms",
-    "MemoryModel": "staticgraph.memory.model.MemoryModel",
+    "MemoryModel": "staticgraph.memory.memory_model.MemoryModel",
     "PreflightReport": "staticgraph.checking.report.CheckReport",
     "Report": "staticgraph.runner.report.Report",
     "SizeHistogram": "staticgraph.sizes.histogram.SizeHistogram",
@@ -59,7 +59,7 @@ _MOVED = {
 }
 # What to write in place of those that another public name replaces.
 _INSTEAD = {
-    "Auto": 'mode="auto"; its options are those of staticgraph.runner.auto.Auto',
+    "Auto": 'mode="auto"; its options are those of staticgraph.runner.ways.Auto',
     "Subject": "its options as arguments, StaticGraphRunner(model, plan, clip_norm=1.0)",
     "explain": "staticgraph.check(model, plan, example, rewrites=True).rewrites",
     "preflight": "staticgraph.check(model, plan, example)",

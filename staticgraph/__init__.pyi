@@ -20,12 +20,12 @@ from .errors import PlanMismatch as PlanMismatch
 from .errors import ResultsDiffer as ResultsDiffer
 from .errors import StaticGraphError as StaticGraphError
 from .memory.budget import MemoryBudget as MemoryBudget
-from .nn.bound import bound as bound
 from .nn.convert import convert as convert
-from .plans.choose import plan_buckets as plan_buckets
+from .nn.custom_loop import bound as bound
+from .plans.choose_capacities import plan_buckets as plan_buckets
 from .plans.plan import BucketPlan as BucketPlan
 from .plans.stream_plan import plan_stream as plan_stream
-from .recording.recording import Recording as Recording
+from .recording.recording_keys import Recording as Recording
 from .runner.exported import load_exported as load_exported
 from .runner.runner import StaticGraphRunner as StaticGraphRunner
 from .runner.runner import prepare as prepare

@@ -13,7 +13,7 @@ from support.drawn import examples
 from support.packing_problems import load
 
 from staticgraph.epochs.batcher import Batcher, BatchIds
-from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.plans.cost import StepCost
 from staticgraph.plans.packings import packings_for
 from staticgraph.plans.plan import BucketPlan

@@ -16,7 +16,7 @@ from support.plain_epochs import PLAN, STORE, D, equal, make_net, plain_step, sg
 from torch import Tensor, nn
 
 import staticgraph as sg
-from staticgraph.runner.auto import Auto
+from staticgraph.runner.ways import Auto
 
 TIMED = Auto(rounds=5)
 

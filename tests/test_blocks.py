@@ -15,7 +15,7 @@ from staticgraph.epochs.batcher import Batcher
 from staticgraph.epochs.blocks import Blocks, block_order
 from staticgraph.epochs.windows import level
 from staticgraph.packing.random import shuffle as shuffle_in_place
-from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.sizes import histogram as histograms
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import stacked

@@ -14,22 +14,22 @@ from support.written_stores import LEVELS, graphs_of
 import staticgraph as sg
 from staticgraph.batches.loading import loaded_graphs as announcing
 from staticgraph.epochs.blocks import Blocks
-from staticgraph.store import checks
-from staticgraph.store.parts import read_ahead
+from staticgraph.store import block_checks
+from staticgraph.store.joined_parts import read_ahead
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_is_read_is_asked_for_before(workers, tmp_path, monkeypatch):
     """Every graph's block is announced whole, a window ahead, and compared once; the batches do not
     change."""
-    monkeypatch.setattr(checks, "BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(block_checks, "BLOCK_BYTES", 1 << 10)
     rng = np.random.default_rng(0)
     store = sg.GraphStore.from_pyg([random_graph(rng, 3, 4) for _ in range(200)], levels=LEVELS)
     store.save(tmp_path / "s")
     mapped = sg.GraphStore.load(tmp_path / "s", verify=False)
     asked: list[tuple[int, int]] = []
     compared: list[int] = []
-    compare = checks.Checks._compare
+    compare = block_checks.Checks._compare
 
     def asking(held, first, last):
         asked.append((first, last))
@@ -40,7 +40,7 @@ def test_what_is_read_is_asked_for_before(workers, tmp_path, monkeypatch):
         return compare(self, block, names)
 
     monkeypatch.setattr(announcing, "read_ahead", asking)
-    monkeypatch.setattr(checks.Checks, "_compare", counted)
+    monkeypatch.setattr(block_checks.Checks, "_compare", counted)
     plan = sg.plan_buckets(store, 5)
     loaders = [
         sg.StaticLoader(each, plan, shuffle=Blocks(8, 3), seed=4, num_workers=workers)

@@ -13,7 +13,7 @@ from support.packing_problems import SETS, load
 
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.errors import PlanMismatch
-from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.plans.cost import StepCost
 from staticgraph.plans.limits import (
     efficiency_map,

@@ -12,9 +12,9 @@ from staticgraph.errors import BudgetExceeded
 from staticgraph.memory import device
 from staticgraph.memory.budget import MemoryBudget, scaled
 from staticgraph.memory.fit import Fit
-from staticgraph.memory.model import BatchBytes, MemoryModel, ResidentBytes
+from staticgraph.memory.memory_model import BatchBytes, MemoryModel, ResidentBytes
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.runner.commitments import Commitments
+from staticgraph.runner.memory_commitments import Commitments
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes, parse_bytes
 

@@ -16,8 +16,8 @@ from support.places import AsTraced
 from support.runners import made_runner
 
 import staticgraph as sg
+from staticgraph.recording.graph_recorder import MISMATCH, CudaGraphRecorder, captured
 from staticgraph.recording.recorded_inputs import RecordedInputs
-from staticgraph.recording.recorder import MISMATCH, CudaGraphRecorder, captured
 
 CUDA = torch.device("cuda", 0)
 

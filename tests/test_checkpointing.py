@@ -13,7 +13,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import global_mean_pool
 
 import staticgraph as sg
-from staticgraph.runner.auto import Auto
+from staticgraph.runner.ways import Auto
 
 
 class Checkpointed(Net):

@@ -18,11 +18,11 @@ from support.runners import made_runner
 
 import staticgraph as sg
 from staticgraph.files import jit_cache
-from staticgraph.recording.recorder import Recorded
-from staticgraph.runner.auto import Auto, Stopwatch
+from staticgraph.recording.graph_recorder import Recorded
 from staticgraph.runner.report import Report
 from staticgraph.runner.trials import Trials
 from staticgraph.runner.way_choice import choose
+from staticgraph.runner.ways import Auto, Stopwatch
 
 EAGER_OR_RECORDED = ("eager", "cuda-graph")
 

@@ -99,7 +99,7 @@ def dry_runs(monkeypatch) -> list[tuple[str, ...]]:
         return DryRun("h100", "NVIDIA H100", "2.13", "Net", False, None, runs)
 
     monkeypatch.setattr("staticgraph.dryrun.dry_run", dry_run)
-    monkeypatch.setattr("staticgraph.dryrun.guard.why_not", lambda: None)
+    monkeypatch.setattr("staticgraph.dryrun.device_guard.why_not", lambda: None)
     return asked
 
 

@@ -11,7 +11,7 @@ from support.runners import made_runner
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.plans.by_memory import in_tiles, sized_plan
-from staticgraph.probing.resident import distinct_bytes
+from staticgraph.probing.resident_bytes import distinct_bytes
 
 BUCKETS = [(120, 260, 9), (240, 520, 17)]
 RECORDED = {"mode": "cuda-graph", "scope": "forward_backward", "recorder": ArenaRecorder}

@@ -11,13 +11,13 @@ from torch import nn
 
 import staticgraph as sg
 from staticgraph.dryrun.compiled_probe import CompiledReader, probe
-from staticgraph.dryrun.guard import why_not
+from staticgraph.dryrun.device_guard import why_not
 from staticgraph.dryrun.report import BucketRun
-from staticgraph.memory.model import MemoryModel
+from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.probing import probe as probing
 from staticgraph.probing.fake_tensors import CUBLAS_WORKSPACES
 from staticgraph.probing.live_storages import CachingPool
-from staticgraph.probing.reading import Probed
+from staticgraph.probing.step_reading import Probed
 from staticgraph.steps.computation.model_setup import Subject
 
 MIB = 1 << 20

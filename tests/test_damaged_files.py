@@ -13,9 +13,9 @@ from support.written_stores import assert_same_files, clean_store
 import staticgraph as sg
 from staticgraph.errors import StoreCorrupt
 from staticgraph.outofcore import PartitionedGraph, partition
-from staticgraph.store import checks
+from staticgraph.store import block_checks
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.training.parts import digest_of
+from staticgraph.training.build_run import digest_of
 
 POSITIONS = 600
 
@@ -109,7 +109,7 @@ def test_any_changed_byte_of_a_partitioned_graph(tmp_path, relations):
 @pytest.fixture
 def mapped(tmp_path, esol, monkeypatch) -> Path:
     """ESOL in blocks of 4 KiB, with one byte of graph 600's features changed."""
-    monkeypatch.setattr(checks, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(block_checks, "BLOCK_BYTES", 4096)
     esol.save(tmp_path / "s")
     column = tmp_path / "s" / "column.x.npy"
     whole = bytearray(column.read_bytes())

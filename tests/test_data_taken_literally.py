@@ -15,7 +15,7 @@ import staticgraph as sg
 from staticgraph import datasets
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import BadGraph
-from staticgraph.packing.packer import pack_histogram
+from staticgraph.packing.choose_packing import pack_histogram
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Field, Schema
 from staticgraph.sizes.capacity import Capacity

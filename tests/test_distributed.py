@@ -22,7 +22,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
-from staticgraph.runner.auto import Auto, Stopwatch
+from staticgraph.runner.ways import Auto, Stopwatch
 
 TOLERANCE = 1e-10
 

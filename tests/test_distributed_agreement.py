@@ -22,7 +22,7 @@ from torch import nn
 
 import staticgraph as sg
 from staticgraph.distributed.ranks import Ranks
-from staticgraph.runner.auto import Auto, Stopwatch
+from staticgraph.runner.ways import Auto, Stopwatch
 from staticgraph.steps.computation.model_setup import Subject
 
 

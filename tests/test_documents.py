@@ -23,7 +23,7 @@ from staticgraph.files import document
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.memory.counts import TERMS
 from staticgraph.memory.fit import fit
-from staticgraph.memory.model import BatchBytes, MemoryModel, ResidentBytes
+from staticgraph.memory.memory_model import BatchBytes, MemoryModel, ResidentBytes
 from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.probe import probe_capacities

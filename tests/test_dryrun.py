@@ -18,10 +18,10 @@ from torch_geometric.data import Data, HeteroData
 
 import staticgraph as sg
 from staticgraph import cli
-from staticgraph.dryrun import ask
-from staticgraph.dryrun.ask import Child
-from staticgraph.dryrun.guard import release, torch_version
+from staticgraph.dryrun import start_child
+from staticgraph.dryrun.device_guard import release, torch_version
 from staticgraph.dryrun.report import DryRun
+from staticgraph.dryrun.start_child import Child
 from staticgraph.errors import DryRunUnavailable
 
 ROOT = Path(__file__).parent.parent
@@ -192,7 +192,7 @@ def _compare_with_committed(case: str, run) -> None:
 def test_the_command_prints_what_the_child_found(child, monkeypatch, capsys, tmp_path):
     """``staticgraph check --for`` end to end: exit status 0, a table, the same as JSON, a
     picture."""
-    monkeypatch.setattr(ask, "Child", lambda target: nullcontext(child))
+    monkeypatch.setattr(start_child, "Child", lambda target: nullcontext(child))
     before = len(child.asked)
     command = ["check", "--for", "h100", "--model", "support.dryrun_models:Summed"]
     command += ["--data", ESOL["data"]]

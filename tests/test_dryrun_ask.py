@@ -14,7 +14,7 @@ from torch import nn
 
 import staticgraph as sg
 from staticgraph import cli
-from staticgraph.dryrun import ask, child, dry_run, guard
+from staticgraph.dryrun import child, device_guard, dry_run, start_child
 from staticgraph.dryrun.patches import Patch
 from staticgraph.dryrun.report import BucketRun, Cause, DryRun
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
@@ -55,7 +55,7 @@ def test_what_the_child_says_is_said_here(capsys):
             raise ValueError("no such mode")
         return report()
 
-    parent = object.__new__(ask.Child)
+    parent = object.__new__(start_child.Child)
     parent._connection, theirs = Pipe()
     for fails in (False, True):
         theirs.send_bytes(child.answered(measured, fails))
@@ -80,8 +80,8 @@ def test_a_picture_of_launches(tmp_path):
     ("module", "name", "value", "said"),
     [
         (sys, "platform", "darwin", "needs Linux, and this is darwin"),
-        (guard, "compiler", lambda: None, "there is no compiler: install g.."),
-        (guard, "torch_version", lambda: "2.10.1+cpu", "2.11 or later; this is 2.10.1"),
+        (device_guard, "compiler", lambda: None, "there is no compiler: install g.."),
+        (device_guard, "torch_version", lambda: "2.10.1+cpu", "2.11 or later; this is 2.10.1"),
     ],
 )
 def test_where_it_cannot_work_it_says_why(monkeypatch, capsys, module, name, value, said):
@@ -94,23 +94,23 @@ def test_where_it_cannot_work_it_says_why(monkeypatch, capsys, module, name, val
 
 
 def test_another_torch_is_tried_with_a_word(monkeypatch):
-    assert guard.caveat() is None or "was tried with torch" in guard.caveat()
-    monkeypatch.setattr(guard, "torch_version", lambda: "2.99.0")
-    assert "staticgraph.dryrun.selftest" in guard.caveat()
+    assert device_guard.caveat() is None or "was tried with torch" in device_guard.caveat()
+    monkeypatch.setattr(device_guard, "torch_version", lambda: "2.99.0")
+    assert "staticgraph.dryrun.selftest" in device_guard.caveat()
 
 
 def test_a_guard_that_does_not_build_says_so(monkeypatch, tmp_path):
     broken = tmp_path / "guard.cpp"
     broken.write_text("#error no such torch\n")
-    monkeypatch.setattr(guard, "SOURCE", broken)
+    monkeypatch.setattr(device_guard, "SOURCE", broken)
     with pytest.raises(DryRunUnavailable, match="could not build the dry run's guard"):
-        guard.built(tmp_path)
+        device_guard.built(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["guard.cpp"], "no half-made file is left"
 
 
 def test_the_guard_is_not_loaded_after_torch():
     with pytest.raises(RuntimeError, match="before torch, and torch is imported already"):
-        guard.load()
+        device_guard.load()
 
 
 def test_a_symbol_that_torch_lost_is_named():
@@ -125,13 +125,15 @@ def test_what_another_process_cannot_find_is_refused_by_name(esol):
         pass
 
     with pytest.raises(TypeError, match=r"the model, the loss cannot be handed.*mymodule:name"):
-        ask.packed({"model": gine(esol), "loss": lambda out, batch: out})
+        start_child.packed({"model": gine(esol), "loss": lambda out, batch: out})
     with pytest.raises(TypeError, match="pass 'mymodule:name' instead"):
-        ask.packed({"model": Local(2, 2)})
+        start_child.packed({"model": Local(2, 2)})
     Local.__module__ = "__main__"
     with pytest.raises(TypeError, match=r"is defined in the main program.*model='mymodule:name'"):
-        ask.packed({"model": Local(2, 2)})
-    again = torch.load(io.BytesIO(ask.packed({"model": gine(esol)})), weights_only=False)["model"]
+        start_child.packed({"model": Local(2, 2)})
+    again = torch.load(io.BytesIO(start_child.packed({"model": gine(esol)})), weights_only=False)[
+        "model"
+    ]
     assert again.head[0].weight.shape == (HIDDEN, HIDDEN)
 
 
@@ -156,7 +158,7 @@ def test_the_self_test_tells_what_broke(monkeypatch):
     """In a process started from scratch, as a user's is."""
     from staticgraph.dryrun.selftest import selftest
 
-    monkeypatch.setattr(ask, "subprocess", subprocess)
+    monkeypatch.setattr(start_child, "subprocess", subprocess)
     broken = {
         "a compiled step, its launches noted",
         "recordings counted",

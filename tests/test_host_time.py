@@ -18,7 +18,7 @@ from torch import nn
 import staticgraph as sg
 from bench.first_look import calls_of
 from staticgraph import models
-from staticgraph.recording.recorder import Recorded
+from staticgraph.recording.graph_recorder import Recorded
 
 # The most layers of each model.
 MODELS = {"gine": 5, "gps": 10}

@@ -21,7 +21,7 @@ from staticgraph.files import document
 from staticgraph.files.checksum import crc32_of_file
 from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.outofcore.disk.manifest import FileRecord
-from staticgraph.store import checks
+from staticgraph.store import block_checks
 from staticgraph.store.graph_store import GraphStore
 
 
@@ -35,7 +35,7 @@ def forge(folder: Path, name: str, array: np.ndarray) -> None:
     schema = sg.schema.Schema.from_dict(manifest["schema"])
     blocks, known = arrays.pop("checks.blocks"), arrays.pop("checks.crc32")
     try:
-        sums = checks.sums_of(schema, arrays, blocks)
+        sums = block_checks.sums_of(schema, arrays, blocks)
     except (IndexError, KeyError):  # the array cannot be read anyway
         sums = known
     np.save(folder / "checks.crc32.npy", sums)
@@ -63,7 +63,7 @@ def touch(store: GraphStore) -> None:
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
     """A saved store with one block per graph."""
-    monkeypatch.setattr(checks, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(block_checks, "BLOCK_BYTES", 1)
     clean_store().save(tmp_path / "s")
     return tmp_path / "s"
 
@@ -123,7 +123,7 @@ def test_what_loops_trust_is_checked(folder, name, change, message, lazily):
         ("column.next", np.zeros(9, np.float32), "column.next has shape .* float32"),
         ("column.x", np.zeros((9, 1), np.complex64), "column.x.npy cannot hold complex64"),
         ("column.x", np.zeros((9, 1), ">f4"), "cannot hold >f4"),
-        ("checks.blocks", np.array([0, 2, 9]), "checks.blocks and checks.crc32 do not fit"),
+        ("checks.blocks", np.array([0, 2, 9]), "checks.blocks and block_checks.crc32 do not fit"),
         ("column.more", np.zeros(9, np.int64), "the schema knows no array column.more"),
         ("split.train", np.zeros((1, 1), np.int64), r"split.train has shape \(1, 1\)"),
     ],

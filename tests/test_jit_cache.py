@@ -32,7 +32,7 @@ if sys.argv[2] == "none":
 """
 WORKS = """
 import numpy as np
-import staticgraph.packing.place
+import staticgraph.packing.placement
 from staticgraph.packing.random import shuffle
 shuffle(items := np.arange(3), np.uint64(0))
 assert sorted(items) == [0, 1, 2]

@@ -12,9 +12,9 @@ from torch import nn
 
 import staticgraph as sg
 from staticgraph.errors import StaleOutput
-from staticgraph.recording import lending
-from staticgraph.recording.lending import LentTensor, handed_out
-from staticgraph.recording.recorder import Replays
+from staticgraph.recording import lent_outputs
+from staticgraph.recording.graph_recorder import Replays
+from staticgraph.recording.lent_outputs import LentTensor, handed_out
 
 
 class Nodes(nn.Module):
@@ -32,7 +32,7 @@ class Nodes(nn.Module):
 @pytest.fixture
 def limit(monkeypatch):
     """Between one row per graph (33 x 16 floats) and one row per node (900 x 16)."""
-    monkeypatch.setattr(lending, "CLONED_BYTES", 4096)
+    monkeypatch.setattr(lent_outputs, "CLONED_BYTES", 4096)
 
 
 def runner_of(model, hiv):
@@ -156,7 +156,7 @@ def test_predictions_of_nodes_read_each_output_in_time(hiv, limit):
 
 def test_losses_are_copies(hiv, monkeypatch):
     """Whatever the limit, losses, also evaluation's, belong to the caller."""
-    monkeypatch.setattr(lending, "CLONED_BYTES", 64)
+    monkeypatch.setattr(lent_outputs, "CLONED_BYTES", 64)
     model = Net()
     runner = made_runner(
         model,

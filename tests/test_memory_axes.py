@@ -21,9 +21,9 @@ from torch_geometric.utils import scatter
 import staticgraph as sg
 from staticgraph import cli
 from staticgraph.batches.slots.slots import SlotLayout
-from staticgraph.memory.model import MemoryModel
+from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.probing.probe import batch_bytes, probe
-from staticgraph.probing.reading import Probed
+from staticgraph.probing.step_reading import Probed
 from staticgraph.steps.computation.model_setup import Subject
 
 WIDTH = 16

@@ -15,7 +15,7 @@ import staticgraph as sg
 from staticgraph import cli
 from staticgraph.dryrun import compiled_probe
 from staticgraph.errors import FitRefused
-from staticgraph.memory.model import MemoryModel
+from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.nn import context_of
 from staticgraph.training.plots import save_memory_picture
 

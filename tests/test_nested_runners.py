@@ -29,7 +29,7 @@ from support.threaded import (
 from torch_geometric.data import Batch
 
 import staticgraph as sg
-from staticgraph.nn.context import present
+from staticgraph.nn.context import bound_batch
 
 
 class Student(Net):
@@ -67,7 +67,7 @@ def test_a_teacher_runs_inside_a_students_forward(mode, monkeypatch):
     found = student.step(batch_of())
     assert torch.allclose(found, expected, rtol=0, atol=1e-10)
     assert teacher.training
-    assert present.present() is None
+    assert bound_batch.present() is None
 
 
 class Mixing(Student):
@@ -136,7 +136,7 @@ def test_a_step_inside_its_own_forward_is_refused():
     with pytest.raises(RuntimeError, match=r"^step\(\) of a model inside a forward of its own"):
         runner.step(batch_of())
     assert float(runner.step(batch_of())) > 0  # no state is left over
-    assert present.present() is None
+    assert bound_batch.present() is None
 
 
 def test_a_runner_inside_its_own_warmup_is_refused():

@@ -25,7 +25,7 @@ from torch_geometric.utils import dropout_edge, subgraph, to_dense_batch
 
 import staticgraph as sg
 from staticgraph.nn import context_of
-from staticgraph.nn.context.present import Restored
+from staticgraph.nn.context.bound_batch import Restored
 
 
 def inside(model, call, batch=BATCH):

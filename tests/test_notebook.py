@@ -7,7 +7,7 @@ import pytest
 import staticgraph as sg
 from staticgraph.checking.report import CheckReport
 from staticgraph.dryrun.report import DryRun
-from staticgraph.memory.model import MemoryModel
+from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.rewrites.explain import Explanation
 from staticgraph.runner.report import Report
 from staticgraph.runner.verification import Verification

@@ -14,7 +14,7 @@ from torch import nn
 import staticgraph as sg
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.plans.worker_count import autosize_workers
-from staticgraph.runner.auto import Auto
+from staticgraph.runner.ways import Auto
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.store.writer import StoreWriter
 from staticgraph.text.numeric_options import real_option, whole_option

@@ -13,8 +13,8 @@ import staticgraph as sg
 from staticgraph.batches.loading.from_device import SlotIds
 from staticgraph.batches.slots.slots import Slot
 from staticgraph.kernels import register
-from staticgraph.runner.auto import Stopwatch
 from staticgraph.runner.counters import BucketStatistics
+from staticgraph.runner.ways import Stopwatch
 
 OTHER = torch.device("cuda", 1)
 

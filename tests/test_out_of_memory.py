@@ -15,7 +15,7 @@ from staticgraph.probing.allocator import AllocatorReader
 from staticgraph.probing.live_storages import LiveStorages
 from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.probing.probe import probe
-from staticgraph.probing.reading import Probed
+from staticgraph.probing.step_reading import Probed
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
 

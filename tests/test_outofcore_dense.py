@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
 
-from staticgraph.outofcore.buffer.resident import Neighbours
+from staticgraph.outofcore.buffer.resident_graph import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
 
 

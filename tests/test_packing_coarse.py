@@ -12,7 +12,7 @@ from support.drawn import examples
 import staticgraph as sg
 from staticgraph.packing import coarse as coarse_module
 from staticgraph.packing.coarse import coarsened
-from staticgraph.packing.draw import draw_packs, types_of
+from staticgraph.packing.draw_graphs import draw_packs, types_of
 from staticgraph.packing.fill import QUICK, fill_histogram
 from staticgraph.plans.cost import StepCost
 from staticgraph.sizes.capacity import GraphSize

@@ -42,8 +42,8 @@ import staticgraph as sg
 from staticgraph.batches.padding.padder import unplanned_layout
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.errors import BadGraph, GraphTooLarge, NotStatic, PaddingLeaks
-from staticgraph.runner.auto import Auto, Stopwatch
 from staticgraph.runner.counters import counters, no_recompile
+from staticgraph.runner.ways import Auto, Stopwatch
 from staticgraph.steps.computation.model_setup import Subject
 
 ROOMY = (120, 160, 20)

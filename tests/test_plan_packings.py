@@ -9,7 +9,7 @@ from support.packing_problems import alike, load
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.files import document
 from staticgraph.packing import pack_histogram
-from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.plans.plan import BucketPlan, sizes_of
 
 

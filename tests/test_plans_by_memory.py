@@ -9,7 +9,7 @@ import pytest
 import staticgraph as sg
 from staticgraph.errors import BudgetExceeded
 from staticgraph.memory.budget import MemoryBudget
-from staticgraph.memory.model import BatchBytes, MemoryModel, ResidentBytes
+from staticgraph.memory.memory_model import BatchBytes, MemoryModel, ResidentBytes
 from staticgraph.plans.by_memory import in_tiles
 
 RESIDENT = ResidentBytes(10_000, 100, 10_000, 20_000)

@@ -12,11 +12,11 @@ from torch_geometric.nn import GATConv
 from torch_geometric.utils import to_dense_batch
 
 from staticgraph.errors import FitRefused
-from staticgraph.memory.model import MemoryModel
+from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.fitting import match_moments
+from staticgraph.probing.fit_readings import match_moments
 from staticgraph.probing.probe import probe
-from staticgraph.probing.reading import Probed, Reading
+from staticgraph.probing.step_reading import Probed, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
 

@@ -16,7 +16,7 @@ from support.parity import STORE, loss
 import staticgraph as sg
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.probe import probe_capacities
-from staticgraph.probing.reading import Probed, Read
+from staticgraph.probing.step_reading import Probed, Read
 from staticgraph.sizes.capacity import Capacity
 
 WITHIN = 0.03

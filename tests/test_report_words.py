@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from staticgraph.memory.model import _sum
+from staticgraph.memory.memory_model import _sum
 from staticgraph.runner.report import BucketReport, Report
 
 BUCKET = BucketReport(0, 9, 20, 3, 4, 1, 12, 0.5, 0.25, None, 1, 0, 0, 0, 0.0, 1.5, None)

@@ -21,8 +21,8 @@ from torch_geometric.data import Data, HeteroData
 
 import staticgraph as sg
 from staticgraph.errors import BadGraph, StoreCorrupt
-from staticgraph.store.checks import Checks
-from staticgraph.store.parts import slices
+from staticgraph.store.block_checks import Checks
+from staticgraph.store.joined_parts import slices
 from staticgraph.store.writer import StoreWriter, parts_folder
 
 

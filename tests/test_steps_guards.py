@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_geometric.nn import GATConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.nn.context.asked import APART
+from staticgraph.nn.context.row_queries import APART
 from staticgraph.steps.compilation import guards
 from staticgraph.steps.computation.model_setup import Subject
 

@@ -12,7 +12,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
-from staticgraph.runner.auto import Auto
+from staticgraph.runner.ways import Auto
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.recordable_optimizer import check_recordable, make_recordable
 

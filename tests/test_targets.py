@@ -16,8 +16,8 @@ from support.schemas import schema_of
 import staticgraph as sg
 from staticgraph import datasets
 from staticgraph.datasets.convert import convert
+from staticgraph.training.build_run import digest_of
 from staticgraph.training.checkpoint import Trained
-from staticgraph.training.parts import digest_of
 
 pytest.importorskip("rdkit.Chem", reason="the extra 'smiles' is not installed")
 

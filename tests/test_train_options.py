@@ -16,12 +16,12 @@ from support.trained_run import SMALL, losses_of, trained
 
 import staticgraph as sg
 from staticgraph.errors import CheckpointCorrupt
-from staticgraph.runner.auto import Auto
+from staticgraph.runner.ways import Auto
 from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.training import train
+from staticgraph.training.build_run import mode_of
 from staticgraph.training.checkpoint import Trained
 from staticgraph.training.config import TrainConfig, factor
-from staticgraph.training.parts import mode_of
 from staticgraph.training.run import Training
 
 OWN = """\

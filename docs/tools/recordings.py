@@ -5,7 +5,7 @@ from __future__ import annotations
 from docs.tools.data import sizes_of
 from docs.tools.svg import MUTED, OF_GRAPH, WIDTH, Drawing
 from staticgraph.epochs.batcher import Batcher
-from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.choose_capacities import plan_buckets
 
 
 def recordings() -> Drawing:

@@ -10,7 +10,7 @@ from docs.tools.axes import axes
 from docs.tools.data import as_drawn, sizes_of
 from docs.tools.svg import MUTED, SOFT_TEAL, TEAL, WIDTH, Drawing
 from staticgraph.epochs.batcher import Batcher
-from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.choose_capacities import plan_buckets
 
 
 def sizes() -> Drawing:

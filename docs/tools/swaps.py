@@ -5,7 +5,7 @@ from __future__ import annotations
 from docs.tools.data import as_drawn, sizes_of
 from docs.tools.svg import LINE, MUTED, ROSE, TEAL, WIDTH, Drawing
 from staticgraph.epochs.batcher import Batcher
-from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.choose_capacities import plan_buckets
 
 
 def swaps() -> Drawing:

@@ -39,10 +39,10 @@ from staticgraph.checking.report import (
 from staticgraph.checking.watching import Watch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.nn.context.present import Restored
+from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.norm.batch_norm import SINGLE
-from staticgraph.nn.refused import caching_layers, unheard_hooks
+from staticgraph.nn.refused_layers import caching_layers, unheard_hooks
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.attention import AttentionRow

@@ -33,7 +33,7 @@ from staticgraph.checking.plain_batch import (
 )
 from staticgraph.internals.dispatch import version_of
 from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.nn.context.present import Restored
+from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.recording.signature import Signature
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject

@@ -31,7 +31,7 @@ from staticgraph.internals.dispatch import (
     tree_leaves,
     tree_map_only,
 )
-from staticgraph.nn.context.present import present
+from staticgraph.nn.context.bound_batch import present
 
 # Dropout keeps a value by it, and a normal number is positive.
 CONSTANT = 0.9

@@ -20,7 +20,7 @@ from torch import Tensor
 from staticgraph.batches.batch.row_pointers import with_pointers
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.example_batch import batch_of
-from staticgraph.nn.context.present import Restored
+from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.rewrites import Captured, RewriteTarget, rewrite
 from staticgraph.rewrites.explain import Explanation

@@ -34,7 +34,7 @@ from staticgraph.checking.outcome import Difference, Outcome
 from staticgraph.checking.padding_culprit import Culprit, NonFinite, Trail
 from staticgraph.checking.plain_batch import has_gaps, plain_batch
 from staticgraph.errors import NotStatic, PaddingLeaks, users_level
-from staticgraph.nn.newcomers import Newcomers
+from staticgraph.nn.late_layers import Newcomers
 from staticgraph.steps.loss.finite_losses import searches_of
 
 # The most of the time between two checks that the first of them took.

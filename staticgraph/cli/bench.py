@@ -56,7 +56,7 @@ def run(
     from staticgraph import models
     from staticgraph.dryrun import baseline
     from staticgraph.errors import DryRunUnavailable
-    from staticgraph.plans.choose import plan_buckets
+    from staticgraph.plans.choose_capacities import plan_buckets
     from staticgraph.training.tasks import task_of
 
     store = data.open()

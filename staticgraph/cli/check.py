@@ -103,14 +103,14 @@ def run(
     dry = dry or DryRunOptions()
     require_names(data, model=model, loss=dry.loss)
     if dry.gpu:
-        from staticgraph.dryrun.guard import why_not
+        from staticgraph.dryrun.device_guard import why_not
 
         if reason := why_not():
             print(f"skipped: {reason}", file=sys.stderr)
             return UNAVAILABLE
     from staticgraph.checking.check import check
     from staticgraph.models.named import built_without_data, make_model
-    from staticgraph.plans.choose import plan_buckets
+    from staticgraph.plans.choose_capacities import plan_buckets
     from staticgraph.rewrites.explain import Explanation
     from staticgraph.steps.computation.model_setup import Subject
     from staticgraph.training.tasks import named_loss

@@ -34,7 +34,7 @@ from staticgraph.training.options import (
 )
 
 if TYPE_CHECKING:
-    from staticgraph.packing.pack import Packing
+    from staticgraph.packing.packing_result import Packing
     from staticgraph.plans.cost import StepCost
     from staticgraph.plans.plan import BucketPlan
     from staticgraph.sizes.histogram import SizeHistogram
@@ -182,7 +182,7 @@ def _sizes(options: PlanOptions) -> tuple[SizeHistogram, Any, Any]:
         store = options.open()
         return store.histogram, store, None
     require_names(options, model=options.model, loss=options.loss)
-    from staticgraph.training.parts import open_step
+    from staticgraph.training.build_run import open_step
 
     opened = open_step(options)
     return opened[0].histogram, opened[0], opened
@@ -190,7 +190,7 @@ def _sizes(options: PlanOptions) -> tuple[SizeHistogram, Any, Any]:
 
 def _pack(options: PlanOptions, histogram: SizeHistogram, *_: Any) -> tuple[dict[str, Any], str]:
     """Packs at given limits; returns the result as a document and as text."""
-    from staticgraph.packing.packer import TIME_LIMIT, pack_histogram
+    from staticgraph.packing.choose_packing import TIME_LIMIT, pack_histogram
 
     pack = partial(pack_histogram, histogram, options.limits, max_graphs=options.max_graphs)
     begin = time.perf_counter()
@@ -265,8 +265,8 @@ def _plan(
 ) -> tuple[dict[str, Any], str]:
     """Chooses the capacities."""
     from staticgraph.cli.plan_report import plan_text, plan_values
-    from staticgraph.packing.packer import TIME_LIMIT
-    from staticgraph.plans.choose import plan_buckets
+    from staticgraph.packing.choose_packing import TIME_LIMIT
+    from staticgraph.plans.choose_capacities import plan_buckets
     from staticgraph.plans.cost import StepCost
 
     price = StepCost(*options.cost) if options.cost else StepCost()
@@ -318,7 +318,7 @@ def _memory(options: PlanOptions, opened: Any) -> dict[str, Any]:
     if not options.max_memory:
         return {}
     from staticgraph.memory.budget import MemoryBudget
-    from staticgraph.memory.model import MemoryModel
+    from staticgraph.memory.memory_model import MemoryModel
 
     if options.memory:
         memory = MemoryModel.load(options.memory)

@@ -16,7 +16,7 @@ import numpy as np
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.epochs.epoch import EpochStats
 from staticgraph.files import atomic
-from staticgraph.packing.pack import Packing, harmonic_mean
+from staticgraph.packing.packing_result import Packing, harmonic_mean
 from staticgraph.plans.cost import StepCost
 from staticgraph.plans.limits import EfficiencyMap, efficiency_map
 from staticgraph.plans.plan import BucketPlan, sizes_of

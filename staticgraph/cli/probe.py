@@ -31,7 +31,7 @@ from staticgraph.training.options import (
 if TYPE_CHECKING:
     import torch
 
-    from staticgraph.memory.model import MemoryModel
+    from staticgraph.memory.memory_model import MemoryModel
     from staticgraph.steps.loss.mean_loss import Loss
     from staticgraph.store.graph_store import GraphStore
 
@@ -116,7 +116,7 @@ def run(
     import torch
 
     from staticgraph.memory.budget import MemoryBudget
-    from staticgraph.training.parts import open_step
+    from staticgraph.training.build_run import open_step
     from staticgraph.training.plots import save_memory_picture
 
     if how.device == "cuda" and not torch.cuda.is_available():
@@ -152,7 +152,7 @@ def make_probe(
 
     Args:
         opened: data, loss and model of the options, from
-            :func:`staticgraph.training.parts.open_step`; the model is converted.
+            :func:`staticgraph.training.build_run.open_step`; the model is converted.
         step: the model and its step.
         how: the measurement.
     """

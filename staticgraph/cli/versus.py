@@ -65,8 +65,8 @@ def run(
     """
     check_sizes(options.model, options.hidden)
     require_names(options, model=options.model, loss=options.loss)
+    from staticgraph.training.build_run import open_step
     from staticgraph.training.job import device_of, machine
-    from staticgraph.training.parts import open_step
     from staticgraph.training.versus.comparison import compare
     from staticgraph.training.versus.report import save_versus_picture
 

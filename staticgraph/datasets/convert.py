@@ -30,7 +30,7 @@ from staticgraph.store import MANIFEST
 from staticgraph.store.files import KIND
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.parts import slices
+from staticgraph.store.joined_parts import slices
 from staticgraph.store.writer import PART_GRAPHS, StoreWriter, parts_folder
 from staticgraph.text.progress import bar
 

@@ -3,8 +3,9 @@
 The alternative to this library on a GPU is not only PyG in eager mode: the same model with fixed
 shapes can be compiled without any of this library's kernels. So three numbers are compared: the
 operations that plain PyG dispatches (each at least one launch), and the launches of the compiled
-step for the largest bucket of the plan, without and with kernels, from a dry run (:mod:`.ask`).
-Checks of the runner that read numbers on the host are not part of a step and are not counted.
+step for the largest bucket of the plan, without and with kernels, from a dry run
+(:mod:`.start_child`). Checks of the runner that read numbers on the host are not part of a step and
+are not counted.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from torch import Tensor
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.checking.explain import CapturedStep
-from staticgraph.dryrun.ask import dry_run
 from staticgraph.dryrun.operations import Operations, count_step
 from staticgraph.dryrun.report import PARTS
+from staticgraph.dryrun.start_child import dry_run
 from staticgraph.nn import convert
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.runner import StaticGraphRunner

@@ -1,8 +1,8 @@
 """The process with an emulated device: answers requests of the process that started it.
 
-It is started by :mod:`.ask` as ``python -m staticgraph.dryrun.child CONNECTION TARGET``; each side
-unpickles what the other sends. The guard is loaded before torch, so no module that imports torch
-may be imported above :func:`main`.
+It is started by :mod:`.start_child` as ``python -m staticgraph.dryrun.child CONNECTION TARGET``;
+each side unpickles what the other sends. The guard is loaded before torch, so no module that
+imports torch may be imported above :func:`main`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ COLLECTED_EVERY = (50_000, 20, 20)
 def main(argv: list[str]) -> int:
     """Patches this process for a target and answers until the connection ends."""
     gc.disable()  # during the imports
-    from staticgraph.dryrun import guard
+    from staticgraph.dryrun import device_guard
     from staticgraph.dryrun.targets import target_of
 
     connection, target = Connection(int(argv[0])), target_of(argv[1])
     warnings.filterwarnings("ignore")
     try:
-        loaded = guard.load()  # before the next lines, which import torch
+        loaded = device_guard.load()  # before the next lines, which import torch
         from staticgraph.dryrun.patches import install
 
         groups = install(loaded, target, *argv[2:])

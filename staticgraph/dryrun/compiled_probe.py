@@ -3,9 +3,9 @@
 The problem: torch's compiler fuses operations and keeps fewer results, so that a compiled step of
 stock layers takes about half the memory of the same step run operation by operation, and buckets
 planned for the latter are half as large as they could be for the former. The idea: the wrapper that
-Inductor generated is run by the dry run's child (:mod:`.ask`) with every allocation and release
-counted; the fit over capacities is that of :mod:`staticgraph.probing.probe`. The workspaces of
-cuBLAS and the rounding of the caching allocator are separate terms
+Inductor generated is run by the dry run's child (:mod:`.start_child`) with every allocation and
+release counted; the fit over capacities is that of :mod:`staticgraph.probing.probe`. The workspaces
+of cuBLAS and the rounding of the caching allocator are separate terms
 (:mod:`staticgraph.probing.live_storages`). The step is compiled but not run: on the device, probe
 again.
 
@@ -24,21 +24,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from staticgraph.dryrun.ask import Child, packed
 from staticgraph.dryrun.report import BucketRun
+from staticgraph.dryrun.start_child import Child, packed
 from staticgraph.dryrun.targets import target_of
-from staticgraph.memory.model import MemoryModel
+from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing import probe as probing
 from staticgraph.probing.fake_tensors import CUBLAS_WORKSPACES, FakeTensorReader
-from staticgraph.probing.reading import Probed, Read, Reading
+from staticgraph.probing.step_reading import Probed, Read, Reading
 from staticgraph.sizes.capacity import Capacity
 
 MODE = "default"
 
 
 class CompiledReader:
-    """Reads compiled steps by dry runs; a :class:`staticgraph.probing.reading.MemoryReader`.
+    """Reads compiled steps by dry runs; a :class:`staticgraph.probing.step_reading.MemoryReader`.
 
     Args:
         target: as for :func:`staticgraph.dryrun.dry_run`.

@@ -17,7 +17,7 @@ from torch import Tensor
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.dryrun import ptx
-from staticgraph.dryrun.guard import caveat
+from staticgraph.dryrun.device_guard import caveat
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, CountedStep, counted
 from staticgraph.dryrun.report import PARTS, BucketRun, Cause, Counts, DryRun
 from staticgraph.dryrun.stubs import ATTENTION_EMULATED
@@ -27,7 +27,7 @@ from staticgraph.dryrun.targets import TargetDevice
 from staticgraph.dryrun.watcher import Refused, RefusingRecorder, Watcher
 from staticgraph.errors import NotStatic
 from staticgraph.internals.tracing import forget_compiled
-from staticgraph.recording.recording import Recording
+from staticgraph.recording.recording_keys import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.compilation.graph_trees import WHOLE
 from staticgraph.steps.computation.computation import Computation

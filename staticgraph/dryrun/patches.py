@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from staticgraph.dryrun import stubs, stubs_inductor
-from staticgraph.dryrun.guard import torch_version
+from staticgraph.dryrun.device_guard import torch_version
 from staticgraph.dryrun.stubs import answers
 from staticgraph.dryrun.targets import TargetDevice
 from staticgraph.errors import DryRunBroken
@@ -233,7 +233,7 @@ def install(
     """Patches this process permanently; returns the symbols of each group.
 
     Args:
-        guard: as returned by :func:`staticgraph.dryrun.guard.load`.
+        guard: as returned by :func:`staticgraph.dryrun.device_guard.load`.
         target: the device to emulate.
         leave_out: a symbol not to patch, used to test the self-test.
 

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from staticgraph.dryrun import ptx
-from staticgraph.dryrun.ask import Child
-from staticgraph.dryrun.guard import torch_version
+from staticgraph.dryrun.device_guard import torch_version
 from staticgraph.dryrun.launches import WATCH, counted
+from staticgraph.dryrun.start_child import Child
 from staticgraph.dryrun.stubs_inductor import TREES
 from staticgraph.dryrun.watcher import Refused, RefusingRecorder, Watcher
 from staticgraph.errors import DryRunBroken, DryRunUnavailable

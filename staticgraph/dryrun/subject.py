@@ -14,7 +14,7 @@ from torch import Tensor
 
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.models.named import make_model, named
-from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.fake_twin import fake_twin
 from staticgraph.steps.computation.model_setup import Subject

@@ -25,7 +25,7 @@ from staticgraph.dryrun.report import Cause
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.internals.tracing import TracingContext
 from staticgraph.kernels.register import CUDA, NAMESPACE
-from staticgraph.recording.recorder import Recorded
+from staticgraph.recording.graph_recorder import Recorded
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _LIBRARY = str(Path(__file__).parents[1])
@@ -94,7 +94,7 @@ class Refused(RuntimeError):
 
 
 class RefusingRecorder:
-    """A replacement for :class:`staticgraph.recording.recorder.CudaGraphRecorder`.
+    """A replacement for :class:`staticgraph.recording.graph_recorder.CudaGraphRecorder`.
 
     Args:
         resident: returns the tensors that exist before a step.

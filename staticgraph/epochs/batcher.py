@@ -42,7 +42,7 @@ from staticgraph.epochs.used_graphs import (
     pieces,
     planned_columns,
 )
-from staticgraph.packing.place import limits_array, size_limits
+from staticgraph.packing.placement import limits_array, size_limits
 from staticgraph.packing.random import shuffle as shuffle_in_place
 from staticgraph.packing.random import stream_of
 from staticgraph.plans.packings import digest_of_packings

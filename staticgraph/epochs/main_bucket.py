@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from staticgraph.packing.place import fits_alone
+from staticgraph.packing.placement import fits_alone
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from staticgraph.epochs.used_graphs import pieces
 from staticgraph.errors import GraphTooLarge
-from staticgraph.packing.place import fits_alone
+from staticgraph.packing.placement import fits_alone
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.histogram import SizeHistogram

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from staticgraph.errors import GraphTooLarge
-from staticgraph.packing.draw import draw_packs, types_of
+from staticgraph.packing.choose_packing import pack_histogram
+from staticgraph.packing.draw_graphs import draw_packs, types_of
 from staticgraph.packing.exact import exact_bounds, repair
-from staticgraph.packing.pack import Packing
-from staticgraph.packing.packer import pack_histogram
-from staticgraph.packing.place import (
+from staticgraph.packing.packing_result import Packing
+from staticgraph.packing.placement import (
     group_by_pack,
     homes,
     limits_array,
@@ -73,7 +73,7 @@ def exact_epoch(
     Args:
         order: ``[n]`` positions in ``sizes``; changed in place where batches are re-balanced.
         sizes: ``[., C]`` nodes, edges and the further components.
-        limits: ``[buckets, 2 + C]`` from :func:`~staticgraph.packing.place.limits_array`.
+        limits: ``[buckets, 2 + C]`` from :func:`~staticgraph.packing.placement.limits_array`.
         main: the bucket to balance for.
         batch_size: graphs in each batch except the last.
         key: of the swaps; None keeps the order, so that an overflow is not re-balanced.

@@ -25,7 +25,7 @@ from staticgraph.lightning.data_module import StaticDataModule
 from staticgraph.lightning.static_call import StaticCalls
 from staticgraph.nn.convert import convert
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.recording.recording import Recording
+from staticgraph.recording.recording_keys import Recording
 from staticgraph.steps.computation.model_setup import Subject
 
 _REMEDIES = (

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule
 from staticgraph.batches.batch.real_batch import RealBatch
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
-from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.store.graph_store import GraphStore
 

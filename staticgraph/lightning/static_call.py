@@ -22,9 +22,9 @@ from torch import Tensor
 
 from staticgraph.batches.batch.real_batch import RealBatch, RealCount, RowsUnknown, origin_of
 from staticgraph.internals.dispatch import TreeSpec, tree_flatten, tree_map, tree_unflatten
-from staticgraph.nn.bound import bound
+from staticgraph.nn.custom_loop import bound
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.recording.recording import Recording
+from staticgraph.recording.recording_keys import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.computation.provenance import Path, Stems, output_tensors

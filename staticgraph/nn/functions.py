@@ -24,10 +24,10 @@ from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 from staticgraph.batches.batch.real_batch import RealBatch
 from staticgraph.batches.batch.static_batch import STANDS_IN, StaticBatch
-from staticgraph.nn import refused
+from staticgraph.nn import refused_layers
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.dispatch import dispatch, stock
-from staticgraph.nn.context.leaf import leaf, leaves
+from staticgraph.nn.context.leaf_calls import leaf, leaves
 from staticgraph.nn.conv import relations
 from staticgraph.nn.pool import dense as dense_pools
 from staticgraph.nn.pool import neighbours
@@ -92,7 +92,7 @@ def static_functions() -> Functions:
         **neighbours.static_functions(),
         **dropout_edges.static_functions(),
         **relations.static_functions(),
-        **refused.static_functions(),
+        **refused_layers.static_functions(),
     }
 
 

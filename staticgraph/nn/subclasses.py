@@ -45,7 +45,7 @@ def static_forms() -> Mapping[type[torch.nn.Module], type[torch.nn.Module]]:
         torch.nn.GRU: StaticGRU,
     }
     if has_pyg():
-        from staticgraph.nn.forms import PYG_FORMS
+        from staticgraph.nn.static_forms import PYG_FORMS
 
         forms |= PYG_FORMS
     return forms

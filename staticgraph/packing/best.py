@@ -24,7 +24,7 @@ import numpy as np
 from staticgraph.packing.coarse import place_members
 from staticgraph.packing.columns import ColumnGeneration, Columns, columns_of, scipy_optimize, whole
 from staticgraph.packing.giants import giants_bound, packed_giants
-from staticgraph.packing.pack import Packing, part_of, with_graphs
+from staticgraph.packing.packing_result import Packing, part_of, with_graphs
 from staticgraph.packing.pricing import Grid, grid_of
 from staticgraph.packing.repair import fewer_by_repair
 from staticgraph.sizes.histogram import SizeHistogram

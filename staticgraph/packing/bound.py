@@ -31,7 +31,7 @@ from staticgraph.packing.columns import (
 )
 from staticgraph.packing.fill import fill_histogram
 from staticgraph.packing.giants import giants_bound
-from staticgraph.packing.pack import Packing, checked_limits, volume_bound
+from staticgraph.packing.packing_result import Packing, checked_limits, volume_bound
 from staticgraph.packing.pricing import grid_of
 from staticgraph.sizes.histogram import SizeHistogram
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.jit import loop
-from staticgraph.packing.pack import Packing, harmonic_mean
+from staticgraph.packing.packing_result import Packing, harmonic_mean
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import MOST_ROWS, IntArray, distinct_rows
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from staticgraph.packing.pack import Packing
+from staticgraph.packing.packing_result import Packing
 from staticgraph.packing.pricing import (
     GAIN,
     Grid,

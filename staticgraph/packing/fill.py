@@ -32,7 +32,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.jit import loop, part
 from staticgraph.packing.coarse import coarsened
-from staticgraph.packing.pack import Packing, checked_limits, volume_bound, volumes, with_graphs
+from staticgraph.packing.packing_result import (
+    Packing,
+    checked_limits,
+    volume_bound,
+    volumes,
+    with_graphs,
+)
 from staticgraph.packing.swap import fewer_by_swaps
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray

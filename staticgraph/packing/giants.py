@@ -24,7 +24,7 @@ from __future__ import annotations
 import numpy as np
 
 from staticgraph.jit import loop
-from staticgraph.packing.pack import Packing, volumes, with_graphs
+from staticgraph.packing.packing_result import Packing, volumes, with_graphs
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 

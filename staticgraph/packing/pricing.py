@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.jit import loop
-from staticgraph.packing.pack import volumes
+from staticgraph.packing.packing_result import volumes
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 

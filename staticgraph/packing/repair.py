@@ -23,7 +23,7 @@ import numpy as np
 
 from staticgraph.jit import inlined, loop, part
 from staticgraph.packing.exact import excess_of
-from staticgraph.packing.pack import Packing, with_graphs
+from staticgraph.packing.packing_result import Packing, with_graphs
 from staticgraph.packing.random import STEP, below, mix, stream_of
 from staticgraph.packing.swap import as_packing
 from staticgraph.sizes.whole_numbers import IntArray

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from staticgraph.packing.exact import even_bounds, repair
-from staticgraph.packing.pack import Packing, part_of, volume_bound
+from staticgraph.packing.packing_result import Packing, part_of, volume_bound
 from staticgraph.packing.random import shuffle, stream_of
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray

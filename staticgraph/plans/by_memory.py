@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from staticgraph.memory.budget import Breakdown, MemoryBudget, largest
-from staticgraph.memory.model import MemoryModel
+from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity

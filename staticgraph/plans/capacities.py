@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from staticgraph.packing.place import fits_alone, homes
-from staticgraph.plans.chosen import Chosen, Sizes, capacity_of
+from staticgraph.packing.placement import fits_alone, homes
+from staticgraph.plans.capacity_choice import Chosen, Sizes, capacity_of
 from staticgraph.plans.cost import StepCost
 from staticgraph.plans.margin import (
     RARE,

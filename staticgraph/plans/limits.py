@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from staticgraph.packing.coarse import coarsened
 from staticgraph.packing.fill import QUICK, Effort, fill_histogram
-from staticgraph.packing.pack import Packing, harmonic_mean
+from staticgraph.packing.packing_result import Packing, harmonic_mean
 from staticgraph.packing.swap import MIN_GRAPHS, pack_by_swaps
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram

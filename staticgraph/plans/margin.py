@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.packing.exact import exact_bounds, repair
-from staticgraph.packing.pack import harmonic_mean
+from staticgraph.packing.packing_result import harmonic_mean
 from staticgraph.packing.random import shuffle, stream_of
 from staticgraph.packing.stream import pack_stream
 from staticgraph.plans.cost import StepCost

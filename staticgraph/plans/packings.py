@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from staticgraph.packing.pack import Packing
-from staticgraph.packing.packer import TIME_LIMIT, PackingEffort, pack_histogram
-from staticgraph.packing.place import homes
+from staticgraph.packing.choose_packing import TIME_LIMIT, PackingEffort, pack_histogram
+from staticgraph.packing.packing_result import Packing
+from staticgraph.packing.placement import homes
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers

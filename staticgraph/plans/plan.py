@@ -2,9 +2,9 @@
 
 The problem: a recorded CUDA graph has one shape, so every shape that training will meet must be
 known before the first step, and must be the same for every run that resumes it. The idea: choose
-the capacities once (:mod:`staticgraph.plans.choose`) and write them down together with what they
-were chosen for. The invariant: a plan is never silently used with data other than it was made for;
-its digest detects that, and the error says what changed.
+the capacities once (:mod:`staticgraph.plans.choose_capacities`) and write them down together with
+what they were chosen for. The invariant: a plan is never silently used with data other than it was
+made for; its digest detects that, and the error says what changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from staticgraph.errors import PlanMismatch
 from staticgraph.files import document
 from staticgraph.files.document import read_document
-from staticgraph.packing.pack import Packing
+from staticgraph.packing.packing_result import Packing
 from staticgraph.plans.packings import packing_from_dict, packing_to_dict
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity

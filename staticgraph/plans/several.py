@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from staticgraph.packing.coarse import coarsened
-from staticgraph.packing.pack import Packing
+from staticgraph.packing.packing_result import Packing
 from staticgraph.plans.cost import StepCost, cheapest_classes
 from staticgraph.plans.limits import limits_for_graphs
 from staticgraph.sizes.capacity import Capacity

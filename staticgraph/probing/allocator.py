@@ -20,8 +20,8 @@ import torch
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.internals.memory import ALLOCATION
-from staticgraph.probing.reading import WARM_STEPS, Probed, ProbeStep, Read, Reading
-from staticgraph.probing.resident import distinct_bytes, state_bytes
+from staticgraph.probing.resident_bytes import distinct_bytes, state_bytes
+from staticgraph.probing.step_reading import WARM_STEPS, Probed, ProbeStep, Read, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_state import untouched

@@ -12,7 +12,7 @@ import torch
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.probing.fake_twin import fake_mode, fake_twin, state_of
 from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
-from staticgraph.probing.reading import Probed, ProbeStep, Read, Reading
+from staticgraph.probing.step_reading import Probed, ProbeStep, Read, Reading
 from staticgraph.sizes.capacity import Capacity
 
 # cuBLAS takes 32 MiB per handle and stream on Hopper and later, 8.1 MiB before (torch's

@@ -29,13 +29,13 @@ from staticgraph.batches.slots.slots import ALIGNMENT, SlotLayout
 from staticgraph.errors import FitRefused, ProbeFailed
 from staticgraph.memory.counts import TERMS, Form
 from staticgraph.memory.fit import FitPoint
-from staticgraph.memory.model import BatchBytes, MemoryModel
+from staticgraph.memory.memory_model import BatchBytes, MemoryModel
 from staticgraph.plans.plan import sizes_of
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.fitting import Fitting, ascending
-from staticgraph.probing.reading import MemoryReader, Probed
-from staticgraph.probing.resident import resident_bytes
+from staticgraph.probing.fit_readings import Fitting, ascending
+from staticgraph.probing.resident_bytes import resident_bytes
+from staticgraph.probing.step_reading import MemoryReader, Probed
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.reserves import with_pairs, with_reserves

@@ -28,7 +28,7 @@ from staticgraph.batches.loading.from_device import CollatedTensors
 from staticgraph.batches.slots.slots import Slot, SlotLayout
 from staticgraph.internals.dispatch import copy_all
 from staticgraph.kernels.collate import collate
-from staticgraph.recording.recorder import Recorded, Recorder, Replays
+from staticgraph.recording.graph_recorder import Recorded, Recorder, Replays
 from staticgraph.store.on_device import DeviceStore
 
 

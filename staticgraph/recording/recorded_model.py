@@ -24,9 +24,9 @@ from torch.utils.hooks import RemovableHandle
 
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import TorchDispatchMode, tree_leaves, version_of
-from staticgraph.recording.lending import check_can_be_handed_out
-from staticgraph.recording.premises import changes_in_words
-from staticgraph.recording.recorder import Recorded, Recorder, Replays
+from staticgraph.recording.assumptions import changes_in_words
+from staticgraph.recording.graph_recorder import Recorded, Recorder, Replays
+from staticgraph.recording.lent_outputs import check_can_be_handed_out
 from staticgraph.recording.signature import Flags, Signature, Watched
 from staticgraph.steps.state.recordable_optimizer import check_recordable
 from staticgraph.steps.state.training_state import untouched

@@ -29,10 +29,10 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.from_device import CollatedTensors
 from staticgraph.errors import NotStatic, StaleOutput
 from staticgraph.internals.dispatch import copies_of, version_of
-from staticgraph.recording.lending import LentTensor, check_can_be_handed_out, is_small
+from staticgraph.recording.graph_recorder import Recorder
+from staticgraph.recording.lent_outputs import LentTensor, check_can_be_handed_out, is_small
 from staticgraph.recording.recorded_model import ModelRecording, RecordedModel
-from staticgraph.recording.recorder import Recorder
-from staticgraph.recording.recording import RecordingKey
+from staticgraph.recording.recording_keys import RecordingKey
 from staticgraph.steps.computation.model_setup import Subject
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import TorchDispatchMode
-from staticgraph.recording.recording import Scope
+from staticgraph.recording.recording_keys import Scope
 from staticgraph.steps.compilation.compiled_steps import CompiledSteps
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.loss.finite_losses import FiniteLosses

@@ -9,9 +9,9 @@ intervals (:mod:`staticgraph.recording.recorded_model`). torch reports at once w
 buffer or a module is registered again, and counts the hooks that were made; and every replay
 compares the values that people change between steps (:class:`Watched`). Whatever has changed, the
 next replay then checks. What the loss and the forward read is checked with it
-(:mod:`staticgraph.recording.premises`).
+(:mod:`staticgraph.recording.assumptions`).
 
-Noted are every module (:mod:`staticgraph.recording.premises`) and, for each recording, the
+Noted are every module (:mod:`staticgraph.recording.assumptions`) and, for each recording, the
 training flags and which parameters require gradients. What the recorded run itself wrote (a
 counter, an activation kept for later) is not assumed, and is left out.
 
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from staticgraph.nn.registrations import watch
-from staticgraph.recording.premises import GONE, Change, NotedModule, differ, read_by, text_of
+from staticgraph.recording.assumptions import GONE, Change, NotedModule, differ, read_by, text_of
 from staticgraph.steps.state.reachable_state import names_in, of_library
 from staticgraph.steps.state.training_hooks import callbacks_of
 
@@ -77,7 +77,7 @@ class Signature:
     Args:
         model: the model that is recorded.
         functions: the loss and the forward, by the names that messages call them; see
-            :mod:`staticgraph.recording.premises`.
+            :mod:`staticgraph.recording.assumptions`.
         optimizer: the optimizer, if its step is recorded too; None for none.
 
     Attributes:

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from staticgraph.errors import NotStatic
 from staticgraph.internals.fakes import FakeTensor
-from staticgraph.nn.context.leaf import batch_facts
+from staticgraph.nn.context.leaf_calls import batch_facts
 from staticgraph.rewrites.attention import dense_attention
 from staticgraph.rewrites.captured_graph.captured import Captured, RewriteTarget
 from staticgraph.rewrites.embeddings import small_tables, tables

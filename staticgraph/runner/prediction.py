@@ -12,7 +12,7 @@ from staticgraph.batches.batch.predictions import Predictions
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.batches.padding.read_batch import is_pyg_batch, split
-from staticgraph.nn.context.present import Restored
+from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Level, Schema
 from staticgraph.steps.computation.provenance import Path, name_of, output_tensors

@@ -38,7 +38,7 @@ from staticgraph.checking.padding_check import PaddingCheck, next_look
 from staticgraph.distributed.ranks import smallest_budget
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.runner import compile_cache
-from staticgraph.runner.commitments import Commitments
+from staticgraph.runner.memory_commitments import Commitments
 from staticgraph.runner.steps import Steps
 from staticgraph.runner.trials import Trials, trial_batch
 from staticgraph.runner.verification import FirstSteps

@@ -32,14 +32,13 @@ from staticgraph.distributed.lost_rank import Watching
 from staticgraph.distributed.ranks import Ranks, check_not_wrapped
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.memory.budget import MemoryBudget
-from staticgraph.nn.bound import bound
-from staticgraph.plans.choose import plan_buckets
+from staticgraph.nn.custom_loop import bound
+from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.recording.recording import Recording
-from staticgraph.runner.auto import Auto, Execution
-from staticgraph.runner.commitments import RunnerStats
+from staticgraph.recording.recording_keys import Recording
 from staticgraph.runner.counters import RUNNERS, report_of, take
 from staticgraph.runner.inference import Inference
+from staticgraph.runner.memory_commitments import RunnerStats
 from staticgraph.runner.model_locks import (
     Turns,
     check_not_traced,
@@ -50,6 +49,7 @@ from staticgraph.runner.preparation import Preparation
 from staticgraph.runner.report import Report
 from staticgraph.runner.steps import Steps
 from staticgraph.runner.verification import Verification, verify
+from staticgraph.runner.ways import Auto, Execution
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.modes import Mode
 from staticgraph.steps.computation.model_arguments import Forward
@@ -81,7 +81,7 @@ class StaticGraphRunner(Inference):
             library's operators; ``cuda-graph``, compiled by Inductor and recorded by this library;
             or ``auto``: each bucket takes the fastest way, as measured by :meth:`warmup`: on CUDA
             among eager, compiled and recorded, and ``default`` until then; on the CPU among eager
-            and ``fused``, and ``eager`` until then. An :class:`~staticgraph.runner.auto.Auto` sets
+            and ``fused``, and ``eager`` until then. An :class:`~staticgraph.runner.ways.Auto` sets
             what ``auto`` measures, and for how long.
         loss: ``loss(out, batch)``, one value per graph (node, edge); the runner takes the mean over
             the real rows.
@@ -92,7 +92,7 @@ class StaticGraphRunner(Inference):
         autocast: a dtype, such as ``torch.bfloat16``, to run the forward and the loss in.
         recording: how ``cuda-graph`` records, and how much; see :class:`staticgraph.Recording`.
         budget: a cap on what this runner makes torch hold; see
-            :mod:`staticgraph.runner.commitments`. If it has no memory model, the model is
+            :mod:`staticgraph.runner.memory_commitments`. If it has no memory model, the model is
             probed here, which takes seconds.
         distributed: ``"auto"``: if ``torch.distributed`` is initialised, all its processes train
             this model, and the loss is the mean over the real rows of all of them; ``"off"``: this

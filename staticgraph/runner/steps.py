@@ -25,10 +25,10 @@ from staticgraph.distributed.ranks import Ranks
 from staticgraph.distributed.reduction import Share
 from staticgraph.errors import NotStatic
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.recording.recorded import RecordedSteps
+from staticgraph.recording.recorded_steps import RecordedSteps
 from staticgraph.recording.recorded_work import RecordedWork
-from staticgraph.recording.recording import Recording
-from staticgraph.runner.auto import Execution
+from staticgraph.recording.recording_keys import Recording
+from staticgraph.runner.ways import Execution
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.compiled_steps import CompiledSteps

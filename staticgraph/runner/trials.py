@@ -33,7 +33,6 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import GraphTooLarge, NotStatic
 from staticgraph.files import jit_cache
 from staticgraph.probing.out_of_memory import is_out_of_memory
-from staticgraph.runner.auto import LEAST_ROUNDS, Auto
 from staticgraph.runner.steps import Steps
 from staticgraph.runner.way_choice import (
     NOT_TRIED,
@@ -44,6 +43,7 @@ from staticgraph.runner.way_choice import (
     save,
     settled,
 )
+from staticgraph.runner.ways import LEAST_ROUNDS, Auto
 from staticgraph.schema import Schema
 from staticgraph.steps.compilation.modes import FUSED, OWN, without_fused
 from staticgraph.steps.state.training_hooks import without_callbacks
@@ -66,7 +66,7 @@ class Trials:
 
     Args:
         steps: the ways to run; their model's flags are set for each phase.
-        options: see :class:`staticgraph.runner.auto.Auto`.
+        options: see :class:`staticgraph.runner.ways.Auto`.
         prepare: ``prepare(way, bucket, phase)`` compiles or records, under the runner's budget.
         steps_to_come: how many steps a bucket will run; None where that is not known.
         waits: whether a bucket without graphs waits for its first batch.

@@ -3,9 +3,10 @@
 The manifest holds the format version, the schema, the dtype, shape, length and CRC-32 of every
 array, and a digest of all of that, so that a truncated or changed folder is rejected with an error
 that names the file instead of being trained on. Small stores are checked when they are opened,
-larger ones block by block when a block is first read (:mod:`staticgraph.store.checks`); both are
-memory-mapped. A store is written next to its final path and moved there whole: a reader never sees
-half of one, and after a kill the previous store is still there (:mod:`staticgraph.files.folder`).
+larger ones block by block when a block is first read (:mod:`staticgraph.store.block_checks`); both
+are memory-mapped. A store is written next to its final path and moved there whole: a reader never
+sees half of one, and after a kill the previous store is still there
+(:mod:`staticgraph.files.folder`).
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from staticgraph.files.folder import Kind, repair, replacing
 from staticgraph.schema import Schema
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.store import MANIFEST as MANIFEST
-from staticgraph.store.checks import Checks, blocks_of, by_block, sums_of
+from staticgraph.store.block_checks import Checks, blocks_of, by_block, sums_of
 from staticgraph.store.columns import Array, checked_splits
 from staticgraph.store.graph_columns import GraphColumns, Kept, assembled
-from staticgraph.store.parts import Part, Survey
+from staticgraph.store.joined_parts import Part, Survey
 from staticgraph.store.structure import Damage, check_forms, checked_manifest
 from staticgraph.text.how_many import how_many
 

@@ -30,7 +30,7 @@ from staticgraph.schema import Axis, Field, Level, Schema
 from staticgraph.sizes.capacity import GraphSize
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray, stacked
-from staticgraph.store.checks import Checks
+from staticgraph.store.block_checks import Checks
 from staticgraph.store.columns import (
     Array,
     IndexRule,

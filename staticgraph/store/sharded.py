@@ -27,8 +27,8 @@ from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
 from staticgraph.store import files
 from staticgraph.store.columns import Splits
 from staticgraph.store.graph_columns import GraphColumns, assembled
+from staticgraph.store.joined_parts import NONE, Survey, gathered
 from staticgraph.store.objects import ObjectColumn, OnAccess
-from staticgraph.store.parts import NONE, Survey, gathered
 from staticgraph.store.shards import REMEDY, Shards
 from staticgraph.store.structure import STRUCTURE
 from staticgraph.text.how_many import how_many

@@ -1,7 +1,7 @@
 """The folders (shards) of one store: those of a writer's parts, and the list of a store in shards.
 
 A shard is a complete store, with its own manifest and checksums. What is known of all shards is
-read from their manifests and offsets (:class:`staticgraph.store.parts.Survey`); a list
+read from their manifests and offsets (:class:`staticgraph.store.joined_parts.Survey`); a list
 (``manifest.json`` with format :data:`FORMAT`) only names them, with the digest of each manifest and
 the splits of the whole. Invariant: a shard is the one that was listed, or it is rejected with an
 error that names it.

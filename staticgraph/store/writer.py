@@ -30,7 +30,7 @@ from staticgraph.store.columns import Array, checked_splits, names_of_fields
 from staticgraph.store.files import KIND, MANIFEST, save, write
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.parts import Survey, differing_fields, slices
+from staticgraph.store.joined_parts import Survey, differing_fields, slices
 from staticgraph.store.shards import check_shards, numbers_of, parts_in, write_list
 from staticgraph.text.numeric_options import whole_option
 

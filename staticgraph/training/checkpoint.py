@@ -37,9 +37,9 @@ from staticgraph.runner.export_manifest import categories_of
 from staticgraph.schema import Schema
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.how_many import how_many
+from staticgraph.training.build_run import RunParts, load_weights, model_of
 from staticgraph.training.config import CHECKPOINT as FILE
 from staticgraph.training.config import REPORT, TrainConfig, require_run
-from staticgraph.training.parts import RunParts, load_weights, model_of
 from staticgraph.training.report import History
 
 FORMAT = "staticgraph.checkpoint"

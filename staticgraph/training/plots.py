@@ -17,7 +17,7 @@ import numpy as np
 from staticgraph.dryrun.report import KINDS, PARTS, DryRun
 from staticgraph.files import atomic
 from staticgraph.memory.budget import MemoryBudget, scaled
-from staticgraph.memory.model import MemoryModel
+from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many

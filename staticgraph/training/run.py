@@ -27,6 +27,7 @@ from staticgraph.plans.worker_count import WorkerCount, autosize_workers
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Bar, bar, is_left_out, say
 from staticgraph.training import plots
+from staticgraph.training.build_run import RunParts
 from staticgraph.training.checkpoint import restore_run, save_run
 from staticgraph.training.config import (
     CHOICES,
@@ -39,7 +40,6 @@ from staticgraph.training.config import (
     stands_still,
 )
 from staticgraph.training.job import Interrupt, Interrupted, run_epochs
-from staticgraph.training.parts import RunParts
 from staticgraph.training.report import (
     EpochRecord,
     History,

@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from staticgraph.recording.recorder import Recorded
+from staticgraph.recording.graph_recorder import Recorded
 
 ALIGNMENT = 64
 

@@ -24,9 +24,9 @@ from staticgraph.cli.probe import MeasuredStep, ProbeOptions, make_probe
 from staticgraph.dryrun import baseline
 from staticgraph.dryrun.operations import count_step
 from staticgraph.dryrun.report import PARTS
-from staticgraph.memory.model import MemoryModel
+from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.serving.service import service_of_run
-from staticgraph.training.parts import open_step
+from staticgraph.training.build_run import open_step
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
 from staticgraph.training.versus.comparison import compare

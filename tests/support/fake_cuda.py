@@ -44,7 +44,7 @@ class FakeCuda:
 
     def install(self, monkeypatch: Any) -> FakeCuda:
         """Patches ``torch.cuda``, and forgets the streams of earlier recordings."""
-        from staticgraph.recording import recorder as stream
+        from staticgraph.recording import graph_recorder as stream
 
         for name, value in {
             "Stream": self._stream,

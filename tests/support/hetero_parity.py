@@ -11,7 +11,7 @@ from torch_geometric.data import Batch
 import staticgraph as sg
 from staticgraph.batches.batch.batch_arrays import field_mask
 from staticgraph.nn import context_of
-from staticgraph.nn.context.present import Restored
+from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.steps.loss.mean_loss import masked_mean
 from staticgraph.steps.tracing.trace import trace_step
 from support.parity import Result

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from staticgraph.packing.pack import Packing
+from staticgraph.packing.packing_result import Packing
 from staticgraph.sizes.histogram import SizeHistogram
 
 DATA = Path(__file__).parents[1] / "data" / "histograms"

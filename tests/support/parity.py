@@ -14,7 +14,7 @@ from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
 from staticgraph.nn import context_of
-from staticgraph.nn.context.present import Restored
+from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.steps.loss.mean_loss import masked_mean
 from staticgraph.steps.tracing.trace import Trace, trace_step
 

@@ -9,7 +9,7 @@ import torch
 from staticgraph import models
 from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
 from staticgraph.probing.probe import probe
-from staticgraph.probing.reading import Probed, Reading
+from staticgraph.probing.step_reading import Probed, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
 from support.alike import squared

@@ -15,8 +15,8 @@ from staticgraph.epochs.blocks import Blocks
 from staticgraph.epochs.epoch import BatchIds
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.joined_parts import read_ahead
 from staticgraph.store.on_device import DeviceStore
-from staticgraph.store.parts import read_ahead
 from staticgraph.store.positions import graph_number
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from staticgraph.kernels.dropout_sum import draw_seed
 from staticgraph.kernels.graph_attention import graph_attention
 from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.nn.context.choosing import device_type
+from staticgraph.nn.context.device_choice import device_type
 from staticgraph.sizes.attention import AttentionSetting, chosen_path
 
 

@@ -3,7 +3,7 @@
 A layer such as BatchNorm is called with a tensor alone, yet must know which of its rows are real,
 and a pool must know the number of graphs without reading it from the data. One object, shared by
 the converted layers of one model, holds the model's settings and gives access to the batch that is
-bound in this thread (:mod:`staticgraph.nn.context.present`) and to a register of the row counts
+bound in this thread (:mod:`staticgraph.nn.context.bound_batch`) and to a register of the row counts
 that occur in it: ``N`` rows are nodes, ``E`` edges, ``G`` graphs, and layers that make other rows
 (added self-loops, nodes selected by a pool) register theirs. Where no batch is bound (the model is
 used outside the runner), every layer behaves as it did before.
@@ -23,10 +23,10 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import traced_here
-from staticgraph.nn.context.asked import APART, FLAT, find_record
+from staticgraph.nn.context.bound_batch import bind, present, unbind
 from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
-from staticgraph.nn.context.leaf import leaves
-from staticgraph.nn.context.present import bind, present, unbind
+from staticgraph.nn.context.leaf_calls import leaves
+from staticgraph.nn.context.row_queries import APART, FLAT, find_record
 from staticgraph.nn.context.rows import RowKind, SizeRegister, rows_of_batch
 from staticgraph.nn.context.search_room import SearchRoom
 from staticgraph.text.how_many import how_many

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.nn.context.leaf import leaf, leaves
+from staticgraph.nn.context.leaf_calls import leaf, leaves
 
 
 class DenseLayout(NamedTuple):

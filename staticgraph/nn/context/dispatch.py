@@ -19,8 +19,8 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any, TypeVar, cast
 
-from staticgraph.nn.context.present import present
-from staticgraph.nn.context.unbound import look
+from staticgraph.nn.context.bound_batch import present
+from staticgraph.nn.context.unbound_warning import look
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -1,7 +1,7 @@
 """What the rows of a tensor are, judged by its leading size: the initial register of a batch.
 
 Whether a size is the batch's at all, and not that of a tensor of the model's own, is decided in
-:mod:`staticgraph.nn.context.asked`.
+:mod:`staticgraph.nn.context.row_queries`.
 
 The physical sizes of a bucket all differ, so a size says whether rows are nodes, edges, graphs, the
 rows of an axis, or the nodes or edges of one type. Layers that put all types into one tensor

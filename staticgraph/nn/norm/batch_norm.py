@@ -20,8 +20,8 @@ from torch import Tensor
 
 from staticgraph.kernels.batch_norm import Running, batch_norm
 from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.nn.context.leaf import leaf
-from staticgraph.nn.context.present import present
+from staticgraph.nn.context.bound_batch import present
+from staticgraph.nn.context.leaf_calls import leaf
 
 # The field of a batch that holds the number of real rows of a level.
 COUNTED = {"node": "num_real_nodes", "edge": "num_real_edges", "graph": "num_real_graphs"}

@@ -194,9 +194,7 @@ def _edges(context: BatchContext, function: Any, neighbours: Tensor, flow: str) 
     return torch.stack(ends)
 
 
-def _taken(
-    context: BatchContext, real: Tensor, room: float | None
-) -> tuple[Tensor | None, Tensor]:
+def _taken(context: BatchContext, real: Tensor, room: float | None) -> tuple[Tensor | None, Tensor]:
     """The places of rows that are taken, None for all; and which rows are real, of which the last
     is none.
 

@@ -17,7 +17,7 @@ from torch_geometric.utils import dropout_adj, dropout_edge
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import DisableTorchFunctionSubclass
 from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.nn.context.marked import marked
+from staticgraph.nn.context.marked_tensor import marked
 
 
 class _DropMask(Tensor):

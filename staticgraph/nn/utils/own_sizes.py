@@ -30,8 +30,8 @@ from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import DisableTorchFunctionSubclass, traced_here
-from staticgraph.nn.context.marked import marked
-from staticgraph.nn.context.present import Binding, present
+from staticgraph.nn.context.bound_batch import Binding, present
+from staticgraph.nn.context.marked_tensor import marked
 
 _ASKED: ContextVar[list[str] | None] = ContextVar("asked_sizes", default=None)
 

@@ -28,7 +28,7 @@ from torch_geometric.utils.loop import compute_loop_attr
 
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.dispatch import stock
-from staticgraph.nn.context.leaf import leaf, leaves
+from staticgraph.nn.context.leaf_calls import leaf, leaves
 from staticgraph.nn.context.rows import RowKind
 
 Edges = tuple[Tensor, Tensor | None]

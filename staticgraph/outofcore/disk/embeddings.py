@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files import atomic, scratch
-from staticgraph.outofcore.disk.reading import BlockFile
+from staticgraph.outofcore.disk.block_io import BlockFile
 from staticgraph.text.how_many import how_many
 
 DATA = "embeddings.bin"

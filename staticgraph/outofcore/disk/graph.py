@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files.checksum import crc32_of_array
+from staticgraph.outofcore.disk.block_io import BlockFile
 from staticgraph.outofcore.disk.manifest import EDGES, FEATURES, NODE_IDS, OFFSETS, SUMS, Manifest
-from staticgraph.outofcore.disk.reading import BlockFile
 from staticgraph.outofcore.policies.schedule import Cell
 
 # Of sampling: the sources of incoming edges, the destinations of outgoing ones, or either.

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.outofcore.buffer.buffer import FeatureBuffer, PartitionBuffer
-from staticgraph.outofcore.buffer.resident import ResidentGraph
+from staticgraph.outofcore.buffer.resident_graph import ResidentGraph
 from staticgraph.outofcore.disk.array_files import class_labels, node_numbers
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
 from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory, NodePolicy

@@ -20,7 +20,7 @@ from staticgraph.internals.dispatch import tree_leaves
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.internals.tracing import ConstantSource
 from staticgraph.kernels.edges import Edges, order_edges
-from staticgraph.nn.context.leaf import batch_facts
+from staticgraph.nn.context.leaf_calls import batch_facts
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     SELECT,
     Call,

@@ -1,7 +1,7 @@
 """Rewrites every message that is computed row by row to one pass over the edges: ``neighbours``.
 
 Gathers at either end, what is computed of their rows and of edges' own, and what reduces it by the
-batch's own destinations (:mod:`staticgraph.rewrites.neighbours.reading`) become a program
+batch's own destinations (:mod:`staticgraph.rewrites.neighbours.edge_groups`) become a program
 (:mod:`staticgraph.kernels.neighbours.program`). It ends at a gather, whose operand has rows of
 nodes, and at every operation that is none of rows: a product with a weight, a norm, a dropout. What
 such an operation reads of a group is another result of it, one row per edge. What a node's sum is
@@ -42,12 +42,12 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
 from staticgraph.rewrites.neighbours import score_products, softmax
+from staticgraph.rewrites.neighbours.edge_groups import Group, Reading, index_of
 from staticgraph.rewrites.neighbours.edge_operands import Operands, operands
 from staticgraph.rewrites.neighbours.edge_sets import edge_sets
 from staticgraph.rewrites.neighbours.edge_terms import is_cat, stacked
 from staticgraph.rewrites.neighbours.moments import is_square, means
 from staticgraph.rewrites.neighbours.program_writer import ProgramWriter, Read
-from staticgraph.rewrites.neighbours.reading import Group, Reading, index_of
 from staticgraph.rewrites.passes.eliminate import drop_unread
 
 NAME = "neighbours"

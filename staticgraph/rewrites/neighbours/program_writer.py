@@ -24,8 +24,8 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     used_once,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured
+from staticgraph.rewrites.neighbours.edge_groups import Group, Reading
 from staticgraph.rewrites.neighbours.moments import is_square, spread
-from staticgraph.rewrites.neighbours.reading import Group, Reading
 from staticgraph.rewrites.neighbours.row_operations import NotByRow, leaf, row_calls, write
 from staticgraph.rewrites.neighbours.softmax import without_loops
 

@@ -30,7 +30,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     tensor,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured
-from staticgraph.rewrites.passes.stacks import unstack
+from staticgraph.rewrites.passes.stacked_tensors import unstack
 
 _BINARY = {
     ADD: (operator.add, torch.add, "add"),

@@ -20,7 +20,7 @@ from staticgraph.serving.bodies.flat_graphs import FlatGraphs, store_of
 from staticgraph.serving.engine.request import Piece, Request, cut, output_of
 from staticgraph.store.graph_columns import GraphColumns, assembled
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.parts import gathered
+from staticgraph.store.joined_parts import gathered
 
 
 class ServedBatches:

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from staticgraph.errors import BadGraph, BatchFailed, GraphTooLarge, ServerBusy, ServerClosed
-from staticgraph.nn.context.present import Restored
+from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.runner.prediction import Predictor, listed, new_graphs
 from staticgraph.schema import Schema
 from staticgraph.serving.bodies.checked_graphs import BadBody, first_line

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from staticgraph.packing.place import group_by_pack, homes, limits_array, place_batches
+from staticgraph.packing.placement import group_by_pack, homes, limits_array, place_batches
 from staticgraph.packing.stream import stream_kernel
 from staticgraph.serving.engine.request import Piece, Request, requests_of
 from staticgraph.sizes.capacity import Capacity

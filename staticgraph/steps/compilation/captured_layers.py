@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import TreeSpec, traced_here, tree_flatten, tree_unflatten
-from staticgraph.nn.context.leaf import FACTS
-from staticgraph.nn.context.present import Restored, present
+from staticgraph.nn.context.bound_batch import Restored, present
+from staticgraph.nn.context.leaf_calls import FACTS
 from staticgraph.steps.compilation.compiled_function import CompiledFunction
 from staticgraph.steps.compilation.modes import FUSED, Mode
 from staticgraph.steps.computation.computation import Computation

@@ -14,7 +14,7 @@ import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
-from staticgraph.nn.context.present import Restored
+from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.steps.compilation.captured_layers import CapturedLayers
 from staticgraph.steps.compilation.compiled_function import (
     CompileCounts,

@@ -19,7 +19,7 @@ MODES = (
     "cuda-graph",
 )
 # This library's: compiled by Inductor without its graphs, recorded by
-# staticgraph.recording.recorded.
+# staticgraph.recording.recorded_steps.
 OWN = "cuda-graph"
 # This library's: the captured graph rewritten to its operators, and run as it is.
 FUSED = "fused"

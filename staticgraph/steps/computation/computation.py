@@ -31,12 +31,12 @@ from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import traced_here
 from staticgraph.kernels.edges import order_edges
 from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.nn.context.leaf import FACTS, batch_facts
-from staticgraph.nn.context.present import Restored, remember
+from staticgraph.nn.context.bound_batch import Restored, remember
+from staticgraph.nn.context.leaf_calls import FACTS, batch_facts
 from staticgraph.nn.convert import context_of
-from staticgraph.nn.newcomers import Newcomers
+from staticgraph.nn.late_layers import Newcomers
 from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
-from staticgraph.nn.refused import caching_layers
+from staticgraph.nn.refused_layers import caching_layers
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.schema import COUNTS, POINTERS, Level
 from staticgraph.steps.computation.model_arguments import forward_of, optional_fields

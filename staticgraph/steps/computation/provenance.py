@@ -38,7 +38,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import TorchDispatchMode, tree_leaves
-from staticgraph.nn.context.asked import APART, ASKED, FLAT, Asked, NeedsStems
+from staticgraph.nn.context.row_queries import APART, ASKED, FLAT, Asked, NeedsStems
 from staticgraph.schema import Level
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.loss.mean_loss import LossTerms

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from staticgraph.errors import NotStatic
 from staticgraph.internals.hooks import MODULE_HOOKS
-from staticgraph.nn.refused import unheard_hooks
+from staticgraph.nn.refused_layers import unheard_hooks
 from staticgraph.steps.state.recordable_optimizer import parameters_of
 
 Hooks = dict[tuple[str, str], tuple[int, ...]]

@@ -44,7 +44,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from staticgraph.internals.dispatch import preserved_versions
-from staticgraph.nn.context.asked import APART, FLAT
+from staticgraph.nn.context.row_queries import APART, FLAT
 from staticgraph.nn.norm.batch_norm import SINGLE
 from staticgraph.steps.state.reachable_state import held_by, of_forwards
 from staticgraph.steps.state.recordable_optimizer import SavedOptimizer, on_host, parameters_of

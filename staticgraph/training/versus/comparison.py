@@ -32,7 +32,7 @@ from staticgraph.checking.check import check
 from staticgraph.checking.comparison import Comparer, RunOptions, attempt
 from staticgraph.checking.plain_batch import plain_batch
 from staticgraph.files.versions import STEPS, versions
-from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.runner.counters import device_name
 from staticgraph.runner.way_choice import choose
 from staticgraph.steps.computation.model_arguments import Forward, forward_of

@@ -27,7 +27,7 @@ from staticgraph.epochs.batcher import Batcher
 from staticgraph.nn.convert import convert
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.allocator import Allocator, CudaAllocator, ProfilerAllocator
-from staticgraph.probing.resident import distinct_bytes, state_bytes
+from staticgraph.probing.resident_bytes import distinct_bytes, state_bytes
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.schema import Schema
 from staticgraph.steps.compilation.modes import MODES
@@ -36,7 +36,7 @@ from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss, LossTerms
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.training.parts import adam, source_of
+from staticgraph.training.build_run import adam, source_of
 from staticgraph.training.versus.report import SideReport
 
 

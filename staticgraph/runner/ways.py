@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from staticgraph.distributed.ranks import Ranks, ranks_for
-from staticgraph.recording.recording import Recording
+from staticgraph.recording.recording_keys import Recording
 from staticgraph.steps.compilation.modes import FUSED, OWN, Mode, resolve, without_fused
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.text.numeric_options import real_option, whole_option

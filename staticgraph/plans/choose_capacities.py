@@ -23,13 +23,13 @@ from numpy.typing import ArrayLike
 
 from staticgraph.files.versions import ARITHMETIC, versions
 from staticgraph.memory.budget import MemoryBudget
-from staticgraph.memory.model import MemoryModel
+from staticgraph.memory.memory_model import MemoryModel
+from staticgraph.packing.choose_packing import TIME_LIMIT, PackingEffort
 from staticgraph.packing.coarse import coarsened
-from staticgraph.packing.pack import Packing
-from staticgraph.packing.packer import TIME_LIMIT, PackingEffort
+from staticgraph.packing.packing_result import Packing
 from staticgraph.plans.by_memory import MIN_STEPS, sized_plan
 from staticgraph.plans.capacities import exact_capacities, several_capacities, stream_capacity
-from staticgraph.plans.chosen import Chosen, Sizes
+from staticgraph.plans.capacity_choice import Chosen, Sizes
 from staticgraph.plans.cost import StepCost
 from staticgraph.plans.packings import packings_for
 from staticgraph.plans.plan import BucketPlan, histogram_of, sizes_of

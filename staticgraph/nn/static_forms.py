@@ -61,7 +61,7 @@ from staticgraph.nn.conv.counts import (
 )
 from staticgraph.nn.conv.gps import StaticGPSConv
 from staticgraph.nn.conv.relations import StaticFiLMConv, StaticHeteroLinear, StaticRGATConv
-from staticgraph.nn.labels import StaticLabelPropagation, StaticMaskLabel
+from staticgraph.nn.label_propagation import StaticLabelPropagation, StaticMaskLabel
 from staticgraph.nn.norm.graph_norms import (
     MaskedPygBatchNorm,
     StaticGraphNorm,
@@ -74,7 +74,7 @@ from staticgraph.nn.norm.graph_norms import (
 )
 from staticgraph.nn.pool.dense import StaticDMoNPooling
 from staticgraph.nn.pool.select import StaticSAGPooling, StaticTopKPooling
-from staticgraph.nn.refused import refused_forms
+from staticgraph.nn.refused_layers import refused_forms
 
 PYG_FORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     BatchNorm: MaskedPygBatchNorm,

@@ -2,7 +2,7 @@
 
 A key is (bucket, work, autocast, scope). Its function reads one input slot, whose addresses the
 recording knows; a batch is copied there, the recording is replayed, and its results are copied or
-lent (:mod:`staticgraph.recording.lending`). Each scope records:
+lent (:mod:`staticgraph.recording.lent_outputs`). Each scope records:
 
 * ``step``: gradients to None, forward, loss, backward, clipping, optimizer;
 * ``forward_backward``: up to the gradients, which appear in fixed tensors; the optimizer steps
@@ -34,13 +34,13 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.from_device import CollatedTensors
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
-from staticgraph.recording.lending import handed_out
+from staticgraph.recording.graph_recorder import Recorder
+from staticgraph.recording.lent_outputs import handed_out
 from staticgraph.recording.recorded_inputs import RecordedCollation, RecordedInputs
 from staticgraph.recording.recorded_model import ModelRecording, RecordableOptimizer, RecordedModel
 from staticgraph.recording.recorded_pair import RecordedPair
 from staticgraph.recording.recorded_work import RecordedWork
-from staticgraph.recording.recorder import Recorder
-from staticgraph.recording.recording import Misses, Recording, RecordingKey, Scope
+from staticgraph.recording.recording_keys import Misses, Recording, RecordingKey, Scope
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_state import train
 from staticgraph.store.on_device import DeviceStore

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from staticgraph.jit import loop
-from staticgraph.packing.pack import Packing
+from staticgraph.packing.packing_result import Packing
 from staticgraph.packing.random import shuffle, stream_of
 from staticgraph.sizes.whole_numbers import IntArray, distinct_rows
 from staticgraph.text.how_many import how_many

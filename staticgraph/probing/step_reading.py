@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
-from staticgraph.nn.context.choosing import choosing
-from staticgraph.nn.context.present import present
+from staticgraph.nn.context.bound_batch import present
+from staticgraph.nn.context.device_choice import choosing
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.computation import Computation

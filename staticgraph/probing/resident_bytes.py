@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from staticgraph.memory.model import ResidentBytes
+from staticgraph.memory.memory_model import ResidentBytes
 from staticgraph.probing.fake_twin import fake_mode, fake_twin, state_of
 from staticgraph.probing.live_storages import LiveStorages
 from staticgraph.steps.computation.model_setup import Subject

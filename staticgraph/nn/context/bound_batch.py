@@ -41,7 +41,7 @@ class Binding:
         before: the binding of this thread when this one was entered, or None.
         task: the graph task of the backward in which it was entered; -1 for none.
         leaves: whether the forward is traced to be rewritten; see
-            :mod:`staticgraph.nn.context.leaf`.
+            :mod:`staticgraph.nn.context.leaf_calls`.
         again: whether the running code is part of a finished forward, repeated in its backward.
     """
 

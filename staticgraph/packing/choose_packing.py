@@ -35,7 +35,7 @@ from staticgraph.packing.fill import (
     fill_by_worth,
     fill_histogram,
 )
-from staticgraph.packing.pack import Packing, checked_limits, part_of, with_graphs
+from staticgraph.packing.packing_result import Packing, checked_limits, part_of, with_graphs
 from staticgraph.packing.repair import fewer_by_repair
 from staticgraph.packing.swap import REPAIRED_GRAPHS
 from staticgraph.sizes.histogram import SizeHistogram

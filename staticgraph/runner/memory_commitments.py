@@ -23,7 +23,7 @@ import torch
 
 from staticgraph.errors import BudgetExceeded
 from staticgraph.memory.budget import Breakdown, MemoryBudget
-from staticgraph.memory.model import MemoryModel
+from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.allocator import Allocator, CudaAllocator
 from staticgraph.probing.out_of_memory import is_out_of_memory

@@ -3,7 +3,7 @@
 A pack is one batch's worth of graphs. Packing works on sizes, not on graphs: a *pattern* such as
 "two of (30, 62) and nine of (18, 36)" is used for as many packs as there are graphs to fill it, so
 that 350,343 graphs become about 600 patterns. Which graph takes which place is drawn afterwards,
-again each epoch if desired (:mod:`staticgraph.packing.draw`).
+again each epoch if desired (:mod:`staticgraph.packing.draw_graphs`).
 
 Limits here are *usable* limits, as in the paper: the rows that real graphs may fill. A
 :class:`~staticgraph.sizes.capacity.Capacity` keeps one more node and one more graph for padding,

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from staticgraph.nn.context.present import present
+from staticgraph.nn.context.bound_batch import present
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

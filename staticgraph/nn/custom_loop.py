@@ -19,7 +19,7 @@ from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import traced_here, tree_leaves
-from staticgraph.nn.context.present import Restored, remember
+from staticgraph.nn.context.bound_batch import Restored, remember
 from staticgraph.nn.convert import context_of
 
 

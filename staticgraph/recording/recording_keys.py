@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from staticgraph.errors import NotStatic
-from staticgraph.recording.recorder import CudaGraphRecorder, Recorder
+from staticgraph.recording.graph_recorder import CudaGraphRecorder, Recorder
 from staticgraph.text.how_many import how_many
 
 Scope = Literal["forward", "forward_backward", "step"]

@@ -28,12 +28,12 @@ from staticgraph.errors import CheckpointCorrupt
 from staticgraph.files.checksum import crc32_of_array
 from staticgraph.models.named import built, built_without_data, is_spec, require_trainable
 from staticgraph.nn import convert
-from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.probing.resident import distinct_bytes, state_bytes
-from staticgraph.recording.recording import Recording
-from staticgraph.runner.auto import WAYS, Auto
+from staticgraph.probing.resident_bytes import distinct_bytes, state_bytes
+from staticgraph.recording.recording_keys import Recording
 from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.runner.ways import WAYS, Auto
 from staticgraph.steps.compilation.modes import FUSED, resolve
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss

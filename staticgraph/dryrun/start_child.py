@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from typing import Any
 
-from staticgraph.dryrun import guard
-from staticgraph.dryrun.guard import why_not
+from staticgraph.dryrun import device_guard
+from staticgraph.dryrun.device_guard import why_not
 from staticgraph.dryrun.report import DryRun
 from staticgraph.dryrun.targets import target_of
 from staticgraph.errors import DryRunUnavailable
@@ -46,7 +46,7 @@ class Child:
         target_of(target)
         if reason := why_not():
             raise DryRunUnavailable(reason)
-        guard.built()
+        device_guard.built()
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the child
         self._connection, theirs = Pipe()
         paths = dict.fromkeys(path or os.getcwd() for path in sys.path)

@@ -23,7 +23,7 @@ from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import Form
 from staticgraph.memory.fit import Fit, FitPiece, FitPoint, FloatArray, fit
 from staticgraph.probing.out_of_memory import is_out_of_memory
-from staticgraph.probing.reading import Read, Reading
+from staticgraph.probing.step_reading import Read, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.how_many import how_many
 

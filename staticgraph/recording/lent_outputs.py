@@ -22,7 +22,7 @@ from torch import Tensor
 from staticgraph.batches.batch.containers import mapped, opaque
 from staticgraph.errors import NotStatic, StaleOutput
 from staticgraph.internals.dispatch import DisableTorchFunctionSubclass, tree_map_only
-from staticgraph.recording.recorder import Replays
+from staticgraph.recording.graph_recorder import Replays
 from staticgraph.text.how_many import how_many
 
 # Below this size a copy is one kernel of about a microsecond at an H200's 4.3 TB/s (modelled, not
