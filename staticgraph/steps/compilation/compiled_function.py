@@ -38,6 +38,7 @@ from staticgraph.steps.compilation.shared_trace import COMPILING, SharedTrace
 from staticgraph.steps.tracing.obstacles import obstacles, unrecordable
 from staticgraph.steps.tracing.trace import (
     KEEP_IN_TENSORS,
+    cause_of,
     failed_guard,
     observed,
     of_setting,
@@ -207,10 +208,11 @@ class CompiledFunction:
         try:
             with tracing_options():
                 result = self._traced(tensors)
-        except UNTRACEABLE as error:
-            cause = getattr(error, "inner_exception", None)
-            if isinstance(cause, NotStatic):
+        except Exception as error:
+            if isinstance(cause := cause_of(error), NotStatic):
                 raise cause from None
+            if not isinstance(error, UNTRACEABLE):
+                raise
             raise NotStatic(
                 f"{self._name} cannot be compiled in fixed shapes:\n"
                 f"{why_not_compiled(error, observed(error))}"

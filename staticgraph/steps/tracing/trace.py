@@ -86,13 +86,13 @@ def trace_step(compute: Callable[[StaticBatch], Any], batch: StaticBatch) -> Tra
     except NotStatic as error:
         trace.error = str(error)
     except Exception as error:  # whatever the model or torch raises during the trace
-        cause = _cause(error)
+        cause = cause_of(error)
         trace.error = str(cause)
         trace.observed = observed(error)
     return trace
 
 
-def _cause(error: BaseException) -> BaseException:
+def cause_of(error: BaseException) -> BaseException:
     """Returns the NotStatic that tracing wrapped, if there is one; else the error itself."""
     seen: BaseException | None = error
     while seen is not None:
@@ -154,7 +154,7 @@ _ADVICE = (
         "that it looks up",
     ),
     (
-        r"shape '\[.*\]' is invalid for input of size|don't multiply up to the size of dim 0",
+        r"shape \W*\[.*\]\W* is invalid for input of size|don't multiply up to the size of dim 0",
         "x.view(-1, n, F) for graphs of n nodes each needs a bucket with n nodes for each of its "
         "graphs, padding graphs included: plan_buckets(store) makes such, by hand (n * graphs, "
         "edges, graphs); a number of rows must follow from a shape or the batch "
