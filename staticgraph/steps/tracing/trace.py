@@ -129,6 +129,10 @@ _LIBRARIES = ("/torch/", "/torch_geometric/", "/staticgraph/", "/jinja2/")
 _OBSERVED = re.compile(r"raised exception (\w+\(.+\))")
 # How torch writes what an operation raised over tensors without values.
 _FAKES = re.compile(r"got (\w+\(.+\))$", re.MULTILINE)
+# And how torch 2.15 does.
+_FAKES_OBSERVED = re.compile(
+    r"raised exception .* with fake tensors: .*: got (\w+\(.+\))'\)$", re.MULTILINE
+)
 # How torch 2.11 writes the exception's text inside that.
 _CONSTANT = re.compile(r"\(\[ConstantVariable\(\w+: (.+)\)\]\)")
 # What an exception's text suggests as its cause; the first match counts.
@@ -259,7 +263,7 @@ def untraceable(
     where = f"{of_model[-1][0]}:{of_model[-1][1]}" if of_model else defined_at(model)
     source = linecache.getline(*of_model[-1]).strip() if of_model else f"class {model.__name__}"
     known = remedy(message)
-    if raised_inside := _FAKES.search("\n".join(words)):
+    if raised_inside := _FAKES.search("\n".join(words)) or _FAKES_OBSERVED.search(message):
         words = [raised_inside[1]]
         known = known or advice_for(RuntimeError(words[0])) or None
     makes = _MAKES_DATA.search(source) or _MAKES_DATA.search(seen or "")
@@ -329,7 +333,8 @@ def observed(error: BaseException | None) -> str | None:
     The text is that of torch's message; None if tracing stopped for another reason.
     """
     while error is not None:
-        if exception := _OBSERVED.search(str(error)):
+        exception = _OBSERVED.search(str(error))
+        if exception and not _FAKES_OBSERVED.search(exception[0]):
             return _CONSTANT.sub(r"(\1)", exception[1])
         error = error.__cause__ or error.__context__
     return None
