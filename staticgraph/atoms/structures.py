@@ -114,8 +114,8 @@ def counts_within(structures: Iterable[Any], cutoff: float) -> list[tuple[int, i
 def fit_searches(
     model: nn.Module, graphs: Iterable[Any], plan: BucketPlan, cutoff: float
 ) -> SearchRoom:
-    """Fits the shapes of ``radius_graph``, ``knn_graph`` and DimeNet's triplets in a model's
-    forward to a data set, instead of to the most neighbours that a node may have.
+    """Fits the shapes of ``radius_graph`` and of DimeNet's triplets in a model's forward to a data
+    set, instead of to the most neighbours that a node may have.
 
     A bucket has rows for the mean of the graphs and six standard deviations of the sum over as many
     of them as it takes, drawn at random; more is an overflow, which no step passes over in silence.

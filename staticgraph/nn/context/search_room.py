@@ -6,7 +6,7 @@ from torch import nn
 
 
 class SearchRoom(nn.Module):
-    """Rows of fixed shape for the edges that ``radius_graph`` and ``knn_graph`` find in a forward.
+    """Rows of fixed shape for the edges that ``radius_graph`` finds in a forward.
 
     Without it, each node has a place for as many neighbours as the search may take. A part of the
     model, without parameters; :func:`staticgraph.atoms.fit_searches` makes it.

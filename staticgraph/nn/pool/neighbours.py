@@ -58,7 +58,8 @@ def static_radius_graph(
     place = torch.where(near & (rank < max_num_neighbors), rank, max_num_neighbors)
     neighbours = candidates.new_full((len(x), max_num_neighbors + 1), -1)
     neighbours = neighbours.scatter(1, place, candidates)[:, :max_num_neighbors]
-    return _edges(context, radius_graph, neighbours, flow)
+    room = context.search_room
+    return _edges(context, radius_graph, neighbours, flow, None if room is None else room.per_node)
 
 
 def static_knn_graph(
@@ -171,13 +172,19 @@ def _pairs(
     return candidates, torch.where(possible, squared, torch.inf)
 
 
-def _edges(context: BatchContext, function: Any, neighbours: Tensor, flow: str) -> Tensor:
-    """Edges of ``[N, K]`` neighbours, -1 where there is none, in order of the searching node."""
+def _edges(
+    context: BatchContext,
+    function: Any,
+    neighbours: Tensor,
+    flow: str,
+    per_node: float | None = None,
+) -> Tensor:
+    """Edges of ``[N, K]`` neighbours, -1 where there is none, in order of the searching node; at
+    most so many rows per node."""
     nodes, most = neighbours.shape
     centre = torch.arange(nodes, device=neighbours.device)[:, None].expand(nodes, most)
     source, target = neighbours.reshape(-1), centre.reshape(-1)
-    room = context.search_room
-    places, real = _taken(context, source >= 0, None if room is None else room.per_node * nodes)
+    places, real = _taken(context, source >= 0, per_node and per_node * nodes)
     if places is not None:
         source, target = source[places], target[places]
     real, edges = _padded_to_free(context, function, real)
