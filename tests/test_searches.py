@@ -16,6 +16,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn.models import DimeNetPlusPlus, SchNet, ViSNet, dimenet
 
 import staticgraph as sg
+from staticgraph.atoms.structures import counts_within
 from staticgraph.nn.context.search_room import SearchRoom
 from staticgraph.steps.computation.model_setup import Subject
 
@@ -169,6 +170,17 @@ def test_more_edges_than_a_search_has_room_for_are_refused():
     runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, len(graphs)), "fused")
     with pytest.raises(sg.NonFiniteLoss, match=r"search_room\.grow\(\)"):
         runner.step(next(iter(runner.loader(store))))
+
+
+def test_a_search_is_fitted_to_a_data_set():
+    pytest.importorskip("vesin")
+    graphs = 40 * clusters()
+    plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs), batch_size=64)
+    room = sg.atoms.fit_searches(model := nn.Module(), graphs, plan, 1.2)
+    counts = counts_within(clusters(), 1.2)
+    assert model.search_room is room
+    assert sum(e for _, e, _ in counts) / 53 < room.per_node < max(e / n for n, e, _ in counts)
+    assert room.per_edge < max(triplets / max(1, e) for _, e, triplets in counts)
 
 
 def test_a_model_that_indexes_found_edges_with_a_mask_runs_in_eager():
