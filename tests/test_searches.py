@@ -176,7 +176,8 @@ def test_a_search_is_fitted_to_a_data_set():
     pytest.importorskip("vesin")
     graphs = 40 * clusters()
     plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs), batch_size=64)
-    room = sg.atoms.fit_searches(model := nn.Module(), graphs, plan, 1.2)
+    model = nn.Module()
+    room = sg.atoms.fit_searches(model, graphs, plan, 1.2)
     counts = counts_within(clusters(), 1.2)
     assert model.search_room is room
     assert sum(e for _, e, _ in counts) / 53 < room.per_node < max(e / n for n, e, _ in counts)
