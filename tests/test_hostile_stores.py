@@ -123,7 +123,7 @@ def test_what_loops_trust_is_checked(folder, name, change, message, lazily):
         ("column.next", np.zeros(9, np.float32), "column.next has shape .* float32"),
         ("column.x", np.zeros((9, 1), np.complex64), "column.x.npy cannot hold complex64"),
         ("column.x", np.zeros((9, 1), ">f4"), "cannot hold >f4"),
-        ("checks.blocks", np.array([0, 2, 9]), "checks.blocks and block_checks.crc32 do not fit"),
+        ("checks.blocks", np.array([0, 2, 9]), "checks.blocks and checks.crc32 do not fit"),
         ("column.more", np.zeros(9, np.int64), "the schema knows no array column.more"),
         ("split.train", np.zeros((1, 1), np.int64), r"split.train has shape \(1, 1\)"),
     ],
