@@ -133,7 +133,7 @@ def fit_searches(
     per_node = _rows_each(nodes, edges, [(each.nodes, each.graphs) for each in plan.capacities])
     rows = [(per_node * each.nodes, each.graphs) for each in plan.capacities]
     room = SearchRoom(cutoff, per_node, _rows_each(edges, triplets, rows))
-    model.search_room = room
+    model.search_room = room.train(model.training)
     context_of(model)
     return room
 
