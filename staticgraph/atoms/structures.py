@@ -122,7 +122,7 @@ def fit_searches(
 
     Args:
         model: before a runner has warmed it up. It gets a part called ``search_room``.
-        graphs: as for :func:`sizes_within`; periodic images are not searched.
+        graphs: as for :func:`sizes_within`.
         plan: the runner's.
         cutoff: of the model's searches.
 
