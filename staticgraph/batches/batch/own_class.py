@@ -153,6 +153,8 @@ def _changed(value: Any, changes: Mapping[str, Any]) -> Any:
         changed = copied(value)
         names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
         values = {name: getattr(value, name) for name in names} | values
+    elif hasattr(type(value), "__copy__"):
+        changed = value.__copy__()  # torch 2.11 traces no copy.copy
     else:
         changed = copy.copy(value)
     for name, new in values.items():
