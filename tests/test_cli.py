@@ -188,7 +188,7 @@ def test_predictions_need_the_fields_of_the_training_but_no_labels(
 def test_heads_that_do_not_divide_are_refused_before_anything_is_loaded(model, data, monkeypatch):
     """Exactly those that the model itself refuses."""
     store = sg.GraphStore.load(data)
-    monkeypatch.setattr("staticgraph.cli.train.require_names", lambda *_, **__: sys.exit("loads"))
+    monkeypatch.setattr("staticgraph.cli.loading.require_names", lambda *_, **__: sys.exit("loads"))
     for hidden in (30, 32):
         words = ["train", "--data", "a.npz", "--model", model, "--hidden", str(hidden)]
         try:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import UsageError, check_sizes, require_names
-from staticgraph.cli.probe import MeasuredStep, ProbeOptions, make_probe
+from staticgraph.cli.loading import UsageError, require_model, require_names
+from staticgraph.cli.probe import MeasuredStep, ProbeOptions, measure
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import waiting
@@ -131,7 +131,6 @@ def run(*, options: PlanOptions | None = None, json: bool = False) -> int:
 
 def _check(options: PlanOptions) -> None:
     """Refuses options that do not go together."""
-    check_sizes(options.model, options.hidden)
     exact = options.batch_size or options.efficiency or options.max_memory
     goals = (options.batch_size, options.graphs, options.efficiency, options.limits or None)
     for refused, message in (
@@ -181,7 +180,7 @@ def _sizes(options: PlanOptions) -> tuple[SizeHistogram, Any, Any]:
         require_names(options)
         store = options.open()
         return store.histogram, store, None
-    require_names(options, model=options.model, loss=options.loss)
+    require_model(options)
     from staticgraph.training.build_run import open_step
 
     opened = open_step(options)
@@ -324,7 +323,7 @@ def _memory(options: PlanOptions, opened: Any) -> dict[str, Any]:
         memory = MemoryModel.load(options.memory)
     else:
         with waiting(f"measuring steps of {options.model}"):
-            memory = make_probe(opened, options, ProbeOptions(like="cuda"))()
+            memory = measure(opened, options, ProbeOptions(like="cuda"))
     budget = MemoryBudget(options.max_memory)
     return {"memory": memory, "budget": budget, "min_steps_per_epoch": options.min_steps}
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # The map's limits go up to this multiple of the largest graph, with this many steps per axis.
 MAP_REACH, MAP_STEPS = 3.0, 36
 ROWS = ("nodes", "edges", "graphs")
+EFFICIENCIES = ("node_efficiency", "edge_efficiency", "graph_efficiency")
 
 
 def epoch_rows(
@@ -43,11 +44,9 @@ def epoch_rows(
         The bucket of each batch ``[batches]``; its real nodes, edges and graphs, and those that
         there is room for, ``[batches, 3]``; and what the batcher counted.
     """
-    sizes = sizes_of(histogram)
-    batcher = Batcher(sizes, plan, exact=plan.batch_size is not None, shuffle=True)
-    batches = batcher.epoch(0)
-    buckets = np.array([batch.bucket for batch in batches])
-    real = np.array([[*sizes[batch.ids, :2].sum(axis=0), len(batch.ids)] for batch in batches])
+    batcher = Batcher(sizes_of(histogram), plan, exact=plan.batch_size is not None, shuffle=True)
+    buckets = np.array([batch.bucket for batch in batcher.epoch(0)])
+    real = batcher.rows(0).sum(axis=1)[:, [1, 2, 0]]
     room = np.array([[getattr(capacity, name) for name in ROWS] for capacity in plan.capacities])
     return buckets, real, np.maximum(1, room)[buckets], batcher.stats
 
@@ -77,10 +76,7 @@ def plan_values(
             {
                 **{name: getattr(capacity, name) for name in (*ROWS, "max_graph_nodes")},
                 "batches": batches,
-                **{
-                    f"{name[:-1]}_efficiency": float(f)
-                    for name, f in zip(ROWS, filled, strict=True)
-                },
+                **dict(zip(EFFICIENCIES, filled, strict=True)),
                 "cost": price.of(capacity) * batches,
             }
         )

@@ -45,7 +45,7 @@ from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.training.config import SIZES, TrainConfig
 from staticgraph.training.job import device_of, first_alone
 from staticgraph.training.options import ModelOptions
-from staticgraph.training.tasks import Task, TaskLoss, loss_of, named_loss, task_of
+from staticgraph.training.tasks import Task, loss_of, named_loss, task_of
 
 
 def digest_of(store: GraphColumns) -> str:
@@ -258,7 +258,7 @@ class RunParts:
         )
         subject = Subject(
             self.model,
-            loss=TaskLoss(self.task) if self.loss is None else self.loss,
+            loss=self.task if self.loss is None else self.loss,
             optimizer=self.optimizer,
             autocast=None if config.autocast is None else getattr(torch, config.autocast),
             clip_norm=config.clip_norm,
