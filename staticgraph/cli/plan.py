@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 GOAL = Parameter(group=Group.create_ordered("what to plan (one of; --graphs 128 by default)"))
 MEMORY = Parameter(group=Group.create_ordered("memory (with --data; the largest batches that fit)"))
 HOW = Parameter(group=Group.create_ordered("how"))
+# No packing is known to reach 1.
+EFFICIENCY = value(number(0, 0.9999, above=True), metavar="X")
 # Graphs per batch, about, where nothing else is given.
 GRAPHS = 128
 # The most buckets drawn with --knee.
@@ -79,7 +81,7 @@ class PlanOptions(MeasuredStep):
     histogram: Annotated[Path | None, INPUT_FILE, DATA] = None
     batch_size: Annotated[int | None, WHOLE, GOAL, Parameter(metavar="B")] = None
     graphs: Annotated[int | None, WHOLE, GOAL, Parameter(metavar="B")] = None
-    efficiency: Annotated[float | None, value(number(0, 1, above=True), metavar="X"), GOAL] = None
+    efficiency: Annotated[float | None, EFFICIENCY, GOAL] = None
     limits: Annotated[tuple[int, ...], several(whole(0)), GOAL, Parameter(metavar="N")] = ()
     max_memory: Annotated[int | None, BYTES, MEMORY] = None
     memory: Annotated[Path | None, INPUT_FILE, MEMORY] = None

@@ -133,7 +133,8 @@ def _predict(trained: Trained, store: GraphStore, ids: Any, mode: str) -> dict[s
                 f"{trained.config.model} does not return one row per graph, which a file of "
                 "predictions needs: use runner.predict, which returns rows of nodes too"
             )
-        rows |= zip(batch.graph_ids.tolist(), out.reshape(len(out), -1).float().tolist(), strict=True)
+        flat = out.reshape(len(out), -1).float()
+        rows |= zip(batch.graph_ids.tolist(), flat.tolist(), strict=True)
     rows.pop(-1, None)  # padding
     columns: dict[str, Any] = {"graph_ids": sorted(rows)}
     columns["outputs"] = [rows[graph] for graph in columns["graph_ids"]]

@@ -12,6 +12,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore, fits
 from staticgraph.store.random_states import kept_random_states
 from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.progress import waiting
 from staticgraph.training.config import SIZES, TrainConfig
 from staticgraph.training.job import device_of, first_alone
 from staticgraph.training.options import ModelOptions
@@ -251,11 +253,13 @@ class RunParts:
         self.source: GraphStore | DeviceStore = source_of(
             config.store, self.store, self.device, self.kernels
         )
-        self.plan: BucketPlan = (
-            plan_buckets(self.store, config.batch_size, indices=self.store.splits["train"])
-            if state is None
-            else BucketPlan.from_dict(state["plan"])
-        )
+        choosing = progress and state is None
+        with waiting("choosing the shapes of batches") if choosing else nullcontext():
+            self.plan: BucketPlan = (
+                plan_buckets(self.store, config.batch_size, indices=self.store.splits["train"])
+                if state is None
+                else BucketPlan.from_dict(state["plan"])
+            )
         subject = Subject(
             self.model,
             loss=self.task if self.loss is None else self.loss,

@@ -314,6 +314,8 @@ class Training(RunParts):
             self._log("loss/val", val_loss, history.number)
             self._log(f"{metric}/val", val_metric, history.number)
             judged = f"val loss {val_loss:.4f}, val {metric} {val_metric:.4f}"
+            if not math.isfinite(val_loss):
+                judged += " (not finite: look for NaN in the graphs to validate)"
         self._say(
             f"epoch {number + 1}: loss {train_loss:.4f}, {judged}, "
             f"{epoch.graphs_per_s:,.0f} graphs/s"

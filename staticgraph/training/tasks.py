@@ -141,6 +141,7 @@ class Task:
             f"[{rows}, {columns}] for this batch: {remedy}"
         )
 
+
 def task_of(store: GraphStore, name: str = AUTO) -> Task:
     """The task that a store's ``y`` defines.
 
@@ -154,8 +155,10 @@ def task_of(store: GraphStore, name: str = AUTO) -> Task:
             classes are negative.
     """
     if "y" not in store.schema:
-        raise BadGraph(f"{store.name} has no target y: there is nothing to train on; give each "
-            "graph its labels as y")
+        raise BadGraph(
+            f"{store.name} has no target y: there is nothing to train on; give each "
+            "graph its labels as y"
+        )
     y, column = store.schema["y"], store.column("y")
     if y.level != "graph" or y.rows != 1 or len(y.shape) > 1:
         raise BadGraph(
