@@ -216,7 +216,7 @@ def _pack(options: PlanOptions, histogram: SizeHistogram, *_: Any) -> tuple[dict
             )
         document |= {"bound": bound.packs, "linear_bound": bound.linear}
         document |= {"bound_columns": bound.columns, "bound_seconds": time.perf_counter() - begin}
-    _draw(options, histogram, [packing])
+    _draw(options, histogram, packing)
     return document, _packing_text(options, document)
 
 
@@ -253,7 +253,7 @@ def _search(options: PlanOptions, histogram: SizeHistogram, *_: Any) -> tuple[di
             histogram, options.efficiency or 0.0, max_graphs=options.max_graphs
         )
     limits = chosen.limits.tolist()
-    _draw(options, histogram, [chosen.packing])
+    _draw(options, histogram, chosen.packing)
     search = {"limits": limits, "reached": chosen.reached, "reason": chosen.reason}
     return {**search, **chosen.packing.to_dict()}, (
         f"limits {', '.join(map(str, limits))} (capacity {chosen.capacity})\n"
@@ -265,10 +265,11 @@ def _plan(
     options: PlanOptions, histogram: SizeHistogram, source: Any, opened: Any
 ) -> tuple[dict[str, Any], str]:
     """Chooses the capacities."""
-    from staticgraph.cli.plan_report import plan_text, plan_values
+    from staticgraph.cli.plan_report import plan_text, plan_values, save_cost_picture
     from staticgraph.packing.choose_packing import TIME_LIMIT
     from staticgraph.plans.choose_capacities import plan_buckets
     from staticgraph.plans.cost import StepCost
+    from staticgraph.plans.several import choose_buckets
 
     price = StepCost(*options.cost) if options.cost else StepCost()
     best = options.effort == "best"
@@ -290,28 +291,19 @@ def _plan(
         document = plan_values(plan, histogram, price, time.perf_counter() - begin)
     if options.out:
         plan.save(options.out)
-    _draw(options, histogram, [], plan)
+    _draw(options, histogram, plan)
     lines = [plan_text(plan, document)]
     if options.knee:
-        costs = _draw_knee(options, options.knee, histogram, price)
-        document["cost_by_buckets"] = costs
+        name = f"about {how_many(options.graphs or GRAPHS, 'graph')} per batch"
+        with waiting("choosing one to six buckets"):
+            choices = choose_buckets(
+                histogram, MOST_DRAWN, graphs=options.graphs or GRAPHS, cost=price
+            )
+        save_cost_picture(options.knee, name, choices)
+        document["cost_by_buckets"] = costs = [each.cost for each in choices]
         lines += [f"{how_many(n, 'bucket')} cost {cost:,.0f}" for n, cost in enumerate(costs, 1)]
     lines += [plan.note] if plan.note else []
     return document, "\n".join(lines)
-
-
-def _draw_knee(
-    options: PlanOptions, picture: Path, histogram: SizeHistogram, price: StepCost
-) -> list[float]:
-    """Draws the cost of an epoch against the number of buckets, and returns the costs."""
-    from staticgraph.cli.plan_report import save_cost_picture
-    from staticgraph.plans.several import choose_buckets
-
-    graphs = options.graphs or GRAPHS
-    with waiting("choosing one to six buckets"):
-        choices = choose_buckets(histogram, MOST_DRAWN, graphs=graphs, cost=price)
-    save_cost_picture(picture, f"about {how_many(graphs, 'graph')} per batch", choices)
-    return [each.cost for each in choices]
 
 
 def _memory(options: PlanOptions, opened: Any) -> dict[str, Any]:
@@ -330,12 +322,7 @@ def _memory(options: PlanOptions, opened: Any) -> dict[str, Any]:
     return {"memory": memory, "budget": budget, "min_steps_per_epoch": options.min_steps}
 
 
-def _draw(
-    options: PlanOptions,
-    histogram: SizeHistogram,
-    packings: list[Packing],
-    plan: BucketPlan | None = None,
-) -> None:
+def _draw(options: PlanOptions, histogram: SizeHistogram, result: Packing | BucketPlan) -> None:
     """Writes the files of --plot and --map."""
     if not options.plot and not options.map:
         return
@@ -346,4 +333,4 @@ def _draw(
         if options.map:
             plan_report.save_map(options.map, limits)
         if options.plot:
-            plan_report.save_plan_picture(options.plot, histogram, limits, packings, plan)
+            plan_report.save_plan_picture(options.plot, histogram, limits, result)

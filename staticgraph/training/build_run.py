@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
+import resource
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -283,18 +283,12 @@ class RunParts:
     def memory(self) -> dict[str, int | None]:
         """Bytes of parameters, optimizer state and graphs, the peak host memory of this process,
         and the peak that torch reserved on the device; None where unknown."""
-        host = None
-        if sys.platform != "win32":
-            import resource
-
-            unit = 1 if sys.platform == "darwin" else 1024
-            host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         on_cuda = self.device.type == "cuda"
         return {
             "parameters_bytes": distinct_bytes(self.model.parameters()),
             "optimizer_bytes": state_bytes(self.optimizer),
             "graphs_bytes": int(self.source.nbytes),
-            "host_peak_bytes": host,
+            "host_peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             "device_peak_bytes": torch.cuda.max_memory_reserved(self.device) if on_cuda else None,
         }
 
