@@ -35,7 +35,6 @@ from staticgraph.training.options import (
 
 if TYPE_CHECKING:
     from staticgraph.packing.packing_result import Packing
-    from staticgraph.plans.cost import StepCost
     from staticgraph.plans.plan import BucketPlan
     from staticgraph.sizes.histogram import SizeHistogram
 

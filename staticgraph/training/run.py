@@ -380,13 +380,15 @@ class Training(RunParts):
     def _opening(self) -> str:
         store, task, mode = self.store, self.task, self.runner.mode
         classes = store.schema["y"].classes
+        timed_first = "auto (each way to run is timed before the first step)"
+        chosen = timed_first if self.runner.measures else f"{mode.name} ({mode.reason})"
         shapes = ", ".join(map(str, self.plan.capacities))
         again = f"resuming after step {self.resumed_at:,}; " if self.resumed_at else ""
         several = f" of {how_many(self.ranks.world_size, 'process')}" if self.ranks else ""
         return (
             f"{again}{len(store.splits['train']):,} of {how_many(len(store), 'graph')} "
             f"of {store.name} in {how_many(len(self.loader), 'batch')} per epoch; buckets "
-            f"{shapes}; mode {mode.name} ({mode.reason}) on {self.device}{several}, graphs "
+            f"{shapes}; mode {chosen} on {self.device}{several}, graphs "
             f"{self.place}; "
             f"{task_words(task.name, task.num_outputs, task.metric_name, classes)}"
         )
