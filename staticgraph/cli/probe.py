@@ -161,6 +161,8 @@ def measure(
     convert(model.to(how.device), kernels=step.kernels)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     reader: dict[str, Any] = {"like": how.like, "compiled": how.compiled}
+    if how.device == "cuda":
+        reader = {"reader": "cuda"}
     return probe(
         model,
         store,
@@ -170,5 +172,5 @@ def measure(
         autocast=torch.bfloat16 if step.autocast else None,
         accumulate=step.accumulate,
         target=how.gpu,
-        **({"reader": "cuda"} if how.device == "cuda" else reader),
+        **reader,
     )
