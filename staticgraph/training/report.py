@@ -280,7 +280,7 @@ class TrainReport:
                 **values,
                 "folder": str(folder),
                 "classes": tuple(values.get("classes", ())),
-                "epochs": tuple(map(EpochRecord._make, epochs)),
+                "epochs": tuple(EpochRecord(*epoch) for epoch in epochs),
                 "runner": Report.from_dict(values["runner"]),
             }
         )
