@@ -157,6 +157,33 @@ def test_predictions_are_those_of_plain_pyg(split, data, finished, tmp_path, cap
     assert [[float(row["output"])] for row in rows] == document["outputs"]
 
 
+FLAT = """\
+import torch
+from torch_geometric.nn import global_mean_pool
+
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(9, 1)
+
+    def forward(self, x, batch):
+        return global_mean_pool(super().forward(x.float()), batch).squeeze(1)
+"""
+
+
+def test_a_model_of_a_number_per_graph_is_predicted(data, tmp_path, monkeypatch, capsys):
+    """Its output is ``[G]``, without columns."""
+    (tmp_path / "flat_net.py").write_text(FLAT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["--data", data, "--compile-mode", "eager"]
+    train_words = ["train", *words, "--model", "flat_net:Net", "--epochs", "1", "--out", "flat"]
+    assert cli.main(train_words) == 0
+    capsys.readouterr()
+    assert cli.main(["predict", *words, "--run", "flat", "--json"]) == 0
+    assert {len(row) for row in json.loads(capsys.readouterr().out)["outputs"]} == {1}
+
+
 def test_predictions_need_the_fields_of_the_training_but_no_labels(
     data, finished, tmp_path, capsys
 ):
@@ -188,7 +215,7 @@ def test_predictions_need_the_fields_of_the_training_but_no_labels(
 def test_heads_that_do_not_divide_are_refused_before_anything_is_loaded(model, data, monkeypatch):
     """Exactly those that the model itself refuses."""
     store = sg.GraphStore.load(data)
-    monkeypatch.setattr("staticgraph.cli.train.require_names", lambda *_, **__: sys.exit("loads"))
+    monkeypatch.setattr("staticgraph.cli.loading.require_names", lambda *_, **__: sys.exit("loads"))
     for hidden in (30, 32):
         words = ["train", "--data", "a.npz", "--model", model, "--hidden", str(hidden)]
         try:
@@ -219,6 +246,7 @@ def test_heads_that_do_not_divide_are_refused_before_anything_is_loaded(model, d
         ),
         (["plan", "--data"], "argument --data: give 1 value (see"),
         (["plan", "--data", "a", "--cost", "1", "2"], "argument --cost: give 4 values (see"),
+        (["plan", "--data", "a", "--efficiency", "1"], "'1': give a number above 0 to 0.9999"),
         (["plan", "--data", "a", "extra"], "not understood: extra (see"),
         (["train", "--data", "a", "--model", "bert:"], "MODULE:NAME, such as mymodule:build"),
         (["train", "--data", "a", "--resume", "--overwrite"], "not allowed with"),

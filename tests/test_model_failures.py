@@ -195,7 +195,7 @@ def test_a_bug_of_this_library_is_none_of_the_model(monkeypatch):
     def broken(*_, **__):
         table(["a"], [3])  # type: ignore[list-item]
 
-    monkeypatch.setattr("staticgraph.cli.probe.make_probe", broken)
+    monkeypatch.setattr("staticgraph.cli.probe.measure", broken)
     with pytest.raises(TypeError, match="not iterable"):
         cli.main([*PROBE, "--model", "users_models:Net", "--data", str(EXAMPLES / "esol.npz")])
 

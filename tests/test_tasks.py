@@ -41,7 +41,7 @@ def test_the_dtype_tells_the_task(y, name, metric, outputs):
 @pytest.mark.parametrize(
     ("store", "message"),
     [
-        (store_of(None), "toy has no target y: there is nothing to train on"),
+        (store_of(None), "toy has no target y: there is nothing to train on; give each graph its"),
         (store_of(np.ones(4), "node"), "y as float64 [] per node; expected one row per graph"),
         (store_of(np.ones(8), rows={"y": 2}), "y as float64 [2] per graph; expected one row"),
         (store_of(np.full((4, 2), np.nan)), "every value of it is missing (NaN)"),

@@ -6,9 +6,12 @@ import json
 import math
 
 import pytest
+import torch
 from support.command import status_of
 from support.few_molecules import few_molecules
+from torch_geometric.data import Data
 
+import staticgraph as sg
 from staticgraph.errors import Diverged
 from staticgraph.training import checkpoint
 from staticgraph.training.config import TrainConfig
@@ -67,6 +70,17 @@ def test_the_last_good_checkpoint_stays(data, tmp_path, monkeypatch):
     monkeypatch.undo()
     assert status_of(["train", "--resume", "--out", str(tmp_path)]) == 0
     assert TrainReport.load(tmp_path).diverged is None
+
+
+def test_a_validation_loss_that_is_not_finite_is_said(tmp_path, capsys):
+    edges = torch.tensor([[0, 1], [1, 0]])
+    graphs = [Data(x=torch.ones(3, 2), edge_index=edges, y=torch.tensor([k / 2])) for k in range(9)]
+    graphs[8].x[0] = math.nan
+    store = sg.GraphStore.from_pyg(graphs).with_splits(train=range(8), val=[8], test=())
+    store.save(tmp_path / "few")
+    words = ["train", "--data", str(tmp_path / "few"), *WORDS, "--epochs", "1"]
+    assert status_of([*words, "--out", str(tmp_path / "run")]) == 0
+    assert "(not finite: look for NaN in the graphs to validate)" in capsys.readouterr().err
 
 
 def test_the_cause_names_the_graphs(data, tmp_path):

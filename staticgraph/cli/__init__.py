@@ -82,15 +82,11 @@ def _complete_options(app: App, commands: tuple[str, ...], arguments: Any) -> No
 
     A run that is resumed has its data, so that none is required."""
     options = {argument.name: argument for argument in arguments}
-    OPTIONS_SET.clear()
-    OPTIONS_SET.update(a.field_info.name for a in arguments if a.tokens)
     config = options.get("--config")
     if config is not None and config.tokens:
-        path = config.tokens[-1].value
-        if not Path(path).expanduser().is_file():
-            raise FileNotFoundError(f"{path}: there is no such file")
-        _read_settings(path, app, commands, arguments)
-        OPTIONS_SET.update(a.field_info.name for a in arguments if a.tokens)
+        _read_settings(config.tokens[-1].value, app, commands, arguments)
+    OPTIONS_SET.clear()
+    OPTIONS_SET.update(a.field_info.name for a in arguments if a.tokens)
     resume = options.get("--resume")
     if resume is not None and resume.tokens and not options["--data"].tokens:
         options["--data"].append(Token(keyword="--data", value="resumed", source="--resume"))
@@ -203,12 +199,13 @@ def _usage(error: CycloptsError, command: str) -> str:
         return f"not understood: {' '.join(error.unused_tokens or ())}"
     token = getattr(error, "token", None)
     source = getattr(token, "source", "cli")
+    by_hand = source in ("", "cli")
     text = " ".join(str(error).split())
     if argument is not None and getattr(error, "msg", None):
-        name = argument.name if source in ("", "cli") else argument.field_info.name
-        text = f"argument {name}: {error.msg}" if source in ("", "cli") else f"{name}: {error.msg}"
+        name = f"argument {argument.name}" if by_hand else argument.field_info.name
+        text = f"{name}: {error.msg}"
     text = text[:1].lower() + text[1:].rstrip(".")
-    return text if source in ("", "cli") or source in text else f"{source}: {text}"
+    return text if by_hand or source in text else f"{source}: {text}"
 
 
 def _abandon_output() -> None:

@@ -50,7 +50,7 @@ def run(
         json: print JSON instead of tables.
     """
     check_sizes(model, hidden)
-    require_names(data, model=model)
+    require_names(data, model)
     import torch
 
     from staticgraph import models

@@ -101,7 +101,7 @@ def run(
         json: print JSON instead of a table.
     """
     dry = dry or DryRunOptions()
-    require_names(data, model=model, loss=dry.loss)
+    require_names(data, model, dry.loss)
     if dry.gpu:
         from staticgraph.dryrun.device_guard import why_not
 

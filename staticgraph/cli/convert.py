@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from staticgraph.cli.loading import require_names
-from staticgraph.files.document import to_json
+from staticgraph.cli.partition import print_sizes
 from staticgraph.training.options import OUTPUT_FOLDER, WHOLE, DataOptions, Seed, value, whole
 
 
@@ -45,7 +45,6 @@ def run(
     """
     require_names(data)
     from staticgraph.datasets.convert import convert
-    from staticgraph.text.table import table
 
     store = convert(
         data.data,
@@ -67,6 +66,5 @@ def run(
         "bytes": store.nbytes,
         **{f"split {name}": len(ids) for name, ids in store.splits.items()},
     }
-    rows = [(name, f"{count:,}") for name, count in sizes.items()]
-    print(to_json(sizes) if json else table(("what", str(out)), rows))
+    print_sizes(out, sizes, json)
     return 0

@@ -18,7 +18,7 @@ from staticgraph.steps.compilation.modes import CUDA_MODES
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import waiting
 from staticgraph.training.config import SIZES
-from staticgraph.training.options import HEADS, MODELS, WITH_HEADS, DataOptions
+from staticgraph.training.options import HEADS, MODELS, WITH_HEADS, DataOptions, ModelOptions
 
 # The names of the options that were given, on the command line or in a settings file.
 OPTIONS_SET: set[str] = set()
@@ -54,9 +54,18 @@ def require_graph(data: str) -> None:
     load()
 
 
-def require_names(
-    options: DataOptions, *, model: str | None = None, loss: str | None = None
-) -> None:
+def require_model(options: ModelOptions) -> None:
+    """Checks sizes and names of the options of a model before any data is read.
+
+    Raises:
+        UsageError: as for :func:`check_sizes`.
+        UnknownDataset, FileNotFoundError, ValueError: as for :func:`require_names`.
+    """
+    check_sizes(options.model, options.hidden)
+    require_names(options, options.model, options.loss)
+
+
+def require_names(options: DataOptions, model: str | None = None, loss: str | None = None) -> None:
     """Checks the names of data, model and loss before any data is read, and loads torch and PyG if
     a model is run, or PyG reads the data.
 
@@ -129,10 +138,9 @@ def check_mode(mode: str, device: str, allow_cpu: bool | None = None) -> None:
         UsageError: with the modes that a CPU runs.
     """
     load()
-    import torch
+    from staticgraph.training.job import device_of
 
-    on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
-    if mode not in CUDA_MODES or allow_cpu or not on_cpu:
+    if mode not in CUDA_MODES or allow_cpu or device_of(device).type == "cuda":
         return
     others = "fused, default, eager or auto"
     if mode == "max-autotune":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ from staticgraph.cli.loading import UsageError, load, require_graph
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Status
+from staticgraph.text.table import table
 from staticgraph.training.options import (
     INPUT_FILE,
     OUTPUT_FOLDER,
@@ -77,7 +79,6 @@ def run(
 
     from staticgraph.outofcore import PartitionedGraph, partition
     from staticgraph.outofcore.disk.data import open_links
-    from staticgraph.text.table import table
 
     rows: Any = edges
     count: Any = nodes
@@ -104,6 +105,11 @@ def run(
         "bucket_edges_max": int(cells.max()),
         "bytes": sum(record.bytes for record in graph.manifest.files.values()),
     }
-    lines = [(LABELS.get(name, name), f"{size:,}") for name, size in sizes.items()]
-    print(to_json(sizes) if json else table(("what", str(out)), lines))
+    print_sizes(out, sizes, json)
     return 0
+
+
+def print_sizes(out: Path, sizes: Mapping[str, float], json: bool) -> None:
+    """Prints the sizes of what was written to a folder, as JSON or as a table."""
+    rows = [(LABELS.get(name, name), f"{size:,}") for name, size in sizes.items()]
+    print(to_json(sizes) if json else table(("what", str(out)), rows))

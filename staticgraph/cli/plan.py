@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import UsageError, check_sizes, require_names
-from staticgraph.cli.probe import MeasuredStep, ProbeOptions, make_probe
+from staticgraph.cli.loading import UsageError, require_model, require_names
+from staticgraph.cli.probe import MeasuredStep, ProbeOptions, measure
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import waiting
@@ -35,13 +35,14 @@ from staticgraph.training.options import (
 
 if TYPE_CHECKING:
     from staticgraph.packing.packing_result import Packing
-    from staticgraph.plans.cost import StepCost
     from staticgraph.plans.plan import BucketPlan
     from staticgraph.sizes.histogram import SizeHistogram
 
 GOAL = Parameter(group=Group.create_ordered("what to plan (one of; --graphs 128 by default)"))
 MEMORY = Parameter(group=Group.create_ordered("memory (with --data; the largest batches that fit)"))
 HOW = Parameter(group=Group.create_ordered("how"))
+# No packing is known to reach 1.
+EFFICIENCY = value(number(0, 0.9999, above=True), metavar="X")
 # Graphs per batch, about, where nothing else is given.
 GRAPHS = 128
 # The most buckets drawn with --knee.
@@ -79,7 +80,7 @@ class PlanOptions(MeasuredStep):
     histogram: Annotated[Path | None, INPUT_FILE, DATA] = None
     batch_size: Annotated[int | None, WHOLE, GOAL, Parameter(metavar="B")] = None
     graphs: Annotated[int | None, WHOLE, GOAL, Parameter(metavar="B")] = None
-    efficiency: Annotated[float | None, value(number(0, 1, above=True), metavar="X"), GOAL] = None
+    efficiency: Annotated[float | None, EFFICIENCY, GOAL] = None
     limits: Annotated[tuple[int, ...], several(whole(0)), GOAL, Parameter(metavar="N")] = ()
     max_memory: Annotated[int | None, BYTES, MEMORY] = None
     memory: Annotated[Path | None, INPUT_FILE, MEMORY] = None
@@ -131,7 +132,6 @@ def run(*, options: PlanOptions | None = None, json: bool = False) -> int:
 
 def _check(options: PlanOptions) -> None:
     """Refuses options that do not go together."""
-    check_sizes(options.model, options.hidden)
     exact = options.batch_size or options.efficiency or options.max_memory
     goals = (options.batch_size, options.graphs, options.efficiency, options.limits or None)
     for refused, message in (
@@ -181,7 +181,7 @@ def _sizes(options: PlanOptions) -> tuple[SizeHistogram, Any, Any]:
         require_names(options)
         store = options.open()
         return store.histogram, store, None
-    require_names(options, model=options.model, loss=options.loss)
+    require_model(options)
     from staticgraph.training.build_run import open_step
 
     opened = open_step(options)
@@ -215,7 +215,7 @@ def _pack(options: PlanOptions, histogram: SizeHistogram, *_: Any) -> tuple[dict
             )
         document |= {"bound": bound.packs, "linear_bound": bound.linear}
         document |= {"bound_columns": bound.columns, "bound_seconds": time.perf_counter() - begin}
-    _draw(options, histogram, [packing])
+    _draw(options, histogram, packing)
     return document, _packing_text(options, document)
 
 
@@ -252,7 +252,7 @@ def _search(options: PlanOptions, histogram: SizeHistogram, *_: Any) -> tuple[di
             histogram, options.efficiency or 0.0, max_graphs=options.max_graphs
         )
     limits = chosen.limits.tolist()
-    _draw(options, histogram, [chosen.packing])
+    _draw(options, histogram, chosen.packing)
     search = {"limits": limits, "reached": chosen.reached, "reason": chosen.reason}
     return {**search, **chosen.packing.to_dict()}, (
         f"limits {', '.join(map(str, limits))} (capacity {chosen.capacity})\n"
@@ -264,10 +264,11 @@ def _plan(
     options: PlanOptions, histogram: SizeHistogram, source: Any, opened: Any
 ) -> tuple[dict[str, Any], str]:
     """Chooses the capacities."""
-    from staticgraph.cli.plan_report import plan_text, plan_values
+    from staticgraph.cli.plan_report import plan_text, plan_values, save_cost_picture
     from staticgraph.packing.choose_packing import TIME_LIMIT
     from staticgraph.plans.choose_capacities import plan_buckets
     from staticgraph.plans.cost import StepCost
+    from staticgraph.plans.several import choose_buckets
 
     price = StepCost(*options.cost) if options.cost else StepCost()
     best = options.effort == "best"
@@ -289,28 +290,19 @@ def _plan(
         document = plan_values(plan, histogram, price, time.perf_counter() - begin)
     if options.out:
         plan.save(options.out)
-    _draw(options, histogram, [], plan)
+    _draw(options, histogram, plan)
     lines = [plan_text(plan, document)]
     if options.knee:
-        costs = _draw_knee(options, options.knee, histogram, price)
-        document["cost_by_buckets"] = costs
+        name = f"about {how_many(options.graphs or GRAPHS, 'graph')} per batch"
+        with waiting("choosing one to six buckets"):
+            choices = choose_buckets(
+                histogram, MOST_DRAWN, graphs=options.graphs or GRAPHS, cost=price
+            )
+        save_cost_picture(options.knee, name, choices)
+        document["cost_by_buckets"] = costs = [each.cost for each in choices]
         lines += [f"{how_many(n, 'bucket')} cost {cost:,.0f}" for n, cost in enumerate(costs, 1)]
     lines += [plan.note] if plan.note else []
     return document, "\n".join(lines)
-
-
-def _draw_knee(
-    options: PlanOptions, picture: Path, histogram: SizeHistogram, price: StepCost
-) -> list[float]:
-    """Draws the cost of an epoch against the number of buckets, and returns the costs."""
-    from staticgraph.cli.plan_report import save_cost_picture
-    from staticgraph.plans.several import choose_buckets
-
-    graphs = options.graphs or GRAPHS
-    with waiting("choosing one to six buckets"):
-        choices = choose_buckets(histogram, MOST_DRAWN, graphs=graphs, cost=price)
-    save_cost_picture(picture, f"about {how_many(graphs, 'graph')} per batch", choices)
-    return [each.cost for each in choices]
 
 
 def _memory(options: PlanOptions, opened: Any) -> dict[str, Any]:
@@ -324,17 +316,12 @@ def _memory(options: PlanOptions, opened: Any) -> dict[str, Any]:
         memory = MemoryModel.load(options.memory)
     else:
         with waiting(f"measuring steps of {options.model}"):
-            memory = make_probe(opened, options, ProbeOptions(like="cuda"))()
+            memory = measure(opened, options, ProbeOptions(like="cuda"))
     budget = MemoryBudget(options.max_memory)
     return {"memory": memory, "budget": budget, "min_steps_per_epoch": options.min_steps}
 
 
-def _draw(
-    options: PlanOptions,
-    histogram: SizeHistogram,
-    packings: list[Packing],
-    plan: BucketPlan | None = None,
-) -> None:
+def _draw(options: PlanOptions, histogram: SizeHistogram, result: Packing | BucketPlan) -> None:
     """Writes the files of --plot and --map."""
     if not options.plot and not options.map:
         return
@@ -345,4 +332,4 @@ def _draw(
         if options.map:
             plan_report.save_map(options.map, limits)
         if options.plot:
-            plan_report.save_plan_picture(options.plot, histogram, limits, packings, plan)
+            plan_report.save_plan_picture(options.plot, histogram, limits, result)

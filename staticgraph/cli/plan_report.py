@@ -6,7 +6,6 @@ the filling of batches, and the cost of an epoch by the number of buckets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 # The map's limits go up to this multiple of the largest graph, with this many steps per axis.
 MAP_REACH, MAP_STEPS = 3.0, 36
 ROWS = ("nodes", "edges", "graphs")
+EFFICIENCIES = ("node_efficiency", "edge_efficiency", "graph_efficiency")
 
 
 def epoch_rows(
@@ -43,11 +43,9 @@ def epoch_rows(
         The bucket of each batch ``[batches]``; its real nodes, edges and graphs, and those that
         there is room for, ``[batches, 3]``; and what the batcher counted.
     """
-    sizes = sizes_of(histogram)
-    batcher = Batcher(sizes, plan, exact=plan.batch_size is not None, shuffle=True)
-    batches = batcher.epoch(0)
-    buckets = np.array([batch.bucket for batch in batches])
-    real = np.array([[*sizes[batch.ids, :2].sum(axis=0), len(batch.ids)] for batch in batches])
+    batcher = Batcher(sizes_of(histogram), plan, exact=plan.batch_size is not None, shuffle=True)
+    buckets = np.array([batch.bucket for batch in batcher.epoch(0)])
+    real = batcher.rows(0).sum(axis=1)[:, [1, 2, 0]]
     room = np.array([[getattr(capacity, name) for name in ROWS] for capacity in plan.capacities])
     return buckets, real, np.maximum(1, room)[buckets], batcher.stats
 
@@ -77,10 +75,7 @@ def plan_values(
             {
                 **{name: getattr(capacity, name) for name in (*ROWS, "max_graph_nodes")},
                 "batches": batches,
-                **{
-                    f"{name[:-1]}_efficiency": float(f)
-                    for name, f in zip(ROWS, filled, strict=True)
-                },
+                **dict(zip(EFFICIENCIES, filled, strict=True)),
                 "cost": price.of(capacity) * batches,
             }
         )
@@ -166,19 +161,18 @@ def save_plan_picture(
     path: Path,
     histogram: SizeHistogram,
     limits: EfficiencyMap,
-    packings: Sequence[Packing],
-    plan: BucketPlan | None = None,
+    result: Packing | BucketPlan,
 ) -> bool:
     """Draws sizes and buckets, efficiency over limits, and the filling of packs."""
-    if plan is None:
-        share = [p.loads[:, :2] / np.maximum(1, p.limits[:2]) for p in packings]
-        filling = np.repeat(np.concatenate(share), np.concatenate([p.counts for p in packings]), 0)
+    if isinstance(result, Packing):
+        shares = result.loads[:, :2] / np.maximum(1, result.limits[:2])
+        filling = np.repeat(shares, result.counts, 0)
     else:
-        _, real, room, _ = epoch_rows(plan, histogram)
+        _, real, room, _ = epoch_rows(result, histogram)
         filling = real[:, :2] / room[:, :2]
     panels: dict[str, Draw] = {
-        "S": lambda axes: _draw_sizes(axes, histogram, plan),
-        "M": lambda axes: _draw_map(axes, limits, packings),
+        "S": lambda axes: _draw_sizes(axes, histogram, result),
+        "M": lambda axes: _draw_map(axes, limits, result),
         "F": lambda axes: _draw_pack_filling(axes, filling),
     }
     return save_mosaic(path, (16, 4.8), "", panels)
@@ -201,7 +195,7 @@ def save_cost_picture(path: Path, name: str, choices: list[SeveralChoice]) -> bo
     return save_mosaic(path, (7, 4.5), "", {"C": draw})
 
 
-def _draw_sizes(axes: Axes, histogram: SizeHistogram, plan: BucketPlan | None) -> None:
+def _draw_sizes(axes: Axes, histogram: SizeHistogram, result: Packing | BucketPlan) -> None:
     """Draws one dot per size, with a line at the largest graph of each bucket."""
     order = np.argsort(histogram.counts)  # the frequent sizes on top
     nodes, edges = histogram.sizes[order, 0], histogram.sizes[order, 1]
@@ -209,22 +203,23 @@ def _draw_sizes(axes: Axes, histogram: SizeHistogram, plan: BucketPlan | None) -
     axes.figure.colorbar(dots, ax=axes, label="graphs of this size")
     axes.set(xlabel="nodes of a graph", ylabel="edges of a graph")
     axes.set_title(f"{how_many(histogram.num_graphs, 'graph')} of {how_many(len(nodes), 'size')}")
-    for number, capacity in enumerate(() if plan is None else plan.capacities):
+    for number, capacity in enumerate(getattr(result, "capacities", ())):
         label = f"bucket {number}: {capacity.nodes:,} nodes, {capacity.edges:,} edges, "
         label += how_many(capacity.graphs, "graph")
         axes.axvline(capacity.max_graph_nodes, color=f"C{number + 1}", label=label)
         axes.legend()
 
 
-def _draw_map(axes: Axes, limits: EfficiencyMap, packings: Sequence[Packing]) -> None:
+def _draw_map(axes: Axes, limits: EfficiencyMap, result: Packing | BucketPlan) -> None:
     """Draws the harmonic mean of the efficiencies over limits, with the best one marked."""
     mesh = axes.pcolormesh(limits.edges, limits.nodes, 100 * limits.harmonic, shading="nearest")
     axes.figure.colorbar(mesh, ax=axes, label="harmonic mean of the efficiencies, %")
     nodes, edges, value = limits.best
     axes.plot(edges, nodes, "o", color=RED, fillstyle="none", markersize=12)
-    for packing in packings:
-        if packing.limits[0] <= limits.nodes[-1] and packing.limits[1] <= limits.edges[-1]:
-            axes.plot(packing.limits[1], packing.limits[0], "P", color="white", markersize=9)
+    if isinstance(result, Packing):
+        most_nodes, most_edges = result.limits[:2]
+        if most_nodes <= limits.nodes[-1] and most_edges <= limits.edges[-1]:
+            axes.plot(most_edges, most_nodes, "P", color="white", markersize=9)
     axes.set(xlabel="limit on edges", ylabel="limit on nodes")
     axes.set_title(f"limits of a pack: best ({nodes}, {edges}) with {value:.2%}")
 

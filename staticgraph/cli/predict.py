@@ -125,7 +125,7 @@ def _predict(trained: Trained, store: GraphStore, ids: Any, mode: str) -> dict[s
     any_data = replace(trained.plan, digest=None, schema=None)
     runner = StaticGraphRunner(trained.model, any_data, mode)
     loader = runner.loader(store, indices=ids, exact=False)
-    outputs, numbers = [], []
+    rows: dict[int, list[float]] = {}
     for batch in bar(loader, desc="predicting", unit=" batches"):
         out = runner.predict_batch(batch)
         if not isinstance(out, torch.Tensor) or not out.dim() or len(out) != len(batch.graph_ids):
@@ -133,15 +133,14 @@ def _predict(trained: Trained, store: GraphStore, ids: Any, mode: str) -> dict[s
                 f"{trained.config.model} does not return one row per graph, which a file of "
                 "predictions needs: use runner.predict, which returns rows of nodes too"
             )
-        real = batch.graph_ids >= 0
-        outputs.append(out[real].flatten(1).float().to("cpu", copy=True))
-        numbers.append(batch.graph_ids[real].to("cpu", copy=True))
-    ids = torch.cat(numbers)
-    order = ids.argsort()
-    table = torch.cat(outputs)[order]
-    columns = {"graph_ids": ids[order].tolist(), "outputs": table.tolist()}
+        flat = out.reshape(len(out), -1).float()
+        rows |= zip(batch.graph_ids.tolist(), flat.tolist(), strict=True)
+    rows.pop(-1, None)  # padding
+    columns: dict[str, Any] = {"graph_ids": sorted(rows)}
+    columns["outputs"] = [rows[graph] for graph in columns["graph_ids"]]
     if trained.task in ("binary", "classes"):
-        shares = table.sigmoid() if trained.task == "binary" else table.softmax(1)
+        outputs = torch.tensor(columns["outputs"])
+        shares = outputs.sigmoid() if trained.task == "binary" else outputs.softmax(1)
         columns["probabilities"] = shares.tolist()
     return columns
 

@@ -5,15 +5,13 @@ Annotations are evaluated here, since ``staticgraph plan`` has these options too
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import UsageError, check_sizes, require_names
+from staticgraph.cli.loading import UsageError, require_model
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import waiting
@@ -109,10 +107,9 @@ def run(
         UsageError: options do not go together, or there is no such device.
     """
     how = how or ProbeOptions()
-    check_sizes(step.model, step.hidden)
     if how.compiled and (how.like != "cuda" or how.device == "cuda"):
         raise UsageError("--compiled counts a step for a GPU that is not here: give --like cuda")
-    require_names(step, model=step.model, loss=step.loss)
+    require_model(step)
     import torch
 
     from staticgraph.memory.budget import MemoryBudget
@@ -127,9 +124,8 @@ def run(
     budget = MemoryBudget(max_memory) if max_memory else None
     opened = open_step(step)
     begin = time.perf_counter()
-    measure = make_probe(opened, step, how)
     with waiting(f"measuring steps of {step.model}" + (" as compiled" if how.compiled else "")):
-        memory = measure()
+        memory = measure(opened, step, how)
     seconds = time.perf_counter() - begin
     if out:
         memory.save(out)
@@ -145,10 +141,10 @@ def run(
     return 0
 
 
-def make_probe(
+def measure(
     opened: "tuple[GraphStore, Loss, torch.nn.Module]", step: MeasuredStep, how: ProbeOptions
-) -> "Callable[[], MemoryModel]":
-    """The probe that the options name, ready to be called.
+) -> "MemoryModel":
+    """The memory of the step that the options name.
 
     Args:
         opened: data, loss and model of the options, from
@@ -165,8 +161,9 @@ def make_probe(
     convert(model.to(how.device), kernels=step.kernels)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     reader: dict[str, Any] = {"like": how.like, "compiled": how.compiled}
-    return partial(
-        probe,
+    if how.device == "cuda":
+        reader = {"reader": "cuda"}
+    return probe(
         model,
         store,
         loss=loss,
@@ -175,5 +172,5 @@ def make_probe(
         autocast=torch.bfloat16 if step.autocast else None,
         accumulate=step.accumulate,
         target=how.gpu,
-        **({"reader": "cuda"} if how.device == "cuda" else reader),
+        **reader,
     )

@@ -32,7 +32,7 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto;
        max-width: 68rem; padding: 1.5rem; }
 h1 { font-size: 1.5rem; margin: 0 0 .2rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-p.sub { color: #555; margin: 0; } pre { overflow-x: auto; font-size: .85rem; }
+pre { overflow-x: auto; font-size: .85rem; }
 svg { max-width: 100%; height: auto; } .warn { color: #a40000; font-weight: 600; }
 """
 # In characters; a table is scrolled, not wrapped.
@@ -85,7 +85,7 @@ def page_of(report: TrainReport, folder: Path) -> str:
     """
     from staticgraph.plans.plan import BucketPlan
     from staticgraph.training import plots
-    from staticgraph.training.report import number_text, read_steps
+    from staticgraph.training.report import read_steps
 
     try:
         steps = read_steps(folder / STEPS)
@@ -106,28 +106,22 @@ def page_of(report: TrainReport, folder: Path) -> str:
         if (count := report.memory.get(name)) is not None
     ]
     warnings = "".join(f'<p class="warn">{escape(line)}</p>' for line in report.warnings)
-    tested = f"test {report.metric} of the final model: {number_text(report.test_metric)}"
+    memory.append(("graphs are", report.data.get("place", "-")))
     sections = {
-        "Learning": (loss, _table(*report.epoch_table()), f"<p>{escape(tested)}</p>"),
-        "Filling of the fixed shapes": (filling,),
-        "Memory": (_table(("what", "bytes"), memory),),
-        "Choices": (
-            f"<p>graphs: {escape(report.data.get('place', '-'))}</p>",
-            as_preformatted(report.runner),
-        ),
-        "Settings": (_table(("setting", "value"), report.config.items()),),
-        "Versions": (_table(("package", "version"), sorted(report.runner.versions.items())),),
+        "Learning": loss,
+        "Filling of the fixed shapes": filling,
+        "Choices and results": as_preformatted(report),
+        "Memory": _table(("what", "bytes"), memory),
+        "Settings": _table(("setting", "value"), report.config.items()),
+        "Versions": _table(("package", "version"), sorted(report.runner.versions.items())),
     }
-    body = "\n".join(
-        "\n".join((f"<h2>{heading}</h2>", *parts)) for heading, parts in sections.items()
-    )
+    body = "\n".join(f"<h2>{heading}</h2>\n{part}" for heading, part in sections.items())
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title><style>{STYLE}</style></head>
 <body>
 <h1>{title}</h1>
-<p class="sub">{escape(report.data_text)}</p>
 {warnings}
 {body}
 </body></html>

@@ -13,7 +13,7 @@ from staticgraph.cli.loading import (
     check_mode,
     check_sizes,
     require_code,
-    require_names,
+    require_model,
 )
 from staticgraph.errors import Diverged
 from staticgraph.files.document import to_json
@@ -62,9 +62,9 @@ def run(
     """
     if resume and overwrite:
         raise UsageError("argument --overwrite: not allowed with --resume")
-    check_sizes(settings.model, settings.hidden)
     alone = "RANK" not in os.environ  # of several processes, rank 0 checks and informs the others
     if resume:
+        check_sizes(settings.model, settings.hidden)
         if alone:
             require_run(out)
         model = settings.model if "model" in OPTIONS_SET else named_in(out)
@@ -72,7 +72,7 @@ def run(
     else:
         if alone and not overwrite:
             require_free(out)
-        require_names(settings, model=settings.model, loss=settings.loss)
+        require_model(settings)
     check_mode(settings.compile_mode, settings.device, settings.allow_cpu)
 
     from staticgraph.training import train

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import shutil
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -275,8 +276,7 @@ def _encoder(options: LargeOptions) -> dict[str, Any]:
     from staticgraph.outofcore import SampledGNN
 
     fanouts, width = list(options.fanouts), options.dimension
-    # Heads of attention must divide the width.
-    heads = next(h for h in (4, 2, 1) if width % h == 0)
+    heads = math.gcd(4, width)  # of attention, which must divide the width
     torch.manual_seed(options.seed)
     encoder = SampledGNN(options.encoder or "", width, width, width, len(fanouts), heads=heads)
     return {"encoder": encoder, "fanouts": fanouts}

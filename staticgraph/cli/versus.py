@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from staticgraph.cli.loading import check_sizes, require_names
+from staticgraph.cli.loading import require_model
 from staticgraph.files.document import to_json
 from staticgraph.training.options import (
     NAMES,
@@ -63,8 +63,7 @@ def run(
         submit: also print the result as a row of a table, to paste into an issue.
         json: print JSON instead of a table.
     """
-    check_sizes(options.model, options.hidden)
-    require_names(options, model=options.model, loss=options.loss)
+    require_model(options)
     from staticgraph.training.build_run import open_step
     from staticgraph.training.job import device_of, machine
     from staticgraph.training.versus.comparison import compare

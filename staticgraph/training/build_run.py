@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
+import resource
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,10 +43,11 @@ from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore, fits
 from staticgraph.store.random_states import kept_random_states
 from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.progress import waiting
 from staticgraph.training.config import SIZES, TrainConfig
 from staticgraph.training.job import device_of, first_alone
 from staticgraph.training.options import ModelOptions
-from staticgraph.training.tasks import Task, TaskLoss, loss_of, named_loss, task_of
+from staticgraph.training.tasks import Task, loss_of, named_loss, task_of
 
 
 def digest_of(store: GraphColumns) -> str:
@@ -251,14 +253,16 @@ class RunParts:
         self.source: GraphStore | DeviceStore = source_of(
             config.store, self.store, self.device, self.kernels
         )
-        self.plan: BucketPlan = (
-            plan_buckets(self.store, config.batch_size, indices=self.store.splits["train"])
-            if state is None
-            else BucketPlan.from_dict(state["plan"])
-        )
+        choosing = progress and state is None
+        with waiting("choosing the shapes of batches") if choosing else nullcontext():
+            self.plan: BucketPlan = (
+                plan_buckets(self.store, config.batch_size, indices=self.store.splits["train"])
+                if state is None
+                else BucketPlan.from_dict(state["plan"])
+            )
         subject = Subject(
             self.model,
-            loss=TaskLoss(self.task) if self.loss is None else self.loss,
+            loss=self.task if self.loss is None else self.loss,
             optimizer=self.optimizer,
             autocast=None if config.autocast is None else getattr(torch, config.autocast),
             clip_norm=config.clip_norm,
@@ -279,18 +283,12 @@ class RunParts:
     def memory(self) -> dict[str, int | None]:
         """Bytes of parameters, optimizer state and graphs, the peak host memory of this process,
         and the peak that torch reserved on the device; None where unknown."""
-        host = None
-        if sys.platform != "win32":
-            import resource
-
-            unit = 1 if sys.platform == "darwin" else 1024
-            host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         on_cuda = self.device.type == "cuda"
         return {
             "parameters_bytes": distinct_bytes(self.model.parameters()),
             "optimizer_bytes": state_bytes(self.optimizer),
             "graphs_bytes": int(self.source.nbytes),
-            "host_peak_bytes": host,
+            "host_peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             "device_peak_bytes": torch.cuda.max_memory_reserved(self.device) if on_cuda else None,
         }
 

@@ -52,14 +52,13 @@ LAST = len(TRAILER) + DIGEST
 AGAIN = "train again with staticgraph train --overwrite"
 
 
-def save(folder: Path, **state: Any) -> Path:
+def save(folder: Path, **state: Any) -> None:
     """Writes ``folder/checkpoint.pt`` with ``state``, by default with the present random states."""
     content = {"format": FORMAT, "version": VERSION, "random": random_state(), **state}
     archive = io.BytesIO()
     torch.save(content, archive)
     written = archive.getvalue()
     atomic.write_bytes(folder / FILE, written + TRAILER + _digest(written))
-    return folder / FILE
 
 
 def load(folder: Path) -> dict[str, Any]:

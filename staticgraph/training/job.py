@@ -145,16 +145,14 @@ def device_of(name: str, ranks: Ranks | None = None) -> torch.device:
     run there.
 
     Raises:
-        ValueError: the name is invalid, or there is no such device.
+        ValueError: there is no such device.
+        RuntimeError: the name is invalid.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and ranks is not None:
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device={name!r}: use 'cpu', 'cuda', 'cuda:1' or 'auto'") from None
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}: torch sees no CUDA device; use device='cpu' or 'auto'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -274,34 +274,31 @@ class TrainReport:
 
     @classmethod
     def _from_values(cls, values: dict[str, Any], folder: Path) -> TrainReport:
-        epochs = ({k: e[k] for k in EpochRecord._fields} for e in values["epochs"])
+        epochs = ([e[k] for k in EpochRecord._fields] for e in values["epochs"])
         return cls(
             **{
                 **values,
                 "folder": str(folder),
                 "classes": tuple(values.get("classes", ())),
-                "epochs": tuple(EpochRecord(**epoch) for epoch in epochs),
+                "epochs": tuple(EpochRecord(*epoch) for epoch in epochs),
                 "runner": Report.from_dict(values["runner"]),
             }
         )
 
-    def epoch_table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """The headers, and one row of strings per epoch."""
+    def _epoch_table(self) -> str:
         headers = ("epoch", "loss", "val loss", f"val {self.metric}", "graphs/s", "seconds")
-        return headers, [
+        rows = [
             (
-                str(epoch.epoch + 1),
-                number_text(epoch.train_loss),
-                number_text(epoch.val_loss),
-                number_text(epoch.val_metric),
+                epoch.epoch + 1,
+                *map(number_text, (epoch.train_loss, epoch.val_loss, epoch.val_metric)),
                 f"{epoch.graphs_per_s:,.0f}",
                 f"{epoch.seconds:.2f}",
             )
             for epoch in self.epochs
         ]
+        return table(headers, rows)
 
-    @property
-    def data_text(self) -> str:
+    def _data_text(self) -> str:
         """What was trained on which graphs, on one line."""
         config, splits = self.config, self.data["splits"]
         model = config["model"]
@@ -334,7 +331,7 @@ class TrainReport:
     _repr_html_ = as_preformatted
 
     def __str__(self) -> str:
-        lines = [self.data_text, "", table(*self.epoch_table()), ""]
+        lines = [self._data_text(), "", self._epoch_table(), ""]
         if self.diverged is None:
             lines.append(f"test {self.metric} of the final model: {number_text(self.test_metric)}")
             lines.append("")

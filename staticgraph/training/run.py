@@ -314,6 +314,8 @@ class Training(RunParts):
             self._log("loss/val", val_loss, history.number)
             self._log(f"{metric}/val", val_metric, history.number)
             judged = f"val loss {val_loss:.4f}, val {metric} {val_metric:.4f}"
+            if not math.isfinite(val_loss):
+                judged += " (not finite: look for NaN in the graphs to validate)"
         self._say(
             f"epoch {number + 1}: loss {train_loss:.4f}, {judged}, "
             f"{epoch.graphs_per_s:,.0f} graphs/s"
@@ -387,7 +389,7 @@ class Training(RunParts):
             f"{again}{len(store.splits['train']):,} of {how_many(len(store), 'graph')} "
             f"of {store.name} in {how_many(len(self.loader), 'batch')} per epoch; buckets "
             f"{shapes}; mode {chosen} on {self.device}{several}, graphs "
-            f"{self.place}, kernels {'on' if self.kernels else 'off'}; "
+            f"{self.place}; "
             f"{task_words(task.name, task.num_outputs, task.metric_name, classes)}"
         )
 

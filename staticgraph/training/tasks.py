@@ -51,14 +51,14 @@ def evaluate(
             graphs. The metric is NaN if the outputs do not have the shape of the task's.
     """
     rows: list[tuple[Tensor, ...]] = []
-    fits, all_fit = TaskLoss(task).fits, True
+    all_fit = True
     sums = torch.zeros(1, 2, dtype=torch.float64)
     for batch in batches:
         out, loss = runner.eval_step(batch)
-        graphs = _graphs_of(batch)
+        graphs = batch.real_counts.graphs
         if own_loss:
             sums += torch.tensor([[graphs * float("nan" if loss is None else loss), graphs]])
-            all_fit = all_fit and fits(out, batch)
+            all_fit = all_fit and task.fits(out, batch)
         if all_fit:  # copies, since the memory of batch and output is reused
             tensors = (out, batch.y, batch.graph_ids)
             rows.append(tuple(each[:graphs].to("cpu", copy=True) for each in tensors))
@@ -75,10 +75,6 @@ def evaluate(
     return total / count if own_loss else mean_loss(task, out, y), task.metric(out, y)
 
 
-def _graphs_of(batch: StaticBatch) -> int:
-    return batch.num_graphs if batch.real is None else batch.real.graphs
-
-
 # `loss(out, y)` gives one value per target, including padding and missing targets.
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 # `metric(out, y)` takes real rows and gives one number.
@@ -87,7 +83,9 @@ Metric = Callable[[Tensor, Tensor], float]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A kind of target.
+    """A kind of target; called as ``loss(out, batch)``, it is its own loss, per target.
+
+    Its functions are a module's, so that it can be pickled for another process.
 
     Attributes:
         name: ``binary``, ``regression`` or ``classes``.
@@ -104,6 +102,45 @@ class Task:
     metric_name: str
     metric: Metric
 
+    def __call__(self, out: Tensor, batch: Any) -> Tensor:
+        """The loss per target; ``batch.y`` are the targets.
+
+        Raises:
+            ValueError: the model's output is not one row per graph with the task's columns.
+        """
+        self._check(out, batch)
+        return self.row_loss(out, batch.y)
+
+    def fits(self, out: Any, batch: Any) -> bool:
+        """Whether a model's output has the shape that the task's metric needs."""
+        try:
+            self._check(out, batch)
+        except ValueError:
+            return False
+        return True
+
+    def _check(self, out: Any, batch: Any) -> None:
+        rows, columns, name = len(batch.y), self.num_outputs, self.name
+        if not isinstance(out, Tensor):
+            raise ValueError(
+                f"the model gives a {type(out).__name__}, and its loss takes a tensor of "
+                f"[{rows}, {columns}], a row per graph: return that alone"
+            )
+        if out.dim() == 0 or len(out) != rows:
+            per_node = out.dim() > 0 and len(out) == len(batch.batch)
+            remedy = "pool over nodes" if per_node else "keep a row per graph"
+            remedy += ", as global_mean_pool(x, batch) does"
+        else:
+            width = out.numel() // len(out)
+            # Of classes, a model may have more than the data.
+            if width == columns or (width > columns and name == "classes"):
+                return
+            remedy = f"give its last layer {columns} for {name}"
+        raise ValueError(
+            f"the model gives {list(out.shape)}, and its loss takes a row per graph, "
+            f"[{rows}, {columns}] for this batch: {remedy}"
+        )
+
 
 def task_of(store: GraphStore, name: str = AUTO) -> Task:
     """The task that a store's ``y`` defines.
@@ -118,7 +155,10 @@ def task_of(store: GraphStore, name: str = AUTO) -> Task:
             classes are negative.
     """
     if "y" not in store.schema:
-        raise BadGraph(f"{store.name} has no target y: there is nothing to train on")
+        raise BadGraph(
+            f"{store.name} has no target y: there is nothing to train on; give each "
+            "graph its labels as y"
+        )
     y, column = store.schema["y"], store.column("y")
     if y.level != "graph" or y.rows != 1 or len(y.shape) > 1:
         raise BadGraph(
@@ -199,52 +239,6 @@ def _columns(values: Tensor) -> tuple[Tensor, ...]:
     return values.view(len(values), -1).unbind(1)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskLoss:
-    """The ``loss(out, batch)`` of a task, per target; it can be pickled for another process."""
-
-    task: Task
-
-    def __call__(self, out: Tensor, batch: Any) -> Tensor:
-        """The loss per target; ``batch.y`` are the targets.
-
-        Raises:
-            ValueError: the model's output is not one row per graph with the task's columns.
-        """
-        self._check(out, batch)
-        return self.task.row_loss(out, batch.y)
-
-    def fits(self, out: Any, batch: Any) -> bool:
-        """Whether a model's output has the shape that the task's metric needs."""
-        try:
-            self._check(out, batch)
-        except ValueError:
-            return False
-        return True
-
-    def _check(self, out: Any, batch: Any) -> None:
-        rows, columns, name = len(batch.y), self.task.num_outputs, self.task.name
-        if not isinstance(out, Tensor):
-            raise ValueError(
-                f"the model gives a {type(out).__name__}, and its loss takes a tensor of "
-                f"[{rows}, {columns}], a row per graph: return that alone"
-            )
-        if out.dim() == 0 or len(out) != rows:
-            per_node = out.dim() > 0 and len(out) == len(batch.batch)
-            remedy = "pool over nodes" if per_node else "keep a row per graph"
-            remedy += ", as global_mean_pool(x, batch) does"
-        else:
-            width = out.numel() // len(out)
-            # Of classes, a model may have more than the data.
-            if width == columns or (width > columns and name == "classes"):
-                return
-            remedy = f"give its last layer {columns} for {name}"
-        raise ValueError(
-            f"the model gives {list(out.shape)}, and its loss takes a row per graph, "
-            f"[{rows}, {columns}] for this batch: {remedy}"
-        )
-
-
 def loss_of(options: ModelOptions, store: GraphStore) -> tuple[Loss, int]:
     """The loss of the options, or the one that fits the target, and the number of outputs that a
     model of the zoo then needs.
@@ -261,7 +255,7 @@ def loss_of(options: ModelOptions, store: GraphStore) -> tuple[Loss, int]:
         raise BadGraph(
             f"{error}; or give --loss MODULE:NAME, which is loss(out, batch), one value per row"
         ) from None
-    return TaskLoss(task), task.num_outputs
+    return task, task.num_outputs
 
 
 def named_loss(spec: str) -> Loss:

@@ -17,12 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from numba.core import event
-
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.files.folder_lock import folder_lock
 from staticgraph.text.how_many import how_many
-from staticgraph.text.progress import Status
 from staticgraph.training import checkpoint
 from staticgraph.training.config import (
     CHECKPOINT,
@@ -41,24 +38,6 @@ from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
 
 __all__ = ["Interrupted", "TrainConfig", "resume", "train"]
-
-
-class _ShownCompilation(event.Listener):
-    """Shows on stderr how many loops numba compiled; nothing where they are cached."""
-
-    def __init__(self) -> None:
-        self._status, self._count = Status(), 0
-
-    def on_start(self, event: Any) -> None:
-        """Called before a loop is compiled."""
-        self._count += 1
-        self._status.show(
-            f"compiling CPU code, on the first run only: {how_many(self._count, 'function')}"
-        )
-
-    def on_end(self, event: Any) -> None:
-        """Clears the line for other output."""
-        self._status.clear()
 
 
 def train(
@@ -90,7 +69,7 @@ def train(
             require_free(folder)
         return again
 
-    with _job(folder, progress) as ranks:
+    with _job(folder) as ranks:
         again = first_alone(ranks, begin)
         if again if ranks is None else ranks.from_first(again):
             return _resume(folder, {}, progress, ranks)
@@ -100,16 +79,13 @@ def train(
 
 
 @contextmanager
-def _job(folder: Path, progress: bool) -> Iterator[Ranks | None]:
-    """Joins the job that trains in a folder, which rank 0 locks; rank 0 reports progress."""
+def _job(folder: Path) -> Iterator[Ranks | None]:
+    """Joins the job that trains in a folder, which rank 0 locks."""
     with joined() as ranks:
-        first = ranks is None or ranks.first
-        lock = folder_lock(folder) if first else nullcontext()
-        compilation = event.install_listener("numba:compile", _ShownCompilation())
+        lock = folder_lock(folder) if ranks is None or ranks.first else nullcontext()
         first_alone(ranks, lock.__enter__)
         try:
-            with compilation if progress and first else nullcontext():
-                yield ranks
+            yield ranks
         finally:
             lock.__exit__(None, None, None)
 
@@ -141,7 +117,7 @@ def resume(
         Interrupted: the run was stopped by Ctrl-C or SIGTERM; it can be resumed.
     """
     folder = Path(folder).expanduser()
-    with _job(folder, progress) as ranks:
+    with _job(folder) as ranks:
         return _resume(folder, changes or {}, progress, ranks)
 
 

@@ -20,7 +20,7 @@ from torch_geometric.data import Data
 import staticgraph as sg
 from staticgraph.checking.check import check
 from staticgraph.cli.plan_report import map_around
-from staticgraph.cli.probe import MeasuredStep, ProbeOptions, make_probe
+from staticgraph.cli.probe import MeasuredStep, ProbeOptions, measure
 from staticgraph.dryrun import baseline
 from staticgraph.dryrun.operations import count_step
 from staticgraph.dryrun.report import PARTS
@@ -113,7 +113,7 @@ def measured_in(place: Path) -> MemoryModel:
     words[words.index("few")] = str(place / "few")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         assert status_of(words) == 0
-    return make_probe(open_step(step), step, ProbeOptions(like="cuda"))()
+    return measure(open_step(step), step, ProbeOptions(like="cuda"))
 
 
 def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) -> None:

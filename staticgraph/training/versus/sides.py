@@ -306,7 +306,7 @@ ON_CUDA = (
 
 class StaticSide(Side):
     """Trains in fixed shapes, in a mode of the runner, with the fused kernels where it is named as
-    in ``default+kernels``, and with further options of the runner.
+    in ``default+kernels``.
 
     Raises:
         ValueError: there is no such mode.
@@ -314,9 +314,8 @@ class StaticSide(Side):
 
     runner: StaticGraphRunner | None = None
 
-    def __init__(self, setting: VersusSetting, name: str, **options: Any) -> None:
+    def __init__(self, setting: VersusSetting, name: str) -> None:
         super().__init__(setting, name, name.endswith(KERNELS))
-        self._options = options
         self.mode: str = (mode := name.removesuffix(KERNELS))
         if mode not in MODES or (mode in NO_KERNELS and mode != name):
             with_kernels = [m + KERNELS for m in MODES if m not in NO_KERNELS]
@@ -336,7 +335,7 @@ class StaticSide(Side):
         setting = self.setting
         subject = Subject(self.model, setting.loss, self.optimizer, setting.forward)
         runner = self.runner = StaticGraphRunner(
-            subject, setting.plan, self.mode, distributed="off", **self._options
+            subject, setting.plan, self.mode, distributed="off"
         )
         source = source_of("auto", setting.store, setting.device, subject.pointers)
         self._loader: StaticLoader = runner.loader(
@@ -361,9 +360,9 @@ class StaticSide(Side):
         buckets = [b for b in self.runner.report().buckets if b.batches]
         shares = {}
         for rows in ("node", "edge", "graph"):
-            physical = [getattr(b, f"{rows}s") * b.batches for b in buckets]
-            real = [getattr(b, f"{rows}_efficiency") or 0.0 for b in buckets]
-            shares[f"{rows}s"] = float(np.dot(physical, real)) / max(1, sum(physical))
+            physical = [max(1, getattr(b, f"{rows}s")) * b.batches for b in buckets]
+            real = [getattr(b, f"{rows}_efficiency") for b in buckets]
+            shares[f"{rows}s"] = float(np.average(real, weights=physical))
         return shares
 
     def close(self) -> None:
