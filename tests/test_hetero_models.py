@@ -14,8 +14,8 @@ import pytest
 import torch
 from support.alike import assert_same_state, sgd
 from support.hetero_graphs import by_destination, from_molecule
-from support.hetero_parity import plain, poisoned, static
-from support.parity import differences
+from support.hetero_parity import plain, static
+from support.parity import differences, poisoned
 from support.rewritten import fired
 from torch import nn
 from torch_geometric.data import Batch
