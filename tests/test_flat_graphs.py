@@ -103,6 +103,8 @@ GOOD = body_of([graph(3), graph(4)])
 
 
 WRONG = {
+    "negative nodes": (body_of([graph(3)], num_nodes=np.array([-3])), 422, "cannot be"),
+    "more nodes than rows": (body_of([graph(3)], num_nodes=np.array([4])), 422, "has not 4 rows"),
     "fewer edges": (body_of([graph(3)], num_edges=np.array([5])), 422, "not [2, sum of num_edges]"),
     "an edge outside": (
         body_of([graph(2), graph(3)], edge_index=np.full((2, 10), 2)), 422, "graph 0: edge_index"

@@ -51,6 +51,10 @@ def trainer_of(tmp_path, *callbacks, mode="eager", recording=None, plan=None, **
     )
 
 
+def fit_an_epoch(module, data, tmp_path):
+    trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
+
+
 def by_hand(module, data, epochs=2):
     """Trains with plain PyG on the same graphs in the same order, in a hand-written loop."""
     module.train()
@@ -197,9 +201,8 @@ def test_a_call_that_cannot_be_told_runs_as_plain_pyg_and_says_so(esol, tmp_path
             return loss
 
     module, twin, data = make_module(Odd), make_module(Odd), data_of(esol)
-    options = {"limit_val_batches": 0, "max_epochs": 1}
     with pytest.warns(UserWarning, match="Both is called with a tensor of which it cannot be told"):
-        trainer_of(tmp_path, **options).fit(module, datamodule=data)
+        fit_an_epoch(module, data, tmp_path)
     by_hand(twin, data, epochs=1)
     assert_same_losses(module, twin)
 
@@ -232,7 +235,7 @@ def test_a_batch_is_copied_and_changed_as_pygs(esol, tmp_path, kind):
     module, twin, data = make_module(kind), make_module(kind), data_of(esol)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
+        fit_an_epoch(module, data, tmp_path)
     told = [str(w.message) for w in caught if "runs as plain PyG" in str(w.message)]
     assert len(told) == (kind is FewerEdges)
     by_hand(twin, data, epochs=1)
@@ -283,7 +286,7 @@ def test_a_table_that_a_part_returns_keeps_its_rows(esol, tmp_path):
             return out.pow(2).mean() + table.mean()
 
     module = make_module(Odd)
-    trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
+    fit_an_epoch(module, data, tmp_path)
     assert module.shapes == {(True, rows)}
 
 
@@ -313,7 +316,7 @@ def test_values_of_a_call_are_told_apart_and_too_many_are_no_runners(esol, tmp_p
 
     module, data = make_module(Odd), data_of(esol)
     with pytest.warns(UserWarning, match=r"different sets of values \(now 1.75\)"):
-        trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
+        fit_an_epoch(module, data, tmp_path)
     assert module.most == 8
 
 

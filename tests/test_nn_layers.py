@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.alike import sgd, squared
+from support.alike import sgd
+from support.alike import squared as loss
 from support.arena import ArenaRecorder
 from support.layer_cases import CASES
 from support.layer_model import call, model_of
@@ -179,7 +180,7 @@ def test_every_layer_replays_like_eager(case):
     an error, and an address that is not written gives wrong numbers."""
     model = model_of(case)
     optimizer = sgd(model, 0.0)
-    subject = Subject(model, squared, optimizer, forward=call, check_padding=False)
+    subject = Subject(model, loss, optimizer, forward=call, check_padding=False)
     recording = sg.Recording(scope="forward_backward", recorder=ArenaRecorder)
     runner = sg.StaticGraphRunner(subject, [CAPACITY], "cuda-graph", recording=recording)
     if case.name in ("SGFormer", "Polynormer"):  # they sort batch, which is compared on a CPU alone
@@ -249,7 +250,7 @@ def test_nothing_is_captured_again_while_it_trains():
     torch._dynamo.reset()
     model = Together([model_of(case) for case in CASES if case.name in TRAINED])
     assert len(model.models) == len(TRAINED)
-    computation = Computation(Subject(model, squared, forward=call))
+    computation = Computation(Subject(model, loss, forward=call))
     graphs = []
 
     def look(graph, inputs):
