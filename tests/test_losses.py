@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.alike import assert_same_gradients, sgd
-from support.labelled_graphs import CAPACITY, labelled_graphs
+from support.graphs import LABELLED_CAPACITY as CAPACITY
+from support.graphs import labelled_batch, labelled_graphs
 from support.parity import BATCH
 from support.places import mode_of
 from support.runners import made_runner
@@ -112,7 +113,6 @@ RECIPES = [
     + [(loss, mode) for loss in (train_mask, kl_term, ranking) for mode in MODES],
 )
 def test_loss_and_gradients_are_those_of_plain_pyg(loss, mode, monkeypatch):
-    store = sg.GraphStore.from_pyg(labelled_graphs())
     model = Net()
     plain = copy.deepcopy(model)
     runner = runner_of(loss, model, mode_of(mode, monkeypatch))
@@ -121,7 +121,7 @@ def test_loss_and_gradients_are_those_of_plain_pyg(loss, mode, monkeypatch):
     expected.backward()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*its own mean divides")
-        found = runner.step(sg.StaticBatch.of(store, range(10), CAPACITY))
+        found = runner.step(labelled_batch())
     assert found.item() == pytest.approx(expected.item(), rel=1e-10)
     assert_same_gradients(model, plain, rtol=0, atol=1e-10)
 
@@ -190,9 +190,7 @@ def mean_over_rows(out, batch):
 def test_weights_of_a_tuple_that_are_counted_twice_or_not_at_all_are_said(loss, words):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        runner_of(loss, Net()).step(
-            sg.StaticBatch.of(sg.GraphStore.from_pyg(labelled_graphs()), range(10), CAPACITY)
-        )
+        runner_of(loss, Net()).step(labelled_batch())
     texts = [str(each.message) for each in said if "is given weights" in str(each.message)]
     assert [words in text for text in texts] == [True] * bool(words)
 
@@ -248,15 +246,13 @@ def test_targets_that_the_default_ignore_index_leaves_out_are_said():
     ],
 )
 def test_what_is_no_loss_says_what_would_be(loss, match):
-    store = sg.GraphStore.from_pyg(labelled_graphs())
     with pytest.raises((TypeError, ValueError), match=match):
-        runner_of(loss, Net()).step(sg.StaticBatch.of(store, range(10), CAPACITY))
+        runner_of(loss, Net()).step(labelled_batch())
 
 
 def test_a_mean_in_a_loss_is_told_from_plain_pygs_with_what_to_write():
     """``masked_mean`` and the real counts also work on PyG's batches, so losses are compared."""
-    store = sg.GraphStore.from_pyg(labelled_graphs())
-    batch = sg.StaticBatch.of(store, range(10), CAPACITY)
+    batch = labelled_batch()
 
     def squared(out):
         return out[0].square()

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.alike import assert_same_gradients, sgd
-from support.labelled_graphs import CAPACITY, NAN, labelled_graphs
+from support.graphs import LABELLED_CAPACITY as CAPACITY
+from support.graphs import labelled_batch, labelled_graphs
 from support.places import mode_of
 from support.runners import made_runner
 from torch import nn
@@ -19,6 +20,7 @@ from torch_geometric.nn import global_add_pool
 import staticgraph as sg
 from staticgraph.errors import NonFiniteLoss
 
+NAN = float("nan")
 MODES = ["eager", "traced", "cuda-graph"]
 
 
@@ -128,8 +130,7 @@ def test_what_cannot_be_left_out_is_an_error(mode, known, monkeypatch):
 
 def test_a_field_that_the_loss_does_not_read_may_hold_nan():
     """And a NaN that the model computes does not count as a missing label."""
-    lacking = sg.GraphStore.from_pyg(labelled_graphs())
-    batch = sg.StaticBatch.of(lacking, range(10), CAPACITY)
+    batch = labelled_batch()
     runner = runner_of(lambda out, batch: (out[:, 0] - batch.weight).square())
     out = Net()(batch.x, batch.batch, 12)
     assert bool(torch.isfinite(runner.step(batch)))
@@ -179,8 +180,7 @@ def equal_to_itself(out, batch):
 @pytest.mark.parametrize("loss", [by_labels, equal_to_itself])
 def test_a_loss_that_asks_which_labels_are_missing_is_refused(loss):
     """It reads zeros there, so its value would silently differ from plain PyG's."""
-    store = sg.GraphStore.from_pyg(labelled_graphs())
-    batch = sg.StaticBatch.of(store, range(10), CAPACITY)
+    batch = labelled_batch()
     with pytest.raises(sg.errors.PaddingLeaks, match=r"the loss is off.*needs a mask of its own"):
         runner_of(loss).step(batch)
 
@@ -228,10 +228,9 @@ def test_a_loss_that_asks_is_refused_though_the_first_batch_has_all_labels():
 @pytest.mark.parametrize("mode", ["eager", "fused", "cuda-graph"])
 def test_a_loop_of_ones_own_leaves_out_missing_labels(mode):
     """Value and gradients are plain PyG's over the entries that have a label."""
-    store = sg.GraphStore.from_pyg(labelled_graphs())
     model = Net()
     runner = made_runner(model, [CAPACITY], mode)
-    batch = sg.StaticBatch.of(store, range(10), CAPACITY)
+    batch = labelled_batch()
     out = runner(batch)
     mean = sg.masked_mean(lambda seen: F.mse_loss(out, seen.tasks, reduction="none"), batch)
     mean.backward()
@@ -247,10 +246,9 @@ def test_a_loop_of_ones_own_leaves_out_missing_labels(mode):
 
 @pytest.mark.parametrize("mode", ["eager", "fused", "cuda-graph"])
 def test_no_gradient_that_is_not_finite_reaches_a_parameter(mode):
-    store = sg.GraphStore.from_pyg(labelled_graphs())
     model = Net()
     runner = made_runner(model, [CAPACITY], mode)
-    batch = sg.StaticBatch.of(store, range(10), CAPACITY)
+    batch = labelled_batch()
     values = F.mse_loss(runner(batch), batch.tasks, reduction="none")
     for read in ((), ("tasks",)):
         with pytest.raises(ValueError, match=r"labels that are missing .* 'tasks'"):
