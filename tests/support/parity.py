@@ -18,7 +18,7 @@ from staticgraph.nn import context_of
 from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.steps.loss.mean_loss import masked_mean
 from staticgraph.steps.tracing.trace import Trace, trace_step
-from support.alike import squared
+from support.alike import squared as loss
 
 TOLERANCE = (
     1e-9  # of the largest, in float64: sums of a thousand terms, reordered, stay below 1e-12
@@ -191,7 +191,7 @@ def plain_step(
                 parameter.mul_(1 + rounding * torch.randn_like(parameter))
     data = Batch.from_data_list(batch.to_data_list())
     out = forward(model, data)
-    mean = squared(out, data).mean()
+    mean = loss(out, data).mean()
     backward(mean, [model], twice)
     return Result(model, out, mean)
 
@@ -245,7 +245,7 @@ def static_steps(
         for model, context in zip(models, contexts, strict=True):
             context.enter(padded)
             out = forward(model, padded)
-            mean = masked_mean(squared(out, padded), padded)
+            mean = masked_mean(loss(out, padded), padded)
             context.leave()
             steps.append((out, mean))
         return steps
