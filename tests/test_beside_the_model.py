@@ -12,7 +12,8 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from support.plain_epochs import PLAN, STORE, D, equal, make_net, plain_step, sgd, squared
+from support.alike import squared
+from support.plain_epochs import PLAN, STORE, D, equal, make_net, plain_step, sgd
 from torch import Tensor, nn
 
 import staticgraph as sg

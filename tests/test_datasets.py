@@ -23,14 +23,18 @@ def raw(name: str) -> dict[str, np.ndarray]:
         return {key: archive[key] for key in archive.files}
 
 
+def starts(counts: np.ndarray) -> np.ndarray:
+    """Where the rows of each graph begin, and where those of the last one end."""
+    return np.concatenate([[0], np.cumsum(counts.astype(int))])
+
+
 # ---------------------------------------------------------------------- .npz
 
 
 @pytest.mark.parametrize("name", ["hiv", "esol"])
 def test_molecules_are_what_a_loop_over_bonds_gives(name):
     store, arrays = datasets.open(EXAMPLES / f"{name}.npz"), raw(name)
-    nodes = np.concatenate([[0], np.cumsum(arrays["num_nodes"].astype(int))])
-    bonds = np.concatenate([[0], np.cumsum(arrays["num_bonds"].astype(int))])
+    nodes, bonds = starts(arrays["num_nodes"]), starts(arrays["num_bonds"])
     assert len(store) == len(arrays["num_nodes"])
     for g in [0, 1, 77, len(store) - 1]:
         edges, kinds = [], []
@@ -58,8 +62,7 @@ def test_published_splits_are_kept():
 @pytest.mark.parametrize("name", ["MUTAG", "PROTEINS", "NCI1"])
 def test_tu_sets_are_what_a_loop_gives(name):
     store, arrays = datasets.open(EXAMPLES / f"{name}.npz"), raw(name)
-    nodes = np.concatenate([[0], np.cumsum(arrays["num_nodes"].astype(int))])
-    edges = np.concatenate([[0], np.cumsum(arrays["num_edges_undirected"].astype(int))])
+    nodes, edges = starts(arrays["num_nodes"]), starts(arrays["num_edges_undirected"])
     for g in [0, 5, len(store) - 1]:
         data = store[g]
         pairs = arrays["edges"][:, edges[g] : edges[g + 1]].T.tolist()

@@ -93,9 +93,13 @@ def stored(keep_order: bool = True) -> sg.GraphStore:
     return sg.GraphStore.from_pyg(GRAPHS, keep_order=keep_order)
 
 
-def pyg_loss(model, graphs) -> torch.Tensor:
+def pyg_out(model, graphs) -> torch.Tensor:
     data = Batch.from_data_list(graphs)
-    return squared(model(data.x, data.edge_index, data.edge_attr, data.batch), data).mean()
+    return model(data.x, data.edge_index, data.edge_attr, data.batch)
+
+
+def pyg_loss(model, graphs) -> torch.Tensor:
+    return squared(pyg_out(model, graphs), Batch.from_data_list(graphs)).mean()
 
 
 @pytest.mark.parametrize("mode", ["eager", "fused"])
@@ -115,9 +119,7 @@ def test_a_store_that_keeps_the_order_serves_it(kind, mode):
         expected.backward()
         optimizer.step()
         assert torch.allclose(runner.step(batch), expected.detach(), rtol=1e-9)
-    data = Batch.from_data_list(GRAPHS)
-    with torch.no_grad():
-        expected = plain(data.x, data.edge_index, data.edge_attr, data.batch)
+    expected = pyg_out(plain, GRAPHS).detach()
     for graphs in (store, GRAPHS):
         assert torch.allclose(runner.predict(graphs), expected, rtol=1e-9)
     edges = sg.StaticGraphRunner(nn.Identity(), plan, forward=lambda _, b: b.edge_attr)
@@ -131,9 +133,7 @@ def test_it_is_served_in_a_padders_batches_and_refused_once_sorted_edges_follow(
     for _ in range(2):
         expected = pyg_loss(model, GRAPHS[:6])
         assert torch.allclose(runner.step(padder(GRAPHS[:6])), expected, rtol=1e-9)
-    data = Batch.from_data_list(GRAPHS)
-    with torch.no_grad():
-        expected = model(data.x, data.edge_index, data.edge_attr, data.batch)
+    expected = pyg_out(model, GRAPHS).detach()
     assert torch.allclose(runner.predict(GRAPHS), expected, rtol=1e-9)
     with pytest.raises(sg.errors.EdgesMoved):
         runner.predict(stored(keep_order=False))

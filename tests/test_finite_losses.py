@@ -7,9 +7,9 @@ import torch
 from support.alike import squared
 from support.arena import ArenaRecorder
 from support.gine_net import adam
+from support.graphs import drawn_graphs
 from support.runners import made_runner
 from torch import nn
-from torch_geometric.data import Data
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
@@ -21,11 +21,7 @@ CAPACITIES = [(20, 31, 4), (30, 41, 5)]
 
 @pytest.fixture(scope="module")
 def store():
-    torch.manual_seed(0)
-    made = [
-        Data(x=torch.randn(3, 2), edge_index=torch.zeros(2, 2).long(), y=torch.randn(1))
-        for _ in range(40)
-    ]
+    made = drawn_graphs([3] * 40, dtype=torch.float32, x=("node", 2), y=("graph",))
     made[7].x[1, 0] = torch.nan
     made[30].x[1, 0] = torch.inf
     return sg.GraphStore.from_pyg(made)

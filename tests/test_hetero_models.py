@@ -14,8 +14,8 @@ import pytest
 import torch
 from support.alike import assert_same_state, sgd
 from support.hetero_graphs import by_destination, from_molecule
-from support.hetero_parity import plain, poisoned, static
-from support.parity import differences
+from support.hetero_parity import plain, static
+from support.parity import differences, poisoned
 from support.rewritten import fired
 from torch import nn
 from torch_geometric.data import Batch
@@ -296,6 +296,8 @@ class Rewriting(nn.Module):
 
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 def test_a_forward_sets_fields_of_a_type(mode, store, molecules):
+    if mode == "fused" and torch.__version__ < "2.12":
+        pytest.skip("torch 2.11 traces no attribute with a dot in its name")
     model = Rewriting().double()
     runner = sg.StaticGraphRunner(model, sg.plan_buckets(store, batch_size=8), mode)
     expected = model(Batch.from_data_list(molecules))

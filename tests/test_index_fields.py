@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
 from support.graphs import by_destination
-from support.hetero_parity import plain, poisoned, static
-from support.index_rules import Clusters, Pair, Triplets, bipartite
-from support.parity import differences
+from support.hetero_parity import plain, static
+from support.index_rules import Clusters, Pair, Triplets, base, bipartite, ints, triplets
+from support.parity import differences, poisoned
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool, global_mean_pool
 from torch_geometric.utils import scatter
@@ -26,33 +26,6 @@ from torch_geometric.utils import scatter
 import staticgraph as sg
 from staticgraph.batches.batch.batch_arrays import field_mask
 from staticgraph.errors import BadGraph, PlanMismatch
-
-
-def ints(rng, high: int, *shape: int) -> torch.Tensor:
-    return torch.from_numpy(rng.integers(0, max(1, high), shape))
-
-
-def base(rng, n: int) -> dict:
-    e = int(rng.integers(0, 3 * n))
-    return {
-        "x": torch.from_numpy(rng.standard_normal((n, 2))),
-        "edge_index": ints(rng, n, 2, e),
-        "edge_attr": torch.arange(e)[:, None].double(),
-        "y": torch.from_numpy(rng.standard_normal((1, 1))),
-    }
-
-
-def triplets(rng, n: int) -> Data:
-    values = base(rng, n)
-    e = values["edge_index"].size(1)
-    t = int(rng.integers(0, 2 * e + 1)) if e else 0
-    return Triplets(
-        **values,
-        triplets=ints(rng, e, 2, t),
-        angle=torch.from_numpy(rng.standard_normal(t)),
-        reverse_index=ints(rng, n, e),
-        root_index=int(rng.integers(0, n)),
-    )
 
 
 def pair(rng, n: int) -> Data:

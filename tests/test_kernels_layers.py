@@ -10,7 +10,7 @@ import copy
 
 import pytest
 import torch
-from support.alike import assert_same_gradients
+from support.alike import assert_same_gradients, squared
 from support.layer_cases import CASES, C, Case
 from support.layer_cases.case import attributed, plain, weighted
 from support.layer_model import call, model_of
@@ -21,7 +21,6 @@ from support.parity import (
     Result,
     allowed_difference,
     differences,
-    loss,
     plain_step,
     poisoned,
 )
@@ -67,7 +66,7 @@ def fused_as_plain(stock: nn.Module, call, tolerance: float = 1e-10) -> int:
     runner = made_runner(model, [CAPACITY], "fused", forward=call, check_padding=False)
     batch = poisoned(BATCH, 1e3)
     out = runner(batch)
-    mean = sg.masked_mean(loss(out, batch), batch)
+    mean = sg.masked_mean(squared(out, batch), batch)
     mean.backward()
     step, expected = Result(model, out[: BATCH.real.graphs], mean), plain_step(stock, call, BATCH)
     allowed = allowed_difference(stock, call, BATCH, expected, False, tolerance)

@@ -51,6 +51,10 @@ def trainer_of(tmp_path, *callbacks, mode="eager", recording=None, plan=None, **
     )
 
 
+def fit_an_epoch(module, data, tmp_path):
+    trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
+
+
 def by_hand(module, data, epochs=2):
     """Trains with plain PyG on the same graphs in the same order, in a hand-written loop."""
     module.train()
@@ -70,6 +74,10 @@ def by_hand(module, data, epochs=2):
     return module
 
 
+def assert_same_losses(module, twin):
+    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_a_users_own_loader_gives_what_plain_pyg_gives(esol, tmp_path):
     graphs = esol[:60]
@@ -78,7 +86,7 @@ def test_a_users_own_loader_gives_what_plain_pyg_gives(esol, tmp_path):
     trainer = trainer_of(tmp_path, plan=plan, max_epochs=1, limit_val_batches=0)
     trainer.fit(module, DataLoader(graphs, 8, collate_fn=sg.Padder(plan)))
     by_hand(twin, [graphs[k : k + 8] for k in range(0, 60, 8)], epochs=1)
-    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-4)
+    assert_same_losses(module, twin)
 
 
 @pytest.mark.parametrize("kind", [Whole, InParts])
@@ -90,7 +98,7 @@ def test_a_training_step_as_it_is_gives_what_plain_pyg_gives(esol, tmp_path, kin
         trainer_of(tmp_path, limit_val_batches=0).fit(module, datamodule=data)
     by_hand(twin, data)
     assert len(module.losses) == 14
-    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-4)
+    assert_same_losses(module, twin)
     assert_same_state(module, twin, rtol=1e-3, atol=1e-5)
     assert "forward" not in vars(module), "put back afterwards"
 
@@ -118,7 +126,7 @@ def test_recorded_and_with_accumulation(esol, tmp_path):
         module, datamodule=data
     )
     trainer_of(tmp_path, **options).fit(twin, datamodule=data)
-    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-4)
+    assert_same_losses(module, twin)
 
 
 def test_logging_and_predictions_know_real_graphs_alone(esol, tmp_path):
@@ -193,11 +201,10 @@ def test_a_call_that_cannot_be_told_runs_as_plain_pyg_and_says_so(esol, tmp_path
             return loss
 
     module, twin, data = make_module(Odd), make_module(Odd), data_of(esol)
-    options = {"limit_val_batches": 0, "max_epochs": 1}
     with pytest.warns(UserWarning, match="Both is called with a tensor of which it cannot be told"):
-        trainer_of(tmp_path, **options).fit(module, datamodule=data)
+        fit_an_epoch(module, data, tmp_path)
     by_hand(twin, data, epochs=1)
-    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-4)
+    assert_same_losses(module, twin)
 
 
 class Views(Whole):
@@ -228,11 +235,11 @@ def test_a_batch_is_copied_and_changed_as_pygs(esol, tmp_path, kind):
     module, twin, data = make_module(kind), make_module(kind), data_of(esol)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
+        fit_an_epoch(module, data, tmp_path)
     told = [str(w.message) for w in caught if "runs as plain PyG" in str(w.message)]
     assert len(told) == (kind is FewerEdges)
     by_hand(twin, data, epochs=1)
-    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-4)
+    assert_same_losses(module, twin)
 
 
 def test_what_is_set_on_a_type_is_what_a_model_gets():
@@ -279,7 +286,7 @@ def test_a_table_that_a_part_returns_keeps_its_rows(esol, tmp_path):
             return out.pow(2).mean() + table.mean()
 
     module = make_module(Odd)
-    trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
+    fit_an_epoch(module, data, tmp_path)
     assert module.shapes == {(True, rows)}
 
 
@@ -309,7 +316,7 @@ def test_values_of_a_call_are_told_apart_and_too_many_are_no_runners(esol, tmp_p
 
     module, data = make_module(Odd), data_of(esol)
     with pytest.warns(UserWarning, match=r"different sets of values \(now 1.75\)"):
-        trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
+        fit_an_epoch(module, data, tmp_path)
     assert module.most == 8
 
 
@@ -362,10 +369,7 @@ def _trained_on_rank() -> tuple[dict[str, torch.Tensor], list[int]]:
     esol = sg.datasets.open(EXAMPLES / "esol.npz")
     data = StaticDataModule(esol, batch_size=16, splits={"train": range(128)})
     module, seen = make_module(Whole), Seen()
-    trainer = pl.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, callbacks=[StaticGraphs(), seen],
-    )  # fmt: skip
+    trainer = trainer_of(None, seen, mode="auto", devices=2, strategy="ddp", max_epochs=1)
     trainer.fit(module, datamodule=data)
     return module.state_dict(), seen.graphs
 

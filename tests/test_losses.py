@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.alike import assert_same_gradients, sgd
+from support.graphs import LABELLED_CAPACITY as CAPACITY
+from support.graphs import labelled_batch, labelled_graphs
 from support.parity import BATCH
 from support.places import mode_of
 from support.runners import made_runner
@@ -20,29 +22,9 @@ from torch_geometric.nn import global_add_pool
 import staticgraph as sg
 from staticgraph.steps.loss.mean_loss import LossTerms, masked_mean, mean_loss
 
-CAPACITY = (60, 70, 12)
 MODES = ["traced", "cuda-graph"]
 CLASSES = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
 TASKS = torch.tensor([1.0, 0.5, 4.0], dtype=torch.float64)
-
-
-def graphs() -> list[Data]:
-    generator = torch.Generator().manual_seed(0)
-    made = []
-    for number in range(10):
-        n = 2 + number % 4
-        data = Data(
-            x=torch.randn(n, 3, generator=generator).double(),
-            edge_index=torch.zeros(2, n + 1, dtype=torch.int64),
-            kind=torch.tensor([number % 3]),
-            tasks=torch.randn(1, 3, generator=generator).double(),
-            train_mask=torch.rand(n, generator=generator) < 0.6,
-            colour=torch.randint(3, (n,), generator=generator),
-        )
-        if number % 4 == 1:
-            data.tasks[0, number % 3] = torch.nan
-        made.append(data)
-    return made
 
 
 class Net(nn.Module):
@@ -131,16 +113,15 @@ RECIPES = [
     + [(loss, mode) for loss in (train_mask, kl_term, ranking) for mode in MODES],
 )
 def test_loss_and_gradients_are_those_of_plain_pyg(loss, mode, monkeypatch):
-    store = sg.GraphStore.from_pyg(graphs())
     model = Net()
     plain = copy.deepcopy(model)
     runner = runner_of(loss, model, mode_of(mode, monkeypatch))
-    data = Batch.from_data_list(graphs())
+    data = Batch.from_data_list(labelled_graphs())
     expected = plain_of(loss, plain(data.x, data.batch, 10), data)
     expected.backward()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*its own mean divides")
-        found = runner.step(sg.StaticBatch.of(store, range(10), CAPACITY))
+        found = runner.step(labelled_batch())
     assert found.item() == pytest.approx(expected.item(), rel=1e-10)
     assert_same_gradients(model, plain, rtol=0, atol=1e-10)
 
@@ -162,7 +143,7 @@ def test_a_weight_of_zero_leaves_infinity_out_of_loss_and_gradient():
 
     model = Net()
     runner = runner_of(loss, model)
-    store = sg.GraphStore.from_pyg(graphs())
+    store = sg.GraphStore.from_pyg(labelled_graphs())
     assert torch.isfinite(runner.step(sg.StaticBatch.of(store, range(10), CAPACITY)))
     only = [number for number in range(10) if number % 3 == 2]
     assert runner.step(sg.StaticBatch.of(store, only, CAPACITY)).item() == 0.0
@@ -209,16 +190,14 @@ def mean_over_rows(out, batch):
 def test_weights_of_a_tuple_that_are_counted_twice_or_not_at_all_are_said(loss, words):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        runner_of(loss, Net()).step(
-            sg.StaticBatch.of(sg.GraphStore.from_pyg(graphs()), range(10), CAPACITY)
-        )
+        runner_of(loss, Net()).step(labelled_batch())
     texts = [str(each.message) for each in said if "is given weights" in str(each.message)]
     assert [words in text for text in texts] == [True] * bool(words)
 
 
 @pytest.mark.parametrize("loss", [silent, silent_index])
 def test_a_mean_by_rows_of_what_torch_averages_by_weights_is_said(loss):
-    store = sg.GraphStore.from_pyg(graphs())
+    store = sg.GraphStore.from_pyg(labelled_graphs())
     runner = runner_of(loss, Net())
     with pytest.warns(UserWarning, match=rf"F\.\w+ is given weights .* the loss {loss.__name__}"):
         runner.step(sg.StaticBatch.of(store, range(10), CAPACITY))
@@ -226,7 +205,7 @@ def test_a_mean_by_rows_of_what_torch_averages_by_weights_is_said(loss):
     (obstacle,) = report.obstacles
     assert obstacle.kind == "the mean of the loss"
     assert "test_losses.py" in obstacle.where
-    data = Batch.from_data_list(graphs())
+    data = Batch.from_data_list(labelled_graphs())
     out = Net()(data.x, data.batch, 10)
     own = {
         silent: lambda: F.cross_entropy(out[0], data.kind, weight=CLASSES),
@@ -238,7 +217,7 @@ def test_a_mean_by_rows_of_what_torch_averages_by_weights_is_said(loss):
 
 
 def test_targets_that_the_default_ignore_index_leaves_out_are_said():
-    data = graphs()
+    data = labelled_graphs()
     data[3].kind[:] = -100
     batch = sg.StaticBatch.of(sg.GraphStore.from_pyg(data), range(10), CAPACITY)
     words = r"F\.cross_entropy is given .* \(-100 unless passed\) .* its own mean divides"
@@ -267,15 +246,13 @@ def test_targets_that_the_default_ignore_index_leaves_out_are_said():
     ],
 )
 def test_what_is_no_loss_says_what_would_be(loss, match):
-    store = sg.GraphStore.from_pyg(graphs())
     with pytest.raises((TypeError, ValueError), match=match):
-        runner_of(loss, Net()).step(sg.StaticBatch.of(store, range(10), CAPACITY))
+        runner_of(loss, Net()).step(labelled_batch())
 
 
 def test_a_mean_in_a_loss_is_told_from_plain_pygs_with_what_to_write():
     """``masked_mean`` and the real counts also work on PyG's batches, so losses are compared."""
-    store = sg.GraphStore.from_pyg(graphs())
-    batch = sg.StaticBatch.of(store, range(10), CAPACITY)
+    batch = labelled_batch()
 
     def squared(out):
         return out[0].square()

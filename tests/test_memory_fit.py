@@ -46,12 +46,17 @@ def test_auto_finds_the_form(form):
     assert "linear misses by" in found.note
 
 
-def test_no_coefficient_is_negative_where_plain_least_squares_has_one():
+def noisy_points(spread, coefficients):
+    """Points of a linear truth, off by a share of at most ``spread``."""
     generator = np.random.default_rng(1)
-    points = [
-        p._replace(nbytes=p.nbytes * generator.uniform(0.98, 1.02))
-        for p in points_of(TERMS["linear"], (1e3, 100.0, 0.0, 0.0, 0.0))
+    return [
+        p._replace(nbytes=p.nbytes * generator.uniform(1 - spread, 1 + spread))
+        for p in points_of(TERMS["linear"], coefficients)
     ]
+
+
+def test_no_coefficient_is_negative_where_plain_least_squares_has_one():
+    points = noisy_points(0.02, (1e3, 100.0, 0.0, 0.0, 0.0))
     columns = np.array([[counts_of(c)[t] for t in TERMS["linear"]] for c, *_ in points])
     plain, *_ = np.linalg.lstsq(columns, [p.nbytes for p in points], rcond=None)
     assert plain.min() < 0, "the example must be one where it matters"
@@ -74,11 +79,7 @@ def test_the_peak_moves_from_one_moment_to_another():
 
 
 def test_with_the_margin_no_measured_point_is_under_predicted():
-    generator = np.random.default_rng(1)
-    points = [
-        p._replace(nbytes=p.nbytes * generator.uniform(0.97, 1.03))
-        for p in points_of(TERMS["linear"], (1e3, 100.0, 20.0, 5.0, 0.0))
-    ]
+    points = noisy_points(0.03, (1e3, 100.0, 20.0, 5.0, 0.0))
     memory = MemoryModel(fit(points, "linear"))
     short = [memory.fit.predict(p.capacity) < p.nbytes for p in points]
     assert any(short), "the example must be one where it matters"

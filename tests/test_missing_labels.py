@@ -9,50 +9,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.alike import assert_same_gradients, sgd
+from support.graphs import LABELLED_CAPACITY as CAPACITY
+from support.graphs import labelled_batch, labelled_graphs
 from support.places import mode_of
 from support.runners import made_runner
 from torch import nn
-from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data import Batch, HeteroData
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph.errors import NonFiniteLoss
 
-CAPACITY = (60, 70, 12)
 NAN = float("nan")
 MODES = ["eager", "traced", "cuda-graph"]
-
-
-def graphs(missing: bool, seed: int = 0) -> list[Data]:
-    """Ten graphs with three float targets and an integer one; a few labels are missing."""
-    generator = torch.Generator().manual_seed(seed)
-    made = []
-    for number in range(10):
-        n = 2 + number % 4
-        data = Data(
-            x=torch.randn(n, 3, generator=generator),
-            edge_index=torch.zeros(2, n, dtype=torch.int64),
-            energy=torch.randn(1, generator=generator),
-            gap=torch.randn(1, generator=generator),
-            tasks=torch.randn(1, 3, generator=generator),
-            kind=torch.tensor([number % 3]),
-            weight=torch.rand(1, generator=generator),
-            charge=torch.randn(n, generator=generator),
-        )
-        if missing and number % 3 == 0:
-            data.energy[:] = NAN
-        if missing and number % 4 == 1:
-            data.gap[:] = NAN
-            data.tasks[0, number % 3] = NAN
-            data.charge[0] = NAN
-        made.append(data)
-    return made
 
 
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.lin = nn.Linear(3, 3)
+        self.lin = nn.Linear(3, 3).double()
 
     def forward(self, x, batch, batch_size):
         return global_add_pool(self.lin(x), batch, batch_size)
@@ -104,18 +79,18 @@ def known_of(name, data):
 def test_any_field_that_the_loss_reads_may_lack_labels(loss, mode, monkeypatch):
     """Loss and gradients equal plain PyG's over labelled entries; the steps were made for data
     whose schema says that no labels are missing."""
-    complete = sg.GraphStore.from_pyg(graphs(missing=False))
-    lacking = sg.GraphStore.from_pyg(graphs(missing=True), schema=complete.schema)
+    complete = sg.GraphStore.from_pyg(labelled_graphs(missing=False))
+    lacking = sg.GraphStore.from_pyg(labelled_graphs(), schema=complete.schema)
     model = Net()
     plain = copy.deepcopy(model)
     runner = runner_of(loss, mode_of(mode, monkeypatch), complete, model)
     batch = sg.StaticBatch.of(lacking, range(10), CAPACITY)
-    data = Batch.from_data_list(graphs(missing=True))
+    data = Batch.from_data_list(labelled_graphs())
     for part, known in (("energy", data.energy), ("gap", data.gap)):
         data[part] = torch.where(known.isnan(), 0, known)
     clean = data.clone()
     clean.tasks = torch.where(data.tasks.isnan(), 0, data.tasks)
-    of = Batch.from_data_list(graphs(missing=True))
+    of = Batch.from_data_list(labelled_graphs())
     expected = loss(plain(data.x, data.batch, 10), clean)[known_of(loss.__name__, of)].mean()
     expected.backward()
     found = runner.step(batch)
@@ -134,8 +109,8 @@ def test_what_cannot_be_left_out_is_an_error(mode, known, monkeypatch):
         return out.square() * batch.gap[:, None]
 
     mode = mode_of(mode, monkeypatch)
-    lacking = sg.GraphStore.from_pyg(graphs(missing=True))
-    complete = sg.GraphStore.from_pyg(graphs(missing=False))
+    lacking = sg.GraphStore.from_pyg(labelled_graphs())
+    complete = sg.GraphStore.from_pyg(labelled_graphs(missing=False))
     assert lacking.schema["gap"].has_nan
     batch = sg.StaticBatch.of(lacking, range(10), CAPACITY)
 
@@ -155,8 +130,7 @@ def test_what_cannot_be_left_out_is_an_error(mode, known, monkeypatch):
 
 def test_a_field_that_the_loss_does_not_read_may_hold_nan():
     """And a NaN that the model computes does not count as a missing label."""
-    lacking = sg.GraphStore.from_pyg(graphs(missing=True))
-    batch = sg.StaticBatch.of(lacking, range(10), CAPACITY)
+    batch = labelled_batch()
     runner = runner_of(lambda out, batch: (out[:, 0] - batch.weight).square())
     out = Net()(batch.x, batch.batch, 12)
     assert bool(torch.isfinite(runner.step(batch)))
@@ -206,14 +180,13 @@ def equal_to_itself(out, batch):
 @pytest.mark.parametrize("loss", [by_labels, equal_to_itself])
 def test_a_loss_that_asks_which_labels_are_missing_is_refused(loss):
     """It reads zeros there, so its value would silently differ from plain PyG's."""
-    store = sg.GraphStore.from_pyg(graphs(True))
-    batch = sg.StaticBatch.of(store, range(10), CAPACITY)
+    batch = labelled_batch()
     with pytest.raises(sg.errors.PaddingLeaks, match=r"the loss is off.*needs a mask of its own"):
         runner_of(loss).step(batch)
 
 
 def test_a_mask_of_its_own_serves_a_loss_that_needs_to_know():
-    made = graphs(True)
+    made = labelled_graphs()
     for data in made:
         data.there = ~torch.isnan(data.tasks)
     store = sg.GraphStore.from_pyg(made)
@@ -234,7 +207,7 @@ def test_a_mask_of_its_own_serves_a_loss_that_needs_to_know():
 
 def test_a_loss_that_asks_is_refused_though_the_first_batch_has_all_labels():
     """The loss is tried on the first batch with one label removed."""
-    data = graphs(missing=False)
+    data = labelled_graphs(missing=False)
     data[9].tasks[0, 1] = NAN
     store = sg.GraphStore.from_pyg(data)
 
@@ -255,14 +228,13 @@ def test_a_loss_that_asks_is_refused_though_the_first_batch_has_all_labels():
 @pytest.mark.parametrize("mode", ["eager", "fused", "cuda-graph"])
 def test_a_loop_of_ones_own_leaves_out_missing_labels(mode):
     """Value and gradients are plain PyG's over the entries that have a label."""
-    store = sg.GraphStore.from_pyg(graphs(missing=True))
     model = Net()
     runner = made_runner(model, [CAPACITY], mode)
-    batch = sg.StaticBatch.of(store, range(10), CAPACITY)
+    batch = labelled_batch()
     out = runner(batch)
     mean = sg.masked_mean(lambda seen: F.mse_loss(out, seen.tasks, reduction="none"), batch)
     mean.backward()
-    plain, data = copy.deepcopy(model), Batch.from_data_list(graphs(missing=True))
+    plain, data = copy.deepcopy(model), Batch.from_data_list(labelled_graphs())
     plain.zero_grad()
     own = plain(data.x, data.batch, 10)
     known = ~data.tasks.isnan()
@@ -274,10 +246,9 @@ def test_a_loop_of_ones_own_leaves_out_missing_labels(mode):
 
 @pytest.mark.parametrize("mode", ["eager", "fused", "cuda-graph"])
 def test_no_gradient_that_is_not_finite_reaches_a_parameter(mode):
-    store = sg.GraphStore.from_pyg(graphs(missing=True))
     model = Net()
     runner = made_runner(model, [CAPACITY], mode)
-    batch = sg.StaticBatch.of(store, range(10), CAPACITY)
+    batch = labelled_batch()
     values = F.mse_loss(runner(batch), batch.tasks, reduction="none")
     for read in ((), ("tasks",)):
         with pytest.raises(ValueError, match=r"labels that are missing .* 'tasks'"):

@@ -200,14 +200,17 @@ def test_reductions(check):
     check(neighbours)
 
 
+def loops_of_one_node(count):
+    ends, pointers = torch.zeros(count, dtype=torch.int64), torch.tensor([0, count]).int()
+    return Edges(ends, ends, pointers, pointers, torch.arange(count).int())
+
+
 def test_a_small_deviation_is_zero_as_in_pyg():
-    ends, pointers = torch.zeros(6, dtype=torch.int64), torch.tensor([0, 6]).int()
-    edges = Edges(ends, ends, pointers, pointers, torch.arange(6).int())
     builder = Builder()
     program = builder.program([Result(builder.operand("edge", (2,)), "std")])
     rows = torch.arange(12.0).view(6, 2)
     for factor, zero in ((1e-4, True), (1.0, False)):
-        deviation = neighbours(program, [factor * rows], (), edges)[0]
+        deviation = neighbours(program, [factor * rows], (), loops_of_one_node(6))[0]
         assert bool((deviation == 0).all()) is zero
 
 
@@ -215,10 +218,9 @@ def test_a_small_deviation_is_zero_as_in_pyg():
 def test_an_index_outside_of_its_table_is_named(index):
     builder = Builder()
     program = builder.program([Result(builder.operand("table", (2,), 0), "sum")])
-    ends, pointers = torch.zeros(2, dtype=torch.int64), torch.tensor([0, 2]).int()
-    edges = Edges(ends, ends, pointers, pointers, torch.arange(2).int())
+    codes = torch.tensor([0, index])
     with pytest.raises(IndexError, match=f"index {index} is outside of a table of 5 rows"):
-        neighbours(program, [torch.ones(5, 2)], [torch.tensor([0, index])], edges)
+        neighbours(program, [torch.ones(5, 2)], [codes], loops_of_one_node(2))
 
 
 def test_equal_programs_have_one_key_and_print_what_they_compute():

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from support.alike import sgd
+from support.alike import sgd, squared
 from support.parity import (
     BATCH,
     CAPACITY,
     STORE,
     differences,
-    loss,
     plain_step,
     poisoned,
     static_step,
@@ -156,7 +155,7 @@ def step_of(batch, **options):
     torch.manual_seed(0)
     model = Net().double()
     optimizer = sgd(model, 0.1)
-    runner = made_runner(model, [CAPACITY], loss=loss, optimizer=optimizer, **options)
+    runner = made_runner(model, [CAPACITY], loss=squared, optimizer=optimizer, **options)
     value = runner.step(batch)
     return [value, *model.state_dict().values()], runner.eval_step(batch).out
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from support.alike import sgd
+from support.alike import squared as loss
 from support.arena import ArenaRecorder
 from support.layer_cases import CASES
 from support.layer_model import call, model_of
@@ -27,7 +28,6 @@ from support.parity import (
     allowed_difference,
     differences,
     graphs,
-    loss,
     plain_step,
     poisoned,
     static_step,

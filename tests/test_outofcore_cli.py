@@ -115,14 +115,21 @@ def test_policies_of_the_other_task_are_refused(graph, tmp_path, capsys):
     assert "takes --policy dispersed, node-cache, in-memory" in capsys.readouterr().err
 
 
+def printed_report(folder, capsys):
+    """The report on stdout, which is the one in the folder and has finite numbers, and stderr."""
+    printed, err = capsys.readouterr()
+    texts = printed, (folder / "report.json").read_text()
+    report, saved = (json.loads(text, parse_constant=pytest.fail) for text in texts)
+    assert report == saved
+    return report, err
+
+
 @pytest.mark.parametrize("encoder", [[], ["--encoder", "sage", "--fanouts", "3"]])
 def test_links_that_diverge_are_reported_and_exit_with_1(triples, tmp_path, capsys, encoder):
     arguments = [*LINKS, "--data", triples, "--policy", "comet", "--partitions", "8", "--buffer",
                  "4", "--out", str(tmp_path), *encoder]  # fmt: skip
     assert cli.main([*arguments, "--rate", "1e30", "--json"]) == 1
-    printed, err = capsys.readouterr()
-    report = json.loads(printed, parse_constant=pytest.fail)
-    assert report == json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    report, err = printed_report(tmp_path, capsys)
     assert (report["diverged"], report["test"], report["epochs"]) == (1, None, [])
     assert err.splitlines()[-1].startswith(
         "staticgraph train-large: the training diverged in epoch 1: "
@@ -133,9 +140,7 @@ def test_nodes_that_diverge_are_reported_and_exit_with_1(graph, tmp_path, capsys
     arguments = ["train-large", "--task", "node", "--data", graph, "--policy", "in-memory",
                  "--fanouts", "4", "--rate", "1e30", "--out", str(tmp_path), "--json"]  # fmt: skip
     assert cli.main(arguments) == 1
-    printed, err = capsys.readouterr()
-    report = json.loads(printed, parse_constant=pytest.fail)
-    assert report == json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    report, err = printed_report(tmp_path, capsys)
     assert report["test_accuracy"] is None
     assert f"diverged in epoch {report['diverged']}: the loss is" in err.splitlines()[-1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.encoder_trainers import random_edges
 
 from staticgraph.outofcore import (
     InMemory,
@@ -20,9 +21,7 @@ from staticgraph.outofcore.training.ranking import filtered_places
 N, RELATIONS = 23, 3
 
 
-def generated(e: int = 90, seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    return np.stack([rng.integers(0, N, e), rng.integers(0, N, e), rng.integers(0, RELATIONS, e)])
+EDGES = random_edges(N, 90, 0, RELATIONS)
 
 
 def plain_score(decoder: str, known, relation, other) -> torch.Tensor:
@@ -53,7 +52,7 @@ def test_a_step_equals_loops_and_dense_adagrad_in_float64(decoder, count):
     generator = torch.Generator().manual_seed(1)
     table = torch.randn(N, 6, generator=generator)
     relations = torch.randn(2, RELATIONS, 6, generator=generator).requires_grad_()
-    edges = generated()[[0, 2, 1]].T[:count].copy()
+    edges = EDGES[[0, 2, 1]].T[:count].copy()
     links, chunks = LinkSeeds(12, 3, 30, 0.0), -(-count // 4)
     for _ in range(2):  # scratch space is as it was
         rows, ends = links.draw(edges, Everything(edges), np.random.default_rng(5))
@@ -121,12 +120,12 @@ def test_negatives_by_degree_are_ends_of_edges():
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("p", [1, 4])
 def test_filtered_places_equal_loops(tmp_path, decoder, p):
-    edges = generated()
+    edges = EDGES
     graph = partition(edges, N, p, tmp_path / "g")
     config = LinkConfig(decoder, dimension=6, batch_size=10, chunks=2, negatives=8, spread=1.0)
     trainer = LinkTrainer(graph, InMemory(), config, tmp_path / "e")
     trainer.train_epoch()
-    tested = generated(15, seed=9)
+    tested = random_edges(N, 15, 9, RELATIONS)
     # A true end is not its own rival, whether it is known or not.
     known = np.concatenate([edges, tested, tested[:, :4]], axis=1) if p == 1 else edges
     table = np.empty((N, 6), np.float32)
@@ -160,7 +159,7 @@ def test_filtered_places_equal_loops(tmp_path, decoder, p):
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_rows_that_are_all_the_same_stand_in_the_middle(tmp_path, decoder):
     """Whatever the rounding of a product of that width, collapsed embeddings gain nothing."""
-    graph = partition(generated(), N, 3, tmp_path / "g")
+    graph = partition(EDGES, N, 3, tmp_path / "g")
     config = LinkConfig(decoder, dimension=50, batch_size=10, chunks=2, negatives=8)
     trainer = LinkTrainer(graph, InMemory(), config, tmp_path / "e")
     row = torch.randn(50, generator=torch.Generator().manual_seed(50))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.encoder_trainers import random_edges
 
 from staticgraph.errors import BadGraph
 from staticgraph.outofcore import InMemory, LinkConfig, LinkTrainer, evaluate_links, partition
@@ -12,12 +13,7 @@ N, R = 23, 3
 SMALL = LinkConfig(dimension=4, batch_size=20, chunks=2, negatives=6, seed=3, spread=1.0)
 
 
-def generated(e: int, seed: int) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    return np.stack([*rng.integers(0, N, (2, e)), rng.integers(0, R, e)])
-
-
-TRAIN, TESTED = generated(120, 0), generated(9, 1)
+TRAIN, TESTED = random_edges(N, 120, 0, R), random_edges(N, 9, 1, R)
 KNOWN = np.concatenate([TRAIN, TESTED], axis=1)
 
 

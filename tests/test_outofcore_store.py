@@ -10,17 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
+from support.encoder_trainers import random_edges
 from support.patience import patience
 from support.program import run_program
 
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.outofcore import PartitionedGraph, partition
-
-
-def generated(n: int, e: int, seed: int = 0, relations: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    rows = [rng.integers(0, n, e), rng.integers(0, n, e)]
-    return np.stack([*rows, rng.integers(0, relations, e)] if relations else rows)
 
 
 def all_cells(p: int) -> list[tuple[int, int]]:
@@ -44,7 +39,7 @@ def sorted_columns(edges: np.ndarray) -> np.ndarray:
     relations=st.integers(0, 3), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_every_edge_is_there_once_in_its_cell(tmp_path_factory, n, e, p, chunk, relations, seed):
-    edges = generated(n, e, seed, relations)
+    edges = random_edges(n, e, seed, relations)
     if -(-n // -(-n // p)) != p:
         with pytest.raises(BadGraph, match="does not divide"):
             partition(edges, n, p, tmp_path_factory.mktemp("g") / "g")
@@ -62,7 +57,7 @@ def test_every_edge_is_there_once_in_its_cell(tmp_path_factory, n, e, p, chunk, 
 
 
 def test_any_choice_of_cells_is_what_reading_one_by_one_gives(tmp_path):
-    graph = partition(generated(50, 400), 50, 5, tmp_path / "g")
+    graph = partition(random_edges(50, 400), 50, 5, tmp_path / "g")
     wanted = [(3, 4), (0, 0), (0, 1), (4, 0), (2, 2)]
     one_by_one = np.concatenate([graph.read_cells([cell]) for cell in sorted(wanted)])
     np.testing.assert_array_equal(graph.read_cells(wanted), one_by_one)
@@ -74,7 +69,7 @@ def test_any_choice_of_cells_is_what_reading_one_by_one_gives(tmp_path):
 
 
 def test_small_chunks_a_file_and_a_function_give_the_same_file(tmp_path):
-    edges = generated(30, 500)
+    edges = random_edges(30, 500)
     np.save(tmp_path / "edges.npy", edges)
     sources = [edges, tmp_path / "edges.npy", lambda: iter(np.array_split(edges, 7, axis=1))]
     written = []
@@ -87,7 +82,7 @@ def test_small_chunks_a_file_and_a_function_give_the_same_file(tmp_path):
 
 def test_features_follow_their_nodes(tmp_path):
     features = np.arange(50 * 3, dtype=np.float32).reshape(50, 3)
-    graph = partition(generated(50, 10), 50, 4, tmp_path / "g", features=features)
+    graph = partition(random_edges(50, 10), 50, 4, tmp_path / "g", features=features)
     for k in range(4):
         into = np.full((graph.partition_size, 3), -1, np.float32)
         graph.read_features(k, into)
@@ -98,7 +93,7 @@ def test_features_follow_their_nodes(tmp_path):
 
 def test_training_nodes_fill_the_first_partitions(tmp_path):
     training = np.array([7, 3, 40, 3])
-    graph = partition(generated(50, 10), 50, 25, tmp_path / "g", training_nodes=training)
+    graph = partition(random_edges(50, 10), 50, 25, tmp_path / "g", training_nodes=training)
     assert set(graph.node_ids[:3].tolist()) == {3, 7, 40}
     assert graph.manifest.training_partitions == (0, 1)
 
@@ -108,7 +103,7 @@ def test_training_nodes_fill_the_first_partitions(tmp_path):
 def test_nodes_near_the_training_nodes_follow_them_by_expected_visits(tmp_path, hops, chunk):
     """Expected visits by powers of the transition matrix, from a node to the sources of its
     incoming edges. The order is by float32 values, so neighbours may differ by its rounding."""
-    edges, training = generated(60, 150, seed=4), np.array([7, 3, 40])
+    edges, training = random_edges(60, 150, seed=4), np.array([7, 3, 40])
     graph = partition(
         lambda: iter(np.array_split(edges, 4, axis=1)), 60, 5, tmp_path / "g",
         training_nodes=training, near=hops, chunk=chunk,
@@ -142,25 +137,25 @@ def test_nodes_near_the_training_nodes_follow_them_by_expected_visits(tmp_path, 
     ],
 )
 def test_what_cannot_be_partitioned_is_named(tmp_path, change, message):
-    arguments = {"edges": generated(10, 20), "num_nodes": 10, "num_partitions": 2, **change}
+    arguments = {"edges": random_edges(10, 20), "num_nodes": 10, "num_partitions": 2, **change}
     with pytest.raises(BadGraph, match=message):
         partition(folder=tmp_path / "g", **arguments)
     assert not list(tmp_path.iterdir())
 
 
 def test_only_a_partitioned_graph_is_replaced(tmp_path):
-    partition(generated(10, 20), 10, 2, tmp_path / "g")
-    partition(generated(10, 30), 10, 2, tmp_path / "g", overwrite=True)
+    partition(random_edges(10, 20), 10, 2, tmp_path / "g")
+    partition(random_edges(10, 30), 10, 2, tmp_path / "g", overwrite=True)
     assert PartitionedGraph(tmp_path / "g").num_edges == 30
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="choose another"):
-        partition(generated(10, 20), 10, 2, tmp_path / "other")
+        partition(random_edges(10, 20), 10, 2, tmp_path / "other")
 
 
 def test_damage_is_found_and_named(tmp_path):
     folder = tmp_path / "g"
-    graph = partition(generated(40, 300), 40, 4, folder, features=np.ones((40, 2), np.float32))
+    graph = partition(random_edges(40, 300), 40, 4, folder, features=np.ones((40, 2), np.float32))
     PartitionedGraph(folder, verify=True)
     contents = bytearray((folder / "edges.bin").read_bytes())
     # The last edge belongs to the last source partition; its block is that row of cells.
@@ -182,7 +177,7 @@ def test_damage_is_found_and_named(tmp_path):
 def test_a_missing_or_foreign_manifest_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"outofcore\.partition"):
         PartitionedGraph(tmp_path)
-    partition(generated(10, 20), 10, 2, tmp_path / "g")
+    partition(random_edges(10, 20), 10, 2, tmp_path / "g")
     path = tmp_path / "g" / "manifest.json"
     values = json.loads(path.read_text())
     path.write_text(json.dumps({**values, "version": 99}))

@@ -127,21 +127,23 @@ def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):
     data = graphs()
     for graph in data:  # plain PyG itself needs an edge at the last node
         graph.edge_index[1, -1] = graph.num_nodes - 1
-    store = sg.GraphStore.from_pyg(data)
-    model = Net(way)
+    assert_steps_like_plain_pyg(Net(way), data, [3, 1, 8, 5], (45, 131, 8), mode)
+
+
+def assert_steps_like_plain_pyg(model, data, ids, capacity, mode):
+    """Loss and gradients of a step over some of the graphs."""
     plain = copy.deepcopy(model)
     runner = sg.StaticGraphRunner(
         model,
-        [(45, 131, 8)],
+        [capacity],
         mode=mode,
         loss=squared,
         optimizer=sgd(model, 0.0),
     )
-    ids = [3, 1, 8, 5]
-    whole = Batch.from_data_list([data[i] for i in ids])
-    expected = (plain(whole) - whole.y).square().mean()
+    whole = Batch.from_data_list([data[i] for i in ids], follow_batch=["x_s", "x_t"])
+    expected = squared(plain(whole), whole).mean()
     expected.backward()
-    found = runner.step(sg.StaticBatch.of(store, ids, (45, 131, 8)))
+    found = runner.step(sg.StaticBatch.of(sg.GraphStore.from_pyg(data), ids, capacity))
     assert found.item() == pytest.approx(expected.item(), rel=1e-10)
     assert_same_gradients(model, plain, rtol=0, atol=1e-10)
 
@@ -215,13 +217,10 @@ def types(count: int = 9) -> list[HeteroData]:
     return made
 
 
-class OfTargets(torch.nn.Module):
-    def __init__(self, ways, typed: bool):
-        super().__init__()
-        torch.manual_seed(0)
-        self.ways, self.typed = ways, typed
-        self.lin = torch.nn.Linear(4, 8).double()
-        self.head = torch.nn.Linear(8, 1).double()
+class OfTargets(Net):
+    def __init__(self, way, typed: bool):
+        super().__init__(way)
+        self.typed = typed
 
     def forward(self, data):
         if self.typed:
@@ -229,7 +228,7 @@ class OfTargets(torch.nn.Module):
             edges, of_target = data["s", "to", "t"].edge_index, data["t"].batch
         else:
             x_s, x_t, edges, of_target = data.x_s, data.x_t, data.edge_index, data.x_t_batch
-        h = self.lin(x_t + to_targets(x_s, edges, self.ways)).relu()
+        h = self.lin(x_t + to_targets(x_s, edges, self.way)).relu()
         graphs = int(of_target.max()) + 1
         return self.head(h.new_zeros(graphs, 8).index_add(0, of_target, h))
 
@@ -253,21 +252,6 @@ def test_rows_of_types_and_sides_are_told_apart(typed, ways, mode, monkeypatch):
     """More targets than sources, and different numbers of padding rows."""
     mode = mode_of(mode, monkeypatch)
     data = types() if typed else sides()
-    store = sg.GraphStore.from_pyg(data)
-    capacity = sg.plan_buckets(store, batch_size=5).capacities[-1]
+    capacity = sg.plan_buckets(sg.GraphStore.from_pyg(data), batch_size=5).capacities[-1]
     model = OfTargets(UNPACKED[ways], typed)
-    plain = copy.deepcopy(model)
-    runner = sg.StaticGraphRunner(
-        model,
-        [capacity],
-        mode=mode,
-        loss=squared,
-        optimizer=sgd(model, 0.0),
-    )
-    ids = [3, 1, 8]
-    whole = Batch.from_data_list([data[i] for i in ids], follow_batch=["x_s", "x_t"])
-    expected = (plain(whole) - whole.y).square().mean()
-    expected.backward()
-    found = runner.step(sg.StaticBatch.of(store, ids, capacity))
-    assert found.item() == pytest.approx(expected.item(), rel=1e-10)
-    assert_same_gradients(model, plain, rtol=0, atol=1e-10)
+    assert_steps_like_plain_pyg(model, data, [3, 1, 8], capacity, mode)

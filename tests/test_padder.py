@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from support.alike import assert_same_state, sgd, squared
 from support.drawn import examples
 from support.graphs import double_graphs, graph_lists, random_graph
-from support.index_rules import Triplets
+from support.index_rules import triplets
 from support.places import Place
 from support.ranks import on_ranks
 from torch import nn
@@ -103,18 +103,7 @@ def hetero_molecules(hiv):
 @pytest.fixture(scope="module")
 def triplet_graphs():
     rng = np.random.default_rng(1)
-    graphs = []
-    for n in (3, 5, 7, 4, 6, 8):
-        e = 2 * n
-        graphs.append(
-            Triplets(
-                x=torch.from_numpy(rng.standard_normal((n, 2))),
-                edge_index=torch.from_numpy(rng.integers(0, n, (2, e))),
-                triplets=torch.from_numpy(rng.integers(0, e, (2, n + 1))),
-                angle=torch.from_numpy(rng.standard_normal(n + 1)),
-            )
-        )
-    return graphs
+    return [triplets(rng, n) for n in (3, 5, 7, 4, 6, 8)]
 
 
 # ---------------------------------------------------------------- classes of one's own

@@ -27,7 +27,7 @@ from support.probes import (
     runner_of,
 )
 from torch import nn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 from torch_geometric.nn import (
     GATConv,
     GCNConv,
@@ -347,46 +347,40 @@ def test_a_part_that_begins_when_a_buffer_is_written_to_is_found_in_the_same_epo
         runner_of(make_model(Annealed)).step(BATCH)
 
 
-def test_a_mask_of_a_dense_pool_may_weigh_its_nodes():
-    class Weighed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scores = nn.Linear(C, 3)
+class Scored(nn.Module):
+    """A score of each of three clusters for every node."""
 
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Linear(C, 3)
+
+
+def test_a_mask_of_a_dense_pool_may_weigh_its_nodes():
+    class Weighed(Scored):
         def forward(self, x, edge_index, batch):
             rows, mask = to_dense_batch(x, batch)
             adj = to_dense_adj(edge_index, batch).to(x.dtype)
             weights = mask * (1 + torch.arange(mask.size(1), dtype=x.dtype)) / 4
             return dense_diff_pool(rows, adj, self.scores(rows), weights)[0].sum((1, 2))[:, None]
 
-    torch.manual_seed(0)
-    model = Weighed().double()
-    theirs = copy.deepcopy(model)
-    data = Batch.from_data_list(BATCH.to_data_list())
-    expected = squared(theirs(data.x, data.edge_index, data.batch), data).mean()
-    assert float(runner_of(model).step(BATCH)) == pytest.approx(float(expected), rel=1e-9)
+    model = made_any(Weighed)
+    expected = plain_loss(copy.deepcopy(model))
+    assert float(runner_of(model).step(BATCH)) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 def test_losses_of_a_dense_pool_are_over_a_block_as_wide_as_max_num_nodes(mode):
-    class Clusters(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scores = nn.Linear(C, 3)
-
+    class Clusters(Scored):
         def forward(self, x, edge_index, batch):
             rows, mask = to_dense_batch(x, batch, max_num_nodes=30)
             adj = to_dense_adj(edge_index, batch, max_num_nodes=30).to(x.dtype)
             pooled, _, link, entropy = dense_diff_pool(rows, adj, self.scores(rows), mask)
             return pooled.sum((1, 2))[:, None] + link + entropy
 
-    torch.manual_seed(0)
-    model = Clusters().double()
-    theirs = copy.deepcopy(model)
-    data = Batch.from_data_list(BATCH.to_data_list())
-    expected = squared(theirs(data.x, data.edge_index, data.batch), data).mean()
+    model = made_any(Clusters)
+    expected = plain_loss(copy.deepcopy(model))
     runner = runner_of(model, mode=mode, check_padding=False)
-    assert float(runner.step(BATCH)) == pytest.approx(float(expected), rel=1e-9)
+    assert float(runner.step(BATCH)) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_table_that_a_forward_writes_to_is_compared():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import adam, same, sgd
+from support.alike import adam, same, sgd, squared
 from support.hetero_graphs import from_molecule
 from support.layer_cases import C
 from support.parity import BATCH, CAPACITY, STORE, graphs
@@ -19,7 +19,6 @@ from support.probes import (
     CountedNodes,
     Mean,
     Probe,
-    loss,
     make_model,
     runner_of,
     with_norm,
@@ -69,7 +68,7 @@ def state_of(model, optimizer):
 def test_the_check_changes_nothing():
     model = make_model(Counts)
     optimizer = adam(model, lr=0.1)
-    runner = sg.StaticGraphRunner(model, PLAN, mode="eager", loss=loss, optimizer=optimizer)
+    runner = sg.StaticGraphRunner(model, PLAN, mode="eager", loss=squared, optimizer=optimizer)
     model.train()
     model.norm.eval()
     for parameter in model.parameters():

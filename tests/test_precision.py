@@ -141,21 +141,23 @@ def test_a_replay_in_another_precision_than_the_recording_is_refused(step, recor
 
 def test_a_replay_of_a_subject_with_a_precision_does_not_care_what_is_around():
     runner = runner_of("cuda-graph", HALF).warmup(STORE)
+    near(losses_by_turns(runner), IN_HALF)
+
+
+def losses_by_turns(runner):
+    """Losses of an epoch of which every second step runs under autocast."""
     losses = []
     for number, batch in enumerate(batches()):
         with around(bool(number % 2)):
             losses.append(runner.step(batch).item())
-    near(losses, IN_HALF)
+    return losses
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("autocast", [None, HALF])
 def test_a_captured_step_follows_an_autocast_that_comes_and_goes(autocast):
     runner = runner_of("fused", autocast)
-    losses = []
-    for number, batch in enumerate(batches()):
-        with around(bool(number % 2)):
-            losses.append(runner.step(batch).item())
+    losses = losses_by_turns(runner)
     by_turns = plain_losses([around(bool(number % 2)) for number in range(len(IDS))])
     expected = torch.tensor(IN_HALF if autocast else by_turns)
     # In bfloat16 a different order of summation is visible.

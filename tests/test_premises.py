@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support.alike import sgd
-from support.plain_epochs import PLAN, STORE, Net, make_net, squared
+from support.alike import sgd, squared
+from support.plain_epochs import PLAN, STORE, Net, make_net
 from support.runners import made_runner
 from torch import nn
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.parity import STORE, loss
+from support.alike import squared
+from support.parity import STORE
 from support.probed_tasks import GivenReader
 from torch import nn
 from torch_geometric.nn import GATConv
@@ -55,11 +56,11 @@ def test_a_model_of_ones_own_is_predicted_on_either_side_of_the_width_that_it_ke
     """Graphs of 3 to 12 nodes are probed; predictions cover 1 to 48 nodes, including each floor and
     one node more, where the block is cut for the first time."""
     model = Ranked(*kept)
-    memory = probe(model, STORE, loss=loss)
+    memory = probe(model, STORE, loss=squared)
     assert memory.fit.worst < 0.01
     assert tuple(piece.above for piece in memory.fit.pieces) == kept
     widths = {1, 2, 12, 24, 48, *kept, *(k + 1 for k in kept)}
-    with FakeTensorReader().open(Probed(Subject(model, loss), STORE.schema)) as step_at:
+    with FakeTensorReader().open(Probed(Subject(model, squared), STORE.schema)) as step_at:
         for width in sorted(widths):
             capacity = Capacity(900, 2_300, 200, width)
             assert memory.fit.predict(capacity) == pytest.approx(step_at(capacity).step, rel=0.03)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from support.alike import adam
+from support.alike import adam, squared
 from support.layer_cases import CASES
 from support.layer_model import model_of
-from support.parity import STORE, loss
+from support.parity import STORE
 
 import staticgraph as sg
 from staticgraph.probing.fake_tensors import FakeTensorReader
@@ -68,10 +68,10 @@ def test_a_layer_is_probed_and_predicted_or_refused_by_name(case):
     optimizer = adam(model)
     if case.eager_only:
         with pytest.raises(sg.NotStatic, match="pass max_num_elements="):
-            sg.probe(model, STORE, loss=loss, optimizer=optimizer)
+            sg.probe(model, STORE, loss=squared, optimizer=optimizer)
         return
     reader = KeptOpen()
-    memory = sg.probe(model, STORE, loss=loss, optimizer=optimizer, reader=reader)
+    memory = sg.probe(model, STORE, loss=squared, optimizer=optimizer, reader=reader)
     assert memory.checked is not None
     assert memory.fit.worst <= WITHIN
     (*_, largest), _ = probe_capacities(STORE.sizes)

@@ -122,11 +122,16 @@ def test_evaluation_is_that_of_plain_pyg(name, esol):
     assert torch.allclose(out, in_plain_pyg(stock.eval(), esol), rtol=0, atol=1e-10)
 
 
-def test_dropout_draws_anew_each_step_and_repeats_with_the_seed(esol):
-    model = Trunk(gine, dropout=0.5)
+def fused(model, esol):
+    """A runner that has run its model over a batch, and the batch."""
     runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
     runner(batch)
+    return runner, batch
+
+
+def test_dropout_draws_anew_each_step_and_repeats_with_the_seed(esol):
+    runner, batch = fused(Trunk(gine, dropout=0.5), esol)
     assert_drawn_by_seed(runner, batch)
     assert fired(runner)["dropout_sum"] == 2
 
@@ -134,9 +139,7 @@ def test_dropout_draws_anew_each_step_and_repeats_with_the_seed(esol):
 def test_a_frozen_layer_and_a_changed_flag_are_seen(esol):
     """torch handles gradients itself; values that tracing read are guarded."""
     model = Trunk(gine)
-    runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
-    batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
-    runner(batch)
+    runner, batch = fused(model, esol)
     model.head[0].weight.requires_grad_(False)
     runner(batch).sum().backward()
     assert model.head[0].weight.grad is None
@@ -184,9 +187,7 @@ def test_a_layer_below_a_rewrite_may_be_trained_later(model, name, esol):
     model = model()
     model.weigh.requires_grad_(False)
     plain = copy.deepcopy(model)
-    runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
-    batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
-    runner(batch)
+    runner, batch = fused(model, esol)
     assert fired(runner)[name] == 1
     model.weigh.requires_grad_(True)
     plain.weigh.requires_grad_(True)

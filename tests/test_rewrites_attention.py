@@ -120,9 +120,12 @@ class NoLayer(OneHead):
         super().__init__()
         self.qkv, self.edges = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
 
+    def projected(self, x):
+        return (one.view(-1, HEADS, HEADS) for one in self.qkv(x).chunk(3, dim=-1))
+
     def forward(self, x, edge_index, edge_attr):
         src, dst = edge_index
-        q, k, v = (one.view(-1, HEADS, HEADS) for one in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = self.projected(x)
         edge = self.edges(edge_attr).view(-1, HEADS, HEADS)
         scores = ((k[src] + edge) * q[dst] * HEADS**-0.5).sum(dim=2)
         weights = softmax(scores, dst, num_nodes=len(x))
@@ -135,7 +138,7 @@ class OverHeads(NoLayer):
 
     def forward(self, x, edge_index, edge_attr):
         src, dst = edge_index
-        q, k, v = (one.view(-1, HEADS, HEADS) for one in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = self.projected(x)
         weights = softmax((q[dst] * k[src]).sum(1), dst, num_nodes=len(x))
         return scatter(self.weighed(weights, v[src]), dst, 0, len(x)).flatten(1)
 
@@ -148,7 +151,7 @@ class ByColumns(OverHeads):
 
     def forward(self, x, edge_index, edge_attr):
         src, dst = edge_index
-        q, k, v = (one.view(-1, HEADS, HEADS) for one in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = self.projected(x)
         weights = softmax((q[dst] * k[src]).sum(-1), dst, num_nodes=len(x))
         return scatter(weights.unsqueeze(1) * v[src], dst, 0, len(x)).flatten(1)
 

@@ -231,31 +231,33 @@ class Biased(Softmaxed):
         return (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)[mask]
 
 
-class KeptWeights(OneHead):
+class Masked(OneHead):
+    """Subclasses define what is masked, and by how much."""
+
+    def weights(self, q, k, mask, fill=-1e9):
+        return torch.bmm(q, k.transpose(1, 2)).masked_fill(~mask, fill).softmax(-1)
+
+
+class KeptWeights(Masked):
     """Its weights are read again."""
 
     def attend(self, q, k, v, mask):
-        scores = torch.bmm(q, k.transpose(1, 2))
-        weights = scores.masked_fill(~mask[:, None], -1e9).softmax(-1)
+        weights = self.weights(q, k, mask[:, None])
         return torch.bmm(weights, v)[mask] * weights.diagonal(dim1=1, dim2=2)[mask][:, None]
 
 
-class WeaklyMasked(OneHead):
+class WeaklyMasked(Masked):
     """A mask value too weak to exclude anything."""
 
     def attend(self, q, k, v, mask):
-        scores = torch.bmm(q, k.transpose(1, 2))
-        weights = scores.masked_fill(~mask[:, None], -5.0).softmax(-1)
-        return torch.bmm(weights, v)[mask]
+        return torch.bmm(self.weights(q, k, mask[:, None], -5.0), v)[mask]
 
 
-class QueriesMasked(OneHead):
+class QueriesMasked(Masked):
     """The mask is on the wrong side, so padded keys take part."""
 
     def attend(self, q, k, v, mask):
-        scores = torch.bmm(q, k.transpose(1, 2))
-        weights = scores.masked_fill(~mask[:, :, None], -1e9).softmax(-1)
-        return torch.bmm(weights, v)[mask]
+        return torch.bmm(self.weights(q, k, mask[:, :, None]), v)[mask]
 
 
 class Pooled(BlockFirst):

@@ -226,14 +226,12 @@ def test_the_model_that_is_explained_stays_as_it_was(esol):
     assert_same_state(model, before)
 
 
-class Forces(nn.Module):
+class Forces(Layered):
     """Energies and their derivative by the node features, which training differentiates again."""
 
     def __init__(self, conv, hidden=8):
-        super().__init__()
-        self.atoms, self.bonds = nn.Linear(9, hidden), nn.Linear(3, hidden)
+        super().__init__(conv, hidden)
         self.norm = nn.BatchNorm1d(hidden)
-        self.conv, self.head = conv(hidden), nn.Linear(hidden, 1)
 
     def forward(self, x, edge_index, edge_attr, batch):
         x = x.to(self.head.weight) * self.head.weight.sum()

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from support.alike import real_ids, sgd
 from support.molecule_steps import Molecules, adam, bce, loader_of
+from support.parity import poisoned
 from torch import nn
 from torch_geometric.data import Batch, Data
 
@@ -35,23 +36,6 @@ def unpadded(store, batch) -> Batch:
 def pyg_loss(model, data):
     out = model(data.x, data.edge_index, data.edge_attr, data.batch)
     return out, F.binary_cross_entropy_with_logits(out, data.y.to(out.dtype))
-
-
-def poisoned(batch: sg.StaticBatch, scale: float) -> sg.StaticBatch:
-    """Garbage in every padding row: noise in float fields, another category in integer fields."""
-    generator = torch.Generator().manual_seed(0)
-    changed = {}
-    for field in batch.layout.schema:
-        value = batch[field.name].clone()
-        padding = ~batch.tensors()[f"{field.level}_mask"]
-        if value.is_floating_point():
-            noise = torch.randn(value.shape, generator=generator, dtype=value.dtype) * scale
-            value[padding] = noise[padding]
-        else:
-            largest = value.amax(dim=0, keepdim=True).expand_as(value)
-            value[padding] = largest[padding]
-        changed[field.name] = value
-    return batch.replace(**changed)
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor, largest: float) -> float:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import traceback
 
-import numpy as np
 import pytest
 import torch
 from support.alike import sgd, squared
 from support.linear_net import Linear
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch
 from torch_geometric.utils import unbatch
 
 import staticgraph as sg
@@ -21,10 +20,14 @@ def plan(hiv):
     return sg.plan_buckets(hiv, batch_size=32)
 
 
+@pytest.fixture(scope="module")
+def batch(hiv, plan):
+    return sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
+
+
 @pytest.mark.parametrize("level", ["graph", "node", "edge"])
-def test_the_loss_is_the_mean_over_real_rows(hiv, plan, level):
+def test_the_loss_is_the_mean_over_real_rows(hiv, plan, batch, level):
     model = Linear(level)
-    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
     runner = sg.StaticGraphRunner(model, plan, loss=lambda out, _: out.square())
     data = Batch.from_data_list([hiv[i] for i in range(30)])
     expected = model(data.x, data.edge_index, data.batch, 30).square().mean()
@@ -33,30 +36,18 @@ def test_the_loss_is_the_mean_over_real_rows(hiv, plan, level):
     assert torch.allclose(found, expected, rtol=2000 * torch.finfo(torch.float32).eps)
 
 
-def labelled(graphs, missing):
-    """Graphs with two targets, some of them NaN."""
-    rng = np.random.default_rng(0)
-    out = []
-    for graph in graphs:
-        y = torch.from_numpy(rng.normal(size=(1, 2))).float()
-        y[torch.from_numpy(rng.random((1, 2)) < missing)] = float("nan")
-        out.append(Data(x=graph.x, edge_index=graph.edge_index, y=y))
-    return out
-
-
 def losing(loss, plan, mode="eager"):
     model = Linear()
     optimizer = sgd(model, 0.1)
     return sg.StaticGraphRunner(model, plan, mode, loss=loss, optimizer=optimizer)
 
 
-def test_what_torch_cannot_compile_is_said_in_few_lines(hiv, plan):
+def test_what_torch_cannot_compile_is_said_in_few_lines(plan, batch):
     """Torch's own message fills a page and is kept as the exception's context."""
 
     def loss(out, batch):
         return out[:, 0] if out.sum() > 0 else out[:, 1]  # the line
 
-    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
     with pytest.raises(sg.NotStatic) as refused:
         losing(loss, plan, "fused").step(batch)
     first, why, line, remedy, more = str(refused.value).splitlines()
@@ -72,7 +63,7 @@ def test_what_torch_cannot_compile_is_said_in_few_lines(hiv, plan):
 
 
 @pytest.mark.parametrize("mode", ["fused", "default"])
-def test_sizes_read_from_data_are_said_in_few_lines(mode, hiv, plan):
+def test_sizes_read_from_data_are_said_in_few_lines(mode, plan, batch):
     """torch raises no error of its tracer for these, but one of its symbols."""
 
     def loss(out, batch):
@@ -80,7 +71,6 @@ def test_sizes_read_from_data_are_said_in_few_lines(mode, hiv, plan):
         parts = batch.x.float().split(counts.tolist())  # the line
         return out[:, 0] + torch.stack([part.sum() for part in parts])
 
-    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
     with pytest.raises(sg.NotStatic) as refused:
         losing(loss, plan, mode).step(batch)
     _, why, line, remedy, _ = str(refused.value).splitlines()
@@ -89,28 +79,25 @@ def test_sizes_read_from_data_are_said_in_few_lines(mode, hiv, plan):
     assert remedy.startswith("a number or a size here follows from data: give sizes")
 
 
-def test_a_line_that_reads_many_numbers_is_named_once(hiv, plan):
+def test_a_line_that_reads_many_numbers_is_named_once(plan, batch):
     def loss(out, batch):
         return out[:, 0] * sum(batch.batch[:8].tolist())  # the line
 
-    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
     with pytest.raises(sg.NotStatic, match="numbers that depend on data") as refused:
         losing(loss, plan, "default").step(batch)
     assert str(refused.value).count("# the line") == 1
 
 
-def test_what_has_no_static_form_in_any_mode_is_not_sent_to_eager(hiv, plan):
+def test_what_has_no_static_form_in_any_mode_is_not_sent_to_eager(plan, batch):
     def loss(out, batch):
         return out[:, 0] + torch.stack([part.sum() for part in unbatch(batch.x, batch.batch)])
 
-    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
     with pytest.raises(sg.NotStatic, match="unbatch has no static form") as refused:
         losing(loss, plan, "default").step(batch)
     assert "mode='eager'" not in str(refused.value)
 
 
-def test_a_loss_that_is_none_a_row_is_named(hiv, plan):
-    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
+def test_a_loss_that_is_none_a_row_is_named(plan, batch):
     with pytest.raises(TypeError, match="the loss gives a NoneType: return a tensor"):
         losing(lambda out, batch: None, plan).step(batch)
     with pytest.raises(sg.NotStatic, match=r"\nthe model or the loss raises ValueError\(.the loss"):
@@ -129,11 +116,9 @@ def test_a_loss_that_is_none_a_row_is_named(hiv, plan):
         flat.step(batch)
 
 
-def test_a_loss_without_a_gradient_is_named(hiv, plan):
+def test_a_loss_without_a_gradient_is_named(plan, batch):
     with pytest.raises(ValueError, match="the loss depends on nothing that is trained"):
-        losing(lambda out, _: (out > 0).float(), plan).step(
-            sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
-        )
+        losing(lambda out, _: (out > 0).float(), plan).step(batch)
 
 
 def test_rows_of_one_level_against_targets_of_another(esol):

@@ -13,7 +13,6 @@ from support.examples import EXAMPLES
 
 import staticgraph as sg
 from staticgraph.cli import serve
-from staticgraph.datasets.smiles import molecule_of
 from staticgraph.models import build
 from staticgraph.runner.export_manifest import ExportManifest, categories_of
 
@@ -21,13 +20,12 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("rdkit", reason="needs the extra smiles")
 testclient = pytest.importorskip("starlette.testclient", reason="needs starlette's test client")
 
+from support.request_bodies import JSON, SMILES, graph_of  # noqa: E402
 from support.served_app import app_of  # noqa: E402
 
 from staticgraph.serving import service as services  # noqa: E402
 from staticgraph.serving.service import Limits, service_of_export  # noqa: E402
 
-SMILES = ["CCO", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O", "C"]
-JSON = {"Content-Type": "application/json"}
 MANIFEST = {"versions": {}, "machine": {}, "output": "tensor", "pointers": False, "device": "cpu"}
 
 
@@ -36,11 +34,6 @@ def runner_of(graphs: int = 8) -> sg.StaticGraphRunner:
     torch.manual_seed(0)
     plan = sg.plan_buckets(store, batch_size=graphs)
     return sg.StaticGraphRunner(build("gine", store, hidden=8, layers=1), plan, mode="eager")
-
-
-def graph_of(smiles: str) -> dict:
-    atoms, edges, bonds = molecule_of(smiles)
-    return {"x": atoms.tolist(), "edge_index": edges.tolist(), "edge_attr": bonds.tolist()}
 
 
 class Loaded:

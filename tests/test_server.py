@@ -38,6 +38,11 @@ def server_of(out: str = "graph", **options) -> sg.Server:
     return sg.Server(runner_of(out), **options)
 
 
+def answer_of(server: sg.Server) -> torch.Tensor:
+    """The answer to a request of one graph."""
+    return server.submit([graph(3)]).result(PATIENCE_S)
+
+
 @examples(25)
 @given(
     requests=st.lists(
@@ -210,10 +215,10 @@ def test_one_number_for_the_graphs_of_all_callers_is_refused():
         with pytest.raises(
             sg.errors.BatchFailed, match=r"output\['mean'\] is one number for all graphs"
         ):
-            server.submit([graph(3)]).result(PATIENCE_S)
+            answer_of(server)
         assert server.submit([]).result(PATIENCE_S) == [], "the server goes on"
         with pytest.raises(sg.errors.BatchFailed):
-            server.submit([graph(3)]).result(PATIENCE_S)
+            answer_of(server)
 
 
 def test_outputs_of_batches_that_do_not_go_together_fail_their_request_alone():
@@ -222,7 +227,7 @@ def test_outputs_of_batches_that_do_not_go_together_fail_their_request_alone():
     with shaped_server(lambda rows: rows[:, :1].expand(-1, next(widths))) as server:
         with pytest.raises(sg.errors.BatchFailed, match=r"40 graphs ran in .*not go together"):
             server.submit([graph(4, k) for k in range(40)]).result(PATIENCE_S)
-        assert server.submit([graph(3)]).result(PATIENCE_S).shape[0] == 1
+        assert answer_of(server).shape[0] == 1
     assert (server.stats().failed, server.stats().answered) == (1, 1)
 
 
@@ -231,9 +236,9 @@ def test_a_model_that_exits_fails_its_batch_and_no_other():
     with server_of(max_wait_ms=0) as server:
         server.runner.model.before = lambda: sys.exit("enough")
         with pytest.raises(sg.errors.BatchFailed, match="SystemExit: enough"):
-            server.submit([graph(3)]).result(PATIENCE_S)
+            answer_of(server)
         server.runner.model.before = lambda: None
-        same(server.submit([graph(3)]).result(PATIENCE_S), server.runner.predict([graph(3)]))
+        same(answer_of(server), server.runner.predict([graph(3)]))
 
 
 class ManualClock(Clock):
@@ -312,4 +317,4 @@ def test_what_a_server_needs():
         sg.Server(runner)
     schema = sg.GraphStore.from_pyg([graph(3)]).schema
     with sg.Server(runner, schema=schema, max_wait_ms=0) as server:
-        same(server.submit([graph(3)]).result(PATIENCE_S), runner.predict([graph(3)]))
+        same(answer_of(server), runner.predict([graph(3)]))

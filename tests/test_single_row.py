@@ -10,11 +10,11 @@ import pytest
 import torch
 from support.alike import assert_same_state, sgd
 from support.arena import ArenaRecorder
+from support.graphs import drawn_graphs
 from support.places import mode_of
 from support.runners import made_runner
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
-from torch_geometric.data import Data
 from torch_geometric.nn import BatchNorm, TopKPooling, global_add_pool
 
 import staticgraph as sg
@@ -26,13 +26,8 @@ CAPACITY = (12, 20, 4)
 
 @pytest.fixture(scope="module")
 def store():
-    torch.manual_seed(0)
-    return sg.GraphStore.from_pyg(
-        [
-            Data(x=torch.randn(n, 3), edge_index=torch.zeros(2, 2).long(), y=torch.randn(1))
-            for n in (1, 3, 4)
-        ]
-    )
+    fields = {"x": ("node", 3), "y": ("graph",)}
+    return sg.GraphStore.from_pyg(drawn_graphs((1, 3, 4), dtype=torch.float32, **fields))
 
 
 class Net(nn.Module):

@@ -32,6 +32,7 @@ from staticgraph.distributed.lost_rank import Watching
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.errors import Diverged
 from staticgraph.files.versions import STEPS, versions
+from staticgraph.store.on_device import require_there
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -146,17 +147,12 @@ def device_of(name: str, ranks: Ranks | None = None) -> torch.device:
 
     Raises:
         ValueError: there is no such device.
-        RuntimeError: the name is invalid.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and ranks is not None:
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={name!r}: torch sees no CUDA device; use device='cpu' or 'auto'")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device={name!r}: torch sees {torch.cuda.device_count()} CUDA devices")
+    device = require_there(name)
     if device.type == "cuda" and ranks is not None:
         torch.cuda.set_device(device)
     return device

@@ -11,6 +11,13 @@ N, RELATIONS = 37, 3
 SMALL = LinkConfig(dimension=4, batch_size=20, chunks=2, negatives=6, seed=3, spread=0.5)
 
 
+def random_edges(n: int, e: int, seed: int = 0, relations: int = 0) -> np.ndarray:
+    """Generates edges that may be loops and may be alike, typed if there are relations."""
+    rng = np.random.default_rng(seed)
+    rows = [rng.integers(0, n, e), rng.integers(0, n, e)]
+    return np.stack([*rows, rng.integers(0, relations, e)] if relations else rows)
+
+
 def generated(e: int = 240, seed: int = 0) -> np.ndarray:
     """Generates distinct typed edges without self-loops."""
     rng = np.random.default_rng(seed)

@@ -9,6 +9,8 @@ import torch
 from hypothesis import strategies as st
 from torch_geometric.data import Data
 
+import staticgraph as sg
+
 
 def random_graph(rng: np.random.Generator, nodes: int, edges: int) -> Data:
     """Returns a graph with fields of every level and several dtypes."""
@@ -62,6 +64,39 @@ def double_graphs(sizes: Iterable[int]) -> list[Data]:
     ``x`` has four columns, and there are ``2 * n + 1`` edges.
     """
     return drawn_graphs(sizes, 1, x=("node", 4), y=("graph", 1))
+
+
+LABELLED_CAPACITY = (60, 70, 12)
+
+
+def labelled_graphs(missing: bool = True) -> list[Data]:
+    """Returns ten graphs in float64, with targets of floats, integers and booleans."""
+    graphs = drawn_graphs(
+        (2 + number % 4 for number in range(10)),
+        x=("node", 3),
+        energy=("graph",),
+        gap=("graph",),
+        tasks=("graph", 3),
+        weight=("graph",),
+        charge=("node",),
+    )
+    for number, data in enumerate(graphs):
+        data.kind = torch.tensor([number % 3])
+        data.train_mask, data.colour = data.charge < 0.3, torch.arange(data.num_nodes) % 3
+        if missing and number % 3 == 0:
+            data.energy[:] = torch.nan
+        if missing and number % 4 == 1:
+            data.gap[:] = torch.nan
+            data.tasks[0, number % 3] = torch.nan
+            data.charge[0] = torch.nan
+    return graphs
+
+
+def labelled_batch() -> sg.StaticBatch:
+    """Returns all of them as a batch; a few labels are missing."""
+    return sg.StaticBatch.of(
+        sg.GraphStore.from_pyg(labelled_graphs()), range(10), LABELLED_CAPACITY
+    )
 
 
 FIELDS = ("x", "z", "edge_attr", "edge_weight", "y", "stress", "edge_index")

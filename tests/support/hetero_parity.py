@@ -4,35 +4,15 @@ from __future__ import annotations
 
 import copy
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch_geometric.data import Batch
 
-import staticgraph as sg
-from staticgraph.batches.batch.batch_arrays import field_mask
 from staticgraph.nn import context_of
 from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.steps.loss.mean_loss import masked_mean
 from staticgraph.steps.tracing.trace import trace_step
+from support.alike import squared
 from support.parity import Result
-
-
-def loss(out: Tensor, batch) -> Tensor:
-    return (out - batch.y).square()
-
-
-def poisoned(batch: sg.StaticBatch, scale: float) -> sg.StaticBatch:
-    """Returns the batch with garbage in every padding row of every field except indices."""
-    random = torch.Generator().manual_seed(1)
-    tensors = {}
-    for field in batch.layout.schema:
-        if field.is_index:
-            continue
-        value, mask = batch[field.name], field_mask(batch, field)
-        garbage = torch.randn(value.shape, generator=random, dtype=value.dtype) * scale
-        mask = mask.view(-1, *(1,) * (value.dim() - 1))
-        tensors[field.name] = torch.where(mask, value, garbage)
-    return batch.replace(**tensors)
 
 
 def plain(model: nn.Module, batch, follow: tuple[str, ...] = ()) -> Result:
@@ -40,7 +20,7 @@ def plain(model: nn.Module, batch, follow: tuple[str, ...] = ()) -> Result:
     model = copy.deepcopy(model)
     data = Batch.from_data_list(batch.to_data_list(), follow_batch=list(follow))
     out = model(data)
-    mean = loss(out, data).mean()
+    mean = squared(out, data).mean()
     mean.backward()
     return Result(model, out, mean)
 
@@ -54,7 +34,7 @@ def static(model: nn.Module, batch, trace: bool = False) -> Result:
     def compute(inputs):
         context.enter(inputs)
         out = model(inputs)
-        mean = masked_mean(loss(out, inputs), inputs)
+        mean = masked_mean(squared(out, inputs), inputs)
         context.leave()
         return out, mean
 

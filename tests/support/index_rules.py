@@ -17,6 +17,36 @@ class Triplets(Data):
         return 1 if key == "triplets" else super().__cat_dim__(key, value, *args, **kwargs)
 
 
+def ints(rng: np.random.Generator, high: int, *shape: int) -> torch.Tensor:
+    """Returns numbers from 0 up to ``high``, which is left out."""
+    return torch.from_numpy(rng.integers(0, max(1, high), shape))
+
+
+def base(rng: np.random.Generator, n: int) -> dict:
+    """Returns the fields of a graph of ``n`` nodes, whose edges have their number as feature."""
+    e = int(rng.integers(0, 3 * n))
+    return {
+        "x": torch.from_numpy(rng.standard_normal((n, 2))),
+        "edge_index": ints(rng, n, 2, e),
+        "edge_attr": torch.arange(e)[:, None].double(),
+        "y": torch.from_numpy(rng.standard_normal((1, 1))),
+    }
+
+
+def triplets(rng: np.random.Generator, n: int) -> Triplets:
+    """Returns a graph of ``n`` nodes with random pairs of edges, and indices of nodes."""
+    values = base(rng, n)
+    e = values["edge_index"].size(1)
+    t = int(rng.integers(0, 2 * e + 1)) if e else 0
+    return Triplets(
+        **values,
+        triplets=ints(rng, e, 2, t),
+        angle=torch.from_numpy(rng.standard_normal(t)),
+        reverse_index=ints(rng, n, e),
+        root_index=int(rng.integers(0, n)),
+    )
+
+
 class Pair(Data):
     """Two graphs, as in PyG's own example, and an index that joins them."""
 

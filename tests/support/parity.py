@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
+from staticgraph.batches.batch.batch_arrays import field_mask
 from staticgraph.nn import context_of
 from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.steps.loss.mean_loss import masked_mean
 from staticgraph.steps.tracing.trace import Trace, trace_step
+from support.alike import squared as loss
 
 TOLERANCE = (
     1e-9  # of the largest, in float64: sums of a thousand terms, reordered, stay below 1e-12
@@ -65,22 +67,22 @@ BATCH = sg.StaticBatch.of(STORE, range(len(NODES)), CAPACITY)
 
 
 def poisoned(batch: sg.StaticBatch, scale: float, seed: int = 1) -> sg.StaticBatch:
-    """Returns the batch with garbage in every padding row of every field.
+    """Returns the batch with garbage in every padding row of every field except indices.
 
-    Floats have the given ``scale``; integers are within the range of the values that occur.
+    Floats have the given ``scale``; integers are within the range of their column.
     """
     random = torch.Generator().manual_seed(seed)
     tensors = {}
     for field in batch.layout.schema:
-        value = batch[field.name].clone()
-        mask = batch.mask_of(value[:: field.rows])
-        mask = mask.repeat_interleave(field.rows)
-        garbage = torch.empty_like(value)
+        if field.is_index:
+            continue
+        value, padding = batch[field.name].clone(), ~field_mask(batch, field)
         if value.is_floating_point():
             garbage = torch.randn(value.shape, generator=random, dtype=value.dtype) * scale
         else:
-            garbage.random_(0, int(value.max()) + 1, generator=random)
-        value[~mask] = garbage[~mask]
+            garbage = torch.rand(value.shape, generator=random) * (value.amax(0) + 1)
+            garbage = garbage.long().to(value.dtype)
+        value[padding] = garbage[padding]
         tensors[field.name] = value
     return batch.replace(**tensors)
 
@@ -88,10 +90,6 @@ def poisoned(batch: sg.StaticBatch, scale: float, seed: int = 1) -> sg.StaticBat
 def unknown_counts(batch: sg.StaticBatch) -> sg.StaticBatch:
     """Returns the batch as a compiled step sees it, without its real counts."""
     return sg.StaticBatch(batch.layout, batch.tensors())
-
-
-def loss(out: Tensor, batch: Any) -> Tensor:
-    return (out - batch.y).square()
 
 
 def bystanders(model: nn.Module) -> dict[str, Any]:

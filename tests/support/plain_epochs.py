@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch
 from torch_geometric.nn import GINConv, global_add_pool
 
 import staticgraph as sg
+from support.alike import squared
+from support.graphs import drawn_graphs
 
 D = torch.float64
 
 
-def graph(number: int) -> Data:
-    drawn = torch.Generator().manual_seed(number)
-    n = 2 + number % 5
-    return Data(
-        x=torch.randn(n, 4, generator=drawn, dtype=D),
-        edge_index=torch.randint(n, (2, 2 * n), generator=drawn),
-        y=torch.randn(1, 2, generator=drawn, dtype=D),
-    )
-
-
-GRAPHS = [graph(number) for number in range(24)]
+GRAPHS = drawn_graphs((2 + number % 5 for number in range(24)), x=("node", 4), y=("graph", 2))
 STORE = sg.GraphStore.from_pyg(GRAPHS, progress=False)
 PLAN = sg.plan_buckets(STORE, batch_size=8)
 
@@ -44,10 +36,6 @@ def make_net() -> Net:
 
 def sgd(*parts: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for part in parts for p in part.parameters()], 1e-3, momentum=0.9)
-
-
-def squared(out: Tensor, batch) -> Tensor:
-    return (out - batch.y).square()
 
 
 def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, ids, loss=squared) -> Tensor:

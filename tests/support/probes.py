@@ -11,7 +11,7 @@ from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, global_mean_pool
 
-from support.alike import sgd
+from support.alike import sgd, squared
 from support.layer_cases import C
 from support.parity import BATCH, CAPACITY
 from support.runners import made_runner
@@ -248,14 +248,10 @@ NAMED = [
 RIGHT = [Probe, Cumulated, Permuted]
 
 
-def loss(out, batch):
-    return (out - batch.y).square()
-
-
 def runner_of(model, plan=PLAN, **options):
     options.setdefault("mode", "eager")
     optimizer = sgd(model, 0.0)
-    return made_runner(model, plan, loss=loss, optimizer=optimizer, **options)
+    return made_runner(model, plan, loss=squared, optimizer=optimizer, **options)
 
 
 def make_model(kind):
@@ -267,4 +263,4 @@ def make_model(kind):
 
 def plain_loss(model):
     data = Batch.from_data_list(BATCH.to_data_list())
-    return float(loss(model(data.x, data.edge_index, data.batch), data).mean().detach())
+    return float(squared(model(data.x, data.edge_index, data.batch), data).mean().detach())
