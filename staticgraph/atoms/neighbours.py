@@ -27,7 +27,7 @@ from staticgraph.errors import GraphTooLarge, MissingPackage
 from staticgraph.internals.dispatch import traced_here
 from staticgraph.nn.context.bound_batch import present
 from staticgraph.nn.context.rows import RowKind
-from staticgraph.nn.pool.neighbours import padding_ends
+from staticgraph.nn.pool.neighbours import first_places, padding_ends
 from staticgraph.text.numeric_options import real_option
 
 
@@ -319,29 +319,22 @@ def _by_pairs(
         allowed = ((steps == 0) | pbc[:, None]).all(-1)[graph]  # [N, I]
         real = real[:, :, None] & allowed[:, None] & (~itself[:, :, None] | moves)
     near = (real & (apart.square().sum(-1) < cutoff * cutoff)).reshape(-1)
-    rank = near.cumsum(0) - 1
-    row = torch.where(near & (rank < capacity), rank, capacity)
-    each = len(steps)
-    target = torch.arange(atoms, device=pos.device)[:, None, None].expand(atoms, largest, each)
-    source = source[:, :, None].expand(atoms, largest, each)
+    places = first_places(near, capacity)
+    valid = places >= 0
+    places = places.clamp(min=0)
+    pair = places // len(steps)
     first, second = padding_ends(mask)
     ends = torch.stack(
-        [_placed(source, row, capacity, first), _placed(target, row, capacity, second)]
+        [
+            torch.where(valid, source.reshape(-1)[pair], first),
+            torch.where(valid, pair // largest, second),
+        ]
     )
     shift = pos.new_zeros(capacity, 3)
     if shifts is not None:
-        index = row[:, None].expand(-1, 3)
-        shift = pos.new_zeros(capacity + 1, 3).scatter(0, index, shifts.reshape(-1, 3))[:capacity]
+        shift = torch.where(valid[:, None], shifts.reshape(-1, 3)[places], 0)
     count = near.sum()
-    valid = torch.arange(capacity, device=pos.device) < count
     return NeighbourList(ends, shift, valid, count, (count > capacity) | outside)
-
-
-def _placed(values: Tensor, row: Tensor, capacity: int, padding: Tensor | int) -> Tensor:
-    """Values at their rows, ``[capacity]``; padding elsewhere, and those of row ``capacity`` are
-    dropped."""
-    out = values.new_zeros(capacity + 1) + padding
-    return out.scatter(0, row, values.reshape(-1))[:capacity]
 
 
 def _completed(cell: Tensor, pbc: Tensor) -> Tensor:

@@ -216,8 +216,19 @@ def _taken(context: BatchContext, real: Tensor, room: float | None) -> tuple[Ten
         return None, real
     rows = math.ceil(room)
     context.overflows.append(real.sum() > rows)
-    places = torch.nonzero_static(real, size=rows, fill_value=-1).view(-1)
+    places = first_places(real, rows)
     return places.clamp(min=0), torch.nn.functional.pad(places >= 0, (0, 1))
+
+
+def first_places(real: Tensor, rows: int) -> Tensor:
+    """``[rows]`` int64: the first places of a mask that are real, then -1.
+
+    ``torch.nonzero_static`` was not tried in a recording.
+    """
+    rank = real.cumsum(0) - 1
+    row = torch.where(real & (rank < rows), rank, rows)
+    places = torch.arange(len(real), device=real.device)
+    return places.new_full((rows + 1,), -1).scatter(0, row, places)[:rows]
 
 
 def _padded_to_free(context: BatchContext, function: Any, real: Tensor) -> tuple[Tensor, int]:
