@@ -19,21 +19,21 @@ ROOT = Path(__file__).parents[1]
 SIZES = {
     "bench": (29, 17737),  # break-even, the README's table
     "staticgraph": (5, 3545),  # declared classes, dense batches, calls that a trace is spared
-    "staticgraph/atoms": (6, 4829),  # neighbours found in a step, ASE's calculator, streams, traces
-    "staticgraph/batches": (29, 20712),  # batches with slots in compiled modes
-    "staticgraph/checking": (13, 14481),  # rows a plan lacks, targets of the default index
+    "staticgraph/atoms": (6, 5039),  # neighbours found in a step, streams, searches fitted to data
+    "staticgraph/batches": (29, 20724),  # batches with slots or a copy of their own, compiled
+    "staticgraph/checking": (13, 14498),  # searches without room are no leak
     "staticgraph/cli": (18, 12143),  # bench refuses data without a target
     "staticgraph/datasets": (10, 6657),  # convert refuses before it converts
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
-    "staticgraph/dryrun": (18, 11050),  # targets of every shape
+    "staticgraph/dryrun": (18, 11053),  # the assembler of torch's CUDA builds
     "staticgraph/epochs": (9, 6180),  # torch's samplers, compared between ranks, draws named
     "staticgraph/files": (12, 3086),  # scratch names without secrets, which file a write was to
-    "staticgraph/internals": (8, 1746),  # whether PyG is there, declared operators, symbolic sizes
+    "staticgraph/internals": (8, 1753),  # whether PyG is there, the assembler of torch's builds
     "staticgraph/kernels": (56, 44976),  # programs: any message over any edges, zeros of both signs
     "staticgraph/lightning": (4, 2390),  # own loaders, its own backward, predictions in order
     "staticgraph/memory": (6, 3842),
     "staticgraph/models": (5, 1415),  # typed graphs refused by name
-    "staticgraph/nn": (43, 21104),  # widths of dense blocks that a model chooses
+    "staticgraph/nn": (44, 21400),  # searches in a forward with rows as a data set needs
     "staticgraph/outofcore": (29, 19374),  # annotated attributes, a bounded message
     "staticgraph/packing": (17, 12974),
     "staticgraph/plans": (13, 9893),  # a large graph among small ones, few of them too
@@ -43,12 +43,12 @@ SIZES = {
     "staticgraph/runner": (19, 16490),  # anyone's loader, prepare, a choice on a busy machine
     "staticgraph/serving": (17, 9592),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
-    "staticgraph/steps": (30, 20363),  # batches of any class by name, ignored targets
+    "staticgraph/steps": (30, 20410),  # errors as torch 2.15 words them
     "staticgraph/store": (26, 22424),  # unknown devices named
     "staticgraph/text": (6, 1701),
     "staticgraph/training": (15, 14774),  # a resume with fewer epochs
     "tests": (246, 218331),  # one test per mended fault
-    "tests/support": (80, 41016),  # drawn programs; saved formats; options as cyclopts reads them
+    "tests/support": (80, 41200),  # drawn programs; saved formats; graphs that several tests share
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 
