@@ -110,7 +110,7 @@ class Device(TorchFunctionMode):
         }.items():
             patch.setattr(torch.cuda, name, value)
         patch.setattr(Tensor, "record_stream", lambda *_: None)
-        patch.setattr(loading, "require_there", lambda device: device)
+        patch.setattr(loading, "require_there", torch.device)
 
     @property
     def present(self) -> Stream:

@@ -29,6 +29,14 @@ def test_verify_passes_what_is_right_and_changes_nothing(hiv):
     assert_same_state(model, before)
 
 
+def test_a_parameter_that_is_nan_on_both_sides_is_equal(hiv):
+    """PyG's ``RGATConv`` leaves one unset."""
+    model = Net()
+    model.unset = torch.nn.Parameter(torch.full((1,), torch.nan))
+    verification = runner_of(model, hiv).verify(batches_of(hiv, 1)[0])
+    assert verification.passed, str(verification)
+
+
 def test_verify_finds_stale_inputs(hiv, monkeypatch):
     runner = runner_of(Net(), hiv)
     first, second = batches_of(hiv, 2)[0], batches_of(hiv, 3)[2]

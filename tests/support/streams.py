@@ -60,7 +60,7 @@ class Streams(TorchFunctionMode):
     def install(self, monkeypatch: Any) -> Streams:
         """Replaces ``torch.cuda``'s streams and events."""
         for room in ("batches.loading.loader", "store.on_device"):
-            monkeypatch.setattr(f"staticgraph.{room}.require_there", lambda device: device)
+            monkeypatch.setattr(f"staticgraph.{room}.require_there", torch.device)
 
         def stream(device: Any = None) -> FakeStream:
             self._made += 1
