@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from support.compiled import launches
+from support.compiled import OLDER, launches
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from staticgraph.dryrun.operations import OperationCounter, operations
@@ -121,6 +121,6 @@ def test_a_backward_is_one_launch_that_stays_in_registers(width, columns, dtype)
         assert each.registers <= 192  # two warps with 183 were the fastest on an H200
     for each in (one, two, forward, join):
         assert each.atomics == []
-        assert each.spilled <= 8  # with Triton 3.6; none with 3.9
+        assert each.spilled <= (8 if OLDER else 0)
         assert each.widest("ld") >= 32 * dtype.itemsize
     assert one.widest("st") >= 32 * dtype.itemsize

@@ -129,7 +129,7 @@ class Trunk(nn.Module):
 
 
 FIRE = {
-    Tutorial: {"added_loops": 3},
+    Tutorial: {"neighbours": 2 if torch.__version__ < "2.12" else 3, "added_loops": 3},
     Averaged: {"added_loops": 3},
     Activated: {"added_loops": 3},
     Largest: {"added_loops": 1},

@@ -133,6 +133,16 @@ class Outcome(NamedTuple):
         """Whether all values are finite."""
         return all(bool(torch.isfinite(value).all()) for value in self.values.values())
 
+    @property
+    def refused(self) -> bool:
+        """Whether every output is NaN, as where a search had no room for what it found."""
+        outputs = [
+            value
+            for name, value in self.values.items()
+            if name.startswith(("the output", "output ")) and value.is_floating_point()
+        ]
+        return bool(outputs) and all(bool(value.isnan().all()) for value in outputs)
+
     def differences(self, other: Outcome, kind: str = "") -> list[Difference]:
         """Returns how far each value is from another outcome's, where both have it in one shape.
 

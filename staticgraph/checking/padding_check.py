@@ -267,8 +267,8 @@ class PaddingCheck:
         watch = NonFinite(lambda: comparer.fields)
         with watch:
             padded = attempt(lambda: comparer.padded(batch, parity.options))
-        if padded is not None and not padded.finite and searches_of(self._model):
-            return None  # fixed shapes may have no room; the step itself will say so
+        if padded is not None and padded.refused and searches_of(self._model):
+            return None  # fixed shapes have no room, which the step itself will say
         if watch.found is not None and (padded is None or not padded.finite):
             return not_finite(difference, watch)
         culprit = self._culprit(
