@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from staticgraph.kernels.batch_norm import Running, batch_norm
@@ -160,8 +159,11 @@ def _over_real_rows(
     # Outside a compiled step the shapes are free: real rows come first, so the stock kernel
     # runs over just those: 0.23 ms forward and backward over 3,000 rows of 64 columns, where the
     # masked arithmetic takes 1.5 ms (one CPU core, 2026-11-20).
-    out = stock(input[:rows])
-    return F.pad(out, (*(0, 0) * (out.dim() - 1), 0, len(input) - rows))
+    # A split and a concatenation copy once per direction; a slice and a pad copy or fill eight
+    # times, 8% of a step of GINE.
+    real, padding = input.split([rows, len(input) - rows])
+    out = stock(real)
+    return torch.cat([out, out.new_zeros(padding.shape)])
 
 
 @leaf
