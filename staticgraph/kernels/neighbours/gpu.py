@@ -39,7 +39,7 @@ class _Loop(NamedTuple):
         kernel: a Triton function.
         arguments: their names, the dtype left out.
         into: whether it is over the edges into each node.
-        options: Triton's.
+        options: how many edges it takes at once, and Triton's.
     """
 
     kernel: Any
@@ -98,7 +98,11 @@ def _loops(program: Program, ordered: bool) -> tuple[_Loop, ...]:
     )
     loops: list[_Loop] = []
     for into, text in _texts(program, ordered):
-        options = {"num_warps": warps(text.tile), "enable_fp_fusion": not same_bits}
+        options = {
+            "LANES": text.lanes,
+            "num_warps": warps(text.tile),
+            "enable_fp_fusion": not same_bits,
+        }
         loops.append(_Loop(_kernel(text, into), text.arguments, into, options))
     return tuple(loops)
 

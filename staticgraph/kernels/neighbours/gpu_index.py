@@ -23,12 +23,16 @@ class Axis(NamedTuple):
     @property
     def name(self) -> str:
         """The variable that holds the positions along the axis."""
-        return f"axis_{self.size}_{self.number}"
+        return "lane" if self == LANE else f"axis_{self.size}_{self.number}"
 
     @property
     def block(self) -> int:
         """The size in a tile: a power of two, as Triton requires."""
         return 1 << (self.size - 1).bit_length()
+
+
+# The edges of a node that the loop takes at once; how many is said when a kernel is launched.
+LANE = Axis(1, -1)
 
 
 class Quotient(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
-from staticgraph.kernels.neighbours.gpu_index import Axis, Cut, Index, along
+from staticgraph.kernels.neighbours.gpu_index import LANE, Axis, Cut, Index, along
 
 
 class Number(NamedTuple):
@@ -17,17 +17,21 @@ class Number(NamedTuple):
 
     Attributes:
         name: of the variable.
-        axes: of the tile, in the order in which the kernel has its axes.
-        per_edge: whether it is computed for each edge, rather than before the loop over them.
+        axes: of the tile, in the order in which the kernel has its axes; with that of the edges if
+            it is computed for each of them, rather than before the loop over them.
         constant: the value of a constant.
         nothing: whether it is the zero that a program's builder calls so.
     """
 
     name: str
     axes: tuple[Axis, ...] = ()
-    per_edge: bool = False
     constant: float | None = None
     nothing: bool = False
+
+    @property
+    def per_edge(self) -> bool:
+        """Whether it is computed for each edge."""
+        return LANE in self.axes
 
     def lifted(self, to: tuple[Axis, ...]) -> str:
         """The tile, with more axes."""
@@ -43,9 +47,10 @@ class Lines:
         before: what depends on the node alone, and the start of running values.
         loop, late: for each edge; ``late`` is behind all of ``loop``.
         after: results of the node.
-        arguments, axes: of the kernel, in order.
+        arguments, axes: of the kernel, in order; the first axis is that of edges.
+        running: how many values the loop adds to.
         variables: what has been written, by what it is.
-        largest: numbers of the largest tile.
+        largest: numbers of the largest tile of one edge.
     """
 
     setup: list[str] = field(default_factory=list)
@@ -54,7 +59,8 @@ class Lines:
     late: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
-    axes: list[Axis] = field(default_factory=list)
+    axes: list[Axis] = field(default_factory=lambda: [LANE])
+    running: int = 0
     variables: dict[Any, Any] = field(default_factory=dict)
     largest: int = 1
 
@@ -134,24 +140,30 @@ class Lines:
     def mask(self, masked: Iterable[Axis], axes: tuple[Axis, ...]) -> str | None:
         """The variable that says where a tile of ``axes`` is within the ``masked`` ones; None if it
         is everywhere."""
-        short = tuple(axis for axis in self.ordered(masked) if axis.block != axis.size)
-        tests = [lifted(f"({axis.name} < {axis.size})", (axis,), axes) for axis in short]
-        text = " & ".join(tests)
+        masked = self.ordered(masked)
+        short = tuple(axis for axis in masked if axis.block != axis.size or axis == LANE)
+        tests = [
+            lifted("here" if axis == LANE else f"({axis.name} < {axis.size})", (axis,), axes)
+            for axis in short
+        ]
+        text, lines = " & ".join(tests), self.loop if LANE in short else self.setup
         if not short:
             return None
-        return self.once(("mask", short, axes), lambda: self.let(self.setup, text))
+        return self.once(("mask", short, axes), lambda: self.let(lines, text))
 
-    def find_address(self, row: str, index: Index) -> tuple[str, str, tuple[Axis, ...]]:
+    def find_address(self, row: Number, index: Index) -> tuple[str, str, tuple[Axis, ...]]:
         """The address of the numbers of a row, the mask as an argument, and the axes."""
-        axes = self.tile(index)
-        mask = self.mask(axes, axes)
-        address = row if index == Index() else f"{row} + {self.position(index)}"
+        axes = self.tile(row, index)
+        mask, address = self.mask(axes, axes), row.lifted(axes)
+        if index != Index():
+            address += f" + {lifted(self.position(index), self.ordered(index.axes), axes)}"
         return address, "" if mask is None else f", mask={mask}", axes
 
     def tile(self, *parts: Number | Index | None) -> tuple[Axis, ...]:
         """The axes of a tile for several, in order; notes its size."""
         axes = self.ordered(axis for part in parts if part is not None for axis in part.axes)
-        self.largest = max(self.largest, math.prod(axis.block for axis in axes))
+        row = math.prod(axis.block for axis in axes if axis != LANE)
+        self.largest = max(self.largest, row)
         return axes
 
     def cut(self, index: Sequence[Index], cut: Cut) -> list[tuple[list[Axis], list[Index]]]:

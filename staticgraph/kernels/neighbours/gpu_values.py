@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from staticgraph.kernels.neighbours.gpu_index import Axis, Cut, Index, along, flat, unflat
+from staticgraph.kernels.neighbours.gpu_index import LANE, Axis, Cut, Index, along, flat, unflat
 from staticgraph.kernels.neighbours.gpu_lines import Lines, Number
 from staticgraph.kernels.neighbours.gpu_operations import OPERATIONS
 from staticgraph.kernels.neighbours.program import Program
@@ -65,19 +65,20 @@ class Values:
     # ------------------------------------------------------------------ nodes and edges
 
     def edge(self) -> str:
-        """The number of the edge."""
+        """The numbers of the edges."""
         if self.into and not self.ordered:
             return "place"
         order = self.lines.argument("order" if self.into else "transpose")
-        text = f"tl.load({order} + place).to(tl.int64)"
-        return self.lines.once("edge", lambda: self.lines.let(self.lines.loop, text))
+        return self._read_at(order, "place", ".to(tl.int64)")
 
     def _other(self) -> str:
-        """The node at the other end of the edge."""
-        ends, edge = self.lines.argument("src" if self.into else "dst"), self.edge()
-        return self.lines.once(
-            "other", lambda: self.lines.let(self.lines.loop, f"tl.load({ends} + {edge})")
-        )
+        """The nodes at the other end of the edges."""
+        return self._read_at(self.lines.argument("src" if self.into else "dst"), self.edge())
+
+    def _read_at(self, array: str, places: str, more: str = "") -> str:
+        """The numbers of an array at places, one for each edge that there is."""
+        text = f"tl.load({array} + {places}, mask=here, other=0){more}"
+        return self.lines.once(text, lambda: self.lines.let(self.lines.loop, text))
 
     def share(self) -> Number:
         """One over the number of edges into the target."""
@@ -87,30 +88,30 @@ class Values:
             pointer, node = self.lines.argument("row_ptr"), self._other()
             edges = f"(tl.load({pointer} + {node} + 1) - tl.load({pointer} + {node}))"
         text, lines = f"1.0 / tl.maximum({edges}, 1).to(WIDE)", self.lines.where(not self.into)
-        return Number(
-            self.lines.once("share", lambda: self.lines.let(lines, text)), (), not self.into
-        )
+        name = self.lines.once("share", lambda: self.lines.let(lines, text))
+        return Number(name, () if self.into else (LANE,))
 
-    def _operand(self, number: int) -> tuple[str, bool]:
-        """The row of an operand, and whether it is another one for each edge."""
+    def _operand(self, number: int) -> Number:
+        """The address of the row of an operand."""
         place, shape, code = self.program.operands[number]
         name = self.lines.argument(f"operand_{number}")
         per_edge = not self.own_term and place not in ("target" if self.into else "source", "all")
         if place == "all":
-            return name, False
+            return Number(name)
 
         def write() -> str:
             row = "node"
             if place == "edge":
                 row = self.edge()
             elif place == "table":
-                row = f"tl.load({self.lines.argument(f'code_{code}')} + {self.edge()})"
+                row = self._read_at(self.lines.argument(f"code_{code}"), self.edge())
             elif per_edge:
                 row = self._other()
             text = f"{name} + {row} * {math.prod(shape)}"
             return self.lines.let(self.lines.where(per_edge), text)
 
-        return self.lines.once((name, per_edge), write), per_edge
+        address = self.lines.once((name, per_edge), write)
+        return Number(address, (LANE,) if per_edge else ())
 
     # ------------------------------------------------------------------ values
 
@@ -130,18 +131,17 @@ class Values:
         if operation == "share":
             return self.share()
         if operation == "loop":
-            text = f"{self._other()} == node"
-            return Number(self.lines.let(self.lines.loop, text), per_edge=True)
+            return Number(self.lines.let(self.lines.loop, f"{self._other()} == node"), (LANE,))
         if operation == "operand":
             position = flat(index, shape)
             if self.kept_dims is not None and not position.is_affine:
                 raise NotMerged
             if (cut := position.rows()) is not None and cut.into_rows:
                 raise MustCut(cut)
-            row, per_edge = self._operand(options[0])
+            row = self._operand(options[0])
             address, mask, axes = self.lines.find_address(row, position)
             text = f"tl.load({address}{mask}{', other=0.0' * bool(mask)}).to(WIDE)"
-            return Number(self.lines.let(self.lines.where(per_edge), text), axes, per_edge)
+            return Number(self.lines.let(self.lines.where(row.per_edge), text), axes)
         if operation == "expand":
             return self.broadcast(arguments[0], index)
         if operation == "view":
@@ -170,11 +170,10 @@ class Values:
         if (simple := self._simplified(operation, numbers)) is not None:
             return simple
         axes = self.lines.tile(*numbers)
-        per_edge = any(number.per_edge for number in numbers)
-        lines = self.lines.where(per_edge)
+        lines = self.lines.where(any(number.per_edge for number in numbers))
         names = [number.lifted(axes) for number in numbers]
         text = OPERATIONS[operation](lambda inner: self.lines.let(lines, inner), *names)
-        return Number(self.lines.let(lines, text), axes, per_edge)
+        return Number(self.lines.let(lines, text), axes)
 
     def _simplified(self, operation: str, numbers: Sequence[Number]) -> Number | None:
         """A sum or a product with nothing, or a product with one, which appear where values are
@@ -248,7 +247,7 @@ class Values:
             for axis in reversed(over):
                 text = self.lines.let(lines, f"tl.sum({text}, {value.axes.index(axis)})")
             left = tuple(axis for axis in value.axes if axis not in over)
-            value = Number(text, left, value.per_edge)
+            value = Number(text, left)
         times = float(math.prod(axis.size for axis in summed if axis not in over))
         if value.constant is not None:
             return self.lines.constant(value.constant * times)
