@@ -29,6 +29,9 @@ from staticgraph.kernels.neighbours.op import empty_results
 from staticgraph.kernels.neighbours.program import Program, Result, program_of
 from staticgraph.kernels.shapes import contiguous
 
+# Warps among which the edges of a node are shared out; more would cut a row of 300 columns smaller
+# than a thread's load of 128 bits.
+MOST_WARPS = 4
 _HEAD = "import triton\nimport triton.language as tl\n\n\n"
 
 
@@ -134,5 +137,14 @@ def forward(
     for loop in _loops(program_of(key), "order" in values):
         nodes = values["row_ptr" if loop.into else "col_ptr"].size(0) - 1
         arguments = [values[name] for name in loop.arguments]
-        loop.kernel[(nodes,)](*arguments, dtype, **loop.options)
+        options = _shared_out(loop.options, values["src"].size(0), nodes)
+        loop.kernel[(nodes,)](*arguments, dtype, **options)
     return results
+
+
+def _shared_out(options: dict[str, Any], edges: int, nodes: int) -> dict[str, Any]:
+    """Adds warps, each of which takes as many edges, until they take those of an average node."""
+    lanes, num_warps = options["LANES"], options["num_warps"]
+    while num_warps < MOST_WARPS and lanes * nodes < edges:
+        lanes, num_warps = 2 * lanes, 2 * num_warps
+    return options | {"LANES": lanes, "num_warps": num_warps}
