@@ -4,9 +4,10 @@ A graph that fits one tile is one program per head. For a larger graph there is 
 tile, which walks the tiles of the other side with an online softmax (Dao 2023, arXiv 2307.08691).
 Tiles begin where the graph begins, so a graph's result has the same bits whatever else is in the
 batch. Backward needs only a row's log-sum-exp: a program accumulates the gradients of its tile as
-keys and values, then as queries. The grid is fixed by the bucket: tiles of its largest graph, times
-its graphs, by heads. All programs share the clearing of the padding rows, those without a tile
-included.
+keys and values, then as queries. The grid is fixed by the bucket, by heads: ``N // T + G`` tiles of
+``T`` of its ``N`` rows suffice for ``G`` graphs, since tile ``t`` of the graph that begins at row
+``s``, the ``g``-th, is program ``s // T + g + t``, which is before the first of the next graph. All
+programs share the clearing of the padding rows, those without a tile included.
 
 Sums are float32. The dropout mask is Philox of seed, row, site, key and head, see
 :mod:`staticgraph.kernels.dropout_sum.gpu`.
@@ -28,6 +29,18 @@ from staticgraph.sizes.attention import kernel_tile
 
 # Bytes of a head's row above which backward tiles fill the registers of four warps.
 WIDE_HEAD_BYTES = 128
+
+
+@triton.jit
+def own_tile(starts, graphs, TILE: tl.constexpr, GRAPHS: tl.constexpr):
+    """Returns where the program's graph begins, how many rows it has, and which of them is the
+    first of the program's tile; a program without a tile has none of the graph's rows."""
+    program, g = tl.program_id(0), tl.arange(0, GRAPHS)
+    begins = tl.load(starts + g, mask=g < graphs, other=0)
+    graph = tl.sum(((begins // TILE + g <= program) & (g < graphs)).to(tl.int32), 0) - 1
+    begin = tl.load(starts + graph).to(tl.int64)
+    n = (tl.load(starts + graph + 1) - begin).to(tl.int32)
+    return begin, n, (program - (begin // TILE).to(tl.int32) - graph) * TILE
 
 
 @triton.jit
@@ -102,7 +115,6 @@ def graph_attention_forward(
     lse,
     nodes,
     graphs,
-    tiles,
     site,
     p: tl.constexpr,
     SCALE: tl.constexpr,
@@ -110,15 +122,14 @@ def graph_attention_forward(
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
+    GRAPHS: tl.constexpr,
 ):
     """One program: the outputs and log-sum-exps of a tile of a graph's queries, for one head, over
     all its keys; it also clears its share of the padding rows."""
     STRIDE: tl.constexpr = 3 * heads * SIZE
     program, h = tl.program_id(0), tl.program_id(1)
     r = tl.arange(0, TILE)
-    begin = tl.load(starts + program // tiles).to(tl.int64)
-    n = (tl.load(starts + program // tiles + 1) - begin).to(tl.int32)
-    first = (program % tiles) * TILE
+    begin, n, first = own_tile(starts, graphs, TILE, GRAPHS)
     if first < n:
         q_at = rows + h * SIZE
         k_at = q_at + heads * SIZE
@@ -163,7 +174,6 @@ def graph_attention_backward(
     drows,
     nodes,
     graphs,
-    tiles,
     site,
     p: tl.constexpr,
     SCALE: tl.constexpr,
@@ -171,6 +181,7 @@ def graph_attention_backward(
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
+    GRAPHS: tl.constexpr,
 ):
     """One program: the gradients of a tile of a graph, for one head.
 
@@ -180,9 +191,7 @@ def graph_attention_backward(
     STRIDE: tl.constexpr = 3 * heads * SIZE
     program, h = tl.program_id(0), tl.program_id(1)
     r = tl.arange(0, TILE)
-    begin = tl.load(starts + program // tiles).to(tl.int64)
-    n = (tl.load(starts + program // tiles + 1) - begin).to(tl.int32)
-    first = (program % tiles) * TILE
+    begin, n, first = own_tile(starts, graphs, TILE, GRAPHS)
     q_at = rows + h * SIZE
     k_at = q_at + heads * SIZE
     v_at = k_at + heads * SIZE
@@ -240,12 +249,11 @@ def graph_attention_backward(
 def _options(rows: Tensor, starts: Tensor, heads: int, longest: int) -> dict[str, Any]:
     size, graphs = rows.size(1) // (3 * heads), len(starts) - 1
     tile = kernel_tile(longest, size)
-    tiles = max(1, triton.cdiv(longest, tile))
     return {
-        "grid": (graphs * tiles, heads),
+        "grid": (len(rows) // tile + graphs, heads),
         "nodes": len(rows),
         "graphs": graphs,
-        "tiles": tiles,
+        "GRAPHS": triton.next_power_of_2(graphs),
         "SCALE": size**-0.5,
         "SIZE": size,
         "TILE": tile,
