@@ -16,6 +16,7 @@ from staticgraph.plans.plan import BucketPlan, sizes_of
 from staticgraph.sizes.capacity import NODES_EDGES
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
+from staticgraph.store.positions import positions_in
 from staticgraph.text.how_many import how_many
 
 # From this many graphs on, sizes and order use narrow dtypes: 8 bytes per molecule, not 24.
@@ -97,15 +98,5 @@ def checked_indices(indices: ArrayLike | None, total: int, what: str = "indices"
     dtype = np.int32 if NARROW_FROM <= total <= np.iinfo(np.int32).max else np.int64
     if indices is None:
         return cast(IntArray, np.arange(total, dtype=dtype))
-    checked = np.asarray(indices)
-    if checked.dtype == bool:
-        if checked.shape != (total,):
-            raise ValueError(f"a mask of shape {checked.shape} for {how_many(total, 'graph')}")
-        checked = np.flatnonzero(checked)
-    checked = np.array(whole_numbers(checked, what)).reshape(-1)
-    bad = np.flatnonzero((checked < 0) | (checked >= total))
-    if len(bad):
-        raise IndexError(
-            f"{what}[{bad[0]}] is {checked[bad[0]]}, but the store has graphs 0 to {total - 1}"
-        )
-    return cast(IntArray, checked.astype(dtype, copy=False))
+    rows = np.asarray(indices).reshape(-1)
+    return np.array(positions_in(rows, total, what, outside=IndexError), dtype)

@@ -20,17 +20,10 @@ from staticgraph.files.checksum import crc32_of_array
 from staticgraph.schema import Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
-from staticgraph.store.structure import EDGES, Damage, check_graphs, offsets_name
+from staticgraph.store.structure import Damage, by_block, check_graphs, level_of, offsets_name
 
 # A compromise: a batch of a shuffled epoch touches about as many blocks as it has graphs.
 BLOCK_BYTES = 1 << 20
-# Arrays that are read whole when a store is opened, so they need no blocks.
-WHOLE = ("node_offsets", "edge_offsets", "offsets.", "split.", "checks.", "object")
-
-
-def by_block(name: str) -> bool:
-    """Returns whether an array is checked by block, rather than when the store is opened."""
-    return not name.startswith(WHOLE)
 
 
 class Checks:
@@ -41,7 +34,7 @@ class Checks:
         schema: the store's schema.
         arrays: all of its arrays, by name.
         blocks: ``[b + 1]`` int64, the first graph of each block.
-        sums: ``[b, a]`` uint32, CRC-32 of each block of each array of :func:`by_block`, in the
+        sums: ``[b, a]`` uint32, CRC-32 of each block of each array that is checked by block, in the
             order of ``names``; None if all bytes have been checked already.
         names: the names of those arrays.
     """
@@ -122,14 +115,6 @@ def rows_of(name: str, schema: Schema, arrays: Mapping[str, Array], first: int, 
     return slice(int(offsets[first]), int(offsets[last]) + (name == "row_ptr"))
 
 
-def level_of(name: str, schema: Schema) -> tuple[str, int]:
-    """Returns the level of an array's rows, and for level ``"graph"`` how many rows a graph has."""
-    kind, _, key = name.partition(".")
-    if kind == "column":
-        return schema[key].level, schema[key].rows
-    return "node" if name == "row_ptr" else "edge" if name in EDGES else key, 1
-
-
 def blocks_of(schema: Schema, arrays: Mapping[str, Array]) -> IntArray:
     """Returns ``[b + 1]``: the first graph of each block; a block has about :data:`BLOCK_BYTES`."""
     graphs = len(arrays["node_offsets"]) - 1
@@ -148,7 +133,7 @@ def blocks_of(schema: Schema, arrays: Mapping[str, Array]) -> IntArray:
 
 
 def sums_of(schema: Schema, arrays: Mapping[str, Array], blocks: IntArray) -> NDArray[np.uint32]:
-    """Returns ``[b, a]``: CRC-32 of each block of each array of :func:`by_block`, in order."""
+    """Returns ``[b, a]``: CRC-32 of each block of each array checked by block, in order."""
     names = [name for name in arrays if by_block(name)]
     sums = np.empty((len(blocks) - 1, len(names)), np.uint32)
     for block in range(len(blocks) - 1):

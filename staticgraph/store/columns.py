@@ -17,6 +17,7 @@ from staticgraph.errors import BadGraph
 from staticgraph.jit import loop
 from staticgraph.schema import Axis, Field, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
+from staticgraph.store.positions import positions_in
 from staticgraph.text.how_many import how_many
 
 
@@ -219,29 +220,10 @@ def checked_splits(splits: Mapping[str, ArrayLike], n: int, name: str) -> dict[s
     Raises:
         BadGraph: if a split is neither a list of existing graphs nor a mask.
     """
-    checked = {}
-    for key, ids in splits.items():
-        rows = np.asarray(ids)
-        if rows.dtype == np.bool_:
-            if rows.shape != (n,):
-                raise BadGraph(
-                    f"split {key!r} of {name} is a mask of shape {list(rows.shape)} for "
-                    f"{how_many(n, 'graph')}"
-                )
-            rows = np.flatnonzero(rows)
-        checked[key] = whole_numbers(rows, f"split {key!r} of {name}", BadGraph)
-        if checked[key].ndim != 1:
-            raise BadGraph(
-                f"split {key!r} of {name} has shape {list(rows.shape)}; give a list of graph "
-                "numbers"
-            )
-        if len(rows) and not (checked[key].min() >= 0 and checked[key].max() < n):
-            raise BadGraph(
-                f"split {key!r} of {name} names graph "
-                f"{checked[key].max() if checked[key].min() >= 0 else checked[key].min()}; "
-                f"there are {n}"
-            )
-    return checked
+    return {
+        key: positions_in(ids, n, f"split {key!r} of {name}", error=BadGraph)
+        for key, ids in splits.items()
+    }
 
 
 @loop

@@ -25,11 +25,11 @@ from staticgraph.files.folder import Kind, repair, replacing
 from staticgraph.schema import Schema
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.store import MANIFEST as MANIFEST
-from staticgraph.store.block_checks import Checks, blocks_of, by_block, sums_of
+from staticgraph.store.block_checks import Checks, blocks_of, sums_of
 from staticgraph.store.columns import Array, checked_splits
 from staticgraph.store.graph_columns import GraphColumns, Kept, assembled
 from staticgraph.store.joined_parts import Part, Survey
-from staticgraph.store.structure import Damage, check_forms, checked_manifest
+from staticgraph.store.structure import Damage, by_block, check_forms, checked_manifest
 from staticgraph.text.how_many import how_many
 
 FORMAT = "staticgraph.store"

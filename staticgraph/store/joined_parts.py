@@ -24,10 +24,10 @@ import numpy as np
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
-from staticgraph.store.block_checks import by_block, level_of, rows_of
+from staticgraph.store.block_checks import rows_of
 from staticgraph.store.columns import Array, local_positions
 from staticgraph.store.graph_columns import GraphColumns, assembled
-from staticgraph.store.structure import offsets_name
+from staticgraph.store.structure import by_block, level_of, offsets_name
 
 # Opens one part; called again in each pass, so that only one part is open at a time.
 Part = Callable[[], GraphColumns]

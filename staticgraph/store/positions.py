@@ -1,4 +1,4 @@
-"""Selections of graphs: an index, a slice, indices or a mask, as in PyG's data sets."""
+"""Selections of graphs or nodes: an index, a slice, indices or a mask, as in PyG's data sets."""
 
 from __future__ import annotations
 
@@ -76,3 +76,47 @@ def several_graphs(which: object, total: int) -> IntArray:
     if len(beyond):
         raise IndexError(f"graph {graphs[beyond[0]]} of {total}")
     return graphs % max(total, 1)
+
+
+def positions_in(
+    values: ArrayLike,
+    total: int,
+    what: str,
+    item: str = "graph",
+    error: type[ValueError] = ValueError,
+    outside: type[Exception] | None = None,
+) -> IntArray:
+    """Returns ``[n]`` int64: the numbers listed, in their order, or those where a mask is true.
+
+    Args:
+        values: ``[n]`` whole numbers, or ``[total]`` bool.
+        total: how many items there are.
+        what: what the values are, for messages.
+        item: what they number.
+        error: the exception to raise.
+        outside: the exception for a number of no item, if it is another one.
+
+    Raises:
+        ValueError: (or ``error``) if they are neither whole numbers nor a mask of all items, or
+            number none.
+    """
+    array = np.asarray(values)
+    if array.dtype == bool and array.shape == (total,):
+        return np.flatnonzero(array)
+    if array.dtype == bool:
+        raise error(
+            f"{what} is a mask of shape {list(array.shape)} for {how_many(total, item)}: give "
+            f"[{total}], or the {item}s' numbers"
+        )
+    numbers = whole_numbers(array, what, error)
+    if numbers.ndim != 1:
+        raise error(
+            f"{what} has shape {array.shape}: give [n] integers, the {item}s' numbers, or a "
+            f"mask of all {item}s"
+        )
+    wrong = (numbers < 0) | (numbers >= total)
+    if wrong.any():
+        raise (outside or error)(
+            f"{what} names {item} {numbers[wrong.argmax()]}; there are {total}"
+        )
+    return numbers

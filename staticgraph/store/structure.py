@@ -20,18 +20,34 @@ from staticgraph.schema import LEVELS, Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.indices import first_outside
+from staticgraph.store.positions import positions_in
 
 EDGES = ("edge_src", "edge_dst", "transpose", "edge_origin")
 # Arrays that every store has, whatever its fields are; the names of others start with a kind.
 STRUCTURE = (
     "node_offsets", "edge_offsets", "edge_src", "edge_dst", "row_ptr", "transpose", "edge_origin"
 )  # fmt: skip
+# Arrays that are read whole when a store is opened, so they need no blocks.
+WHOLE = ("node_offsets", "edge_offsets", "offsets.", "split.", "checks.", "object")
 REMEDY = "the store was changed; build it again"
 
 
 def offsets_name(level: str) -> str:
     """Returns the name of the array of where the rows of a level other than a graph's begin."""
     return f"{level}_offsets" if level in LEVELS else f"offsets.{level}"
+
+
+def by_block(name: str) -> bool:
+    """Returns whether an array is checked by block, rather than when the store is opened."""
+    return not name.startswith(WHOLE)
+
+
+def level_of(name: str, schema: Schema) -> tuple[str, int]:
+    """Returns the level of an array's rows, and for level ``"graph"`` how many rows a graph has."""
+    kind, _, key = name.partition(".")
+    if kind == "column":
+        return schema[key].level, schema[key].rows
+    return "node" if name == "row_ptr" else "edge" if name in EDGES else key, 1
 
 
 class Damage(StoreCorrupt):
@@ -79,47 +95,34 @@ def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> Non
         StoreCorrupt: a :class:`Damage` that names the array, and the graph if known.
     """
     _check_schema(schema)
-    levels = ("node", "edge", *(axis.name for axis in schema.axes))
-    offsets = {level: arrays[offsets_name(level)] for level in levels}
-    for level, values in offsets.items():
-        _check_offsets(offsets_name(level), values, graphs)
-    nodes, edges = int(offsets["node"][-1]), int(offsets["edge"][-1])
-    expected = {**dict.fromkeys(EDGES, edges if schema.one_kind else 0), "row_ptr": nodes + 1}
-    if not schema.has_pointers:
-        expected |= {"row_ptr": 0, "transpose": 0}
-    expected["edge_origin"] = 0 if schema.hetero else edges
-    if not len(arrays["edge_origin"]):
-        expected["edge_origin"] = 0
-    expected |= {
-        f"origins.{axis.name}": int(offsets[axis.name][-1])
-        for axis in schema.edge_axes
-        if f"origins.{axis.name}" in arrays
-    }
-    for name, rows in expected.items():
-        array = arrays[name]
-        if array.shape != (rows,) or array.dtype.kind not in "iu":
+    rows = {"graph": graphs}
+    for level in ("node", "edge", *(axis.name for axis in schema.axes)):
+        offsets = arrays[offsets_name(level)]
+        _check_offsets(offsets_name(level), offsets, graphs)
+        rows[level] = int(offsets[-1])
+    empty = () if schema.has_pointers else ("row_ptr", "transpose")
+    empty += () if schema.one_kind else ("edge_src", "edge_dst")
+    if schema.hetero or not len(arrays["edge_origin"]):
+        empty += ("edge_origin",)
+    for name, array in arrays.items():
+        kind, _, key = name.partition(".")
+        if kind == "split" and positions_in(array, graphs, name, error=Damage).dtype != array.dtype:
+            raise Damage(f"{name} has dtype {array.dtype}: {REMEDY}")
+        if kind == "object_ends":
+            _check_objects(name, array, arrays.get(f"objects.{key}"), graphs)
+        if not by_block(name):
+            continue
+        level, each = level_of(name, schema)
+        shape = (0 if name in empty else rows[level] * each + (name == "row_ptr"),)
+        kinds, expected = "iu", f"whole numbers of shape {shape} are expected"
+        if kind == "column":
+            field = schema[key]
+            shape, kinds = (*shape, *field.shape), "iu" if field.counts else "biuf"
+            expected = f"the schema says {field.describe()}, and there are {rows[level]}"
+        if array.shape != shape or array.dtype.kind not in kinds:
             raise Damage(
-                f"{name} has shape {array.shape} and dtype {array.dtype}; whole numbers of shape "
-                f"({rows},) are expected: {REMEDY}"
+                f"{name} has shape {array.shape} and dtype {array.dtype}; {expected}: {REMEDY}"
             )
-    for field in schema:
-        rows = graphs if field.level == "graph" else int(offsets[field.level][-1])
-        column = arrays[f"column.{field.name}"]
-        index = column.dtype.kind in "iu" or not field.counts
-        if (
-            column.shape != (rows * field.rows, *field.shape)
-            or column.dtype.kind not in "biuf"
-            or not index
-        ):
-            raise Damage(
-                f"column.{field.name} has shape {column.shape} and dtype {column.dtype}; the "
-                f"schema says {field.describe()}, and there are {rows}: {REMEDY}"
-            )
-    for name, ids in arrays.items():
-        if name.startswith("split."):
-            _check_split(name, ids, graphs)
-        if name.startswith("object_ends."):
-            _check_objects(name, ids, arrays.get(f"objects.{name.partition('.')[2]}"), graphs)
 
 
 def check_graphs(schema: Schema, arrays: Mapping[str, Array], first: int, last: int) -> None:
@@ -287,11 +290,3 @@ def _check_objects(name: str, ends: Array, text: Array | None, graphs: int) -> N
     _check_offsets(name, ends, graphs)
     if text is None or text.dtype != np.uint8 or text.shape != (int(ends[-1]),):
         raise Damage(f"{name} ends at {ends[-1]}, where its text does not: {REMEDY}")
-
-
-def _check_split(name: str, ids: Array, graphs: int) -> None:
-    if ids.ndim != 1 or ids.dtype != np.int64:
-        raise Damage(f"{name} has shape {ids.shape} and dtype {ids.dtype}: {REMEDY}")
-    if len(ids) and not (ids.min() >= 0 and ids.max() < graphs):
-        graph = int(ids[(ids < 0) | (ids >= graphs)][0])
-        raise Damage(f"{name} names graph {graph}; there are {graphs}: {REMEDY}")

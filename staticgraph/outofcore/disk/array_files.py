@@ -1,8 +1,4 @@
-"""Arrays as callers give them: files, features of nodes, numbers of nodes, classes.
-
-A mask of nodes must be recognised before it is converted to integers, when it would
-select nodes 0 and 1.
-"""
+"""Arrays as callers give them: files, features of nodes, classes."""
 
 from __future__ import annotations
 
@@ -74,49 +70,37 @@ def feature_rows(features: ArrayLike | str | Path, num_nodes: int) -> NDArray[An
     return rows
 
 
-def edge_outside(ends: NDArray[Any], num_nodes: int) -> tuple[int, str] | None:
-    """Returns the first edge of ``[2, n]`` with an end that is no node, and what it joins.
-
-    None if there is none.
-    """
-    if not ends.size or (ends.min() >= 0 and ends.max() < num_nodes):
-        return None
-    edge = int(((ends < 0) | (ends >= num_nodes)).any(axis=0).argmax())
-    nodes = how_many(num_nodes, "node")
-    return edge, f"joins {ends[0, edge]} -> {ends[1, edge]}, but there are {nodes}"
-
-
-def node_numbers(nodes: ArrayLike, num_nodes: int, name: str) -> NDArray[np.int64]:
-    """Returns ``[n]`` int64, in the caller's order; for a mask, the nodes where it is true.
+def check_edges(
+    edges: NDArray[np.int64],
+    num_nodes: int,
+    where: str = "",
+    first: int = 0,
+    error: type[ValueError] = BadGraph,
+) -> None:
+    """Checks that the ends of ``[2 or 3, n]`` edges are nodes, and relations are not negative.
 
     Args:
-        nodes: ``[n]`` integers or ``[N]`` bool.
+        edges: source, destination, relation.
         num_nodes: N.
-        name: the name of the nodes in error messages.
+        where: what the message begins with.
+        first: the number of the first of these edges.
+        error: the exception to raise.
 
     Raises:
-        BadGraph: if a number is outside ``[0, N)``, a mask has another length, or the values are
-            not integers.
+        BadGraph: (or ``error``) if one is not; the message names the edge.
     """
-    numbers = np.asarray(nodes)
-    if numbers.dtype == bool:
-        if numbers.shape != (num_nodes,):
-            raise BadGraph(
-                f"{name} is a mask of shape {numbers.shape}, the graph has "
-                f"{how_many(num_nodes, 'node')}: give [{num_nodes}], or the nodes' numbers"
-            )
-        return np.flatnonzero(numbers)
-    if not numbers.size:
-        return np.empty(0, np.int64)
-    if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
-        raise BadGraph(
-            f"{name} has shape {numbers.shape} and dtype {numbers.dtype}: give [n] integers, the "
-            "nodes' numbers, or a mask of all nodes"
+    if not edges.size:
+        return
+    ends = edges[:2]
+    if ends.min() < 0 or ends.max() >= num_nodes:
+        edge = int(((ends < 0) | (ends >= num_nodes)).any(axis=0).argmax())
+        raise error(
+            f"{where}edge {first + edge} joins {ends[0, edge]} -> {ends[1, edge]}, but there are "
+            f"{how_many(num_nodes, 'node')}: fix the edge or raise num_nodes"
         )
-    low, high = int(numbers.min()), int(numbers.max())
-    if low < 0 or high >= num_nodes:
-        raise BadGraph(f"{name} names {[low, high]}; there are {how_many(num_nodes, 'node')}")
-    return numbers.astype(np.int64)
+    if len(edges) == 3 and edges[2].min() < 0:
+        edge = int(edges[2].argmin())
+        raise error(f"{where}edge {first + edge} has relation {edges[2, edge]}; count from 0")
 
 
 def class_labels(labels: ArrayLike, num_nodes: int) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from staticgraph.datasets.npz import read_npz
 from staticgraph.errors import UnknownDataset
-from staticgraph.outofcore.disk.array_files import edge_outside
+from staticgraph.outofcore.disk.array_files import check_edges
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.manifest import KIND
 
@@ -216,8 +216,7 @@ def _ends(
             f"[{rows}, E] are needed"
         )
     edges = array.astype(np.int64)
-    if wrong := edge_outside(edges[[0, -1]], nodes):
-        raise UnknownDataset(f"{path}: {name} {wrong[0]} {wrong[1]}")
+    check_edges(edges[[0, -1]], nodes, f"{path}: {name}: ", error=UnknownDataset)
     return edges
 
 

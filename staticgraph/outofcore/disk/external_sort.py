@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
-from staticgraph.outofcore.disk.array_files import array_of, edge_outside
+from staticgraph.outofcore.disk.array_files import array_of, check_edges
 from staticgraph.store.columns import sort_by_key
 from staticgraph.text.how_many import how_many
 
@@ -89,14 +89,8 @@ class EdgeSource:
             yield from (array_of(piece, "edges") for piece in self._make())
 
     def _check_values(self, rows: IntArray, start: int) -> None:
-        if wrong := edge_outside(rows[:2], self._num_nodes):
-            raise BadGraph(f"edge {start + wrong[0]} {wrong[1]}: fix the edge or raise num_nodes")
-        if len(rows) == 2 or not rows.size:
-            return
-        if rows[2].min() < 0:
-            edge = int(rows[2].argmin())
-            raise BadGraph(f"edge {start + edge} has relation {rows[2, edge]}; count from 0")
-        if rows[2].max() >= MOST_RELATIONS:
+        check_edges(rows, self._num_nodes, first=start)
+        if len(rows) == 3 and rows[2].max(initial=0) >= MOST_RELATIONS:
             edge = int(rows[2].argmax())
             raise BadGraph(
                 f"edge {start + edge} has relation {rows[2, edge]}, and there is room for "

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -137,48 +136,39 @@ class Manifest:
     def _require_consistent(self) -> None:
         """Raises ValueError if sizes are inconsistent."""
         n, p, size = self.num_nodes, self.num_partitions, self.partition_size
-        counts = (n, self.num_edges, p, size, self.num_relations, self.columns, self.near)
+        counts = [n, self.num_edges, p, size, self.num_relations, self.columns, self.near]
+        counts += self.training_partitions
+        for record in self.files.values():
+            counts += record.bytes, *record.blocks, *record.crc32
         if not all(type(count) is int and count >= 0 for count in counts):
-            raise ValueError("a size is not a whole number")
+            raise ValueError("a size, block, checksum or partition is not a whole number")
         if not (n and p and size and size == math.ceil(n / p) and math.ceil(n / size) == p):
             raise ValueError(
                 f"it has missing or unknown entries: {n:,} nodes are not in "
                 f"{how_many(p, 'partition')} of {size}"
             )
-        if self.columns != (3 if self.num_relations else self.columns) or self.columns not in (
-            2,
-            3,
-        ):
+        if self.columns not in ((3,) if self.num_relations else (2, 3)):
             raise ValueError(
                 f"{how_many(self.columns, 'column')} of edges with "
                 f"{how_many(self.num_relations, 'relation')}"
             )
         if self.index_dtype not in ("int32", "int64"):
             raise ValueError(f"node numbers are {self.index_dtype}")
-        if self.index_dtype == "int32" and n >= 2**31:
-            raise ValueError(f"{how_many(n, 'node')} are not in int32")
         sizes = {EDGES: self.num_edges * self.columns * np.dtype(self.index_dtype).itemsize}
-        blocks = {EDGES: p}
         if self.features is not None:
             dtype, width = np.dtype(self.features[0]), self.features[1]
             if dtype.kind not in "biuf" or type(width) is not int or width < 0:
                 raise ValueError(f"features are {self.features}")
-            sizes[FEATURES], blocks[FEATURES] = n * width * dtype.itemsize, p
+            sizes[FEATURES] = n * width * dtype.itemsize
         if set(self.files) != {NODE_IDS, OFFSETS, SUMS, *sizes}:
             raise ValueError(f"the files are {', '.join(self.files)}")
         for name, record in self.files.items():
-            begins = (*record.blocks, record.bytes)
-            if not all(type(value) is int for value in (*begins, *record.crc32)):
-                raise ValueError(f"{name} has bytes, blocks or checksums that are no whole numbers")
-            if (
-                record.bytes != sizes.get(name, record.bytes)
-                or len(record.blocks) != blocks.get(name, 1)
-                or len(record.crc32) != len(record.blocks)
-                or begins[0] != 0
-                or any(a > b for a, b in pairwise(begins))
-            ):
+            begins = [*record.blocks, record.bytes]
+            form = record.bytes, len(record.blocks), len(record.crc32)
+            expected = (sizes[name], p, p) if name in sizes else (record.bytes, 1, 1)
+            if form != expected or begins != sorted(begins) or begins[0]:
                 raise ValueError(
                     f"{name} has {how_many(record.bytes, 'byte')} in blocks {record.blocks[:4]}"
                 )
-        if not all(type(k) is int and 0 <= k < p for k in self.training_partitions):
+        if max(self.training_partitions, default=0) >= p:
             raise ValueError(f"training partitions are {self.training_partitions[:4]}")

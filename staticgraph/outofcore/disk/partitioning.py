@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
 from staticgraph.files.folder import replacing
-from staticgraph.outofcore.disk.array_files import feature_rows, node_numbers
+from staticgraph.outofcore.disk.array_files import feature_rows
 from staticgraph.outofcore.disk.external_sort import Edges, EdgeSource, Progress, sort_edges
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.manifest import (
@@ -40,6 +40,7 @@ from staticgraph.outofcore.disk.manifest import (
     Manifest,
 )
 from staticgraph.outofcore.policies.tuning import EFFICIENT_READ_BYTES
+from staticgraph.store.positions import positions_in
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
 
@@ -103,7 +104,7 @@ def partition(
     )
     size = _partition_size(num_nodes, p)
     listed = [] if training_nodes is None else training_nodes
-    first = np.unique(node_numbers(listed, num_nodes, "training_nodes"))
+    first = np.unique(positions_in(listed, num_nodes, "training_nodes", "node", BadGraph))
     if near < 0 or (near and not len(first)):
         raise BadGraph(
             f"near={how_many(near, 'hop')} from {how_many(len(first), 'training node')}: give "

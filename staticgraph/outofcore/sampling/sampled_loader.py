@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.errors import BadGraph
 from staticgraph.outofcore.buffer.buffer import FeatureBuffer, PartitionBuffer
 from staticgraph.outofcore.buffer.resident_graph import ResidentGraph
-from staticgraph.outofcore.disk.array_files import class_labels, node_numbers
+from staticgraph.outofcore.disk.array_files import class_labels
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
 from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory, NodePolicy
 from staticgraph.outofcore.policies.schedule import Schedule, State
@@ -37,6 +38,7 @@ from staticgraph.outofcore.sampling.sampled_graph import (
     size_of,
 )
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.store.positions import positions_in
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
 
@@ -170,7 +172,9 @@ class SampledLoader:
         self._seeds = np.sort(
             np.arange(graph.num_nodes)
             if seeds is None
-            else graph.numbers[np.unique(node_numbers(seeds, graph.num_nodes, "seeds"))]
+            else graph.numbers[
+                np.unique(positions_in(seeds, graph.num_nodes, "seeds", "node", BadGraph))
+            ]
         )
         self._labels = None if classes is None else classes[graph.node_ids]
         self.states: PartitionBuffer = states or FeatureBuffer(graph, direction)

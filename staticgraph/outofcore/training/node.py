@@ -18,14 +18,15 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.errors import Diverged
-from staticgraph.outofcore.disk.array_files import class_labels, node_numbers
+from staticgraph.errors import BadGraph, Diverged
+from staticgraph.outofcore.disk.array_files import class_labels
 from staticgraph.outofcore.sampling.sampled_graph import whole_graph
 from staticgraph.outofcore.sampling.sampled_loader import SampledLoader
 from staticgraph.outofcore.training.gnn import reads_gcn_weights, run_whole
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.computation.model_arguments import Forward
 from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.store.positions import positions_in
 from staticgraph.text.how_many import how_many
 
 
@@ -173,7 +174,7 @@ class NodeTrainer:
                 classes.
         """
         graph = self.loader.graph
-        numbers = node_numbers(nodes, graph.num_nodes, "nodes")
+        numbers = positions_in(nodes, graph.num_nodes, "nodes", "node", BadGraph)
         classes = class_labels(labels, graph.num_nodes)
         if not (known := classes[numbers] >= 0).any():
             raise ValueError(

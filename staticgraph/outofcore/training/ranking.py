@@ -20,7 +20,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
-from staticgraph.outofcore.disk.array_files import edge_outside
+from staticgraph.outofcore.disk.array_files import check_edges
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.training.link import LinkTrainer
 from staticgraph.text.how_many import how_many
@@ -147,14 +147,9 @@ def triples_of(edges: ArrayLike, graph: PartitionedGraph, name: str) -> NDArray[
         )
     triples = np.zeros((3, array.shape[1]), np.int64)
     triples[: len(array)] = array
-    relation = triples[2]
-    if wrong := edge_outside(triples[:2], graph.num_nodes):
-        raise BadGraph(f"{name}: edge {wrong[0]} {wrong[1]}")
-    if rows == 2 and relation.any():
+    check_edges(triples, graph.num_nodes, f"{name}: ")
+    if rows == 2 and triples[2].any():
         raise BadGraph(f"{name} has relations, and {graph.folder} was partitioned without any")
-    if (relation < 0).any():
-        edge = int((relation < 0).argmax())
-        raise BadGraph(f"{name}: edge {edge} has relation {relation[edge]}; count from 0")
     return triples
 
 
