@@ -89,30 +89,28 @@ def filtered_places(
     if not queries.shape[1]:
         raise BadGraph(f"edges has shape {np.shape(edges)}: there is nothing to rank")
     tested = np.concatenate([new[queries[:2]], queries[2:]])
-    # An edge may be listed twice in known; it is excluded once.
-    true = np.unique(np.concatenate([new[true[:2]], true[2:]]), axis=1)
-    values = _rows_of(trainer, tested[:2])
+    true = np.concatenate([new[true[:2]], true[2:]])
+    values, relation = _rows_of(trainer, tested[:2]), torch.from_numpy(tested[2])
     places, not_finite = np.empty((2, tested.shape[1])), 0
     for way in (0, 1):
-        first, keys, ends = way, tested[way], tested[1 - way]
-        relation = torch.from_numpy(tested[2])
-        query = trainer.decoder.query(values[first], trainer.relations[way, relation])
-        ends_of = values[1 - first].unsqueeze(1)
-        positive = trainer.decoder.ranked(query.unsqueeze(1), ends_of).flatten()
+        query = trainer.decoder.query(values[way], trainer.relations[way, relation])
+        ends = values[1 - way].unsqueeze(1)
+        positive = trainer.decoder.ranked(query.unsqueeze(1), ends).flatten(1)
         not_finite += int((~torch.isfinite(positive)).sum())
-        excluded = _no_candidates(keys, ends, tested[2], true, way)
-        better, equal = np.zeros((2, len(ends)))
+        rows, nodes = _no_candidates(tested, true, way)
+        better, equal = np.zeros((2, len(query)))
         for partition in range(graph.num_partitions):
             block = trainer.rows(partition)
-            low = partition * graph.partition_size
-            for number, (rows, nodes) in enumerate(excluded):
-                span = slice(number * QUERIES, (number + 1) * QUERIES)
+            for first in range(0, len(query), QUERIES):
+                span = slice(first, first + QUERIES)
                 scores = trainer.decoder.ranked(query[span], block).numpy()
-                against = positive[span].numpy()[:, None]
+                against = positive[span].numpy()
                 last = ~np.isfinite(against)
                 candidate = np.ones(scores.shape, bool)
-                inside = (nodes >= low) & (nodes < low + len(block))
-                candidate[rows[inside], nodes[inside] - low] = False
+                pairs = slice(*np.searchsorted(rows, [first, first + QUERIES]))
+                owner, offset = np.divmod(nodes[pairs], graph.partition_size)
+                here = owner == partition
+                candidate[rows[pairs][here] - first, offset[here]] = False
                 higher = (scores > against) & (scores < np.inf)
                 better[span] += (candidate & (last | higher)).sum(axis=1)
                 equal[span] += (candidate & ~last & (scores == against)).sum(axis=1)
@@ -180,31 +178,24 @@ def _rows_of(trainer: LinkTrainer, nodes: NDArray[np.int64]) -> torch.Tensor:
 
 
 def _no_candidates(
-    keys: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    relation: NDArray[np.int64],
-    true: NDArray[np.int64],
-    way: int,
-) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Returns queries and the nodes that are no candidates of them, for each block of queries.
+    tested: NDArray[np.int64], true: NDArray[np.int64], way: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns pairs of a query and a node that is no candidate of it, ascending by query.
 
     They are the true endpoint itself, and all known ones.
 
     Args:
-        keys, ends, relation: ``[T]`` known endpoint, true endpoint and relation of each query.
+        tested: ``[3, T]`` edges, of which each is a query.
         true: ``[3, K]`` known edges.
-        way: which end of the known edges the key is.
+        way: which end of an edge the query knows.
     """
-    relations = int(max(relation.max(initial=0), true[2].max(initial=0))) + 1
-    code = true[way] * relations + true[2]
-    order = np.argsort(code, kind="stable")
-    code, known = code[order], true[1 - way][order]
-    codes = keys * relations + relation
-    low, high = np.searchsorted(code, codes), np.searchsorted(code, codes, side="right")
-    pairs = []
-    for first in range(0, len(keys), QUERIES):
-        block = range(first, min(first + QUERIES, len(keys)))
-        nodes = [np.append(known[low[q] : high[q]], ends[q]) for q in block]
-        rows = np.repeat(np.arange(len(nodes)), [len(each) for each in nodes])
-        pairs.append((rows, np.concatenate(nodes)))
-    return pairs
+    relations = 1 + int(max(tested[2].max(initial=0), true[2].max(initial=0)))
+    codes, known = (edges[way] * relations + edges[2] for edges in (tested, true))
+    order = np.argsort(known, kind="stable")
+    begins, ends = (np.searchsorted(known[order], codes, side) for side in ("left", "right"))
+    others = true[1 - way][order]
+    nodes = [
+        np.append(others[begin:end], node)
+        for begin, end, node in zip(begins, ends, tested[1 - way], strict=True)
+    ]
+    return np.repeat(np.arange(len(nodes)), [len(each) for each in nodes]), np.concatenate(nodes)
