@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
+from staticgraph.outofcore.disk.graph import ENDS, Direction, PartitionedGraph
 from staticgraph.outofcore.policies.schedule import State
 from staticgraph.store.columns import sort_by_key
 
@@ -41,18 +41,13 @@ class Neighbours:
         Raises:
             ValueError: if the direction is unknown.
         """
-        ways = {
-            "in": ((destination, source),),
-            "out": ((source, destination),),
-            "both": ((destination, source), (source, destination)),
-        }
-        if direction not in ways:
-            raise ValueError(f"direction={direction!r}; choose one of {', '.join(ways)}")
-        pointers, indices = [], []
-        for keys, values in ways[direction]:
-            order, pointer = sort_by_key(keys, rows)
+        if direction not in ENDS:
+            raise ValueError(f"direction={direction!r}; choose one of {', '.join(ENDS)}")
+        ends, pointers, indices = (source, destination), [], []
+        for end in ENDS[direction]:
+            order, pointer = sort_by_key(ends[end], rows)
             pointers.append(pointer)
-            indices.append(np.asarray(values, np.int32)[order])
+            indices.append(np.asarray(ends[-1 - end], np.int32)[order])
         return cls(tuple(pointers), tuple(indices))
 
     @property

@@ -53,7 +53,6 @@ class EdgeSource:
     def __init__(self, edges: Edges, num_nodes: int, chunk: int) -> None:
         if chunk < 1:
             raise BadGraph(f"chunk={chunk}; give at least 1 edge")
-        self._make: EdgeFunction | None = None
         self._num_nodes = num_nodes
         self._chunk = chunk
         # Checked by name, since this module does not need torch. PyG's Data is callable, like a
@@ -65,15 +64,17 @@ class EdgeSource:
                 "edges all in one array with the number of the type as the third row"
             )
         if callable(edges):
-            self._make = cast(EdgeFunction, edges)
+            self._pieces = cast(EdgeFunction, edges)
             return
-        self._edges: NDArray[Any] = array_of(edges, "edges")
-        _check_form(self._edges, 0)
+        array = array_of(edges, "edges")
+        _check_form(array, 0)
+        self._pieces: EdgeFunction = lambda: [array]
 
     def __iter__(self) -> Iterator[IntArray]:
         """Yields ``[2 or 3, n]`` int64, n up to ``chunk``: source, destination, relation."""
         start = 0
-        for piece in self._pieces():
+        for values in self._pieces():
+            piece = array_of(values, "edges")
             _check_form(piece, start)
             # Also once without edges: the number of rows says whether there are relations.
             for low in range(0, max(1, piece.shape[1]), self._chunk):
@@ -81,12 +82,6 @@ class EdgeSource:
                 self._check_values(rows, start + low)
                 yield rows
             start += piece.shape[1]
-
-    def _pieces(self) -> Iterator[NDArray[Any]]:
-        if self._make is None:
-            yield self._edges
-        else:
-            yield from (array_of(piece, "edges") for piece in self._make())
 
     def _check_values(self, rows: IntArray, start: int) -> None:
         check_edges(rows, self._num_nodes, first=start)
@@ -100,11 +95,10 @@ class EdgeSource:
 
 
 def _check_form(edges: NDArray[Any], start: int) -> None:
-    shape, dtype = np.shape(edges), np.asarray(edges).dtype
-    if len(shape) != 2 or shape[0] not in (2, 3) or dtype.kind not in "iu":
+    if edges.ndim != 2 or len(edges) not in (2, 3) or edges.dtype.kind not in "iu":
         raise BadGraph(
-            f"edges from number {start} on have shape {shape} and dtype {dtype}; give integers "
-            "[2, E], or [3, E] with relations"
+            f"edges from number {start} on have shape {edges.shape} and dtype {edges.dtype}; give "
+            "integers [2, E], or [3, E] with relations"
         )
 
 

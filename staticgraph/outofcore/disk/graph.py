@@ -28,6 +28,8 @@ from staticgraph.outofcore.policies.schedule import Cell
 
 # Of sampling: the sources of incoming edges, the destinations of outgoing ones, or either.
 Direction = Literal["in", "out", "both"]
+# Of each direction, the columns of an edge at whose node its other end is a neighbour.
+ENDS: dict[Direction, tuple[int, ...]] = {"in": (-1,), "out": (0,), "both": (-1, 0)}
 
 
 class PartitionedGraph:
@@ -202,12 +204,11 @@ class PartitionedGraph:
         """
         if (direction, loops) not in self._degrees:
             total = np.zeros(self.num_nodes, np.int32)
-            ends = {"in": (-1,), "out": (0,), "both": (0, -1)}[direction]
             for source in range(self.num_partitions):
                 rows = self.read_cells([(source, j) for j in range(self.num_partitions)])
                 if not loops:
                     rows = rows[rows[:, 0] != rows[:, -1]]
-                for end in ends:
+                for end in ENDS[direction]:
                     np.add.at(total, rows[:, end], 1)
             self._degrees[direction, loops] = total
         return self._degrees[direction, loops]

@@ -39,7 +39,7 @@ from staticgraph.outofcore.disk.manifest import (
     FileRecord,
     Manifest,
 )
-from staticgraph.outofcore.policies.tuning import EFFICIENT_READ_BYTES
+from staticgraph.outofcore.policies.tuning import EFFICIENT_READ_BYTES, filled_partitions
 from staticgraph.store.positions import positions_in
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
@@ -149,8 +149,7 @@ def _partition_size(num_nodes: int, p: int) -> int:
     if p < 1:
         raise BadGraph(f"num_partitions={p}; give at least 1")
     size = math.ceil(num_nodes / p)
-    filled = math.ceil(num_nodes / size)
-    if filled != p:
+    if (filled := filled_partitions(num_nodes, p)) != p:
         raise BadGraph(
             f"num_partitions={p} does not divide {how_many(num_nodes, 'node')}: partitions of "
             f"{how_many(size, 'node')} fill only {filled} of them; choose num_partitions={filled}, "
@@ -163,7 +162,7 @@ def _auto(num_nodes: int, row_bytes: int) -> int:
     """Returns p for partitions of one efficient read: a power of two, at most 1,024, none empty."""
     partitions = max(1, min(1024, num_nodes * row_bytes // EFFICIENT_READ_BYTES))
     p = 1 << (partitions.bit_length() - 1)
-    while math.ceil(num_nodes / math.ceil(num_nodes / p)) != p:
+    while filled_partitions(num_nodes, p) != p:
         p //= 2
     return p
 

@@ -207,14 +207,8 @@ class NodeCache(_Buffered):
                 "training_nodes=, or use Dispersed"
             )
         neighbours = min(self.near, places)
-        drawn = (
-            rng.choice(others[neighbours:], places - neighbours, replace=False)
-            if places > neighbours
-            else []
-        )
-        resident = tuple(
-            sorted([*training, *others[:neighbours].tolist(), *np.asarray(drawn).tolist()])
-        )
+        drawn = rng.choice(others[neighbours:], places - neighbours, replace=False)
+        resident = tuple(sorted([*training, *others[:neighbours].tolist(), *drawn.tolist()]))
         return Schedule(num_partitions, (State(resident, train=tuple(sorted(training))),))
 
 

@@ -68,8 +68,9 @@ def tune(
     most = min(MOST_PARTITIONS, num_nodes, max(4, num_nodes * node_bytes // EFFICIENT_READ_BYTES))
     needed = 0
     for logical in range(3, most + 1):
-        size = max(1, most // logical)
-        partitions = _with_all_filled(num_nodes, logical * size, size)
+        sizes = range(max(1, most // logical), 0, -1)
+        counts = (logical * size for size in sizes)
+        partitions = next((p for p in counts if filled_partitions(num_nodes, p) == p), None)
         if partitions is None:
             continue
         size = partitions // logical
@@ -90,11 +91,6 @@ def _bytes(n: int, e: int, node_bytes: int, edge_bytes: int, p: int, group: int)
     return nodes + edges
 
 
-def _with_all_filled(num_nodes: int, partitions: int, size: int) -> int | None:
-    """Returns the largest number of partitions, in as many groups, that leaves none empty."""
-    logical = partitions // size
-    for smaller in range(size, 0, -1):
-        p = logical * smaller
-        if (p - 1) * math.ceil(num_nodes / p) < num_nodes:
-            return p
-    return None
+def filled_partitions(num_nodes: int, partitions: int) -> int:
+    """Returns how many of these partitions of equal size hold a node."""
+    return math.ceil(num_nodes / math.ceil(num_nodes / partitions))

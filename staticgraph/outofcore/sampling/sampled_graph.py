@@ -15,16 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.batches.batch.static_batch import StaticBatch, filled
 from staticgraph.batches.slots.slots import SlotLayout
-from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
+from staticgraph.outofcore.disk.graph import ENDS, Direction, PartitionedGraph
 from staticgraph.outofcore.sampling.dense import DenseSample
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.schema import Field, Schema
+from staticgraph.schema import Field, Level, Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.store.graph_columns import GraphColumns
 
@@ -108,7 +109,20 @@ class SampledGraphs:
         columns = dict(nodes)
         if "edge_weight" in self.schema:
             columns["edge_weight"] = gcn_weights(source, destination, degrees, whole_degrees)
-        return padded_graph(self._layouts[bucket], len(sample.nodes), source, destination, columns)
+        nothing = np.empty(0, np.int64)
+        graph = GraphColumns(
+            schema=self.schema,
+            node_offsets=np.array([0, len(sample.nodes)]),
+            edge_offsets=np.array([0, len(source)]),
+            edge_src=source,
+            edge_dst=destination,
+            row_ptr=nothing,  # the runner computes the pointers of a model that reads them
+            transpose=nothing,
+            edge_origin=nothing,
+            columns=columns,
+            name="sample",
+        )
+        return filled(self._layouts[bucket], graph, [0])
 
 
 def schema_of(width: int, *, labels: bool, weights: bool) -> Schema:
@@ -219,30 +233,6 @@ def gcn_weights(
     )
 
 
-def padded_graph(
-    layout: SlotLayout,
-    nodes: int,
-    source: NDArray[np.integer],
-    destination: NDArray[np.integer],
-    columns: dict[str, NDArray[np.generic]],
-) -> StaticBatch:
-    """Pads one graph, whose edges ascend by destination."""
-    nothing = np.empty(0, np.int64)
-    graph = GraphColumns(
-        schema=layout.schema,
-        node_offsets=np.array([0, nodes]),
-        edge_offsets=np.array([0, len(source)]),
-        edge_src=source,
-        edge_dst=destination,
-        row_ptr=nothing,  # the runner computes the pointers of a model that reads them
-        transpose=nothing,
-        edge_origin=nothing,
-        columns=columns,
-        name="sample",
-    )
-    return filled(layout, graph, [0])
-
-
 def whole_graph(
     graph: PartitionedGraph, direction: Direction, x: FloatArray, *, weights: bool
 ) -> StaticBatch:
@@ -254,10 +244,11 @@ def whole_graph(
         x: ``[N, F]``.
         weights: as for :func:`graph_of_edges`.
     """
-    edges = graph.read_edges()
-    ends = np.stack([edges[:, 0], edges[:, -1]])
-    ways = {"in": [ends], "out": [ends[::-1]], "both": [ends, ends[::-1]]}
-    source, destination = np.concatenate(ways[direction], axis=1).astype(np.int64)
+    edges = graph.read_edges().astype(np.int64)
+    source, destination = (
+        np.concatenate([edges[:, end if side else -1 - end] for end in ENDS[direction]])
+        for side in (0, 1)
+    )
     return graph_of_edges(source, destination, x, weights=weights)
 
 
@@ -271,17 +262,15 @@ def graph_of_edges(
         x: ``[N, F]``.
         weights: give each node one self-loop, and the edges GCN's normalisation.
     """
-    columns: dict[str, NDArray[np.generic]] = {"x": x}
-    n = len(x)
+    fields: dict[str, tuple[Level, NDArray[Any]]] = {"x": ("node", x)}
+    nodes = np.arange(len(x))
     if weights:
         others = source != destination
-        source = np.append(source[others], np.arange(n))
-        destination = np.append(destination[others], np.arange(n))
-    order = np.argsort(destination, kind="stable")
-    source, destination = source[order], destination[order]
-    if weights:
-        degrees = np.bincount(destination, minlength=n) - 1
-        columns["edge_weight"] = gcn_weights(source, destination, degrees, degrees)
-    schema = schema_of(x.shape[1], labels=False, weights=weights)
-    capacity = Capacity.distinct(n + 1, max(1, len(order)), 2)
-    return padded_graph(SlotLayout(0, capacity, schema), n, source, destination, columns)
+        source, destination = (np.append(end[others], nodes) for end in (source, destination))
+        degrees = np.bincount(destination, minlength=len(x)) - 1
+        fields["edge_weight"] = "edge", gcn_weights(source, destination, degrees, degrees)
+    store = GraphColumns.from_arrays(
+        np.array([len(x)]), np.array([len(source)]), source, destination, fields, name="graph"
+    )
+    capacity = Capacity.distinct(len(x) + 1, max(1, len(source)), 2)
+    return filled(SlotLayout(0, capacity, store.schema), store, [0])
