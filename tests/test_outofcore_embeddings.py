@@ -69,7 +69,7 @@ def test_damage_is_named_with_file_and_offset(tmp_path):
     path.write_bytes(contents)
     file = EmbeddingFile(tmp_path)
     record(file, 1)
-    with pytest.raises(StoreCorrupt, match=r"embeddings.bin: partition 2 at byte 128 has CRC-32"):
+    with pytest.raises(StoreCorrupt, match=r"embeddings.bin: partition 2 at byte 128 is not what was wr"):
         record(file, 2)
     path.write_bytes(contents[:-1])
     with pytest.raises(StoreCorrupt, match="383 bytes instead of 384"):

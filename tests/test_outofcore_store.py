@@ -166,7 +166,7 @@ def test_damage_is_found_and_named(tmp_path):
     with pytest.raises(StoreCorrupt, match=rf"edges.bin .* from byte {begins} on"):
         PartitionedGraph(folder, verify=True)
     (folder / "edges.bin").write_bytes(contents[:-8])
-    with pytest.raises(StoreCorrupt, match="partition it again"):
+    with pytest.raises(StoreCorrupt, match="partition the graph again"):
         PartitionedGraph(folder)
     # If the file is truncated after opening, the read itself names the place.
     where = rf"edges.bin ends at byte {len(contents) - 8}, 8 bytes short of the block that begins"

@@ -1,14 +1,19 @@
-"""CRC-32 of arrays and of ranges of files; it detects damage, not forgery."""
+"""CRC-32 of arrays and of ranges of files, and errors for files that are not what was written.
+
+A checksum detects damage, not forgery.
+"""
 
 from __future__ import annotations
 
 import sys
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from staticgraph.errors import StoreCorrupt
 
 BLOCK = 1 << 20
 
@@ -31,3 +36,42 @@ def crc32_of_stretch(file: BinaryIO, length: int) -> int:
         checksum = zlib.crc32(block, checksum)
         length -= len(block)
     return checksum
+
+
+def require_length(path: Path, length: int, remedy: str) -> None:
+    """Checks that a file is there and as long as its manifest says.
+
+    Raises:
+        StoreCorrupt: if it is not; the message names the file.
+    """
+    actual = path.stat().st_size if path.is_file() else None
+    if actual != length:
+        raise StoreCorrupt(
+            f"{path} has {'no' if actual is None else actual} bytes, the manifest says {length}: "
+            f"it is incomplete; {remedy}"
+        )
+
+
+def require_written(now: int, then: int, what: str, remedy: str, part: str = "") -> None:
+    """Checks the CRC-32 of what was read against that of what was written.
+
+    Raises:
+        StoreCorrupt: if they differ; the message names what was read, and the part of it.
+    """
+    if now != then:
+        raise StoreCorrupt(
+            f"{what} is not what was written{part} (checksum differs: CRC-32 {now:08x}, was "
+            f"{then:08x}); {remedy}"
+        )
+
+
+def read_array(path: Path, remedy: str, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
+    """Reads an ``.npy`` file, or maps it.
+
+    Raises:
+        StoreCorrupt: if it is not one; the message names the file.
+    """
+    try:
+        return np.load(path, mmap_mode, allow_pickle=False)
+    except Exception as error:  # the exception depends on the bytes
+        raise StoreCorrupt(f"{path} is not an array ({error}); {remedy}") from None

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import StoreCorrupt
-from staticgraph.files.checksum import crc32_of_array
+from staticgraph.files.checksum import crc32_of_array, require_written
 from staticgraph.schema import Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
@@ -96,12 +96,13 @@ class Checks:
         first, last = self._blocks[block : block + 2].tolist()
         for name in names:
             rows = rows_of(name, self._schema, self._arrays, first, last)
-            then = int(self._sums[block, self._names.index(name)])
-            if (now := crc32_of_array(self._arrays[name][rows])) != then:
-                raise StoreCorrupt(
-                    f"{self.name}: the array {name} is not what was written in the rows of graphs "
-                    f"{first} to {last - 1} (CRC-32 {now:08x}, was {then:08x}); build it again"
-                )
+            require_written(
+                crc32_of_array(self._arrays[name][rows]),
+                int(self._sums[block, self._names.index(name)]),
+                f"{self.name}: the array {name}",
+                "build it again",
+                f" in the rows of graphs {first} to {last - 1}",
+            )
 
 
 def rows_of(name: str, schema: Schema, arrays: Mapping[str, Array], first: int, last: int) -> slice:

@@ -20,7 +20,12 @@ import numpy as np
 
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files import document
-from staticgraph.files.checksum import crc32_of_file
+from staticgraph.files.checksum import (
+    crc32_of_file,
+    read_array,
+    require_length,
+    require_written,
+)
 from staticgraph.files.folder import Kind, repair, replacing
 from staticgraph.schema import Schema
 from staticgraph.sizes.histogram import SizeHistogram
@@ -38,6 +43,7 @@ FORMAT = "staticgraph.store"
 VERSION = 2
 # Up to this size a load checks every byte: cheap compared with building a model.
 WHOLE_BYTES = 64 * 2**20
+REMEDY = "build the store again"
 BLOCKS, SUMS = "checks.blocks", "checks.crc32"
 
 
@@ -165,9 +171,8 @@ def load(
         if isinstance(error, StoreCorrupt):
             raise
         raise StoreCorrupt(
-            f"{root / MANIFEST} has missing or unknown entries ({type(error).__name__}: "
-            f"{error}); build the "
-            "store again"
+            f"{root / MANIFEST} has missing or unknown entries ({type(error).__name__}: {error}); "
+            f"{REMEDY}"
         ) from error
 
 
@@ -191,9 +196,9 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
         or (blocks[0], blocks[-1]) != (0, graphs)
         or (np.diff(blocks) <= 0).any()
     ):
-        raise Damage(f"{BLOCKS} and {SUMS} do not fit the arrays; build the store again")
+        raise Damage(f"{BLOCKS} and {SUMS} do not fit the arrays; {REMEDY}")
     checks = Checks(str(root), schema, arrays, blocks, None if verified else sums, names)
-    if verify or verified:
+    if verified:
         checks.touch()
     unchecked = None if checks.complete else checks
     return assembled(kind, schema, arrays, name=str(manifest["name"]), checks=unchecked)
@@ -202,19 +207,12 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
 def _array(root: Path, name: str, file: Mapping[str, Any], verified: bool) -> Array:
     """Maps one array; if ``whole``, or not checked by block, it is checked now."""
     path = root / file_of(name)
-    actual, length = path.stat().st_size if path.is_file() else None, int(file["bytes"])
-    if actual != length:
-        raise StoreCorrupt(
-            f"{path} has {'no' if actual is None else actual} bytes, the manifest says "
-            f"{length}: the store is incomplete; build it again"
-        )
-    if (verified or not by_block(name)) and crc32_of_file(path) != file["crc32"]:
-        raise StoreCorrupt(f"{path} is not what was written (checksum differs); build it again")
+    length = int(file["bytes"])
+    require_length(path, length, REMEDY)
+    if verified or not by_block(name):
+        require_written(crc32_of_file(path), file["crc32"], f"{path}", REMEDY)
     if "dtype" not in file:  # version 1
-        try:
-            return np.load(path, mmap_mode="r", allow_pickle=False)
-        except Exception as error:  # the exception depends on the bytes
-            raise StoreCorrupt(f"{path} is not an array ({error}); build the store again") from None
+        return read_array(path, REMEDY, "r")
     # From the manifest, whose digest was checked, not from the file's own header.
     dtype, shape = np.dtype(file["dtype"]), tuple(map(int, file["shape"]))
     size = dtype.itemsize * int(np.prod(shape, dtype=object))
@@ -254,4 +252,4 @@ def read_manifest(root: Path) -> dict[str, Any]:
             path, "a complete manifest", checked_manifest, StoreCorrupt, form=(FORMAT, (1, VERSION))
         )
     except StoreCorrupt as error:
-        raise StoreCorrupt(f"{error}; build the store again") from None
+        raise StoreCorrupt(f"{error}; {REMEDY}") from None

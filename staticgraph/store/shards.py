@@ -20,7 +20,7 @@ import numpy as np
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.files import document
 from staticgraph.files.atomic import sync
-from staticgraph.files.checksum import crc32_of_array
+from staticgraph.files.checksum import crc32_of_array, read_array, require_written
 from staticgraph.files.folder import repair
 from staticgraph.store import MANIFEST, files
 from staticgraph.store.columns import Array, checked_splits
@@ -139,13 +139,10 @@ def _read_list(path: Path) -> Shards:
 
 def _read_array(root: Path, name: str, file: Mapping[str, Any]) -> Array:
     path = root / files.file_of(name)
-    try:
-        array = np.load(path, allow_pickle=False)
-    except Exception as error:  # the exception depends on the bytes
-        raise StoreCorrupt(f"{path} is not an array ({error}); {REMEDY}") from None
-    same = array.dtype.str == file["dtype"] and list(array.shape) == file["shape"]
-    if not same or crc32_of_array(array) != file["crc32"]:
-        raise StoreCorrupt(f"{path} is not what was written (checksum differs); {REMEDY}")
+    array = read_array(path, REMEDY)
+    if array.dtype.str != file["dtype"] or list(array.shape) != file["shape"]:
+        raise StoreCorrupt(f"{path} is {array.dtype} of shape {list(array.shape)}; {REMEDY}")
+    require_written(crc32_of_array(array), file["crc32"], f"{path}", REMEDY)
     return array
 
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files import atomic, scratch
+from staticgraph.files.checksum import require_written
 from staticgraph.outofcore.disk.block_io import BlockFile
 from staticgraph.text.how_many import how_many
 
@@ -145,13 +146,12 @@ class EmbeddingFile:
         """
         offset = self._offset(partition)
         self._file.read(offset, [values, sums])
-        checksum = _checksum(values, sums)
-        if checksum != self._crc[partition]:
-            raise StoreCorrupt(
-                f"{self.folder / DATA}: partition {partition} at byte {offset} has CRC-32 "
-                f"{checksum:08x}, but {int(self._crc[partition]):08x} was written: the file was "
-                "changed; start training again or put back a copy"
-            )
+        require_written(
+            _checksum(values, sums),
+            int(self._crc[partition]),
+            f"{self.folder / DATA}: partition {partition} at byte {offset}",
+            "start training again or put back a copy",
+        )
 
     def write(self, partition: int, values: FloatArray, sums: FloatArray) -> None:
         """Writes a partition to its uncommitted place."""

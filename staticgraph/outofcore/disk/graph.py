@@ -21,9 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import StoreCorrupt
-from staticgraph.files.checksum import crc32_of_array
+from staticgraph.files.checksum import crc32_of_array, read_array, require_written
 from staticgraph.outofcore.disk.block_io import BlockFile
-from staticgraph.outofcore.disk.manifest import EDGES, FEATURES, NODE_IDS, OFFSETS, SUMS, Manifest
+from staticgraph.outofcore.disk.manifest import (
+    EDGES,
+    FEATURES,
+    NODE_IDS,
+    OFFSETS,
+    REMEDY,
+    SUMS,
+    Manifest,
+)
 from staticgraph.outofcore.policies.schedule import Cell
 
 # Of sampling: the sources of incoming edges, the destinations of outgoing ones, or either.
@@ -67,7 +75,7 @@ class PartitionedGraph:
         if ends != (0, m.num_edges) or np.diff(self.offsets).min() < 0:
             raise StoreCorrupt(
                 f"{self.folder / OFFSETS} goes from {ends[0]} to {ends[1]}, in "
-                f"order or not; offsets ascend from 0 to {m.num_edges}: partition the graph again"
+                f"order or not; offsets ascend from 0 to {m.num_edges}: {REMEDY}"
             )
         self._cell_sums: NDArray[np.uint32] = self._array(SUMS, np.dtype(np.uint32), p * p)
         self._read_cells = np.zeros(p * p, bool)
@@ -93,7 +101,7 @@ class PartitionedGraph:
         if not visited.all():
             raise StoreCorrupt(
                 f"{self.folder / NODE_IDS} does not have every number below {self.num_nodes} once: "
-                "partition the graph again"
+                f"{REMEDY}"
             )
         return ids
 
@@ -159,7 +167,7 @@ class PartitionedGraph:
         begins = low * self.columns * self.dtype.itemsize
         i, j = divmod(cell, self.num_partitions)
         where = f"{path}: cell ({i}, {j}) at byte {begins}"
-        _require_written(edges, int(self._cell_sums[cell]), where)
+        require_written(crc32_of_array(edges), int(self._cell_sums[cell]), where, REMEDY)
         limits = [(i, self.nodes_of(i)), (j, self.nodes_of(j))]
         for end, (partition, nodes) in zip((0, -1), limits, strict=True):
             first = partition * self.partition_size
@@ -167,14 +175,14 @@ class PartitionedGraph:
             if wrong.any():
                 raise StoreCorrupt(
                     f"{where}: node {edges[wrong.argmax(), end]} is not of partition {partition}, "
-                    f"{first} to {first + nodes - 1}: partition the graph again"
+                    f"{first} to {first + nodes - 1}: {REMEDY}"
                 )
         if self.columns == 3 and len(edges):
             least, most = int(edges[:, 1].min()), int(edges[:, 1].max())
             if least < 0 or most >= self.num_relations:
                 raise StoreCorrupt(
                     f"{where}: relations go from {least} to {most}, but there are "
-                    f"{self.num_relations}: partition the graph again"
+                    f"{self.num_relations}: {REMEDY}"
                 )
         self._read_cells[cell] = True
 
@@ -194,7 +202,8 @@ class PartitionedGraph:
         if self._read_features[partition]:
             return
         where = f"{self.feature_file.path}: partition {partition} at byte {begins}"
-        _require_written(rows, self.manifest.files[FEATURES].crc32[partition], where)
+        checksum = self.manifest.files[FEATURES].crc32[partition]
+        require_written(crc32_of_array(rows), checksum, where, REMEDY)
         self._read_features[partition] = True
 
     def degrees(self, direction: Direction = "in", *, loops: bool = True) -> NDArray[np.int32]:
@@ -213,13 +222,12 @@ class PartitionedGraph:
             self._degrees[direction, loops] = total
         return self._degrees[direction, loops]
 
-    def _array(self, name: str, dtype: np.dtype[Any], length: int, **options: Any) -> NDArray[Any]:
+    def _array(
+        self, name: str, dtype: np.dtype[Any], length: int, mmap_mode: Literal["r"] | None = None
+    ) -> NDArray[Any]:
         """Loads a vector from a file whose bytes were checked, and checks its dtype and length."""
         path = self.folder / name
-        try:
-            array = np.load(path, allow_pickle=False, **options)
-        except Exception as error:  # the exception depends on the bytes
-            raise StoreCorrupt(f"{path} is not an array ({error}); partition again") from None
+        array = read_array(path, REMEDY, mmap_mode)
         if not isinstance(array, np.ndarray) or (array.dtype, array.shape) != (dtype, (length,)):
             raise StoreCorrupt(
                 f"{path} is not {dtype} of shape ({length},), as the manifest says: partition the "
@@ -237,13 +245,4 @@ class PartitionedGraph:
         return (
             f"PartitionedGraph({str(self.folder)!r}, nodes={self.num_nodes}, "
             f"edges={self.num_edges}, partitions={self.num_partitions})"
-        )
-
-
-def _require_written(values: NDArray[Any], checksum: int, where: str) -> None:
-    """Rejects values whose checksum is another one."""
-    if (now := crc32_of_array(values)) != checksum:
-        raise StoreCorrupt(
-            f"{where} is not what was written (CRC-32 {now:08x}, was {checksum:08x}): partition "
-            "the graph again"
         )

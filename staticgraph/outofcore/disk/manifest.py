@@ -19,7 +19,7 @@ import numpy as np
 
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files import document
-from staticgraph.files.checksum import crc32_of_stretch
+from staticgraph.files.checksum import crc32_of_stretch, require_length, require_written
 from staticgraph.files.folder import Kind, repair
 from staticgraph.text.how_many import how_many
 
@@ -29,6 +29,7 @@ VERSION = 2
 NAME = "manifest.json"
 KIND = Kind("partitioned graph", FORMAT, NAME, lambda manifest: manifest["files"])
 
+REMEDY = "partition the graph again"
 NODE_IDS, OFFSETS, SUMS = "node_ids.npy", "offsets.npy", "checksums.npy"
 EDGES, FEATURES = "edges.bin", "features.bin"
 
@@ -53,21 +54,11 @@ class FileRecord:
 
     def check(self, path: Path, contents: bool) -> None:
         """Raises StoreCorrupt if the file is missing, or its length or contents differ."""
-        length = path.stat().st_size if path.exists() else None
-        if length != self.bytes:
-            raise StoreCorrupt(
-                f"{path} has {'no' if length is None else length} bytes, the manifest says "
-                f"{self.bytes}: the graph is incomplete; partition it again"
-            )
-        if not contents:
-            return
-        now = FileRecord.of(path, self.blocks)
-        for start, then, checksum in zip(self.blocks, self.crc32, now.crc32, strict=True):
-            if then != checksum:
-                raise StoreCorrupt(
-                    f"{path} is not what was written in the block from byte {start} on "
-                    f"(CRC-32 {checksum:08x}, was {then:08x}): partition the graph again"
-                )
+        require_length(path, self.bytes, REMEDY)
+        now = FileRecord.of(path, self.blocks).crc32 if contents else self.crc32
+        for start, before, after in zip(self.blocks, self.crc32, now, strict=True):
+            part = f" in the block from byte {start} on"
+            require_written(after, before, f"{path}", REMEDY, part)
 
 
 @dataclass(frozen=True, slots=True)
