@@ -20,7 +20,14 @@ from staticgraph.files.checksum import crc32_of_array, require_written
 from staticgraph.schema import Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
-from staticgraph.store.structure import Damage, by_block, check_graphs, level_of, offsets_name
+from staticgraph.store.structure import (
+    Damage,
+    by_block,
+    check_graphs,
+    level_of,
+    offsets_name,
+    rows_of,
+)
 
 # A compromise: a batch of a shuffled epoch touches about as many blocks as it has graphs.
 BLOCK_BYTES = 1 << 20
@@ -103,17 +110,6 @@ class Checks:
                 "build it again",
                 f" in the rows of graphs {first} to {last - 1}",
             )
-
-
-def rows_of(name: str, schema: Schema, arrays: Mapping[str, Array], first: int, last: int) -> slice:
-    """Returns the rows of an array that belong to graphs ``first`` to ``last - 1``."""
-    if not len(arrays[name]):
-        return slice(0, 0)
-    level, rows = level_of(name, schema)
-    if level == "graph":
-        return slice(first * rows, last * rows)
-    offsets = arrays[offsets_name(level)]
-    return slice(int(offsets[first]), int(offsets[last]) + (name == "row_ptr"))
 
 
 def blocks_of(schema: Schema, arrays: Mapping[str, Array]) -> IntArray:

@@ -14,7 +14,7 @@ next rows are known, the system is advised to fetch them together in the backgro
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -24,10 +24,9 @@ import numpy as np
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
-from staticgraph.store.block_checks import rows_of
 from staticgraph.store.columns import Array, local_positions
 from staticgraph.store.graph_columns import GraphColumns, assembled
-from staticgraph.store.structure import by_block, level_of, offsets_name
+from staticgraph.store.structure import by_block, level_of, offsets_name, rows_of
 
 # Opens one part; called again in each pass, so that only one part is open at a time.
 Part = Callable[[], GraphColumns]
@@ -137,24 +136,23 @@ class Survey:
 
 def gathered(
     parts: Sequence[tuple[GraphColumns, range | IntArray]],
-    dtype_of: Callable[[str], Any] | None = None,
+    dtypes: Mapping[str, Any],
     without: tuple[str, ...] = (),
 ) -> dict[str, Array]:
-    """Returns the arrays of some graphs by name, as a store of them alone would have them.
+    """Returns copies of the arrays of some graphs by name, as a store of them alone would have.
 
     Args:
         parts: stores in one folder, or in memory, at least one; and of each the graphs, ``[g]``
             int64 or a range.
-        dtype_of: returns the dtype of an array of that name. By default those of the first store;
-            then the columns of a single range are not copied.
+        dtypes: of the arrays by name; int64 of those that are not named.
         without: what the names of unwanted arrays begin with; splits never are.
     """
     # As plain arrays: indexing those that are memory-mapped takes several times as long.
     sources = [
         {
             name: np.asarray(array)
-            for name, array in store.arrays().items()
-            if not name.startswith(("split.", *without))
+            for name, array in _arrays_of(store).items()
+            if not name.startswith(without)
         }
         for store, _ in parts
     ]
@@ -162,27 +160,24 @@ def gathered(
     ends = np.cumsum([0, *map(len, ids)])
 
     @cache
-    def places(offsets_name: str, each: int = 1) -> tuple[Any, IntArray, IntArray]:
+    def places(begins_in: str, each: int = 1) -> tuple[IntArray, IntArray, IntArray]:
         """Returns the rows of a level, and where each graph's begin in its store and here."""
-        begins, ends_there = [ids[0][:0]], [ids[0][:0]]
+        begins, ends_there = [], []
         for source, chosen in zip(sources, ids, strict=True):
-            offsets = source[offsets_name] if offsets_name else None
+            offsets = source[begins_in] if begins_in else None
             begins.append(chosen * each if offsets is None else offsets[chosen])
             ends_there.append((chosen + 1) * each if offsets is None else offsets[chosen + 1])
         first = np.concatenate(begins)
         here = np.concatenate([[0], np.cumsum(np.concatenate(ends_there) - first)])
-        if not dtype_of and len(parts) == 1 and isinstance(parts[0][1], range):
-            return slice(int(first[0]), int(first[0] + here[-1])), first, here
         return np.arange(here[-1]) + np.repeat(first - here[:-1], np.diff(here)), first, here
 
-    def rows_of_all(name: str, dtype: Any, offsets_name: str, each: int = 1) -> Array:
+    def copied(name: str, begins_in: str, dtype: Any, each: int = 1) -> Array:
         """Returns the rows of these graphs of an array."""
-        rows, _, here = places(offsets_name, each)
-        if len(parts) == 1:
-            return sources[0][name][rows]
-        arrays = [source.get(name, NONE) for source in sources]
+        rows, _, here = places(begins_in, each)
+        arrays = [source[name] for source in sources]
         shape = next(array.shape[1:] for array in arrays if len(array))
-        target, bounds = np.empty((len(rows), *shape), dtype), here[ends].tolist()
+        target = np.empty((len(rows), *shape), dtype)
+        bounds = here[ends].tolist()
         for array, begin, end in zip(arrays, bounds[:-1], bounds[1:], strict=True):
             if len(array):
                 target[begin:end] = array[rows[begin:end]]
@@ -190,28 +185,25 @@ def gathered(
                 target[begin:end] = local_positions(np.arange(here[-1]), here)[begin:end]
         return target
 
-    chosen: dict[str, Array] = {}
-    for name in dict.fromkeys(name for source in sources for name in source):
-        kind, _, key = name.partition(".")
-        first = next((source[name] for source in sources if len(source.get(name, ()))), None)
-        dtype = dtype_of(name) if dtype_of else None if first is None else first.dtype
-        if first is None:
-            values = sources[0].get(name, NONE)
+    arrays: dict[str, Array] = {}
+    for name, array in sources[0].items():
+        (kind, _, key), dtype = name.partition("."), dtypes.get(name, np.int64)
+        if not any(len(source[name]) for source in sources):
+            arrays[name] = array.astype(dtype)
         elif name == "row_ptr":
-            nodes, (_, begins, edges) = places("node_offsets")[2], places("edge_offsets")
-            values = rows_of_all(name, np.int64, "node_offsets")
-            values = np.append(values - np.repeat(begins - edges[:-1], np.diff(nodes)), edges[-1])
-            dtype = dtype if dtype_of else pointer_dtype(int(edges[-1]))
+            nodes, (_, first, edges) = places("node_offsets")[2], places("edge_offsets")
+            pointers = copied(name, "node_offsets", np.int64)
+            pointers -= np.repeat(first - edges[:-1], np.diff(nodes))
+            arrays[name] = np.append(pointers, edges[-1]).astype(dtype)
         elif name.startswith(CONTINUED):
-            values = places(name)[2]
+            arrays[name] = places(name)[2]
         elif kind == "objects":
-            values = rows_of_all(name, dtype, f"object_ends.{key}")
+            arrays[name] = copied(name, f"object_ends.{key}", dtype)
         else:
             level, each = level_of(name, parts[0][0].schema)
             begins_in = "" if level == "graph" else offsets_name(level)
-            values = rows_of_all(name, dtype, begins_in, each)
-        chosen[name] = values if dtype is None else values.astype(dtype, copy=False)
-    return chosen
+            arrays[name] = copied(name, begins_in, dtype, each)
+    return arrays
 
 
 def slices(
@@ -228,7 +220,24 @@ def slices(
         for start in range(max(first - begin, 0), end, graphs):
             run = range(start, min(start + graphs, end))
             part.verify(np.asarray(run))
-            yield assembled(GraphColumns, part.schema, gathered([(part, run)]), name=part.name)
+            arrays = _stretch(part, run.start, run.stop)
+            yield assembled(GraphColumns, part.schema, arrays, name=part.name)
+
+
+def _stretch(store: GraphColumns, first: int, last: int) -> dict[str, Array]:
+    """Returns the arrays of graphs ``first`` to ``last - 1``; columns are not copied."""
+    arrays, pieces = _arrays_of(store), dict[str, Array]()
+    for name, array in arrays.items():
+        kind, _, key = name.partition(".")
+        if kind == "objects":
+            ends = arrays[f"object_ends.{key}"]
+            pieces[name] = array[int(ends[first]) : int(ends[last])]
+        elif by_block(name):
+            pieces[name] = array[rows_of(name, store.schema, arrays, first, last)]
+        else:
+            pieces[name] = array[first : last + 1] - array[first]
+    pieces["row_ptr"] = pieces["row_ptr"] - arrays["edge_offsets"][first]
+    return pieces
 
 
 def read_ahead(store: GraphColumns, first: int, last: int) -> int:

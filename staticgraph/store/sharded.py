@@ -160,7 +160,7 @@ class Sharded(GraphColumns):
         dtypes = {**self._survey.widest, "row_ptr": pointer_dtype(edges)}
         arrays = dict.fromkeys(STRUCTURE, NONE) | gathered(
             list(parts) or [(GraphColumns.zeros(self.schema), ids)],
-            dtypes.__getitem__,
+            dtypes,
             ("edge_origin", "origins.", "object", *(() if pointers else POINTERS)),
         )
         positions = np.empty_like(places)

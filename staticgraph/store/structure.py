@@ -50,6 +50,17 @@ def level_of(name: str, schema: Schema) -> tuple[str, int]:
     return "node" if name == "row_ptr" else "edge" if name in EDGES else key, 1
 
 
+def rows_of(name: str, schema: Schema, arrays: Mapping[str, Array], first: int, last: int) -> slice:
+    """Returns the rows of an array that belong to graphs ``first`` to ``last - 1``."""
+    if not len(arrays[name]):
+        return slice(0, 0)
+    level, rows = level_of(name, schema)
+    if level == "graph":
+        return slice(first * rows, last * rows)
+    offsets = arrays[offsets_name(level)]
+    return slice(int(offsets[first]), int(offsets[last]) + (name == "row_ptr"))
+
+
 class Damage(StoreCorrupt):
     """An array that does not fit its store; the message names the array, and the graph if known."""
 
@@ -144,86 +155,78 @@ def check_graphs(schema: Schema, arrays: Mapping[str, Array], first: int, last: 
 
 
 class _Stretch:
-    """A run of consecutive graphs, and where their rows are."""
+    """A run of consecutive graphs: the first of them, their number and their rows of each array."""
 
     def __init__(self, schema: Schema, arrays: Mapping[str, Array], first: int, last: int) -> None:
-        self.arrays, self.first, self.graphs = arrays, first, last - first
-        # For each level, where the rows of each of these graphs begin: [graphs + 1].
-        self.bounds: dict[str, IntArray] = {"graph": np.arange(first, last + 1)}
+        self.first, self.graphs = first, last - first
+        self.arrays: dict[str, Array] = {
+            name: array[rows_of(name, schema, arrays, first, last)]
+            for name, array in arrays.items()
+            if by_block(name)
+        }
+        # Where the rows of a level begin here: of all these graphs, and [graphs + 1] from there on.
+        self.begins: dict[str, int] = {}
+        self.bounds: dict[str, IntArray] = {}
         for level in ("node", "edge", *(axis.name for axis in schema.axes)):
-            self.bounds[level] = np.asarray(arrays[offsets_name(level)][first : last + 1])
-
-    def rows(self, level: str) -> slice:
-        """Returns the rows of these graphs on a level."""
-        return slice(int(self.bounds[level][0]), int(self.bounds[level][-1]))
-
-    def owner(self, level: str) -> IntArray:
-        """Returns the graph of each row, numbered from the first of these graphs."""
-        return np.repeat(np.arange(self.graphs), np.diff(self.bounds[level]))
+            offsets = np.asarray(arrays[offsets_name(level)][first : last + 1])
+            self.begins[level] = int(offsets[0])
+            self.bounds[level] = offsets - offsets[0]
 
     def check_edges(self, in_order: bool) -> None:
         """Checks endpoints and, of sorted edges, their order, row pointers and the transpose."""
-        rows, owner = self.rows("edge"), self.owner("edge")
-        bounds = self.bounds["node"]
-        nodes, first = np.diff(bounds)[owner], bounds[owner]
+        bounds, counts = self.bounds["node"], np.diff(self.bounds["edge"])
+        nodes, first = np.repeat(np.diff(bounds), counts), np.repeat(bounds[:-1], counts)
         ends = {}
         for name in ("edge_src", "edge_dst"):
-            values = self.arrays[name][rows].astype(np.int64)
+            values = self.arrays[name].astype(np.int64)
             self._refuse(name, "edge", (values < 0) | (values >= nodes), values, "no node of it")
             ends[name] = values + first
         if not in_order:
             return
         self._refuse_descent("edge_dst", ends["edge_dst"], "destinations must ascend")
-        low, high = int(bounds[0]), int(bounds[-1])
-        incoming = np.bincount(ends["edge_dst"] - low, minlength=high - low)
-        expected = rows.start + np.concatenate([[0], np.cumsum(incoming)])
-        pointers = self.arrays["row_ptr"][low : high + 1]
+        incoming = np.bincount(ends["edge_dst"], minlength=bounds[-1])
+        expected = self.begins["edge"] + np.concatenate([[0], np.cumsum(incoming)])
+        pointers = self.arrays["row_ptr"]
         if (wrong := pointers != expected).any():
             node = int(wrong.argmax())
-            graph = self.first + min(
-                self.graphs - 1, int(np.searchsorted(bounds, low + node, side="right")) - 1
-            )
+            graph = self.first + min(self.graphs, int(np.searchsorted(bounds, node, "right"))) - 1
             raise Damage(
-                f"row_ptr[{low + node}] is {pointers[node]} in graph {graph}, where its edges say "
-                f"{expected[node]}: {REMEDY}"
+                f"row_ptr[{self.begins['node'] + node}] is {pointers[node]} in graph {graph}, "
+                f"where its edges say {expected[node]}: {REMEDY}"
             )
         order = self.check_permutation("transpose", "edge")
-        if order is not None:
-            self._refuse_descent("transpose", ends["edge_src"][order], "sources must ascend")
+        self._refuse_descent("transpose", ends["edge_src"][order], "sources must ascend")
 
-    def check_permutation(self, name: str, level: str) -> IntArray | None:
+    def check_permutation(self, name: str, level: str) -> IntArray:
         """Checks that each graph's values are a permutation of its row numbers.
 
-        Returns them as row numbers within the run; None if there is no such array.
+        Returns them as row numbers within the run; empty if there is no such array.
         """
-        if name not in self.arrays or not len(self.arrays[name]):
-            return None
-        rows, owner, bounds = self.rows(level), self.owner(level), self.bounds[level]
-        values = self.arrays[name][rows].astype(np.int64)
-        most = np.diff(bounds)[owner]
-        self._refuse(name, level, (values < 0) | (values >= most), values, "no place in it")
-        order = values + bounds[owner] - bounds[0]
+        values = self.arrays.get(name, np.empty(0)).astype(np.int64)
+        if not len(values):
+            return values
+        counts = np.diff(self.bounds[level])
+        outside = (values < 0) | (values >= np.repeat(counts, counts))
+        self._refuse(name, level, outside, values, "no place in it")
+        order = values + np.repeat(self.bounds[level][:-1], counts)
         times = np.bincount(order, minlength=len(order))
         self._refuse(name, level, times[order] > 1, values, "there twice")
         return order
 
     def check_index(self, field: Field) -> None:
         """Checks that the values of an index field are rows of the levels that they refer to."""
-        bounds = self.bounds[field.level]
-        rows = slice(int(bounds[0]) * field.rows, int(bounds[-1]) * field.rows)
-        column = self.arrays[f"column.{field.name}"][rows]
-        if wrong := first_outside(field, column, self.bounds, self.graphs):
+        name = f"column.{field.name}"
+        if wrong := first_outside(field, self.arrays[name], self.bounds, self.graphs):
             raise Damage(
-                f"column.{field.name} has {wrong.value} in graph {self.first + wrong.graph}, which "
-                f"counts {wrong.level!r}, of which it has {wrong.most}: {REMEDY}"
+                f"{name} has {wrong.value} in graph {self.first + wrong.graph}, which counts "
+                f"{wrong.level!r}, of which it has {wrong.most}: {REMEDY}"
             )
 
     def _refuse(self, name: str, level: str, wrong: Array, values: Array, why: str) -> None:
-        if not wrong.any():
-            return
-        row = int(wrong.argmax())
-        graph = int(np.searchsorted(self.bounds[level] - self.bounds[level][0], row, "right")) - 1
-        raise Damage(f"{name} has {values[row]} in graph {self.first + graph}, {why}: {REMEDY}")
+        if wrong.any():
+            row = int(wrong.argmax())
+            graph = self.first + int(np.searchsorted(self.bounds[level], row, "right")) - 1
+            raise Damage(f"{name} has {values[row]} in graph {graph}, {why}: {REMEDY}")
 
     def _refuse_descent(self, name: str, values: IntArray, why: str) -> None:
         self._refuse(name, "edge", np.diff(values, prepend=values[:1]) < 0, values, why)
