@@ -202,7 +202,9 @@ def test_graphs_of_other_fields_are_refused_by_number(tmp_path):
         other = _with([3, 4])
         for graph in other:
             graph.k = graph.k.double()
-        with pytest.raises(BadGraph, match=r"graphs 2 to 3 of s have 'k' as .*float64.*as .*int64"):
+        with pytest.raises(
+            BadGraph, match=r"s, graphs 2 to 3, has other .* 'k' is .*float64.*was .*int64"
+        ):
             writer.extend(other)
         writer.extend(_with([5, 6]))
         assert writer.committed == 4

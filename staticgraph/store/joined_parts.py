@@ -64,7 +64,20 @@ class Survey:
             if not number:
                 self.schema: Schema = store.schema
                 objects = sorted(store.objects)
-            self.schema = _join_schemas(self.schema, store.schema, number)
+            require_same_fields(
+                self.schema,
+                store.schema,
+                ("part 0", f"part {number} of the store"),
+                lambda field: (field.layout, field.classes),
+            )
+            self.schema = replace(
+                self.schema,
+                fields=tuple(
+                    replace(field, has_nan=field.has_nan or store.schema[field.name].has_nan)
+                    for field in self.schema
+                ),
+                molecules=self.schema.molecules and store.schema.molecules,
+            )
             if objects != sorted(store.objects):
                 raise BadGraph(
                     f"part {number} of the store has the objects {sorted(store.objects)} on the "
@@ -294,50 +307,35 @@ def _common(dtypes: set[np.dtype]) -> np.dtype:
     return np.dtype(np.uint64) if np.dtype(np.uint64) in dtypes else np.result_type(*dtypes)
 
 
-def _join_schemas(first: Schema, other: Schema, number: int) -> Schema:
-    """Joins two schemas, which must have the same fields.
-
-    Raises:
-        BadGraph: if they do not.
-    """
-    if first.keep_order is not other.keep_order:
-        ordered, lost = (0, number) if first.keep_order else (number, 0)
-        raise BadGraph(
-            f"part {ordered} of the store keeps the order of edges, and part {lost} has them "
-            "sorted: build both with keep_order=True, or neither"
-        )
-    axes = [tuple(axis.name for axis in each.axes) for each in (first, other)]
-    differing = [
-        f"{name!r} is {now}, was {was}"
-        for name, was, now in differing_fields(first, other, lambda f: (f.layout, f.classes))
-    ]
-    if differing or axes[0] != axes[1]:
-        raise BadGraph(
-            f"part {number} of the store has other fields than part 0: "
-            f"{'; '.join(differing) or 'other axes'}; give every graph the same fields, or leave "
-            "one out with exclude=[...]"
-        )
-    return replace(
-        first,
-        fields=tuple(
-            replace(field, has_nan=field.has_nan or other[field.name].has_nan) for field in first
-        ),
-        molecules=first.molecules and other.molecules,
-    )
-
-
-def differing_fields(
-    first: Schema, other: Schema, meaning: Callable[[Field], object]
-) -> Iterator[tuple[str, str, str]]:
-    """Yields the name of each field that differs, what it is in the first schema, and in the other.
+def require_same_fields(
+    first: Schema, other: Schema, names: tuple[str, str], meaning: Callable[[Field], object]
+) -> None:
+    """Checks that two schemas have the same fields and axes, and agree on the order of edges.
 
     Args:
         first, other: the schemas.
+        names: what has the first and what the other, for messages.
         meaning: returns what must be equal of a field.
+
+    Raises:
+        BadGraph: if they differ; the message names a field.
     """
+    if first.keep_order is not other.keep_order:
+        ordered, lost = names if first.keep_order else names[::-1]
+        raise BadGraph(
+            f"the order of edges is kept in {ordered}, and not in {lost}: give keep_order=True for "
+            "all, or for none"
+        )
+    differing: list[str] = []
     ours, theirs = ({field.name: field for field in each} for each in (first, other))
     for name in sorted({*ours, *theirs}):
         pair = ours.get(name), theirs.get(name)
         was, now = ("missing" if field is None else field.describe() for field in pair)
         if None in pair or meaning(ours[name]) != meaning(theirs[name]):
-            yield name, was, now
+            differing.append(f"{name!r} is {now}, was {was}")
+    if differing or first.components != other.components:
+        raise BadGraph(
+            f"{names[1]} has other fields than {names[0]}: "
+            f"{'; '.join(differing) or 'other axes'}; give every graph the same fields, or leave "
+            "one out with exclude=[...]"
+        )

@@ -30,7 +30,7 @@ from staticgraph.store.columns import Array, checked_splits, names_of_fields
 from staticgraph.store.files import KIND, MANIFEST, save, write
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.joined_parts import Survey, differing_fields, slices
+from staticgraph.store.joined_parts import Survey, require_same_fields, slices
 from staticgraph.store.shards import check_shards, numbers_of, parts_in, write_list
 from staticgraph.text.numeric_options import whole_option
 
@@ -100,12 +100,11 @@ class StoreWriter:
         stores = [GraphStore.load(path, verify=False) for path in parts]
         self._number = len(parts)
         self.committed: int = sum(len(store) for store in stores)
-        self.schema = stores[0].schema if stores else schema
-        if self.schema is not None:
-            self._levels = {**self._known_levels(self.schema), **self._levels}
-            self._keep_order |= self.schema.keep_order
-            if not stores:
-                self.schema = replace(self.schema, keep_order=self._keep_order)
+        self.schema: Schema | None = None
+        if stores:
+            self._expect(stores[0].schema)
+        elif schema is not None:
+            self._expect(replace(schema, keep_order=keep_order or schema.keep_order))
 
     # ------------------------------------------------------------------ appending
 
@@ -172,37 +171,27 @@ class StoreWriter:
     def _write(self, store: GraphColumns) -> None:
         if self._keep_order:
             store = store.in_first_order()
-        self._check_fields(store)
+        last = self.committed + len(store) - 1
+        require_same_fields(
+            self.schema or self._expect(store.schema),
+            store.schema,
+            ("those before", f"{self._name}, graphs {self.committed} to {last},"),
+            lambda field: field.layout,
+        )
         if self._shard is not None and not self._unfinished.exists():
             self._parts.mkdir(parents=True, exist_ok=True)
             self._unfinished.touch()
         save(store.with_splits(), self._parts / f"{self._shard or 0:05d}-{self._number:07d}")
         self._number += 1
         self.committed += len(store)
-        if self.schema is None:
-            self.schema = store.schema
-            self._levels = {**self._known_levels(store.schema), **self._levels}
-            self._keep_order = store.schema.keep_order
 
-    def _known_levels(self, schema: Schema) -> dict[str, Level]:
-        """Returns the first part's levels, since later lengths could match others by chance."""
-        return {} if schema.hetero else {field.name: field.level for field in schema}
-
-    def _check_fields(self, store: GraphColumns) -> None:
-        if self.schema is None:
-            return
-        if self.schema.keep_order is not store.schema.keep_order:
-            raise BadGraph(
-                f"{self._name}: graphs before {self.committed} have edges "
-                f"{'in their own order' if self.schema.keep_order else 'sorted by destination'}, "
-                "those that follow do not: give keep_order=True for all, or for none"
-            )
-        for name, was, now in differing_fields(self.schema, store.schema, lambda f: f.layout):
-            raise BadGraph(
-                f"graphs {self.committed} to {self.committed + len(store) - 1} of {self._name} "
-                f"have {name!r} as {now}, those before as {was}: give every graph the same "
-                "fields, or leave one out with exclude=[...]"
-            )
+    def _expect(self, schema: Schema) -> Schema:
+        """Expects fields, and their levels, since later lengths could match others by chance."""
+        self.schema = schema
+        levels = {} if schema.hetero else {field.name: field.level for field in schema}
+        self._levels = {**levels, **self._levels}
+        self._keep_order |= schema.keep_order
+        return schema
 
     # ------------------------------------------------------------------ ending
 
