@@ -105,18 +105,16 @@ class ResidentGraph:
     ) -> None:
         size, self.graph, self.number = graph.partition_size, graph, number
         self.partitions, self.slot_of, self.values = state.partitions, slot_of, values
-        counts = [graph.nodes_of(partition) for partition in state.partitions]
-        self._firsts = np.concatenate([[0], np.cumsum(counts)])
         self.train: tuple[int, ...] = state.train
         self.edges: NDArray[Any] = self._in_rows(graph.read_cells(state.cells))
+        firsts = [(partition * size, graph.nodes_of(partition)) for partition in state.partitions]
+        self._nodes = np.concatenate([np.arange(first, first + count) for first, count in firsts])
+        rows = self.rows(self._nodes)
         self.node_of: IntArray = np.full(len(values), -1, np.int64)
+        self.node_of[rows] = self._nodes
         self.whole_degrees: IntArray = np.zeros(len(values), np.int64)
-        for partition, count in zip(state.partitions, counts, strict=True):
-            low, first = int(slot_of[partition]) * size, partition * size
-            self.node_of[low : low + count] = np.arange(first, first + count)
-            if direction is not None:
-                degrees = graph.degrees(direction, loops=False)[first : first + count]
-                self.whole_degrees[low : low + count] = degrees
+        if direction is not None:
+            self.whole_degrees[rows] = graph.degrees(direction, loops=False)[self._nodes]
         self.neighbours: Neighbours = Neighbours((), ())
         self.degrees: IntArray = self.whole_degrees
         if direction is not None:
@@ -132,10 +130,7 @@ class ResidentGraph:
 
     def draw(self, rng: np.random.Generator, count: int) -> IntArray:
         """Draws the rows of resident nodes uniformly; the nodes do not depend on their slots."""
-        drawn = rng.integers(self._firsts[-1], size=count)
-        which = np.searchsorted(self._firsts, drawn, side="right") - 1
-        slots = self.slot_of[np.asarray(self.partitions)[which]]
-        return slots * self.graph.partition_size + drawn - self._firsts[which]
+        return self.rows(self._nodes[rng.integers(len(self._nodes), size=count)])
 
     def _in_rows(self, edges: NDArray[Any]) -> NDArray[Any]:
         for end in (0, -1):

@@ -138,19 +138,16 @@ class PartitionedGraph:
 
         Edges are in the order of the file; adjacent cells are read at once.
         """
-        places = sorted(i * self.num_partitions + j for i, j in cells)
-        total = sum(int(self.offsets[k + 1] - self.offsets[k]) for k in places)
-        rows = np.empty((total, self.columns), dtype=self.dtype)
-        row_bytes, done, at = self.columns * self.dtype.itemsize, 0, 0
-        while at < len(places):
-            last = at
-            while last + 1 < len(places) and places[last + 1] == places[last] + 1:
-                last += 1
-            low, high = int(self.offsets[places[at]]), int(self.offsets[places[last] + 1])
-            self.edge_file.read(low * row_bytes, [rows[done : done + high - low]])
-            for cell in places[at : last + 1]:
-                self._check_cell(cell, rows, done - low)
-            done, at = done + high - low, last + 1
+        places = np.array(sorted(i * self.num_partitions + j for i, j in cells), np.int64)
+        bounds = np.cumsum([0, *(self.offsets[places + 1] - self.offsets[places])])
+        rows = np.empty((bounds[-1], self.columns), dtype=self.dtype)
+        row_bytes = self.columns * self.dtype.itemsize
+        for run in np.split(np.arange(len(places)), np.flatnonzero(np.diff(places) != 1) + 1):
+            if len(run):
+                begins = int(self.offsets[places[run[0]]]) * row_bytes
+                self.edge_file.read(begins, [rows[bounds[run[0]] : bounds[run[-1] + 1]]])
+        for cell, low, high in zip(places.tolist(), bounds[:-1], bounds[1:], strict=True):
+            self._check_cell(cell, rows[low:high])
         return rows
 
     def read_edges(self) -> NDArray[Any]:
@@ -158,24 +155,22 @@ class PartitionedGraph:
         every = range(self.num_partitions)
         return self.read_cells([(i, j) for i in every for j in every])
 
-    def _check_cell(self, cell: int, rows: NDArray[Any], shift: int) -> None:
-        """Checks a cell when it is first read; edge e is in row e + shift."""
+    def _check_cell(self, cell: int, edges: NDArray[Any]) -> None:
+        """Checks the edges of a cell when it is first read."""
         if self._read_cells[cell]:
             return
-        low, high = self.offsets[cell : cell + 2].tolist()
-        edges, path = rows[low + shift : high + shift], self.edge_file.path
-        begins = low * self.columns * self.dtype.itemsize
-        i, j = divmod(cell, self.num_partitions)
-        where = f"{path}: cell ({i}, {j}) at byte {begins}"
+        byte = int(self.offsets[cell]) * self.columns * self.dtype.itemsize
+        partitions = divmod(cell, self.num_partitions)
+        where = f"{self.edge_file.path}: cell {partitions} at byte {byte}"
         require_written(crc32_of_array(edges), int(self._cell_sums[cell]), where, REMEDY)
-        limits = [(i, self.nodes_of(i)), (j, self.nodes_of(j))]
-        for end, (partition, nodes) in zip((0, -1), limits, strict=True):
+        for end, partition in zip((0, -1), partitions, strict=True):
             first = partition * self.partition_size
-            wrong = (edges[:, end] < first) | (edges[:, end] >= first + nodes)
+            last = first + self.nodes_of(partition) - 1
+            wrong = (edges[:, end] < first) | (edges[:, end] > last)
             if wrong.any():
                 raise StoreCorrupt(
                     f"{where}: node {edges[wrong.argmax(), end]} is not of partition {partition}, "
-                    f"{first} to {first + nodes - 1}: {REMEDY}"
+                    f"{first} to {last}: {REMEDY}"
                 )
         if self.columns == 3 and len(edges):
             least, most = int(edges[:, 1].min()), int(edges[:, 1].max())
