@@ -21,7 +21,7 @@ from staticgraph.outofcore import (
     SampledLoader,
     partition,
 )
-from staticgraph.outofcore.buffer.buffer import EmbeddingBuffer
+from staticgraph.outofcore.buffer.buffer import PartitionBuffer
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
 
 
@@ -69,7 +69,9 @@ def test_damage_is_named_with_file_and_offset(tmp_path):
     path.write_bytes(contents)
     file = EmbeddingFile(tmp_path)
     record(file, 1)
-    with pytest.raises(StoreCorrupt, match=r"embeddings.bin: partition 2 at byte 128 is not what was wr"):
+    with pytest.raises(
+        StoreCorrupt, match=r"embeddings.bin: partition 2 at byte 128 is not what was wr"
+    ):
         record(file, 2)
     path.write_bytes(contents[:-1])
     with pytest.raises(StoreCorrupt, match="383 bytes instead of 384"):
@@ -159,7 +161,7 @@ def test_an_epoch_that_is_interrupted_starts_again(graph, tmp_path, state, make,
 
 def test_draws_are_resident_uniform_and_independent_of_slots(graph, tmp_path):
     file = made(tmp_path, graph.num_partitions, graph.partition_size)
-    buffer = EmbeddingBuffer(graph, file, 2, 1)
+    buffer = PartitionBuffer(graph, None, file)
     for resident in buffer.run(Beta(2).epoch(6, np.random.default_rng(1))):
         drawn = resident.node_of[resident.draw(np.random.default_rng(0), 40_000)]
         assert set((drawn // graph.partition_size).tolist()) == set(resident.partitions)
@@ -183,7 +185,7 @@ def test_an_error_of_the_reading_thread_reaches_training(graph, tmp_path):
 
 def test_embeddings_are_not_the_states_of_a_loader_of_nodes(graph, tmp_path):
     file = made(tmp_path, graph.num_partitions, graph.partition_size)
-    states = EmbeddingBuffer(graph, file, 6, 1, "in")
+    states = PartitionBuffer(graph, "in", file)
     with pytest.raises(ValueError, match="trained along edges: give the loader task='link'"):
         SampledLoader(graph, InMemory(), [2], 4, states=states)
     states.close()

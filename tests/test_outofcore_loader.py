@@ -22,7 +22,7 @@ from staticgraph.outofcore import (
     SampledLoader,
     partition,
 )
-from staticgraph.outofcore.buffer.buffer import FeatureBuffer
+from staticgraph.outofcore.buffer.buffer import PartitionBuffer
 
 N, TRAIN = 90, np.arange(5, 35)
 
@@ -54,7 +54,7 @@ LABELS = np.arange(N) % 7
 @pytest.mark.parametrize("direction", ["in", "out", "both"])
 def test_a_state_sees_exactly_the_edges_between_resident_nodes(graph, policy, direction):
     graph, edges = graph
-    states = FeatureBuffer(graph, direction)
+    states = PartitionBuffer(graph, direction)
     schedule = policy.epoch(6, tuple(range(6)), np.random.default_rng(1))
     features = np.arange(N * 3, dtype=np.float32).reshape(N, 3)
     for resident, state in zip(states.run(schedule), schedule.states, strict=True):

@@ -47,28 +47,41 @@ class StateTime:
 
 
 class PartitionBuffer:
-    """Slots for partitions that are only read; the base of all buffers.
+    """Slots for the features or the embeddings of partitions, as many as a schedule needs.
 
     Args:
         graph: the graph whose edges are read.
-        values: ``[rows, F]``; the row is ``slot * partition_size + offset``.
         direction: the direction of the neighbours to sample; None if nothing is sampled.
+        embeddings: the embeddings whose partitions pass through the buffer; None for the features
+            of the graph, which never change.
+        features: read the features, if the graph has any.
 
     Attributes:
+        values: ``[rows, F]``; the row is ``slot * partition_size + offset``.
+        sums: ``[rows, F]`` Adagrad sums of the values; no columns for features.
+        mutable: whether training changes the values, so that a batch's must be read when its turn
+            comes.
         waited_s: seconds that training waited for the thread.
         partitions_read: the number of partitions read so far.
         times: the times of the states of the last run.
     """
 
-    # Whether training changes the values, so that a batch's must be read when its turn comes.
-    mutable = False
-
     def __init__(
-        self, graph: PartitionedGraph, values: NDArray[Any], direction: Direction | None
+        self,
+        graph: PartitionedGraph,
+        direction: Direction | None = "in",
+        embeddings: EmbeddingFile | None = None,
+        *,
+        features: bool = True,
     ) -> None:
         self._graph, self._size = graph, graph.partition_size
-        self.values: NDArray[Any] = values
-        self._direction: Direction | None = direction
+        self._embeddings, self._direction = embeddings, direction
+        self.mutable: bool = embeddings is not None
+        dtype, width = (graph.manifest.features if features else None) or ("float32", 0)
+        if embeddings is not None:
+            dtype, width = "float32", embeddings.dimension
+        self.values: NDArray[Any] = np.empty((0, width), dtype)
+        self.sums: FloatArray = np.empty((0, width if self.mutable else 0), np.float32)
         self._slot_of = np.full(graph.num_partitions, -1, dtype=np.int64)
         self._free: list[int] = []
         self._writing: list[Future[None]] = []
@@ -87,8 +100,15 @@ class PartitionBuffer:
 
         What training changed is written when the last state ends; nothing is committed.
         """
-        self.abandon()
         entering, states = schedule.entering(), schedule.states
+        # Partitions are read ahead while others are still to be written.
+        spare = (1 + self.mutable) * max(map(len, entering[1:]), default=0)
+        rows = (max(len(state.partitions) for state in states) + spare) * self._size
+        if len(self.values) < rows:
+            # Rows are needed even without features: they are the places of the buffer.
+            self.values = np.zeros((rows, self.width), self.values.dtype)
+            self.sums = np.zeros((rows, self.sums.shape[1]), np.float32)
+        self.abandon()
         reads = self._request(entering[0])
         coming = self._prepare(0, states[0], reads)
         started, self.times = time.perf_counter(), []
@@ -125,11 +145,10 @@ class PartitionBuffer:
 
     def _read(self, partition: int, rows: slice) -> None:
         """Reads a partition's values, in the thread."""
-        raise NotImplementedError
-
-    def _write(self, partition: int, rows: slice) -> None:
-        """Writes a partition's values, in the thread; only where they are mutable."""
-        raise NotImplementedError
+        if self._embeddings is not None:
+            self._embeddings.read(partition, self.values[rows], self.sums[rows])
+        elif self.width:
+            self._graph.read_features(partition, self.values[rows])
 
     def _release(self, partitions: Sequence[int]) -> None:
         """Gives the slots of partitions back; the thread writes them before it reads others."""
@@ -139,9 +158,10 @@ class PartitionBuffer:
             slot = int(self._slot_of[partition])
             self._slot_of[partition] = -1
             self._free.append(slot)
-            if self.mutable:
-                write = self._thread.submit(self._write, partition, self._rows_of(slot))
-                self._writing.append(write)
+            if self._embeddings is not None:
+                rows = self._rows_of(slot)
+                arguments = partition, self.values[rows], self.sums[rows]
+                self._writing.append(self._thread.submit(self._embeddings.write, *arguments))
 
     def _request(self, partitions: Sequence[int]) -> list[tuple[int, int, Future[None]]]:
         """Requests that partitions are read into free slots."""
@@ -172,72 +192,3 @@ class PartitionBuffer:
             return future.result()
         finally:
             self.waited_s += time.perf_counter() - started
-
-
-class FeatureBuffer(PartitionBuffer):
-    """The features of the resident partitions, which never change; as large as schedules need.
-
-    Args:
-        graph: the graph, with or without features.
-        direction: the direction of the neighbours.
-        features: read the features, if the graph has any.
-    """
-
-    def __init__(
-        self, graph: PartitionedGraph, direction: Direction = "in", *, features: bool = True
-    ) -> None:
-        dtype, width = (graph.manifest.features if features else None) or ("float32", 0)
-        super().__init__(graph, np.empty((0, width), dtype), direction)
-
-    def run(self, schedule: Schedule) -> Iterator[ResidentGraph]:
-        """As :meth:`PartitionBuffer.run`."""
-        spare = max((len(partitions) for partitions in schedule.entering()[1:]), default=0)
-        slots = max(len(state.partitions) for state in schedule.states) + spare
-        if len(self.values) < slots * self._size:
-            # Rows are needed even without features: they are the places of the buffer.
-            self.values: NDArray[Any] = np.zeros(
-                (slots * self._size, self.width), self.values.dtype
-            )
-        return super().run(schedule)
-
-    def _read(self, partition: int, rows: slice) -> None:
-        if self.width:
-            self._graph.read_features(partition, self.values[rows])
-
-
-class EmbeddingBuffer(PartitionBuffer):
-    """The values and Adagrad sums of the resident partitions.
-
-    Args:
-        graph: the graph whose edges are read.
-        file: the embeddings whose partitions pass through the buffer.
-        slots: partitions per state.
-        group: partitions that are swapped together; the buffer has spare slots for two groups,
-            unless all partitions fit.
-        direction: the direction of the neighbours to sample; None if nothing is sampled.
-
-    Attributes:
-        sums: ``[rows, D]`` Adagrad sums of the values.
-    """
-
-    mutable = True
-
-    def __init__(
-        self,
-        graph: PartitionedGraph,
-        file: EmbeddingFile,
-        slots: int,
-        group: int,
-        direction: Direction | None = None,
-    ) -> None:
-        p, size = graph.num_partitions, graph.partition_size
-        count = slots if slots >= p else slots + 2 * group
-        super().__init__(graph, np.zeros((count * size, file.dimension), np.float32), direction)
-        self._file = file
-        self.sums: FloatArray = np.zeros_like(self.values)
-
-    def _read(self, partition: int, rows: slice) -> None:
-        self._file.read(partition, self.values[rows], self.sums[rows])
-
-    def _write(self, partition: int, rows: slice) -> None:
-        self._file.write(partition, self.values[rows], self.sums[rows])

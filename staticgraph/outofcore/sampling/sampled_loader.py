@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import BadGraph
-from staticgraph.outofcore.buffer.buffer import FeatureBuffer, PartitionBuffer
+from staticgraph.outofcore.buffer.buffer import PartitionBuffer
 from staticgraph.outofcore.buffer.resident_graph import ResidentGraph
 from staticgraph.outofcore.disk.array_files import class_labels
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
@@ -177,7 +177,7 @@ class SampledLoader:
             ]
         )
         self._labels = None if classes is None else classes[graph.node_ids]
-        self.states: PartitionBuffer = states or FeatureBuffer(graph, direction)
+        self.states: PartitionBuffer = states or PartitionBuffer(graph, direction)
 
     @property
     def classes(self) -> int:
@@ -366,7 +366,7 @@ class SampledLoader:
     def _trials(self) -> list[IntArray]:
         """Returns nodes and edges of trial samples of a few states; only their edges are read."""
         trials: list[IntArray] = []
-        states = FeatureBuffer(self.graph, self.direction, features=False)
+        states = PartitionBuffer(self.graph, self.direction, features=False)
         rng = np.random.default_rng(self.seed)
         for resident in states.run(self.schedule(0)):
             sampler = DenseSampler(resident.neighbours, self.fanouts)

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from staticgraph.errors import Diverged
-from staticgraph.outofcore.buffer.buffer import EmbeddingBuffer
+from staticgraph.outofcore.buffer.buffer import PartitionBuffer
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
 from staticgraph.outofcore.policies.policy import EdgePolicy
@@ -144,10 +144,8 @@ class LinkTrainer:
             Path(folder), graph, config, "" if encoder is None else options_text, self._parameters()
         )
         self._restore()
-        p, ways = graph.num_partitions, direction if encoder is not None else None
-        self.buffer: EmbeddingBuffer = EmbeddingBuffer(
-            graph, self.file, policy.slots(p), policy.group(p), ways
-        )
+        ways: Direction | None = None if encoder is None else direction
+        self.buffer: PartitionBuffer = PartitionBuffer(graph, ways, self.file)
         self._direction: Direction = direction
         self._weights = reads_gcn_weights(encoder)
         self.loader: SampledLoader = SampledLoader(
