@@ -75,7 +75,8 @@ class PartitionBuffer:
         features: bool = True,
     ) -> None:
         self._graph, self._size = graph, graph.partition_size
-        self._embeddings, self._direction = embeddings, direction
+        self._embeddings = embeddings
+        self._direction: Direction | None = direction
         self.mutable: bool = embeddings is not None
         dtype, width = (graph.manifest.features if features else None) or ("float32", 0)
         if embeddings is not None:

@@ -70,12 +70,14 @@ class EmbeddingFile:
         self.num_partitions, self.partition_size, self.dimension = (
             int(value) for value in commit.pop("shape")
         )
-        self._committed: NDArray[np.uint8] = commit.pop("place")
-        self._crc: NDArray[np.uint32] = commit.pop("crc32")
+        # Of each partition: the place of its last write, and its checksum.
+        self._committed: tuple[NDArray[np.uint8], NDArray[np.uint32]] = (
+            commit.pop("place"),
+            commit.pop("crc32"),
+        )
         self.extras: dict[str, NDArray[Any]] = commit
-        self._place = self._committed.copy()
-        self._committed_crc = self._crc.copy()
         self.not_finite: set[int] = set()
+        self.rollback()
         self._file = BlockFile(self.folder / DATA, writable=True, cached=cached)
         expected = 2 * self.num_partitions * self.record_bytes
         if (length := (self.folder / DATA).stat().st_size) != expected:
@@ -155,7 +157,7 @@ class EmbeddingFile:
 
     def write(self, partition: int, values: FloatArray, sums: FloatArray) -> None:
         """Writes a partition to its uncommitted place."""
-        self._place[partition] = 1 - self._committed[partition]
+        self._place[partition] = 1 - self._committed[0][partition]
         offset = self._offset(partition)
         self._file.write(offset, [values, sums])
         self._crc[partition] = _checksum(values, sums)
@@ -198,11 +200,12 @@ class EmbeddingFile:
         self._read_or_written = _head(self.folder)
         self.epoch += 1
         self.extras = arrays
-        self._committed, self._committed_crc = self._place.copy(), self._crc.copy()
+        self._committed = self._place.copy(), self._crc.copy()
 
     def rollback(self) -> None:
         """Discards everything written since the last commit."""
-        self._place, self._crc = self._committed.copy(), self._committed_crc.copy()
+        place, crc = self._committed
+        self._place, self._crc = place.copy(), crc.copy()
         self.not_finite.clear()
 
     def close(self) -> None:

@@ -9,8 +9,8 @@ match it is rejected.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -25,12 +25,34 @@ from staticgraph.text.how_many import how_many
 
 
 class CountedFields:
-    """The fields of all graphs as they are collected, with the results of PyG's rules for each."""
+    """The fields of all graphs as they are collected, with the results of PyG's rules for each.
 
-    def __init__(self, name: str, schema: Schema | None, levels: Mapping[str, Level]) -> None:
+    Args:
+        name: the data set's name in messages.
+        exclude: attributes to leave out.
+        schema: the fields to expect; None infers them.
+        levels: attribute -> its level, where it cannot be inferred.
+    """
+
+    # Attributes that PyG reserves, or that repeat the offsets.
+    ignored: ClassVar[frozenset[str]] = frozenset({"edge_index", "num_nodes", "batch", "ptr"})
+
+    def __init__(
+        self,
+        name: str,
+        exclude: Iterable[str],
+        schema: Schema | None,
+        levels: Mapping[str, Level],
+    ) -> None:
         self.name = name
+        self.excluded = self.ignored.union(exclude)
         self.schema = schema
         self.levels = levels
+        # Whether a graph without edge_index is rejected even if no graph has one; and one without
+        # labels.
+        self.needs_edges: bool = False
+        self.needs_labels: bool = schema is None
+        self.without_edges: bool | None = None
         # The types of nodes and edges, and the rows of each graph on every level known so far.
         self.types: tuple[Axis, ...] = ()
         self.nodes: list[int] = []

@@ -24,8 +24,6 @@ from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import bar
 
-# Attributes that PyG reserves, or that repeat the offsets.
-IGNORED = frozenset({"edge_index", "num_nodes", "batch", "ptr"})
 # Below this number of graphs, no progress bar is shown.
 PROGRESS_FROM = 5000
 
@@ -51,7 +49,6 @@ def from_pyg(
     ``y`` that the schema has.
     """
     name = name or type(dataset).__name__
-    excluded = IGNORED | set(names_of_fields(exclude))
     graphs, total = _one_by_one(dataset)
     transform = transform_of(dataset)
     if transform is not None:
@@ -69,8 +66,8 @@ def from_pyg(
         _refuse_batch(number, data)
         if reader is None:
             typed = hasattr(data, "node_types") if schema is None else schema.hetero
-            made_by = HeteroReader if typed else PygReader
-            reader = made_by(name, excluded, schema, levels or {})
+            kind_of_reader = HeteroReader if typed else PygReader
+            reader = kind_of_reader(name, names_of_fields(exclude), schema, levels or {})
             reader.needs_edges = edges
             reader.needs_labels |= labels
         reader.add(number, data)

@@ -11,13 +11,12 @@ A field is stored under ``type.name``: ``atom.x``, ``atom__bond__atom.edge_attr`
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from staticgraph.errors import BadGraph
-from staticgraph.schema import Axis, Level, Schema
+from staticgraph.schema import Axis, Level
 from staticgraph.store.pyg.homogeneous import PygReader
 from staticgraph.store.pyg.levels import whole_count
 from staticgraph.store.pyg.rules import Said
@@ -33,15 +32,7 @@ def axes_of(data: Any) -> tuple[Axis, ...]:
 class HeteroReader(PygReader):
     """Collects the tensors of every graph under the names of their types."""
 
-    def __init__(
-        self,
-        name: str,
-        excluded: set[str] | frozenset[str],
-        schema: Schema | None,
-        levels: Mapping[str, Level],
-    ) -> None:
-        super().__init__(name, excluded - {"edge_index"}, schema, levels)
-        self._set_types(() if schema is None else schema.node_axes + schema.edge_axes)
+    ignored: ClassVar[frozenset[str]] = PygReader.ignored - {"edge_index"}
 
     def _set_types(self, types: tuple[Axis, ...]) -> None:
         self.types: tuple[Axis, ...] = types
@@ -60,7 +51,10 @@ class HeteroReader(PygReader):
                 f"HeteroData, as the {'first' if self.schema is None else 'plan has graphs'}"
             )
         if not self.types:
-            self._set_types(axes_of(data))
+            schema = self.schema
+            self._set_types(
+                axes_of(data) if schema is None else schema.node_axes + schema.edge_axes
+            )
         present = {*data.node_types, *data.edge_types}
         self._check_present(number, present)
         self._refuse_unknown(number, data)

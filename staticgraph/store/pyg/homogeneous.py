@@ -12,7 +12,7 @@ that are neither nodes nor edges become an axis of the data.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.errors import BadGraph
-from staticgraph.schema import EDGE_INDEX, LEVELS, Axis, Level, Schema
+from staticgraph.schema import EDGE_INDEX, LEVELS, Axis, Level
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array, IndexRule
 from staticgraph.store.graph_columns import GraphColumns, Kept
@@ -40,20 +40,6 @@ from staticgraph.text.how_many import how_many
 
 class PygReader(CountedFields):
     """Collects the tensors of every graph, then decides levels and concatenates."""
-
-    def __init__(
-        self,
-        name: str,
-        excluded: set[str] | frozenset[str],
-        schema: Schema | None,
-        levels: Mapping[str, Level],
-    ) -> None:
-        super().__init__(name, schema, levels)
-        self.excluded = excluded
-        # Whether a graph without edge_index is rejected even if no graph has one.
-        self.needs_edges: bool = False
-        self.needs_labels: bool = schema is None
-        self._without_edges: bool | None = None
 
     def add(self, number: int, data: Any) -> None:
         """Reads one graph.
@@ -140,8 +126,8 @@ class PygReader(CountedFields):
 
         Otherwise it would be read as a graph without edges.
         """
-        first = absent if self._without_edges is None else self._without_edges
-        self._without_edges = first
+        first = absent if self.without_edges is None else self.without_edges
+        self.without_edges = first
         if absent and (self.needs_edges or not first):
             has = "the data of the plan has" if self.needs_edges else "graph 0 has"
             raise BadGraph(
