@@ -52,11 +52,7 @@ def file_of(name: str) -> str:
     return f"{quote(name, safe=' ')}.npy"
 
 
-def _files(manifest: Mapping[str, Any]) -> Iterable[str]:
-    return map(file_of, manifest["files"])
-
-
-KIND = Kind("store", FORMAT, MANIFEST, _files)
+KIND = Kind("store", FORMAT, MANIFEST, lambda manifest: map(file_of, manifest["files"]))
 
 
 def save(store: GraphColumns, folder: str | Path, *, overwrite: bool = False) -> None:

@@ -428,16 +428,16 @@ class GraphColumns:
             )
         return np.arange(world_size + 1) * len(self) // world_size
 
-    def _size_in_words(self) -> str:
-        return how_many(len(self), "graph")
-
     def __repr__(self) -> str:
         described = [f"{item.name}: {item.describe()}" for item in self.schema]
         fields = ", ".join([*described, *(f"{name}: on the host" for name in self.objects)])
         nodes, edges = (self.narrow_sizes[:, c].sum(dtype=np.int64) for c in (0, 1))
+        parts = len(self._parts())
+        shards = f" in {how_many(parts, 'shard')}" if parts > 1 else ""
         return (
-            f"GraphStore({self.name}: {self._size_in_words()}, {how_many(nodes, 'node')}, "
-            f"{how_many(edges, 'edge')}, {self.nbytes / 2**20:.1f} MiB; {fields})"
+            f"GraphStore({self.name}: {how_many(len(self), 'graph')}{shards}, "
+            f"{how_many(nodes, 'node')}, {how_many(edges, 'edge')}, "
+            f"{self.nbytes / 2**20:.1f} MiB; {fields})"
         )
 
 

@@ -23,15 +23,8 @@ Offsets = Mapping[str, IntArray]
 
 def graph_of_row(field: Field, offsets: Offsets, graphs: int) -> IntArray:
     """Returns ``[rows]``: the graph of each row of a field's column."""
-    counts = rows_a_graph(field, offsets, graphs)
+    counts = field.rows if field.level == "graph" else np.diff(offsets[field.level])
     return np.repeat(np.arange(graphs, dtype=np.int64), counts)
-
-
-def rows_a_graph(field: Field, offsets: Offsets, graphs: int) -> IntArray:
-    """Returns ``[n]``: the number of rows of a field in each graph."""
-    if field.level == "graph":
-        return np.full(graphs, field.rows, np.int64)
-    return np.diff(offsets[field.level])
 
 
 def counted(field: Field) -> list[tuple[int, str]]:

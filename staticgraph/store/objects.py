@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -95,17 +94,16 @@ class ObjectsOf(OnAccess[list[Any]]):
     """
 
     def __init__(self, store: Any, graphs: IntArray) -> None:
-        super().__init__(store.objects, partial(_read, store, graphs))
+        super().__init__(store.objects, self._read_objects)
         self._store, self._graphs = store, graphs
 
     def places(self, level: str) -> IntArray | None:
         """Returns the place that each edge of a level had before sorting; None if none moved."""
         return self._store.places_of(self._graphs, level)
 
-
-def _read(store: Any, graphs: IntArray, name: str) -> list[Any]:
-    parts = (store._part_of(graph) for graph in graphs.tolist())
-    return [part.objects[name].read_object(place) for part, place in parts]
+    def _read_objects(self, name: str) -> list[Any]:
+        parts = map(self._store._part_of, self._graphs.tolist())
+        return [part.objects[name].read_object(place) for part, place in parts]
 
 
 class HostObjects(dict[str, list[Any]]):

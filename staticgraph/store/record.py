@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.internals.hooks import has_pyg
-from staticgraph.schema import Field, Schema
-from staticgraph.store.columns import Array
+from staticgraph.schema import Schema
 from staticgraph.store.indices import counted
 
 
@@ -118,15 +117,13 @@ def graph_at(store: Any, graph: int) -> Any:
                 scalars[:, place] = moved[level][scalars[:, place]]
         if field.level in back:
             value = value[back[field.level]]
-        values[field.name] = torch.from_numpy(_as_tensor_shape(value, field))
+        # Rows are where ``__cat_dim__`` puts them in PyG's tensor.
+        if field.cat_dim is None:
+            value = value.reshape(field.shape)
+        elif field.cat_dim:
+            value = np.ascontiguousarray(np.moveaxis(value, 0, field.cat_dim))
+        values[field.name] = torch.from_numpy(value)
     data = graph_in(schema, values, {"node": nodes, "edge": edges, **rows})
     for name, column in store.objects.items():
         setattr(data, name, column.read_object(graph))
     return data
-
-
-def _as_tensor_shape(rows: Array, field: Field) -> Any:
-    """Moves the row dimension from the front to where ``__cat_dim__`` puts it in PyG's tensor."""
-    if field.cat_dim is None:
-        return rows.reshape(field.shape)
-    return np.ascontiguousarray(np.moveaxis(rows, 0, field.cat_dim))

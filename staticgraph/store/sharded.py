@@ -31,7 +31,6 @@ from staticgraph.store.joined_parts import NONE, Survey, gathered
 from staticgraph.store.objects import ObjectColumn, OnAccess
 from staticgraph.store.shards import REMEDY, Shards
 from staticgraph.store.structure import STRUCTURE
-from staticgraph.text.how_many import how_many
 
 # File descriptors left for everything else; each array of an open shard holds one.
 SPARE_DESCRIPTORS = 256
@@ -188,6 +187,3 @@ class Sharded(GraphColumns):
     def nbytes(self) -> int:
         """Bytes of the files of all shards."""
         return self._nbytes
-
-    def _size_in_words(self) -> str:
-        return f"{how_many(len(self), 'graph')} in {how_many(len(self.shards.folders), 'shard')}"

@@ -113,7 +113,10 @@ def partition(
     with replacing(folder, KIND, overwrite) as scratch:
         node_ids = _order(num_nodes, first, seed)
         if near:
-            _nearest_first(node_ids, len(first), visits(source, first, num_nodes, near))
+            # In float32, so that ties keep their random order and are not decided by rounding.
+            often = visits(source, first, num_nodes, near).astype(np.float32)
+            rest = node_ids[len(first) :]
+            node_ids[len(first) :] = rest[np.argsort(-often[rest], kind="stable")]
         small = np.dtype(np.int32 if num_nodes < 2**31 else np.int64)
         new_ids = np.empty(num_nodes, small)
         new_ids[node_ids] = np.arange(num_nodes, dtype=small)
@@ -175,13 +178,6 @@ def _order(num_nodes: int, first: NDArray[np.int64], seed: int) -> NDArray[np.in
     rest = np.ones(num_nodes, dtype=bool)
     rest[first] = False
     return np.concatenate([rng.permutation(first), rng.permutation(np.flatnonzero(rest))])
-
-
-def _nearest_first(node_ids: NDArray[np.int64], begin: int, reached: NDArray[np.float64]) -> None:
-    """Sorts the nodes from ``begin`` on in place, those reached most often first."""
-    # In float32, so that ties keep their random order and are not decided by rounding per chunk.
-    often, rest = reached.astype(np.float32), node_ids[begin:]
-    node_ids[begin:] = rest[np.argsort(-often[rest], kind="stable")]
 
 
 def visits(

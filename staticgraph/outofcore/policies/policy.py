@@ -151,9 +151,10 @@ class Comet(_OfEdges):
                 )
             logical = 2 * num_partitions // self.buffer
         if logical < 1 or num_partitions % logical:
+            every = range(1, num_partitions + 1)
             raise ValueError(
                 f"{logical} logical partitions do not divide {num_partitions} physical ones: "
-                f"choose one of {_divisors(num_partitions)}"
+                f"choose one of {[d for d in every if not num_partitions % d]}"
             )
         size = num_partitions // logical
         if self.buffer % size or self.buffer // size < 2:
@@ -304,7 +305,3 @@ def _check_buffer(buffer: int) -> None:
         raise ValueError(
             f"buffer={buffer}: edges cross partitions, and both must be resident; give at least 2"
         )
-
-
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]

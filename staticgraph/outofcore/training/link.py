@@ -200,7 +200,11 @@ class LinkTrainer:
         They are the embeddings or, with an encoder, its output on full neighbourhoods: computed
         once per epoch, with the whole graph and all embeddings in memory.
         """
-        self._require_between_epochs()
+        if self._in_epoch:  # only some partitions on disk have been updated
+            raise RuntimeError(
+                f"epoch {self.epoch + 1} is under way, and what is on the disk is partly of it: "
+                "read and evaluate between epochs"
+            )
         if self.encoder is None:
             return torch.from_numpy(self._values(partition))
         if self._encoded is None or self._encoded[0] != self.epoch:
@@ -254,14 +258,6 @@ class LinkTrainer:
         finally:
             self._in_epoch = False
         return result
-
-    def _require_between_epochs(self) -> None:
-        """Rejects reads during an epoch, when only some partitions on disk have been updated."""
-        if self._in_epoch:
-            raise RuntimeError(
-                f"epoch {self.epoch + 1} is under way, and what is on the disk is partly of it: "
-                "read and evaluate between epochs"
-            )
 
     def _refuse_divergence(
         self, loss: Tensor, parameters: Mapping[str, NDArray[Any]] | None = None

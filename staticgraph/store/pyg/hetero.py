@@ -34,10 +34,6 @@ class HeteroReader(PygReader):
 
     ignored: ClassVar[frozenset[str]] = PygReader.ignored - {"edge_index"}
 
-    def _set_types(self, types: tuple[Axis, ...]) -> None:
-        self.types: tuple[Axis, ...] = types
-        self.rows: dict[Level, list[int]] = {axis.name: [] for axis in types}
-
     def add(self, number: int, data: Any) -> None:
         """Reads one graph.
 
@@ -52,9 +48,9 @@ class HeteroReader(PygReader):
             )
         if not self.types:
             schema = self.schema
-            self._set_types(
-                axes_of(data) if schema is None else schema.node_axes + schema.edge_axes
-            )
+            types = axes_of(data) if schema is None else schema.node_axes + schema.edge_axes
+            self.types: tuple[Axis, ...] = types
+            self.rows: dict[Level, list[int]] = {axis.name: [] for axis in types}
         present = {*data.node_types, *data.edge_types}
         self._check_present(number, present)
         self._refuse_unknown(number, data)
