@@ -54,7 +54,7 @@ class EdgeSource:
         if chunk < 1:
             raise BadGraph(f"chunk={chunk}; give at least 1 edge")
         self._num_nodes = num_nodes
-        self._chunk = chunk
+        self.chunk: int = chunk
         # Checked by name, since this module does not need torch. PyG's Data is callable, like a
         # function.
         kind: type = type(edges)
@@ -77,8 +77,8 @@ class EdgeSource:
             piece = array_of(values, "edges")
             _check_form(piece, start)
             # Also once without edges: the number of rows says whether there are relations.
-            for low in range(0, max(1, piece.shape[1]), self._chunk):
-                rows = np.ascontiguousarray(piece[:, low : low + self._chunk], dtype=np.int64)
+            for low in range(0, max(1, piece.shape[1]), self.chunk):
+                rows = np.ascontiguousarray(piece[:, low : low + self.chunk], dtype=np.int64)
                 self._check_values(rows, start + low)
                 yield rows
             start += piece.shape[1]
@@ -105,34 +105,46 @@ def _check_form(edges: NDArray[Any], start: int) -> None:
 def sort_edges(
     source: EdgeSource,
     new_ids: NDArray[np.integer],
-    num_partitions: int,
     size: int,
     folder: Path,
-    *,
-    chunk: int,
-    dtype: np.dtype,
     progress: Progress,
 ) -> tuple[IntArray, int, int]:
-    """Writes ``folder/edges.bin``.
+    """Writes ``folder/edges.bin``, in the dtype of the new node numbers.
 
     Args:
-        source: the edges with the caller's node numbers.
+        source: the edges with the caller's node numbers; there are a few copies of a chunk of them.
         new_ids: ``[N]``; the new number of each node.
-        num_partitions: p.
         size: nodes per partition.
         folder: an empty folder.
-        chunk: edges in memory at once; there are a few copies of them.
-        dtype: the dtype of the file.
         progress: called with a stage and the number of edges processed in it.
 
     Returns:
         Where each cell begins, ``[p * p + 1]`` int64, in edges; the columns of a row; and the
         number of relations (0 without relations).
     """
-    counts = np.zeros((num_partitions, num_partitions), dtype=np.int64)
-    columns, relations = _spill(source, new_ids, size, counts, folder, dtype, progress)
+    counts, columns, relations = _spill(source, new_ids, size, folder, progress)
+    p, dtype, done = len(counts), new_ids.dtype, 0
     offsets = np.concatenate([[0], np.cumsum(counts.ravel())])
-    _place(folder, offsets, num_partitions, size, columns, chunk, dtype, progress)
+    row_bytes, at_once = columns * dtype.itemsize, source.chunk * columns
+    with (folder / "edges.bin").open("wb") as file:
+        file.truncate(int(offsets[-1]) * row_bytes)
+        for partition in range(p):
+            spill = folder / f"spill-{partition}"
+            if not spill.exists():
+                continue
+            positions = offsets[partition * p : (partition + 1) * p].copy()
+            with spill.open("rb") as rows_file:
+                while (flat := np.fromfile(rows_file, dtype=dtype, count=at_once)).size:
+                    rows = flat.reshape(-1, columns)
+                    for cell, run in _runs(rows, rows[:, -1] // size, p):
+                        file.seek(int(positions[cell]) * row_bytes)
+                        file.write(run.data)
+                        positions[cell] += len(run)
+                    done += len(rows)
+                    progress("place", done)
+            spill.unlink()
+        file.flush()
+        os.fsync(file.fileno())
     return offsets, columns, relations
 
 
@@ -140,19 +152,22 @@ def _spill(
     source: EdgeSource,
     new_ids: NDArray[np.integer],
     size: int,
-    counts: IntArray,
     folder: Path,
-    dtype: np.dtype,
     progress: Progress,
-) -> tuple[int, int]:
-    p, columns, relations, done = len(counts), 2, 0, 0
+) -> tuple[IntArray, int, int]:
+    """Appends each edge to the file of its source partition.
+
+    Returns the edges of each cell, ``[p, p]``; the columns of a row; and the number of relations.
+    """
+    p, columns, relations, done = -(-len(new_ids) // size), 2, 0, 0
+    counts = np.zeros((p, p), np.int64)
     for rows in source:
         if done and len(rows) != columns:
             raise ValueError(
                 f"edges up to {done} have {how_many(columns, 'row')}, later ones {len(rows)}"
             )
         columns = len(rows)
-        written = np.empty((rows.shape[1], columns), dtype=dtype)
+        written = np.empty((rows.shape[1], columns), new_ids.dtype)
         written[:, 0] = new_ids[rows[0]]
         written[:, -1] = new_ids[rows[1]]
         if columns == 3:
@@ -167,39 +182,7 @@ def _spill(
                 file.write(run.data)
         done += rows.shape[1]
         progress("count", done)
-    return columns, relations
-
-
-def _place(
-    folder: Path,
-    offsets: IntArray,
-    p: int,
-    size: int,
-    columns: int,
-    chunk: int,
-    dtype: np.dtype,
-    progress: Progress,
-) -> None:
-    row_bytes, done = columns * dtype.itemsize, 0
-    with (folder / "edges.bin").open("wb") as file:
-        file.truncate(int(offsets[-1]) * row_bytes)
-        for partition in range(p):
-            spill = folder / f"spill-{partition}"
-            if not spill.exists():
-                continue
-            positions = offsets[partition * p : (partition + 1) * p].copy()
-            with spill.open("rb") as rows_file:
-                while (flat := np.fromfile(rows_file, dtype=dtype, count=chunk * columns)).size:
-                    rows = flat.reshape(-1, columns)
-                    for cell, run in _runs(rows, rows[:, -1] // size, p):
-                        file.seek(int(positions[cell]) * row_bytes)
-                        file.write(run.data)
-                        positions[cell] += len(run)
-                    done += len(rows)
-                    progress("place", done)
-            spill.unlink()
-        file.flush()
-        os.fsync(file.fileno())
+    return counts, columns, relations
 
 
 def _runs(

@@ -121,11 +121,9 @@ def partition(
         new_ids = np.empty(num_nodes, small)
         new_ids[node_ids] = np.arange(num_nodes, dtype=small)
         offsets, columns, num_relations = sort_edges(
-            source, new_ids, p, size, scratch, chunk=chunk, dtype=small,
-            progress=progress or (lambda stage, done: None),
-        )  # fmt: skip
-        places = offsets * (columns * small.itemsize)
-        files = _write_tables(scratch, node_ids, offsets, places, p)
+            source, new_ids, size, scratch, progress or (lambda stage, done: None)
+        )
+        files = _write_tables(scratch, node_ids, offsets, p, columns * small.itemsize)
         described = None
         if rows is not None:
             files[FEATURES] = _write_features(rows, node_ids, size, scratch / FEATURES)
@@ -173,8 +171,6 @@ def _auto(num_nodes: int, row_bytes: int) -> int:
 def _order(num_nodes: int, first: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     """Returns the caller's number for each new number."""
     rng = np.random.default_rng(seed)
-    if not len(first):
-        return rng.permutation(num_nodes)
     rest = np.ones(num_nodes, dtype=bool)
     rest[first] = False
     return np.concatenate([rng.permutation(first), rng.permutation(np.flatnonzero(rest))])
@@ -210,11 +206,7 @@ def visits(
 
 
 def _write_tables(
-    folder: Path,
-    node_ids: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    places: NDArray[np.int64],
-    p: int,
+    folder: Path, node_ids: NDArray[np.int64], offsets: NDArray[np.int64], p: int, row_bytes: int
 ) -> dict[str, FileRecord]:
     """Writes node ids, cell offsets and cell checksums next to the sorted edges.
 
@@ -222,19 +214,16 @@ def _write_tables(
         folder: the folder with the edges.
         node_ids: the caller's number for each new number.
         offsets: ``[p * p + 1]`` edges before each cell.
-        places: the same in bytes.
         p: the number of partitions.
+        row_bytes: bytes of an edge.
     """
-    np.save(folder / NODE_IDS, node_ids)
-    np.save(folder / OFFSETS, offsets)
-    cells = FileRecord.of(folder / EDGES, places[:-1].tolist())
-    np.save(folder / SUMS, np.array(cells.crc32, np.uint32))
-    return {
-        EDGES: FileRecord.of(folder / EDGES, places[:-1:p].tolist()),
-        NODE_IDS: FileRecord.of(folder / NODE_IDS),
-        OFFSETS: FileRecord.of(folder / OFFSETS),
-        SUMS: FileRecord.of(folder / SUMS),
-    }
+    begins = (offsets[:-1] * row_bytes).tolist()
+    sums = np.array(FileRecord.of(folder / EDGES, begins).crc32, np.uint32)
+    files = {EDGES: FileRecord.of(folder / EDGES, begins[::p])}
+    for name, array in ((NODE_IDS, node_ids), (OFFSETS, offsets), (SUMS, sums)):
+        np.save(folder / name, array)
+        files[name] = FileRecord.of(folder / name)
+    return files
 
 
 def _write_features(
