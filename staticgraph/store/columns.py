@@ -134,7 +134,8 @@ def offsets_of_counts(
             raise BadGraph(
                 f"graph {graph} of {name} has {rows[graph]} rows of {level}; at least 0 are needed"
             )
-    return {level: np.concatenate([[0], np.cumsum(rows)]) for level, rows in counts.items()}
+    offsets = {level: np.concatenate([[0], np.cumsum(rows)]) for level, rows in counts.items()}
+    return {**offsets, "graph": np.arange(graphs + 1)}
 
 
 def graph_at(offsets: IntArray, row: int) -> int:
@@ -156,7 +157,6 @@ def checked_columns(
             match its level.
     """
     lengths = {level: each[-1] for level, each in offsets.items()}
-    lengths["graph"] = len(offsets["node"]) - 1
     described, columns = [], {}
     for name, (level, values) in fields.items():
         column = native(np.asarray(values), name)
@@ -185,7 +185,7 @@ def checked_columns(
 def require_finite(
     schema: Schema,
     columns: Mapping[str, Array],
-    all_offsets: Mapping[str, IntArray],
+    offsets: Mapping[str, IntArray],
     which: bool | tuple[str, ...],
 ) -> None:
     """Rejects NaN and infinity in every floating field except ``y`` (True), or in named ones.
@@ -203,9 +203,8 @@ def require_finite(
         if column.dtype.kind != "f" or np.isfinite(column).all():
             continue
         row = int((~np.isfinite(column).reshape(len(column), -1).all(axis=1)).argmax())
-        offsets = all_offsets.get(item.level)
-        graph = row // item.rows if offsets is None else graph_at(offsets, row)
-        inside = row - (graph * item.rows if offsets is None else int(offsets[graph]))
+        graph = graph_at(offsets[item.level], row // item.rows)
+        inside = row - int(offsets[item.level][graph]) * item.rows
         raise BadGraph(
             f"graph {graph} has {item.name}[{inside}] = {column[row].tolist()}, which is not "
             f"finite: fix or drop the graph, or leave {item.name!r} out of check_finite"

@@ -155,15 +155,14 @@ class GraphColumns:
         """
         axis_rows = {axis.name: rows for axis, rows in (axes or {}).items()}
         offsets = offsets_of_counts(num_nodes, num_edges, axis_rows, name)
-        graphs = len(offsets["node"]) - 1
         schema, columns = checked_columns(fields, rows or {}, offsets, tuple(axes or ()), rules)
         require_finite(schema, columns, offsets, check_finite)
-        check_indices(schema, columns, offsets, graphs)
+        check_indices(schema, columns, offsets)
         return cls(
             schema=schema,
             node_offsets=offsets["node"],
             edge_offsets=offsets["edge"],
-            splits=checked_splits(splits or {}, graphs, name),
+            splits=checked_splits(splits or {}, len(offsets["node"]) - 1, name),
             name=name,
             offsets={axis: offsets[axis] for axis in axis_rows},
             **sorted_edges(edge_src, edge_dst, schema, columns, offsets, name),
@@ -320,7 +319,7 @@ class GraphColumns:
         if self.schema.keep_order:
             return self
         self.verify()
-        levels = ("node", "edge", *self.offsets)
+        levels = ("node", "edge", "graph", *self.offsets)
         changed = first_order(
             self.schema,
             (self.edge_src, self.edge_dst),

@@ -21,10 +21,10 @@ from staticgraph.store.columns import Array
 Offsets = Mapping[str, IntArray]
 
 
-def graph_of_row(field: Field, offsets: Offsets, graphs: int) -> IntArray:
+def graph_of_row(field: Field, offsets: Offsets) -> IntArray:
     """Returns ``[rows]``: the graph of each row of a field's column."""
-    counts = field.rows if field.level == "graph" else np.diff(offsets[field.level])
-    return np.repeat(np.arange(graphs, dtype=np.int64), counts)
+    counts = np.diff(offsets[field.level]) * field.rows
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 def counted(field: Field) -> list[tuple[int, str]]:
@@ -33,9 +33,7 @@ def counted(field: Field) -> list[tuple[int, str]]:
     return [(place, level) for place, level in enumerate(levels) if level]
 
 
-def check_indices(
-    schema: Schema, columns: Mapping[str, Array], offsets: Offsets, graphs: int
-) -> None:
+def check_indices(schema: Schema, columns: Mapping[str, Array], offsets: Offsets) -> None:
     """Rejects index values that are out of range.
 
     Raises:
@@ -51,7 +49,7 @@ def check_indices(
                 f"{field.name!r} is {column.dtype} and counts {' and '.join(set(field.counts))}: "
                 "an index holds whole numbers; convert it, or let __inc__ return 0 for it"
             )
-        if (outside := first_outside(field, column, offsets, graphs)) is not None:
+        if (outside := first_outside(field, column, offsets)) is not None:
             raise BadGraph(
                 f"{outside.words}; fix them, rename the field if it is not an index, or pass "
                 f"exclude=[{field.name!r}]"
@@ -84,20 +82,19 @@ class Outside(NamedTuple):
         )
 
 
-def first_outside(field: Field, column: Array, offsets: Offsets, graphs: int) -> Outside | None:
+def first_outside(field: Field, column: Array, offsets: Offsets) -> Outside | None:
     """Returns the first out-of-range value of an index field; None if there is none.
 
     Args:
         field: an index field.
         column: ``[rows, *shape]`` integers.
         offsets: ``[n + 1]`` for each level that the field indexes, and for its own level.
-        graphs: the number of graphs.
     """
     flat = column.reshape(-1, field.width)
-    owner = graph_of_row(field, offsets, graphs)
+    owner = graph_of_row(field, offsets)
     for place, level in counted(field):
         values = flat[:, place]
-        most = np.ones(graphs, np.int64) if level == "graph" else np.diff(offsets[level])
+        most = np.diff(offsets[level])
         wrong = (values < 0) | (values >= most[owner])
         if wrong.any():
             row = int(wrong.argmax())
@@ -110,7 +107,6 @@ def renumbered(
     fields: Iterable[Field],
     columns: Mapping[str, Array],
     offsets: Offsets,
-    graphs: int,
     level: str,
     order: IntArray,
 ) -> dict[str, Array]:
@@ -127,7 +123,7 @@ def renumbered(
         column = changed[field.name]
         places = [place for place, of in counted(field) if of == level]
         if places:
-            owner = graph_of_row(field, offsets, graphs)
+            owner = graph_of_row(field, offsets)
             flat = column.reshape(-1, field.width).astype(np.int64)
             for place in places:
                 at = flat[:, place] + first[owner]

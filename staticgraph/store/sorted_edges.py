@@ -55,7 +55,6 @@ def sorted_edges(
         BadGraph: if an edge points outside its graph, or the number of edges does not match the
             graphs.
     """
-    graphs = len(offsets["node"]) - 1
     src, dst = np.asarray(edge_src), np.asarray(edge_dst)
     targets = {
         level: (columns[index][:, 1], schema[index].counts[1])
@@ -69,7 +68,7 @@ def sorted_edges(
         order = sort_by_destination(target, offsets[nodes], offsets[level])
         if order is None:
             continue
-        moved = renumbered(schema, moved, offsets, graphs, level, order)
+        moved = renumbered(schema, moved, offsets, level, order)
         origins[level] = compact(local_positions(order, offsets[level]))
         if schema.one_kind:
             src, dst = src[order], dst[order]
@@ -105,14 +104,14 @@ def first_order(
         origins: edge level -> original position of each edge in its graph; levels that were not
             moved are left out, or empty.
     """
-    graphs, (src, dst), columns = len(offsets["node"]) - 1, ends, dict(columns)
+    (src, dst), columns = ends, dict(columns)
     for level, origin in origins.items():
         if not len(origin):
             continue
         bounds = offsets[level]
         order = np.empty(len(origin), np.int64)
         order[origin + np.repeat(bounds[:-1], np.diff(bounds))] = np.arange(len(origin))
-        columns = renumbered(schema, columns, offsets, graphs, level, order)
+        columns = renumbered(schema, columns, offsets, level, order)
         columns |= {item.name: compact(columns[item.name]) for item in schema if item.counts}
         if schema.one_kind:
             src, dst = src[order], dst[order]

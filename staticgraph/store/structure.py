@@ -166,7 +166,7 @@ class _Stretch:
         }
         # Where the rows of a level begin here: of all these graphs, and [graphs + 1] from there on.
         self.begins: dict[str, int] = {}
-        self.bounds: dict[str, IntArray] = {}
+        self.bounds: dict[str, IntArray] = {"graph": np.arange(self.graphs + 1)}
         for level in ("node", "edge", *(axis.name for axis in schema.axes)):
             offsets = np.asarray(arrays[offsets_name(level)][first : last + 1])
             self.begins[level] = int(offsets[0])
@@ -216,7 +216,7 @@ class _Stretch:
     def check_index(self, field: Field) -> None:
         """Checks that the values of an index field are rows of the levels that they refer to."""
         name = f"column.{field.name}"
-        if wrong := first_outside(field, self.arrays[name], self.bounds, self.graphs):
+        if wrong := first_outside(field, self.arrays[name], self.bounds):
             raise Damage(
                 f"{name} has {wrong.value} in graph {self.first + wrong.graph}, which counts "
                 f"{wrong.level!r}, of which it has {wrong.most}: {REMEDY}"

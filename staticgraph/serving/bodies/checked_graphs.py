@@ -82,9 +82,7 @@ def checked(
     for item in fields:
         if (sizes := categories.get(item.name)) is not None:
             _check_categories(item, graphs, sizes)
-        if item.counts and (
-            wrong := first_outside(item, columns[item.name], graphs.offsets, len(graphs))
-        ):
+        if item.counts and (wrong := first_outside(item, columns[item.name], graphs.offsets)):
             raise BadBody(wrong.words)
     return graphs
 
@@ -128,7 +126,7 @@ def _check_categories(item: Field, graphs: FlatGraphs, sizes: tuple[int, ...]) -
     if not wrong.any():
         return
     row, column = divmod(int(wrong.argmax()), len(sizes))
-    owner = graph_of_row(item, graphs.offsets, len(graphs))
+    owner = graph_of_row(item, graphs.offsets)
     graph = int(owner[row])
     raise BadBody(
         f"graph {graph}: {item.name!r} has {rows[row, column]} in column {column} of row "

@@ -117,7 +117,7 @@ def store_of(parts: Sequence[FlatGraphs], schema: Schema) -> GraphStore:
     columns: Mapping[str, Array] = graphs.columns
     if order is not None:
         src, dst = src[order], dst[order]
-        columns = renumbered(fields_of(schema), columns, offsets, len(graphs), "edge", order)
+        columns = renumbered(fields_of(schema), columns, offsets, "edge", order)
     if TARGET in schema:
         item = schema[TARGET]
         rows = int(offsets[item.level][-1]) * (item.rows if item.level == "graph" else 1)
