@@ -120,10 +120,8 @@ def blocks_of(schema: Schema, arrays: Mapping[str, Array]) -> IntArray:
         if not by_block(name) or not len(array):
             continue
         row_bytes, (level, rows) = array.nbytes / len(array), level_of(name, schema)
-        if level == "graph":
-            ends += row_bytes * rows * np.arange(graphs + 1)
-            continue
-        ends += row_bytes * np.asarray(arrays[offsets_name(level)])
+        offsets = np.arange(graphs + 1) if level == "graph" else arrays[offsets_name(level)]
+        ends += row_bytes * rows * np.asarray(offsets)
     marks = np.arange(0, max(ends[-1], 1), BLOCK_BYTES)
     first = np.searchsorted(ends[:-1], marks, side="left")
     return np.unique(np.append(np.minimum(first, graphs - 1), graphs)).astype(np.int64)

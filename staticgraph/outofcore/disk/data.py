@@ -118,9 +118,7 @@ def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
         n = _count(path, file, "num_entities")
         parts = [_ends(path, file, k, n, 3)[[0, 2, 1]] for k in ("train", "valid", "test")]
         return LinkData(path.stem, n, parts[0], parts[1], parts[2])
-    _require(path, file, "edges", "num_nodes")
-    n = _count(path, file, "num_nodes")
-    edges = _each_once(path, _ends(path, file, "edges", n, 2), n)
+    n, edges = _undirected(path, file)
     return LinkData(path.stem, n, *_split(edges, held_out, seed), undirected=True)
 
 
@@ -158,9 +156,7 @@ def open_nodes(spec: str, *, classes: int = 5, width: int = 16, seed: int = 0) -
             "partitions itself, or --task link"
         )
     file = read_npz(path)
-    _require(path, file, "edges", "num_nodes")
-    n = _count(path, file, "num_nodes")
-    once = _each_once(path, _ends(path, file, "edges", n, 2), n)
+    n, once = _undirected(path, file)
     # A self-loop is the same in both directions.
     edges = np.concatenate([once, once[::-1, once[0] != once[1]]], axis=1)
     if "label" in file:
@@ -220,12 +216,15 @@ def _ends(
     return edges
 
 
-def _each_once(path: Path, edges: IntArray, nodes: int) -> IntArray:
-    """Rejects undirected edges that are listed twice, in either direction.
+def _undirected(path: Path, file: Mapping[str, NDArray[Any]]) -> tuple[int, IntArray]:
+    """Returns the number of nodes, and ``[2, E]`` undirected edges, of which none is listed twice.
 
     If one were held out, the other would reveal it; and both directions of both would be four
     edges.
     """
+    _require(path, file, "edges", "num_nodes")
+    nodes = _count(path, file, "num_nodes")
+    edges = _ends(path, file, "edges", nodes, 2)
     key = edges.min(axis=0) * nodes + edges.max(axis=0)
     _, first, place = np.unique(key, return_index=True, return_inverse=True)
     again = first[place] != np.arange(len(key))
@@ -236,7 +235,7 @@ def _each_once(path: Path, edges: IntArray, nodes: int) -> IntArray:
             f"{first[place[edge]]} does one way or the other: list each undirected edge once, "
             "for example with np.unique(np.sort(edges, axis=0), axis=1)"
         )
-    return edges
+    return nodes, edges
 
 
 def _require(path: Path, file: Mapping[str, Any], *names: str) -> None:

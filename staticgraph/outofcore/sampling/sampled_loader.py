@@ -257,63 +257,44 @@ class SampledLoader:
     # ------------------------------------------------------------------ sampling
 
     def _batches(self, resident: ResidentGraph) -> Iterator[SampledBatch]:
+        """Yields the batches of a state; in their place two halves where no bucket holds one."""
         rng = np.random.default_rng([self.seed, self.epoch, 2, resident.number])
         items = self._items(resident)
         if self.shuffle:
             items = items[rng.permutation(len(items))]
-        sampler = None
-        if self.fanouts:
-            sampler = DenseSampler(resident.neighbours, self.fanouts)
+        sampler = DenseSampler(resident.neighbours, self.fanouts) if self.fanouts else None
         for low in range(0, len(items), self.batch_size):
-            batch = items[low : low + self.batch_size]
-            if sampler is None:
-                seeds, ends = self._draw(batch, resident, rng)
-                yield self._batch(resident, seeds, len(seeds), None, ends)
-            else:
-                key = int(rng.integers(2**62))
-                yield from self._fit(batch, resident, sampler, rng, key)
+            waiting = [items[low : low + self.batch_size]]
+            key = int(rng.integers(2**62)) if sampler is not None else 0
+            while waiting:
+                batch = waiting.pop()
+                rows, ends = self._draw(batch, resident, rng)
+                seeds, graph = len(rows), None
+                if sampler is not None:
+                    sample = sampler.sample(rows, key)
+                    bucket = self._graphs.bucket_of(sample)
+                    if bucket is None:
+                        self._check_more_than_one(batch, sample)
+                        self.statistics.splits += 1
+                        middle = len(batch) // 2
+                        waiting += batch[middle:], batch[:middle]
+                        continue
+                    if ends is not None and self._exclude:
+                        take_out(sample, ends)
+                    rows, graph = sample.nodes, self._graph_of(sample, bucket, resident)
+                numbers = resident.node_of[rows[:seeds]]
+                nodes = np.asarray(self.graph.node_ids[numbers])
+                yield SampledBatch(graph, numbers, nodes, rows, resident.number, ends)
 
-    def _fit(
-        self,
-        items: NDArray[Any],
-        resident: ResidentGraph,
-        sampler: DenseSampler,
-        rng: np.random.Generator,
-        key: int,
-    ) -> Iterator[SampledBatch]:
-        """Yields a batch of these seeds or edges, or two of their halves if no bucket holds it."""
-        seeds, ends = self._draw(items, resident, rng)
-        sample = sampler.sample(seeds, key)
-        bucket = self._graphs.bucket_of(sample)
-        if bucket is None:
-            if len(items) == 1:
-                nodes, edges = size_of(sample, self.gcn_norm)
-                raise ValueError(
-                    f"one seed reaches {how_many(nodes, 'node')} and {how_many(edges, 'edge')}, "
-                    f"and the plan's largest bucket is {self.plan.capacities[-1]}: give a larger "
-                    "one, or no plan"
-                )
-            self.statistics.splits += 1
-            middle = len(items) // 2
-            for half in (items[:middle], items[middle:]):
-                yield from self._fit(half, resident, sampler, rng, key)
-            return
-        if ends is not None and self._exclude:
-            take_out(sample, ends)
-        graph = self._graph_of(sample, bucket, resident)
-        yield self._batch(resident, sample.nodes, sample.counts[0], graph, ends)
-
-    def _batch(
-        self,
-        resident: ResidentGraph,
-        rows: IntArray,
-        seeds: int,
-        graph: StaticBatch | None,
-        ends: LinkEnds | None,
-    ) -> SampledBatch:
-        numbers = resident.node_of[rows[:seeds]]
-        nodes = np.asarray(self.graph.node_ids[numbers])
-        return SampledBatch(graph, numbers, nodes, rows, resident.number, ends)
+    def _check_more_than_one(self, seeds: NDArray[Any], sample: DenseSample) -> None:
+        """Checks that a batch which no bucket holds can be halved."""
+        if len(seeds) == 1:
+            nodes, edges = size_of(sample, self.gcn_norm)
+            raise ValueError(
+                f"one seed reaches {how_many(nodes, 'node')} and {how_many(edges, 'edge')}, and "
+                f"the plan's largest bucket is {self.plan.capacities[-1]}: give a larger one, or "
+                "no plan"
+            )
 
     def _draw(
         self, items: NDArray[Any], resident: ResidentGraph, rng: np.random.Generator
