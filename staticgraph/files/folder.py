@@ -16,7 +16,7 @@ import errno
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,16 +108,27 @@ def require_replaceable(target: Path, kind: Kind, overwrite: bool) -> None:
             f"{not_ours}: its {kind.manifest} says {format_name!r}, not {kind.format!r}; choose "
             "another folder, or remove it yourself"
         )
-    foreign = [name for name in names if name not in files or not (target / name).is_file()]
-    if foreign:
-        raise FileExistsError(
-            f"{target} is a {kind.noun}, but {', '.join(map(repr, foreign[:3]))} in it is not "
-            "part of it and would be lost: move it elsewhere, or choose another folder"
-        )
+    require_only_files(target, files, kind.noun)
     if not overwrite:
         raise FileExistsError(
             f"{target} holds a {kind.noun} already: replace it with overwrite=True (--overwrite of "
             "a command), or choose another folder"
+        )
+
+
+def require_only_files(folder: Path, files: Collection[str], noun: str) -> None:
+    """Rejects a folder that holds more than these files, since it is about to be removed.
+
+    Raises:
+        FileExistsError: if it does; the message names what would be lost.
+    """
+    foreign = sorted(
+        path.name for path in folder.iterdir() if path.name not in files or not path.is_file()
+    )
+    if foreign:
+        raise FileExistsError(
+            f"{folder} is a {noun}, but {', '.join(map(repr, foreign[:3]))} in it is not part of "
+            "it and would be lost: move it elsewhere, or choose another folder"
         )
 
 

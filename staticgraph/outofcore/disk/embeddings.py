@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files import atomic, scratch
 from staticgraph.files.checksum import require_written
+from staticgraph.files.folder import require_only_files
 from staticgraph.outofcore.disk.block_io import BlockFile
 from staticgraph.text.how_many import how_many
 
@@ -239,19 +240,9 @@ def require_only(folder: Path) -> None:
     Raises:
         FileExistsError: if it does; the message names a file that would be lost.
     """
-    ours = {
-        DATA,
-        COMMIT,
-        CREATING,
-        *(path.name for path in scratch.find_beside(folder / COMMIT, "part")),
-    }
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    foreign = [name for name in names if name not in ours]
-    if foreign:
-        raise FileExistsError(
-            f"{folder} holds embeddings, but {foreign[0]!r} in it is not part of them and would be "
-            "lost: move it elsewhere, or choose another folder"
-        )
+    parts = (path.name for path in scratch.find_beside(folder / COMMIT, "part"))
+    if folder.is_dir():
+        require_only_files(folder, {DATA, COMMIT, CREATING, *parts}, "folder of embeddings")
 
 
 def _checksum(values: FloatArray, sums: FloatArray) -> int:

@@ -146,8 +146,6 @@ class LinkTrainer:
         self._restore()
         ways: Direction | None = None if encoder is None else direction
         self.buffer: PartitionBuffer = PartitionBuffer(graph, ways, self.file)
-        self._direction: Direction = direction
-        self._weights = reads_gcn_weights(encoder)
         self.loader: SampledLoader = SampledLoader(
             graph,
             policy,
@@ -158,7 +156,7 @@ class LinkTrainer:
             chunks=config.chunks,
             degree_fraction=config.degree_fraction,
             exclude=exclude,
-            gcn_norm=self._weights,
+            gcn_norm=reads_gcn_weights(encoder),
             direction=direction,
             seed=config.seed,
             states=self.buffer,
@@ -209,7 +207,7 @@ class LinkTrainer:
             return torch.from_numpy(self._values(partition))
         if self._encoded is None or self._encoded[0] != self.epoch:
             x = np.concatenate([self._values(k) for k in range(self.graph.num_partitions)])
-            graph = whole_graph(self.graph, self._direction, x, weights=self._weights)
+            graph = whole_graph(self.graph, self.loader.direction, x, weights=self.loader.gcn_norm)
             self._encoded = self.epoch, run_whole(self.encoder, graph)
         return self._encoded[1].split(self.graph.partition_size)[partition]
 
