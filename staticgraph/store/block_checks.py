@@ -42,8 +42,7 @@ class Checks:
         arrays: all of its arrays, by name.
         blocks: ``[b + 1]`` int64, the first graph of each block.
         sums: ``[b, a]`` uint32, CRC-32 of each block of each array that is checked by block, in the
-            order of ``names``; None if all bytes have been checked already.
-        names: the names of those arrays.
+            order of ``arrays``; None if all bytes have been checked already.
     """
 
     def __init__(
@@ -53,11 +52,11 @@ class Checks:
         arrays: Mapping[str, Array],
         blocks: IntArray,
         sums: NDArray[np.uint32] | None,
-        names: tuple[str, ...],
     ) -> None:
         self.name: str = name
         self._schema, self._arrays = schema, arrays
-        self._blocks, self._sums, self._names = blocks, sums, names
+        self._blocks, self._sums = blocks, sums
+        self._names = tuple(filter(by_block, arrays))
         self._done = np.zeros(len(blocks) - 1, bool)
         self._columns: set[str] = set()
         self.complete: bool = False
@@ -129,7 +128,7 @@ def blocks_of(schema: Schema, arrays: Mapping[str, Array]) -> IntArray:
 
 def sums_of(schema: Schema, arrays: Mapping[str, Array], blocks: IntArray) -> NDArray[np.uint32]:
     """Returns ``[b, a]``: CRC-32 of each block of each array checked by block, in order."""
-    names = [name for name in arrays if by_block(name)]
+    names = list(filter(by_block, arrays))
     sums = np.empty((len(blocks) - 1, len(names)), np.uint32)
     for block in range(len(blocks) - 1):
         first, last = blocks[block : block + 2].tolist()

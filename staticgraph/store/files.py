@@ -182,18 +182,17 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
     schema = Schema.from_dict(manifest["schema"])
     graphs = manifest["graphs"]
     check_forms(schema, arrays, graphs)
-    names = tuple(name for name in arrays if by_block(name))
     if blocks is None or sums is None:
         blocks, sums = blocks_of(schema, arrays), None
     elif (
         blocks.ndim != 1
         or blocks.dtype != np.int64
-        or sums.shape != (len(blocks) - 1, len(names))
+        or sums.shape != (len(blocks) - 1, sum(map(by_block, arrays)))
         or (blocks[0], blocks[-1]) != (0, graphs)
         or (np.diff(blocks) <= 0).any()
     ):
         raise Damage(f"{BLOCKS} and {SUMS} do not fit the arrays; {REMEDY}")
-    checks = Checks(str(root), schema, arrays, blocks, None if verified else sums, names)
+    checks = Checks(str(root), schema, arrays, blocks, None if verified else sums)
     if verified:
         checks.touch()
     unchecked = None if checks.complete else checks

@@ -233,18 +233,21 @@ class _Stretch:
 
 
 def _check_schema(schema: Schema) -> None:
-    axes = {axis.name for axis in schema.axes}
+    levels = {*LEVELS, *(axis.name for axis in schema.axes)}
     for field in schema:
-        known = np.dtype(field.dtype).kind in "biuf" and field.level in axes | set(LEVELS)
         of_graph = field.level == "graph"
         # One row per graph, stacked along a new dimension; or rows along one of theirs.
         alone = of_graph and field.rows == 1
-        fits = alone if field.cat_dim is None else 0 <= field.cat_dim <= len(field.shape)
-        counts = len(field.counts) in (0, 1, field.width)
-        rows = field.rows == 1 or (of_graph and field.rows > 0)
-        if not (known and fits and counts and rows and min(field.shape, default=0) >= 0):
+        if not (
+            np.dtype(field.dtype).kind in "biuf"
+            and field.level in levels
+            and (alone if field.cat_dim is None else 0 <= field.cat_dim <= len(field.shape))
+            and len(field.counts) in (0, 1, field.width)
+            and (field.rows == 1 or (of_graph and field.rows > 0))
+            and min(field.shape, default=0) >= 0
+        ):
             raise Damage(f"the schema's field {field.name!r} cannot be: {field}: {REMEDY}")
-        if unknown := set(field.counts) - axes - {"", *LEVELS}:
+        if unknown := set(field.counts) - levels - {""}:
             raise Damage(f"field {field.name!r} counts {unknown}, which is not a level: {REMEDY}")
     _check_types(schema)
     nodes, fields = {axis.name for axis in schema.node_axes}, {item.name: item for item in schema}

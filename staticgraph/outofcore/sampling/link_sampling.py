@@ -59,12 +59,22 @@ class LinkSeeds:
         chunks: C, which divides the batch.
         negatives: resident nodes drawn for a full batch; a multiple of C.
         degree_fraction: share of them drawn as endpoints of the state's edges.
+
+    Raises:
+        ValueError: if there are fewer than 0 negatives, or the share is not from 0 to 1.
     """
 
     batch_size: int
     chunks: int
     negatives: int
     degree_fraction: float
+
+    def __post_init__(self) -> None:
+        if self.negatives < 0 or not 0.0 <= self.degree_fraction <= 1.0:
+            raise ValueError(
+                f"negatives={self.negatives}, degree_fraction={self.degree_fraction}: give a "
+                "number of nodes from 0 on, and a share of them, 0 to 1"
+            )
 
     def draw(
         self, edges: NDArray[Any], resident: ResidentGraph, rng: np.random.Generator

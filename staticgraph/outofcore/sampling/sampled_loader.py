@@ -148,18 +148,12 @@ class SampledLoader:
         seed: int = 0,
         states: PartitionBuffer | None = None,
     ) -> None:
-        if task not in ("node", "link"):
-            raise ValueError(f"task={task!r}; choose 'node' or 'link'")
-        _refuse_options_of_other_task(
-            task,
-            {"seeds": seeds is not None, "labels": labels is not None},
-            {"negatives": negatives, "degree_fraction": degree_fraction, "exclude": exclude},
-        )
+        of_nodes = {"seeds": seeds is not None, "labels": labels is not None}
+        of_links = {"negatives": negatives, "degree_fraction": degree_fraction, "exclude": exclude}
+        _check_task(task, policy, of_nodes if task == "link" else of_links)
         if task == "node" and states is not None and states.mutable:
             raise ValueError("embeddings are trained along edges: give the loader task='link'")
         classes = None if labels is None else class_labels(labels, graph.num_nodes)
-        _check_policy(task, policy)
-        _check_negatives(negatives, degree_fraction)
         self.batch_size: int = whole_option("batch_size", batch_size, 1)
         self.fanouts: tuple[int, ...] = _checked_fanouts(fanouts, task)
         self.graph, self.policy, self.task = graph, policy, task
@@ -368,14 +362,19 @@ class SampledLoader:
         return trials
 
 
-def _refuse_options_of_other_task(
-    task: str, of_nodes: Mapping[str, Any], of_links: Mapping[str, Any]
+def _check_task(
+    task: str, policy: NodePolicy | EdgePolicy, of_other_task: Mapping[str, Any]
 ) -> None:
-    """Rejects options that would be ignored."""
-    set_here = [name for name, value in (of_nodes if task == "link" else of_links).items() if value]
-    if set_here:
-        names = ", ".join(f"{name}=" for name in set_here)
-        raise ValueError(f"task={task!r} with {names}: {OTHER_TASK[task]}")
+    """Rejects another task, a policy of the other one, and options that would be ignored."""
+    if task not in ("node", "link"):
+        raise ValueError(f"task={task!r}; choose 'node' or 'link'")
+    if ignored := ", ".join(f"{name}=" for name, value in of_other_task.items() if value):
+        raise ValueError(f"task={task!r} with {ignored}: {OTHER_TASK[task]}")
+    if not isinstance(policy, InMemory) and isinstance(policy, NodePolicy) != (task == "node"):
+        raise ValueError(
+            f"task={task!r} with {policy}: nodes are trained with NodeCache, Dispersed or "
+            "InMemory, links with Beta, Comet or InMemory"
+        )
 
 
 def _checked_fanouts(fanouts: Sequence[int], task: str) -> tuple[int, ...]:
@@ -389,20 +388,3 @@ def _checked_fanouts(fanouts: Sequence[int], task: str) -> tuple[int, ...]:
             "the largest degree, such as int(graph.degrees().max())"
         )
     return numbers
-
-
-def _check_policy(task: str, policy: NodePolicy | EdgePolicy) -> None:
-    of_nodes = isinstance(policy, NodePolicy)
-    if not isinstance(policy, InMemory) and of_nodes != (task == "node"):
-        raise ValueError(
-            f"task={task!r} with {policy}: nodes are trained with NodeCache, Dispersed or "
-            "InMemory, links with Beta, Comet or InMemory"
-        )
-
-
-def _check_negatives(negatives: int, degree_fraction: float) -> None:
-    if negatives < 0 or not 0.0 <= degree_fraction <= 1.0:
-        raise ValueError(
-            f"negatives={negatives}, degree_fraction={degree_fraction}: give a number of nodes "
-            "from 0 on, and a share of them, 0 to 1"
-        )
