@@ -52,11 +52,6 @@ class ObjectColumn(NamedTuple):
         """Returns the object of one graph."""
         return json.loads(self.text[int(self.ends[graph]) : int(self.ends[graph + 1])].tobytes())
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of text and offsets."""
-        return self.text.nbytes + self.ends.nbytes
-
 
 class OnAccess(Mapping[str, V]):
     """A mapping whose values are read when they are accessed.

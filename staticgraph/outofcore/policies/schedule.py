@@ -89,9 +89,7 @@ def edge_permutation_bias(schedule: Schedule, cell_sizes: ArrayLike | None = Non
     met = np.zeros((len(schedule.states), p))
     for number, state in enumerate(schedule.states):
         for i, j in state.cells:
-            met[number, i] += sizes[i, j]
-            if i != j:
-                met[number, j] += sizes[i, j]
+            met[number, [i, j]] += sizes[i, j]  # once, if both are the same
     total = met.sum(axis=0)
     touched = total > 0
     if not touched.any():

@@ -59,21 +59,22 @@ def open_embeddings(
             {"identity": identity, "partition": digest, "history": bytes_of(()), **extras},
             cached=graph.cached,
         )  # fmt: skip
-    recorded = file.extras.get("partition", np.empty(0, np.uint8)).tobytes().decode()
+    recorded, trained = (
+        file.extras.get(name, np.empty(0, np.uint8)).tobytes().decode()
+        for name in ("partition", "identity")
+    )
+    problem = ""
     if recorded != graph.digest:
-        file.close()
-        raise ValueError(
-            f"{folder} holds embeddings of the partitioned graph "
-            f"{recorded or '(of an older version)'}; {graph.folder} is {graph.digest}, whose nodes "
-            "have other numbers: partition with the same seed over the same edges to go on, or "
-            "choose another folder"
+        problem = (
+            f"of the partitioned graph {recorded or '(of an older version)'}; {graph.folder} is "
+            f"{graph.digest}, whose nodes have other numbers: partition with the same seed over "
+            "the same edges to go on"
         )
-    if not np.array_equal(file.extras["identity"], identity):
+    elif trained != text:
+        problem = f"trained as {trained}; this is {text}: go on with the same"
+    if problem:
         file.close()
-        raise ValueError(
-            f"{folder} holds embeddings trained as {bytes(file.extras['identity']).decode()}; "
-            f"this is {text}: go on with the same, or choose another folder"
-        )
+        raise ValueError(f"{folder} holds embeddings {problem}, or choose another folder")
     return file
 
 

@@ -159,8 +159,9 @@ def require_trained(relation: NDArray[np.int64], num_relations: int, name: str) 
     """
     unknown = relation >= max(1, num_relations)
     if unknown.any():
+        edge = int(unknown.argmax())
         raise BadGraph(
-            f"{name}: edge {int(unknown.argmax())} has relation {relation[unknown.argmax()]}, and "
+            f"{name}: edge {edge} has relation {relation[edge]}, and "
             f"the edges of training have {how_many(num_relations, 'relation')}: leave out "
             f"{how_many(int(unknown.sum()), 'edge')} with relations from {num_relations} on"
         )
