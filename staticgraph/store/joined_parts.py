@@ -158,35 +158,34 @@ def gathered(
         parts: stores in one folder, or in memory, at least one; and of each the graphs, ``[g]``
             int64 or a range.
         dtypes: of the arrays by name; int64 of those that are not named.
-        without: what the names of unwanted arrays begin with; splits never are.
+        without: what the names of unwanted arrays begin with; splits and objects never are wanted.
     """
     # As plain arrays: indexing those that are memory-mapped takes several times as long.
     sources = [
         {
             name: np.asarray(array)
             for name, array in _arrays_of(store).items()
-            if not name.startswith(without)
+            if not name.startswith(("object", *without))
         }
         for store, _ in parts
     ]
-    ids = [np.asarray(graphs, np.int64) for _, graphs in parts]
-    ends = np.cumsum([0, *map(len, ids)])
+    chosen = [np.add.outer([0, 1], np.asarray(graphs, np.int64)) for _, graphs in parts]
+    ends = np.cumsum([0, *(each.shape[1] for each in chosen)])
 
     @cache
-    def places(begins_in: str, each: int = 1) -> tuple[IntArray, IntArray, IntArray]:
+    def places(level: str, each: int = 1) -> tuple[IntArray, IntArray, IntArray]:
         """Returns the rows of a level, and where each graph's begin in its store and here."""
-        begins, ends_there = [], []
-        for source, chosen in zip(sources, ids, strict=True):
-            offsets = source[begins_in] if begins_in else None
-            begins.append(chosen * each if offsets is None else offsets[chosen])
-            ends_there.append((chosen + 1) * each if offsets is None else offsets[chosen + 1])
-        first = np.concatenate(begins)
-        here = np.concatenate([[0], np.cumsum(np.concatenate(ends_there) - first)])
+        bounds = [
+            graphs if level == "graph" else source[offsets_name(level)][graphs]
+            for source, graphs in zip(sources, chosen, strict=True)
+        ]
+        first, last = np.concatenate(bounds, axis=1) * each
+        here = np.concatenate([[0], np.cumsum(last - first)])
         return np.arange(here[-1]) + np.repeat(first - here[:-1], np.diff(here)), first, here
 
-    def copied(name: str, begins_in: str, dtype: Any, each: int = 1) -> Array:
+    def copied(name: str, dtype: Any) -> Array:
         """Returns the rows of these graphs of an array."""
-        rows, _, here = places(begins_in, each)
+        rows, _, here = places(*level_of(name, schema))
         arrays = [source[name] for source in sources]
         shape = next(array.shape[1:] for array in arrays if len(array))
         target = np.empty((len(rows), *shape), dtype)
@@ -198,24 +197,20 @@ def gathered(
                 target[begin:end] = local_positions(np.arange(here[-1]), here)[begin:end]
         return target
 
-    arrays: dict[str, Array] = {}
-    for name, array in sources[0].items():
-        (kind, _, key), dtype = name.partition("."), dtypes.get(name, np.int64)
+    schema = parts[0][0].schema
+    levels = ("node", "edge", *(axis.name for axis in schema.axes))
+    arrays: dict[str, Array] = {offsets_name(level): places(level)[2] for level in levels}
+    for name in [name for name in sources[0] if name not in arrays]:
+        dtype = dtypes.get(name, np.int64)
         if not any(len(source[name]) for source in sources):
-            arrays[name] = array.astype(dtype)
+            arrays[name] = sources[0][name].astype(dtype)
         elif name == "row_ptr":
-            nodes, (_, first, edges) = places("node_offsets")[2], places("edge_offsets")
-            pointers = copied(name, "node_offsets", np.int64)
+            nodes, (_, first, edges) = places("node")[2], places("edge")
+            pointers = copied(name, np.int64)
             pointers -= np.repeat(first - edges[:-1], np.diff(nodes))
             arrays[name] = np.append(pointers, edges[-1]).astype(dtype)
-        elif name.startswith(CONTINUED):
-            arrays[name] = places(name)[2]
-        elif kind == "objects":
-            arrays[name] = copied(name, f"object_ends.{key}", dtype)
         else:
-            level, each = level_of(name, parts[0][0].schema)
-            begins_in = "" if level == "graph" else offsets_name(level)
-            arrays[name] = copied(name, begins_in, dtype, each)
+            arrays[name] = copied(name, dtype)
     return arrays
 
 

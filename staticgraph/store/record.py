@@ -98,11 +98,13 @@ def graph_at(store: Any, graph: int) -> Any:
         graph: its index.
     """
     schema: Schema = store.schema
-    nodes, edges = store.size(graph)
-    rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in store.offsets.items()}
-    levels = ("edge", *(axis.name for axis in schema.edge_axes))
-    origins = {level: store.origin_of(graph, level) for level in levels}
-    moved = {level: origin for level, origin in origins.items() if origin is not None}
+    sizes = store.narrow_sizes[graph].tolist()
+    rows = dict(zip(("node", "edge", *store.offsets), sizes, strict=True))
+    moved = {
+        level: origin
+        for level in ("edge", *(axis.name for axis in schema.edge_axes))
+        if (origin := store.origin_of(graph, level)) is not None
+    }
     back = {level: np.argsort(origin) for level, origin in moved.items()}
     values: dict[str, Any] = {}
     if schema.one_kind:
@@ -123,7 +125,7 @@ def graph_at(store: Any, graph: int) -> Any:
         elif field.cat_dim:
             value = np.ascontiguousarray(np.moveaxis(value, 0, field.cat_dim))
         values[field.name] = torch.from_numpy(value)
-    data = graph_in(schema, values, {"node": nodes, "edge": edges, **rows})
+    data = graph_in(schema, values, rows)
     for name, column in store.objects.items():
         setattr(data, name, column.read_object(graph))
     return data

@@ -160,7 +160,7 @@ class Sharded(GraphColumns):
         arrays = dict.fromkeys(STRUCTURE, NONE) | gathered(
             list(parts) or [(GraphColumns.zeros(self.schema), ids)],
             dtypes,
-            ("edge_origin", "origins.", "object", *(() if pointers else POINTERS)),
+            ("edge_origin", "origins.", *(() if pointers else POINTERS)),
         )
         positions = np.empty_like(places)
         positions[places] = np.arange(len(places))
