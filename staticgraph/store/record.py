@@ -99,7 +99,7 @@ def graph_at(store: Any, graph: int) -> Any:
     """
     schema: Schema = store.schema
     sizes = store.narrow_sizes[graph].tolist()
-    rows = dict(zip(("node", "edge", *store.offsets), sizes, strict=True))
+    rows: dict[str, int] = dict(zip(("node", "edge", *store.offsets), sizes, strict=True))
     moved = {
         level: origin
         for level in ("edge", *(axis.name for axis in schema.edge_axes))

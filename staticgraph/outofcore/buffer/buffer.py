@@ -110,8 +110,7 @@ class PartitionBuffer:
             self.values = np.zeros((rows, self.width), self.values.dtype)
             self.sums = np.zeros((rows, self.sums.shape[1]), np.float32)
         self.abandon()
-        reads = self._request(entering[0])
-        coming = self._prepare(0, states[0], reads)
+        reads, coming = self._load(0, states[0], entering[0])
         started, self.times = time.perf_counter(), []
         for number, state in enumerate(states):
             requested_s = time.perf_counter() - started
@@ -121,8 +120,7 @@ class PartitionBuffer:
                 self._slot_of[partition] = slot
             following = states[number + 1 : number + 2]
             for next_state in following:
-                reads = self._request(entering[number + 1])
-                coming = self._prepare(number + 1, next_state, reads)
+                reads, coming = self._load(number + 1, next_state, entering[number + 1])
             began_s = time.perf_counter() - started
             self.partitions_read += len(entering[number])
             yield resident
@@ -164,23 +162,19 @@ class PartitionBuffer:
                 arguments = partition, self.values[rows], self.sums[rows]
                 self._writing.append(self._thread.submit(self._embeddings.write, *arguments))
 
-    def _request(self, partitions: Sequence[int]) -> list[tuple[int, int, Future[None]]]:
-        """Requests that partitions are read into free slots."""
-        reads = []
-        for partition in partitions:
-            slot = self._free.pop(0)
+    def _load(
+        self, number: int, state: State, entering: Sequence[int]
+    ) -> tuple[list[tuple[int, int, Future[None]]], Future[ResidentGraph]]:
+        """Requests that partitions are read into free slots, and the graph of their state.
+
+        Returns the slot of each partition, its number and its read; and the graph.
+        """
+        reads, slot_of = [], self._slot_of.copy()
+        for partition in entering:
+            slot_of[partition] = slot = self._free.pop(0)
             read = self._thread.submit(self._read, partition, self._rows_of(slot))
             reads.append((slot, partition, read))
-        return reads
-
-    def _prepare(
-        self, number: int, state: State, reads: list[tuple[int, int, Future[None]]]
-    ) -> Future[ResidentGraph]:
-        """Requests the graph of a state, given the slots that its new partitions are read into."""
-        slot_of = self._slot_of.copy()
-        for slot, partition, _ in reads:
-            slot_of[partition] = slot
-        return self._thread.submit(
+        return reads, self._thread.submit(
             ResidentGraph, self._graph, number, state, slot_of, self.values, self._direction
         )
 
