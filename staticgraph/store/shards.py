@@ -21,13 +21,14 @@ from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.files import document
 from staticgraph.files.atomic import sync
 from staticgraph.files.checksum import crc32_of_array, read_array, require_written
-from staticgraph.files.folder import repair
+from staticgraph.files.folder import Kind, repair
 from staticgraph.store import MANIFEST, files
 from staticgraph.store.columns import Array, checked_splits
 from staticgraph.text.how_many import how_many
 
 FORMAT = "staticgraph.shards"
 VERSION = 1
+LIST = Kind("store in shards", FORMAT, MANIFEST, lambda manifest: manifest["files"])
 REMEDY = "copy it again from where it is whole, or write it again"
 # The folder of a part: the number of its shard, and its number in the shard.
 PART = re.compile(r"(\d{5})-(\d{7})")
@@ -66,14 +67,10 @@ class Shards:
             if not place:
                 raise BadGraph("no shard was given; a store needs at least one")
             return cls(tuple(place), "shards")
-        path = place / MANIFEST
-        if path.is_file():
-            try:
-                is_list = document.read(path)["format"] == FORMAT
-            except document.NOT_THERE:  # the store's own reader says what is wrong
-                return None
-            return _read_list(path) if is_list else None
-        if place.suffix == ".parts" and (paths := parts_in(place)):
+        if LIST.is_that_of(place):
+            return _read_list(place / MANIFEST)
+        finished = (place / MANIFEST).is_file()
+        if not finished and place.suffix == ".parts" and (paths := parts_in(place)):
             check_shards(place, paths)
             return cls(tuple(paths), place.stem)
         return None

@@ -110,11 +110,6 @@ class CountedFields:
         tensors = self.values[key]
         return np.fromiter((len(tensor) for tensor in tensors), np.int64, len(tensors))
 
-    def _in_order(self, counts: Mapping[str, tuple[Level, ...]]) -> list[str]:
-        """Returns the fields, starting with those whose rows other fields may share."""
-        leading = [key for key in self.values if counts[key] or self.cat_dims[key]]
-        return leading + [key for key in self.values if key not in leading]
-
     def _counts(self) -> dict[str, tuple[Level, ...]]:
         """Returns the levels that each field's values refer to, over the whole data set.
 

@@ -177,8 +177,9 @@ def warn_of_frozen_draws(dataset: Any, transform: Any) -> None:
         return
     drawn = [name for name in first if not _equal(first[name], second.get(name))]
     if drawn:
+        name = getattr(transform, "__name__", None) or repr(transform).split("\n")[0]
         warnings.warn(
-            f"the data set's transform {_name(transform)} draws {', '.join(drawn)} again each time "
+            f"the data set's transform {name} draws {', '.join(drawn)} again each time "
             "a graph is read; the store keeps one draw. For a new one every epoch take it off the "
             "data set and pass StaticLoader(transform=...), which runs on each batch",
             stacklevel=4,
@@ -191,7 +192,3 @@ def _equal(first: Any, other: Any) -> bool:
     return first.shape == other.shape and torch.equal(
         torch.nan_to_num(first), torch.nan_to_num(other)
     )
-
-
-def _name(transform: Any) -> str:
-    return getattr(transform, "__name__", None) or repr(transform).split("\n")[0]

@@ -54,9 +54,10 @@ class PygReader(CountedFields):
         hetero = hasattr(data, "node_types")
         events = hasattr(data, "num_events")  # a TemporalData has rows of them, and no edges
         if isinstance(data, tuple) or hetero or events or not hasattr(data, "to_dict"):
+            why = ", as the first" if self.schema is None else ", as the plan has graphs"
             raise BadGraph(
                 f"item {number} of {self.name} is of type {type(data).__name__}; "
-                f"expected torch_geometric.data.{self._expected(hetero)}"
+                f"expected torch_geometric.data.Data{why if hetero else ''}"
             )
         values = data.to_dict()
         raw = values.get("edge_index")
@@ -114,12 +115,6 @@ class PygReader(CountedFields):
         else:
             plain = asks_nothing(data, key)
             rules[name] = Said(tensor) if plain else said_by(data, key, tensor, number, store)
-
-    def _expected(self, hetero: bool) -> str:
-        """Returns the expected class of a graph, with the reason."""
-        if not hetero:
-            return "Data"
-        return "Data, as the first" if self.schema is None else "Data, as the plan has graphs"
 
     def _check_edges_given(self, number: int, absent: bool) -> None:
         """Rejects a graph without ``edge_index`` if others have one, and the reverse.
@@ -213,7 +208,8 @@ class PygReader(CountedFields):
         edge_index = as_array(EDGE_INDEX, torch.cat(pairs).T)
         fields: dict[str, tuple[Level, Array]] = {}
         rows: dict[str, int] = {}
-        for key in self._in_order(counts):
+        # First the fields whose rows others may share.
+        for key in sorted(self.values, key=lambda key: not (counts[key] or self.cat_dims[key])):
             tensors = self.values[key]
             level, count = self._level(key, bool(counts[key]))
             self._check_rows(key, tensors)
@@ -239,12 +235,6 @@ class PygReader(CountedFields):
             self._check_schema(store)
         return store
 
-    def _candidates(self, key: str) -> dict[Level, IntArray]:
-        """Returns the levels that the rows of a field may be of: its type, or nodes and edges."""
-        owner = axis_of(key, self.types)
-        levels = [owner.name] if owner else () if self.types else self.rows
-        return {level: np.asarray(self.rows[level]) for level in levels}
-
     def _level(self, key: str, is_index: bool = False) -> tuple[Level, int]:
         """Returns the level of an attribute over the whole data set, and its rows per graph."""
         lengths = self._lengths(key)
@@ -255,7 +245,9 @@ class PygReader(CountedFields):
             return "edge", 1
         if self.cat_dims[key] is None:
             return "graph", 1
-        candidates = self._candidates(key)
+        owner = axis_of(key, self.types)
+        levels = [owner.name] if owner else () if self.types else self.rows
+        candidates = {level: np.asarray(self.rows[level]) for level in levels}
         fits = [level for level, rows in candidates.items() if np.array_equal(lengths, rows)]
         constant = bool((lengths == lengths[0]).all())
         wanted = self.levels.get(key)
