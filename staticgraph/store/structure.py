@@ -23,6 +23,7 @@ from staticgraph.store.indices import first_outside
 from staticgraph.store.positions import positions_in
 
 EDGES = ("edge_src", "edge_dst", "transpose", "edge_origin")
+NONE: Array = np.empty(0)
 # Arrays that every store has, whatever its fields are; the names of others start with a kind.
 STRUCTURE = (
     "node_offsets", "edge_offsets", "edge_src", "edge_dst", "row_ptr", "transpose", "edge_origin"
@@ -120,7 +121,10 @@ def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> Non
         if kind == "split" and positions_in(array, graphs, name, error=Damage).dtype != array.dtype:
             raise Damage(f"{name} has dtype {array.dtype}: {REMEDY}")
         if kind == "object_ends":
-            _check_objects(name, array, arrays.get(f"objects.{key}"), graphs)
+            _check_offsets(name, array, graphs)
+            text = arrays.get(f"objects.{key}", NONE)
+            if text.dtype != np.uint8 or text.shape != (int(array[-1]),):
+                raise Damage(f"{name} ends at {array[-1]}, where its text does not: {REMEDY}")
         if not by_block(name):
             continue
         level, each = level_of(name, schema)
@@ -202,7 +206,7 @@ class _Stretch:
 
         Returns them as row numbers within the run; empty if there is no such array.
         """
-        values = self.arrays.get(name, np.empty(0)).astype(np.int64)
+        values = self.arrays.get(name, NONE).astype(np.int64)
         if not len(values):
             return values
         counts = np.diff(self.bounds[level])
@@ -290,9 +294,3 @@ def _check_offsets(name: str, values: Array, graphs: int) -> None:
             f"{name} goes from {values[graph]} to {values[graph + 1]} in graph {graph}; offsets "
             f"begin at 0 and do not fall: {REMEDY}"
         )
-
-
-def _check_objects(name: str, ends: Array, text: Array | None, graphs: int) -> None:
-    _check_offsets(name, ends, graphs)
-    if text is None or text.dtype != np.uint8 or text.shape != (int(ends[-1]),):
-        raise Damage(f"{name} ends at {ends[-1]}, where its text does not: {REMEDY}")

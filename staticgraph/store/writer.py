@@ -223,7 +223,13 @@ class StoreWriter:
         if not paths:
             raise BadGraph(f"{self.folder} has no graphs yet: append some before finish()")
         check_shards(self._parts, paths, shards)
-        _check_ended(self._parts)
+        for path in sorted(self._parts.glob(f"*{UNFINISHED}")):
+            number = int(path.stem)
+            raise BadGraph(
+                f"the writer of shard {number} did not reach its end, and {self._parts} has what "
+                f"it committed: go on from there with StoreWriter(..., shard={number}), or call "
+                "its commit() if that is all"
+            )
         for path in paths:
             GraphStore.load(path, verify=True)  # every byte, the headers of files included
         parts = [partial(GraphStore.load, path, verify=False) for path in paths]
@@ -296,18 +302,3 @@ def _clean(folder: Path, parts: Path) -> None:
     graphs = sum(len(GraphStore.load(path, verify=False)) for path in paths)
     if graphs == len(GraphStore.load(folder, verify=False)):
         _remove_parts(parts)
-
-
-def _check_ended(folder: Path) -> None:
-    """Checks that no shard's writer ended in the middle.
-
-    Raises:
-        BadGraph: one did; the message names the shard.
-    """
-    for path in sorted(folder.glob(f"*{UNFINISHED}")):
-        number = int(path.stem)
-        raise BadGraph(
-            f"the writer of shard {number} did not reach its end, and {folder} has what it "
-            f"committed: go on from there with StoreWriter(..., shard={number}), or call its "
-            "commit() if that is all"
-        )

@@ -79,19 +79,16 @@ class EdgeSource:
             # Also once without edges: the number of rows says whether there are relations.
             for low in range(0, max(1, piece.shape[1]), self.chunk):
                 rows = np.ascontiguousarray(piece[:, low : low + self.chunk], dtype=np.int64)
-                self._check_values(rows, start + low)
+                check_edges(rows, self._num_nodes, first=start + low)
+                if len(rows) == 3 and rows[2].max(initial=0) >= MOST_RELATIONS:
+                    edge = int(rows[2].argmax())
+                    raise BadGraph(
+                        f"edge {start + low + edge} has relation {rows[2, edge]}, and there is "
+                        f"room for {MOST_RELATIONS:,}: number relations from 0 on, such as by "
+                        "np.unique(relations, return_inverse=True)"
+                    )
                 yield rows
             start += piece.shape[1]
-
-    def _check_values(self, rows: IntArray, start: int) -> None:
-        check_edges(rows, self._num_nodes, first=start)
-        if len(rows) == 3 and rows[2].max(initial=0) >= MOST_RELATIONS:
-            edge = int(rows[2].argmax())
-            raise BadGraph(
-                f"edge {start + edge} has relation {rows[2, edge]}, and there is room for "
-                f"{MOST_RELATIONS:,}: number relations from 0 on, such as by "
-                "np.unique(relations, return_inverse=True)"
-            )
 
 
 def _check_form(edges: NDArray[Any], start: int) -> None:

@@ -22,13 +22,6 @@ from staticgraph.store.pyg.levels import whole_count
 from staticgraph.store.pyg.rules import Said
 
 
-def axes_of(data: Any) -> tuple[Axis, ...]:
-    """Returns the types of a ``HeteroData``, nodes first."""
-    nodes = tuple(Axis(name, "node", (name,)) for name in data.node_types)
-    edges = tuple(Axis("__".join(kind), "edge", tuple(kind)) for kind in data.edge_types)
-    return nodes + edges
-
-
 class HeteroReader(PygReader):
     """Collects the tensors of every graph under the names of their types."""
 
@@ -47,10 +40,12 @@ class HeteroReader(PygReader):
                 f"HeteroData, as the {'first' if self.schema is None else 'plan has graphs'}"
             )
         if not self.types:
-            schema = self.schema
-            types = axes_of(data) if schema is None else schema.node_axes + schema.edge_axes
-            self.types: tuple[Axis, ...] = types
-            self.rows: dict[Level, list[int]] = {axis.name: [] for axis in types}
+            nodes = tuple(Axis(name, "node", (name,)) for name in data.node_types)
+            edges = tuple(Axis("__".join(kind), "edge", tuple(kind)) for kind in data.edge_types)
+            if self.schema is not None:
+                nodes, edges = self.schema.node_axes, self.schema.edge_axes
+            self.types: tuple[Axis, ...] = nodes + edges
+            self.rows: dict[Level, list[int]] = {axis.name: [] for axis in self.types}
         present = {*data.node_types, *data.edge_types}
         self._check_present(number, present)
         self._refuse_unknown(number, data)
