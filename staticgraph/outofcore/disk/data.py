@@ -111,7 +111,13 @@ def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
     """
     path = find(spec)
     if path.is_dir():
-        return _opened_partitions(path, held_out, seed)
+        graph = PartitionedGraph(path)
+        edges = graph.read_edges().T.astype(np.int64)
+        edges[[0, -1]] = graph.node_ids[edges[[0, -1]]]
+        if graph.num_relations:  # the middle row; they come last in what is partitioned
+            edges = edges[[0, 2, 1]]
+        graph.close()
+        return LinkData(path.name, graph.num_nodes, *_split(edges, held_out, seed))
     file = read_npz(path)
     if "num_entities" in file:
         _require(path, file, "train", "valid", "test")
@@ -120,16 +126,6 @@ def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
         return LinkData(path.stem, n, parts[0], parts[1], parts[2])
     n, edges = _undirected(path, file)
     return LinkData(path.stem, n, *_split(edges, held_out, seed), undirected=True)
-
-
-def _opened_partitions(folder: Path, held_out: float, seed: int) -> LinkData:
-    graph = PartitionedGraph(folder)
-    edges = graph.read_edges().T.astype(np.int64)
-    edges[[0, -1]] = graph.node_ids[edges[[0, -1]]]
-    if graph.num_relations:  # the middle row; they come last in what is partitioned
-        edges = edges[[0, 2, 1]]
-    graph.close()
-    return LinkData(folder.name, graph.num_nodes, *_split(edges, held_out, seed))
 
 
 def _split(edges: IntArray, held_out: float, seed: int) -> tuple[IntArray, IntArray, IntArray]:

@@ -65,8 +65,7 @@ class EmbeddingFile:
         # Absolute, so that commits do not depend on the current directory.
         self.folder: Path = Path(folder).absolute()
         _require_both(self.folder)
-        commit = _read_commit(self.folder / COMMIT)
-        self._read_or_written = _head(self.folder)
+        self._read_or_written, commit = _read_commit(self.folder / COMMIT)
         self.epoch: int = int(commit.pop("epoch"))
         self.num_partitions, self.partition_size, self.dimension = (
             int(value) for value in commit.pop("shape")
@@ -274,7 +273,8 @@ def _head(folder: Path) -> bytes:
         return b""
 
 
-def _read_commit(path: Path) -> dict[str, Any]:
+def _read_commit(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """Returns the magic bytes and checksum, and the arrays."""
     content = path.read_bytes()
     head, body = content[: len(MAGIC) + 4], content[len(MAGIC) + 4 :]
     if not head.startswith(MAGIC) or zlib.crc32(body).to_bytes(4, "little") != head[len(MAGIC) :]:
@@ -283,4 +283,4 @@ def _read_commit(path: Path) -> dict[str, Any]:
             f"{len(MAGIC) + 4} on): put back a copy, or start training again"
         )
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
-        return {name.removeprefix("extra."): arrays[name] for name in arrays}
+        return head, {name.removeprefix("extra."): arrays[name] for name in arrays}

@@ -345,15 +345,15 @@ class SampledLoader:
         rng = np.random.default_rng(self.seed)
         for resident in states.run(self.schedule(0)):
             sampler = DenseSampler(resident.neighbours, self.fanouts)
-            items = self._items(resident)
-            sizes = []
-            for _ in range(TRIAL_SAMPLES if len(items) else 0):
-                size = min(self.batch_size, len(items))
+            if not len(items := self._items(resident)):
+                continue
+            size, sizes = min(self.batch_size, len(items)), []
+            for _ in range(TRIAL_SAMPLES):
                 batch = items[rng.choice(len(items), size, replace=False)]
                 seeds, _ = self._draw(batch, resident, rng)
                 sample = sampler.sample(seeds, int(rng.integers(2**62)))
                 sizes.append(size_of(sample, self.gcn_norm))
-            trials += [np.array(sizes)] if sizes else []
+            trials.append(np.array(sizes))
             if len(trials) == TRIAL_STATES:
                 break
         states.close()

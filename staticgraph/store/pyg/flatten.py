@@ -187,8 +187,8 @@ def warn_of_frozen_draws(dataset: Any, transform: Any) -> None:
 
 
 def _equal(first: Any, other: Any) -> bool:
-    if not isinstance(first, Tensor) or not isinstance(other, Tensor):
-        return not isinstance(first, Tensor) and not isinstance(other, Tensor)
+    if not (isinstance(first, Tensor) and isinstance(other, Tensor)):
+        return isinstance(first, Tensor) is isinstance(other, Tensor)
     return first.shape == other.shape and torch.equal(
         torch.nan_to_num(first), torch.nan_to_num(other)
     )
