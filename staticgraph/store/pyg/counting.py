@@ -89,21 +89,21 @@ class CountedFields:
         """
         columns = {}
         for key, by_graph in self.aside.items():
+            column = None
             if "." in key:
-                self.dropped[key] = "an object of one type of nodes"
+                why = "an object of one type of nodes"
             elif key in self.values:
-                self.dropped[key] = "in some graphs a tensor, in some none"
+                why = "in some graphs a tensor, in some none"
             elif not schema.lets(key):
-                self.dropped[key] = "every batch has an attribute of this name"
+                why = "every batch has an attribute of this name"
             else:
-                column = ObjectColumn.from_values(
-                    by_graph.get(number) for number in range(len(self.nodes))
-                )
-                if column is None:
-                    kind = type(next(iter(by_graph.values()))).__name__
-                    self.dropped[key] = f"a {kind} that is neither text nor numbers"
-                else:
-                    columns[key] = column
+                column = ObjectColumn.from_values(map(by_graph.get, range(len(self.nodes))))
+                kind = type(next(iter(by_graph.values()))).__name__
+                why = f"a {kind} that is neither text nor numbers"
+            if column is None:
+                self.dropped[key] = why
+            else:
+                columns[key] = column
         return columns
 
     def _lengths(self, key: str) -> IntArray:

@@ -51,15 +51,15 @@ class HeteroReader(PygReader):
         self._refuse_unknown(number, data)
         rules: dict[str, Said] = {}
         for axis in self.types:
-            rows = 0
-            if axis.key in present:
-                rows = self._read_type(number, data, axis, rules)
+            here = axis.key in present
+            rows = self._read_type(number, data, axis, rules) if here else 0
             self.rows[axis.name].append(rows)
         for key, value in data._global_store.items():
             self._read(number, data, key, key, value, data._global_store, rules)
         self._fill_absent(present, rules)
-        self.nodes.append(sum(self.rows[a.name][-1] for a in self.types if a.kind == "node"))
-        self.edges.append(sum(self.rows[a.name][-1] for a in self.types if a.kind == "edge"))
+        for kind, counts in (("node", self.nodes), ("edge", self.edges)):
+            rows = (self.rows[axis.name][-1] for axis in self.types if axis.kind == kind)
+            counts.append(sum(rows))
         self._collect(number, rules)
 
     def _check_present(self, number: int, present: set[Any]) -> None:
