@@ -99,4 +99,4 @@ def checked_indices(indices: ArrayLike | None, total: int, what: str = "indices"
     if indices is None:
         return cast(IntArray, np.arange(total, dtype=dtype))
     rows = np.asarray(indices).reshape(-1)
-    return np.array(positions_in(rows, total, what, outside=IndexError), dtype)
+    return cast(IntArray, np.array(positions_in(rows, total, what, outside=IndexError), dtype))

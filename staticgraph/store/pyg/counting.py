@@ -45,7 +45,7 @@ class CountedFields:
         levels: Mapping[str, Level],
     ) -> None:
         self.name = name
-        self.excluded = self.ignored.union(exclude)
+        self.excluded: frozenset[str] = self.ignored.union(exclude)
         self.schema = schema
         self.levels = levels
         # Whether a graph without edge_index is rejected even if no graph has one; and one without

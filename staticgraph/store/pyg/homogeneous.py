@@ -122,7 +122,7 @@ class PygReader(CountedFields):
         Otherwise it would be read as a graph without edges.
         """
         first = absent if self.without_edges is None else self.without_edges
-        self.without_edges = first
+        self.without_edges: bool | None = first
         if absent and (self.needs_edges or not first):
             has = "the data of the plan has" if self.needs_edges else "graph 0 has"
             raise BadGraph(
