@@ -139,14 +139,15 @@ class PartitionedGraph:
         Edges are in the order of the file; adjacent cells are read at once.
         """
         places = np.array(sorted(i * self.num_partitions + j for i, j in cells), np.int64)
-        bounds = np.cumsum([0, *(self.offsets[places + 1] - self.offsets[places])])
+        sizes = self.offsets[places + 1] - self.offsets[places]
+        bounds = [0, *np.cumsum(sizes).tolist()]
         rows = np.empty((bounds[-1], self.columns), dtype=self.dtype)
         row_bytes = self.columns * self.dtype.itemsize
         for run in np.split(np.arange(len(places)), np.flatnonzero(np.diff(places) != 1) + 1):
             if len(run):
                 begins = int(self.offsets[places[run[0]]]) * row_bytes
                 self.edge_file.read(begins, [rows[bounds[run[0]] : bounds[run[-1] + 1]]])
-        for cell, low, high in zip(places.tolist(), bounds[:-1], bounds[1:], strict=True):
+        for cell, low, high in zip(places.tolist(), bounds, bounds[1:], strict=False):
             self._check_cell(cell, rows[low:high])
         return rows
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.outofcore.disk.graph import ENDS, Direction, PartitionedGraph
 from staticgraph.outofcore.sampling.dense import DenseSample
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.schema import Field, Level, Schema
+from staticgraph.schema import Field, Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.store.graph_columns import GraphColumns
 
@@ -109,20 +108,7 @@ class SampledGraphs:
         columns = dict(nodes)
         if "edge_weight" in self.schema:
             columns["edge_weight"] = gcn_weights(source, destination, degrees, whole_degrees)
-        nothing = np.empty(0, np.int64)
-        graph = GraphColumns(
-            schema=self.schema,
-            node_offsets=np.array([0, len(sample.nodes)]),
-            edge_offsets=np.array([0, len(source)]),
-            edge_src=source,
-            edge_dst=destination,
-            row_ptr=nothing,  # the runner computes the pointers of a model that reads them
-            transpose=nothing,
-            edge_origin=nothing,
-            columns=columns,
-            name="sample",
-        )
-        return filled(self._layouts[bucket], graph, [0])
+        return padded_graph(self._layouts[bucket], len(sample.nodes), source, destination, columns)
 
 
 def schema_of(width: int, *, labels: bool, weights: bool) -> Schema:
@@ -233,6 +219,30 @@ def gcn_weights(
     )
 
 
+def padded_graph(
+    layout: SlotLayout,
+    nodes: int,
+    source: NDArray[np.integer],
+    destination: NDArray[np.integer],
+    columns: dict[str, NDArray[np.generic]],
+) -> StaticBatch:
+    """Pads one graph, whose edges ascend by destination."""
+    nothing = np.empty(0, np.int64)
+    graph = GraphColumns(
+        schema=layout.schema,
+        node_offsets=np.array([0, nodes]),
+        edge_offsets=np.array([0, len(source)]),
+        edge_src=source,
+        edge_dst=destination,
+        row_ptr=nothing,  # the runner computes the pointers of a model that reads them
+        transpose=nothing,
+        edge_origin=nothing,
+        columns=columns,
+        name="sample",
+    )
+    return filled(layout, graph, [0])
+
+
 def whole_graph(
     graph: PartitionedGraph, direction: Direction, x: FloatArray, *, weights: bool
 ) -> StaticBatch:
@@ -262,15 +272,16 @@ def graph_of_edges(
         x: ``[N, F]``.
         weights: give each node one self-loop, and the edges GCN's normalisation.
     """
-    fields: dict[str, tuple[Level, NDArray[Any]]] = {"x": ("node", x)}
+    columns: dict[str, NDArray[np.generic]] = {"x": x}
     nodes = np.arange(len(x))
     if weights:
         others = source != destination
         source, destination = (np.append(end[others], nodes) for end in (source, destination))
+    order = np.argsort(destination, kind="stable")
+    source, destination = source[order], destination[order]
+    if weights:
         degrees = np.bincount(destination, minlength=len(x)) - 1
-        fields["edge_weight"] = "edge", gcn_weights(source, destination, degrees, degrees)
-    store = GraphColumns.from_arrays(
-        np.array([len(x)]), np.array([len(source)]), source, destination, fields, name="graph"
-    )
-    capacity = Capacity.distinct(len(x) + 1, max(1, len(source)), 2)
-    return filled(SlotLayout(0, capacity, store.schema), store, [0])
+        columns["edge_weight"] = gcn_weights(source, destination, degrees, degrees)
+    schema = schema_of(x.shape[1], labels=False, weights=weights)
+    capacity = Capacity.distinct(len(x) + 1, max(1, len(order)), 2)
+    return padded_graph(SlotLayout(0, capacity, schema), len(x), source, destination, columns)
