@@ -98,7 +98,7 @@ def test_relations_that_would_be_others_are_refused(tmp_path, relation, said):
         ([[0, 1], [2]], {}, "edges is not an array"),
         (EDGES, {"num_nodes": 30.0}, "num_nodes=30.0: give a whole number"),
         (EDGES, {"num_partitions": "3"}, "num_partitions='3': give a whole number"),
-        (EDGES, {"chunk": 0}, "chunk=0; give at least 1 edge"),
+        (EDGES, {"chunk": 0}, "chunk=0: give a whole number of at least 1"),
     ],
 )
 def test_what_is_no_graph_is_said(tmp_path, edges, numbers, said):

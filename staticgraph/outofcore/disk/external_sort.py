@@ -51,8 +51,6 @@ class EdgeSource:
     """
 
     def __init__(self, edges: Edges, num_nodes: int, chunk: int) -> None:
-        if chunk < 1:
-            raise BadGraph(f"chunk={chunk}; give at least 1 edge")
         self._num_nodes = num_nodes
         self.chunk: int = chunk
         # Checked by name, since this module does not need torch. PyG's Data is callable, like a

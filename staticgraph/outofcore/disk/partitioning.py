@@ -92,7 +92,7 @@ def partition(
     """
     whole = partial(whole_option, error=BadGraph)
     num_nodes, near = whole("num_nodes", num_nodes), whole("near", near)
-    seed, chunk = whole("seed", seed), whole("chunk", chunk)
+    seed, chunk = whole("seed", seed), whole("chunk", chunk, 1)
     if num_nodes < 1:
         raise BadGraph(f"num_nodes={num_nodes}; a graph needs at least one node")
     rows = None if features is None else feature_rows(features, num_nodes)

@@ -18,7 +18,6 @@ has no conflicts and the result does not depend on their order. Source: Duchi et
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from staticgraph.jit import loop
 from staticgraph.outofcore.sampling.link_sampling import LinkEnds
-from staticgraph.text.numeric_options import whole_option
+from staticgraph.text.numeric_options import real_option, whole_option
 
 EPSILON = np.float32(1e-10)
 Rows = NDArray[np.float32]
@@ -154,23 +153,15 @@ class LinkConfig:
             raise ValueError(f"decoder={self.decoder!r}; choose one of {', '.join(DECODERS)}")
         # Plain Python numbers, since configurations are compared by their text.
         for name in ("dimension", "batch_size", "chunks", "negatives", "seed"):
-            object.__setattr__(self, name, whole_option(name, getattr(self, name)))
+            number = whole_option(name, getattr(self, name), int(name != "seed"))
+            object.__setattr__(self, name, number)
         for name in ("degree_fraction", "rate", "spread"):
-            object.__setattr__(self, name, float(getattr(self, name)))
-        if not (0 <= self.rate < math.inf and 0 <= self.spread < math.inf and self.seed >= 0):
-            raise ValueError(
-                f"rate={self.rate}, spread={self.spread}, seed={self.seed}: none may be negative, "
-                "and all must be finite"
-            )
-        if min(self.dimension, self.batch_size, self.chunks, self.negatives) < 1:
-            raise ValueError(
-                f"dimension, batch_size, chunks and negatives must be positive: {self}"
-            )
+            object.__setattr__(self, name, real_option(name, getattr(self, name), 0.0))
         if self.batch_size % self.chunks:
             raise ValueError(
                 f"batch_size={self.batch_size} is not a multiple of chunks={self.chunks}"
             )
-        if not 0.0 <= self.degree_fraction <= 1.0:
+        if self.degree_fraction > 1.0:
             raise ValueError(f"degree_fraction={self.degree_fraction} is a share, 0 to 1")
 
 
