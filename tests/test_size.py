@@ -34,7 +34,7 @@ SIZES = {
     "staticgraph/memory": (6, 3842),
     "staticgraph/models": (5, 1415),  # typed graphs refused by name
     "staticgraph/nn": (44, 21398),  # searches in a forward with rows as a data set needs
-    "staticgraph/outofcore": (29, 18264),  # annotated attributes, a bounded message
+    "staticgraph/outofcore": (29, 18240),  # annotated attributes, a bounded message
     "staticgraph/packing": (17, 12974),
     "staticgraph/plans": (13, 9893),  # a large graph among small ones, few of them too
     "staticgraph/probing": (10, 4986),  # what is held out is not fitted

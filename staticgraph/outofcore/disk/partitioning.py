@@ -91,16 +91,14 @@ def partition(
             anything else; the message names it, and nothing is changed.
     """
     whole = partial(whole_option, error=BadGraph)
-    num_nodes, near = whole("num_nodes", num_nodes), whole("near", near)
+    num_nodes, near = whole("num_nodes", num_nodes, 1), whole("near", near)
     seed, chunk = whole("seed", seed), whole("chunk", chunk, 1)
-    if num_nodes < 1:
-        raise BadGraph(f"num_nodes={num_nodes}; a graph needs at least one node")
     rows = None if features is None else feature_rows(features, num_nodes)
     source = EdgeSource(edges, num_nodes, chunk)
     p = (
         _auto(num_nodes, 200 if rows is None else rows.shape[1] * rows.itemsize)
         if num_partitions == "auto"
-        else whole("num_partitions", num_partitions)
+        else whole("num_partitions", num_partitions, 1)
     )
     size = _partition_size(num_nodes, p)
     listed = [] if training_nodes is None else training_nodes
@@ -147,8 +145,6 @@ def partition(
 
 def _partition_size(num_nodes: int, p: int) -> int:
     """Returns ceil(N / p); rejects p if partitions at the end would be empty."""
-    if p < 1:
-        raise BadGraph(f"num_partitions={p}; give at least 1")
     size = math.ceil(num_nodes / p)
     if (filled := filled_partitions(num_nodes, p)) != p:
         raise BadGraph(
