@@ -29,7 +29,7 @@ SIZES = {
     "staticgraph/epochs": (9, 6100),  # torch's samplers, compared between ranks, draws named
     "staticgraph/files": (12, 3234),  # what was written, for stores and large graphs alike
     "staticgraph/internals": (8, 1753),  # whether PyG is there, the assembler of torch's builds
-    "staticgraph/kernels": (56, 44976),  # programs: any message over any edges, zeros of both signs
+    "staticgraph/kernels": (56, 45731),  # any message over any edges, several edges at once on CUDA
     "staticgraph/lightning": (4, 2390),  # own loaders, its own backward, predictions in order
     "staticgraph/memory": (6, 3842),
     "staticgraph/models": (5, 1415),  # typed graphs refused by name

@@ -13,8 +13,8 @@ Sums are float32. The dropout mask is Philox of seed, row, site, key and head, s
 :mod:`staticgraph.kernels.dropout_sum.gpu`.
 """
 
-# Launching a Triton function, with its options by name, is not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false
+# Launching a Triton function, with its options by name, is not typed, nor are Triton's sums.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Term = Number | None
 WARP = 32
 # How many numbers of a tile of several edges a thread holds, by the most lines of a loop; a running
 # value counts as two more. Compiled for an H100, with twice as many the gradients of PNA spill.
-NUMBERS = {18: 16, 38: 8, math.inf: 4}
+NUMBERS: dict[float, int] = {18: 16, 38: 8, math.inf: 4}
 # Numbers of the largest tile; more would spill registers.
 MAX_TILE = 8192
 # The smallest float32, from which a maximum starts: -inf less this is -inf, and no NaN.
