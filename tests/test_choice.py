@@ -142,6 +142,16 @@ def test_the_choice_and_its_numbers_are_in_the_report(hiv, tmp_path):
     assert Report.load(tmp_path / "report.json") == report
 
 
+class OverEdges(Net):
+    def forward(self, x, edge_index, edge_attr, batch):
+        least = 0 * edge_attr.min().float()  # of no edges there is none
+        return super().forward(x, edge_index, edge_attr, batch) + least
+
+
+def test_a_model_that_does_not_run_without_rows_is_chosen_for_all_the_same(hiv):
+    assert set(ways(auto(OverEdges(), hiv)).values()) == {"cuda-graph"}
+
+
 def test_a_tie_is_run_as_simply_as_can_be(hiv):
     """A device that is busy anyway gains nothing: everything stays eager, and nothing is held."""
     model = Net()

@@ -303,13 +303,23 @@ class Repeated(OverSubgraphs):
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 def test_rows_are_repeated_as_often_as_a_graph_has_subgraphs(mode):
     graphs, model = nested(), Repeated(None)
+    single = Nested(x=torch.ones(1, 4), edge_index=torch.zeros(2, 0, dtype=torch.long))
+    single.node_to_subgraph = single.subgraph_to_graph = torch.zeros(1, dtype=torch.long)
+    graphs.append(single)
     for graph in graphs:
         graph.count = len(graph.subgraph_to_graph)
     expected = model(Batch.from_data_list(graphs)).detach()
     store = sg.GraphStore.from_pyg(graphs)
-    runner = sg.StaticGraphRunner(model, sg.plan_buckets(store, batch_size=4), mode)
+    plan = sg.plan_buckets(store, batch_size=4)
+    assert sg.check(model, plan, store, rewrites=True).compiles
+    runner = sg.StaticGraphRunner(model, plan, mode)
     runner(next(iter(runner.loader(store))))
     torch.testing.assert_close(runner.predict(graphs), expected)
+    bare = sg.StaticGraphRunner(model, replace(plan, source=lambda: None), "fused")
+    with pytest.raises(sg.NotStatic, match=r"which rows 'count' counts is known from graphs alone"):
+        bare.warmup(phases=("eval",))
+    # As many nodes as subgraphs: what its count counts is known from the batches before.
+    torch.testing.assert_close(runner.predict([single]), expected[-1:])
 
 
 def test_a_pool_by_another_index_is_not_one_to_graphs():

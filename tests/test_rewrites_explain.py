@@ -261,3 +261,28 @@ def test_where_the_forward_differentiates_messages_are_programs(conv, esol):
     found = fired(assert_as_in_plain_pyg(seeded(lambda: Forces(conv)), esol))
     assert found["neighbours"] >= 1
     assert found["batch_norm"] == 1
+
+
+class Shifted(nn.Module):
+    """Each graph's nodes beside the sum of the next graph, as in a contrastive loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(9, 4)
+
+    def forward(self, data):
+        h = self.lin(data.x.float())
+        graphs = global_add_pool(h, data.batch, data.num_graphs)
+        following = (torch.arange(len(graphs), device=h.device) + 1) % data.num_real_graphs
+        return h, graphs[following][data.batch]
+
+
+def test_a_model_that_divides_by_the_number_of_graphs_is_warmed_up_with_graphs(hiv):
+    model, plan, rows = Shifted(), sg.BucketPlan.of([CAPACITY]), {0: "node", 1: "node"}
+    with pytest.raises(ValueError, match=r"say rows=\{'0': 'node'\}"):
+        sg.check(model, plan, hiv, rewrites=True)
+    assert sg.check(model, plan, hiv, rewrites=True, rows=rows).rewrites
+    runner = sg.StaticGraphRunner(model, plan, "fused", rows=rows).warmup(hiv, ("eval",))
+    batch = sg.StaticBatch.of(hiv, IDS, CAPACITY)
+    for ours, expected in zip(runner.eval_step(batch).out, model.eval()(batch), strict=True):
+        torch.testing.assert_close(ours, expected * batch.node_mask[:, None])

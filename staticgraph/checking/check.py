@@ -43,7 +43,7 @@ from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.norm.batch_norm import SINGLE
 from staticgraph.nn.refused_layers import caching_layers, unheard_hooks
-from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
+from staticgraph.nn.utils.own_sizes import asks, note_counts, with_own_sizes
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.attention import AttentionRow
 from staticgraph.sizes.capacity import Capacity
@@ -268,6 +268,8 @@ class _Check:
 
     def _traced(self) -> int:
         model, context = self._copy()
+        if self._own_sizes:
+            note_counts(self._batch, context.counted)
 
         def compute(batch: StaticBatch) -> Any:
             """The function to trace: the forward in the context of a batch."""

@@ -112,4 +112,6 @@ def explain(
     subject = replace(subject, model=copy.deepcopy(subject.model).train(), optimizer=None)
     computation = Computation(subject)
     work = "forward" if subject.loss is None else "step"
+    with Restored(nothing=True):
+        computation.run(work, batch.to(subject.device))  # what it raises says more than a trace's
     return Explanation.of([CapturedStep(computation, work, batch.to(subject.device)).captured])

@@ -286,7 +286,7 @@ class Preparation:
         self._steps.close()
         self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
         self._commit_gradients(phases)
-        prepare = partial(self.prepare, schema=schema)
+        prepare = partial(self.prepare, schema=schema, example=example)
         with (
             self._steps.untouched(),
             self._steps.accumulated.set_aside(),
@@ -326,7 +326,14 @@ class Preparation:
             text = f"{how_many(len(first.buckets), 'bucket')} compared with eager"
             print(f"{text} in {first.seconds:.1f} s", file=sys.stderr)
 
-    def prepare(self, way: str, bucket: int, phase: str, schema: Schema) -> None:
+    def prepare(
+        self,
+        way: str,
+        bucket: int,
+        phase: str,
+        schema: Schema,
+        example: StaticBatch | GraphColumns | None = None,
+    ) -> None:
         """Compiles or records a phase of a bucket, under the budget; on all ranks or on none."""
         ranks = self._execution.ranks
         guard, together = nullcontext(), nullcontext() if ranks is None else ranks.together()
@@ -335,7 +342,7 @@ class Preparation:
             measures = self.commitments.allocator is not None
             self.warmed = self.commitments.warmed if measures else None
         with together, guard, self.watched(bucket, phase):
-            self._prepare(way, bucket, phase, schema)
+            self._prepare(way, bucket, phase, schema, example)
 
     def _commit_gradients(self, phases: Iterable[str]) -> None:
         """Commits, in advance, the gradients of recordings beyond one step per bucket."""
@@ -348,8 +355,17 @@ class Preparation:
         if "forward" in phases and recorded:
             self.commitments.pairs(buckets)
 
-    def _prepare(self, way: str, bucket: int, phase: str, schema: Schema) -> None:
+    def _prepare(
+        self,
+        way: str,
+        bucket: int,
+        phase: str,
+        schema: Schema,
+        example: StaticBatch | GraphColumns | None,
+    ) -> None:
         """Compiles, or records, what a phase of a bucket needs; does nothing for ``eager``.
+
+        It runs over graphs of the example, if there is one: a model may divide by their number.
 
         Raises:
             NotStatic: it cannot be compiled or recorded.
@@ -369,7 +385,7 @@ class Preparation:
             else:
                 steps.begin_recording(schema).record(bucket, work, self.warmed)
             return
-        batch = StaticBatch.blank(steps.layout(bucket, schema), self._device)
+        batch = trial_batch(steps.layout(bucket, schema), example, self._device)
         key = (way, bucket, phase)
         if steps.mode.recording and key not in self._recorded_whole:
             with whole_recording(self._device, phase, f"bucket {bucket} {phase}") as graphs:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,8 @@ class Trials:
             )
             # Other ranks do not wait for a batch of another size.
             if phase == "step" and len(ready) > 1 and batch.real and self._steps.ranks is None:
-                self._empty_ms[key] = self._measure_empty(batch, batch.real.extra, phase)
+                with suppress(Exception):  # a model need not run without rows: edge_index.max()
+                    self._empty_ms[key] = self._measure_empty(batch, batch.real.extra, phase)
 
     def _measure_empty(
         self, batch: StaticBatch, extra: tuple[tuple[str, int], ...], phase: str

@@ -87,8 +87,9 @@ class SlotLayout:
             raise PlanMismatch(
                 f"the data counts {', '.join(names) or 'nodes, edges and graphs alone'} but the "
                 f"capacity {self.capacity} has rows for {', '.join(planned) or 'none of these'}: "
-                "make the plan with plan_buckets(store, ...), or name them with "
-                "Capacity(..., extra={name: rows})"
+                "make the plan from a store, which counts rows of every kind: plan_buckets(store, "
+                "...), plan_stream(sg.GraphStore.from_pyg(graphs, keep_order=True), ...); or name "
+                "them with Capacity(..., extra={name: rows})"
             )
         if self.schema.counts_edges and not self.capacity.edge_reserve:
             raise PlanMismatch(

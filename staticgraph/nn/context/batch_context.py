@@ -311,7 +311,7 @@ class BatchContext:
         levels = [
             (rows.counted, size // count)
             for count, rows in self._rows.entries
-            if rows.counted and size % count == 0
+            if rows.counted and count and size % count == 0
         ]
         noted = find_record()
         if noted is None:

@@ -29,9 +29,11 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import DisableTorchFunctionSubclass, traced_here
 from staticgraph.nn.context.bound_batch import Binding, present
 from staticgraph.nn.context.marked_tensor import marked
+from staticgraph.schema import Schema
 
 _ASKED: ContextVar[list[str] | None] = ContextVar("asked_sizes", default=None)
 
@@ -241,19 +243,53 @@ def _of_padding(batch: StaticBatch, level: str, counts: Tensor) -> tuple[Tensor,
 
 
 def _counted_level(binding: Binding, field: str, counts: Tensor) -> str | None:
-    """The level whose rows a field counts, by its values; in a trace, which has none, the level
-    of an earlier run, or nodes: torch refuses a sum that is not the number of rows."""
-    known, batch = binding.context.counted, binding.batch
+    """The level whose rows a field counts, by its values; in a trace, which has none, the noted
+    level, or, where there are no rows of other kinds, nodes: torch refuses a sum that is not the
+    number of rows.
+
+    Raises:
+        NotStatic: in a trace, if rows of several kinds come into question.
+    """
+    known = binding.context.counted
     if traced_here():
+        if field not in known and _row_axes(binding.batch.layout.schema):
+            raise NotStatic(
+                f"which rows {field!r} counts is known from graphs alone: give some to warmup(), a "
+                "store or a batch"
+            )
         return known.get(field, "node")
-    axes = [axis.name for axis in batch.layout.schema.axes if axis.kind == "rows"]
-    for level in ("node", *axes):
+    levels = _note_level(binding.batch, known, field, counts)
+    return known[field] if known.get(field) in levels else next(iter(levels), None)
+
+
+def _note_level(batch: StaticBatch, known: dict[str, str], field: str, counts: Tensor) -> list[str]:
+    """Returns the levels of which each real graph has as many rows as a field says, and notes it
+    if there is one: a molecule of a single atom also has a single ring."""
+    levels = []
+    for level in ("node", *_row_axes(batch.layout.schema)):
         real, _, rows = _of_padding(batch, level, counts)
         if torch.equal(torch.where(real, counts, 0), torch.where(real, rows, 0)):
-            if bool((counts * real).any()):
-                known[field] = level
-            return level
-    return None
+            levels.append(level)
+    if len(levels) == 1:
+        known[field] = levels[0]
+    return levels
+
+
+def note_counts(batch: StaticBatch, known: dict[str, str]) -> None:
+    """Notes which rows the fields count whose values say so, for the traces to come."""
+    for name in _count_fields(batch.layout.schema):
+        _note_level(batch, known, name, batch[name])
+
+
+def _row_axes(schema: Schema) -> list[str]:
+    return [axis.name for axis in schema.axes if axis.kind == "rows"]
+
+
+def _count_fields(schema: Schema) -> list[str]:
+    """The fields with a whole number per graph, of data whose nodes have no types."""
+    fields = () if schema.hetero else schema
+    plain = ((), "int64", 1, 0, ())
+    return [field.name for field in fields if field.level == "graph" and field.layout[2:] == plain]
 
 
 def _is_shift(part: slice) -> bool:
@@ -305,9 +341,7 @@ def with_own_sizes(batch: StaticBatch) -> StaticBatch:
     if not schema.hetero:
         kinds["batch"] = _kind_of(_OfNodes, ("graph",))
         kinds.setdefault("edge_index", _kind_of(_Ends, ("node", "node")))
-        for field in schema:
-            if field.level == "graph" and field.layout[2:] == ((), "int64", 1, 0, ()):
-                kinds[field.name] = _kind_of_counts(field.name)
+        kinds |= {name: _kind_of_counts(name) for name in _count_fields(schema)}
     return batch.replace(**{name: marked(tensors[name], kind) for name, kind in kinds.items()})
 
 

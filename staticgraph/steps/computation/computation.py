@@ -37,7 +37,7 @@ from staticgraph.nn.convert import context_of
 from staticgraph.nn.late_layers import Newcomers
 from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
 from staticgraph.nn.refused_layers import caching_layers
-from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
+from staticgraph.nn.utils.own_sizes import asks, note_counts, with_own_sizes
 from staticgraph.schema import COUNTS, POINTERS, Level
 from staticgraph.steps.computation.model_arguments import forward_of, optional_fields
 from staticgraph.steps.computation.model_setup import Subject, name_of
@@ -171,6 +171,8 @@ class Computation:
                     self._device,
                     self._sizes,
                 )
+            if self._own_sizes:
+                note_counts(batch, self._context.counted)
             for path in provenance.uncounted:
                 flag_single_rows(self._model.get_submodule(path), self._device)
             self._known[training] = provenance

@@ -292,7 +292,8 @@ def why_not_compiled(error: Exception, seen: str | None) -> str:
     lines = [f"the model or the loss raises {seen}" if seen else obstacle.operation]
     if any(_of_model(match["file"]) for match in _FRAME.finditer(message)):
         lines.append(f"{obstacle.where}: {obstacle.line}")
-    if not (seen or "").startswith(NotStatic.__name__):  # whose own text says what to do
+    own = (seen or "").startswith(NotStatic.__name__)  # whose text says what to do
+    if (obstacle.advice and not own) or not seen:
         lines.append(obstacle.advice or "Give the operation a static form, or use mode='eager'")
     return "\n".join([*lines, "torch's own text: str(error.__context__)"])
 
