@@ -269,3 +269,13 @@ def test_nothing_is_captured_again_while_it_trains():
         mean.backward()
         optimizer.step()
     assert len(graphs) == 1
+
+
+def test_a_layer_for_each_degree_runs_over_its_own_nodes_in_eager():
+    rows, model = [], model_of(next(case for case in CASES if case.name == "MFConv"))
+    layers = [layer for name, layer in model.named_modules() if "lins_l." in name]
+    for layer in layers:
+        layer.register_forward_hook(lambda layer, args, out: rows.append(len(out)))
+    sg.StaticGraphRunner(model, [CAPACITY], "eager", forward=call).predict(list(graphs()))
+    assert len(layers) > 1
+    assert sum(rows[-len(layers) :]) == CAPACITY[0]

@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -381,7 +382,7 @@ class Whole(ByName):
 
 @pytest.mark.parametrize("mode", ["eager", "fused", "default"])
 @pytest.mark.parametrize("model", [ByName, Whole])
-@pytest.mark.parametrize("kind", [dict, Molecules, "Fields"])
+@pytest.mark.parametrize("kind", [dict, Molecules, SimpleNamespace, "Fields"])
 def test_a_model_of_a_batch_of_any_class_is_called_by_names_or_with_the_batch(kind, model, mode):
     values = {"x": torch.randn(5, 2).double(), "bonds": torch.tensor([[0, 1, 4], [1, 0, 3]]),
               "mol": torch.tensor([0, 0, 1, 1, 1]), "y": torch.randn(2, 1).double()}  # fmt: skip
@@ -393,7 +394,7 @@ def test_a_model_of_a_batch_of_any_class_is_called_by_names_or_with_the_batch(ki
     plain = ByName.forward(net, *(values[name] for name in ("x", "mol", "y")))
 
     def loss(out, batch):
-        return (out - (batch.y if isinstance(batch, Molecules) else batch["y"])).square()
+        return (out - (batch.y if hasattr(batch, "y") else batch["y"])).square()
 
     runner = sg.StaticGraphRunner(net, padder, mode, loss=loss, optimizer=sgd(net, 0.0))
     expected = (plain - values["y"]).square().mean().item()
@@ -850,6 +851,14 @@ def test_a_sampler_draws_the_graphs_of_every_epoch():
     assert sorted(chain(*ranks[0], *ranks[1])) == drawn
     with pytest.raises(IndexError, match=r"the sampler's draws\[1\] is 500, but the store has"):
         list(sg.StaticLoader(store, plan, sampler=[3, 500]))
+    with pytest.raises(
+        ValueError, match=r"the sampler's draws: entry 1 is 1.5, which is not a whol"
+    ):
+        list(sg.StaticLoader(store, plan, sampler=[3, 1.5]))
+    with pytest.raises(
+        TypeError, match=r"sampler= draws lists of graphs: give it as batch_sampler="
+    ):
+        list(sg.StaticLoader(store, plan, sampler=[[3], [1]]))
     with pytest.raises(ValueError, match="sampler= and shuffle= exclude each other"):
         loader(shuffle=True)
     draws = [

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -81,8 +82,12 @@ def copies_of(tensors: list[Tensor]) -> Sequence[Tensor]:
 _LOOKS_INTO_OBJECTS = not torch.__version__.startswith("2.11.")
 
 
+class _Namespace:
+    """Stands for a ``SimpleNamespace``, of which torch cannot trace how one is made."""
+
+
 def copied(instance: Any) -> Any:
-    """Returns a copy of a dataclass instance, of which the caller sets each field.
+    """Returns a copy of a dataclass instance or a namespace, of which the caller sets each field.
 
     ``copy.copy`` cannot be traced on torch 2.11, nor on 2.13 if the class has slots. So under
     tracing, attributes that are not fields are copied only if torch can trace access to
@@ -90,7 +95,8 @@ def copied(instance: Any) -> Any:
     """
     if not torch.compiler.is_dynamo_compiling():
         return copy.copy(instance)
-    duplicate = object.__new__(type(instance))
+    kind = type(instance)
+    duplicate = object.__new__(_Namespace if kind is SimpleNamespace else kind)
     if _LOOKS_INTO_OBJECTS and hasattr(instance, "__dict__"):
         duplicate.__dict__.update(instance.__dict__)
     return duplicate

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -149,6 +150,8 @@ def _changed(value: Any, changes: Mapping[str, Any]) -> Any:
         return value._replace(**values)  # pyright: ignore[reportAttributeAccessIssue]
     if type(value) is dict:
         changed = dict(value)  # a trace knows no other copy of one
+    elif type(value) is SimpleNamespace:  # nor that of one of C's types
+        changed, values = copied(value), vars(value) | values
     elif dataclasses.is_dataclass(value):  # nor that of slots
         changed = copied(value)
         names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]

@@ -38,7 +38,7 @@ from staticgraph.packing.random import stream_of
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import EDGE_INDEX
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore, require_there
 from staticgraph.store.random_states import kept_random_states
@@ -422,11 +422,15 @@ def _draw_of(
             drawn = [*source]
         for each, state in zip(generators, states, strict=True):
             each.set_state(state)
+        name, other = ("sampler", "batch_sampler")[:: 1 if batch_sampler is None else -1]
+        if drawn and (np.ndim(drawn[0]) > 0) == (name == "sampler"):
+            what = "lists of graphs" if name == "sampler" else "single graphs"
+            raise TypeError(f"{name}= draws {what}: give it as {other}=")
         if batch_sampler is None:
-            return np.asarray(drawn, np.int64).reshape(-1), None
+            return whole_numbers(drawn, "the sampler's draws"), None
         bounds = np.cumsum([0, *map(len, drawn)], dtype=np.int64)
         order = [number for batch in drawn for number in batch]
-        return np.asarray(order, np.int64), bounds
+        return whole_numbers(order, "the batch sampler's draws"), bounds
 
     return draw
 

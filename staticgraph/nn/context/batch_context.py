@@ -23,6 +23,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import traced_here
+from staticgraph.internals.fakes import FakeTensor
 from staticgraph.nn.context.bound_batch import bind, present, unbind
 from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
 from staticgraph.nn.context.leaf_calls import leaves
@@ -337,6 +338,12 @@ class BatchContext:
         """Returns how many leading rows are real, as a host number; None if it is not known."""
         real = self.real
         return None if real is None or rows.counted is None else real.of(rows.counted)
+
+    def free_sizes(self, value: Tensor) -> bool:
+        """Whether shapes may follow from a tensor's values: not on CUDA, where reading a number
+        would wait, nor for a probe, which must hold for any batch."""
+        free = self.real is not None and value.device.type == "cpu"
+        return free and not isinstance(value, FakeTensor)
 
     # ------------------------------------------------------------------ groups
 

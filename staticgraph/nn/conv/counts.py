@@ -21,7 +21,8 @@ from staticgraph.nn.utils.self_loops import static_add_self_loops, static_remove
 
 
 class StaticMFConv(MFConv):
-    """``MFConv``: every degree's layer over all nodes, each node keeps that of its degree."""
+    """``MFConv``: every degree's layer over all nodes, each node keeps that of its degree; over the
+    nodes of its degree alone where shapes need not be fixed."""
 
     _staticgraph: BatchContext
 
@@ -31,6 +32,8 @@ class StaticMFConv(MFConv):
         if self._staticgraph.batch is None or not isinstance(edge_index, Tensor):
             return super().forward(x, edge_index, size)
         x = (x, x) if isinstance(x, Tensor) else x
+        if self._staticgraph.free_sizes(x[0]):
+            return super().forward(x, edge_index, size)
         target = edge_index[1 if self.flow == "source_to_target" else 0]
         rows = x[1] if x[1] is not None else x[0]
         nodes = rows.size(self.node_dim)

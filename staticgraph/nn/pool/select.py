@@ -25,7 +25,6 @@ from torch_geometric.nn.pool.select import SelectTopK
 from torch_geometric.utils import scatter, softmax
 
 from staticgraph.errors import NotStatic
-from staticgraph.internals.fakes import FakeTensor
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.rows import RowKind
 
@@ -177,11 +176,8 @@ def _best(
 
 
 def _rows_for(context: BatchContext, keep_mask: Tensor, most: int) -> int:
-    """As many rows as are kept, where shapes need not be fixed; else the most that may be: also on
-    CUDA, where reading the number would wait, and for a probe, which must hold for any batch."""
-    if context.real is None or keep_mask.device.type != "cpu" or isinstance(keep_mask, FakeTensor):
-        return most
-    return int(keep_mask.sum())
+    """As many rows as are kept, where shapes need not be fixed; else the most that may be."""
+    return int(keep_mask.sum()) if context.free_sizes(keep_mask) else most
 
 
 def _most(ratio: float, nodes: int, groups: int, widest: int) -> tuple[int, int]:
