@@ -60,6 +60,9 @@ def test_a_plan_for_a_cap(data, memory, capsys, tmp_path):
     found = sg.BucketPlan.load(plan)
     assert sg.MemoryBudget("300KiB").fits(MemoryModel.load(memory), found.capacities)
     assert "predicted" in found.note
+    others = ["--data", "examples/data/PROTEINS.npz", *words]
+    assert cli.main(["plan", *others]) == 2
+    assert "was probed on other data: its batches have 81, 41 and 21 b" in capsys.readouterr().err
 
 
 def given_to_probe(monkeypatch) -> list[dict]:

@@ -34,8 +34,10 @@ from staticgraph.training.options import (
 )
 
 if TYPE_CHECKING:
+    from staticgraph.memory.memory_model import MemoryModel
     from staticgraph.packing.packing_result import Packing
     from staticgraph.plans.plan import BucketPlan
+    from staticgraph.schema import Schema
     from staticgraph.sizes.histogram import SizeHistogram
 
 GOAL = Parameter(group=Group.create_ordered("what to plan (one of; --graphs 128 by default)"))
@@ -273,7 +275,7 @@ def _plan(
     price = StepCost(*options.cost) if options.cost else StepCost()
     best = options.effort == "best"
     begin = time.perf_counter()
-    memory = _memory(options, opened)
+    memory = _memory(options, source, opened)
     with nullcontext() if best else waiting("choosing the shapes of batches"):
         plan = plan_buckets(
             source,
@@ -305,7 +307,7 @@ def _plan(
     return document, "\n".join(lines)
 
 
-def _memory(options: PlanOptions, opened: Any) -> dict[str, Any]:
+def _memory(options: PlanOptions, source: Any, opened: Any) -> dict[str, Any]:
     """The arguments of ``plan_buckets`` for --max-memory: the cap, and the memory of a step."""
     if not options.max_memory:
         return {}
@@ -314,11 +316,32 @@ def _memory(options: PlanOptions, opened: Any) -> dict[str, Any]:
 
     if options.memory:
         memory = MemoryModel.load(options.memory)
+        _check_same_rows(memory, options, source.schema)
     else:
         with waiting(f"measuring steps of {options.model}"):
             memory = measure(opened, options, ProbeOptions(like="cuda"))
     budget = MemoryBudget(options.max_memory)
     return {"memory": memory, "budget": budget, "min_steps_per_epoch": options.min_steps}
+
+
+def _check_same_rows(memory: MemoryModel, options: PlanOptions, schema: Schema) -> None:
+    """Refuses a model of memory that was probed on data with other fields.
+
+    Raises:
+        UsageError: a row of the data has another number of bytes.
+    """
+    from staticgraph.probing.probe import batch_bytes
+
+    either = [batch_bytes(schema, ordered)[1:] for ordered in {False, schema.has_pointers}]
+    probed = memory.batch[1:]
+    if probed not in either:
+        (node, edge, graph, _), (here, there, each, _) = probed, either[0]
+        raise UsageError(
+            f"--memory {options.memory} was probed on other data: its batches have {node:g}, "
+            f"{edge:g} and {graph:g} bytes per node, edge and graph, and those of {options.data} "
+            f"{here:g}, {there:g} and {each:g}; staticgraph probe --data {options.data} --out "
+            "FILE measures these"
+        )
 
 
 def _draw(options: PlanOptions, histogram: SizeHistogram, result: Packing | BucketPlan) -> None:
