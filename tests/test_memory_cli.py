@@ -61,7 +61,7 @@ def test_a_plan_for_a_cap(data, memory, capsys, tmp_path):
     assert sg.MemoryBudget("300KiB").fits(MemoryModel.load(memory), found.capacities)
     assert "predicted" in found.note
     others = ["--data", "examples/data/PROTEINS.npz", *words]
-    assert cli.main(["plan", *others]) == 2
+    assert status_of(["plan", *others]) == 2
     assert "was probed on other data: its batches have 81, 41 and 21 b" in capsys.readouterr().err
 
 
