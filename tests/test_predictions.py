@@ -8,6 +8,7 @@ import torch
 from support.graphs import double_graphs
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import DeepSetsAggregation, PointNetConv, global_add_pool, global_max_pool
+from torch_geometric.utils import to_dense_batch
 
 import staticgraph as sg
 from staticgraph.steps.computation.model_setup import Subject
@@ -53,6 +54,23 @@ def test_nested_outputs_are_those_of_plain_pyg(kind):
         torch.testing.assert_close(a[number], pooled[0], rtol=0, atol=1e-10)
         torch.testing.assert_close(nodes[number], of_nodes, rtol=0, atol=1e-10)
         torch.testing.assert_close(edges[number], of_edges, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_blocks_as_wide_as_a_batch_are_a_list(mode):
+    data = double_graphs(range(3, 15))
+    plan = sg.plan_buckets(sg.GraphStore.from_pyg(data), batch_size=3)
+    model = torch.nn.Linear(4, 2).double()
+
+    def forward(model, batch):
+        rows, mask = to_dense_batch(model(batch.x), batch.batch)
+        return rows @ rows.transpose(1, 2) * mask[:, None] * mask[..., None]
+
+    blocks = sg.StaticGraphRunner(model, plan, mode, forward=forward).predict(data)
+    for graph, block in zip(data, blocks, strict=True):
+        rows, n = model(graph.x), graph.num_nodes
+        torch.testing.assert_close(block[:n, :n], rows @ rows.T)
+        assert not block[n:].any()
 
 
 def test_a_tensor_without_rows_is_named():

@@ -374,6 +374,9 @@ def test_a_layer_that_keeps_the_first_batch_is_refused():
     assert "pass cached=False" in obstacle.operation
     with pytest.raises(sg.NotStatic, match=r"conv: GCNConv\(cached=True\).*pass cached=False"):
         sg.StaticGraphRunner(model, PLAN)
+    rare = torch.nn.Embedding(3, 2, scale_grad_by_freq=True)
+    with pytest.raises(sg.NotStatic, match=r"pass scale_grad_by_freq=False"):
+        sg.StaticGraphRunner(rare, PLAN, forward=lambda model, batch: model(batch.z))
 
 
 def test_a_list_of_graphs_is_no_store():

@@ -42,7 +42,7 @@ from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.norm.batch_norm import SINGLE
-from staticgraph.nn.refused_layers import caching_layers, unheard_hooks
+from staticgraph.nn.refused_layers import refused_options, unheard_hooks
 from staticgraph.nn.utils.own_sizes import asks, note_counts, with_own_sizes
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.attention import AttentionRow
@@ -138,7 +138,7 @@ class _Check:
             by_nature -= {HOST_COPY}
         compiles = graphs == 1 and self._static and not by_nature & {"refused", HOST_COPY}
         recordable = compiles and not self._obstacles
-        refused = stopped or bool(caching_layers(self._stock))
+        refused = stopped or bool(refused_options(self._stock))
         inert = {} if refused else self._measured()
         parity, note = (None, "not compared: a layer is refused") if refused else self._compared()
         note = DID_NOT_RUN if stopped else note
@@ -260,7 +260,7 @@ class _Check:
 
     def _refused_options(self) -> None:
         """Finds layers that are refused for their options or hooks rather than for their class."""
-        for path, why in (unheard_hooks(self._stock) | caching_layers(self._stock)).items():
+        for path, why in (unheard_hooks(self._stock) | refused_options(self._stock)).items():
             kind = type(self._stock.get_submodule(path))
             self._obstacles.append(
                 Obstacle(why, defined_at(kind), f"class {kind.__name__}", "refused", path)

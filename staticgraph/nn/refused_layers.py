@@ -94,17 +94,25 @@ def unheard_hooks(model: torch.nn.Module) -> dict[str, str]:
     return hooks
 
 
-def caching_layers(model: torch.nn.Module) -> dict[str, str]:
-    """Maps the path of each layer that caches the first batch's normalisation to why it is refused.
+def refused_options(model: torch.nn.Module) -> dict[str, str]:
+    """Maps the path of each layer with an option that padding or fixed shapes make wrong to why.
 
-    PyG would raise for a batch of another size; with fixed shapes the error would go unnoticed.
+    With ``cached=True``, PyG would raise for a batch of another size; with fixed shapes the error
+    would go unnoticed.
     """
-    return {
-        path: f"{type(module).__name__}(cached=True) would go on with the first batch's edges: "
-        "pass cached=False"
-        for path, module in model.named_modules()
-        if hasattr(module, "propagate") and getattr(module, "cached", False) is True
-    }
+    refused = {}
+    for path, module in model.named_modules():
+        kind = type(module).__name__
+        if hasattr(module, "propagate") and getattr(module, "cached", False) is True:
+            refused[path] = (
+                f"{kind}(cached=True) would go on with the first batch's edges: pass cached=False"
+            )
+        elif getattr(module, "scale_grad_by_freq", False) is True:
+            refused[path] = (
+                f"{kind}(scale_grad_by_freq=True) would count padding rows, too: pass "
+                "scale_grad_by_freq=False"
+            )
+    return refused
 
 
 def refused_forms() -> dict[type[torch.nn.Module], type[torch.nn.Module]]:

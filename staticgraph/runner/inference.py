@@ -127,7 +127,8 @@ class Inference:
 
         Returns:
             For one output per graph, a tensor ``[n, ...]`` on the CPU; for one per node or per
-            edge, a list of ``n`` tensors, edges in the order of each graph's ``edge_index``.
+            edge, a list of ``n`` tensors, edges in the order of each graph's ``edge_index``; also a
+            list for blocks that are as wide as the largest graph of a batch (``to_dense_batch``).
             Tuples, lists and dicts of these as the model returns them; within them, a scalar tensor
             gives one value per batch, and None stays None.
 

@@ -198,8 +198,8 @@ class Predictions:
     def in_order(self) -> Any:
         """Returns the outputs of all graphs, in the order of the store.
 
-        A tensor ``[n, ...]`` for an output per graph, a list of ``n`` tensors for other rows,
-        ``[batches]`` for a scalar tensor, and the latest value for anything else; in tuples, lists
+        A tensor ``[n, ...]`` for an output per graph, a list of ``n`` tensors for other rows and
+        for blocks as wide as the batch's largest graph, ``[batches]`` for a scalar tensor, and the latest value for anything else; in tuples, lists
         and dicts as the model returns them.
         """
         if self._container is not None:
@@ -211,4 +211,5 @@ class Predictions:
             return self._plain
         pieces = [piece for piece in self._pieces if piece is not None]
         assert len(pieces) == len(self._pieces)
-        return torch.stack(pieces) if self._level == "graph" else pieces
+        alike = len({piece.shape for piece in pieces}) <= 1
+        return torch.stack(pieces) if self._level == "graph" and alike else pieces

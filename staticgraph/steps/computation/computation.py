@@ -36,7 +36,7 @@ from staticgraph.nn.context.leaf_calls import FACTS, batch_facts
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.late_layers import Newcomers
 from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
-from staticgraph.nn.refused_layers import caching_layers
+from staticgraph.nn.refused_layers import refused_options
 from staticgraph.nn.utils.own_sizes import asks, note_counts, with_own_sizes
 from staticgraph.schema import COUNTS, POINTERS, Level
 from staticgraph.steps.computation.model_arguments import forward_of, optional_fields
@@ -126,7 +126,7 @@ class Computation:
         self._device = subject.device
         self._sanitize = subject.sanitize
         self._differentiable = subject.differentiable
-        for path, why in caching_layers(model).items():
+        for path, why in refused_options(model).items():
             raise NotStatic(f"{path or 'the model'}: {why}")
         self._context = context_of(model)
         self.newcomers: Newcomers = Newcomers(model)
