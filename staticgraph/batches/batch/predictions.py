@@ -199,8 +199,8 @@ class Predictions:
         """Returns the outputs of all graphs, in the order of the store.
 
         A tensor ``[n, ...]`` for an output per graph, a list of ``n`` tensors for other rows and
-        for blocks as wide as the batch's largest graph, ``[batches]`` for a scalar tensor, and the latest value for anything else; in tuples, lists
-        and dicts as the model returns them.
+        for blocks as wide as the batch's largest graph, ``[batches]`` for a scalar tensor, and the
+        latest value for anything else; in tuples, lists and dicts as the model returns them.
         """
         if self._container is not None:
             parts = [self._parts[key].in_order() for key, _ in parts_of(self._container) or ()]
