@@ -334,6 +334,21 @@ def test_an_output_that_depends_on_the_bucket_is_refused():
         _require_alike(forms, torch.nn.Identity())
 
 
+@pytest.mark.slow
+def test_a_model_that_divides_by_the_number_of_graphs_is_exported_over_graphs(graphs, tmp_path):
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    model = torch.nn.Linear(9, 2)
+
+    def forward(model, batch):
+        return model(batch.x.float()) * (1 + 10 % batch.num_real_graphs)
+
+    plan = sg.plan_buckets(store, batch_size=4)
+    runner = sg.StaticGraphRunner(model, plan, "eager", forward=forward)
+    runner.export(tmp_path / "linear", progress=False)  # the plan knows its graphs
+    answers = sg.load_exported(tmp_path / "linear").predict(graphs)
+    torch.testing.assert_close(answers, runner.predict(graphs))
+
+
 def test_an_export_needs_the_fields():
     runner = sg.StaticGraphRunner(torch.nn.Linear(1, 1), [(9, 20, 3)], mode="eager")
     with pytest.raises(ValueError, match=r"export\(folder, example=store\)"):

@@ -33,12 +33,14 @@ from staticgraph.runner.export_manifest import (
     package_name,
 )
 from staticgraph.runner.prediction import require_rows
+from staticgraph.runner.trials import trial_batch
 from staticgraph.schema import Schema
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_state import evaluating, untouched
 from staticgraph.steps.tracing.obstacles import obstacles
 from staticgraph.steps.tracing.trace import tracing_options
+from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.progress import bar
 
 
@@ -65,6 +67,7 @@ def export(
     subject: Subject,
     plan: BucketPlan,
     schema: Schema,
+    example: StaticBatch | GraphColumns | None = None,
     *,
     overwrite: bool = False,
     progress: bool = True,
@@ -80,7 +83,7 @@ def export(
     ):
         for bucket in progress_bar:
             layout = SlotLayout(bucket, plan.capacities[bucket], schema, subject.pointers)
-            batch = StaticBatch.blank(layout, subject.device)
+            batch = trial_batch(layout, example, subject.device)
             path = new / package_name(bucket)
             shapes.append(_compile(path, computation, subject.model, batch))
             check_entries(path, path.read_bytes())

@@ -18,6 +18,7 @@ from staticgraph.batches.batch.own_class import static_of
 from staticgraph.batches.batch.predictions import Predictions
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.padding.padder import Padder, SplitBatch
+from staticgraph.batches.padding.read_batch import graphs_of
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.counters import BucketStatistics, take
@@ -204,6 +205,7 @@ class Inference:
                 self.subject,
                 replace(self.plan, schema=schema),
                 schema,
+                graphs_of(self.plan) if example is None else example,
                 overwrite=overwrite,
                 progress=progress,
             )
