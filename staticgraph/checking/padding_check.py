@@ -324,7 +324,8 @@ def _graphs_in(batch: StaticBatch) -> int:
 LAYERS = "Reduce over each graph with a pool and the batch vector, or mask with batch.node_mask"
 LOSSES = (
     "In a loss, sg.masked_mean(values, batch) is the mean of rows, and batch.graph_mask "
-    "(node_mask, edge_mask) leaves padding out of anything else"
+    "(node_mask, edge_mask) leaves padding out of anything else; a BatchNorm that the loss alone "
+    "holds counts padding rows until the model holds it, too (model.head = head)"
 )
 SIZES = (
     "; batch.num_nodes, num_edges, num_graphs and sizes of tensors count padding rows, and "
