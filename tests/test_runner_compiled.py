@@ -8,12 +8,13 @@ import sys
 import pytest
 import torch
 from support.alike import sgd
+from support.graphs import double_graphs
 from support.linear_net import Linear
 from support.molecule_steps import TRAIN, Molecules, adam, bce, loader_of
 from support.places import AsTraced, mode_of
 from torch import nn
 from torch._dynamo.utils import counters
-from torch_geometric.nn import global_add_pool
+from torch_geometric.nn import GINConv, global_add_pool
 
 import staticgraph as sg
 from staticgraph.rewrites import rewrite as rewrite_function
@@ -194,3 +195,38 @@ def test_a_model_that_writes_on_its_batch_trains_twice_on_one_batch(esol, monkey
         outs[mode] = [float(runner.step(batch)) for _ in range(3)]
     assert outs["eager"] == pytest.approx(outs["traced"], rel=1e-5)
     assert outs["eager"][0] > outs["eager"][1] > outs["eager"][2]
+
+
+class Encoder(nn.Module):
+    """InfoGraph's: the sums over each graph of every layer, side by side."""
+
+    def __init__(self):
+        super().__init__()
+        mlps = [nn.Sequential(nn.Linear(k, 8), nn.ReLU(), nn.Linear(8, 8)) for k in (4, 8)]
+        self.convs = nn.ModuleList(GINConv(mlp) for mlp in mlps)
+        self.norms = nn.ModuleList(nn.BatchNorm1d(8) for _ in mlps)
+
+    def forward(self, data):
+        rows = [data.x]
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            rows.append(norm(conv(rows[-1], data.edge_index).relu()))
+        return torch.cat([global_add_pool(h, data.batch) for h in rows[1:]], 1)
+
+
+@pytest.mark.slow
+def test_inductor_leaves_no_row_out_of_a_sum():
+    store = sg.GraphStore.from_pyg(double_graphs(range(5, 15)))
+    batch = sg.StaticBatch.of(store, range(10), (146, 213, 11))
+    losses = []
+    for mode in ("default", "eager"):
+        torch.manual_seed(0)
+        model = Encoder().double()
+        runner = sg.StaticGraphRunner(
+            model,
+            [batch.capacity],
+            mode,
+            optimizer=sgd(model, 0.0),
+            loss=lambda out, batch: out.square().mean(-1),
+        )
+        losses.append(runner.step(batch).detach())
+    torch.testing.assert_close(*losses)

@@ -13,12 +13,16 @@ from typing import Any
 
 import torch
 
+# On a CPU, loops that are joined because they run over as many rows may read a sum before rows are
+# added to it (torch 2.13). So loops are joined only where one reads another's values.
+_SOUND = {"cpp.max_horizontal_fusion_size": 1}
+
 
 def compile_and_package(program: Any, **options: Any) -> str:
     """Compiles an exported program and writes it as a package; see ``torch._inductor``."""
     from torch._inductor import aoti_compile_and_package
 
-    return aoti_compile_and_package(program, **options)
+    return aoti_compile_and_package(program, inductor_configs=_SOUND, **options)
 
 
 def package_loader() -> Any:
@@ -32,7 +36,7 @@ def package_loader() -> Any:
 def inductor(mode: str | None) -> Callable[..., Any]:
     """Returns the compiler of ``torch.compile(mode=...)``: it takes a graph and example inputs and
     returns a callable."""
-    return torch._TorchCompileInductorWrapper(mode, None, False)
+    return torch._TorchCompileInductorWrapper(mode, _SOUND, False)
 
 
 def declare_operators(namespace: str) -> None:
