@@ -116,7 +116,8 @@ def positions_in(
         )
     wrong = (numbers < 0) | (numbers >= total)
     if wrong.any():
+        entry = int(wrong.argmax())
         raise (outside or error)(
-            f"{what} names {item} {numbers[wrong.argmax()]}; there are {total}"
+            f"entry {entry} of {what} names {item} {numbers[entry]}; there are {total}"
         )
     return numbers
