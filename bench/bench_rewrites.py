@@ -47,7 +47,7 @@ ESOL = "examples/data/esol.npz"
 LAYERS = 4
 SHOWN = (
     *PUBLISHED,
-    *("gine", "gcn", "gcn, learnt weights", "gat", "gatv2", "pna", "gps", "own"),
+    *("gine", "gcn", "gcn by hand, learnt weights", "gat", "gatv2", "pna", "gps", "own"),
     *("molecule gin", "molecule gcn", "transformer"),
 )
 

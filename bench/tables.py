@@ -74,7 +74,7 @@ BY_HAND = {
     "pna": "PNA",
     "gps": "GPS",
     "own": "own `MessagePassing` layer, SiLU",
-    "gcn, learnt weights": "GCN, weights of edges learnt",
+    "gcn by hand, learnt weights": "GCN by hand, weights of edges learnt",
     "molecule gin": "OGB's GIN with a virtual node",
     "molecule gcn": "OGB's GCN with a virtual node",
     "transformer": "TransformerConv",
