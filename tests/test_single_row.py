@@ -143,6 +143,15 @@ def test_where_the_count_is_not_known_statistics_stay(store, mode, kernels, monk
         runner.check_finite()  # warns only once
 
 
+@pytest.mark.parametrize("mode", ["fused", "auto"])
+def test_a_warm_up_over_graphs_needs_no_two_of_them_first(mode):
+    fields = {"x": ("node", 3), "y": ("graph",)}
+    store = sg.GraphStore.from_pyg(drawn_graphs((8, 5, 2, 1), dtype=torch.float32, **fields))
+    runner_of(store, Net("graph"), mode)
+    if mode == "fused":
+        runner_of(batch_of(store, [0]), Net("graph"), mode)
+
+
 class Chosen(nn.Module):
     """A norm over the nodes that a pool selects: one node from a graph of one or two."""
 

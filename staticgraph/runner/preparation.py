@@ -386,6 +386,7 @@ class Preparation:
                 steps.begin_recording(schema).record(bucket, work, self.warmed)
             return
         batch = trial_batch(steps.layout(bucket, schema), example, self._device)
+        batch = StaticBatch(batch.layout, batch.tensors())  # any counts, as the step is for
         key = (way, bucket, phase)
         if steps.mode.recording and key not in self._recorded_whole:
             with whole_recording(self._device, phase, f"bucket {bucket} {phase}") as graphs:

@@ -332,8 +332,9 @@ def _fixed(
 def trial_batch(layout: SlotLayout, example: Any, device: torch.device) -> StaticBatch:
     """Returns a batch to time a bucket with.
 
-    This is the first graphs of a store that fit, the example itself if it is a batch of this
-    bucket, or padding alone if there is no data.
+    This is the first graphs of a store that fit, the smallest where only one of the first does,
+    since a norm over graphs needs two; the example itself if it is a batch of this bucket; or
+    padding alone if there is no data.
     """
     capacity = layout.capacity
     if isinstance(example, StaticBatch) and example.layout == layout:
@@ -343,10 +344,13 @@ def trial_batch(layout: SlotLayout, example: Any, device: torch.device) -> Stati
         fit = np.flatnonzero(
             (sizes[:, 0] <= min(capacity.max_graph_nodes, capacity.node_limit))
             & (sizes[:, 1] <= capacity.edge_limit)
-        )[: capacity.graph_limit]
-        used = np.cumsum(sizes[fit, :2], axis=0)
-        within = (used <= (capacity.node_limit, capacity.edge_limit)).all(1)
-        ids = fit[: int(within.sum())]
+        )
+        ids = fit[:0]
+        for order in (fit, fit[sizes[fit, 0].argsort(kind="stable")]):
+            if len(ids) < 2:
+                used = np.cumsum(sizes[order[: capacity.graph_limit], :2], axis=0)
+                within = (used <= (capacity.node_limit, capacity.edge_limit)).all(1)
+                ids = order[: int(within.sum())]
         while len(ids):
             try:
                 batch = StaticBatch.of(example, ids, capacity, layout.bucket, layout.pointers)

@@ -137,12 +137,12 @@ def forward(
     for loop in _loops(program_of(key), "order" in values):
         nodes = values["row_ptr" if loop.into else "col_ptr"].size(0) - 1
         arguments = [values[name] for name in loop.arguments]
-        options = _shared_out(loop.options, values["src"].size(0), nodes)
+        options = _add_warps(loop.options, values["src"].size(0), nodes)
         loop.kernel[(nodes,)](*arguments, dtype, **options)
     return results
 
 
-def _shared_out(options: dict[str, Any], edges: int, nodes: int) -> dict[str, Any]:
+def _add_warps(options: dict[str, Any], edges: int, nodes: int) -> dict[str, Any]:
     """Adds warps, each of which takes as many edges, until they take those of an average node."""
     lanes, num_warps = options["LANES"], options["num_warps"]
     while num_warps < MOST_WARPS and lanes * nodes < edges:

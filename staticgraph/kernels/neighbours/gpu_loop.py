@@ -29,7 +29,8 @@ Term = Number | None
 # Threads of a warp.
 WARP = 32
 # How many numbers of a tile of several edges a thread holds, by the most lines of a loop; a running
-# value counts as two more. Compiled for an H100, with twice as many the gradients of PNA spill.
+# value counts as two more. PNA's gradients spill with 16 everywhere, and take 127 registers with 8
+# (compiled for an H100 by Triton 3.9, 2026-11-29; not run on one).
 NUMBERS: dict[float, int] = {18: 16, 38: 8, math.inf: 4}
 # Numbers of the largest tile; more would spill registers.
 MAX_TILE = 8192

@@ -25,7 +25,7 @@ from torch_geometric.nn import (
 from torch_geometric.utils import scatter
 
 from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.nn.norm.batch_norm import masked_batch_norm
+from staticgraph.nn.norm.batch_norm import masked_batch_norm, over_first_rows
 
 
 def _mean_over_rows(value: Tensor, mask: Tensor) -> Tensor:
@@ -50,8 +50,7 @@ class StaticLayerNorm(LayerNorm):
             size = context.size_for(batch) if batch_size is None else batch_size
             return super().forward(x, batch, size)
         if rows := context.real_rows(context.rows_of(x)):  # outside of a compiled step
-            real, padding = x.split([rows, len(x) - rows])
-            return torch.cat([super().forward(real), padding.new_zeros(padding.shape)])
+            return over_first_rows(super().forward, x, rows)
         mask = context.column_mask(x)
         x = torch.where(mask, x - _mean_over_rows(x, mask).mean(), 0)
         numbers = mask.sum().clamp(min=1).to(x.dtype) * x.size(-1)
