@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from staticgraph.batches.batch.row_pointers import with_pointers
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.padding.padder import unplanned_layout
 from staticgraph.batches.slots.real_counts import RealCounts
@@ -337,8 +338,10 @@ def trial_batch(layout: SlotLayout, example: Any, device: torch.device) -> Stati
     padding alone if there is no data.
     """
     capacity = layout.capacity
-    if isinstance(example, StaticBatch) and example.layout == layout:
-        return example.clone().to(device)
+    place = layout.bucket, capacity
+    if isinstance(example, StaticBatch) and (example.bucket, example.capacity) == place:
+        batch = with_pointers(example) if layout.pointers else example.without_pointers()
+        return batch.clone().to(device)
     if isinstance(example, GraphColumns):
         sizes = example.sizes
         fit = np.flatnonzero(
