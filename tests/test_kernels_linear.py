@@ -118,7 +118,7 @@ def test_a_backward_is_one_launch_that_stays_in_registers(width, columns, dtype)
     two, join = launches(small.backward, *more, weight, None, None)
     for each in (one, two, forward):
         assert each.matrix_instructions > 0
-        assert each.registers <= 192  # two warps with 183 were the fastest on an H200
+        assert each.registers <= 224  # two warps with 183 were the fastest on an H200
     for each in (one, two, forward, join):
         assert each.atomics == []
         assert each.spilled <= (8 if OLDER else 0)

@@ -190,8 +190,7 @@ def test_every_layer_replays_like_eager(case):
     try:
         verified = runner.warmup(STORE).verify(BATCH)
         if case.name == "PPFConv":  # a norm over rows of unknown number
-            names = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
-            assert "_staticgraph_single" in names
+            assert any("_staticgraph_single" in vars(module) for module in model.modules())
     finally:
         runner.close()
     assert max(verified.errors.values()) <= 1e-12, str(verified)

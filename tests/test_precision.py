@@ -24,6 +24,8 @@ from staticgraph.steps.computation.model_setup import Subject
 
 CAPACITY = (60, 80, 5)
 HALF = torch.bfloat16
+# At which the losses do not diverge, so that a step of wrong weights stays visible.
+RATE = 0.003
 
 
 def graphs() -> list[Data]:
@@ -60,7 +62,7 @@ def runner_of(mode="eager", autocast=None, on_miss="error"):
         [CAPACITY],
         mode,
         loss=squared,
-        optimizer=sgd(model, 0.1),
+        optimizer=sgd(model, RATE),
         autocast=autocast,
         recording=sg.Recording(recorder=ArenaRecorder, on_miss=on_miss),
     )
@@ -73,7 +75,7 @@ def around(enabled=True):
 def plain_losses(precisions):
     """Losses of plain torch, with an autocast context around each forward and its loss."""
     model = Net()
-    optimizer = sgd(model, 0.1)
+    optimizer = sgd(model, RATE)
     found = []
     for ids, precision in zip(IDS, precisions, strict=True):
         batch = Batch.from_data_list([GRAPHS[i] for i in ids])
@@ -163,6 +165,30 @@ def test_a_captured_step_follows_an_autocast_that_comes_and_goes(autocast):
     # In bfloat16 a different order of summation is visible.
     torch.testing.assert_close(torch.tensor(losses), expected, rtol=5e-3, atol=5e-3)
     assert len(runner.steps.compiled) == (1 if autocast else 2)
+
+
+class Looked(Net):
+    """Reads a table, in bfloat16 and without gradients, by its graphs' kinds."""
+
+    def forward(self, x, batch, batch_size, kind):
+        with torch.no_grad(), torch.autocast("cpu", HALF):
+            shifts = self.head(torch.tanh(self.first(x[: len(kind)]))).index_select(0, kind)
+        return super().forward(x, batch, batch_size) + shifts
+
+
+def test_an_error_inside_a_captured_region_leaves_no_region_entered():
+    runner = sg.StaticGraphRunner(Looked(), [CAPACITY], "fused")
+    batch = batches()[0]
+    runner.predict([GRAPHS[0]])
+    runner.eval_step(batch)
+    batch.kind[0] = 99
+    with pytest.raises((IndexError, RuntimeError), match="out of range"):
+        runner.eval_step(batch)
+    with torch.enable_grad(), pytest.raises((IndexError, RuntimeError), match="out of range"):
+        runner(batch)
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.is_grad_enabled()
+    assert torch.autocast_increment_nesting() == torch.autocast_decrement_nesting() + 1 == 1
 
 
 @pytest.mark.slow

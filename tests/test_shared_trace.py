@@ -150,6 +150,8 @@ def test_a_checkpointed_part_is_traced_per_bucket_and_leaves_autocast_as_it_was(
     for batch in batches_of(esol):
         torch.testing.assert_close(runner.eval_step(batch).out, plain.eval_step(batch).out)
         assert not torch.is_autocast_enabled("cpu")
+        # Inside another level, an autocast of the caller's would not drop its casts at its end.
+        assert torch.autocast_increment_nesting() == torch.autocast_decrement_nesting() + 1 == 1
     assert counters["stats"]["unique_graphs"] - before == len(SIZES)
 
 

@@ -10,8 +10,8 @@ shapes of what a result was computed from, read from its autograd graph.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,6 +55,7 @@ __all__ = [
     "read_number",
     "set_grad_enabled",
     "shapes_before",
+    "switched_back",
     "to_copy",
     "traced_here",
     "transforms_active",
@@ -103,6 +104,32 @@ def copied(instance: Any) -> Any:
 
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+
+
+@contextmanager
+def switched_back() -> Iterator[None]:
+    """A ``with`` block after which gradients and autocast are as they were before it.
+
+    A captured graph switches them by calls among its others, and an error skips those that switch
+    back: autocast would stay on, or later ones would read casts of old weights from its cache.
+    """
+    states = [
+        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        for kind in ("cpu", "cuda")
+    ]
+    depth = torch.autocast_increment_nesting()
+    try:
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            yield
+    finally:
+        while (left := torch.autocast_decrement_nesting()) >= depth:
+            pass
+        if left == 0:
+            torch.clear_autocast_cache()
+        for kind, enabled, dtype in states:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+
 
 # Product with ReLU in its epilogue, on CUDA only.
 addmm_activation: OpOverloadPacket[..., Any] = torch.ops.aten._addmm_activation

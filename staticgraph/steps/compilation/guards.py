@@ -24,18 +24,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from staticgraph.internals.tracing import as_usual, drop_guards, traced, unwatched, watched
-
-if TYPE_CHECKING:
-    pass
-import torch
-
 from staticgraph.errors import NotStatic
-from staticgraph.internals.dispatch import version_of
+from staticgraph.internals.dispatch import (
+    enter_autocast,
+    set_grad_enabled,
+    switched_back,
+    version_of,
+)
+from staticgraph.internals.tracing import as_usual, drop_guards, traced, unwatched, watched
 from staticgraph.steps.tracing.obstacles import place_of
 
 HOME = "staticgraph.steps.computation.computation"  # where the steps' functions are made
@@ -151,7 +152,7 @@ _PART = torch.ops.higher_order.tag_activation_checkpoint
 def checked(graph: torch.fx.GraphModule, name: str) -> Callable[..., Any]:
     """Returns the graph's forward, which at its first run refuses parts that write to their inputs.
 
-    The writes are undone.
+    The writes are undone, and after an error gradients and autocast are as before.
 
     Args:
         graph: as Dynamo captured it.
@@ -161,10 +162,13 @@ def checked(graph: torch.fx.GraphModule, name: str) -> Callable[..., Any]:
         NotStatic: such a part writes.
     """
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    forward: Callable[..., Any] = graph.forward
+    if any(node.target in (enter_autocast, set_grad_enabled) for node in graph.graph.nodes):
+        forward = switched_back()(graph.forward)
     parts = [node for node in graph.graph.nodes if node.target is _PART]
     read = {arg: part for part in parts for arg in part.args if arg in placeholders}
     if not read:
-        return graph.forward
+        return forward
     places = [(number, read[node]) for number, node in enumerate(placeholders) if node in read]
     passed = False
 
@@ -172,13 +176,13 @@ def checked(graph: torch.fx.GraphModule, name: str) -> Callable[..., Any]:
         """Runs the graph; the first time, also checks whether inputs change."""
         nonlocal passed
         if passed:
-            return graph.forward(*inputs)
+            return forward(*inputs)
         before = [
             (value, version_of(value), value.detach().clone(), part)
             for number, part in places
             if isinstance(value := inputs[number], Tensor)
         ]
-        result = graph.forward(*inputs)
+        result = forward(*inputs)
         written = [
             before_run for before_run in before if version_of(before_run[0]) != before_run[1]
         ]

@@ -28,6 +28,7 @@ from torch.fx.node import map_arg
 from staticgraph.batches.slots.sizes import sizes_of
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
+from staticgraph.internals.dispatch import switched_back
 from staticgraph.internals.symbols import APPLY, Symbols, as_number, mark_symbolic
 from staticgraph.internals.tracing import switched
 from staticgraph.steps.compilation.guards import GuardedCall
@@ -173,16 +174,13 @@ class _SymbolicGraph:
         graph = Graph()
         values: dict[Node, Any] = {}  # in numbers
         nodes: dict[Node, Any] = {}  # of the new graph, or what is a number there
-        grad = torch.set_grad_enabled(torch.is_grad_enabled())  # which the graph may change
-        with self._symbols.mode, grad:  # tensors without values draw no numbers
+        with self._symbols.mode, switched_back():  # tensors without values draw no numbers
             for node in self._module.graph.nodes:
                 if node.op == "output":
                     graph.node_copy(node, nodes.__getitem__)
                     continue
                 value = self._value(node, values, numbers)
-                if (
-                    value is _UNKNOWN
-                ):  # met first in a backend, after which Dynamo restores autocast
+                if value is _UNKNOWN:
                     return None
                 values[node] = value
                 if _is_number(value):
