@@ -68,6 +68,38 @@ def test_outputs_and_gradients_are_those_of_plain_pyg(compiled):
     assert differences(expected, static(model, batch, trace=compiled), 1e-10) == []
 
 
+class BetweenSides(torch.nn.Module):
+    """Every target attends to the sources of its own graph, without which a softmax is NaN."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(3, 1, dtype=torch.float64)
+
+    def forward(self, data):
+        same = data.x_t_batch[:, None] == data.x_s_batch[None]
+        scores = (data.x_t[:, :1] * data.x_s[:, 0]).masked_fill(~same, -torch.inf)
+        return global_add_pool(self.lin(scores.softmax(1) @ data.x_s), data.x_t_batch)
+
+
+def test_padding_rows_of_both_sides_are_of_the_same_graphs():
+    """Few spare sources and many spare targets, over many padding graphs, as in a last batch."""
+    store = sg.GraphStore.from_pyg(made(3))
+    sources, targets = (int(store.offsets_of(side)[-1]) for side in ("x_s", "x_t"))
+    for spare in ((2, 30), (1, 3)):
+        extra = {"x_s": sources + spare[0], "x_t": targets + spare[1]}
+        capacity = sg.Capacity.distinct(200, 300, 12, extra=extra)
+        batch = sg.StaticBatch.of(store, range(3), capacity)
+        model = BetweenSides()
+        expected = plain(model, batch, follow=("x_s", "x_t"))
+        assert differences(expected, static(model, batch), 1e-12) == []
+        sides = [set(ids[~mask].tolist()) for ids, mask in _sides(batch)]
+        assert sides[0] == sides[1]
+
+
+def _sides(batch):
+    return [(batch[f"{side}_batch"], batch[f"{side}_mask"]) for side in ("x_s", "x_t")]
+
+
 def test_one_compiled_graph_serves_every_batch():
     store = sg.GraphStore.from_pyg(made(12))
     plan = sg.plan_buckets(store, batch_size=4)

@@ -6,8 +6,8 @@ Every fill writes every element of the slot, so nothing of an earlier batch rema
 * padding rows hold the values of a real row, so that what is finite on real rows (a logarithm, a
   division) is finite on them: the last row of edges and of graphs, and for nodes the two ends of
   the last edge in turn. Fields with missing values are zero there, as is a batch without graphs;
-* padding nodes are spread evenly over the padding graphs, and padding edges are self-loops of
-  them, spread evenly and ascending: a single hot node would serialise atomic additions, and the
+* padding nodes are spread evenly over the padding graphs (see :func:`pad_axes` where there are
+  other rows, too), and padding edges are self-loops of them, spread evenly and ascending: a single hot node would serialise atomic additions, and the
   edges stay sorted by destination. Where edges keep their order, two of them form a pair;
 * if nodes have vectors (a float field of three numbers), a padding edge joins two neighbours: a
   distance of zero has no second derivative, and the NaN would reach every weight of a force
@@ -29,7 +29,7 @@ from staticgraph.batches.collation.collate_axes import (
     fill_axis,
     fill_index,
     mask_rows,
-    pad_axis,
+    pad_axes,
     pad_index,
     stand_apart,
 )
@@ -115,15 +115,13 @@ def pad_rows(layout: SlotLayout, arrays: dict[str, Array], real: RealCounts) -> 
         arrays[COUNTS][place] = rows
     mask_rows(arrays["graph_mask"], real.graphs)
     arrays["graph_ids"][real.graphs :] = -1
+    pad_axes(layout, arrays, real)
     if not schema.hetero:
-        pad_axis(arrays, "node", real.nodes, real.graphs)
         mask_rows(arrays["edge_mask"], real.edges)
     if schema.one_kind:
         edge_index = arrays["edge_index"]
         spare = len(arrays["batch"]) - real.nodes
         _pad_edges(edge_index, real.nodes, real.edges, spare, layout.apart, schema.keep_order)
-    for level in layout.axes:
-        pad_axis(arrays, level, real.of(level), real.graphs)
     for field in schema:
         if field.width and field.is_index:
             pad_index(layout, field, arrays[field.name], real)

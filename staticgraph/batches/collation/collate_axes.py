@@ -34,13 +34,23 @@ def fill_axis(store: GraphColumns, ids: IntArray, level: Level, arrays: dict[str
     _axis(ids, store.offsets_of(level), arrays[f"{start}batch"], arrays[f"{start}ptr"])
 
 
-def pad_axis(arrays: dict[str, Array], level: Level, rows: int, graphs: int) -> None:
-    """Writes mask, graphs and pointers of a level after its ``rows`` real rows of ``graphs``
-    graphs: padding rows are spread evenly over the padding graphs."""
-    start = "" if level == "node" else f"{level}_"
-    mask = arrays[f"{level}_mask"]
-    mask_rows(mask, rows)
-    _pad_axis(len(mask) - rows, arrays[f"{start}batch"], arrays[f"{start}ptr"], rows, graphs)
+def pad_axes(layout: SlotLayout, arrays: dict[str, Array], real: RealCounts) -> None:
+    """Writes masks, graphs and pointers of nodes and axes after their real rows.
+
+    Padding rows are spread evenly over padding graphs, the same ones for every level that has any:
+    what relates the rows of two levels in each graph, as attention between the sides of a pair, is
+    not finite where one of them is missing.
+    """
+    levels = [*(() if layout.schema.hetero else ("node",)), *layout.axes]
+    spare = {level: layout.capacity.rows(level) - real.of(level) for level in levels}
+    graphs = layout.capacity.graphs - real.graphs
+    if layout.axes:
+        graphs = min((graphs, *(rows for rows in spare.values() if rows)))
+    for level in levels:
+        start = "" if level == "node" else f"{level}_"
+        rows, batch, ptr = real.of(level), arrays[f"{start}batch"], arrays[f"{start}ptr"]
+        mask_rows(arrays[f"{level}_mask"], rows)
+        _pad_axis(spare[level], batch, ptr, rows, real.graphs, graphs)
 
 
 def mask_rows(mask: Array, rows: int) -> None:
@@ -60,10 +70,9 @@ def _axis(ids: IntArray, offsets: IntArray, batch: Array, ptr: Array) -> None:
 
 
 @loop
-def _pad_axis(spare: int, batch: Array, ptr: Array, rows: int, real: int) -> None:
-    graphs = len(ptr) - 1 - real
-    for g in range(graphs + 1):
-        ptr[real + g] = rows + g * spare // graphs
+def _pad_axis(spare: int, batch: Array, ptr: Array, rows: int, real: int, graphs: int) -> None:
+    for g in range(len(ptr) - real):
+        ptr[real + g] = rows + min(g, graphs) * spare // graphs
     for g in range(graphs):
         batch[ptr[real + g] : ptr[real + g + 1]] = real + g
 
