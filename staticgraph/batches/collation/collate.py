@@ -6,8 +6,9 @@ Every fill writes every element of the slot, so nothing of an earlier batch rema
 * padding rows hold the values of a real row, so that what is finite on real rows (a logarithm, a
   division) is finite on them: the last row of edges and of graphs, and for nodes the two ends of
   the last edge in turn. Fields with missing values are zero there, as is a batch without graphs;
-* padding nodes are spread evenly over the padding graphs (see :func:`pad_axes` where there are
-  other rows, too), and padding edges are self-loops of them, spread evenly and ascending: a single hot node would serialise atomic additions, and the
+* padding nodes are spread evenly over the padding graphs (where there are other rows, too, see
+  :func:`~staticgraph.batches.collation.collate_axes.pad_axes`), and padding edges are self-loops of
+  them, spread evenly and ascending: a single hot node would serialise atomic additions, and the
   edges stay sorted by destination. Where edges keep their order, two of them form a pair;
 * if nodes have vectors (a float field of three numbers), a padding edge joins two neighbours: a
   distance of zero has no second derivative, and the NaN would reach every weight of a force
