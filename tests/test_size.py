@@ -21,7 +21,7 @@ SIZES = {
     "staticgraph": (5, 3545),  # declared classes, dense batches, calls that a trace is spared
     "staticgraph/atoms": (6, 5039),  # neighbours found in a step, streams, searches fitted to data
     "staticgraph/batches": (29, 20811),  # namespaces in a trace, blocks predicted
-    "staticgraph/checking": (13, 14590),  # counts in a trace, rewrites that say why they stop
+    "staticgraph/checking": (13, 14570),  # counts in a trace, rewrites that say why they stop
     "staticgraph/cli": (18, 12254),  # memory of other data is refused
     "staticgraph/datasets": (10, 6657),  # convert refuses before it converts
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity

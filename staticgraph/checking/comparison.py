@@ -84,20 +84,6 @@ class Parity(NamedTuple):
     tied: Difference | None = None
 
 
-class Unpadded(NamedTuple):
-    """Plain PyG's runs of one batch.
-
-    Attributes:
-        batch: the batch.
-        data: its graphs, by :func:`staticgraph.checking.plain_batch.plain_batch`.
-        outcomes: by the options of each run; None if the model raised.
-    """
-
-    batch: StaticBatch
-    data: PlainBatch
-    outcomes: dict[RunOptions, Outcome | None]
-
-
 class Comparer:
     """Runs one model in different ways.
 
@@ -112,7 +98,6 @@ class Comparer:
         written: what of it a run itself writes.
         fields: those of the padded batch that is running.
         draws: whether any run drew random numbers.
-        unpadded: plain PyG's runs of the batch that is being checked, which are not made twice.
         ties: whether the model chooses among equal rows, so that only noise shows a difference.
     """
 
@@ -123,7 +108,6 @@ class Comparer:
         self.written: set[str] = set()
         self.fields: dict[str, Tensor] = {}
         self.draws: bool = False
-        self.unpadded: Unpadded | None = None
         self.ties: bool = False
         self._versions: dict[str, int] = {}
         self.model: torch.nn.Module = subject.model
@@ -321,17 +305,13 @@ class Comparer:
         Returns:
             None if plain PyG does not run, or does not give numbers that can be compared.
         """
-        unpadded, self.unpadded = self.unpadded, None
-        if unpadded is None or unpadded.batch is not batch:
-            unpadded = Unpadded(batch, attempt(lambda: plain_batch(batch)), {})
-        data, ran = unpadded.data, unpadded.outcomes
-        padded = clean
+        data, padded = attempt(lambda: plain_batch(batch)), clean
         for tried, note in (
             (options, "in the model's own mode"),
             (options._replace(constant=True), "with one constant for all random numbers"),
             (options._replace(training=False), "in evaluation mode: it draws random numbers"),
         ):
-            plain = ran.get(tried) or attempt(lambda tried=tried: self.plain(batch, data, tried))
+            plain = attempt(lambda tried=tried: self.plain(batch, data, tried))
             if padded is None or tried is not options:
                 padded = attempt(lambda tried=tried: self.padded(batch, tried))
             if plain is None or padded is None or not plain.finite:

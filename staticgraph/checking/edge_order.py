@@ -3,8 +3,8 @@
 A store sorts edges by destination. Sums over neighbours do not notice, but a model that takes the
 reverse of edge ``2k`` to be ``2k + 1`` (D-MPNN, and bonds in pairs of OGB's and ``from_smiles``'s
 order) reads other edges, and computes other numbers without any error. So plain PyG runs twice on a
-batch's graphs: with edges as the batch has them, and as they came. Whatever differs, other than the
-order of rows of edges, depends on the order, and is refused with its line and the remedy.
+few of a batch's graphs: with edges as the batch has them, and as they came. Whatever differs, other
+than the order of rows of edges, depends on the order, and is refused with its line and the remedy.
 
 The run with sorted edges has no padding either, so random numbers are the only thing left that may
 make the two differ: all of them are one constant, or both sides evaluate. With several ranks both
@@ -24,11 +24,11 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.comparison import (
     Comparer,
     RunOptions,
-    Unpadded,
     attempt,
     several_ranks,
 )
 from staticgraph.checking.equal_draws import Jitter
+from staticgraph.checking.example_batch import portion_of
 from staticgraph.checking.outcome import Difference, Outcome
 from staticgraph.checking.padding_culprit import Culprit, Trail
 from staticgraph.checking.plain_batch import PlainBatch, plain_batch
@@ -38,19 +38,25 @@ from staticgraph.schema import EDGE_INDEX, Level
 from staticgraph.store.indices import counted
 
 
-def places_in_first_order(batch: StaticBatch) -> dict[Level, Tensor]:
+def places_in_first_order(batch: StaticBatch, whole: StaticBatch) -> dict[Level, Tensor]:
     """Edge level -> ``[rows]`` int64, which row each row of the batch was before sorting.
 
     Levels of which the store moved no edge of these graphs are left out.
+
+    Args:
+        batch: with the first graphs of ``whole``, or all of them.
+        whole: a batch as it was loaded.
     """
     places = {}
-    schema = batch.layout.schema
+    schema, real = batch.layout.schema, batch.real_counts
     for level in [axis.name for axis in schema.edge_axes] or ["edge"]:
-        first_places = batch.first_places(level)
+        first_places = whole.first_places(level)
         if first_places is not None:
             every = torch.arange(batch.capacity.rows(level), device=batch.device)
-            every[: len(first_places)] = torch.from_numpy(first_places).to(batch.device)
-            places[level] = every
+            moved = torch.from_numpy(first_places[: real.of(level)]).to(batch.device)
+            if not torch.equal(moved, every[: len(moved)]):
+                every[: len(moved)] = moved
+                places[level] = every
     return places
 
 
@@ -98,12 +104,14 @@ def order_error(comparer: Comparer, batch: StaticBatch, options: RunOptions) -> 
     several = several_ranks()
     if several:
         options = options._replace(training=False, gradients=False)
-    places = places_in_first_order(batch)
-    if not places:
+    whole, portion = batch, portion_of(batch)
+    places = {} if portion is None else places_in_first_order(portion, whole)
+    if portion is not None and places:  # a few graphs show it
+        batch = portion
+    elif not (places := places_in_first_order(batch, whole)):
         return None
     sides = [plain_batch(batch), plain_batch(in_first_order(batch, places))]
     of_first: dict[RunOptions, Outcome | None] = {}
-    comparer.unpadded = Unpadded(batch, sides[0], of_first)
     rows = {batch.real_counts.of(level): place for level, place in places.items()}
 
     def nearest(value: Tensor, like: Tensor | None) -> Tensor:
