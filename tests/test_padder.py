@@ -701,6 +701,26 @@ def test_a_batch_that_fills_too_little_of_its_bucket_runs_in_eager_at_its_own_si
     assert torch.allclose(out[:2], plain.eval()(Batch.from_data_list(GRAPHS[:2])), rtol=1e-9)
 
 
+class Quick(Stopwatch):
+    """Eager takes 1 ms, any other way 2."""
+
+    def milliseconds(self, way, step):
+        step()
+        return 1 if way == "eager" else 2
+
+
+@pytest.mark.slow
+def test_batches_keep_their_size_where_every_phase_runs_in_eager():
+    net = Net().double()
+    plain, padder = copy.deepcopy(net), sg.Padder([(101, 250, 20)])
+    auto = Auto(ways=("eager", "fused"), stopwatch=Quick)
+    runner = sg.StaticGraphRunner(net, padder, auto, loss=squared, optimizer=sgd(net, 0.01))
+    runner.warmup(sg.GraphStore.from_pyg(GRAPHS, keep_order=True))
+    assert_follows(runner, net, plain, [GRAPHS[:15], GRAPHS[3:9]])
+    assert padder(GRAPHS[:15]).num_nodes == sum(graph.num_nodes for graph in GRAPHS[:15]) + 1
+    assert "batches of a padder run unpadded" in str(runner.report())
+
+
 class Slow(Stopwatch):
     """Eager takes 1 ms and 0.1 ms per row of nodes, ``fused`` half of the bucket's."""
 

@@ -236,7 +236,16 @@ class Trials:
             if key in self._empty_ms:
                 choice = replace(choice, least_fill=least_fill(choice, self._empty_ms[key]))
             choices.append(choice)
-        return choices
+        if self._device_type != "cpu" or self._steps.ranks is not None:
+            return choices
+        # Nothing is gained by rows of padding where every phase runs in eager anyway.
+        other = {choice.bucket for choice in choices if choice.way != "eager"}
+        return [
+            choice
+            if choice.phase != "step" or choice.bucket in other
+            else replace(choice, least_fill=1.0)
+            for choice in choices
+        ]
 
     def _cannot(self, way: str, bucket: int, phase: str) -> str | None:
         """Prepares a way; returns the reason if it cannot run."""

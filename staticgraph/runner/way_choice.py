@@ -58,7 +58,7 @@ class WayChoice:
     runs.
 
     ``least_fill`` is the share of the bucket's rows below which eager, over a batch's own rows
-    alone, takes less time: see :func:`least_fill`.
+    alone, takes less time: see :func:`least_fill`; 1 where a CPU runs all phases in eager.
     """
 
     bucket: int
@@ -70,8 +70,10 @@ class WayChoice:
 
     def __str__(self) -> str:
         numbers = "; ".join(map(str, self.contenders))
-        if self.least_fill:
+        if self.least_fill and self.way != "eager":
             numbers += f"; a batch that fills less than {self.least_fill:.0%}: eager, unpadded"
+        elif self.least_fill:
+            numbers += "; batches of a padder run unpadded"
         return f"bucket {self.bucket} {self.phase}: {self.way}, {self.reason}: {numbers}"
 
     @classmethod

@@ -82,7 +82,7 @@ class PadderCounts:
         return (
             f"{how_many(self.batches, 'batch')} padded (padding: {shares}), "
             f"{self.overflowed:,} fitted no bucket, {how_many(self.grown, 'capacity')} added, "
-            f"{self.unplanned:,} ran in eager at their own size (min_fill=)"
+            f"{self.unplanned:,} ran in eager at their own size"
         )
 
 
@@ -113,8 +113,8 @@ class Padder:
         max_growth: how many capacities may be added, each in place of the one before.
         min_fill: a batch with fewer rows of nodes and edges than this share of its bucket's keeps
             its own size, and a runner runs it in eager, which costs what its rows cost. None takes
-            the share below which a runner with ``mode="auto"`` measured that to be faster; 0
-            without one. Not with a budget or several ranks.
+            the share below which a runner with ``mode="auto"`` measured that to be faster (1 where
+            a CPU runs all phases in eager); 0 without one. Not with a budget or several ranks.
         sort_edges: sort the edges of PyG's graphs by destination, as a store does, so that no step
             has to find their order (mode ``fused`` on a CPU, ``kernels=True``). By default they
             keep PyG's order; a model whose result depends on it is refused by name.
