@@ -7,9 +7,7 @@ error within this library remains a bug with its traceback, unless it was raised
 
 from __future__ import annotations
 
-import ast
 import errno
-import linecache
 import os
 import re
 import sys
@@ -31,15 +29,7 @@ NO_GRADIENT = "does not require grad and does not have a grad_fn"
 READS_A_NUMBER = "DataDependentOutputException"
 # The packages of the exceptions of torch's tracer, and of sizes that are data.
 TRACERS = ("torch._dynamo", "torch.fx.experimental")
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
-# A line of this library's own message about the captured graph.
-_IN_GRAPH = re.compile(r"^  .+ at (?P<file>\S+):(?P<line>\d+): ", re.MULTILINE)
-# An operation on fake tensors that fails because of a wrong shape, as it would in eager mode.
-_OPERATION = re.compile(r"got (\w+\(.+\))")
-_CALL = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
-_ON_DATA = re.compile(r"data-dependent|depend on data|\.item\(\)", re.IGNORECASE)
-
-Frame = tuple[str, int, str]
+MORE = "staticgraph check or --compile-mode eager says more"
 
 
 def note_user_code(model: str | None, loss: str | None = None) -> None:
@@ -67,14 +57,17 @@ def _stated(error: Exception) -> str | None:
         return f"{os.fsdecode(error.filename)}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     if isinstance(error, StaticGraphError | OSError):
         return str(error)
-    if isinstance(error, MemoryError) or ("torch" in sys.modules and _is_out_of_memory(error)):
+    memory = isinstance(error, MemoryError)
+    if "torch" in sys.modules:
+        from staticgraph.probing.out_of_memory import is_out_of_memory
+
+        memory = is_out_of_memory(error)
+    if memory:
         first = str(error).splitlines()[0] if str(error) else "none is left"
         return f"out of memory ({first}): ask for smaller sizes or batches"
-    filename, line, _ = _frames(error)[-1]
-    stated = isinstance(error, ValueError) or (
-        isinstance(error, TypeError) and _raises(filename, line)
-    )
-    return str(error) if stated and filename.startswith(HOME) else None
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    stated = isinstance(error, ValueError) or (isinstance(error, TypeError) and _raises(place))
+    return str(error) if stated and place.filename.startswith(HOME) else None
 
 
 def _full_disk(error: BaseException | None) -> OSError | None:
@@ -88,12 +81,6 @@ def _full_disk(error: BaseException | None) -> OSError | None:
             return error
         error = error.__context__
     return None
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    from staticgraph.probing.out_of_memory import is_out_of_memory
-
-    return is_out_of_memory(error)
 
 
 def _in_user_code(error: Exception) -> str | None:
@@ -121,83 +108,29 @@ def _options() -> str:
 
 
 def _compile_message(error: Exception) -> str:
-    """One line about a step that torch could not compile, instead of the page that torch writes."""
+    """The lines of the runner's message about a step that torch could not compile, as one."""
     if os.environ.get(TRACEBACK):
         return f"{error}\n{error.__context__}"
     if not USER_CODE:
         return str(error)
-    frame, words = _compile_failure(error)
-    where = "" if frame is None else f"{_shown(*frame)}: "
-    return f"{_options()}: {where}{words} ({TRACEBACK}=1 shows every call)"
-
-
-def _compile_failure(error: Exception) -> tuple[Frame | None, str]:
-    """Where and why a step could not be compiled.
-
-    Returns:
-        File, line and function (empty if unknown) of the user's code that was traced last, or None
-        if this library or no line of the user raised the error; and the reason.
-    """
-    from staticgraph.steps.tracing.trace import observed
-
-    text = str(error.__context__)
-    frames = [(m["file"], int(m["line"]), m["name"]) for m in _FRAME.finditer(text)]
-    frames = frames or [(m["file"], int(m["line"]), "") for m in _IN_GRAPH.finditer(text)]
-    place = next((frame for frame in reversed(frames) if _is_users(frame[0])), None)
-    if raised := observed(error.__context__):
-        file, line, _ = frames[-1] if frames else ("", 0, "")
-        if _raises(file, line) and not _is_users(file):  # raised by this library about its input
-            return None, _words(raised, plain=True)
-        # Torch loses the line of an exception that leaves a with block.
-        return place, _words(raised) + ("" if place else "; --compile-mode eager says where")
-    if operation := _OPERATION.search(text):
-        return place, _words(operation[1])
-    if _ON_DATA.search(text):
-        why = "a number or a size in it follows from data, and a fixed shape has neither"
-    else:
-        why = f"torch.compile cannot follow it: {text.strip().splitlines()[0].rstrip('.')}"
-    return place, f"{why}; --compile-mode eager runs it, staticgraph check says more"
-
-
-def _words(raised: str, *, plain: bool = False) -> str:
-    """``ValueError('text')`` in the form that Python prints; with ``plain`` only the text."""
-    call = _CALL.fullmatch(raised)
-    if call is None:
-        return raised
-    try:
-        text = str(ast.literal_eval(call[2]))
-    except (SyntaxError, ValueError):
-        text = call[2]
-    first = text.strip().partition("\n")[0]
-    return first if plain else f"{call[1]}: {first}" if first else call[1]
+    _, *lines = str(error).replace("mode='eager'", "--compile-mode eager").splitlines()
+    words = "; ".join(line.strip() for line in lines if "error.__context__" not in line)
+    return f"{_options()}: {words}; {MORE} ({TRACEBACK}=1 shows every call)"
 
 
 def _place(error: Exception) -> str | None:
     """The innermost line of the user's code; None if the error is a bug of this library."""
     if isinstance(error, SyntaxError) and _is_users(error.filename or ""):
-        return f"{_short(error.filename or '')}, line {error.lineno}"
-    frames = _frames(error)
-    filename, line, _ = frames[-1]
-    if filename.startswith(HOME) and not _raises(filename, line):
+        return f"{error.filename}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames[-1].filename.startswith(HOME) and not _raises(frames[-1]):
         return None
-    return next((_shown(*frame) for frame in reversed(frames) if _is_users(frame[0])), None)
+    places = (f"{f.filename}, line {f.lineno}, in {f.name}" for f in frames if _is_users(f.filename))
+    return next(reversed(list(places)), None)
 
 
-def _frames(error: Exception) -> list[Frame]:
-    """File, line and function of each call of the traceback, the innermost last."""
-    return [
-        (frame.f_code.co_filename, line, frame.f_code.co_name)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
-
-
-def _raises(filename: str, line: int) -> bool:
-    return linecache.getline(filename, line).lstrip().startswith("raise ")
-
-
-def _shown(filename: str, line: int, name: str) -> str:
-    where = "" if name in ("", "<module>") else f", in {name}"
-    return f"{_short(filename)}, line {line}{where}"
+def _raises(frame: traceback.FrameSummary) -> bool:
+    return (frame.line or "").startswith("raise ")
 
 
 def _is_users(filename: str) -> bool:
@@ -207,9 +140,3 @@ def _is_users(filename: str) -> bool:
     }
     others = (HOME, "<", *(f"{folder}{os.sep}" for folder in installed))
     return bool(filename) and not filename.startswith(others)
-
-
-def _short(filename: str) -> str:
-    """The path relative to the working directory, if it is below it."""
-    here = os.path.relpath(filename)
-    return filename if here.startswith("..") else here
