@@ -157,7 +157,10 @@ def said(words, capsys):
         ("users_models.py:Net", r"no module 'users_models\.py' here: write users_models:Net"),
         ("./users_models.py:Net", r"is not a module name: write users_models:Net"),
         ("users_slip:build", r"users_slip\.py, line 1: SyntaxError: invalid syntax \(STATIC"),
-        ("users_import:build", r"users_import\.py, line 1, in <module>: ModuleNotFoundError: No module named"),
+        (
+            "users_import:build",
+            r"users_import\.py, line 1, in <module>: ModuleNotFoundError: No module named",
+        ),
     ],
 )
 def test_a_model_that_fails_is_one_line(command, model, words, capsys):

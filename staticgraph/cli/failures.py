@@ -125,8 +125,8 @@ def _place(error: Exception) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
     if frames[-1].filename.startswith(HOME) and not _raises(frames[-1]):
         return None
-    places = (f"{f.filename}, line {f.lineno}, in {f.name}" for f in frames if _is_users(f.filename))
-    return next(reversed(list(places)), None)
+    frame = next((frame for frame in reversed(frames) if _is_users(frame.filename)), None)
+    return frame and f"{frame.filename}, line {frame.lineno}, in {frame.name}"
 
 
 def _raises(frame: traceback.FrameSummary) -> bool:

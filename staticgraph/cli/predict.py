@@ -16,6 +16,7 @@ from staticgraph.cli.loading import check_mode, require_code
 from staticgraph.errors import BadGraph
 from staticgraph.files import atomic
 from staticgraph.files.document import to_json
+from staticgraph.serving.bodies.checked_graphs import BadBody, check_categories
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import bar
 from staticgraph.training.config import named_in, require_run
@@ -102,14 +103,13 @@ def _require_inputs(trained: Trained, store: GraphStore, folder: Path) -> None:
             "trained on: give data with the same fields"
         )
     for name, sizes in trained.categories.items():
-        rows = store.columns[name].reshape(-1, len(sizes))
-        for column, size in enumerate(sizes):
-            if len(rows) and not 0 <= rows[:, column].min() <= rows[:, column].max() < size:
-                raise BadGraph(
-                    f"{store.name}: column {column} of {name} has values from "
-                    f"{rows[:, column].min()} to {rows[:, column].max()}, and the model of "
-                    f"{folder} knows 0 to {size - 1}: train on data with these categories too"
-                )
+        field = store.schema[name]
+        offsets = {field.level: store.offsets_of(field.level)}
+        try:
+            check_categories(field, store.columns[name], offsets, sizes)
+        except BadBody as error:
+            remedy = "train on data with these categories too"
+            raise BadGraph(f"{store.name}: {error}: {remedy}") from None
 
 
 def _predict(trained: Trained, store: GraphStore, ids: Any, mode: str) -> dict[str, Any]:
@@ -120,26 +120,24 @@ def _predict(trained: Trained, store: GraphStore, ids: Any, mode: str) -> dict[s
     """
     import torch
 
+    from staticgraph.batches.batch.predictions import Predictions
     from staticgraph.runner.runner import StaticGraphRunner
 
     any_data = replace(trained.plan, digest=None, schema=None)
     runner = StaticGraphRunner(trained.model, any_data, mode)
     loader = runner.loader(store, indices=ids, exact=False)
-    rows: dict[int, list[float]] = {}
+    predictions = Predictions(len(store))
     for batch in bar(loader, desc="predicting", unit=" batches"):
-        out = runner.predict_batch(batch)
-        if not isinstance(out, torch.Tensor) or not out.dim() or len(out) != len(batch.graph_ids):
-            raise BadGraph(
-                f"{trained.config.model} does not return one row per graph, which a file of "
-                "predictions needs: use runner.predict, which returns rows of nodes too"
-            )
-        flat = out.reshape(len(out), -1).float()
-        rows |= zip(batch.graph_ids.tolist(), flat.tolist(), strict=True)
-    rows.pop(-1, None)  # padding
-    columns: dict[str, Any] = {"graph_ids": sorted(rows)}
-    columns["outputs"] = [rows[graph] for graph in columns["graph_ids"]]
+        predictions.add(batch, runner.predict_batch(batch))
+    out = predictions.in_order()
+    if not isinstance(out, torch.Tensor) or len(out) != len(ids):
+        raise BadGraph(
+            f"{trained.config.model} does not return one row per graph, which a file of "
+            "predictions needs: use runner.predict, which returns rows of nodes too"
+        )
+    outputs = out.reshape(len(out), -1).float()
+    columns = {"graph_ids": sorted(map(int, ids)), "outputs": outputs.tolist()}
     if trained.task in ("binary", "classes"):
-        outputs = torch.tensor(columns["outputs"])
         shares = outputs.sigmoid() if trained.task == "binary" else outputs.softmax(1)
         columns["probabilities"] = shares.tolist()
     return columns

@@ -196,7 +196,7 @@ class Predictions:
         return torch.empty_like(piece).index_copy_(0, origin, piece)
 
     def in_order(self) -> Any:
-        """Returns the outputs of all graphs, in the order of the store.
+        """Returns the outputs of all graphs that were added, in the order of the store.
 
         A tensor ``[n, ...]`` for an output per graph, a list of ``n`` tensors for other rows and
         for blocks as wide as the batch's largest graph, ``[batches]`` for a scalar tensor, and the
@@ -210,6 +210,5 @@ class Predictions:
         if self._level is None:
             return self._plain
         pieces = [piece for piece in self._pieces if piece is not None]
-        assert len(pieces) == len(self._pieces)
         alike = len({piece.shape for piece in pieces}) <= 1
         return torch.stack(pieces) if self._level == "graph" and alike else pieces

@@ -15,7 +15,7 @@ from staticgraph.schema import EDGE_INDEX, Field
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
-from staticgraph.store.indices import first_outside, graph_of_row
+from staticgraph.store.indices import Offsets, first_outside, graph_of_row
 from staticgraph.text.how_many import how_many
 
 Categories = Mapping[str, tuple[int, ...]]
@@ -81,7 +81,7 @@ def checked(
         )
     for item in fields:
         if (sizes := categories.get(item.name)) is not None:
-            _check_categories(item, graphs, sizes)
+            check_categories(item, columns[item.name], graphs.offsets, sizes)
         if item.counts and (wrong := first_outside(item, columns[item.name], graphs.offsets)):
             raise BadBody(wrong.words)
     return graphs
@@ -120,13 +120,24 @@ def _cast(array: Array, name: str, dtype: str, rows: IntArray) -> Array:
     return values
 
 
-def _check_categories(item: Field, graphs: FlatGraphs, sizes: tuple[int, ...]) -> None:
-    rows = graphs.columns[item.name].reshape(-1, len(sizes)).astype(np.int64, copy=False)
+def check_categories(item: Field, values: Array, offsets: Offsets, sizes: tuple[int, ...]) -> None:
+    """Checks that a model has a row for each category.
+
+    Args:
+        item: an integer field.
+        values: ``[rows, *shape]``.
+        offsets: the field's level -> ``[n + 1]``, where each graph's rows begin.
+        sizes: the number of categories of each column.
+
+    Raises:
+        BadBody: a value is none of them; the message names it, its graph and its column.
+    """
+    rows = values.reshape(-1, len(sizes)).astype(np.int64, copy=False)
     wrong = (rows < 0) | (rows >= sizes)
     if not wrong.any():
         return
     row, column = divmod(int(wrong.argmax()), len(sizes))
-    owner = graph_of_row(item, graphs.offsets)
+    owner = graph_of_row(item, offsets)
     graph = int(owner[row])
     raise BadBody(
         f"graph {graph}: {item.name!r} has {rows[row, column]} in column {column} of row "
