@@ -244,10 +244,15 @@ def test_heads_that_do_not_divide_are_refused_before_anything_is_loaded(model, d
             "staticgraph plan: unknown option: --bathc-size. Did you mean --batch-size? "
             "(see staticgraph plan --help)\n",
         ),
-        (["plan", "--data"], "argument --data: give 1 value (see"),
-        (["plan", "--data", "a", "--cost", "1", "2"], "argument --cost: give 4 values (see"),
+        (["train", "--dta", "a"], "with it; not understood: --dta a (see"),
+        (["train", "--config", "no.toml"], "no.toml: there is no such file of settings (looked in"),
+        (["plan", "--data"], "parameter --data requires an argument (see"),
+        (
+            ["plan", "--data", "a", "--cost", "1", "2"],
+            "parameter --cost requires at least 4 elements. Got 2 (see",
+        ),
         (["plan", "--data", "a", "--efficiency", "1"], "'1': give a number above 0 to 0.9999"),
-        (["plan", "--data", "a", "extra"], "not understood: extra (see"),
+        (["plan", "--data", "a", "extra"], "not understood: ['extra'] (see"),
         (["train", "--data", "a", "--model", "bert:"], "MODULE:NAME, such as mymodule:build"),
         (["train", "--data", "a", "--resume", "--overwrite"], "not allowed with"),
         (["report"], "DIR"),

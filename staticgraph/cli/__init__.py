@@ -20,21 +20,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cyclopts import (
-    App,
-    CycloptsError,
-    MissingArgumentError,
-    Parameter,
-    Token,
-    UnusedCliTokensError,
-)
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Token
 
 from staticgraph import __version__
 from staticgraph.cli import failures
 from staticgraph.cli.help import help_of_command, help_of_commands
 from staticgraph.cli.loading import OPTIONS_SET, UsageError
 from staticgraph.errors import Diverged
-from staticgraph.text.how_many import how_many, or_nearest
+from staticgraph.text.how_many import or_nearest
 
 # In the order of docs/cli.md, most useful to a new user first.
 COMMANDS = {
@@ -96,12 +89,19 @@ def _read_settings(path: str, app: App, commands: tuple[str, ...], arguments: An
     """Adds the settings of a TOML file to options that were not given.
 
     Raises:
+        FileNotFoundError: there is no such file.
         ValueError: it is not valid TOML, or has a setting twice (``batch-size``, ``batch_size``).
     """
     from cyclopts.config import Dict  # late, since --help reads no settings
 
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{path}: there is no such file of settings (looked in {Path.cwd()}): give the "
+            "config.toml of a run, or TOML with options by name, such as batch-size = 64"
+        )
     try:
-        settings = tomllib.loads(Path(path).expanduser().read_text())
+        settings = tomllib.loads(file.read_text())
     except ValueError as error:  # of TOML, or of Unicode
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     names = [key.replace("-", "_") for key in settings]
@@ -181,31 +181,22 @@ def _refuse(program: str, message: str) -> NoReturn:
 
 
 def _usage(error: CycloptsError, command: str) -> str:
-    """The one-line message for words that are no valid options."""
-    argument = error.argument
+    """The one-line message for words, or settings of a file, that are no valid options."""
+    argument, token = error.argument, getattr(error, "token", None)
+    file = "" if token is None or token.source == "cli" else token.source
+    error.verbose = False
+    text = " ".join(str(error).split()).replace("Unused Tokens", "not understood")
     if isinstance(error, MissingArgumentError) and argument is not None:
-        typed = {word.partition("=")[0] for word in error.root_input_tokens or ()}
-        if argument.name in typed:
-            values: Any = argument.parameter.consume_multiple or (1, 1)
-            count = how_many(values[0], "value") + ("" if values[0] == values[1] else " or more")
-            return f"argument {argument.name}: give {count}"
-        unknown = [word for word in error.unused_tokens or () if word.startswith("--")]
-        if unknown:
-            return f"unknown option {unknown[0]}; {argument.name} is required"
-        needed = argument.name if argument.name.startswith("-") else argument.name.upper()
-        but = ", but for --resume or a --config with it" if command == "train" else ""
-        return f"the argument {needed} is required{but}"
-    if isinstance(error, UnusedCliTokensError):
-        return f"not understood: {' '.join(error.unused_tokens or ())}"
-    token = getattr(error, "token", None)
-    source = getattr(token, "source", "cli")
-    by_hand = source in ("", "cli")
-    text = " ".join(str(error).split())
-    if argument is not None and getattr(error, "msg", None):
-        name = f"argument {argument.name}" if by_hand else argument.field_info.name
-        text = f"{name}: {error.msg}"
+        if argument.name not in {word.partition("=")[0] for word in error.root_input_tokens or ()}:
+            but = ", but for --resume or a --config with it" if command == "train" else ""
+            beside = (
+                f"; not understood: {' '.join(unused)}" if (unused := error.unused_tokens) else ""
+            )
+            return f"the argument {argument.name} is required{but}{beside}"
+    elif argument is not None and getattr(error, "msg", None):
+        text = f"{argument.field_info.name if file else f'argument {argument.name}'}: {error.msg}"
     text = text[:1].lower() + text[1:].rstrip(".")
-    return text if by_hand or source in text else f"{source}: {text}"
+    return text if file in text else f"{file}: {text}"
 
 
 def _abandon_output() -> None:
