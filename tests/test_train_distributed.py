@@ -130,7 +130,7 @@ def test_the_metric_is_of_all_ranks_graphs(uninterrupted, config):
         ("val", TrainReport.load(folder).epochs[-1].val_metric),
     ):
         loader = StaticLoader(store, plan, indices=store.splits[split], exact=False)
-        assert evaluate(runner, loader, task)[1] == pytest.approx(found, rel=1e-5)
+        assert evaluate(runner, loader, task).metric == pytest.approx(found, rel=1e-5)
 
 
 def _stopped_and_resumed(config: TrainConfig, folder: str) -> list:

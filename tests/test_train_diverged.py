@@ -17,6 +17,7 @@ from staticgraph.training import checkpoint
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.report import TrainReport, read_steps
 from staticgraph.training.run import Training
+from staticgraph.training.tasks import Evaluation
 from staticgraph.training.train import train
 
 
@@ -41,8 +42,7 @@ def test_train_reports_and_exits_with_1(data, tmp_path, capsys):
     assert values == json.loads((out / "report.json").read_text(), parse_constant=pytest.fail)
     assert values["diverged"] == 1
     assert values["test_metric"] is None
-    assert "staticgraph train: the training diverged in epoch 1: the loss of step" in err
-    assert "the loss of the batch of graphs" in err
+    assert "the training diverged in epoch 1: the loss of the batch of graphs" in err
     assert "lower --lr" in err.splitlines()[-1]
     losses = [step.loss for step in read_steps(out / "steps.csv")]
     assert math.isfinite(losses[0])
@@ -72,15 +72,33 @@ def test_the_last_good_checkpoint_stays(data, tmp_path, monkeypatch):
     assert TrainReport.load(tmp_path).diverged is None
 
 
-def test_a_validation_loss_that_is_not_finite_is_said(tmp_path, capsys):
+@pytest.mark.parametrize("bad", [(), (8,), (8, 9)])
+def test_a_validation_loss_that_is_not_finite_is_told_with_the_graph(bad, tmp_path, capsys):
     edges = torch.tensor([[0, 1], [1, 0]])
-    graphs = [Data(x=torch.ones(3, 2), edge_index=edges, y=torch.tensor([k / 2])) for k in range(9)]
-    graphs[8].x[0] = math.nan
-    store = sg.GraphStore.from_pyg(graphs).with_splits(train=range(8), val=[8], test=())
-    store.save(tmp_path / "few")
+    graphs = [
+        Data(x=torch.ones(3, 2), edge_index=edges, y=torch.tensor([k / 2])) for k in range(10)
+    ]
+    for graph in bad:
+        graphs[graph].x[0] = math.nan
+    store = sg.GraphStore.from_pyg(graphs, name="few")
+    store.with_splits(train=range(8), val=[8, 9], test=()).save(tmp_path / "few")
     words = ["train", "--data", str(tmp_path / "few"), *WORDS, "--epochs", "1"]
-    assert status_of([*words, "--out", str(tmp_path / "run")]) == 0
-    assert "(not finite: look for NaN in the graphs to validate)" in capsys.readouterr().err
+    assert status_of([*words, "--out", str(tmp_path / "run")]) == (1 if bad else 0)
+    out, err = capsys.readouterr()
+    named = " and ".join(f"graph {graph}" for graph in bad)
+    assert ("the validation loss is not finite: " in err) is bool(bad)
+    assert all(f"graph {graph}" in err.splitlines()[-1] for graph in bad), named
+    assert ("no epoch has a finite validation loss" in out) is bool(bad)
+    assert status_of(["report", str(tmp_path / "run")]) == 0
+
+
+def test_one_epoch_with_a_finite_validation_loss_is_enough(data, tmp_path, monkeypatch):
+    """A model may overflow in one epoch and recover."""
+    losses = iter([math.nan, 1.0, math.nan])
+    monkeypatch.setattr(
+        Training, "_evaluate", lambda run, split: Evaluation(next(losses, 0.0), 0.5, (3,))
+    )
+    assert status_of(["train", "--data", data, *WORDS, "--out", str(tmp_path)]) == 0
 
 
 def test_the_cause_names_the_graphs(data, tmp_path):

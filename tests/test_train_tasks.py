@@ -54,6 +54,6 @@ def test_evaluation_is_what_pygs_loader_gives(hiv):
     plan = sg.plan_buckets(hiv, 64)
     runner = sg.StaticGraphRunner(model, plan, loss=lambda o, b: task.row_loss(o, b.y))
     loader = sg.StaticLoader(hiv, plan, indices=ids, exact=False)
-    loss, metric = evaluate(runner, loader, task)
+    loss, metric, _ = evaluate(runner, loader, task)
     assert loss == pytest.approx(float(expected_loss), rel=1e-5)
     assert metric == pytest.approx(task.metric(out, y), abs=1e-4)

@@ -46,6 +46,8 @@ def run(
     Ctrl-C stops after the present step, with a checkpoint; --resume continues from there as if the
     run had never stopped.
 
+    The exit status is 1 where the training diverged, or no epoch has a finite validation loss.
+
     On several GPUs or machines, --batch-size is per process:
       torchrun --nproc-per-node 4 -m staticgraph.cli train --data ogb:ogbg-molhiv --out runs/hiv
 
@@ -100,4 +102,4 @@ def run(
         raise
     if speaks():
         show(report)
-    return 0
+    return 0 if report.judged else DIVERGED

@@ -314,11 +314,20 @@ class TrainReport:
         )
 
     @property
+    def judged(self) -> bool:
+        """Whether an epoch has a finite validation loss, or there is nothing to validate."""
+        losses = [epoch.val_loss for epoch in self.epochs]
+        finite = [loss is not None and math.isfinite(loss) for loss in losses]
+        return any(finite) or not finite or not self.data["splits"]["val"]
+
+    @property
     def warnings(self) -> list[str]:
         """What is unusual about the run, one line each."""
         lines = []
         if self.diverged is not None:
             lines.append(f"diverged in epoch {self.diverged}: the loss is not finite")
+        if not self.judged:
+            lines.append("no epoch has a finite validation loss: look for NaN in what is validated")
         if self.stopped_early is not None:
             lines.append(
                 f"stopped after epoch {self.stopped_early}: the validation loss had not fallen for "

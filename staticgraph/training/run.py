@@ -13,7 +13,7 @@ from contextlib import closing, nullcontext
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.errors import Diverged, NonFiniteLoss
 from staticgraph.plans.worker_count import WorkerCount, autosize_workers
-from staticgraph.text.how_many import how_many
+from staticgraph.text.how_many import how_many, some
 from staticgraph.text.progress import Bar, bar, is_left_out, say
 from staticgraph.training import plots
 from staticgraph.training.build_run import RunParts
@@ -50,7 +50,7 @@ from staticgraph.training.report import (
     task_words,
     write_steps,
 )
-from staticgraph.training.tasks import evaluate
+from staticgraph.training.tasks import Evaluation, evaluate
 
 # Steps that warm caches and allocators, and steps that are timed.
 WARM, TIMED = 4, 16
@@ -136,6 +136,8 @@ class Training(RunParts):
         self.state: Mapping[str, Any] | None = state
         self.resumed_at: int = 0 if state is None else len(state["steps"])
         self._events: Any = None
+        # Graphs of the latest validation.
+        self._not_finite: tuple[int, ...] = ()
         # On purpose, such as a mask or the least loss so far.
         self._infinite: set[str] = not_finite(self.model)
 
@@ -229,9 +231,9 @@ class Training(RunParts):
                 try:
                     loss = self.runner.step(batch)
                 except NonFiniteLoss as error:
-                    self._read(progress_bar)
+                    history.read()
                     history.steps.append(step)
-                    self._diverged(f"the loss of step {history.number}: {error}", error)
+                    raise self._diverged(error) from error
                 history.add(step, loss)
                 due = history.number % self.config.checkpoint_every == 0
                 stops = self._stops(interrupt, due or history.full)
@@ -247,10 +249,6 @@ class Training(RunParts):
                         f"staticgraph train --resume --out {self.folder}"
                     )
             self._read(progress_bar)
-            try:
-                self.runner.check_finite()
-            except NonFiniteLoss as error:
-                self._diverged(str(error), error)
         history.seconds = time.perf_counter() - begun_s
         return epoch
 
@@ -286,46 +284,46 @@ class Training(RunParts):
             self._log("loss/train", step.loss, number)
         if read:
             shown.set_postfix_str(f"loss {mean_loss(read):.4f}", refresh=False)
-        for number, step in enumerate(read, first + 1):
-            if not math.isfinite(step.loss):
-                self._diverged(f"the loss of step {number} is {step.loss}")
+        try:
+            self.runner.check_finite()
+        except NonFiniteLoss as error:
+            raise self._diverged(error) from error
 
-    def _diverged(self, what: str, cause: NonFiniteLoss | None = None) -> NoReturn:
-        """Ends the run with an error; the cause, if there is one, names the graphs."""
+    def _diverged(self, reason: object) -> Diverged:
+        """The error that ends the run."""
         steps = self.history.steps
         epoch = steps[-1].epoch + 1 if steps else self.loader.epoch + 1
-        raise Diverged(
-            f"the training diverged in epoch {epoch}: {what}. Train again with a lower --lr; "
+        return Diverged(
+            f"the training diverged in epoch {epoch}: {reason}. Train again with a lower --lr; "
             f"{self.folder / REPORT} says how far it came",
             epoch,
-        ) from cause
+        )
 
     def _finish_epoch(self, number: int) -> None:
         history, metric = self.history, self.task.metric_name
         steps = [step for step in history.steps if step.epoch == number]
         train_loss, graphs = mean_loss(steps), history.graphs_in(number)
-        val_loss, val_metric = self._evaluate("val")
-        epoch = EpochRecord(number, train_loss, history.seconds, graphs, val_loss, val_metric)
+        val = self._evaluate("val")
+        self._not_finite = val.not_finite
+        epoch = EpochRecord(number, train_loss, history.seconds, graphs, val.loss, val.metric)
         history.epochs.append(epoch)
         history.seconds = 0.0
         self._log("graphs per second", epoch.graphs_per_s, history.number)
         judged = "no graphs to validate"
-        if val_loss is not None and val_metric is not None:
-            self._log("loss/val", val_loss, history.number)
-            self._log(f"{metric}/val", val_metric, history.number)
-            judged = f"val loss {val_loss:.4f}, val {metric} {val_metric:.4f}"
-            if not math.isfinite(val_loss):
-                judged += " (not finite: look for NaN in the graphs to validate)"
+        if val.loss is not None and val.metric is not None:
+            self._log("loss/val", val.loss, history.number)
+            self._log(f"{metric}/val", val.metric, history.number)
+            judged = f"val loss {val.loss:.4f}, val {metric} {val.metric:.4f}"
         self._say(
             f"epoch {number + 1}: loss {train_loss:.4f}, {judged}, "
             f"{epoch.graphs_per_s:,.0f} graphs/s"
         )
         self._save()
 
-    def _evaluate(self, split: str) -> tuple[float | None, float | None]:
+    def _evaluate(self, split: str) -> Evaluation:
         """The loss and the metric of a split; both None if it is empty."""
         if not len(self.store.splits.get(split, ())):
-            return None, None
+            return Evaluation(None, None)
         own_loss = self.loss is not None
         return evaluate(self.runner, self._loader(split), self.task, self.ranks, own_loss)
 
@@ -337,7 +335,7 @@ class Training(RunParts):
     def _save(self) -> None:
         # A checkpoint that is not finite would replace the last good one.
         if not_finite(self.model) - self._infinite:
-            self._diverged("what was trained is not finite")
+            raise self._diverged("what was trained is not finite")
         save_run(self, self.loader, self.history)
 
     def _finish(self, diverged: int | None) -> TrainReport:
@@ -359,7 +357,7 @@ class Training(RunParts):
             metric=self.task.metric_name,
             parameters=sum(p.numel() for p in self.model.parameters()),
             epochs=tuple(history.epochs),
-            test_metric=None if diverged else self._evaluate("test")[1],
+            test_metric=None if diverged else self._evaluate("test").metric,
             resumed_at=self.resumed_at,
             runner=self.runner.report(),
             files={"settings": CONFIG, "steps": STEPS, "report": REPORT, "picture": PICTURE},
@@ -373,6 +371,12 @@ class Training(RunParts):
             report.save(self.folder / REPORT)
             picture = self.folder / PICTURE
             plots.save_picture(picture, report, history.steps, self.plan.capacities)
+        if self._not_finite:
+            graphs = some(f"graph {graph}" for graph in self._not_finite)
+            self._say(
+                f"the validation loss is not finite: {graphs} of {store.name} gives an output, or "
+                "has a loss, that is not: look for NaN and infinities in its fields"
+            )
         return report
 
     # ------------------------------------------------------------------ messages

@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,13 +29,24 @@ from staticgraph.store.graph_store import GraphStore
 from staticgraph.training.options import ModelOptions
 
 
+class Evaluation(NamedTuple):
+    """The mean loss and the metric over graphs; None where there are none.
+
+    ``not_finite`` are the ids of the graphs whose output, or whose loss, is NaN or infinite.
+    """
+
+    loss: float | None
+    metric: float | None
+    not_finite: tuple[int, ...] = ()
+
+
 def evaluate(
     runner: StaticGraphRunner,
     batches: Iterable[StaticBatch],
     task: Task,
     ranks: Ranks | None = None,
     own_loss: bool = False,
-) -> tuple[float, float]:
+) -> Evaluation:
     """The mean loss and the metric over all real graphs of the batches.
 
     The metric is computed on all outputs together: the mean over batches or over ranks of a ROC-AUC
@@ -51,28 +62,28 @@ def evaluate(
             graphs. The metric is NaN if the outputs do not have the shape of the task's.
     """
     rows: list[tuple[Tensor, ...]] = []
-    all_fit = True
-    sums = torch.zeros(1, 2, dtype=torch.float64)
+    fits = True
     for batch in batches:
         out, loss = runner.eval_step(batch)
         graphs = batch.real_counts.graphs
-        if own_loss:
-            sums += torch.tensor([[graphs * float("nan" if loss is None else loss), graphs]])
-            all_fit = all_fit and task.fits(out, batch)
-        if all_fit:  # copies, since the memory of batch and output is reused
-            tensors = (out, batch.y, batch.graph_ids)
-            rows.append(tuple(each[:graphs].to("cpu", copy=True) for each in tensors))
-    if ranks is not None and own_loss:
-        sums = torch.cat(ranks.gathered(sums)).sum(0, keepdim=True)
-        all_fit = ranks.all(all_fit)
-    total, count = sums[0].tolist()
-    if not all_fit:
-        return total / count, math.nan
-    out, y, graph_ids = map(torch.cat, zip(*rows, strict=True))
+        fits = fits and (not own_loss or task.fits(out, batch))
+        mean = torch.tensor(math.nan if loss is None else float(loss), dtype=torch.float64)
+        tensors = (batch.graph_ids, mean.expand(graphs), *((out, batch.y) if fits else ()))
+        # Copies, since the memory of batch and output is reused.
+        rows.append(tuple(each[:graphs].to("cpu", copy=True) for each in tensors))
     if ranks is not None:
-        order = torch.cat(ranks.gathered(graph_ids)).argsort()
-        out, y = (torch.cat(ranks.gathered(each))[order] for each in (out, y))
-    return total / count if own_loss else mean_loss(task, out, y), task.metric(out, y)
+        fits = ranks.all(fits)
+    columns = [torch.cat(each) for each in zip(*rows, strict=False)][: 4 if fits else 2]
+    if ranks is not None:
+        order = torch.cat(ranks.gathered(columns[0])).argsort()
+        columns = [torch.cat(ranks.gathered(each))[order] for each in columns]
+    ids, means, *judged = columns
+    mean = float(means.mean()) if own_loss else mean_loss(task, *judged)
+    finite = (judged[0] if judged else means).reshape(len(ids), -1).isfinite().all(1)
+    if finite.all():
+        finite = means.isfinite()
+    faulty = () if math.isfinite(mean) else tuple(ids[~finite].tolist())
+    return Evaluation(mean, task.metric(*judged) if judged else math.nan, faulty)
 
 
 # `loss(out, y)` gives one value per target, including padding and missing targets.
