@@ -223,7 +223,7 @@ def test_checkpoints_are_checked(tmp_path, uninterrupted):
         CheckpointCorrupt, match=r"checkpoint\.pt cannot be read .*train --overwrite"
     ):
         train.resume(tmp_path)
-    torch.save({"format": checkpoint.FORMAT, "version": 0}, tmp_path / checkpoint.FILE)
+    checkpoint.save(tmp_path, version=0)
     with pytest.raises(CheckpointCorrupt, match="version 0; this library reads"):
         train.resume(tmp_path)
 

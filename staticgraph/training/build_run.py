@@ -210,6 +210,7 @@ class RunParts:
         task: what the model learns to predict.
         loss: the loss that the settings name, in place of the task's; None if they name none.
         model, optimizer, plan, runner: the parts that train.
+        workers: the threads that fill batches; None until their number is determined.
 
     Raises:
         ValueError: the data is not the data that the run was started with, or cannot be validated
@@ -272,6 +273,10 @@ class RunParts:
             subject, self.plan, mode_of(config), recording=Recording(allow_cpu=config.allow_cpu)
         )
         check_judged(config, self.store)
+        # None until the first steps were timed.
+        self.workers: int | None = config.workers if isinstance(config.workers, int) else 0
+        if config.workers == "auto" and self.source is self.store:
+            self.workers = None
 
     @property
     def place(self) -> str:
@@ -292,7 +297,7 @@ class RunParts:
             "device_peak_bytes": torch.cuda.max_memory_reserved(self.device) if on_cuda else None,
         }
 
-    def load(self, split: str, workers: int) -> StaticLoader:
+    def load(self, split: str) -> StaticLoader:
         """A loader of a split; ``train`` is shuffled, with exact batch sizes."""
         training = split == "train"
         return self.runner.loader(
@@ -301,7 +306,7 @@ class RunParts:
             exact=training,
             shuffle=training,
             seed=self.config.seed,
-            num_workers=workers,
+            num_workers=self.workers or 0,
         )
 
     def _prepared(self, model: Module) -> Module:

@@ -53,8 +53,8 @@ AGAIN = "train again with staticgraph train --overwrite"
 
 
 def save(folder: Path, **state: Any) -> None:
-    """Writes ``folder/checkpoint.pt`` with ``state``, by default with the present random states."""
-    content = {"format": FORMAT, "version": VERSION, "random": random_state(), **state}
+    """Writes ``folder/checkpoint.pt`` with ``state``."""
+    content = {"format": FORMAT, "version": VERSION, **state}
     archive = io.BytesIO()
     torch.save(content, archive)
     written = archive.getvalue()
@@ -71,30 +71,18 @@ def load(folder: Path) -> dict[str, Any]:
     require_run(folder)
     path = folder / FILE
     whole = path.read_bytes()
-    archive, sealed = whole[:-LAST], whole[-LAST:-DIGEST] == TRAILER
-    if sealed and _digest(archive) != whole[-DIGEST:]:
+    archive = whole[:-LAST]
+    if whole[-LAST:] != TRAILER + _digest(archive):
         raise CheckpointCorrupt(
             f"{path} cannot be read (its checksum is not the one written): put back a copy, or "
             f"{AGAIN}"
         )
-    file = io.BytesIO(archive if sealed else whole)
-    try:
-        content: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises whatever the bytes happen to lead to
-        reason = type(error).__name__
-        raise CheckpointCorrupt(f"{path} cannot be read ({reason}): {AGAIN}") from error
-    problem = ""
-    if not isinstance(content, dict):
-        problem = f"holds a {type(content).__name__}, no run"
-    elif content.get("format") != FORMAT or content.get("version") != VERSION:
-        problem = (
-            f"says {content.get('format')} version {content.get('version')}; this library reads "
-            f"{FORMAT} version {VERSION}"
+    content: Any = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
+    if (content["format"], content["version"]) != (FORMAT, VERSION):
+        raise CheckpointCorrupt(
+            f"{path} says {content['format']} version {content['version']}; this library reads "
+            f"{FORMAT} version {VERSION}: {AGAIN}"
         )
-    elif not sealed:
-        problem = "cannot be read (its checksum is missing)"
-    if problem:
-        raise CheckpointCorrupt(f"{path} {problem}: {AGAIN}")
     return content
 
 
@@ -102,19 +90,10 @@ def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=DIGEST).digest()
 
 
-def random_state(device: torch.device | None = None) -> dict[str, Any]:
+def random_state(device: torch.device) -> dict[str, Any]:
     """The states of torch's generators on the CPU and, for a CUDA device, on it."""
-    on_cuda = device is not None and device.type == "cuda"
-    cuda = [torch.cuda.get_rng_state(device)] if on_cuda and device is not None else []
+    cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
     return {"cpu": torch.get_rng_state(), "cuda": cuda}
-
-
-def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Restores the output of :func:`random_state`; earlier versions wrote the states of all GPUs,
-    in their order."""
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and (states := state["cuda"]):
-        torch.cuda.set_rng_state(states[min(device.index or 0, len(states) - 1)], device)
 
 
 def save_run(parts: RunParts, loader: StaticLoader, history: History) -> None:
@@ -152,15 +131,16 @@ def restore_run(
     load_weights(parts.model, state["model"], parts.config.model, parts.folder)
     parts.optimizer.load_state_dict(state["optimizer"])
     history.load(state)
-    if "runner" in state:  # older checkpoints have no accumulated gradients
-        parts.runner.load_state_dict(state["runner"])
+    parts.runner.load_state_dict(state["runner"])
     saved, now = state["loader"], loader.batcher.world_size
     then = saved["of"].get("world_size", 1)
     if now == then:
         loader.load_state_dict(saved)
         ranks = parts.ranks
         random = state["random"] if ranks is None else state["ranks_random"][ranks.rank]
-        set_random_state(random, parts.device)
+        torch.set_rng_state(random["cpu"])
+        for cuda in random["cuda"] if parts.device.type == "cuda" else ():
+            torch.cuda.set_rng_state(cuda, parts.device)
         return ""
     # The steps of another number of processes differ, so an epoch in progress is not continued.
     begun = saved["position"] > 0

@@ -127,11 +127,7 @@ class Training(RunParts):
         self.writes: bool = ranks is None or ranks.first
         self.progress: bool = progress and self.writes
         super().__init__(config, folder, ranks, self.progress, state)
-        # None until the first steps were timed.
-        self.workers: int | None = config.workers if isinstance(config.workers, int) else 0
-        if config.workers == "auto" and self.source is self.store:
-            self.workers = None
-        self.loader: StaticLoader = self._loader("train")
+        self.loader: StaticLoader = self.load("train")
         self.history: History = History()
         self.state: Mapping[str, Any] | None = state
         self.resumed_at: int = 0 if state is None else len(state["steps"])
@@ -156,9 +152,7 @@ class Training(RunParts):
         self._say(self._opening())
         if self.state is not None:
             # Now, since the state of a recorded optimizer may not be replaced later.
-            note = restore_run(self.state, self, self.loader, self.history)
-            if note:
-                self._say(note)
+            self._say(restore_run(self.state, self, self.loader, self.history))
         # A resumed run keeps the modes that were chosen by time, since they round differently.
         self.runner.warmup(
             self.source,
@@ -265,7 +259,7 @@ class Training(RunParts):
                 self.workers = choice.num_workers
                 self._say(f"{how_many(self.workers, 'worker')}: {choice.reason}")
                 state = self.loader.state_dict()
-                self.loader = self._loader("train")
+                self.loader = self.load("train")
                 self.loader.load_state_dict(state)
         yield from self.loader
 
@@ -325,10 +319,7 @@ class Training(RunParts):
         if not len(self.store.splits.get(split, ())):
             return Evaluation(None, None)
         own_loss = self.loss is not None
-        return evaluate(self.runner, self._loader(split), self.task, self.ranks, own_loss)
-
-    def _loader(self, split: str) -> StaticLoader:
-        return self.load(split, self.workers or 0)
+        return evaluate(self.runner, self.load(split), self.task, self.ranks, own_loss)
 
     # ------------------------------------------------------------------ saving
 
@@ -398,5 +389,5 @@ class Training(RunParts):
         )
 
     def _say(self, text: str) -> None:
-        if self.progress:
+        if self.progress and text:
             say(text)
