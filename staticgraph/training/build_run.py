@@ -13,7 +13,7 @@ import json
 import resource
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -190,18 +190,16 @@ def mode_of(config: TrainConfig) -> str | Auto:
 APART = 1_000_003
 
 
+@dataclass(eq=False)
 class RunParts:
     """The parts of a run.
 
-    Args:
-        config: the settings.
-        folder: the folder of the run, for messages.
-        ranks: the processes that train together; None if this one trains alone.
-        progress: whether to report progress.
-        state: the contents of the checkpoint to resume from; None for a new run.
-
     Attributes:
-        config, folder, ranks: as given.
+        config: the settings.
+        folder: the folder of the run.
+        progress: whether to report progress, with a bar; rank 0 alone does.
+        state: the contents of the checkpoint to resume from; None for a new run.
+        ranks: the processes that train together; None if this one trains alone.
         device: the device of this process.
         kernels: whether compiled steps are rewritten to kernels, which read row pointers.
         store: the data, on the host.
@@ -219,17 +217,15 @@ class RunParts:
         BadGraph: the data has no target that defines a task.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        folder: Path,
-        ranks: Ranks | None,
-        progress: bool,
-        state: Mapping[str, Any] | None,
-    ) -> None:
-        self.config: TrainConfig = config
-        self.folder: Path = folder
-        self.ranks: Ranks | None = ranks
+    config: TrainConfig
+    folder: Path
+    progress: bool = True
+    state: Mapping[str, Any] | None = None
+    ranks: Ranks | None = None
+
+    def __post_init__(self) -> None:
+        config, ranks, state = self.config, self.ranks, self.state
+        self.progress = self.progress and self.writes
         self.device: torch.device = device_of(config.device, ranks)
         self.kernels: bool = config.kernels == "on"
         # Check these before half a minute of compiling and reading.
@@ -237,14 +233,14 @@ class RunParts:
         datasets.check(config.data, target=config.target)
         self.loss: Loss | None = None if config.loss is None else named_loss(config.loss)
         build = prepare_model(config, config.seed)
-        open_data = partial(config.open, config.seed, progress)
+        open_data = partial(config.open, config.seed, self.progress)
         # Leaves the random states as they were after building the model.
         with kept_random_states():  # rank 0 downloads files, which the others then read
             self.store: GraphStore = first_alone(ranks, open_data) or open_data()
         self.data: str = digest_of(self.store)
         if state is not None and state["data"] != self.data:
             raise ValueError(
-                f"the run in {folder} was begun with other data: {config.data} has other "
+                f"the run in {self.folder} was begun with other data: {config.data} has other "
                 f"features, labels, edges or splits now (digest {self.data}, was "
                 f"{state['data']}); put the data back, or begin another run"
             )
@@ -254,7 +250,7 @@ class RunParts:
         self.source: GraphStore | DeviceStore = source_of(
             config.store, self.store, self.device, self.kernels
         )
-        choosing = progress and state is None
+        choosing = self.progress and state is None
         with waiting("choosing the shapes of batches") if choosing else nullcontext():
             self.plan: BucketPlan = (
                 plan_buckets(self.store, config.batch_size, indices=self.store.splits["train"])
@@ -277,6 +273,11 @@ class RunParts:
         self.workers: int | None = config.workers if isinstance(config.workers, int) else 0
         if config.workers == "auto" and self.source is self.store:
             self.workers = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes the files and reports progress, as rank 0 does."""
+        return self.ranks is None or self.ranks.first
 
     @property
     def place(self) -> str:

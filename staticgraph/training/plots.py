@@ -7,7 +7,6 @@ return whether they did: without matplotlib they say that the picture is left ou
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,27 +130,16 @@ def save_picture(
     return save_mosaic(path, (11, 7.5), title, panels, "L;F", height_ratios=(3, 2))
 
 
-def pooled_losses(steps: Sequence[StepRecord]) -> np.ndarray:
-    """The loss at each step, ``[steps]``; that of a partial batch together with the batch before
-    it, weighted by graphs, since the mean of five graphs would be a spike among means of hundreds.
-    """
-    losses = np.array([step.loss for step in steps], dtype=float)
-    graphs = np.array([step.graphs for step in steps], dtype=float)
-    pooled = losses.copy()
-    for place in np.flatnonzero(graphs < graphs.max(initial=0)):
-        if place and math.isfinite(losses[place - 1]):
-            both = slice(place - 1, place + 1)
-            pooled[place] = np.average(losses[both], weights=graphs[both])
-    return pooled
-
-
 def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[StepRecord]) -> None:
     """Draws the loss per step, its running mean, and validation loss and metric per epoch.
 
-    Only finite values are drawn; for a run that diverged, those before the divergence.
+    Only finite values are drawn; for a run that diverged, those before the divergence. Partial
+    batches are left out: the mean of five graphs would be a spike among means of hundreds.
     """
-    places = np.flatnonzero(np.isfinite([step.loss for step in steps]))
-    losses, numbers = pooled_losses(steps)[places], places + 1
+    losses, graphs = np.array([(step.loss, step.graphs) for step in steps], float).T
+    finite = np.isfinite(losses)
+    places = np.flatnonzero(finite & (graphs == graphs.max()))
+    losses, numbers = losses[places], places + 1
     axes.plot(numbers, losses, color=BLUE, alpha=0.4, label="training loss")
     width = min(max(1, round(SMOOTHING * len(steps))), len(losses))
     if width > 1:
@@ -166,8 +154,8 @@ def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[StepRecord]) -> N
         axes.plot(ends, validated[:, 0], "s", color=BLUE, label="validation loss")
     axes.set(xlabel="step (dotted: the end of an epoch)", ylabel="loss")
     axes.locator_params(axis="x", integer=True)
-    if len(places) < len(steps):
-        axes.set_title(f"the losses of {how_many(len(steps) - len(places), 'step')} are not finite")
+    if not finite.all():
+        axes.set_title(f"the losses of {how_many((~finite).sum(), 'step')} are not finite")
     axes.legend(loc="upper right")
     if some_metric:
         right = axes.twinx()
@@ -238,35 +226,33 @@ def save_memory_picture(
 
 
 def save_launches_picture(path: Path, report: DryRun) -> bool:
-    """Draws the launches of each run by kind, one panel per part of the step.
+    """Draws the launches of each part of each run by kind.
 
     Raises:
         ValueError: nothing was counted.
     """
-    runs = [run for run in report.runs if run.count()]
-    if not runs:
+    bars = [(run, part) for run in report.runs if run.count() for part in PARTS]
+    if not bars:
         raise ValueError("no run was counted, so there is nothing to draw")
-    names = [f"{run.mode}, bucket {run.bucket}, {run.phase}" for run in runs]
+    names = [f"{run.mode}, bucket {run.bucket}, {run.phase}: {part}" for run, part in bars]
 
-    def draw(axes: Axes, part: str) -> None:
-        """Draws the launches of a part of the step; the axes' range is shared with the others."""
-        left, bars = np.zeros(len(runs), dtype=int), None
+    def draw(axes: Axes) -> None:
+        """Draws a bar of kinds one behind another."""
+        left = np.zeros(len(bars), dtype=int)
         for kind in KINDS:
-            counts = np.array([run.count(part, kind) for run in runs])
-            bars = axes.barh(names, counts, left=left, label=kind)
+            counts = np.array([run.count(part, kind) for run, part in bars])
+            axes.barh(names, counts, left=left, label=kind)
             left += counts
-        assert bars is not None
-        axes.bar_label(bars, [f" {total}" for total in left.tolist()])
-        axes.set(title=part, xlabel="launches", ylim=(len(runs) - 0.5, -0.5))
-        axes.margins(x=0.15)
-        if part == PARTS[0]:
-            axes.legend()
+        for place, total in enumerate(left.tolist()):
+            axes.text(total, place, f" {total}", va="center")
+        axes.set(xlabel="launches")
+        axes.invert_yaxis()
+        axes.legend()
 
     options = [report.autocast] if report.autocast else []
     options += ["with kernels"] if report.kernels else []
     title = f"{report.model} {', '.join(options)}: {report.label}"
-    panels: dict[str, Draw] = {part[0]: lambda axes, part=part: draw(axes, part) for part in PARTS}
-    return save_mosaic(path, (11, 1.6 + 0.5 * len(runs)), title, panels, sharex=True, sharey=True)
+    return save_mosaic(path, (9, 1.6 + 0.35 * len(bars)), title, {"L": draw})
 
 
 # ---------------------------------------------------------------------- a graph larger than memory

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from torch.nn.parameter import is_lazy
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
-from staticgraph.distributed.ranks import Ranks
 from staticgraph.errors import Diverged, NonFiniteLoss
 from staticgraph.plans.worker_count import WorkerCount, autosize_workers
 from staticgraph.text.how_many import how_many, some
@@ -35,7 +33,6 @@ from staticgraph.training.config import (
     PICTURE,
     REPORT,
     STEPS,
-    TrainConfig,
     factor,
     stands_still,
 )
@@ -105,32 +102,13 @@ def _wait(device: torch.device) -> None:
 
 
 class Training(RunParts):
-    """A run in progress, used by :func:`staticgraph.training.train.train` and ``resume``.
+    """A run in progress, used by :func:`staticgraph.training.train.train` and ``resume``."""
 
-    Args:
-        config: the settings.
-        folder: the folder for the run's files.
-        progress: whether to report progress, with a bar.
-        state: the contents of the checkpoint to resume from; None for a new run.
-        ranks: the processes that train together; None if this one trains alone. Rank 0 writes the
-            files and reports progress.
-    """
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        folder: Path,
-        progress: bool,
-        state: Mapping[str, Any] | None = None,
-        ranks: Ranks | None = None,
-    ) -> None:
-        self.writes: bool = ranks is None or ranks.first
-        self.progress: bool = progress and self.writes
-        super().__init__(config, folder, ranks, self.progress, state)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.loader: StaticLoader = self.load("train")
         self.history: History = History()
-        self.state: Mapping[str, Any] | None = state
-        self.resumed_at: int = 0 if state is None else len(state["steps"])
+        self.resumed_at: int = 0 if self.state is None else len(self.state["steps"])
         self._events: Any = None
         # Graphs of the latest validation.
         self._not_finite: tuple[int, ...] = ()
