@@ -1,17 +1,16 @@
 """The text of ``--help``.
 
-cyclopts reads the options. The text is put together here, since cyclopts prints through rich and
-parses the source of dataclasses for docstrings, which together take as long as all the rest.
+cyclopts reads the options and their descriptions. The text is put together here, since cyclopts
+prints through rich, whose import takes longer than all the rest, and takes ``*`` for emphasis.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Sequence
+from typing import get_args
 
 from cyclopts import App
 from cyclopts.argument import Argument
@@ -32,8 +31,7 @@ def help_of_commands(summaries: Sequence[tuple[str, str]]) -> str:
 
 def help_of_command(app: App) -> str:
     """The text of ``--help`` of a command: usage, description, and its options group by group."""
-    everything = app.assemble_argument_collection()
-    arguments, texts = everything.filter_by(show=True), _descriptions(app, everything)
+    arguments = app.assemble_argument_collection(parse_docstring=True).filter_by(show=True)
     usage = app.name[0]
     for argument in arguments:
         if argument.required and argument.name.startswith("-"):
@@ -46,7 +44,7 @@ def help_of_command(app: App) -> str:
     panels = [
         _panel(
             group.name,
-            [_describe(each, texts) for each in arguments.filter_by(group=group)],
+            list(map(_describe, arguments.filter_by(group=group))),
             group.help,
         )
         for group in groups
@@ -55,23 +53,11 @@ def help_of_command(app: App) -> str:
     return "\n\n".join((usage, summary, *paragraphs, *panels, _panel("Options", [HELP])))
 
 
-def _descriptions(app: App, arguments: Iterable[Argument]) -> dict[str, str]:
-    """The descriptions of arguments and fields, by name, in the docstrings of a command and of the
-    dataclasses that it takes."""
-    documented: list[Any] = [app.default_command]
-    for argument in arguments:
-        if argument.name == "*":
-            for kind in get_args(argument.hint) or (argument.hint,):
-                documented += reversed(kind.__mro__)
-    docs = "\n\n".join(inspect.getdoc(each) or "" for each in documented)
-    return dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", docs, re.MULTILINE))
-
-
-def _describe(argument: Argument, texts: Mapping[str, str]) -> tuple[str, str]:
+def _describe(argument: Argument) -> tuple[str, str]:
     """The names of an option with the placeholder of its value, and its description with choices
     and default."""
     parameter = argument.parameter
-    text = " ".join(texts.get(argument.field_info.name, "").split()).rstrip(".")
+    text = " ".join((parameter.help or "").split()).rstrip(".")
     if choices := argument.get_choices():
         text += f"; one of {', '.join(choices)}"
     default = str(argument.field_info.default)
