@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args
@@ -209,22 +208,6 @@ def test_predictions_need_the_fields_of_the_training_but_no_labels(
 
 
 # ---------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize("model", models.NAMES)
-def test_heads_that_do_not_divide_are_refused_before_anything_is_loaded(model, data, monkeypatch):
-    """Exactly those that the model itself refuses."""
-    store = sg.GraphStore.load(data)
-    monkeypatch.setattr("staticgraph.cli.loading.require_names", lambda *_, **__: sys.exit("loads"))
-    for hidden in (30, 32):
-        words = ["train", "--data", "a.npz", "--model", model, "--hidden", str(hidden)]
-        try:
-            models.build(model, store, hidden=hidden, layers=1)
-        except ValueError:  # its features are fine, so the heads are the cause
-            assert status_of(words) == cli.FAILED
-        else:
-            with pytest.raises(SystemExit, match="loads"):
-                cli.main(words)
 
 
 @pytest.mark.parametrize(

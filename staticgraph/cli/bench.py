@@ -6,7 +6,7 @@ import datetime
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-from staticgraph.cli.loading import check_sizes, require_names
+from staticgraph.cli.loading import require_names
 from staticgraph.files.document import to_json
 from staticgraph.text.progress import waiting
 from staticgraph.training.options import LAYERS, MODELS, WIDTH, BatchSize, DataOptions, Gpu, choice
@@ -49,7 +49,6 @@ def run(
         count_kernels: count kernels, which is what this command does; may be left out.
         json: print JSON instead of tables.
     """
-    check_sizes(model, hidden)
     require_names(data, model)
     import torch
 

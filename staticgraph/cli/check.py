@@ -116,10 +116,10 @@ def run(
     from staticgraph.training.tasks import named_loss
 
     early = built_without_data(model)
+    loss = named_loss(dry.loss) if dry.loss else None
     store = data.open()
     plan = plan_buckets(store, batch_size=min(batch_size, len(store)))
     module = make_model(model, store) if early is None else early
-    loss = named_loss(dry.loss) if dry.loss else None
     subject = Subject.of(module, loss=loss, differentiable=dry.differentiable)
     with waiting("running the model on one batch, with and without padding, and capturing it"):
         report = check(subject, plan, store, rewrites=not dry.gpu)

@@ -12,13 +12,12 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from staticgraph.cli.failures import note_user_code
+from staticgraph.cli.failures import USER_CODE, note_user_code
 from staticgraph.files.named_module import require_module
 from staticgraph.steps.compilation.modes import CUDA_MODES
-from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import waiting
 from staticgraph.training.config import SIZES
-from staticgraph.training.options import HEADS, MODELS, WITH_HEADS, DataOptions, ModelOptions
+from staticgraph.training.options import MODELS, DataOptions, ModelOptions
 
 # The names of the options that were given, on the command line or in a settings file.
 OPTIONS_SET: set[str] = set()
@@ -61,7 +60,7 @@ def require_model(options: ModelOptions) -> None:
         UsageError: as for :func:`check_sizes`.
         UnknownDataset, FileNotFoundError, ValueError: as for :func:`require_names`.
     """
-    check_sizes(options.model, options.hidden)
+    check_sizes(options.model)
     require_names(options, options.model, options.loss)
 
 
@@ -71,7 +70,7 @@ def require_names(options: DataOptions, model: str | None = None, loss: str | No
 
     Raises:
         UnknownDataset, FileNotFoundError, ValueError: as for :func:`staticgraph.datasets.open`.
-        ValueError: the name of the model or the loss is not that of a suitable function.
+        ValueError: as for :func:`require_code`.
     """
     from staticgraph.datasets import specs
 
@@ -83,33 +82,19 @@ def require_names(options: DataOptions, model: str | None = None, loss: str | No
 
 
 def require_code(model: str | None, loss: str | None = None) -> None:
-    """Loads torch and PyG, and imports the model's builder and the loss; refuses missing modules
-    before, and what cannot be called as such.
+    """Refuses missing modules of the model and the loss, and loads torch and PyG.
 
     Raises:
-        ValueError: as for :func:`staticgraph.files.named_module.require_module`,
-            :func:`staticgraph.models.named.builder_of` and
-            :func:`staticgraph.training.tasks.named_loss`.
+        ValueError: as for :func:`staticgraph.files.named_module.require_module`.
     """
-    own_model = model if model and ":" in model else None
-    note_user_code(own_model, loss)
-    for spec, option in ((own_model, "--model"), (loss, "--loss")):
-        if spec:
-            require_module(spec, option)
+    note_user_code(model, loss)
+    for option, spec in USER_CODE.items():
+        require_module(spec, option)
     load()
-    if own_model:
-        from staticgraph.models.named import builder_of
-
-        builder_of(own_model)
-    if loss:
-        from staticgraph.training.tasks import named_loss
-
-        named_loss(loss)
 
 
-def check_sizes(model: str, hidden: int) -> None:
-    """Refuses sizes of the zoo for a ``module:build`` model, and heads that do not divide the
-    columns of a zoo model.
+def check_sizes(model: str) -> None:
+    """Refuses sizes of the zoo for a ``module:build`` model.
 
     Raises:
         UsageError: with what to give instead.
@@ -119,12 +104,6 @@ def check_sizes(model: str, hidden: int) -> None:
         raise UsageError(
             f"--{sizes[0]} is of the models {', '.join(MODELS)}; {model} builds its own: "
             f"leave --{sizes[0]} out"
-        )
-    if model in WITH_HEADS and hidden % HEADS:
-        near = max(HEADS, hidden - hidden % HEADS)
-        raise UsageError(
-            f"argument --hidden: {model} has {how_many(HEADS, 'head')}, which do not divide "
-            f"hidden={hidden}: give --hidden {near}"
         )
 
 

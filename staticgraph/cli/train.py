@@ -66,7 +66,7 @@ def run(
         raise UsageError("argument --overwrite: not allowed with --resume")
     alone = "RANK" not in os.environ  # of several processes, rank 0 checks and informs the others
     if resume:
-        check_sizes(settings.model, settings.hidden)
+        check_sizes(settings.model)
         if alone:
             require_run(out)
         model = settings.model if "model" in OPTIONS_SET else named_in(out)

@@ -31,7 +31,6 @@ from torch_geometric.nn import (
 from staticgraph.models.encoders import encoder
 from staticgraph.models.graph_model import GraphModel
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.text.how_many import how_many
 
 ModelName = Literal["gine", "gps", "gin", "gcn", "gat", "sage"]
 NAMES: tuple[ModelName, ...] = get_args(ModelName)
@@ -72,7 +71,7 @@ def build(
         raise ValueError(f"there is no pool {pool!r}; choose one of {', '.join(POOLS)}")
     if name in ("gps", "gat") and hidden % heads:
         raise ValueError(
-            f"{name} has {how_many(heads, 'head')}, which do not divide hidden={hidden}"
+            f"{name} has {heads} heads, which do not divide hidden={hidden}: give a multiple"
         )
     if store.schema.hetero:
         raise ValueError(

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from staticgraph import datasets, models
+from staticgraph import models
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks
-from staticgraph.errors import CheckpointCorrupt
+from staticgraph.errors import BadGraph, CheckpointCorrupt
 from staticgraph.files.checksum import crc32_of_array
 from staticgraph.models.named import built, built_without_data, is_spec, require_trainable
 from staticgraph.nn import convert
@@ -47,7 +47,7 @@ from staticgraph.text.progress import waiting
 from staticgraph.training.config import SIZES, TrainConfig
 from staticgraph.training.job import device_of, first_alone
 from staticgraph.training.options import ModelOptions
-from staticgraph.training.tasks import Task, loss_of, named_loss, task_of
+from staticgraph.training.tasks import Task, named_loss, task_of
 
 
 def digest_of(store: GraphColumns) -> str:
@@ -158,8 +158,17 @@ def open_step(options: ModelOptions, seed: int = 0) -> tuple[GraphStore, Loss, M
         ValueError: a model of the zoo cannot take the graphs, or the model or the loss is invalid.
     """
     build = prepare_model(options, seed)
+    loss = named_loss(options.loss) if options.loss else None
     store = options.open(seed)
-    loss, outputs = loss_of(options, store)
+    outputs = 1
+    if loss is None:
+        try:
+            loss = task_of(store, options.task)
+        except BadGraph as error:
+            raise BadGraph(
+                f"{error}; or give --loss MODULE:NAME, which is loss(out, batch), one value per row"
+            ) from None
+        outputs = loss.num_outputs
     return store, loss, build(store, outputs)
 
 
@@ -228,9 +237,8 @@ class RunParts:
         self.progress = self.progress and self.writes
         self.device: torch.device = device_of(config.device, ranks)
         self.kernels: bool = config.kernels == "on"
-        # Check these before half a minute of compiling and reading.
+        # Before half a minute of compiling and reading.
         resolve(config.compile_mode, self.device.type, config.allow_cpu)
-        datasets.check(config.data, target=config.target)
         self.loss: Loss | None = None if config.loss is None else named_loss(config.loss)
         build = prepare_model(config, config.seed)
         open_data = partial(config.open, config.seed, self.progress)

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 # test compares the copies.
 MODELS = ("gine", "gps", "gin", "gcn", "gat", "sage")
 TASKS = ("auto", "regression", "binary", "classes")
-# Models of the zoo with attention, and their default number of heads.
-WITH_HEADS, HEADS = ("gps", "gat"), 4
 GPUS = ("h100", "h200", "a100", "l4")
 # Larger sizes overflow the 32-bit integers of slots and kernels.
 MOST = 2**31 - 1

@@ -26,7 +26,6 @@ from staticgraph.models.named import function_named
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.training.options import ModelOptions
 
 
 class Evaluation(NamedTuple):
@@ -248,25 +247,6 @@ def accuracy(out: Tensor, y: Tensor) -> float:
 
 def _columns(values: Tensor) -> tuple[Tensor, ...]:
     return values.view(len(values), -1).unbind(1)
-
-
-def loss_of(options: ModelOptions, store: GraphStore) -> tuple[Loss, int]:
-    """The loss of the options, or the one that fits the target, and the number of outputs that a
-    model of the zoo then needs.
-
-    Raises:
-        BadGraph: no loss was given, and the data has no target that defines a task.
-        ValueError: the name is not that of a loss function.
-    """
-    if options.loss:
-        return named_loss(options.loss), 1
-    try:
-        task = task_of(store, options.task)
-    except BadGraph as error:
-        raise BadGraph(
-            f"{error}; or give --loss MODULE:NAME, which is loss(out, batch), one value per row"
-        ) from None
-    return task, task.num_outputs
 
 
 def named_loss(spec: str) -> Loss:
