@@ -43,6 +43,7 @@ from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.progress import bar
 from staticgraph.training.versus.report import SideReport, VersusReport
 from staticgraph.training.versus.sides import (
+    COMPILED,
     ON_CPU,
     ON_CUDA,
     PlainSide,
@@ -166,7 +167,7 @@ def compare(
     sides: list[Side] = [plain]
     for name in names:
         compiled = name == COMPILED_PYG
-        sides.append(PlainSide(setting, True) if compiled else StaticSide(setting, name))
+        sides.append(PlainSide(setting, COMPILED) if compiled else StaticSide(setting, name))
     try:
         return _compared(setting, plain, sides, started, seconds, progress)
     finally:

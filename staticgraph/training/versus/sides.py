@@ -12,7 +12,7 @@ import copy
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -103,10 +103,12 @@ def plain_mean(loss: Loss, out: Any, data: PlainBatch, gaps: Sequence[str]) -> T
     return LossTerms(torch.where(labelled, values, 0), shares, added).mean()
 
 
+@dataclass(eq=False)
 class Side:
     """Trains a copy of the model over the batches of a course, in turns.
 
     Attributes:
+        setting: what is compared.
         name: the name in the report.
         report: what was measured so far, or why the side was dropped.
         model, optimizer: those of this side alone, from :meth:`prepare` on.
@@ -115,17 +117,17 @@ class Side:
         batch_s, one_thread_s: seconds per batch, and on one thread; 0 where not measured.
     """
 
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
+    setting: VersusSetting
+    name: str = "PyG"
+    kernels: bool | None = field(default=None, init=False)
+    model: torch.nn.Module = field(init=False)
+    optimizer: torch.optim.Optimizer = field(init=False)
+    course: list[list[int]] = field(default_factory=list, init=False)
+    batch_s: float = field(default=0.0, init=False)
+    one_thread_s: float = field(default=0.0, init=False)
 
-    def __init__(self, setting: VersusSetting, name: str, kernels: bool | None = None) -> None:
-        self.setting: VersusSetting = setting
-        self.name: str = name
-        self.kernels: bool | None = kernels
-        self.report: SideReport = SideReport(name, threads=torch.get_num_threads())
-        self.course: list[list[int]] = []
-        self.batch_s: float = 0.0
-        self.one_thread_s: float = 0.0
+    def __post_init__(self) -> None:
+        self.report: SideReport = SideReport(self.name, threads=torch.get_num_threads())
 
     def prepare(self) -> None:
         """Makes the model and does what is done once, before the first step."""
@@ -233,26 +235,27 @@ def seconds_of(action: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+@dataclass(eq=False)
 class PlainSide(Side):
-    """Trains by a standard PyG loop, perhaps under ``torch.compile(dynamic=True)``."""
+    """Trains by a standard PyG loop, perhaps under ``torch.compile(dynamic=True)``.
 
-    def __init__(self, setting: VersusSetting, compiled: bool = False, workers: int = 0) -> None:
-        super().__init__(setting, "PyG, compiled" if compiled else "PyG")
-        self.workers: int = workers
-        self._compiled = compiled
-        self._gaps = fields_with_gaps(setting.store.schema)
-        self._graphs: Any = {}
-        self._loader: Any = None
+    Attributes:
+        workers: collating processes.
+    """
+
+    workers: int = 0
 
     def prepare(self) -> None:
         """Makes the model."""
         super().prepare()
-        self._call: Any = torch.compile(self.model, dynamic=True) if self._compiled else self.model
+        compiled = self.name == COMPILED
+        self._call: Any = torch.compile(self.model, dynamic=True) if compiled else self.model
+        self._gaps = fields_with_gaps(self.setting.store.schema)
 
     def begin(self, course: list[list[int]]) -> None:
         """Sets the course of the following turns."""
         super().begin(course)
-        self._graphs = {i: self.setting.store[i] for ids in course for i in ids}
+        self._graphs: Any = {i: self.setting.store[i] for ids in course for i in ids}
         self.take_workers(self.workers)
 
     def take_workers(self, workers: int) -> None:
@@ -291,9 +294,10 @@ class PlainSide(Side):
 
     def close(self) -> None:
         """Ends the collating processes."""
-        self._loader = None
+        self._loader: Any = None
 
 
+COMPILED = "PyG, compiled"
 KERNELS = "+kernels"
 # Modes to which kernels add nothing: eager captures no graph, and the others consist of them.
 NO_KERNELS = ("eager", "fused", "auto")
@@ -304,6 +308,7 @@ ON_CUDA = (
 )
 
 
+@dataclass(eq=False)
 class StaticSide(Side):
     """Trains in fixed shapes, in a mode of the runner, with the fused kernels where it is named as
     in ``default+kernels``.
@@ -312,15 +317,15 @@ class StaticSide(Side):
         ValueError: there is no such mode.
     """
 
-    runner: StaticGraphRunner | None = None
+    runner: StaticGraphRunner | None = field(default=None, init=False)
 
-    def __init__(self, setting: VersusSetting, name: str) -> None:
-        super().__init__(setting, name, name.endswith(KERNELS))
-        self.mode: str = (mode := name.removesuffix(KERNELS))
-        if mode not in MODES or (mode in NO_KERNELS and mode != name):
-            with_kernels = [m + KERNELS for m in MODES if m not in NO_KERNELS]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.kernels = self.name.endswith(KERNELS)
+        with_kernels = [mode + KERNELS for mode in MODES if mode not in NO_KERNELS]
+        if self.name not in (*MODES, *with_kernels):
             raise ValueError(
-                f"there is no mode {name!r} to try; choose one of {', '.join(MODES)}, and "
+                f"there is no mode {self.name!r} to try; choose one of {', '.join(MODES)}, and "
                 f"{', '.join(with_kernels)}"
             )
 
@@ -334,9 +339,8 @@ class StaticSide(Side):
         super().prepare()
         setting = self.setting
         subject = Subject(self.model, setting.loss, self.optimizer, setting.forward)
-        runner = self.runner = StaticGraphRunner(
-            subject, setting.plan, self.mode, distributed="off"
-        )
+        mode = self.name.removesuffix(KERNELS)
+        runner = self.runner = StaticGraphRunner(subject, setting.plan, mode, distributed="off")
         source = source_of("auto", setting.store, setting.device, subject.pointers)
         self._loader: StaticLoader = runner.loader(
             source, indices=setting.train_ids, exact=True, shuffle=True, seed=setting.seed
