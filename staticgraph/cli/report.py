@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -23,8 +23,6 @@ from staticgraph.training.config import PAGE, STEPS
 from staticgraph.training.options import FOLDER, OUTPUT_FILE
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from staticgraph.training.report import TrainReport
 
 STYLE = """
@@ -98,22 +96,18 @@ def page_of(report: TrainReport, folder: Path) -> str:
         raise ValueError(f"{folder / STEPS} has no steps: there is nothing to draw")
     capacities = BucketPlan.load(folder / "plan.json").capacities
     title = escape(f"{report.config['model']} on {report.data['name']}")
-    loss = _drawn(lambda axes: plots.draw_loss(axes, report, steps), (10.5, 4.2))
-    filling = _drawn(lambda axes: plots.draw_filling(axes, steps, capacities), (10.5, 3.2))
-    memory = [
-        (what, human_bytes(count))
-        for name, what in MEMORY.items()
-        if (count := report.memory.get(name)) is not None
-    ]
+    curves = "<p>The curves were left out: matplotlib is not installed.</p>"
+    if importlib.util.find_spec("matplotlib") is not None:
+        curves = plots.svg_of(plots.figure_of(*plots.panels_of(report, steps, capacities)))
+    memory = {what: report.memory.get(name) for name, what in MEMORY.items()}
+    known = {what: human_bytes(count) for what, count in memory.items() if count is not None}
     warnings = "".join(f'<p class="warn">{escape(line)}</p>' for line in report.warnings)
-    memory.append(("graphs are", report.data.get("place", "-")))
     sections = {
-        "Learning": loss,
-        "Filling of the fixed shapes": filling,
+        "Learning, and filling of the fixed shapes": f"<div>{curves}</div>",
         "Choices and results": as_preformatted(report),
-        "Memory": _table(("what", "bytes"), memory),
-        "Settings": _table(("setting", "value"), report.config.items()),
-        "Versions": _table(("package", "version"), sorted(report.runner.versions.items())),
+        "Memory": _table({**known, "graphs are": report.data.get("place", "-")}),
+        "Settings": _table(report.config),
+        "Versions": _table(report.runner.versions),
     }
     body = "\n".join(f"<h2>{heading}</h2>\n{part}" for heading, part in sections.items())
     return f"""<!DOCTYPE html>
@@ -128,14 +122,6 @@ def page_of(report: TrainReport, folder: Path) -> str:
 """
 
 
-def _table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    cells = [["-" if cell is None else cell for cell in row] for row in rows]
-    return as_preformatted(table(headers, cells, width=WIDTH))
-
-
-def _drawn(draw: Callable[[Axes], None], size: tuple[float, float]) -> str:
-    if importlib.util.find_spec("matplotlib") is None:
-        return "<p>A plot was left out: matplotlib is not installed.</p>"
-    from staticgraph.training import plots
-
-    return f"<div>{plots.svg_of(draw, size)}</div>"
+def _table(values: Mapping[str, Any]) -> str:
+    rows = [(name, "-" if value is None else value) for name, value in values.items()]
+    return as_preformatted(table(("what", "value"), rows, width=WIDTH))

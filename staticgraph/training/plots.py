@@ -40,54 +40,48 @@ SMOOTHING = 0.04
 Draw = Callable[["Axes"], None]
 
 
-def _new_figure(size: tuple[float, float], title: str = "") -> Figure:
-    """A figure that draws without a display, whatever backend the user chose."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    if title:
-        figure.suptitle(title)
-    return figure
+def save_mosaic(path: Path, *mosaic: Any, **more: Any) -> bool:
+    """Writes the figure that :func:`figure_of` draws; returns whether matplotlib is there."""
+    if is_left_out(path, "matplotlib"):
+        return False
+    atomic.save_figure(path, figure_of(*mosaic, **more), dpi=120)
+    return True
 
 
-def save_mosaic(
-    path: Path,
+def figure_of(
     size: tuple[float, float],
     title: str,
     panels: Mapping[str, Draw],
     mosaic: str = "",
     **more: Any,
-) -> bool:
-    """Draws panels and writes the picture; returns whether matplotlib is there.
+) -> Figure:
+    """Draws panels, without a display, whatever backend the user chose.
 
     Args:
-        path: the file.
         size: width and height in inches.
         title: above all panels; none if it is empty.
         panels: one function per letter of the mosaic.
         mosaic: as for matplotlib's ``subplot_mosaic``; all panels in a row if it is left out.
         **more: its further arguments.
     """
-    if is_left_out(path, "matplotlib"):
-        return False
-    figure = _new_figure(size, title)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
     axes: Any = figure.subplot_mosaic(mosaic or "".join(panels), **more)
     for name, draw in panels.items():
         draw(axes[name])
-    atomic.save_figure(path, figure, dpi=120)
-    return True
+    return figure
 
 
-def svg_of(draw: Draw, size: tuple[float, float]) -> str:
-    """A plot as an ``<svg>`` element, without the XML header before it."""
+def svg_of(figure: Figure) -> str:
+    """A figure as an ``<svg>`` element with searchable text, without the XML header before it."""
     import matplotlib as mpl
 
-    with mpl.rc_context({"svg.fonttype": "none", "font.family": "sans-serif"}):
-        figure = _new_figure(size)
-        draw(figure.add_subplot())
-        written = io.StringIO()
+    written = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none"}):
         figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
     text = written.getvalue()
     return text[text.index("<svg") :]
@@ -107,13 +101,18 @@ def draw_bars(
 # ---------------------------------------------------------------------- a training run
 
 
-def save_picture(
-    path: Path, report: TrainReport, steps: Sequence[StepRecord], capacities: Sequence[Capacity]
-) -> bool:
-    """Draws loss and validation metric above, the filling of the buckets below.
+def save_picture(path: Path, *run: Any) -> bool:
+    """Writes the picture of :func:`panels_of`."""
+    return save_mosaic(path, *panels_of(*run), height_ratios=(3, 2))
+
+
+def panels_of(
+    report: TrainReport, steps: Sequence[StepRecord], capacities: Sequence[Capacity]
+) -> tuple[tuple[float, float], str, dict[str, Draw], str]:
+    """Loss and validation metric above, the filling of the buckets below, as :func:`figure_of`
+    takes them.
 
     Args:
-        path: the path of the picture.
         report: the report of the run.
         steps: all steps, at least one; losses that are not finite are not drawn.
         capacities: the capacities of the plan, by bucket.
@@ -127,7 +126,7 @@ def save_picture(
         "L": lambda axes: draw_loss(axes, report, steps),
         "F": lambda axes: draw_filling(axes, steps, capacities),
     }
-    return save_mosaic(path, (11, 7.5), title, panels, "L;F", height_ratios=(3, 2))
+    return (11, 7.5), title, panels, "L;F"
 
 
 def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[StepRecord]) -> None:
@@ -164,24 +163,20 @@ def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[StepRecord]) -> N
 
 
 def draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> None:
-    """Draws the share of real nodes, edges and graphs of every bucket's full batches, and apart
-    from them that of the last, partial batches of epochs: colored bars on grey ones."""
+    """Draws the share of real nodes, edges and graphs of every bucket's full batches: colored bars
+    on grey ones."""
     full = full_steps(steps)
-    partial = [step for step in steps if step.graphs < full[0].graphs]
-    rows = [
-        (
-            f"bucket {bucket}: {getattr(capacity, name):,} {name}",
-            color,
-            filled([step for step in full if step.bucket == bucket], capacities, name),
-        )
-        for bucket, capacity in enumerate(capacities)
-        for name, color in COLORS.items()
+    rows = [(bucket, name) for bucket in range(len(capacities)) for name in COLORS]
+    shares = [
+        filled([step for step in full if step.bucket == bucket], capacities, name)
+        for bucket, name in rows
     ]
-    for name in ("nodes", "edges") if partial else ():
-        rows.append((f"partial batches: {name}", COLORS[name], filled(partial, capacities, name)))
-    names, colors, shares = zip(*rows, strict=True)
+    names = [
+        f"bucket {bucket}: {getattr(capacities[bucket], name):,} {name}" for bucket, name in rows
+    ]
     texts = ["not used" if share is None else f"{share:.1%}" for share in shares]
     draw_bars(axes, names, [1.0] * len(rows), texts, PADDING)
+    colors = [COLORS[name] for _, name in rows]
     axes.barh(range(len(rows)), [share or 0.0 for share in shares], color=colors)
     axes.set(xlim=(0, 1.18), xlabel="share of the rows that is real (grey: padding)")
     axes.xaxis.set_major_formatter("{x:.0%}")
@@ -209,8 +204,6 @@ def save_memory_picture(
         nodes, held = [p.capacity.nodes for p in points], memory.resident.before_step
         peaks = [(p.nbytes + held + memory.batch.of(p.capacity)) / MEBI for p in points]
         axes.scatter(nodes, peaks, color=colors, label="measured (red: held out)")
-        fitted = [memory.predict(p.capacity) / MEBI for p in points]
-        axes.scatter(nodes, fitted, color="black", marker="+", label="fitted, at these points")
         if budget is not None:
             cap = f"cap {human_bytes(budget.max_bytes)}"
             axes.axhline(budget.max_bytes / MEBI, color=PINK, linestyle="--", label=cap)
