@@ -221,8 +221,14 @@ def _train_links(options: LargeOptions, policy: Any, partitions: int, triples: A
         chunks=options.chunks or (1 if options.encoder else 10),
     )  # fmt: skip
     graph = _graph(options, triples.train, triples.num_nodes, partitions)
-    more = _encoder(options) if options.encoder else {}
-    trainer = LinkTrainer(graph, policy, config, options.out / EMBEDDINGS, **more)
+    encoder, width = None, options.dimension
+    if options.encoder:
+        heads = math.gcd(4, width)  # of attention, which must divide the width
+        encoder = _layers(options, options.encoder, width, width, width, heads=heads)
+    fanouts = options.fanouts if encoder else ()
+    trainer = LinkTrainer(
+        graph, policy, config, options.out / EMBEDDINGS, encoder=encoder, fanouts=fanouts
+    )
     status = Status()
 
     def train_epoch(interrupt: Interrupt) -> Any:
@@ -261,7 +267,7 @@ def _train_links(options: LargeOptions, policy: Any, partitions: int, triples: A
                 trainer.epoch,
             )
     report = {
-        "encoder": options.encoder, "fanouts": options.fanouts if options.encoder else None,
+        "encoder": options.encoder, "fanouts": fanouts or None,
         "config": asdict(config), "epochs": [asdict(epoch) for epoch in trainer.history],
         "test": asdict(score) if score else None,
     }  # fmt: skip
@@ -269,26 +275,29 @@ def _train_links(options: LargeOptions, policy: Any, partitions: int, triples: A
     return report, rows, trainer.buffer.times, diverged
 
 
-def _encoder(options: LargeOptions) -> dict[str, Any]:
-    """The trainer's options for a graph network of the same width on top of the embeddings."""
+def _layers(options: LargeOptions, name: str, *sizes: int, **more: Any) -> Any:
+    """A graph network with a layer for each fan-out, with the weights of the seed.
+
+    Args:
+        options: the options of the run.
+        name: of its layers.
+        *sizes: columns of its input, of its layers and of its output.
+        **more: further arguments of :class:`staticgraph.outofcore.SampledGNN`.
+    """
     import torch
 
     from staticgraph.outofcore import SampledGNN
 
-    fanouts, width = list(options.fanouts), options.dimension
-    heads = math.gcd(4, width)  # of attention, which must divide the width
     torch.manual_seed(options.seed)
-    encoder = SampledGNN(options.encoder or "", width, width, width, len(fanouts), heads=heads)
-    return {"encoder": encoder, "fanouts": fanouts}
+    return SampledGNN(name, *sizes, len(options.fanouts), **more)
 
 
 def _train_nodes(options: LargeOptions, policy: Any, partitions: int, nodes: Any) -> Result:
     """Trains a graph network on sampled neighbourhoods, and tests the weights of the best
     validation accuracy; a run that diverged is not tested."""
     import numpy as np
-    import torch
 
-    from staticgraph.outofcore import NodeTrainer, SampledGNN, SampledLoader
+    from staticgraph.outofcore import NodeTrainer, SampledLoader
     from staticgraph.training.job import run_epochs
 
     fanouts, cache = list(options.fanouts), options.policy == "node-cache"
@@ -306,9 +315,9 @@ def _train_nodes(options: LargeOptions, policy: Any, partitions: int, nodes: Any
         graph, policy, fanouts, options.batch_size or 64, seeds=nodes.train, labels=nodes.labels,
         seed=options.seed, gcn_norm=options.model == "gcn",
     )  # fmt: skip
-    torch.manual_seed(options.seed)
     classes, width = int(nodes.labels.max()) + 1, nodes.features.shape[1]
-    model = SampledGNN(options.model, width, options.hidden, classes, len(fanouts), options.dropout)
+    sizes = width, options.hidden, classes
+    model = _layers(options, options.model, *sizes, dropout=options.dropout)
     trainer = NodeTrainer(model, loader, rate=options.rate or 0.01)
     records: list[dict[str, Any]] = []
     best, best_weights = None, model.state_dict()
@@ -374,16 +383,17 @@ def _graph(
         with waiting(f"cutting the graph into {how_many(p, 'partition')}"):
             return partition(edges, num_nodes, p, folder, seed=options.seed, near=near, **more)
     graph = PartitionedGraph(folder)
-    manifest = graph.manifest
-    sizes = manifest.num_nodes, manifest.num_edges, manifest.num_partitions
-    existing = (*sizes, manifest.seed, manifest.near)
-    request = (num_nodes, edges.shape[1], p, options.seed, near)
-    if existing == request:
-        return graph
-    raise ValueError(
-        f"{folder} has nodes, edges, partitions, seed, hops from the training nodes {existing}, "
-        f"and these options need {request}: choose another --out, or --overwrite"
-    )
+    request = {
+        "num_nodes": num_nodes, "num_edges": edges.shape[1], "num_partitions": p,
+        "seed": options.seed, "near": near,
+    }  # fmt: skip
+    for name, needed in request.items():
+        if (existing := getattr(graph.manifest, name)) != needed:
+            raise ValueError(
+                f"{folder} has {name}={existing}, and these options need {needed}: choose another "
+                "--out, or --overwrite"
+            )
+    return graph
 
 
 def _remove_run(folder: Path) -> None:
@@ -392,14 +402,13 @@ def _remove_run(folder: Path) -> None:
     from staticgraph.outofcore.disk import manifest
     from staticgraph.outofcore.disk.embeddings import require_only
 
-    written = (GRAPH, EMBEDDINGS, REPORT, PICTURE)
-    foreign = any(p.name not in written and p.name[0] != "." for p in folder.iterdir())
-    if (foreign or (folder / GRAPH).exists()) and not manifest.KIND.is_that_of(folder / GRAPH):
+    parts, files = (EMBEDDINGS, GRAPH), (REPORT, PICTURE)
+    foreign = any(p.name not in (*parts, *files) and p.name[0] != "." for p in folder.iterdir())
+    if foreign and not manifest.KIND.is_that_of(folder / GRAPH):
         raise UsageError(f"{folder} is not a run; choose another --out")
     require_replaceable(folder / GRAPH, manifest.KIND, True)
     require_only(folder / EMBEDDINGS)
-    for name in (EMBEDDINGS, GRAPH):
-        if (folder / name).exists():
-            shutil.rmtree(folder / name)
-    for name in (REPORT, PICTURE):
+    for name in parts:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in files:
         (folder / name).unlink(missing_ok=True)
