@@ -123,7 +123,7 @@ def _document(setting: dict[str, Any], columns: list[Any], counts: dict[str, Any
             **column.parts,
             "total": column.step,
             "unit": column.unit,
-            **({"kinds": column.kinds} if column.kinds else {}),
+            "kinds": column.kinds,
         }
         for column in columns
     }

@@ -16,7 +16,7 @@ from staticgraph.cli.failures import USER_CODE, note_user_code
 from staticgraph.files.named_module import require_module
 from staticgraph.steps.compilation.modes import CUDA_MODES
 from staticgraph.text.progress import waiting
-from staticgraph.training.config import SIZES
+from staticgraph.training.config import SIZES, named_in, require_run
 from staticgraph.training.options import MODELS, DataOptions, ModelOptions
 
 # The names of the options that were given, on the command line or in a settings file.
@@ -91,6 +91,20 @@ def require_code(model: str | None, loss: str | None = None) -> None:
     for option, spec in USER_CODE.items():
         require_module(spec, option)
     load()
+
+
+def require_trained(folder: Path, mode: str, device: str) -> None:
+    """Refuses a folder without a trained model, and a mode that the device does not have; loads
+    torch and PyG.
+
+    Raises:
+        FileNotFoundError, ValueError, UsageError: as for
+            :func:`staticgraph.training.config.require_run`, :func:`require_code` and
+            :func:`check_mode`.
+    """
+    require_run(folder, trained=True)
+    require_code(named_in(folder))
+    check_mode(mode, device)
 
 
 def check_sizes(model: str) -> None:

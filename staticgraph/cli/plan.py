@@ -318,8 +318,7 @@ def _memory(options: PlanOptions, source: Any, opened: Any) -> dict[str, Any]:
         memory = MemoryModel.load(options.memory)
         _check_same_rows(memory, options, source.schema)
     else:
-        with waiting(f"measuring steps of {options.model}"):
-            memory = measure(opened, options, ProbeOptions(like="cuda"))
+        memory = measure(opened, options, ProbeOptions(like="cuda"))
     budget = MemoryBudget(options.max_memory)
     return {"memory": memory, "budget": budget, "min_steps_per_epoch": options.min_steps}
 

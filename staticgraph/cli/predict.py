@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from staticgraph.cli.loading import check_mode, require_code
+from staticgraph.cli.loading import require_trained
 from staticgraph.errors import BadGraph
 from staticgraph.files import atomic
 from staticgraph.files.document import to_json
 from staticgraph.serving.bodies.checked_graphs import BadBody, check_categories
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import bar
-from staticgraph.training.config import named_in, require_run
 from staticgraph.training.options import FOLDER, OUTPUT_FILE, DataOptions, Device, Mode, choice
 
 if TYPE_CHECKING:
@@ -63,9 +62,7 @@ def run(
     Raises:
         BadGraph: the split has no graphs, or they are not like those of the training.
     """
-    require_run(folder, trained=True)
-    require_code(named_in(folder))
-    check_mode(compile_mode, device)
+    require_trained(folder, compile_mode, device)
     from staticgraph.training.checkpoint import Trained
     from staticgraph.training.job import device_of
 

@@ -124,8 +124,7 @@ def run(
     budget = MemoryBudget(max_memory) if max_memory else None
     opened = open_step(step)
     begin = time.perf_counter()
-    with waiting(f"measuring steps of {step.model}" + (" as compiled" if how.compiled else "")):
-        memory = measure(opened, step, how)
+    memory = measure(opened, step, how)
     seconds = time.perf_counter() - begin
     if out:
         memory.save(out)
@@ -163,14 +162,15 @@ def measure(
     reader: dict[str, Any] = {"like": how.like, "compiled": how.compiled}
     if how.device == "cuda":
         reader = {"reader": "cuda"}
-    return probe(
-        model,
-        store,
-        loss=loss,
-        optimizer=kinds[step.optimizer](model.parameters(), lr=1e-3),
-        form=how.form,
-        autocast=torch.bfloat16 if step.autocast else None,
-        accumulate=step.accumulate,
-        target=how.gpu,
-        **reader,
-    )
+    with waiting(f"measuring steps of {step.model}" + (" as compiled" if how.compiled else "")):
+        return probe(
+            model,
+            store,
+            loss=loss,
+            optimizer=kinds[step.optimizer](model.parameters(), lr=1e-3),
+            form=how.form,
+            autocast=torch.bfloat16 if step.autocast else None,
+            accumulate=step.accumulate,
+            target=how.gpu,
+            **reader,
+        )

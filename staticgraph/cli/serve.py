@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from staticgraph.cli import FAILED
-from staticgraph.cli.failures import note_user_code
-from staticgraph.cli.loading import OPTIONS_SET, UsageError, check_mode
+from staticgraph.cli.loading import OPTIONS_SET, UsageError, load, require_trained
 from staticgraph.errors import MissingPackage
-from staticgraph.training.config import named_in, require_run
 from staticgraph.training.options import (
     BYTES,
     FOLDER,
@@ -109,9 +107,8 @@ def run(*, options: ServeOptions | None = None) -> int:
     require_extra()
     _check_fitting(args)
     if args.folder is not None:
-        require_run(args.folder, trained=True)
-        note_user_code(named_in(args.folder))
-    check_mode(args.compile_mode, args.device)
+        require_trained(args.folder, args.compile_mode, args.device)
+    load()
     from staticgraph.serving.http.app import settle
 
     service = _service(args)
