@@ -126,7 +126,7 @@ def _place(error: Exception) -> str | None:
     if frames[-1].filename.startswith(HOME) and not _raises(frames[-1]):
         return None
     frame = next((frame for frame in reversed(frames) if _is_users(frame.filename)), None)
-    return frame and f"{frame.filename}, line {frame.lineno}, in {frame.name}"
+    return None if frame is None else f"{frame.filename}, line {frame.lineno}, in {frame.name}"
 
 
 def _raises(frame: traceback.FrameSummary) -> bool:

@@ -224,7 +224,7 @@ def _train_links(options: LargeOptions, policy: Any, partitions: int, triples: A
     encoder, width = None, options.dimension
     if options.encoder:
         heads = math.gcd(4, width)  # of attention, which must divide the width
-        encoder = _layers(options, options.encoder, width, width, width, heads=heads)
+        encoder = _layers(options, options.encoder, (width, width, width), heads=heads)
     fanouts = options.fanouts if encoder else ()
     trainer = LinkTrainer(
         graph, policy, config, options.out / EMBEDDINGS, encoder=encoder, fanouts=fanouts
@@ -275,13 +275,13 @@ def _train_links(options: LargeOptions, policy: Any, partitions: int, triples: A
     return report, rows, trainer.buffer.times, diverged
 
 
-def _layers(options: LargeOptions, name: str, *sizes: int, **more: Any) -> Any:
+def _layers(options: LargeOptions, name: str, sizes: tuple[int, int, int], **more: Any) -> Any:
     """A graph network with a layer for each fan-out, with the weights of the seed.
 
     Args:
         options: the options of the run.
         name: of its layers.
-        *sizes: columns of its input, of its layers and of its output.
+        sizes: columns of its input, of its layers and of its output.
         **more: further arguments of :class:`staticgraph.outofcore.SampledGNN`.
     """
     import torch
@@ -317,7 +317,7 @@ def _train_nodes(options: LargeOptions, policy: Any, partitions: int, nodes: Any
     )  # fmt: skip
     classes, width = int(nodes.labels.max()) + 1, nodes.features.shape[1]
     sizes = width, options.hidden, classes
-    model = _layers(options, options.model, *sizes, dropout=options.dropout)
+    model = _layers(options, options.model, sizes, dropout=options.dropout)
     trainer = NodeTrainer(model, loader, rate=options.rate or 0.01)
     records: list[dict[str, Any]] = []
     best, best_weights = None, model.state_dict()

@@ -234,7 +234,7 @@ class Training(RunParts):
             if self.loader.epoch != epoch:
                 return
             if choice is not None:
-                self.workers = choice.num_workers
+                self.workers: int | None = choice.num_workers
                 self._say(f"{how_many(self.workers, 'worker')}: {choice.reason}")
                 state = self.loader.state_dict()
                 self.loader = self.load("train")

@@ -321,7 +321,7 @@ class StaticSide(Side):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.kernels = self.name.endswith(KERNELS)
+        self.kernels: bool | None = self.name.endswith(KERNELS)
         with_kernels = [mode + KERNELS for mode in MODES if mode not in NO_KERNELS]
         if self.name not in (*MODES, *with_kernels):
             raise ValueError(
