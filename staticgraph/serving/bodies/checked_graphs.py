@@ -80,8 +80,8 @@ def checked(
             f"graph {graph}: edge_index leads to a node outside of 0 to {nodes[graph] - 1}"
         )
     for item in fields:
-        if (sizes := categories.get(item.name)) is not None:
-            check_categories(item, columns[item.name], graphs.offsets, sizes)
+        if item.name in categories:
+            check_categories(item, columns[item.name], graphs.offsets, categories[item.name])
         if item.counts and (wrong := first_outside(item, columns[item.name], graphs.offsets)):
             raise BadBody(wrong.words)
     return graphs
