@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -125,8 +125,7 @@ def run(
         report = check(subject, plan, store, rewrites=not dry.gpu)
     if dry.gpu:
         return _dry_run(data, dry, model, batch_size, json, report)
-    rewrites, report = report.rewrites, replace(report, rewrites=None)
-    note = ""
+    note, rewrites = "", report.rewrites
     if rewrites is None:
         reason = "the model does not compile" if report.ran else report.parity_note
         rewrites, note = Explanation((), ()), f"not looked for, since {reason}"
@@ -138,8 +137,7 @@ def run(
         listed = {"done": done, "missed": missed, "note": note}
         print(to_json({**report.to_dict(), "rewrites": listed}))
     else:
-        text = note or f"mode fused\n{rewrites}"
-        print(f"{report}\n\nrewrites: {text}")
+        print(f"{report}\n\nrewrites: {note}" if note else report)
     return 0 if report.ok else NOT_STATIC
 
 
