@@ -520,3 +520,70 @@ def test_a_number_that_is_not_finite_over_padding_is_named_with_field_and_line()
         sg.errors.PaddingLeaks, match=r"not finite.*test_padding_check.py:\d+: .*# here"
     ):
         runner.step(batch)
+
+
+def log_of_size(x, batch, ptr):
+    return ptr.diff().log()[:, None].expand(-1, x.size(1))
+
+
+def deviation(x, batch, ptr):
+    apart = x - global_mean_pool(x, batch)[batch]
+    return global_mean_pool(apart.square(), batch).sqrt()
+
+
+@pytest.mark.parametrize("feature", [log_of_size, deviation])
+def test_padding_graphs_of_no_node_and_of_one_are_met_before_training(feature):
+    class Featured(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin, self.head = nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x, batch, ptr):
+            return self.head(feature(self.lin(x), batch, ptr))
+
+    torch.manual_seed(0)
+    ends = [torch.arange(n) for n in (3, 4, 5)]
+    data = [
+        Data(x=torch.randn(len(e), 4), edge_index=torch.stack([e, e.roll(1)]), y=torch.ones(1, 1))
+        for e in ends
+    ]
+    model, plan = Featured(), [(14, 16, 4)]  # two padding nodes that differ, in one padding graph
+    runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=sgd(model, 0.1))
+    batch = sg.Padder(plan)(data)
+    with pytest.raises(sg.errors.PaddingLeaks, match="padding graph may have no nodes"):
+        runner.step(batch)
+
+
+def test_padding_that_reaches_only_imaginary_parts_is_found():
+    class Waves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = GCNConv(C, 1)
+
+        def forward(self, x, edge_index, batch, num_graphs):
+            h = self.conv(x, edge_index)
+            waves = torch.complex(h, h - h.mean(0))
+            return waves.new_zeros(num_graphs, 1).index_add(0, batch, waves)
+
+    runner = sg.StaticGraphRunner(make_model(Waves), PLAN, "eager")
+    with pytest.raises(sg.errors.PaddingLeaks, match="the output changes"):
+        runner.eval_step(BATCH.clone())
+
+
+def test_a_number_within_a_graph_that_leaves_the_batch_on_padding_says_what_to_do():
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(4, 1)
+
+        def forward(self, x, root, ptr):
+            return self.lin(x)[root + ptr[:-1]]
+
+    data = [
+        Data(x=torch.randn(4, 4), edge_index=NO_EDGES, root=torch.tensor([3]), y=torch.ones(1, 1))
+    ]
+    model, plan = Root(), [(6, 0, 4)]
+    runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=sgd(model, 0.1))
+    with pytest.raises(IndexError) as raised:
+        runner.step(sg.Padder(plan)(data))
+    assert "root_index" in raised.value.__notes__[0]

@@ -301,16 +301,19 @@ def with_gaps(batch: StaticBatch) -> StaticBatch | None:
 def portion_of(batch: StaticBatch) -> StaticBatch | None:
     """Returns the first graphs of a batch, an eighth of them, at their own size, with padding.
 
-    None for a batch of few graphs, or whose graphs cannot be read one by one.
+    There are more padding graphs than padding nodes, so that some have one node and some have none.
+    None if the counts of the batch are not known, or its graphs cannot be read one by one.
     """
     real, schema = batch.real, batch.layout.schema
-    if real is None or real.graphs < 2 * FEWEST:
+    if real is None:
         return None
     try:
         rows = read(batch.to_data_list()[: max(FEWEST, real.graphs // PORTION)], schema)
+        spare = min(rows.real.nodes // PORTION + 1, FEWEST)
         counts = rows.real._replace(
-            nodes=_with_padding(rows.real.nodes),
+            nodes=rows.real.nodes + spare,
             edges=_with_padding(rows.real.edges),
+            graphs=rows.real.graphs + spare + 1,  # and one that vectors reserve
             extra=tuple((name, _with_padding(count)) for name, count in rows.real.extra),
         )
         return rows.padded(unplanned_layout(counts, batch.capacity, schema)).to(batch.device)

@@ -96,9 +96,7 @@ class Outcome(NamedTuple):
             }
         )
         for path, module in model.named_modules():
-            buffers = {
-                n: b for n, b in module._buffers.items() if b is not None and not b.is_complex()
-            }
+            buffers = {n: b for n, b in module._buffers.items() if b is not None}
             for floating in (True, False):
                 outcome._add(
                     {
@@ -117,7 +115,11 @@ class Outcome(NamedTuple):
 
     def _add(self, values: dict[str, Tensor | None], scale: float | None = None) -> None:
         """Adds values of one kind."""
-        there = {name: value for name, value in values.items() if value is not None}
+        there = {
+            name: torch.view_as_real(value) if value.is_complex() else value
+            for name, value in values.items()
+            if value is not None
+        }
 
         @cache
         def largest() -> float:

@@ -164,9 +164,10 @@ class PaddingCheck:
             if moved is not None:
                 self._ordered.discard(kind)
                 raise moved
-        if not (again and self._is_clean(portion_of(batch), options)):
+        portion = portion_of(batch) if real else None
+        if not (again and self._is_clean(portion, options)):
             self._comparer.run_apart(batch, options)
-            differs = self._leak(batch, options, real)
+            differs = self._leak(batch, options, real) or self._not_finite(portion, options)
             if differs:
                 raise differs
         if real:
@@ -199,6 +200,15 @@ class PaddingCheck:
         if differs is None and options.training and self._comparer.written:
             differs = self._difference(batch, options._replace(second=True), real)
         return differs
+
+    def _not_finite(self, portion: StaticBatch | None, options: RunOptions) -> PaddingLeaks | None:
+        """Returns what is NaN where padding graphs of a portion have a single node or none."""
+        if portion is None or several_ranks():
+            return None
+        clean = attempt(lambda: self._comparer.padded(portion, options))
+        if clean is None or clean.finite:
+            return None
+        return self._beside_plain(portion, options, clean)
 
     def _difference(
         self, batch: StaticBatch, options: RunOptions, real: bool

@@ -264,6 +264,7 @@ def _same(left: list[Tensor], right: list[Tensor], tolerance: float) -> bool:
         return True
     for a, b in zip(left, right, strict=True):
         if a.numel():
+            a, b = (torch.view_as_real(t) if t.is_complex() else t for t in (a, b))
             off = float((a.double() - b.double()).abs().max())
             if not off <= tolerance * max(float(a.abs().max()), 1e-6):
                 return False

@@ -150,7 +150,9 @@ class Steps:
         if layout.capacity is not capacity and layout.capacity != capacity and bucket != UNPLANNED:
             raise ValueError(
                 f"the batch belongs to bucket {bucket} of {layout.capacity}, which is not in "
-                "this runner's plan: give the loader and the runner the same plan"
+                "this runner's plan: give the loader and the runner the same plan, and to a runner "
+                "of padded batches the padder, StaticGraphRunner(model, padder), whose buckets "
+                "grow by what the fields need"
             )
         if batch.device.type != self._device.type:
             raise ValueError(

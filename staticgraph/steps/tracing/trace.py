@@ -155,7 +155,9 @@ _ADVICE = (
     (
         r"index out of range|out of bounds",
         "a table has fewer rows than the field has categories: print(store.x.max()) of the field "
-        "that it looks up",
+        "that it looks up; or a node's number within its graph (root + batch.ptr[:-1]) is taken of "
+        "a padding graph, which may have no nodes: name the field root_index, which counts nodes "
+        "of the batch, or clamp(max=x.size(0) - 1)",
     ),
     (
         r"shape \W*\[.*\]\W* is invalid for input of size|don't multiply up to the size of dim 0",
