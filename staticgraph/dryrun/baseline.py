@@ -20,7 +20,7 @@ from torch import Tensor
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.checking.explain import CapturedStep
-from staticgraph.dryrun.operations import Operations, count_step
+from staticgraph.dryrun.operations import OperationCounter, count_step
 from staticgraph.dryrun.report import PARTS
 from staticgraph.dryrun.start_child import dry_run
 from staticgraph.nn import convert
@@ -67,7 +67,7 @@ def squared_error(out: Tensor, batch: Any) -> Tensor:
 
 def dispatched(
     name: str, model: torch.nn.Module, store: GraphStore, plan: BucketPlan, dtype: Any = None
-) -> Operations:
+) -> OperationCounter:
     """Counts one eager step's operations, after a first optimizer step that is not counted.
 
     Args:
@@ -113,7 +113,7 @@ def dispatched(
     return count_step(forward, optimizer)
 
 
-def operations_column(name: str, operations: Operations) -> BaselineColumn:
+def operations_column(name: str, operations: OperationCounter) -> BaselineColumn:
     """Converts operations to a column."""
     return BaselineColumn(name, "operations", {part: operations.total(part) for part in PARTS})
 

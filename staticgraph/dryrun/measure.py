@@ -27,6 +27,7 @@ from staticgraph.dryrun.targets import TargetDevice
 from staticgraph.dryrun.watcher import Refused, RefusingRecorder, Watcher
 from staticgraph.errors import NotStatic
 from staticgraph.internals.tracing import forget_compiled
+from staticgraph.probing.fake_twin import state_of
 from staticgraph.recording.recording_keys import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.compilation.graph_trees import WHOLE
@@ -246,9 +247,7 @@ def _resident(runner: StaticGraphRunner) -> Iterable[Tensor]:
     """The tensors that are on the device before a step."""
     yield from runner.model.parameters()
     yield from runner.model.buffers()
-    assert runner.optimizer is not None
-    for state in runner.optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor))
+    yield from state_of(runner.optimizer)
     recorded = runner.steps.recorded
     if recorded is not None and recorded.buffer is not None:
         yield recorded.buffer

@@ -22,7 +22,7 @@ from torch import nn
 from staticgraph.dryrun import ptx
 from staticgraph.dryrun.device_guard import torch_version
 from staticgraph.dryrun.launches import WATCH, counted
-from staticgraph.dryrun.start_child import Child
+from staticgraph.dryrun.start_child import emulated
 from staticgraph.dryrun.stubs_inductor import TREES
 from staticgraph.dryrun.watcher import Refused, RefusingRecorder, Watcher
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
@@ -176,8 +176,8 @@ def selftest(target: str = "h100", leave_out: str | None = None) -> list[dict[st
         DryRunBroken: torch lacks a symbol; the message names it.
         DryRunUnavailable: a dry run cannot work on this platform.
     """
-    with Child(target, leave_out) as child:
-        return child.stages()
+    with emulated(target, leave_out) as ask:
+        return ask(None)
 
 
 def main(argv: list[str]) -> int:

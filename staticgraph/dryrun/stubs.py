@@ -17,6 +17,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.dryrun.launches import WATCH
 from staticgraph.dryrun.targets import KIB, TargetDevice
+from staticgraph.probing.fake_twin import fake_batch
 
 WARP, REGISTERS = 32, 65536
 STREAM = SimpleNamespace(cuda_stream=0, stream_id=0, device_index=0)
@@ -186,15 +187,8 @@ def device_blank(real: Callable[..., StaticBatch]) -> Any:
     """Replaces ``StaticBatch.blank``: arrays of undefined values on the emulated device."""
 
     def blank(layout: SlotLayout, device: Any = "cpu") -> StaticBatch:
-        if torch.device(device).type == "cpu":
-            return real(layout, device)
-        tensors = {
-            entry.name: torch.empty(
-                entry.shape, dtype=getattr(torch, entry.dtype.name), device=device
-            )
-            for entry in layout.entries
-        }
-        return StaticBatch(layout, tensors)
+        on_host = torch.device(device).type == "cpu"
+        return real(layout, device) if on_host else fake_batch(layout, device)
 
     return staticmethod(blank)
 
