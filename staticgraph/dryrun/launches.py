@@ -81,11 +81,21 @@ class CountedStep:
 
 @dataclass
 class CompiledGraph:
-    """The properties that Inductor reported of one compiled graph."""
+    """The properties that Inductor reported of one compiled graph.
+
+    Attributes:
+        backward: whether it is a backward.
+        devices: that it computes on.
+        skips: why torch records nothing of it.
+        mutated, static: inputs that it writes, and those whose addresses do not change.
+        partitions: number of pieces, where torch splits it.
+        causes: why it is split.
+        recorded: number of recordings that torch would make.
+    """
 
     backward: bool
     devices: frozenset[str]
-    disabled: str | None
+    skips: list[str]
     mutated: frozenset[int]
     partitions: int
     causes: list[Cause]
@@ -116,7 +126,6 @@ class LaunchWatch:
         graphs: every compiled graph since it was emptied.
         causes: why the graph that is being compiled cannot be recorded whole; moved to the graph
             when it is done.
-        skips: why torch recorded nothing of a graph, since it was emptied.
         sources: Inductor's kernels, from source to name; two graphs may use one name for two
             kernels.
         kernels: this library's kernels, from name to compiled kernels.
@@ -131,7 +140,6 @@ class LaunchWatch:
     after_backward: bool = False
     graphs: list[CompiledGraph] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
-    skips: list[str] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
     kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
 

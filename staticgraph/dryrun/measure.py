@@ -89,10 +89,9 @@ def _computed(candidate: Candidate) -> Computation:
 
 
 class _Noted(NamedTuple):
-    """What was compiled for a bucket and phase, why torch recorded nothing, and seconds."""
+    """What was compiled for a bucket and phase, and seconds."""
 
     graphs: Sequence[CompiledGraph] = ()
-    skips: Sequence[str] = ()
     seconds: float = 0.0
 
     @property
@@ -104,8 +103,8 @@ class _Noted(NamedTuple):
     def causes(self) -> tuple[Cause, ...]:
         """Why it is not recorded whole, each cause once."""
         causes = [cause for graph in self.graphs for cause in graph.causes]
-        reasons = [*(graph.disabled for graph in self.graphs if graph.disabled), *self.skips]
-        return tuple(dict.fromkeys([*causes, *map(Cause, reasons)]))
+        skips = [Cause(reason) for graph in self.graphs for reason in graph.skips]
+        return tuple(dict.fromkeys([*causes, *skips]))
 
 
 @dataclass
@@ -159,12 +158,12 @@ class _Mode:
     def _noting(self, bucket: int, phase: str) -> Iterator[None]:
         """Notes what the preparation of a bucket and phase compiled."""
         key = self.key = bucket, phase
-        WATCH.graphs, WATCH.skips = [], []
+        WATCH.graphs = []
         started = time.perf_counter()
         try:
             yield
         finally:
-            self.noted[key] = _Noted(WATCH.graphs, WATCH.skips, time.perf_counter() - started)
+            self.noted[key] = _Noted(WATCH.graphs, time.perf_counter() - started)
 
     def _counted(self, runner: StaticGraphRunner, bucket: int, phase: str) -> CountedStep:
         """Counts a step after the warm-up."""

@@ -100,10 +100,9 @@ class BucketRun:
             if part in (None, name) and kind in (None, of_kind)
         )
 
-    def calls(self, part: str | None = None) -> int:
-        """The number of operator calls in a part, or in all."""
-        chosen = [c for name, c in self.operators.items() if part in (None, name)]
-        return sum(sum(counts.values()) for counts in chosen)
+    def calls(self) -> int:
+        """The number of operator calls."""
+        return sum(sum(counts.values()) for counts in self.operators.values())
 
     def records(self) -> str:
         """How it is recorded, in words."""
