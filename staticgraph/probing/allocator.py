@@ -12,6 +12,7 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import TorchDispatchMode
-from staticgraph.internals.memory import ALLOCATION
 from staticgraph.probing.resident_bytes import distinct_bytes, state_bytes
 from staticgraph.probing.step_reading import WARM_STEPS, Probed, ProbeStep, Read, Reading
 from staticgraph.sizes.capacity import Capacity
@@ -56,18 +56,11 @@ class ProfilerAllocator:
             self._profile.stop()
         results: Any = getattr(self._profile.profiler, "kineto_results", None)
         self._profile = None
-        waiting: list[Any] = list(results.experimental_event_tree())
-        changes: list[tuple[int, int]] = []
-        while waiting:
-            event = waiting.pop()
-            waiting.extend(event.children)
-            if event.tag == ALLOCATION and event.extra_fields.device.type == "cpu":
-                changes.append((event.start_time_ns, event.extra_fields.alloc_size))
-        highest = self._live
-        for _, nbytes in sorted(changes, key=lambda item: item[0]):
-            self._live += nbytes
-            highest = max(highest, self._live)
-        return highest
+        changes = [event for event in results.events() if event.name() == "[memory]"]
+        changes.sort(key=lambda event: event.start_ns())
+        levels = list(accumulate((event.nbytes() for event in changes), initial=self._live))
+        self._live = levels[-1]
+        return max(levels)
 
     def reserved(self) -> int:
         """Returns 0: the CPU reserves nothing."""
