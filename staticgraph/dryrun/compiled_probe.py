@@ -144,6 +144,5 @@ def probe(
     if like is not None:
         if "reader" in options:
             raise ValueError("like= and reader= both say how bytes are read: give one of them")
-        reader: Any = "fake" if like == "cpu" else "fake-cuda"
-        options["reader"] = CompiledReader(target) if compiled else reader
+        options["reader"] = CompiledReader(target) if compiled else FakeTensorReader(like)
     return probing.probe(model, store, **options)

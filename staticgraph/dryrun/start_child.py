@@ -60,14 +60,18 @@ def emulated(
     connection, theirs = Pipe()
     paths = dict.fromkeys(path or os.getcwd() for path in sys.path)
     place, more = str(theirs.fileno()), filter(None, [leave_out])
-    with tempfile.TemporaryFile("w+") as output, subprocess.Popen(
-        [sys.executable, "-m", "staticgraph.dryrun.child", place, target, *more],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=[theirs.fileno()],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(paths)},
-    ) as process, connection:
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        subprocess.Popen(
+            [sys.executable, "-m", "staticgraph.dryrun.child", place, target, *more],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[theirs.fileno()],
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(paths)},
+        ) as process,
+        connection,
+    ):
         theirs.close()
 
         def next_answer() -> Any:

@@ -35,28 +35,18 @@ def random_state(device: Any = "cuda") -> Tensor:
 
 
 def properties(target: TargetDevice) -> SimpleNamespace:
-    """The result of ``torch.cuda.get_device_properties`` for a target."""
+    """What Inductor reads of ``torch.cuda.get_device_properties``, for a target."""
     return SimpleNamespace(
         name=target.device,
         major=target.capability[0],
         minor=target.capability[1],
         multi_processor_count=target.multiprocessors,
-        total_memory=target.memory_bytes,
-        L2_cache_size=target.l2_bytes,
         warp_size=WARP,
-        gcnArchName="",
         regs_per_multiprocessor=REGISTERS,
         max_threads_per_multi_processor=target.threads,
         max_threads_per_block=1024,
         shared_memory_per_block=48 * KIB,
         shared_memory_per_block_optin=target.shared_bytes,
-        shared_memory_per_multiprocessor=target.shared_multiprocessor_bytes,
-        is_integrated=False,
-        is_multi_gpu_board=False,
-        uuid="none",
-        clock_rate=target.clock_khz,
-        memory_clock_rate=target.memory_clock_khz,
-        memory_bus_width=target.bus_bits,
     )
 
 
@@ -73,26 +63,14 @@ class Event:
 
 
 def driver_for(target: TargetDevice) -> Any:
-    """A driver with the device's numbers."""
+    """What Triton asks its driver while it compiles."""
     from triton.backends.compiler import GPUTarget
 
     major, minor = target.capability
-    numbers = {
-        "max_shared_mem": target.shared_bytes,
-        "multiprocessor_count": target.multiprocessors,
-        "warpSize": WARP,
-        "max_num_regs": REGISTERS,
-        "sm_clock_rate": target.clock_khz,
-        "mem_clock_rate": target.memory_clock_khz,
-        "mem_bus_width": target.bus_bits,
-    }
     return SimpleNamespace(
-        utils=SimpleNamespace(get_device_properties=answers(numbers)),
         get_current_target=answers(GPUTarget("cuda", 10 * major + minor, WARP)),
         get_current_device=answers(0),
         get_current_stream=answers(0),
-        set_current_device=answers(),
-        is_active=answers(True),
     )
 
 

@@ -122,7 +122,8 @@ class Fit(NamedTuple):
 
     def find_fit(self, capacity: Capacity) -> Fit:
         """The fit that applies to a capacity: a piece, or this one."""
-        return next((p.fit for p in reversed(self.pieces) if p.holds(capacity)), self)
+        nodes = capacity.max_graph_nodes
+        return next((piece.fit for piece in reversed(self.pieces) if nodes > piece.above), self)
 
     @property
     def worst(self) -> float:
@@ -186,10 +187,6 @@ class FitPiece(NamedTuple):
 
     above: int
     fit: Fit
-
-    def holds(self, capacity: Capacity) -> bool:
-        """Whether it applies to a capacity."""
-        return capacity.max_graph_nodes > self.above
 
     def __str__(self) -> str:
         return f"with more than {how_many(self.above, 'node')} in the largest graph"

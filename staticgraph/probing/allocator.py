@@ -15,13 +15,12 @@ from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.probing.resident_bytes import distinct_bytes, state_bytes
-from staticgraph.probing.step_reading import WARM_STEPS, Probed, ProbeStep, Read, Reading
+from staticgraph.probing.step_reading import WARM_STEPS, Part, Probed, ProbeStep, Read, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_state import untouched
@@ -157,26 +156,16 @@ class AllocatorReader:
             allocator.trim()
             start = allocator.allocated()
             peaks = Peaks(allocator)
-            allocator.reset_peak()
-            watch = peaks if allocator.by_operation else nullcontext()
-            with watch:
-                step(batch, between=peaks.ended)
-            updates = len(peaks.parts) > 0
-            peaks.ended(last=True)
-            peak, update = peaks.parts[0], peaks.parts[-1] if updates else start
-            overhead = allocator.reserved() / max(1, peak, update) - 1
+            with peaks if allocator.by_operation else nullcontext():
+                reading = step.read(batch, start, peaks)
+            most = max(1, start + reading.step, start + reading.update)
             # What a warm step leaves that is neither state nor batch was allocated by libraries.
             resident = (
                 base + state_bytes(subject.optimizer) + distinct_bytes(batch.tensors().values())
             )
-            return Reading(
-                peak - start,
-                update - start,
-                max(0.0, overhead),
-                max(0, start - resident),
-                np.array(peaks.moments, np.float64) - start if peaks.moments else None,
-                np.array(peaks.operations, np.int64) if peaks.moments else None,
-                step.widths,
+            return reading._replace(
+                overhead=max(0.0, allocator.reserved() / most - 1),
+                workspaces=max(0, start - resident),
             )
         finally:
             subject.model.zero_grad()
@@ -184,42 +173,36 @@ class AllocatorReader:
 
 
 class Peaks(TorchDispatchMode):
-    """An allocator's high-water mark of each part of a step.
+    """An allocator's high-water mark of a part of a step.
 
-    As a ``with`` block, it also reads the mark of each operation.
-
-    Attributes:
-        parts: the mark of each part that has ended.
-        moments: the mark of each operation of the first part, including temporary memory inside it.
-        operations: a hash per moment, the same for the same operation.
+    As a ``with`` block, it also reads the mark of each operation, including temporary memory inside
+    it.
     """
 
     def __init__(self, allocator: Allocator) -> None:
         super().__init__()
         self._allocator = allocator
-        self._seen: list[int] = []
-        self.parts: list[int] = []
-        self.moments: list[int] = []
-        self.operations: list[int] = []
+        self._moments: list[int] = []
+        self._operations: list[int] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        self._seen.append(self._allocator.peak())
+        self._moments.append(self._allocator.peak())
+        self._operations.append(hash(func))
         self._allocator.reset_peak()
-        if not self.parts:
-            self.operations.append(hash(func))
         return out
 
-    def ended(self, last: bool = False) -> None:
-        """Ends the current part; another begins, unless it was the last."""
-        if not self.parts:
-            self.moments = self._seen
-        self.parts.append(max([*self._seen, self._allocator.peak()]))
-        self._seen = []
-        if not last:
-            self._allocator.reset_peak()
+    def reset_peak(self, update: bool = False) -> None:
+        """Begins a part."""
+        self._moments, self._operations = [], []
+        self._allocator.reset_peak()
+
+    def part(self) -> Part:
+        """The marks since then."""
+        peak = max([*self._moments, self._allocator.peak()])
+        return Part(peak, self._moments, self._operations)
 
 
 @contextmanager

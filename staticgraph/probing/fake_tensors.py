@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 import torch
 
-from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.probing.fake_twin import fake_batch, fake_mode, fake_twin, state_of
 from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
 from staticgraph.probing.step_reading import Probed, ProbeStep, Read, Reading
@@ -55,41 +54,15 @@ class FakeTensorReader:
                 with live:
                     live.watch([*model.parameters(), *model.buffers(), *batch.tensors().values()])
                     live.watch(state_of(optimizer))
-                    reading = _read(live, step, batch)
+                    reading = step.read(batch, live.live_bytes, live)
                     if not settled:
-                        first, reading = reading, _read(live, step, batch)
+                        first, reading = reading, step.read(batch, live.live_bytes, live)
                         assert first.moments is not None
                         assert reading.moments is not None
                         settled = np.array_equal(first.moments, reading.moments)
             return reading._replace(workspaces=CUBLAS_WORKSPACES if on_cuda else 0)
 
         yield read
-
-
-def _read(live: LiveStorages, step: ProbeStep, batch: StaticBatch) -> Reading:
-    """Reads a step and frees all gradients afterwards."""
-
-    def begin_update() -> tuple[list[int], list[int]]:
-        """Returns moments and operations of the passes."""
-        live.reads_allowed = True
-        return live.reset_peak()
-
-    start = live.live_bytes
-    live.reset_peak()
-    passes, update = step(batch, between=begin_update), live.peak_bytes
-    live.reads_allowed = False
-    if passes is None:  # an evaluation updates nothing
-        passes, update = live.reset_peak(), start
-    step.model.zero_grad()
-    moments = np.array(passes[0], np.float64) - start
-    operations = np.array(passes[1], np.int64)
-    return Reading(
-        int(moments.max()),
-        update - start,
-        moments=moments,
-        operations=operations,
-        widths=step.widths,
-    )
 
 
 def _step_over_all_at_once(optimizer: torch.optim.Optimizer) -> None:

@@ -246,10 +246,8 @@ def _reader(reader: MemoryReader | str, subject: Subject) -> MemoryReader:
     device = subject.device
     if reader == "auto":
         reader = "cuda" if device.type == "cuda" else "fake"
-    if reader == "fake":
-        return FakeTensorReader("cpu")
-    if reader == "fake-cuda":
-        return FakeTensorReader("cuda")
+    if reader in ("fake", "fake-cuda"):
+        return FakeTensorReader("cpu" if reader == "fake" else "cuda")
     if reader != "cuda":
         raise ValueError(f"reader={reader!r}; choose 'auto', 'cuda', 'fake' or 'fake-cuda'")
     if device.type != "cuda":

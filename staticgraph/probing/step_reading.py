@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -91,6 +91,60 @@ class ProbeStep:
             if self._optimizer is not None:
                 self._optimizer.step()
             return marked
+
+    def read(self, batch: StaticBatch, start: int, memory: StepMemory) -> Reading:
+        """Runs the step, reads it, and frees all gradients.
+
+        Args:
+            batch: what it runs over.
+            start: the bytes in use before.
+            memory: reads the bytes of its two parts.
+        """
+
+        def begin_update() -> Part:
+            """Returns the part of the passes."""
+            passes = memory.part()
+            memory.reset_peak(update=True)
+            return passes
+
+        memory.reset_peak()
+        passes: Part | None = self(batch, between=begin_update)
+        last = memory.part()
+        self.model.zero_grad()
+        peak, moments, operations = passes or last
+        return Reading(
+            peak - start,
+            last.peak - start if passes else 0,  # an evaluation updates nothing
+            moments=np.array(moments, np.float64) - start if moments else None,
+            operations=np.array(operations, np.int64) if moments else None,
+            widths=self.widths,
+        )
+
+
+class Part(NamedTuple):
+    """The bytes in use in a part of a step.
+
+    Attributes:
+        peak: the most.
+        moments: at each operation; none where this is not known.
+        operations: a hash of each, the same for the same operation.
+    """
+
+    peak: int
+    moments: Sequence[int]
+    operations: Sequence[int]
+
+
+class StepMemory(Protocol):
+    """Reads the bytes in use, part by part."""
+
+    def reset_peak(self, update: bool = False) -> None:
+        """Begins a part; ``update``: it is the optimizer's step."""
+        ...
+
+    def part(self) -> Part:
+        """The part that ends now."""
+        ...
 
 
 class Reading(NamedTuple):
