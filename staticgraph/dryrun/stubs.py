@@ -17,6 +17,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.dryrun.launches import WATCH
 from staticgraph.dryrun.targets import KIB, TargetDevice
+from staticgraph.internals.dispatch import tree_map_only
 from staticgraph.probing.fake_twin import fake_batch
 
 WARP, REGISTERS = 32, 65536
@@ -100,8 +101,7 @@ def noted_launch(run: Callable[..., Any]) -> Callable[..., Any]:
     def launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = None
         if WATCH.compiles:
-            bare = [Pointer(a) if isinstance(a, Tensor) else a for a in args]
-            named = {k: Pointer(a) if isinstance(a, Tensor) else a for k, a in kwargs.items()}
+            bare, named = tree_map_only(Tensor, Pointer, (args, kwargs))
             kernel = run(self, *bare, grid=grid, warmup=True, **named)
         if not warmup:
             WATCH.own_kernel(self.fn, kernel, (args, kwargs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -76,21 +76,25 @@ class ProbeStep:
             self.widths = tuple(sorted({width for _, width in binding.blocks}))
         return result
 
-    def __call__(self, batch: StaticBatch, between: Callable[[], Any] | None = None) -> Any:
-        """Runs the step; calls ``between`` after the backward and returns its result."""
+    def __call__(self, batch: StaticBatch) -> None:
+        """Runs the step."""
+        self._passes(batch)
+        self._update()
+
+    def _passes(self, batch: StaticBatch) -> None:
         with choosing(self._device):
             if not self._trains:
                 with evaluating(self.model):
                     self._forward("forward", batch)
-                return None
+                return
             self.model.train()
             self.model.zero_grad()
             for _ in range(self._accumulate):
                 self._forward("step", batch).backward()  # unnamed: freed before the update
-            marked = between() if between is not None else None
-            if self._optimizer is not None:
-                self._optimizer.step()
-            return marked
+
+    def _update(self) -> None:
+        if self._trains and self._optimizer is not None:
+            self._optimizer.step()
 
     def read(self, batch: StaticBatch, start: int, memory: StepMemory) -> Reading:
         """Runs the step, reads it, and frees all gradients.
@@ -100,21 +104,16 @@ class ProbeStep:
             start: the bytes in use before.
             memory: reads the bytes of its two parts.
         """
-
-        def begin_update() -> Part:
-            """Returns the part of the passes."""
-            passes = memory.part()
-            memory.reset_peak(update=True)
-            return passes
-
         memory.reset_peak()
-        passes: Part | None = self(batch, between=begin_update)
-        last = memory.part()
+        self._passes(batch)
+        peak, moments, operations = memory.part()
+        memory.reset_peak(update=True)
+        self._update()
+        update = memory.part().peak
         self.model.zero_grad()
-        peak, moments, operations = passes or last
         return Reading(
             peak - start,
-            last.peak - start if passes else 0,  # an evaluation updates nothing
+            update - start if self._trains else 0,
             moments=np.array(moments, np.float64) - start if moments else None,
             operations=np.array(operations, np.int64) if moments else None,
             widths=self.widths,
