@@ -35,7 +35,6 @@ from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.state.training_state import evaluating
 
 MODES = ("default", "reduce-overhead", "cuda-graph")
-PHASES = ("step", "eval")
 OWN_RECORDS = 1
 
 
@@ -50,7 +49,7 @@ def measure(request: Mapping[str, Any], target: TargetDevice) -> DryRun:
     Raises:
         ValueError: a mode that has no dry run.
     """
-    modes, phases = request.get("modes") or MODES, tuple(request.get("phases") or PHASES)
+    modes, phases = request["modes"], tuple(request["phases"])
     if unknown := [mode for mode in modes if mode not in MODES]:
         raise ValueError(
             f"mode {unknown[0]!r} has no dry run; choose one of {', '.join(MODES)} (max-autotune "

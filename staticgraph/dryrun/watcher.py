@@ -83,14 +83,11 @@ class Refused(RuntimeError):
     Args:
         reason: ``host read``, ``device-to-host copy``, ``host-to-device copy`` or ``operation on
             another device``.
-        operation: the operator.
-        where: ``file:line: source``.
+        operation: the operator that runs now.
     """
 
-    cause: Cause
-
-    def __init__(self, reason: str, operation: str, where: str) -> None:
-        self.cause = Cause(reason, operation, where)
+    def __init__(self, reason: str, operation: str) -> None:
+        self.cause: Cause = Cause(reason, operation, _where())
         super().__init__(str(self.cause))
 
 
@@ -202,7 +199,7 @@ class Watcher(FakeTensorMode):
     def _read(self, func: Any, args: Any) -> Any:
         read = next(iter(tensors(args)))
         if WATCH.recording and read.device.type == "cuda":
-            raise Refused("host read", func.name(), _where())
+            raise Refused("host read", func.name())
         if func.name() in ("aten::is_nonzero", "aten::equal") or read.dtype == torch.bool:
             return True
         return 1.0 if read.dtype.is_floating_point else 1
@@ -218,11 +215,11 @@ def _check_place(short: str, name: str, args: Any, kwargs: Any, out: Any) -> Non
     read, written = ({t.device.type for t in side} for side in (inputs, outputs))
     elsewhere = [t for t in (*inputs, *outputs) if t.dim() and str(t.device) != "cuda:0"]
     if "cuda" in read and "cpu" in written:
-        raise Refused("device-to-host copy", name, _where())
+        raise Refused("device-to-host copy", name)
     if short in HOST_COPIES and "cuda" in written and "cpu" in read:
-        raise Refused("host-to-device copy", name, _where())
+        raise Refused("host-to-device copy", name)
     if elsewhere:
-        raise Refused(f"operation on another device ({elsewhere[0].device})", name, _where())
+        raise Refused(f"operation on another device ({elsewhere[0].device})", name)
 
 
 def host_part() -> None:
@@ -232,7 +229,7 @@ def host_part() -> None:
         Refused: a step is being recorded.
     """
     if WATCH.recording:
-        raise Refused("operation on another device (cpu)", "a part that Inductor wrote", _where())
+        raise Refused("operation on another device (cpu)", "a part that Inductor wrote")
     WATCH.launch("host", "cpp_fused", ())
 
 

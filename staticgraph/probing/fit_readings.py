@@ -171,25 +171,20 @@ def match_moments(readings: Sequence[Reading]) -> list[FloatArray | None]:
     equally often in all steps are landmarks, and only the largest moment up to the next landmark
     counts.
     """
-    steps = [
-        (r.moments, r.operations)
-        for r in readings
-        if r.moments is not None and r.operations is not None
-    ]
-    counts = [Counter(operations.tolist()) for _, operations in steps]
+    counts = [Counter(reading.operations.tolist()) for reading in readings]
     landmarks = [
         operation
         for operation, count in (counts[0] if counts else Counter()).items()
         if all(each[operation] == count for each in counts)
     ]
-    if len(steps) < len(readings) or not landmarks:
+    if not landmarks:
         return [None] * len(readings)
     matched: list[FloatArray | None] = []
-    for moments, operations in steps:
-        starts = np.flatnonzero(np.isin(operations, landmarks))
-        order = np.argsort(operations[starts], kind="stable")
+    for reading in readings:
+        starts = np.flatnonzero(np.isin(reading.operations, landmarks))
+        order = np.argsort(reading.operations[starts], kind="stable")
         starts[0] = 0  # with what comes before it
-        matched.append(np.maximum.reduceat(moments, starts)[order])
+        matched.append(np.maximum.reduceat(reading.moments, starts)[order])
     return matched
 
 

@@ -114,8 +114,8 @@ class ProbeStep:
         return Reading(
             peak - start,
             update - start if self._trains else 0,
-            moments=np.array(moments, np.float64) - start if moments else None,
-            operations=np.array(operations, np.int64) if moments else None,
+            moments=np.array(moments, np.float64) - start,
+            operations=np.array(operations, np.int64),
             widths=self.widths,
         )
 
@@ -154,7 +154,7 @@ class Reading(NamedTuple):
         update: what the optimizer's step had added at its peak, gradients included.
         overhead: reserved over allocated bytes at the peak, minus one.
         workspaces: of libraries, where the reader knows them.
-        moments: what had been added after every operation, where the reader knows it.
+        moments: what had been added after every operation; empty where the reader does not know.
         operations: a number for each of them, the same for the same operation.
         widths: places per graph of the dense blocks that its layers requested, where the reader
             knows them.
@@ -164,8 +164,8 @@ class Reading(NamedTuple):
     update: int = 0
     overhead: float = 0.0
     workspaces: int = 0
-    moments: NDArray[np.float64] | None = None
-    operations: NDArray[np.int64] | None = None
+    moments: NDArray[np.float64] = np.empty(0)
+    operations: NDArray[np.int64] = np.empty(0, np.int64)
     widths: tuple[int, ...] = ()
 
 
