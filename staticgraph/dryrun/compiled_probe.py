@@ -9,9 +9,9 @@ of cuBLAS and the rounding of the caching allocator are separate terms
 (:mod:`staticgraph.probing.live_storages`). The step is compiled but not run: on the device, probe
 again.
 
-A compiled step does not show which layer an allocation is for. But layers request the same things
-as operation by operation, blocks of a fixed width and several blocks in turn, so the same step is
-also read that way next to the child, in a fraction of a second.
+A compiled step does not show which layer an allocation is for. But layers request blocks of the
+same widths as operation by operation, so the same step is also read that way next to the child, in
+a fraction of a second.
 """
 
 from __future__ import annotations

@@ -44,6 +44,8 @@ NOTHING = frozenset(
         "_unsafe_view",
     }
 )
+# The host waits for a number.
+READS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})
 COPIES = frozenset({"copy_", "fill_", "zero_", "clone", "_to_copy", "zeros", "ones", "full"})
 
 
@@ -103,14 +105,6 @@ class CompiledGraph:
     causes: list[Cause]
     static: frozenset[int] = frozenset()
     recorded: int = 0
-
-    @property
-    def mutated_not_static(self) -> int:
-        """The number of inputs that the graph writes and whose addresses may change.
-
-        torch does not record a graph that has any.
-        """
-        return len(self.mutated - self.static)
 
 
 @dataclass

@@ -167,7 +167,7 @@ class _Mode:
             causes=tuple(dict.fromkeys([*causes, *skips])),
             partitions=tuple(graph.partitions for graph in graphs),
             devices=tuple(sorted({device for graph in graphs for device in graph.devices})),
-            mutated_not_static=sum(graph.mutated_not_static for graph in graphs),
+            mutated_not_static=sum(len(graph.mutated - graph.static) for graph in graphs),
             compile_s=round(seconds, 2),
         )
 

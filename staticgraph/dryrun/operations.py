@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from staticgraph.dryrun.launches import NOTHING
+from staticgraph.dryrun.launches import NOTHING, READS
 from staticgraph.dryrun.report import PARTS
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.kernels.batch_norm.op import launches as norm_launches
@@ -35,8 +35,6 @@ MORE_LAUNCHES = {
 }
 # Of the gradient of a table that edges read, which is one row per edge on CUDA, and their sum.
 TABLE_SUM = 2
-
-HOST_READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
 
 
 class OperationCounter(TorchDispatchMode):
@@ -65,7 +63,7 @@ class OperationCounter(TorchDispatchMode):
     ) -> Any:
         name = func.name().split(".")[0]
         short = name.split("::")[1]
-        if short in HOST_READS:
+        if short in READS or short == "nonzero":
             self.host_reads += 1
         elif not (func.is_view or short in NOTHING or short == "scalar_tensor"):
             count = operations(name, args)

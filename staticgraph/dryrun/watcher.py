@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.dryrun.launches import NOTHING, WATCH, CountedStep, counted, tensors
+from staticgraph.dryrun.launches import NOTHING, READS, WATCH, CountedStep, counted, tensors
 from staticgraph.dryrun.report import Cause
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.internals.tracing import TracingContext
@@ -71,7 +71,6 @@ def _best(frames: Sequence[tuple[str, int]]) -> str:
     return f"{best[0]}:{best[1]}" + (f": {source}" if source else "")
 
 
-READS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})
 HOST_COPIES = frozenset({"copy_", "_to_copy", "_copy_from", "lift_fresh_copy", "_foreach_copy_"})
 # In-place operations without a fake kernel in torch.
 SILENT = frozenset({"aten::_fused_adam_.tensor_lr", "aten::_fused_adamw_.tensor_lr"})

@@ -107,15 +107,11 @@ class Fitting:
     def _pieces(self, bounds: Sequence[int]) -> Fit:
         """One fit for the capacities above each bound, up to the next."""
         pieces: list[FitPiece] = []
+        checked = 0 if self.checked is None else self.checked[0].max_graph_nodes
         for above, upto in zip(bounds, [*bounds[1:], math.inf], strict=True):
-
-            def between(measured: Measured, above: int = above, upto: float = upto) -> bool:
-                """Whether the largest graph of the capacity is on this side."""
-                return above < measured[0].max_graph_nodes <= upto
-
-            held = self.checked if self.checked is not None and between(self.checked) else None
+            readings = [r for r in self.readings if above < r[0].max_graph_nodes <= upto]
             try:
-                fitted = self._fit(list(filter(between, self.readings)), held)
+                fitted = self._fit(readings, self.checked if above < checked <= upto else None)
             except FitRefused as refusal:
                 where = f"with more than {how_many(above, 'node')} in the largest graph"
                 raise FitRefused(f"{where}: {refusal}") from None

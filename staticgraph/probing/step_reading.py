@@ -54,15 +54,11 @@ class ProbeStep:
     chosen for ``device`` where the tensors stand in for those of another device.
 
     Attributes:
-        model: the subject's.
         widths: of the dense blocks that layers requested in the last forward.
     """
 
     def __init__(self, subject: Subject, accumulate: int, device: str | None = None) -> None:
-        self._device = device
-        self.model: torch.nn.Module = subject.model
-        self._optimizer = subject.optimizer
-        self._accumulate = accumulate
+        self._subject, self._accumulate, self._device = subject, accumulate, device
         self._trains = subject.loss is not None
         self._computation = Computation(subject)
         self._computation.assume_rows()  # only the step itself is measured
@@ -84,17 +80,17 @@ class ProbeStep:
     def _passes(self, batch: StaticBatch) -> None:
         with choosing(self._device):
             if not self._trains:
-                with evaluating(self.model):
+                with evaluating(self._subject.model):
                     self._forward("forward", batch)
                 return
-            self.model.train()
-            self.model.zero_grad()
+            self._subject.model.train()
+            self._subject.model.zero_grad()
             for _ in range(self._accumulate):
                 self._forward("step", batch).backward()  # unnamed: freed before the update
 
     def _update(self) -> None:
-        if self._trains and self._optimizer is not None:
-            self._optimizer.step()
+        if self._trains and self._subject.optimizer is not None:
+            self._subject.optimizer.step()
 
     def read(self, batch: StaticBatch, start: int, memory: StepMemory) -> Reading:
         """Runs the step, reads it, and frees all gradients.
@@ -110,7 +106,7 @@ class ProbeStep:
         memory.reset_peak(update=True)
         self._update()
         update = memory.part().peak
-        self.model.zero_grad()
+        self._subject.model.zero_grad()
         return Reading(
             peak - start,
             update - start if self._trains else 0,
