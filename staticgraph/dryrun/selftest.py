@@ -41,23 +41,20 @@ def tried(groups: dict[str, list[str]]) -> list[dict[str, Any]]:
     for name, (of_stage, stage) in STAGES.items():
         WATCH.graphs, WATCH.sources = [], {}
         forget_compiled()
+        result: dict[str, Any] = {"stage": name, "ok": True}
         try:
             with Watcher():
                 stage(torch.ones(4, 16, device="cuda"))
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)
             last = next((f for f in reversed(frames) if "/torch/" in f.filename), frames[-1])
-            results.append(
-                {
-                    "stage": name,
-                    "ok": False,
-                    "error": f"{type(error).__name__}: {str(error)[:500]}",
-                    "where": f"{last.filename}:{last.lineno}",
-                    "points": [s.replace(":", ".") for group in of_stage for s in groups[group]],
-                }
-            )
-        else:
-            results.append({"stage": name, "ok": True})
+            result |= {
+                "ok": False,
+                "error": f"{type(error).__name__}: {str(error)[:500]}",
+                "where": f"{last.filename}:{last.lineno}",
+                "points": [s.replace(":", ".") for group in of_stage for s in groups[group]],
+            }
+        results.append(result)
     return results
 
 

@@ -74,10 +74,9 @@ def candidate_of(request: Mapping[str, Any]) -> Candidate:
         from staticgraph.nn import convert
 
         model = convert(model, kernels=True)
-    options = {name: request.get(name) for name in ("loss", "optimizer", "forward")}
     loss, optimizer, forward = (
-        named(value, f"--{name}") if isinstance(value, str) else value
-        for name, value in options.items()
+        named(value, f"--{name}") if isinstance(value := request.get(name), str) else value
+        for name in ("loss", "optimizer", "forward")
     )
     autocast = request.get("autocast")
     is_made = isinstance(optimizer, torch.optim.Optimizer)

@@ -227,10 +227,6 @@ def fit(
         raise FitRefused("; ".join(refusals))
     best = min(fits, key=lambda f: f.worst)
     rejected = [f"{f.form} misses by {100 * f.worst:.1f}%" for f in fits if f.form != best.form]
-    return _accepted(best._replace(note="; ".join([*rejected, best.note]).strip("; ")), points)
-
-
-def _accepted(best: Fit, points: Sequence[FitPoint]) -> Fit:
     if best.residual > WORST_RESIDUAL:
         worst = max(points, key=lambda p: abs(best.predict(p.capacity) / p.nbytes - 1))
         raise FitRefused(
@@ -240,7 +236,7 @@ def _accepted(best: Fit, points: Sequence[FitPoint]) -> Fit:
             f"{100 * WORST_RESIDUAL:.0f}%: try form='auto', or measure again with nothing else "
             "on the device"
         )
-    return best
+    return best._replace(note="; ".join([*rejected, best.note]).strip("; "))
 
 
 def _fit_form(
