@@ -101,9 +101,6 @@ def test_the_report_has_predicted_beside_measured(esol, memory):
 class GivenAllocator:
     """An allocator that reports a fixed peak and counts its trims."""
 
-    name = "given"
-    by_operation = False
-
     def __init__(self, peak):
         self._peak, self.trims = peak, 0
 
@@ -115,9 +112,6 @@ class GivenAllocator:
 
     def peak(self):
         return 1_000 + self._peak
-
-    def reserved(self):
-        return 0
 
     def trim(self):
         self.trims += 1

@@ -21,7 +21,7 @@ from staticgraph import cli
 from staticgraph.dryrun import start_child
 from staticgraph.dryrun.device_guard import release, torch_version
 from staticgraph.dryrun.report import DryRun
-from staticgraph.dryrun.start_child import Child
+from staticgraph.dryrun.start_child import emulated
 from staticgraph.errors import DryRunUnavailable
 
 ROOT = Path(__file__).parent.parent
@@ -73,23 +73,22 @@ CASES = {
 class Remembering:
     """A child that computes each answer only once."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, ask) -> None:
         self.asked: dict[str, DryRun] = {}
-        self._child = child
-        self.stages = child.stages
+        self.ask = ask
 
     def dry_run(self, request: dict) -> DryRun:
         words = json.dumps(request, default=str)
         if words not in self.asked:
-            self.asked[words] = self._child.dry_run(request)
+            self.asked[words] = self.ask(request)
         return self.asked[words]
 
 
 @pytest.fixture(scope="module")
 def child():
     try:
-        with Child("h100") as started:
-            yield Remembering(started)
+        with emulated("h100") as ask:
+            yield Remembering(ask)
     except DryRunUnavailable as error:
         pytest.skip(str(error))
 
@@ -135,7 +134,7 @@ def plans() -> dict[str, sg.BucketPlan]:
 def test_the_self_test_passes(child):
     """In the process that serves the whole file; reports of a broken one are tested in
     ``test_dryrun_ask.py``."""
-    stages = child.stages()
+    stages = child.ask(None)
     assert len(stages) > 4
     assert [stage for stage in stages if not stage["ok"]] == []
 
@@ -192,7 +191,7 @@ def _compare_with_committed(case: str, run) -> None:
 def test_the_command_prints_what_the_child_found(child, monkeypatch, capsys, tmp_path):
     """``staticgraph check --for`` end to end: exit status 0, a table, the same as JSON, a
     picture."""
-    monkeypatch.setattr(start_child, "Child", lambda target: nullcontext(child))
+    monkeypatch.setattr(start_child, "emulated", lambda target: nullcontext(child.dry_run))
     before = len(child.asked)
     command = ["check", "--for", "h100", "--model", "support.dryrun_models:Summed"]
     command += ["--data", ESOL["data"]]

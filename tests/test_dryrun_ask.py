@@ -55,16 +55,15 @@ def test_what_the_child_says_is_said_here(capsys):
             raise ValueError("no such mode")
         return report()
 
-    parent = object.__new__(start_child.Child)
-    parent._connection, theirs = Pipe()
+    ours, theirs = Pipe()
     for fails in (False, True):
         theirs.send_bytes(child.answered(measured, fails))
         assert capsys.readouterr().err == ""
         if fails:
             with pytest.raises(ValueError, match="no such mode"):
-                parent._answer()
+                start_child.receive(ours)
         else:
-            assert parent._answer() == report()
+            assert start_child.receive(ours) == report()
         assert capsys.readouterr().err == "m.csv: grade is taken as 3 classes\n"
 
 

@@ -21,7 +21,7 @@ from staticgraph.probing.step_reading import Probed, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
 
-NEAR, FAR = Capacity(200, 500, 20, 12), Capacity(200, 500, 21, 48)
+NEAR = Capacity(200, 500, 20, 12)
 
 
 class Ranked(nn.Module):
@@ -44,10 +44,6 @@ class Ranked(nn.Module):
             wide = dense.exp() * dense.sigmoid()
             rows.append((wide[:, :k] if wide.size(1) > k else wide).flatten(1))
         return self.head(torch.cat(rows, 1))
-
-
-def read(*capacities_and_widths):
-    return [(capacity, Reading(100, widths=widths)) for capacity, widths in capacities_and_widths]
 
 
 @pytest.mark.sampled(3)

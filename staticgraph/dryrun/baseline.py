@@ -20,8 +20,8 @@ from torch import Tensor
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.checking.explain import CapturedStep
-from staticgraph.dryrun.operations import Operations, count_step
-from staticgraph.dryrun.report import PARTS
+from staticgraph.dryrun.operations import OperationCounter, count_step
+from staticgraph.dryrun.report import KINDS, PARTS
 from staticgraph.dryrun.start_child import dry_run
 from staticgraph.nn import convert
 from staticgraph.plans.plan import BucketPlan
@@ -67,7 +67,7 @@ def squared_error(out: Tensor, batch: Any) -> Tensor:
 
 def dispatched(
     name: str, model: torch.nn.Module, store: GraphStore, plan: BucketPlan, dtype: Any = None
-) -> Operations:
+) -> OperationCounter:
     """Counts one eager step's operations, after a first optimizer step that is not counted.
 
     Args:
@@ -113,7 +113,7 @@ def dispatched(
     return count_step(forward, optimizer)
 
 
-def operations_column(name: str, operations: Operations) -> BaselineColumn:
+def operations_column(name: str, operations: OperationCounter) -> BaselineColumn:
     """Converts operations to a column."""
     return BaselineColumn(name, "operations", {part: operations.total(part) for part in PARTS})
 
@@ -145,11 +145,11 @@ def launched(
     run = report.run(MODE, bucket=largest)
     if not run.ok:
         raise RuntimeError(f"the step does not record whole, so nothing is counted:\n{report}")
-    kinds = {kind for launches in run.launches.values() for kind in launches}
+    kinds = {kind: run.count(kind=kind) for kind in sorted(KINDS)}
     column = BaselineColumn(
         KERNELS if kernels else STOCK,
         "launches",
         {part: run.count(part) for part in PARTS},
-        {kind: run.count(kind=kind) for kind in sorted(kinds)},
+        {kind: number for kind, number in kinds.items() if number},
     )
     return column, report.label

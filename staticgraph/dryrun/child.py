@@ -26,41 +26,43 @@ from staticgraph.text.progress import heard
 COLLECTED_EVERY = (50_000, 20, 20)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     """Patches this process for a target and answers until the connection ends."""
     gc.disable()  # during the imports
+    warnings.filterwarnings("ignore")
     from staticgraph.dryrun import device_guard
     from staticgraph.dryrun.targets import target_of
 
     connection, target = Connection(int(argv[0])), target_of(argv[1])
-    warnings.filterwarnings("ignore")
-    try:
-        loaded = device_guard.load()  # before the next lines, which import torch
+    groups: dict[str, list[str]] = {}
+
+    def start() -> None:
+        """Patches torch, and imports what the answers need."""
+        loaded = device_guard.load()  # before the next line, which imports torch
         from staticgraph.dryrun.patches import install
 
-        groups = install(loaded, target, *argv[2:])
-        import torch
-
-        from staticgraph.dryrun import measure, selftest
-    except Exception as error:
-        connection.send_bytes(pickle.dumps(([], _failure(error))))
-        return 1
-    gc.freeze()
-    gc.set_threshold(*COLLECTED_EVERY)
-    gc.enable()
-    connection.send_bytes(pickle.dumps(([], None)))
+        groups.update(install(loaded, target, *argv[2:]))
+        from staticgraph.dryrun import measure, selftest  # noqa: F401
 
     def answer(body: bytes) -> Any:
         """The report that a request asks for, or the stages of the self-test."""
+        import torch
+
+        from staticgraph.dryrun import measure, selftest
+
         request = torch.load(io.BytesIO(body), weights_only=False, map_location="cpu")
         return selftest.tried(groups) if request is None else measure.measure(request, target)
 
+    reply = answered(start)
+    gc.freeze()
+    gc.set_threshold(*COLLECTED_EVERY)
+    gc.enable()
     while True:
+        connection.send_bytes(reply)
         try:
-            body = connection.recv_bytes()
+            reply = answered(answer, connection.recv_bytes())
         except EOFError:
-            return 0
-        connection.send_bytes(answered(answer, body))
+            return
 
 
 def answered(work: Callable[..., Any], *args: Any) -> bytes:
@@ -86,6 +88,6 @@ def _failure(error: Exception) -> Exception:
 
 
 if __name__ == "__main__":
-    _status = main(sys.argv[1:])
+    main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(_status)  # nothing needs closing, and tearing down a patched torch takes seconds
+    os._exit(0)  # nothing needs closing, and tearing down a patched torch takes seconds

@@ -9,9 +9,9 @@ of cuBLAS and the rounding of the caching allocator are separate terms
 (:mod:`staticgraph.probing.live_storages`). The step is compiled but not run: on the device, probe
 again.
 
-A compiled step does not show which layer an allocation is for. But layers request the same things
-as operation by operation, blocks of a fixed width and several blocks in turn, so the same step is
-also read that way next to the child, in a fraction of a second.
+A compiled step does not show which layer an allocation is for. But layers request blocks of the
+same widths as operation by operation, so the same step is also read that way next to the child, in
+a fraction of a second.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from staticgraph.dryrun.report import BucketRun
-from staticgraph.dryrun.start_child import Child, packed
+from staticgraph.dryrun.start_child import emulated, packed
 from staticgraph.dryrun.targets import target_of
 from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.plans.plan import BucketPlan
@@ -77,12 +77,12 @@ class CompiledReader:
             "moments": True,
         }
         packed(request)  # raises before a process is started
-        with FakeTensorReader("cuda").open(probed) as uncompiled, Child(self._target) as child:
+        with FakeTensorReader("cuda").open(probed) as uncompiled, emulated(self._target) as ask:
 
             def read(capacity: Capacity) -> Reading:
                 """Reads the compiled step's bytes, and the layers' widths from fake tensors."""
                 plan = replace(BucketPlan.of([capacity]), schema=probed.schema)
-                (run,) = child.dry_run(request | {"plan": plan}).runs
+                (run,) = ask(request | {"plan": plan}).runs
                 if run.error is not None:
                     raise RuntimeError(f"the step does not compile: {run.error}")
                 reading = reading_of(run, subject.optimizer is not None)
@@ -92,15 +92,9 @@ class CompiledReader:
 
 
 def reading_of(run: BucketRun, updates: bool) -> Reading:
-    """Converts a run's moments to a reading, without an update if the subject has no optimizer.
-
-    Raises:
-        RuntimeError: the run was made without moments.
-    """
+    """Converts a run's moments to a reading, without an update if the subject has no optimizer."""
     step = [(name, live) for part, name, live in run.moments if part != "optimizer"]
     update = [live for part, _, live in run.moments if part == "optimizer"]
-    if not step:
-        raise RuntimeError(f"the dry run of {run.capacity} counted nothing")
     moments = np.array([live for _, live in step], np.float64) - run.resident_bytes
     return Reading(
         step=int(moments.max()),
@@ -150,6 +144,5 @@ def probe(
     if like is not None:
         if "reader" in options:
             raise ValueError("like= and reader= both say how bytes are read: give one of them")
-        reader: Any = "fake" if like == "cpu" else "fake-cuda"
-        options["reader"] = CompiledReader(target) if compiled else reader
+        options["reader"] = CompiledReader(target) if compiled else FakeTensorReader(like)
     return probing.probe(model, store, **options)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.dryrun import ptx
 from staticgraph.dryrun.device_guard import caveat
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, CountedStep, counted
-from staticgraph.dryrun.report import PARTS, BucketRun, Cause, Counts, DryRun
+from staticgraph.dryrun.report import BucketRun, Cause, Counts, DryRun
 from staticgraph.dryrun.stubs import ATTENTION_EMULATED
 from staticgraph.dryrun.stubs_inductor import INDUCTOR_EMULATED, TREES
 from staticgraph.dryrun.subject import Candidate, candidate_of, device_twin
@@ -27,6 +27,7 @@ from staticgraph.dryrun.targets import TargetDevice
 from staticgraph.dryrun.watcher import Refused, RefusingRecorder, Watcher
 from staticgraph.errors import NotStatic
 from staticgraph.internals.tracing import forget_compiled
+from staticgraph.probing.fake_twin import state_of
 from staticgraph.recording.recording_keys import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.compilation.graph_trees import WHOLE
@@ -34,7 +35,6 @@ from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.state.training_state import evaluating
 
 MODES = ("default", "reduce-overhead", "cuda-graph")
-PHASES = ("step", "eval")
 OWN_RECORDS = 1
 
 
@@ -49,7 +49,7 @@ def measure(request: Mapping[str, Any], target: TargetDevice) -> DryRun:
     Raises:
         ValueError: a mode that has no dry run.
     """
-    modes, phases = request.get("modes") or MODES, tuple(request.get("phases") or PHASES)
+    modes, phases = request["modes"], tuple(request["phases"])
     if unknown := [mode for mode in modes if mode not in MODES]:
         raise ValueError(
             f"mode {unknown[0]!r} has no dry run; choose one of {', '.join(MODES)} (max-autotune "
@@ -87,36 +87,21 @@ def _computed(candidate: Candidate) -> Computation:
     return computation
 
 
-class _Noted(NamedTuple):
-    """What was compiled for a bucket and phase, why torch recorded nothing, and seconds."""
-
-    graphs: Sequence[CompiledGraph] = ()
-    skips: Sequence[str] = ()
-    seconds: float = 0.0
-
-    @property
-    def recorded(self) -> int:
-        """The number of recordings that torch made."""
-        return sum(graph.recorded for graph in self.graphs)
-
-    @property
-    def causes(self) -> tuple[Cause, ...]:
-        """Why it is not recorded whole, each cause once."""
-        causes = [cause for graph in self.graphs for cause in graph.causes]
-        reasons = [*(graph.disabled for graph in self.graphs if graph.disabled), *self.skips]
-        return tuple(dict.fromkeys([*causes, *map(Cause, reasons)]))
-
-
 @dataclass
 class _Mode:
-    """One mode of one candidate."""
+    """One mode of one candidate.
+
+    Attributes:
+        noted: what the preparation of a bucket and phase compiled.
+        key: the bucket and phase that are prepared or counted; None before the first.
+    """
 
     candidate: Candidate
     computed: Computation
     mode: str
     target: TargetDevice
     moments: bool
-    noted: dict[tuple[int, str] | None, _Noted] = field(default_factory=dict)
+    noted: dict[tuple[int, str] | None, BucketRun] = field(default_factory=dict)
     key: tuple[int, str] | None = None
 
     def runs(self, phases: tuple[str, ...]) -> list[BucketRun]:
@@ -156,14 +141,35 @@ class _Mode:
 
     @contextmanager
     def _noting(self, bucket: int, phase: str) -> Iterator[None]:
-        """Notes what the preparation of a bucket and phase compiled."""
-        key = self.key = bucket, phase
-        WATCH.graphs, WATCH.skips = [], []
+        """Notes what the preparation of a bucket and phase compiles."""
+        self.key, WATCH.graphs = (bucket, phase), []
         started = time.perf_counter()
         try:
             yield
         finally:
-            self.noted[key] = _Noted(WATCH.graphs, WATCH.skips, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self.noted[self.key] = self._outline(bucket, phase, WATCH.graphs, seconds)
+
+    def _outline(
+        self, bucket: int, phase: str, graphs: Sequence[CompiledGraph] = (), seconds: float = 0.0
+    ) -> BucketRun:
+        """What is known of a run before it is counted."""
+        expected = {"cuda-graph": OWN_RECORDS, "reduce-overhead": WHOLE[phase]}.get(self.mode)
+        causes = [cause for graph in graphs for cause in graph.causes]
+        skips = [Cause(reason) for graph in graphs for reason in graph.skips]
+        return BucketRun(
+            self.mode,
+            bucket,
+            str(self.candidate.plan.capacities[bucket]),
+            phase,
+            pieces=None if expected is None else sum(graph.recorded for graph in graphs),
+            expected=expected,
+            causes=tuple(dict.fromkeys([*causes, *skips])),
+            partitions=tuple(graph.partitions for graph in graphs),
+            devices=tuple(sorted({device for graph in graphs for device in graph.devices})),
+            mutated_not_static=sum(len(graph.mutated - graph.static) for graph in graphs),
+            compile_s=round(seconds, 2),
+        )
 
     def _counted(self, runner: StaticGraphRunner, bucket: int, phase: str) -> CountedStep:
         """Counts a step after the warm-up."""
@@ -195,19 +201,13 @@ class _Mode:
         # In float32 TF32 is off.
         rate = self.target.tensor_flops if half else self.target.float32_flops
         bandwidth = self.target.bandwidth_bytes_s
-        whole = OWN_RECORDS if self.mode == "cuda-graph" else noted.recorded
         return replace(
-            self._outline(bucket, phase, whole, noted.causes),
+            noted,
+            pieces=OWN_RECORDS if self.mode == "cuda-graph" else noted.pieces,
             graphs=sum(count.compiles for count in counts),
             graph_breaks=sum(count.graph_breaks for count in counts),
-            partitions=tuple(g.partitions for g in noted.graphs),
-            devices=tuple(sorted({device for g in noted.graphs for device in g.devices})),
-            mutated_not_static=sum(g.mutated_not_static for g in noted.graphs),
             launches=_nested(step),
-            operators={
-                part: {name: n for (p, name), n in step.operators.items() if p == part}
-                for part in PARTS
-            },
+            operators={part: dict(calls) for part, calls in step.operators.items()},
             resident_bytes=step.resident_bytes,
             peak_bytes=step.peak_bytes,
             reserved_bytes=step.reserved_bytes,
@@ -215,40 +215,27 @@ class _Mode:
             moved_bytes=sum(launch.nbytes for launch in launches),
             flops=sum(launch.flops for launch in launches),
             at_least_s=sum(max(x.nbytes / bandwidth, x.flops / rate) for x in launches),
-            compile_s=round(noted.seconds, 2),
         )
 
     def _failed(self, error: Exception, phase: str) -> list[BucketRun]:
         """The runs that report a stopped phase, one per bucket."""
-        noted = self.noted.get(self.key, _Noted())
-        refused = _refusal(error)
-        causes = noted.causes if refused is None else (refused.cause,)
+        noted, refused = self.noted.get(self.key) or self._outline(0, phase), _refusal(error)
         text = str(error)
         if not isinstance(error, NotStatic):
             frame = traceback.extract_tb(error.__traceback__)[-1]
             text = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+        causes = noted.causes if refused is None else (refused.cause,)
         return [
-            replace(self._outline(bucket, phase, noted.recorded, causes), error=text)
-            for bucket in range(len(self.candidate.plan.capacities))
+            replace(noted, bucket=bucket, capacity=str(capacity), causes=causes, error=text)
+            for bucket, capacity in enumerate(self.candidate.plan.capacities)
         ]
-
-    def _outline(
-        self, bucket: int, phase: str, recorded: int, causes: tuple[Cause, ...]
-    ) -> BucketRun:
-        """What is reported of every run, whether it failed or not."""
-        expected = {"cuda-graph": OWN_RECORDS, "reduce-overhead": WHOLE[phase]}.get(self.mode)
-        pieces = None if expected is None else recorded
-        capacity = str(self.candidate.plan.capacities[bucket])
-        return BucketRun(self.mode, bucket, capacity, phase, pieces, expected, causes)
 
 
 def _resident(runner: StaticGraphRunner) -> Iterable[Tensor]:
     """The tensors that are on the device before a step."""
     yield from runner.model.parameters()
     yield from runner.model.buffers()
-    assert runner.optimizer is not None
-    for state in runner.optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor))
+    yield from state_of(runner.optimizer)
     recorded = runner.steps.recorded
     if recorded is not None and recorded.buffer is not None:
         yield recorded.buffer

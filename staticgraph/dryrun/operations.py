@@ -15,14 +15,12 @@ GPU :func:`kernels_on_cuda` counts exactly.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from staticgraph.dryrun.launches import NOTHING
+from staticgraph.dryrun.launches import NOTHING, READS
 from staticgraph.dryrun.report import PARTS
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.kernels.batch_norm.op import launches as norm_launches
@@ -38,64 +36,39 @@ MORE_LAUNCHES = {
 # Of the gradient of a table that edges read, which is one row per edge on CUDA, and their sum.
 TABLE_SUM = 2
 
-HOST_READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
 
-
-@dataclass
-class Operations:
-    """The dispatched operations, by part.
+class OperationCounter(TorchDispatchMode):
+    """Counts what torch dispatches while it is entered.
 
     Attributes:
+        part: of :data:`PARTS`; what is dispatched from now on counts for it.
         counts: operations by part and operator name.
         launches: a lower bound on the launches on CUDA in the whole step.
         host_reads: numbers that the host waited for.
     """
 
-    counts: dict[str, Counter[str]] = field(
-        default_factory=lambda: {part: Counter() for part in PARTS}
-    )
-    launches: int = 0
-    host_reads: int = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.part: str = PARTS[0]
+        self.counts: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
+        self.launches: int = 0
+        self.host_reads: int = 0
 
     def total(self, part: str | None = None) -> int:
         """The number of operations in a part, or in all."""
-        chosen = PARTS if part is None else (part,)
-        return sum(sum(self.counts[name].values()) for name in chosen)
-
-
-class OperationCounter(TorchDispatchMode):
-    """Counts what torch dispatches while it is entered::
-
-    with OperationCounter() as counter:
-        with counter.part("forward"):
-            loss = model(batch).mean()
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: Operations = Operations()
-        self._part = PARTS[0]
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Assigns the operations dispatched inside the block to this part."""
-        before, self._part = self._part, name
-        try:
-            yield
-        finally:
-            self._part = before
+        return sum(c.total() for name, c in self.counts.items() if part in (None, name))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name = func.name().split(".")[0]
         short = name.split("::")[1]
-        if short in HOST_READS:
-            self.operations.host_reads += 1
+        if short in READS or short == "nonzero":
+            self.host_reads += 1
         elif not (func.is_view or short in NOTHING or short == "scalar_tensor"):
             count = operations(name, args)
-            self.operations.counts[self._part][name] += count
-            self.operations.launches += count + further_launches(name, args)
+            self.counts[self.part][name] += count
+            self.launches += count + further_launches(name, args)
         return func(*args, **(kwargs or {}))
 
 
@@ -123,7 +96,9 @@ def further_launches(name: str, args: tuple[Any, ...]) -> int:
     return MORE_LAUNCHES.get(name, 0)
 
 
-def count_step(forward: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> Operations:
+def count_step(
+    forward: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer
+) -> OperationCounter:
     """Counts one training step, after setting the gradients to None, as in every step.
 
     Args:
@@ -132,23 +107,16 @@ def count_step(forward: Callable[[], torch.Tensor], optimizer: torch.optim.Optim
     """
     optimizer.zero_grad(set_to_none=True)
     with OperationCounter() as counter:
-        with counter.part("forward"):
-            loss = forward()
-        with counter.part("backward"):
-            loss.backward()
-        with counter.part("optimizer"):
-            optimizer.step()
-    return counter.operations
+        loss = forward()
+        counter.part = "backward"
+        loss.backward()
+        counter.part = "optimizer"
+        optimizer.step()
+    return counter
 
 
 def kernels_on_cuda(step: Callable[[], Any]) -> int:
-    """The number of kernels that a step actually launches, by torch's profiler; needs CUDA.
-
-    Raises:
-        RuntimeError: there is no CUDA device.
-    """
-    if not torch.cuda.is_available():
-        raise RuntimeError("kernels are launched on CUDA only; count operations with count_step")
+    """The number of kernels that a step actually launches, by torch's profiler; needs CUDA."""
     step()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

@@ -63,14 +63,12 @@ def rows(
 
 
 DRIVER = "asks the driver"
-NO_ALLOCATOR = "there is no allocator"
 ON_IMPORT = "bound to torch.cuda's own when imported"
 FROM_HERE = "Dynamo and AOTAutograd import it from here"
 LACKING = "a binding that a CPU build lacks"
 UNSEEN = "allocates, or makes a view, past the dispatcher"
 FOLDS = "folds a uniform value by running one element on the device"
 MUTATES = "says what a graph mutates, and whether it is recorded"
-SKIP, SKIPS = "log_cudagraph_skip_and_bump_counter", "says why nothing is recorded"
 CACHES = "caches what runs on a device"
 CHOOSES = "torch asks the device which kernel to take"
 FAKED_LATE = "torch.tensor(..., device='cuda') would be made on the device and faked then"
@@ -78,25 +76,24 @@ PUTS_BACK = "would put Triton's own driver back before a kernel is compiled for 
 # Taken as they are patched in torch.cuda.
 INTERFACE = (
     *("current_device", "set_device", "device_count", "current_stream", "synchronize"),
-    *("get_device_properties", "memory_allocated", "is_bf16_supported", "is_available"),
+    *("get_device_properties", "is_bf16_supported", "is_available"),
 )
 
 
 def patches_of(target: TargetDevice) -> dict[str, tuple[Patch, ...]]:
     """All patches for a target, by group, in the order in which they are applied."""
-    described, memory = answers(stubs.properties(target)), (target.memory_bytes,) * 2
+    described = answers(stubs.properties(target))
     cuda = rows(
         "torch.cuda:",
         ("is_available", answers(True), "everything asks it first"),
         ("_is_compiled", answers(True), "a CPU build says no to fake CUDA tensors"),
         ("is_initialized", answers(False), "else fake tensors ask the driver for the index"),
         ("_lazy_init", answers(), "would look for a driver"),
-        ("init", answers(), "would look for a driver"),
         ("device_count", answers(1), DRIVER),
         ("current_device", answers(0), DRIVER),
         ("set_device", answers(), DRIVER),
         ("synchronize", answers(), "waits for the device"),
-        ("empty_cache", answers(), NO_ALLOCATOR),
+        ("empty_cache", answers(), "there is no allocator"),
         ("get_device_properties", described, "Inductor chooses by them"),
         ("get_device_capability", answers(target.capability), "as above"),
         ("get_device_name", answers(target.device), "as above"),
@@ -105,14 +102,10 @@ def patches_of(target: TargetDevice) -> dict[str, tuple[Patch, ...]]:
         ("random.get_rng_state", stubs.random_state, FROM_HERE),
         ("random.set_rng_state", answers(), FROM_HERE),
         ("is_bf16_supported", answers(True), DRIVER),
-        ("is_current_stream_capturing", answers(False), DRIVER),
         ("current_stream", answers(stubs.STREAM), "the wrapper asks for the stream to launch on"),
         ("Event", stubs.Event, "slots record when they are free"),
         ("_exchange_device", answers(0), "device contexts"),
         ("_maybe_exchange_device", answers(0), "as above; Dynamo wants two functions"),
-        ("memory_allocated", answers(0), NO_ALLOCATOR),
-        ("memory_reserved", answers(0), NO_ALLOCATOR),
-        ("mem_get_info", answers(memory), DRIVER),
     )
     as_patched = {patch.symbol.partition(":")[2]: patch.value for patch in cuda}
     return {
@@ -126,11 +119,7 @@ def patches_of(target: TargetDevice) -> dict[str, tuple[Patch, ...]]:
             *rows(
                 "torch._C:_cuda_",
                 ("getCurrentRawStream", answers(0), LACKING),
-                ("exchangeDevice", answers(0), LACKING),
-                ("maybeExchangeDevice", answers(0), LACKING),
-                ("getDevice", answers(0), LACKING),
                 ("cudaCachingAllocator_is_enabled", answers(True), LACKING),
-                ("getCurrentBlasHandle", answers(0), LACKING),
                 new=True,
             ),
         ),
@@ -142,9 +131,6 @@ def patches_of(target: TargetDevice) -> dict[str, tuple[Patch, ...]]:
         "dynamo": rows(
             "torch._dynamo.device_interface:CudaInterface.",
             *((name, staticmethod(as_patched[name]), ON_IMPORT) for name in INTERFACE),
-            ("exchange_device", staticmethod(answers(0)), DRIVER),
-            ("maybe_exchange_device", staticmethod(answers(0)), DRIVER),
-            ("get_raw_stream", staticmethod(answers(0)), DRIVER),
         ),
         "triton": rows(
             "triton.runtime.jit:",
@@ -186,7 +172,6 @@ def _without_device() -> tuple[Patch, ...]:
             "torch._C._dynamo.guards:",
             ("_empty_strided_cuda", stubs.allocator("cuda"), UNSEEN),
             ("assert_alignment", answers(), "reads an address"),
-            ("_cuda_getCurrentRawStream", answers(0), DRIVER),
             new=True,
         ),
         *rows(
@@ -214,8 +199,6 @@ def _noted() -> tuple[Patch, ...]:
             ("output_code:CompiledFxGraph.__init__", stubs_inductor.noted_graph, MUTATES),
             ("output_code:CompiledFxGraph.post_compile", stubs_inductor.noted_calls, MUTATES),
             ("scheduler:Scheduler.codegen", stubs_inductor.noted_causes, "knows what splits it"),
-            (f"output_code:{SKIP}", stubs_inductor.noted_skip, SKIPS),
-            (f"cudagraph_utils:{SKIP}", stubs_inductor.noted_skip, SKIPS),
             wraps=True,
         ),
         *rows(

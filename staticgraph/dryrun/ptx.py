@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ _ATOMIC = re.compile(r"\n\s*(?:@\S+\s+)?(?:atom|red)\.")
 _TARGET = re.compile(r"\.target (sm_\w+)")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
-_seen: dict[str, KernelUse] = {}
 
 
 def uses() -> list[KernelUse]:
@@ -38,32 +38,28 @@ def uses() -> list[KernelUse]:
     return kernel_uses + [_of_source(name, source) for source, name in WATCH.sources.items()]
 
 
+@cache
 def _of_source(name: str, source: str) -> KernelUse:
-    if source not in _seen:
-        tuner = getattr(generated_module(source), name)
-        kernel = tuner._precompile_config(tuner.configs[0]).kernel
-        _seen[source] = use_of(name, "inductor", kernel)
-    return _seen[source]
+    tuner = getattr(generated_module(source), name)
+    return use_of(name, "inductor", tuner._precompile_config(tuner.configs[0]).kernel)
 
 
+@cache
 def use_of(name: str, owner: str, kernel: Any) -> KernelUse:
     """The resources of one compiled kernel."""
-    key = f"{name} {kernel.hash}"
-    if key not in _seen:
-        ptx = kernel.asm["ptx"]
-        registers, spilled = _used(kernel)
-        _seen[key] = KernelUse(
-            name,
-            owner,
-            registers,
-            spilled,
-            kernel.metadata.shared,
-            kernel.metadata.num_warps,
-            len(_VECTOR.findall(ptx)),
-            len(_ATOMIC.findall(ptx)),
-            load_bits(ptx),
-        )
-    return _seen[key]
+    ptx = kernel.asm["ptx"]
+    registers, spilled = _used(kernel)
+    return KernelUse(
+        name,
+        owner,
+        registers,
+        spilled,
+        kernel.metadata.shared,
+        kernel.metadata.num_warps,
+        len(_VECTOR.findall(ptx)),
+        len(_ATOMIC.findall(ptx)),
+        load_bits(ptx),
+    )
 
 
 def load_bits(ptx: str) -> int:

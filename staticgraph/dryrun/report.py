@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from staticgraph.text.byte_sizes import human_bytes
@@ -25,9 +26,7 @@ class Cause:
 
     def __str__(self) -> str:
         place = f" at {self.where}" if self.where else ""
-        return (
-            f"{self.reason}: {self.operation}{place}" if self.operation else f"{self.reason}{place}"
-        )
+        return ": ".join(filter(None, (self.reason, self.operation))) + place
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +99,19 @@ class BucketRun:
             if part in (None, name) and kind in (None, of_kind)
         )
 
-    def calls(self, part: str | None = None) -> int:
-        """The number of operator calls in a part, or in all."""
-        chosen = [c for name, c in self.operators.items() if part in (None, name)]
-        return sum(sum(counts.values()) for counts in chosen)
+    def calls(self) -> int:
+        """The number of operator calls."""
+        return sum(sum(counts.values()) for counts in self.operators.values())
 
     def records(self) -> str:
         """How it is recorded, in words."""
-        if self.error is not None and not self.pieces:
-            return "not at all"
-        if self.pieces is None:
+        if self.error is None and self.pieces is None:
             return "not asked to"
+        if not self.pieces:
+            return "not at all"
         if self.ok:
             return "in one piece" if self.pieces == 1 else "forward and backward"
-        return (
-            f"in {how_many(self.pieces, 'piece')} instead of {self.expected}"
-            if self.pieces
-            else "not at all"
-        )
+        return f"in {how_many(self.pieces, 'piece')} instead of {self.expected}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,17 +252,24 @@ def _runs_table(runs: tuple[BucketRun, ...]) -> str:
     )
 
 
+# What is shown of a kernel: headers, and attributes of :class:`KernelUse`.
+USES = {
+    "kernel": "name",
+    "registers": "registers",
+    "spilled B": "spill_bytes",
+    "shared B": "shared_bytes",
+    "warps": "warps",
+    "vector loads": "vector_loads",
+    "bits": "load_bits",
+    "atomics": "atomics",
+}
+
+
 def _uses_table(uses: tuple[KernelUse, ...]) -> str:
     """This library's kernels, and of Inductor's, which are many, only those that spill."""
-    headers = ["kernel", "registers", "spilled B", "shared B", "warps"]
-    headers += ["vector loads", "bits", "atomics"]
     inductors = [use for use in uses if use.owner == "inductor"]
     shown = [use for use in uses if use.owner != "inductor" or use.spill_bytes]
-    rows = [
-        [u.name, u.registers, u.spill_bytes, u.shared_bytes, u.warps]
-        + [u.vector_loads, u.load_bits, u.atomics]
-        for u in shown
-    ]
+    rows = [attrgetter(*USES.values())(use) for use in shown]
     summary = (
         f"Inductor's: {how_many(len(inductors), 'kernel')}, at most "
         f"{max(u.registers for u in inductors)} registers, "
@@ -277,4 +278,4 @@ def _uses_table(uses: tuple[KernelUse, ...]) -> str:
         if inductors
         else ""
     )
-    return "\n\n".join(part for part in (table(headers, rows) if rows else "", summary) if part)
+    return "\n\n".join(part for part in (table([*USES], rows) if rows else "", summary) if part)

@@ -10,19 +10,18 @@ longer exists is reported earlier, when it is patched.
 
 from __future__ import annotations
 
-import re
 import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from staticgraph.dryrun import ptx
 from staticgraph.dryrun.device_guard import torch_version
 from staticgraph.dryrun.launches import WATCH, counted
-from staticgraph.dryrun.start_child import Child
+from staticgraph.dryrun.start_child import emulated
 from staticgraph.dryrun.stubs_inductor import TREES
 from staticgraph.dryrun.watcher import Refused, RefusingRecorder, Watcher
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
@@ -38,35 +37,28 @@ def tried(groups: dict[str, list[str]]) -> list[dict[str, Any]]:
     Returns:
         For each stage its name, whether it passed, and the details if not.
     """
-    causes = []
+    results: list[dict[str, Any]] = []
     for name, (of_stage, stage) in STAGES.items():
-        WATCH.graphs, WATCH.skips, WATCH.sources = [], [], {}
+        WATCH.graphs, WATCH.sources = [], {}
         forget_compiled()
+        result: dict[str, Any] = {"stage": name, "ok": True}
         try:
-            stage()
+            with Watcher():
+                stage(torch.ones(4, 16, device="cuda"))
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)
-            text = " ".join([str(error), *(f"{f.name} {f.line}" for f in frames)])
-            symbols = [s.replace(":", ".") for group in of_stage for s in groups[group]]
-            # Those that the error or its stack names; the whole group where it names none.
-            named = [s for s in symbols if re.search(rf"\b{re.escape(s.rsplit('.')[-1])}\b", text)]
-            symbols = named or symbols
             last = next((f for f in reversed(frames) if "/torch/" in f.filename), frames[-1])
-            causes.append(
-                {
-                    "stage": name,
-                    "ok": False,
-                    "error": f"{type(error).__name__}: {str(error)[:500]}",
-                    "where": f"{last.filename}:{last.lineno}",
-                    "points": symbols,
-                }
-            )
-        else:
-            causes.append({"stage": name, "ok": True})
-    return causes
+            result |= {
+                "ok": False,
+                "error": f"{type(error).__name__}: {str(error)[:500]}",
+                "where": f"{last.filename}:{last.lineno}",
+                "points": [s.replace(":", ".") for group in of_stage for s in groups[group]],
+            }
+        results.append(result)
+    return results
 
 
-def _net() -> Callable[[torch.Tensor], torch.Tensor]:
+def _net() -> Callable[[Tensor], Tensor]:
     with torch.device("cuda"):
         net = nn.Sequential(
             nn.Linear(16, 32), nn.ReLU(), nn.BatchNorm1d(32), nn.Dropout(), nn.Linear(32, 8)
@@ -74,86 +66,75 @@ def _net() -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: net(x).square().mean()
 
 
-def _device() -> None:
+def _device(x: Tensor) -> None:
     if not torch.cuda.is_available() or torch.cuda.device_count() != 1:
         raise RuntimeError("torch.cuda does not see the device")
     torch.cuda.set_rng_state(torch.cuda.get_rng_state())
 
 
-def _tape() -> None:
-    with Watcher():
-        x = torch.ones(4, 16, device="cuda", requires_grad=True)
-        _net()(x).backward()
-        scalar = torch.tensor(1.0, device="cuda")
-    for tensor in (x.grad, scalar):
+def _tape(x: Tensor) -> None:
+    _net()(x.requires_grad_()).backward()
+    for tensor in (x.grad, torch.tensor(1.0, device="cuda")):
         if tensor is None or str(tensor.device) != "cuda:0":
             raise RuntimeError("a gradient or a number is not on the device")
 
 
-def _compiled() -> None:
-    with Watcher():
-        step = torch.compile(_net(), fullgraph=True, dynamic=False)
-        x = torch.ones(4, 16, device="cuda")
-        step(x).backward()
-        _, run = counted(lambda: step(x).backward())
+def _compiled(x: Tensor) -> None:
+    step = torch.compile(_net(), fullgraph=True, dynamic=False)
+    step(x).backward()
+    _, run = counted(lambda: step(x).backward())
     kinds = {(launch.part, launch.kind) for launch in run.launches}
     parts = {(part, kind) for part in ("forward", "backward") for kind in ("inductor", "library")}
     if not parts <= kinds:
         raise RuntimeError(f"launches of {sorted(parts - kinds)} are not seen")
 
 
-def _recorded() -> None:
+def _recorded(x: Tensor) -> None:
     TREES.roots.clear()
-    with Watcher():
-        step = torch.compile(_net(), fullgraph=True, dynamic=False, mode="reduce-overhead")
-        x = torch.ones(4, 16, device="cuda")
-        for _ in range(3):
-            step(x).backward()
+    step = torch.compile(_net(), fullgraph=True, dynamic=False, mode="reduce-overhead")
+    for _ in range(3):
+        step(x).backward()
     recorded = [graph.recorded for graph in WATCH.graphs]
     if recorded != [1, 1] or len(TREES.roots.get(0, ())) != 2:
-        raise RuntimeError(f"a forward and a backward are recorded as {recorded}: {WATCH.skips}")
+        skips = [reason for graph in WATCH.graphs for reason in graph.skips]
+        raise RuntimeError(f"a forward and a backward are recorded as {recorded}: {skips}")
 
 
-def _cut() -> None:
-    with Watcher():
-        step = torch.compile(
-            lambda x: (x * 2).cpu().sin().cuda() * 3, fullgraph=True, mode="reduce-overhead"
-        )
-        step(torch.ones(4, 16, device="cuda"))
+def _cut(x: Tensor) -> None:
+    step = torch.compile(
+        lambda x: (x * 2).cpu().sin().cuda() * 3, fullgraph=True, mode="reduce-overhead"
+    )
+    step(x)
     causes = [cause for graph in WATCH.graphs for cause in graph.causes]
     if not any("selftest.py" in cause.where for cause in causes):
         raise RuntimeError(f"a part on the CPU is not named: {causes}")
 
 
-def _refused() -> None:
-    with Watcher():
-        x = torch.ones(4, device="cuda")
-        for body in (lambda: x.sum().item(), lambda: x.cpu(), lambda: torch.ones(4) + 1):
-            try:
-                RefusingRecorder(list).record(body)
-            except Refused:
-                continue
-            raise RuntimeError("a recording does not refuse what it must")
+def _refused(x: Tensor) -> None:
+    for body in (lambda: x.sum().item(), lambda: x.cpu(), lambda: torch.ones(4) + 1):
+        try:
+            RefusingRecorder(list).record(body)
+        except Refused:
+            continue
+        raise RuntimeError("a recording does not refuse what it must")
 
 
-def _attention() -> None:
-    with Watcher():
-        q = torch.ones(2, 4, 8, 16, device="cuda", dtype=torch.bfloat16)
-        _, run = counted(lambda: nn.functional.scaled_dot_product_attention(q, q, q))
+def _attention(x: Tensor) -> None:
+    q = x.new_ones(2, 4, 8, 16, dtype=torch.bfloat16)
+    _, run = counted(lambda: nn.functional.scaled_dot_product_attention(q, q, q))
     if not any("flash" in launch.name for launch in run.launches):
         raise RuntimeError(f"attention is {[launch.name for launch in run.launches]}, not flash")
 
 
-def _ptx() -> None:
-    with Watcher():
-        x = torch.ones(4, 16, device="cuda")
-        torch.compile(lambda x: (x * 2).sin().sum(0), fullgraph=True, dynamic=False)(x)
+def _ptx(x: Tensor) -> None:
+    torch.compile(lambda x: (x * 2).sin().sum(0), fullgraph=True, dynamic=False)(x)
     uses = ptx.uses()
     if not uses or not all(use.registers for use in uses):
         raise RuntimeError("no registers are known of any kernel")
 
 
-STAGES: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {
+# By name: the groups of patches that a stage is for, and the stage, which takes a tensor.
+STAGES: dict[str, tuple[tuple[str, ...], Callable[[Tensor], None]]] = {
     "a device is seen": (("cuda", "guard"), _device),
     "autograd over fake CUDA tensors": (("guard", "cuda", "fakes"), _tape),
     "a compiled step, its launches noted": (("dynamo", "triton", "inductor"), _compiled),
@@ -176,8 +157,8 @@ def selftest(target: str = "h100", leave_out: str | None = None) -> list[dict[st
         DryRunBroken: torch lacks a symbol; the message names it.
         DryRunUnavailable: a dry run cannot work on this platform.
     """
-    with Child(target, leave_out) as child:
-        return child.stages()
+    with emulated(target, leave_out) as ask:
+        return ask(None)
 
 
 def main(argv: list[str]) -> int:

@@ -11,8 +11,10 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 from staticgraph.dryrun import device_guard
@@ -27,89 +29,84 @@ from staticgraph.text.progress import say
 TAIL_CHARACTERS = 3000
 
 
-class Child:
-    """A child process with an emulated device; a context manager.
+@contextmanager
+def emulated(
+    target: str = "h100", leave_out: str | None = None
+) -> Iterator[Callable[[dict[str, Any] | None], Any]]:
+    """A ``with`` block with a child process that has an emulated device.
 
-    It imports torch once, which takes seconds, and then answers any number of requests.
+    The child imports torch once, which takes seconds, and then answers any number of requests.
 
     Args:
         target: a name of :data:`staticgraph.dryrun.targets.TARGETS`.
         leave_out: a symbol not to patch, used to test the self-test.
+
+    Yields:
+        A function that sends a request (see :func:`staticgraph.dryrun.measure.measure`) and returns
+        its :class:`DryRun`; for None, the stages of the self-test
+        (:func:`staticgraph.dryrun.selftest.tried`). It raises TypeError where an object cannot be
+        passed to another process, ValueError for an invalid request, and RuntimeError where the
+        child failed in another way, or died.
 
     Raises:
         DryRunUnavailable: a dry run cannot work on this machine; the message says why.
         DryRunBroken: torch lacks a symbol that the dry run patches.
         ValueError: an unknown target.
     """
-
-    def __init__(self, target: str = "h100", leave_out: str | None = None) -> None:
-        target_of(target)
-        if reason := why_not():
-            raise DryRunUnavailable(reason)
-        device_guard.built()
-        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the child
-        self._connection, theirs = Pipe()
-        paths = dict.fromkeys(path or os.getcwd() for path in sys.path)
-        place, more = str(theirs.fileno()), filter(None, [leave_out])
-        self._process = subprocess.Popen(
+    target_of(target)
+    if reason := why_not():
+        raise DryRunUnavailable(reason)
+    device_guard.built()
+    connection, theirs = Pipe()
+    paths = dict.fromkeys(path or os.getcwd() for path in sys.path)
+    place, more = str(theirs.fileno()), filter(None, [leave_out])
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        subprocess.Popen(
             [sys.executable, "-m", "staticgraph.dryrun.child", place, target, *more],
             stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
+            stdout=output,
+            stderr=output,
             pass_fds=[theirs.fileno()],
             env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(paths)},
-        )
+        ) as process,
+        connection,
+    ):
         theirs.close()
-        self._answer()
 
-    def stages(self) -> list[dict[str, Any]]:
-        """The stages of the self-test; see :func:`staticgraph.dryrun.selftest.tried`."""
-        return self._ask(None)
+        def next_answer() -> Any:
+            """The child's answer, or an error with its last output where it died."""
+            try:
+                return receive(connection)
+            except (EOFError, ConnectionResetError):
+                code = process.wait()
+                output.seek(0)
+                tail = output.read()[-TAIL_CHARACTERS:]
+                raise RuntimeError(
+                    f"the dry run's process died with status {code}:\n{tail}"
+                ) from None
 
-    def dry_run(self, request: dict[str, Any]) -> DryRun:
-        """Sends one request and returns the report.
+        def ask(request: dict[str, Any] | None) -> Any:
+            """Sends a request and returns the answer."""
+            connection.send_bytes(packed(request))
+            return next_answer()
 
-        Args:
-            request: see :func:`staticgraph.dryrun.measure.measure`.
+        next_answer()  # it is ready
+        yield ask
 
-        Raises:
-            TypeError: an object cannot be passed to another process.
-            ValueError: the request is invalid; the message is the child's.
-            RuntimeError: the child failed in another way, or died.
-        """
-        return self._ask(request)
 
-    def _ask(self, request: dict[str, Any] | None) -> Any:
-        self._connection.send_bytes(packed(request))
-        return self._answer()
+def receive(connection: Connection) -> Any:
+    """Returns the child's next answer and prints the messages that came with it; raises its error.
 
-    def _answer(self) -> Any:
-        try:
-            messages, answer = pickle.loads(self._connection.recv_bytes())
-        except (EOFError, ConnectionResetError):
-            code = self._process.wait()
-            self._output.seek(0)
-            output = self._output.read()[-TAIL_CHARACTERS:]
-            raise RuntimeError(
-                f"the dry run's process died with status {code}:\n{output}"
-            ) from None
-        for message in messages:
-            say(message)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._connection.close()
-        self._process.wait()
-        self._output.close()
-
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    Raises:
+        EOFError: the child ended.
+    """
+    messages, answer = pickle.loads(connection.recv_bytes())
+    for message in messages:
+        say(message)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def dry_run(
@@ -186,8 +183,8 @@ def dry_run(
     }
     if batch_size is not None:
         request["batch_size"] = whole_option("batch_size", batch_size, 1)
-    with Child(target) as child:
-        return child.dry_run(request)
+    with emulated(target) as ask:
+        return ask(request)
 
 
 def packed(request: dict[str, Any] | None) -> bytes:

@@ -17,6 +17,8 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.dryrun.launches import WATCH
 from staticgraph.dryrun.targets import KIB, TargetDevice
+from staticgraph.internals.dispatch import tree_map_only
+from staticgraph.probing.fake_twin import fake_batch
 
 WARP, REGISTERS = 32, 65536
 STREAM = SimpleNamespace(cuda_stream=0, stream_id=0, device_index=0)
@@ -34,28 +36,18 @@ def random_state(device: Any = "cuda") -> Tensor:
 
 
 def properties(target: TargetDevice) -> SimpleNamespace:
-    """The result of ``torch.cuda.get_device_properties`` for a target."""
+    """What Inductor reads of ``torch.cuda.get_device_properties``, for a target."""
     return SimpleNamespace(
         name=target.device,
         major=target.capability[0],
         minor=target.capability[1],
         multi_processor_count=target.multiprocessors,
-        total_memory=target.memory_bytes,
-        L2_cache_size=target.l2_bytes,
         warp_size=WARP,
-        gcnArchName="",
         regs_per_multiprocessor=REGISTERS,
         max_threads_per_multi_processor=target.threads,
         max_threads_per_block=1024,
         shared_memory_per_block=48 * KIB,
         shared_memory_per_block_optin=target.shared_bytes,
-        shared_memory_per_multiprocessor=target.shared_multiprocessor_bytes,
-        is_integrated=False,
-        is_multi_gpu_board=False,
-        uuid="none",
-        clock_rate=target.clock_khz,
-        memory_clock_rate=target.memory_clock_khz,
-        memory_bus_width=target.bus_bits,
     )
 
 
@@ -72,26 +64,14 @@ class Event:
 
 
 def driver_for(target: TargetDevice) -> Any:
-    """A driver with the device's numbers."""
+    """What Triton asks its driver while it compiles."""
     from triton.backends.compiler import GPUTarget
 
     major, minor = target.capability
-    numbers = {
-        "max_shared_mem": target.shared_bytes,
-        "multiprocessor_count": target.multiprocessors,
-        "warpSize": WARP,
-        "max_num_regs": REGISTERS,
-        "sm_clock_rate": target.clock_khz,
-        "mem_clock_rate": target.memory_clock_khz,
-        "mem_bus_width": target.bus_bits,
-    }
     return SimpleNamespace(
-        utils=SimpleNamespace(get_device_properties=answers(numbers)),
         get_current_target=answers(GPUTarget("cuda", 10 * major + minor, WARP)),
         get_current_device=answers(0),
         get_current_stream=answers(0),
-        set_current_device=answers(),
-        is_active=answers(True),
     )
 
 
@@ -121,8 +101,7 @@ def noted_launch(run: Callable[..., Any]) -> Callable[..., Any]:
     def launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = None
         if WATCH.compiles:
-            bare = [Pointer(a) if isinstance(a, Tensor) else a for a in args]
-            named = {k: Pointer(a) if isinstance(a, Tensor) else a for k, a in kwargs.items()}
+            bare, named = tree_map_only(Tensor, Pointer, (args, kwargs))
             kernel = run(self, *bare, grid=grid, warmup=True, **named)
         if not warmup:
             WATCH.own_kernel(self.fn, kernel, (args, kwargs))
@@ -186,15 +165,8 @@ def device_blank(real: Callable[..., StaticBatch]) -> Any:
     """Replaces ``StaticBatch.blank``: arrays of undefined values on the emulated device."""
 
     def blank(layout: SlotLayout, device: Any = "cpu") -> StaticBatch:
-        if torch.device(device).type == "cpu":
-            return real(layout, device)
-        tensors = {
-            entry.name: torch.empty(
-                entry.shape, dtype=getattr(torch, entry.dtype.name), device=device
-            )
-            for entry in layout.entries
-        }
-        return StaticBatch(layout, tensors)
+        on_host = torch.device(device).type == "cpu"
+        return real(layout, device) if on_host else fake_batch(layout, device)
 
     return staticmethod(blank)
 

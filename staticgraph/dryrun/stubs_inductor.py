@@ -84,10 +84,11 @@ def noted_graph(create: Callable[..., None]) -> Callable[..., None]:
     def init(self: Any, current_callable: Any, graph: Any, gm: Any, *rest: Any, **kw: Any) -> None:
         create(self, current_callable, graph, gm, *rest, **kw)
         causes, WATCH.causes = WATCH.causes, []
+        unrecordable = self.cudagraph_info.cudagraph_fail_reasons if self.cudagraph_info else ()
         self._dry_run = CompiledGraph(
             backward=bool(graph.is_backward),
             devices=frozenset(map(str, graph.device_node_mapping)),
-            disabled=self.disabled_cudagraphs_reason,
+            skips=[*filter(None, [self.disabled_cudagraphs_reason]), *unrecordable],
             mutated=frozenset(self.mutated_input_idxs),
             partitions=len(graph.partition_maps or ()),
             causes=causes,
@@ -160,12 +161,12 @@ TREES = SimpleNamespace(roots={}, set_to_running_backward=answers())
 def cudagraphify(model: Any, static_input_idxs: Any = (), **kw: Any) -> Any:
     """Counts a recording instead of making it, or notes why there would be none."""
     note, runs = WATCH.graph, []
+    assert note is not None, "a graph is recorded while it is compiled"
     mutated = set(kw.get("mutated_input_idxs", ()) or ()) - set(static_input_idxs)
     if mutated:  # torch_inductor.cudagraph_utils.check_for_mutation, checked at the first run
-        WATCH.skips.append(f"skipping cudagraphs due to {len(mutated)} mutated inputs")
+        note.skips.append(f"skipping cudagraphs due to {len(mutated)} mutated inputs")
         return model
-    if note is not None:
-        note.recorded += 1
+    note.recorded += 1
 
     def run(inputs: Any) -> Any:
         runs.append(None)
@@ -174,13 +175,3 @@ def cudagraphify(model: Any, static_input_idxs: Any = (), **kw: Any) -> Any:
         return model(inputs)
 
     return run
-
-
-def noted_skip(report: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Notes the reason, then reports it as torch does."""
-
-    def skip(message: str) -> Any:
-        WATCH.skips.append(message)
-        return report(message)
-
-    return skip

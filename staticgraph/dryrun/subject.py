@@ -30,15 +30,14 @@ class Candidate:
     Attributes:
         subject: the model and how it is trained.
         plan: the buckets.
-        make_optimizer: called with the model's parameters, where the subject has no optimizer;
-            fused Adam where this is None, too.
+        make_optimizer: called with the model's parameters, where the subject has no optimizer.
         notes: remarks about stand-ins for arguments that were not given.
     """
 
     subject: Subject
     plan: BucketPlan
-    make_optimizer: Callable[..., torch.optim.Optimizer] | None = None
-    notes: tuple[str, ...] = ()
+    make_optimizer: Callable[..., torch.optim.Optimizer]
+    notes: tuple[str, ...]
 
 
 def candidate_of(request: Mapping[str, Any]) -> Candidate:
@@ -75,10 +74,9 @@ def candidate_of(request: Mapping[str, Any]) -> Candidate:
         from staticgraph.nn import convert
 
         model = convert(model, kernels=True)
-    options = {name: request.get(name) for name in ("loss", "optimizer", "forward")}
     loss, optimizer, forward = (
-        named(value, f"--{name}") if isinstance(value, str) else value
-        for name, value in options.items()
+        named(value, f"--{name}") if isinstance(value := request.get(name), str) else value
+        for name in ("loss", "optimizer", "forward")
     )
     autocast = request.get("autocast")
     is_made = isinstance(optimizer, torch.optim.Optimizer)
@@ -91,7 +89,8 @@ def candidate_of(request: Mapping[str, Any]) -> Candidate:
         clip_norm=request.get("clip_norm"),
         differentiable=request.get("differentiable") or (),
     )
-    return Candidate(subject, plan, None if is_made else optimizer, () if loss else (STAND_IN,))
+    make = _fused_adam if is_made or optimizer is None else optimizer
+    return Candidate(subject, plan, make, () if loss else (STAND_IN,))
 
 
 def mean_square(out: Any, batch: Any) -> Tensor:
@@ -106,8 +105,7 @@ def device_twin(candidate: Candidate, mode: FakeTensorMode) -> Subject:
     subject = candidate.subject
     model, optimizer = fake_twin(subject.model, subject.optimizer, mode, "cuda")
     if optimizer is None:
-        make = candidate.make_optimizer or _fused_adam
-        optimizer = make([p for p in model.parameters() if p.requires_grad])
+        optimizer = candidate.make_optimizer([p for p in model.parameters() if p.requires_grad])
     return replace(subject, model=model, optimizer=optimizer, check_padding=False)
 
 

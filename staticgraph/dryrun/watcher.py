@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.dryrun.launches import NOTHING, WATCH, CountedStep, counted, tensors
+from staticgraph.dryrun.launches import NOTHING, READS, WATCH, CountedStep, counted, tensors
 from staticgraph.dryrun.report import Cause
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.internals.tracing import TracingContext
@@ -71,7 +71,7 @@ def _best(frames: Sequence[tuple[str, int]]) -> str:
     return f"{best[0]}:{best[1]}" + (f": {source}" if source else "")
 
 
-READS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})
+HOST_COPIES = frozenset({"copy_", "_to_copy", "_copy_from", "lift_fresh_copy", "_foreach_copy_"})
 # In-place operations without a fake kernel in torch.
 SILENT = frozenset({"aten::_fused_adam_.tensor_lr", "aten::_fused_adamw_.tensor_lr"})
 
@@ -82,14 +82,11 @@ class Refused(RuntimeError):
     Args:
         reason: ``host read``, ``device-to-host copy``, ``host-to-device copy`` or ``operation on
             another device``.
-        operation: the operator.
-        where: ``file:line: source``.
+        operation: the operator that runs now.
     """
 
-    cause: Cause
-
-    def __init__(self, reason: str, operation: str, where: str) -> None:
-        self.cause = Cause(reason, operation, where)
+    def __init__(self, reason: str, operation: str) -> None:
+        self.cause: Cause = Cause(reason, operation, _where())
         super().__init__(str(self.cause))
 
 
@@ -199,33 +196,29 @@ class Watcher(FakeTensorMode):
         return out
 
     def _read(self, func: Any, args: Any) -> Any:
-        read = next(iter(tensors(args)), None)
-        if WATCH.recording and (read is None or read.device.type == "cuda"):
-            raise Refused("host read", func.name(), _where())
-        if func.name() in ("aten::is_nonzero", "aten::equal"):
+        read = next(iter(tensors(args)))
+        if WATCH.recording and read.device.type == "cuda":
+            raise Refused("host read", func.name())
+        if func.name() in ("aten::is_nonzero", "aten::equal") or read.dtype == torch.bool:
             return True
-        dtype = torch.float32 if read is None else read.dtype
-        if dtype == torch.bool:
-            return True
-        return 1.0 if dtype.is_floating_point else 1
+        return 1.0 if read.dtype.is_floating_point else 1
 
 
 def _check_place(short: str, name: str, args: Any, kwargs: Any, out: Any) -> None:
     """Refuses, while recording, operations that are not entirely on the one device."""
     if not WATCH.recording:
         return
-    copies = short in ("copy_", "_to_copy", "_copy_from", "lift_fresh_copy", "_foreach_copy_")
-    inputs = list(tensors((args[1:] if short.endswith("copy_") else args, kwargs)))
-    outputs = list(tensors(args[0] if short.endswith("copy_") else out))
-    from_device = any(t.device.type == "cuda" for t in inputs)
-    to_device = any(t.device.type == "cuda" for t in outputs)
-    if from_device and any(t.device.type == "cpu" for t in outputs):
-        raise Refused("device-to-host copy", name, _where())
-    if copies and to_device and any(t.device.type == "cpu" for t in inputs):
-        raise Refused("host-to-device copy", name, _where())
+    in_place = short.endswith("copy_")
+    inputs = list(tensors((args[1:] if in_place else args, kwargs)))
+    outputs = list(tensors(args[0] if in_place else out))
+    read, written = ({t.device.type for t in side} for side in (inputs, outputs))
     elsewhere = [t for t in (*inputs, *outputs) if t.dim() and str(t.device) != "cuda:0"]
+    if "cuda" in read and "cpu" in written:
+        raise Refused("device-to-host copy", name)
+    if short in HOST_COPIES and "cuda" in written and "cpu" in read:
+        raise Refused("host-to-device copy", name)
     if elsewhere:
-        raise Refused(f"operation on another device ({elsewhere[0].device})", name, _where())
+        raise Refused(f"operation on another device ({elsewhere[0].device})", name)
 
 
 def host_part() -> None:
@@ -235,7 +228,7 @@ def host_part() -> None:
         Refused: a step is being recorded.
     """
     if WATCH.recording:
-        raise Refused("operation on another device (cpu)", "a part that Inductor wrote", _where())
+        raise Refused("operation on another device (cpu)", "a part that Inductor wrote")
     WATCH.launch("host", "cpp_fused", ())
 
 

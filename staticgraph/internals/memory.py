@@ -1,5 +1,5 @@
-"""Memory by torch's private names: what a failed capture left open, the workspaces of matrix
-products, and the event kinds of its profiler.
+"""Memory by torch's private names: what a failed capture left open, and the workspaces of matrix
+products.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._C._profiler import _EventType
 
 
 def end_allocations(device_index: int, pool: Any) -> None:
@@ -24,6 +23,3 @@ def drop_workspaces() -> None:
 def release(device_index: int, pool: Any) -> None:
     """Removes one user of the pool; the memory of a pool without users is freed."""
     torch._C._cuda_releasePool(device_index, pool)
-
-
-ALLOCATION = _EventType.Allocation

@@ -14,6 +14,7 @@ remedies, and another error for a consumer that keeps batches) follows damacy's.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -310,16 +311,7 @@ def scaled(capacity: Capacity, share: float) -> Capacity:
 
 
 def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest number in ``[low, high]`` that fits, if all smaller ones do.
-
-    Raises:
-        ValueError: ``low`` does not fit.
-    """
-    if not fits(low):
-        raise ValueError(f"not even {low} fits")
+    """The largest number in ``[low, high]`` that fits, where ``low`` does, and all smaller ones."""
     if fits(high):
         return high
-    while high - low > 1:  # low fits, high does not
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return low + bisect_right(range(low + 1, high), False, key=lambda number: not fits(number))

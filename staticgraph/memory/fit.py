@@ -122,7 +122,8 @@ class Fit(NamedTuple):
 
     def find_fit(self, capacity: Capacity) -> Fit:
         """The fit that applies to a capacity: a piece, or this one."""
-        return next((p.fit for p in reversed(self.pieces) if p.holds(capacity)), self)
+        nodes = capacity.max_graph_nodes
+        return next((piece.fit for piece in reversed(self.pieces) if nodes > piece.above), self)
 
     @property
     def worst(self) -> float:
@@ -154,7 +155,7 @@ class Fit(NamedTuple):
         Raises:
             KeyError: a value is missing.
             TypeError: a value has the wrong type.
-            ValueError: a form, terms or a layout that do not exist.
+            ValueError: a form or terms that do not exist.
         """
         form: Form = values["form"]
         if form not in FORMS:
@@ -162,10 +163,6 @@ class Fit(NamedTuple):
         axes, typed = tuple(values.get("axes", ())), values.get("typed", False)
         if tuple(values["terms"]) != (terms := terms_of(form, axes, typed)):
             raise ValueError(f"{form} has the terms {values['terms']}, not {terms}")
-        if values.get("layout", "dense") != "dense":  # of a version with attention in blocks
-            raise ValueError(f"layout {values['layout']!r} is no longer known: probe again")
-        if values.get("counted"):  # of a version with a fit over real counts
-            raise ValueError("a model of real counts is no longer known: probe again")
         return cls(
             form,
             tuple(map(tuple, values["planes"])),
@@ -190,10 +187,6 @@ class FitPiece(NamedTuple):
 
     above: int
     fit: Fit
-
-    def holds(self, capacity: Capacity) -> bool:
-        """Whether it applies to a capacity."""
-        return capacity.max_graph_nodes > self.above
 
     def __str__(self) -> str:
         return f"with more than {how_many(self.above, 'node')} in the largest graph"
@@ -234,10 +227,6 @@ def fit(
         raise FitRefused("; ".join(refusals))
     best = min(fits, key=lambda f: f.worst)
     rejected = [f"{f.form} misses by {100 * f.worst:.1f}%" for f in fits if f.form != best.form]
-    return _accepted(best._replace(note="; ".join([*rejected, best.note]).strip("; ")), points)
-
-
-def _accepted(best: Fit, points: Sequence[FitPoint]) -> Fit:
     if best.residual > WORST_RESIDUAL:
         worst = max(points, key=lambda p: abs(best.predict(p.capacity) / p.nbytes - 1))
         raise FitRefused(
@@ -247,7 +236,7 @@ def _accepted(best: Fit, points: Sequence[FitPoint]) -> Fit:
             f"{100 * WORST_RESIDUAL:.0f}%: try form='auto', or measure again with nothing else "
             "on the device"
         )
-    return best
+    return best._replace(note="; ".join([*rejected, best.note]).strip("; "))
 
 
 def _fit_form(

@@ -50,15 +50,17 @@ class BatchBytes(NamedTuple):
     per_graph: float = 0.0
     per_axis: tuple[tuple[str, float], ...] = ()
 
+    @property
+    def per_count(self) -> dict[str, float]:
+        """The bytes of each count of a capacity, by its name in :func:`counts_of`."""
+        fixed, node, edge, graph, per_axis = self
+        rows = {rows_of(name): nbytes for name, nbytes in per_axis}
+        return {"fixed": fixed, "nodes": node, "edges": edge, "graphs": graph, **rows}
+
     def of(self, capacity: Capacity) -> int:
         """Bytes of one slot of this capacity, an upper bound within the alignment."""
-        return math.ceil(
-            self.fixed
-            + self.per_node * capacity.nodes
-            + self.per_edge * capacity.edges
-            + self.per_graph * capacity.graphs
-            + sum(nbytes * capacity.rows(name) for name, nbytes in self.per_axis)
-        )
+        counts = counts_of(capacity)
+        return math.ceil(sum(nbytes * counts[name] for name, nbytes in self.per_count.items()))
 
 
 NOTHING_RESIDENT, NO_BATCH = ResidentBytes(), BatchBytes()
@@ -142,12 +144,9 @@ class MemoryModel:
         (which includes everything resident).
         """
         shares, counts = self.fit.shares(capacity), counts_of(capacity)
-        shares["fixed"] += self.resident.before_step + self.batch.fixed
-        for term in ("nodes", "edges", "graphs"):
-            batch_bytes = getattr(self.batch, f"per_{term[:-1]}") * counts[term]
-            shares[term] = shares.get(term, 0.0) + batch_bytes
-        for name, nbytes in self.batch.per_axis:
-            shares[rows_of(name)] += nbytes * counts[rows_of(name)]
+        shares["fixed"] += self.resident.before_step
+        for term, nbytes in self.batch.per_count.items():
+            shares[term] = shares.get(term, 0.0) + nbytes * counts[term]
         shares["attention"] = sum(shares.pop(term, 0.0) for term in BLOCK_TERMS)
         shares["nodes"] += shares.pop("nodes^2", 0.0)
         return max(shares, key=lambda term: shares[term])

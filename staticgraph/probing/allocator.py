@@ -12,16 +12,15 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import TorchDispatchMode
-from staticgraph.internals.memory import ALLOCATION
 from staticgraph.probing.resident_bytes import distinct_bytes, state_bytes
-from staticgraph.probing.step_reading import WARM_STEPS, Probed, ProbeStep, Read, Reading
+from staticgraph.probing.step_reading import WARM_STEPS, Part, Probed, ProbeStep, Read, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_state import untouched
@@ -56,18 +55,11 @@ class ProfilerAllocator:
             self._profile.stop()
         results: Any = getattr(self._profile.profiler, "kineto_results", None)
         self._profile = None
-        waiting: list[Any] = list(results.experimental_event_tree())
-        changes: list[tuple[int, int]] = []
-        while waiting:
-            event = waiting.pop()
-            waiting.extend(event.children)
-            if event.tag == ALLOCATION and event.extra_fields.device.type == "cpu":
-                changes.append((event.start_time_ns, event.extra_fields.alloc_size))
-        highest = self._live
-        for _, nbytes in sorted(changes, key=lambda item: item[0]):
-            self._live += nbytes
-            highest = max(highest, self._live)
-        return highest
+        changes = [event for event in results.events() if event.name() == "[memory]"]
+        changes.sort(key=lambda event: event.start_ns())
+        levels = list(accumulate((event.nbytes() for event in changes), initial=self._live))
+        self._live = levels[-1]
+        return max(levels)
 
     def reserved(self) -> int:
         """Returns 0: the CPU reserves nothing."""
@@ -164,26 +156,16 @@ class AllocatorReader:
             allocator.trim()
             start = allocator.allocated()
             peaks = Peaks(allocator)
-            allocator.reset_peak()
-            watch = peaks if allocator.by_operation else nullcontext()
-            with watch:
-                step(batch, between=peaks.ended)
-            updates = len(peaks.parts) > 0
-            peaks.ended(last=True)
-            peak, update = peaks.parts[0], peaks.parts[-1] if updates else start
-            overhead = allocator.reserved() / max(1, peak, update) - 1
+            with peaks if allocator.by_operation else nullcontext():
+                reading = step.read(batch, start, peaks)
+            most = max(1, start + reading.step, start + reading.update)
             # What a warm step leaves that is neither state nor batch was allocated by libraries.
             resident = (
                 base + state_bytes(subject.optimizer) + distinct_bytes(batch.tensors().values())
             )
-            return Reading(
-                peak - start,
-                update - start,
-                max(0.0, overhead),
-                max(0, start - resident),
-                np.array(peaks.moments, np.float64) - start if peaks.moments else None,
-                np.array(peaks.operations, np.int64) if peaks.moments else None,
-                step.widths,
+            return reading._replace(
+                overhead=max(0.0, allocator.reserved() / most - 1),
+                workspaces=max(0, start - resident),
             )
         finally:
             subject.model.zero_grad()
@@ -191,42 +173,36 @@ class AllocatorReader:
 
 
 class Peaks(TorchDispatchMode):
-    """An allocator's high-water mark of each part of a step.
+    """An allocator's high-water mark of a part of a step.
 
-    As a ``with`` block, it also reads the mark of each operation.
-
-    Attributes:
-        parts: the mark of each part that has ended.
-        moments: the mark of each operation of the first part, including temporary memory inside it.
-        operations: a hash per moment, the same for the same operation.
+    As a ``with`` block, it also reads the mark of each operation, including temporary memory inside
+    it.
     """
 
     def __init__(self, allocator: Allocator) -> None:
         super().__init__()
         self._allocator = allocator
-        self._seen: list[int] = []
-        self.parts: list[int] = []
-        self.moments: list[int] = []
-        self.operations: list[int] = []
+        self._moments: list[int] = []
+        self._operations: list[int] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        self._seen.append(self._allocator.peak())
+        self._moments.append(self._allocator.peak())
+        self._operations.append(hash(func))
         self._allocator.reset_peak()
-        if not self.parts:
-            self.operations.append(hash(func))
         return out
 
-    def ended(self, last: bool = False) -> None:
-        """Ends the current part; another begins, unless it was the last."""
-        if not self.parts:
-            self.moments = self._seen
-        self.parts.append(max([*self._seen, self._allocator.peak()]))
-        self._seen = []
-        if not last:
-            self._allocator.reset_peak()
+    def reset_peak(self, update: bool = False) -> None:
+        """Begins a part."""
+        self._moments, self._operations = [], []
+        self._allocator.reset_peak()
+
+    def part(self) -> Part:
+        """The marks since then."""
+        peak = max([*self._moments, self._allocator.peak()])
+        return Part(peak, self._moments, self._operations)
 
 
 @contextmanager

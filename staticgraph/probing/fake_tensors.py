@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import torch
 
-from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.probing.fake_twin import fake_mode, fake_twin, state_of
+from staticgraph.probing.fake_twin import fake_batch, fake_mode, fake_twin, state_of
 from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
 from staticgraph.probing.step_reading import Probed, ProbeStep, Read, Reading
 from staticgraph.sizes.capacity import Capacity
@@ -27,14 +27,9 @@ class FakeTensorReader:
         like: ``cpu`` counts bytes as the CPU allocates them. ``cuda`` rounds every storage up to
             the caching allocator's block, lets layers choose their kernels as on CUDA and the
             optimizer step over all parameters at once, and adds cuBLAS's workspaces.
-
-    Raises:
-        ValueError: ``like`` is neither.
     """
 
-    def __init__(self, like: str = "cpu") -> None:
-        if like not in ("cpu", "cuda"):
-            raise ValueError(f"like={like!r}; choose 'cpu' or 'cuda'")
+    def __init__(self, like: Literal["cpu", "cuda"] = "cpu") -> None:
         self.like = like
         self.name = f"fake tensors, counted as on {like}"
 
@@ -52,53 +47,20 @@ class FakeTensorReader:
         def read(capacity: Capacity) -> Reading:
             """Reads a warm step, which is a second one unless first ones were found to be alike."""
             nonlocal settled
-            layout = probed.layout(capacity)
             with torch.random.fork_rng(devices=[]), mode:
-                tensors = {
-                    e.name: torch.empty(e.shape, dtype=getattr(torch, e.dtype.name))
-                    for e in layout.entries
-                }
-                batch = StaticBatch(layout, tensors)
+                batch = fake_batch(probed.layout(capacity))
                 # Counted anew, since garbage of another capacity may be freed in this step.
                 live = LiveStorages(CUDA_BLOCK if on_cuda else 1, casts=not on_cuda)
                 with live:
-                    live.watch([*model.parameters(), *model.buffers(), *tensors.values()])
+                    live.watch([*model.parameters(), *model.buffers(), *batch.tensors().values()])
                     live.watch(state_of(optimizer))
-                    reading = _read(live, step, batch)
+                    reading = step.read(batch, live.live_bytes, live)
                     if not settled:
-                        first, reading = reading, _read(live, step, batch)
-                        assert first.moments is not None
-                        assert reading.moments is not None
+                        first, reading = reading, step.read(batch, live.live_bytes, live)
                         settled = np.array_equal(first.moments, reading.moments)
             return reading._replace(workspaces=CUBLAS_WORKSPACES if on_cuda else 0)
 
         yield read
-
-
-def _read(live: LiveStorages, step: ProbeStep, batch: StaticBatch) -> Reading:
-    """Reads a step and frees all gradients afterwards."""
-
-    def begin_update() -> tuple[list[int], list[int]]:
-        """Returns moments and operations of the passes."""
-        live.reads_allowed = True
-        return live.reset_peak()
-
-    start = live.live_bytes
-    live.reset_peak()
-    passes, update = step(batch, between=begin_update), live.peak_bytes
-    live.reads_allowed = False
-    if passes is None:  # an evaluation updates nothing
-        passes, update = live.reset_peak(), start
-    step.model.zero_grad()
-    moments = np.array(passes[0], np.float64) - start
-    operations = np.array(passes[1], np.int64)
-    return Reading(
-        int(moments.max()),
-        update - start,
-        moments=moments,
-        operations=operations,
-        widths=step.widths,
-    )
 
 
 def _step_over_all_at_once(optimizer: torch.optim.Optimizer) -> None:

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.slots.slots import SlotLayout
+
 # Not part of torch's public API, but named in its documentation of fake tensors. A torch version
 # without it fails here, at import, by name.
 from staticgraph.internals.fakes import FakeTensorMode
@@ -64,6 +67,15 @@ def fake_twin(
         for group in stepper.param_groups:
             group.update(_on_the_host(group))
     return twin, stepper
+
+
+def fake_batch(layout: SlotLayout, device: Any = "cpu") -> StaticBatch:
+    """A batch with the arrays of a slot; must be called inside the fake mode."""
+    tensors = {
+        entry.name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype.name), device=device)
+        for entry in layout.entries
+    }
+    return StaticBatch(layout, tensors)
 
 
 def state_of(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:

@@ -107,15 +107,11 @@ class Fitting:
     def _pieces(self, bounds: Sequence[int]) -> Fit:
         """One fit for the capacities above each bound, up to the next."""
         pieces: list[FitPiece] = []
+        checked = 0 if self.checked is None else self.checked[0].max_graph_nodes
         for above, upto in zip(bounds, [*bounds[1:], math.inf], strict=True):
-
-            def between(measured: Measured, above: int = above, upto: float = upto) -> bool:
-                """Whether the largest graph of the capacity is on this side."""
-                return above < measured[0].max_graph_nodes <= upto
-
-            held = self.checked if self.checked is not None and between(self.checked) else None
+            readings = [r for r in self.readings if above < r[0].max_graph_nodes <= upto]
             try:
-                fitted = self._fit(list(filter(between, self.readings)), held)
+                fitted = self._fit(readings, self.checked if above < checked <= upto else None)
             except FitRefused as refusal:
                 where = f"with more than {how_many(above, 'node')} in the largest graph"
                 raise FitRefused(f"{where}: {refusal}") from None
@@ -171,25 +167,20 @@ def match_moments(readings: Sequence[Reading]) -> list[FloatArray | None]:
     equally often in all steps are landmarks, and only the largest moment up to the next landmark
     counts.
     """
-    steps = [
-        (r.moments, r.operations)
-        for r in readings
-        if r.moments is not None and r.operations is not None
-    ]
-    counts = [Counter(operations.tolist()) for _, operations in steps]
+    counts = [Counter(reading.operations.tolist()) for reading in readings]
     landmarks = [
         operation
         for operation, count in (counts[0] if counts else Counter()).items()
         if all(each[operation] == count for each in counts)
     ]
-    if len(steps) < len(readings) or not landmarks:
+    if not landmarks:
         return [None] * len(readings)
     matched: list[FloatArray | None] = []
-    for moments, operations in steps:
-        starts = np.flatnonzero(np.isin(operations, landmarks))
-        order = np.argsort(operations[starts], kind="stable")
+    for reading in readings:
+        starts = np.flatnonzero(np.isin(reading.operations, landmarks))
+        order = np.argsort(reading.operations[starts], kind="stable")
         starts[0] = 0  # with what comes before it
-        matched.append(np.maximum.reduceat(moments, starts)[order])
+        matched.append(np.maximum.reduceat(reading.moments, starts)[order])
     return matched
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from staticgraph.internals.dispatch import TorchDispatchMode, read_number, to_copy, tree_leaves
 from staticgraph.internals.fakes import ask_device
+from staticgraph.probing.step_reading import Part
 
 # Names as in c10/cuda/CUDACachingAllocator.h and CUDAAllocatorConfig.h.
 SMALL_SIZE = 1 << 20
@@ -114,9 +115,6 @@ class LiveStorages(TorchDispatchMode):
         peak_bytes: the maximum since :meth:`reset_peak`.
         moments: ``live_bytes`` at every operation since :meth:`reset_peak`, including its casts.
         operations: a hash per moment, the same for the same operation.
-        reads_allowed: return 1.0 where an operation reads a number from a fake tensor. Only set
-            while an optimizer steps, whose step count is such a number; anywhere else a read of
-            data is an error and remains one.
 
     Args:
         block: every storage is rounded up to a multiple of it.
@@ -135,7 +133,7 @@ class LiveStorages(TorchDispatchMode):
         self.peak_bytes: int = 0
         self.moments: list[int] = []
         self.operations: list[int] = []
-        self.reads_allowed = False
+        self._updates = False
         self._block = block
         self._casts = casts
         self._pool = pool
@@ -151,7 +149,7 @@ class LiveStorages(TorchDispatchMode):
     ) -> Any:
         if func is ask_device:  # half of all calls; they allocate nothing
             return args[0].fake_device
-        if self.reads_allowed and func is read_number:
+        if self._updates and func is read_number:
             return 1.0
         out = func(*args, **kwargs) if kwargs else func(*args)
         if isinstance(out, Tensor):
@@ -187,12 +185,20 @@ class LiveStorages(TorchDispatchMode):
         self.live_bytes += nbytes - (size or 0)
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
-    def reset_peak(self) -> tuple[list[int], list[int]]:
-        """Returns moments and operations so far; resets them, and the peak to live bytes."""
-        progress = self.moments, self.operations
+    def reset_peak(self, update: bool = False) -> None:
+        """Resets moments and operations, and the peak to live bytes.
+
+        Args:
+            update: an optimizer steps now, which may read a number from a fake tensor, its step
+                count: it is 1.0. Anywhere else a read of data is an error and remains one.
+        """
+        self._updates = update
         self.moments, self.operations = [], []
         self.peak_bytes = self.live_bytes
-        return progress
+
+    def part(self) -> Part:
+        """What was in use since :meth:`reset_peak`."""
+        return Part(self.peak_bytes, self.moments, self.operations)
 
     def _gone(self, key: int, _: weakref.ref[Any]) -> None:
         del self._alive[key]

@@ -222,20 +222,16 @@ def batch_bytes(schema: Schema, pointers: bool = False) -> BatchBytes:
     axes = [axis.name for axis in schema.axes]
     usual = [100, 200, 50, *range(300, 300 + 2 * len(axes), 2)]
 
-    def layout(nodes: int, edges: int, graphs: int, *rows: int) -> SlotLayout:
-        """The layout of a slot with these numbers of rows."""
+    def sizes_with(more: int | None = None) -> list[int]:
+        """The bytes of each array of a slot, where one of the numbers of rows is larger by 1."""
+        nodes, edges, graphs, *rows = (n + (k == more) for k, n in enumerate(usual))
         extra = tuple(zip(axes, rows, strict=True))
         capacity = Capacity(nodes, edges, graphs, 1, extra, int(schema.counts_edges))
-        return SlotLayout(0, capacity, schema, pointers)
+        return [entry.nbytes for entry in SlotLayout(0, capacity, schema, pointers).entries]
 
-    def unaligned(rows: Sequence[int]) -> int:
-        """The bytes of its arrays without the gaps between them."""
-        return sum(entry.nbytes for entry in layout(*rows).entries)
-
-    base = unaligned(usual)
-    one_more = [[*usual[:k], usual[k] + 1, *usual[k + 1 :]] for k in range(len(usual))]
-    slopes = [unaligned(rows) - base for rows in one_more]
-    fixed = base - sum(map(mul, slopes, usual)) + len(layout(*usual).entries) * ALIGNMENT
+    arrays = sizes_with()
+    slopes = [sum(sizes_with(k)) - sum(arrays) for k in range(len(usual))]
+    fixed = sum(arrays) - sum(map(mul, slopes, usual)) + len(arrays) * ALIGNMENT
     node, edge, graph, *others = slopes
     return BatchBytes(fixed, node, edge, graph, tuple(zip(axes, map(float, others), strict=True)))
 
@@ -246,10 +242,8 @@ def _reader(reader: MemoryReader | str, subject: Subject) -> MemoryReader:
     device = subject.device
     if reader == "auto":
         reader = "cuda" if device.type == "cuda" else "fake"
-    if reader == "fake":
-        return FakeTensorReader("cpu")
-    if reader == "fake-cuda":
-        return FakeTensorReader("cuda")
+    if reader in ("fake", "fake-cuda"):
+        return FakeTensorReader("cpu" if reader == "fake" else "cuda")
     if reader != "cuda":
         raise ValueError(f"reader={reader!r}; choose 'auto', 'cuda', 'fake' or 'fake-cuda'")
     if device.type != "cuda":

@@ -27,7 +27,7 @@ def resident_bytes(subject: Subject) -> ResidentBytes:
             for group in twin.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = torch.empty_like(parameter)
-            live.reads_allowed = True
+            live.reset_peak(update=True)
             twin.step()
         optimizer = state_bytes(twin)
     return ResidentBytes(

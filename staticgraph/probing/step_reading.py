@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -54,15 +54,11 @@ class ProbeStep:
     chosen for ``device`` where the tensors stand in for those of another device.
 
     Attributes:
-        model: the subject's.
         widths: of the dense blocks that layers requested in the last forward.
     """
 
     def __init__(self, subject: Subject, accumulate: int, device: str | None = None) -> None:
-        self._device = device
-        self.model: torch.nn.Module = subject.model
-        self._optimizer = subject.optimizer
-        self._accumulate = accumulate
+        self._subject, self._accumulate, self._device = subject, accumulate, device
         self._trains = subject.loss is not None
         self._computation = Computation(subject)
         self._computation.assume_rows()  # only the step itself is measured
@@ -76,21 +72,74 @@ class ProbeStep:
             self.widths = tuple(sorted({width for _, width in binding.blocks}))
         return result
 
-    def __call__(self, batch: StaticBatch, between: Callable[[], Any] | None = None) -> Any:
-        """Runs the step; calls ``between`` after the backward and returns its result."""
+    def __call__(self, batch: StaticBatch) -> None:
+        """Runs the step."""
+        self._passes(batch)
+        self._update()
+
+    def _passes(self, batch: StaticBatch) -> None:
         with choosing(self._device):
             if not self._trains:
-                with evaluating(self.model):
+                with evaluating(self._subject.model):
                     self._forward("forward", batch)
-                return None
-            self.model.train()
-            self.model.zero_grad()
+                return
+            self._subject.model.train()
+            self._subject.model.zero_grad()
             for _ in range(self._accumulate):
                 self._forward("step", batch).backward()  # unnamed: freed before the update
-            marked = between() if between is not None else None
-            if self._optimizer is not None:
-                self._optimizer.step()
-            return marked
+
+    def _update(self) -> None:
+        if self._trains and self._subject.optimizer is not None:
+            self._subject.optimizer.step()
+
+    def read(self, batch: StaticBatch, start: int, memory: StepMemory) -> Reading:
+        """Runs the step, reads it, and frees all gradients.
+
+        Args:
+            batch: what it runs over.
+            start: the bytes in use before.
+            memory: reads the bytes of its two parts.
+        """
+        memory.reset_peak()
+        self._passes(batch)
+        peak, moments, operations = memory.part()
+        memory.reset_peak(update=True)
+        self._update()
+        update = memory.part().peak
+        self._subject.model.zero_grad()
+        return Reading(
+            peak - start,
+            update - start if self._trains else 0,
+            moments=np.array(moments, np.float64) - start,
+            operations=np.array(operations, np.int64),
+            widths=self.widths,
+        )
+
+
+class Part(NamedTuple):
+    """The bytes in use in a part of a step.
+
+    Attributes:
+        peak: the most.
+        moments: at each operation; none where this is not known.
+        operations: a hash of each, the same for the same operation.
+    """
+
+    peak: int
+    moments: Sequence[int]
+    operations: Sequence[int]
+
+
+class StepMemory(Protocol):
+    """Reads the bytes in use, part by part."""
+
+    def reset_peak(self, update: bool = False) -> None:
+        """Begins a part; ``update``: it is the optimizer's step."""
+        ...
+
+    def part(self) -> Part:
+        """The part that ends now."""
+        ...
 
 
 class Reading(NamedTuple):
@@ -101,7 +150,7 @@ class Reading(NamedTuple):
         update: what the optimizer's step had added at its peak, gradients included.
         overhead: reserved over allocated bytes at the peak, minus one.
         workspaces: of libraries, where the reader knows them.
-        moments: what had been added after every operation, where the reader knows it.
+        moments: what had been added after every operation; empty where the reader does not know.
         operations: a number for each of them, the same for the same operation.
         widths: places per graph of the dense blocks that its layers requested, where the reader
             knows them.
@@ -111,8 +160,8 @@ class Reading(NamedTuple):
     update: int = 0
     overhead: float = 0.0
     workspaces: int = 0
-    moments: NDArray[np.float64] | None = None
-    operations: NDArray[np.int64] | None = None
+    moments: NDArray[np.float64] = np.empty(0)
+    operations: NDArray[np.int64] = np.empty(0, np.int64)
     widths: tuple[int, ...] = ()
 
 
