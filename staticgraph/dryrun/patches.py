@@ -63,6 +63,7 @@ def rows(
 
 
 DRIVER = "asks the driver"
+NO_ALLOCATOR = "there is no allocator"
 ON_IMPORT = "bound to torch.cuda's own when imported"
 FROM_HERE = "Dynamo and AOTAutograd import it from here"
 LACKING = "a binding that a CPU build lacks"
@@ -76,12 +77,15 @@ PUTS_BACK = "would put Triton's own driver back before a kernel is compiled for 
 # Taken as they are patched in torch.cuda.
 INTERFACE = (
     *("current_device", "set_device", "device_count", "current_stream", "synchronize"),
-    *("get_device_properties", "is_bf16_supported", "is_available"),
+    *("get_device_properties", "memory_allocated", "is_bf16_supported", "is_available"),
 )
 
 
 def patches_of(target: TargetDevice) -> dict[str, tuple[Patch, ...]]:
-    """All patches for a target, by group, in the order in which they are applied."""
+    """All patches for a target, by group, in the order in which they are applied.
+
+    A CPU build of torch needs fewer than a CUDA build without a driver (torch 2.11, 2026-11-29).
+    """
     described = answers(stubs.properties(target))
     cuda = rows(
         "torch.cuda:",
@@ -89,11 +93,12 @@ def patches_of(target: TargetDevice) -> dict[str, tuple[Patch, ...]]:
         ("_is_compiled", answers(True), "a CPU build says no to fake CUDA tensors"),
         ("is_initialized", answers(False), "else fake tensors ask the driver for the index"),
         ("_lazy_init", answers(), "would look for a driver"),
+        ("init", answers(), "would look for a driver"),
         ("device_count", answers(1), DRIVER),
         ("current_device", answers(0), DRIVER),
         ("set_device", answers(), DRIVER),
         ("synchronize", answers(), "waits for the device"),
-        ("empty_cache", answers(), "there is no allocator"),
+        ("empty_cache", answers(), NO_ALLOCATOR),
         ("get_device_properties", described, "Inductor chooses by them"),
         ("get_device_capability", answers(target.capability), "as above"),
         ("get_device_name", answers(target.device), "as above"),
@@ -102,10 +107,13 @@ def patches_of(target: TargetDevice) -> dict[str, tuple[Patch, ...]]:
         ("random.get_rng_state", stubs.random_state, FROM_HERE),
         ("random.set_rng_state", answers(), FROM_HERE),
         ("is_bf16_supported", answers(True), DRIVER),
+        ("is_current_stream_capturing", answers(False), DRIVER),
         ("current_stream", answers(stubs.STREAM), "the wrapper asks for the stream to launch on"),
         ("Event", stubs.Event, "slots record when they are free"),
         ("_exchange_device", answers(0), "device contexts"),
         ("_maybe_exchange_device", answers(0), "as above; Dynamo wants two functions"),
+        ("memory_allocated", answers(0), NO_ALLOCATOR),
+        ("memory_reserved", answers(0), NO_ALLOCATOR),
     )
     as_patched = {patch.symbol.partition(":")[2]: patch.value for patch in cuda}
     return {
@@ -119,7 +127,11 @@ def patches_of(target: TargetDevice) -> dict[str, tuple[Patch, ...]]:
             *rows(
                 "torch._C:_cuda_",
                 ("getCurrentRawStream", answers(0), LACKING),
+                ("exchangeDevice", answers(0), LACKING),
+                ("maybeExchangeDevice", answers(0), LACKING),
+                ("getDevice", answers(0), LACKING),
                 ("cudaCachingAllocator_is_enabled", answers(True), LACKING),
+                ("getCurrentBlasHandle", answers(0), LACKING),
                 new=True,
             ),
         ),
@@ -131,6 +143,9 @@ def patches_of(target: TargetDevice) -> dict[str, tuple[Patch, ...]]:
         "dynamo": rows(
             "torch._dynamo.device_interface:CudaInterface.",
             *((name, staticmethod(as_patched[name]), ON_IMPORT) for name in INTERFACE),
+            ("exchange_device", staticmethod(answers(0)), DRIVER),
+            ("maybe_exchange_device", staticmethod(answers(0)), DRIVER),
+            ("get_raw_stream", staticmethod(answers(0)), DRIVER),
         ),
         "triton": rows(
             "triton.runtime.jit:",
@@ -172,6 +187,7 @@ def _without_device() -> tuple[Patch, ...]:
             "torch._C._dynamo.guards:",
             ("_empty_strided_cuda", stubs.allocator("cuda"), UNSEEN),
             ("assert_alignment", answers(), "reads an address"),
+            ("_cuda_getCurrentRawStream", answers(0), DRIVER),
             new=True,
         ),
         *rows(
