@@ -233,6 +233,7 @@ def initialised(model: nn.Module, store) -> nn.Module:
     return model.train()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "mode"), [("to_hetero", "eager"), ("to_hetero", "fused"), ("HeteroConv", "fused")]
 )

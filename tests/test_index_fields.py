@@ -80,6 +80,7 @@ def assert_points_at_padding(batch: sg.StaticBatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Unable to accurately infer 'num_nodes'")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 @examples(15)
 @given(seed=st.integers(0, 2**32 - 1), keep_order=st.booleans())

@@ -161,6 +161,7 @@ class OldNorm(Net):
         self.head = nn.utils.spectral_norm(self.head)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [GivenClasses, GivenRepeats, FollowsDevice, OldNorm])
 def test_what_a_recording_can_hold_is_not_blamed(kind):
     check(kind().double(), PLAN, STORE).raise_for_obstacles()

@@ -72,6 +72,7 @@ def snapshot(task):
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("reader", ["fake", AllocatorReader(ProfilerAllocator())])
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_probe_changes_nothing(esol, reader, trained):

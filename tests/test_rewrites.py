@@ -113,6 +113,7 @@ def test_a_layer_that_no_loss_reads_has_no_gradient_rather_than_zeros(conv, deta
     assert model.norms[1].weight.grad is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["gine", "sage", "molecule gin"])
 def test_evaluation_is_that_of_plain_pyg(name, esol):
     stock = MODELS[name]().double()

@@ -185,7 +185,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_attention_is_that_of_plain_pyg_as_one_program(name, esol):
     conv, edges, whole, layers = CASES[name]
@@ -215,6 +215,7 @@ class DroppedAndKept(OneHead):
         return self.alpha * v_j
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["transformer", "gat", "kept"])
 def test_dropped_weights_are_those_of_torch(name, esol, monkeypatch):
     """The program multiplies rows by a dropout of ones: torch's own draws the same numbers."""

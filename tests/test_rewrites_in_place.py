@@ -121,6 +121,7 @@ HARMFUL = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("build", [*HARMFUL, Harmless])
 def test_outputs_and_gradients_are_those_of_plain_pyg(build, esol):
     largest, _ = compared(build, esol)

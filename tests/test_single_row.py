@@ -68,6 +68,7 @@ def batch_of(store, ids):
     return sg.StaticBatch.of(store, ids, CAPACITY, pointers=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kernels", [False, True], ids=["stock", "kernels"])
 @pytest.mark.parametrize("mode", ["eager", "traced", "cuda-graph"])
 @pytest.mark.parametrize("level", ["graph", "node"])
@@ -206,6 +207,7 @@ class Pooling(nn.Module):
         return global_add_pool(self.norms(x), batch, batch_size)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["eager", "traced", "cuda-graph"])
 def test_a_twin_made_before_has_the_same_buffers(store, mode, monkeypatch):
     """``AveragedModel(use_buffers=True)`` and others pair them by their order."""

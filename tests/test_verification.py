@@ -150,6 +150,7 @@ class Dropped(Normed):
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [Normed, Dropped])
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_first_step_is_compared_with_eager(esol, kind, wrong, monkeypatch):

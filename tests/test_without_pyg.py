@@ -2,25 +2,15 @@
 imported, with the numbers that it has where it can."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+import torch
 from support.examples import EXAMPLES
+from support.patience import patience
+from support.program import run_program
 
-# Run twice, with and without PyG; the last line printed is compared.
+# In a process without PyG, and here, where it is; what both print in eager is compared.
 PROGRAM = """
-import json, sys
-
-class NoPyG:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "torch_geometric":
-            raise ModuleNotFoundError("No module named 'torch_geometric'", name="torch_geometric")
-
-mode, store, without = sys.argv[1:]
-if without == "without":
-    sys.meta_path.insert(0, NoPyG())
-
 import torch
 import staticgraph as sg
 
@@ -44,46 +34,36 @@ def square(out, batch):
 def shifted(data):
     data.x = data.x + 1
 
-store = sg.datasets.open(store)
-plan = sg.plan_buckets(store, 64)
-torch.manual_seed(0)
-net = Net()
-report = sg.check(net, plan, store, loss=square)
-optimizer = torch.optim.Adam(net.parameters(), 1e-3)
-runner = sg.StaticGraphRunner(net, plan, loss=square, optimizer=optimizer, mode=mode)
-losses = [float(runner.step(batch)) for batch in runner.loader(store, transform=shifted)]
-graphs = [*next(iter(runner.loader(store))).to_data_list()[:2], store[3].to("cpu")]
-shapes = [{name: list(graph[name].shape) for name in ("x", "edge_index", "y")} for graph in graphs]
-compiled = sum(bucket.compiles for bucket in runner.report().buckets)
-print(json.dumps([bool(report), compiled, losses, runner.predict(store).tolist(), shapes]))
-imported = "torch_geometric" in sys.modules
-assert imported == (without != "without"), imported
+store = sg.datasets.open(path)
+plan = sg.plan_buckets(store, 64, num_buckets=1)
+
+def trained(mode):
+    torch.manual_seed(0)
+    net = Net()
+    passed = bool(sg.check(net, plan, store, loss=square))
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+    runner = sg.StaticGraphRunner(net, plan, loss=square, optimizer=optimizer, mode=mode)
+    losses = [float(runner.step(batch)) for batch in runner.loader(store, transform=shifted)]
+    loaded = next(iter(runner.loader(store))).to_data_list()
+    graphs = [*loaded[:2], store[3].to("cpu")]
+    shapes = [{n: list(graph[n].shape) for n in ("x", "edge_index", "y")} for graph in graphs]
+    compiled = sum(bucket.compiles for bucket in runner.report().buckets)
+    return [passed, compiled, losses, runner.predict(store).tolist(), shapes]
 """
+WITHOUT = """
+import json, sys
 
+class NoPyG:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch_geometric":
+            raise ModuleNotFoundError("No module named 'torch_geometric'", name="torch_geometric")
 
-def _printed(mode, without):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, mode, str(EXAMPLES / "esol.npz"), without],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.parametrize("mode", ["eager", "default"])
-def test_a_model_in_plain_torch_trains_where_pyg_cannot_be_imported(mode):
-    printed = _printed(mode, "without")
-    passed, compiled, losses, *_ = printed
-    assert passed
-    assert (compiled > 0) == (mode != "eager")
-    assert losses[-1] < losses[0]
-    assert printed == _printed(mode, "with")
-
-
-def test_what_needs_pyg_says_so():
-    program = (
-        PROGRAM.split("torch.manual_seed")[0]
-        + """
+sys.meta_path.insert(0, NoPyG())
+path = sys.argv[1]
+"""
+THERE = """
+torch.set_num_threads(1)
+said = []
 for needs_pyg in (
     lambda: sg.StaticGraphRunner(Net(), plan, mode="fused"),
     lambda: sg.check(Net(), plan, loss=square, rewrites=True),
@@ -91,11 +71,24 @@ for needs_pyg in (
     try:
         needs_pyg()
     except ValueError as error:
-        print(error)
+        said.append(str(error))
+print(json.dumps([said, trained("eager"), trained("default")]))
+assert "torch_geometric" not in sys.modules
 """
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "eager", str(EXAMPLES / "esol.npz"), "without"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.count("PyG, which is not installed") == 2, done.stdout
+
+
+@pytest.mark.slow
+def test_a_model_in_plain_torch_trains_where_pyg_cannot_be_imported():
+    esol = str(EXAMPLES / "esol.npz")
+    done = run_program(["-c", WITHOUT + PROGRAM + THERE, esol], timeout=patience(120))
+    assert done.returncode == 0, done.stderr
+    said, eager, compiled = json.loads(done.stdout.splitlines()[-1])
+    here = {"path": esol}
+    pytest.importorskip("torch_geometric")
+    exec(PROGRAM, here)
+    assert eager == here["trained"]("eager")
+    assert (eager[0], eager[1], compiled[0], compiled[1] > 0) == (True, 0, True, True)
+    assert eager[2][-1] < eager[2][0]
+    # Losses alone: Adam magnifies what rounding leaves of a bias before a norm.
+    torch.testing.assert_close(compiled[2], eager[2], rtol=1e-3, atol=0)
+    assert sum("PyG, which is not installed" in words for words in said) == 2, said
