@@ -153,6 +153,7 @@ def test_a_module_is_dry_run_from_python(esol):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_self_test_tells_what_broke(monkeypatch):
     """In a process started from scratch, as a user's is."""
     from staticgraph.dryrun.selftest import selftest

@@ -301,6 +301,7 @@ class Repeated(OverSubgraphs):
         return self.head(global_add_pool(rows.sin(), data.subgraph_to_graph))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 def test_rows_are_repeated_as_often_as_a_graph_has_subgraphs(mode):
     graphs, model = nested(), Repeated(None)

@@ -210,7 +210,7 @@ MORE = "; staticgraph check or --compile-mode eager says more"
 HERE = r"users_models\.py:\d+: "
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("model", "words"),
     [

@@ -48,6 +48,7 @@ def test_what_is_proven_is_never_above_the_true_minimum(problem):
     assert best.proven <= fewest_packs(histogram, limits, max_graphs) <= best.num_packs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "limits"),
     [("qm9", (46, 89)), ("qm9", (64, 132)), ("zinc", (59, 137)), ("zinc", (80, 180))],

@@ -28,6 +28,7 @@ from support.graphs import double_graphs, graph_lists, random_graph
 from support.index_rules import triplets
 from support.places import Place
 from support.ranks import on_ranks
+from support.sampled import in_turn
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -380,9 +381,12 @@ class Whole(ByName):
         return super().forward(read("x"), read("mol"), read("y"))
 
 
-@pytest.mark.parametrize("mode", ["eager", "fused", "default"])
-@pytest.mark.parametrize("model", [ByName, Whole])
-@pytest.mark.parametrize("kind", [dict, Molecules, SimpleNamespace, "Fields"])
+KINDS = ((ByName, dict), (ByName, Molecules), (ByName, SimpleNamespace), (ByName, "Fields"),
+         (Whole, dict), (Whole, Molecules), (Whole, SimpleNamespace), (Whole, "Fields"))  # fmt: skip
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("model", "kind", "mode"), in_turn(KINDS, ["fused", "eager"]))
 def test_a_model_of_a_batch_of_any_class_is_called_by_names_or_with_the_batch(kind, model, mode):
     values = {"x": torch.randn(5, 2).double(), "bonds": torch.tensor([[0, 1, 4], [1, 0, 3]]),
               "mol": torch.tensor([0, 0, 1, 1, 1]), "y": torch.randn(2, 1).double()}  # fmt: skip

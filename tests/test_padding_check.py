@@ -101,7 +101,7 @@ def plan(hiv) -> sg.BucketPlan:
     return sg.plan_buckets(hiv, batch_size=16)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_model_of_the_zoo_is_flagged(hiv, plan, name, dropout):

@@ -32,6 +32,7 @@ def leaving(kept):
     return forward, lambda: sum(not torch.is_tensor(call) for call in calls)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kept", "steps"), [("none", (2, 3, 4)), ("the last", (2, 4, 6)), ("all", (2, 3, 4))]
 )

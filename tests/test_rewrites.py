@@ -72,6 +72,7 @@ class Cumulative(MoleculeGIN):
         return x_j * torch.cumsum(edge_attr, 1) / 8
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("conv", "coded"), [(MoleculeGIN, True), (Cumulative, False)])
 def test_tables_of_each_layer_are_read_by_one_code_where_a_sum_takes_it(conv, coded, esol):
     """Also where the model adds a neighbour's row to the tables' sum. If nothing reads by code, the

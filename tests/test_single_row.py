@@ -144,6 +144,7 @@ def test_where_the_count_is_not_known_statistics_stay(store, mode, kernels, monk
         runner.check_finite()  # warns only once
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["fused", "auto"])
 def test_a_warm_up_over_graphs_needs_no_two_of_them_first(mode):
     fields = {"x": ("node", 3), "y": ("graph",)}

@@ -118,6 +118,7 @@ def of_the_wrong_sign(model, before):
     model.tiny.neg_()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "change"), [(Normed, left_as_it_was), (WithTiny, of_the_wrong_sign)]
 )
