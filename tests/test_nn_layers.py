@@ -172,7 +172,7 @@ def test_a_layer_that_is_not_captured_says_what_to_pass(case):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", TRACED, ids=by_name)
 def test_every_layer_replays_like_eager(case):
     """Loss, gradients and outputs of a replay on data that were not recorded match, since the calls

@@ -2,6 +2,7 @@
 imported, with the numbers that it has where it can."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -73,6 +74,44 @@ for needs_pyg in (
     except ValueError as error:
         said.append(str(error))
 print(json.dumps([said, trained("eager"), trained("default")]))
+"""
+# Batches of a class of the user's own, against plain torch.
+PADDED = """
+import copy
+
+def batch(n):
+    of = torch.arange(n) // 3
+    return {"x": torch.randn(n, 3), "i": torch.arange(n), "of": of, "y": torch.randn(n // 3)}
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.lin = torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)
+    def forward(self, data):
+        rows = self.lin(self.norm(data["x"])).squeeze(1)
+        return torch.zeros(len(data["y"])).index_add(0, data["of"], rows)
+
+def loss(out, data):
+    return (out - data["y"]) ** 2
+
+index = {"i": "node", "of": "graph"}
+schema = sg.Schema.of_batch(batch(9), node=["x"], graph=["y"], edge=["i"], index=index)
+plan = sg.plan_stream([(3, 3)] * 8, batch_size=4, schema=schema)
+padder = sg.Padder(plan, schema=schema, like=batch(9), overflow="split")
+model = Model()
+plain = copy.deepcopy(model)
+optimizers = [torch.optim.SGD(each.parameters(), 0.01) for each in (model, plain)]
+runner = sg.StaticGraphRunner(model, padder, loss=loss, optimizer=optimizers[0])
+for n in (9, 12, 6):
+    data = batch(n)
+    optimizers[1].zero_grad()
+    expected = loss(plain(data), data).mean()
+    expected.backward()
+    optimizers[1].step()
+    assert torch.allclose(runner.step(padder(data) if n == 9 else data), expected, rtol=1e-4)
+for n in (9, 60):  # a whole batch, and one in parts
+    data = batch(n)
+    assert torch.allclose(runner.predict(data), plain.eval()(data), rtol=1e-4, atol=1e-5)
 assert "torch_geometric" not in sys.modules
 """
 
@@ -80,13 +119,13 @@ assert "torch_geometric" not in sys.modules
 @pytest.mark.slow
 def test_a_model_in_plain_torch_trains_where_pyg_cannot_be_imported():
     esol = str(EXAMPLES / "esol.npz")
-    done = run_program(["-c", WITHOUT + PROGRAM + THERE, esol], timeout=patience(120))
+    done = run_program(["-c", WITHOUT + PROGRAM + THERE + PADDED, esol], timeout=patience(120))
     assert done.returncode == 0, done.stderr
     said, eager, compiled = json.loads(done.stdout.splitlines()[-1])
     here = {"path": esol}
-    pytest.importorskip("torch_geometric")
     exec(PROGRAM, here)
     assert eager == here["trained"]("eager")
+    assert "torch_geometric" in sys.modules, "it was there for that"
     assert (eager[0], eager[1], compiled[0], compiled[1] > 0) == (True, 0, True, True)
     assert eager[2][-1] < eager[2][0]
     # Losses alone: Adam magnifies what rounding leaves of a bias before a norm.
