@@ -86,7 +86,7 @@ def test_the_layer_of_ones_own_learns_by_its_steps(monkeypatch):
 
 
 @pytest.mark.filterwarnings(UNKNOWN)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", AS_THEY_ARE)
 def test_a_script_runs_as_it_is(name, monkeypatch):
     monkeypatch.chdir(ROOT)

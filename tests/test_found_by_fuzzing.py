@@ -81,6 +81,7 @@ CONVS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("conv", CONVS)
 @pytest.mark.parametrize("graphs", range(10, 15))
 def test_loops_have_a_row_count_of_their_own(conv, graphs):

@@ -63,6 +63,7 @@ def compiled(program: Program, dtype: torch.dtype) -> list[Compiled]:
     return [compile_launch(launch) for launch in launched(program, dtype)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MESSAGES)
 def test_a_message_and_its_derivative_stay_in_registers(name, dtype):
@@ -79,6 +80,7 @@ def test_a_message_and_its_derivative_stay_in_registers(name, dtype):
                 assert each.widest("st") == 128
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", [*MESSAGES, *range(25)])
 def test_numbers_are_not_rounded_and_addresses_have_64_bits(number):
     program = MESSAGES[number] if isinstance(number, str) else drawn_program(number)[0]

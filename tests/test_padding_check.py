@@ -87,7 +87,7 @@ def test_what_padding_reaches_is_an_error_that_names_it(kind):
         assert error.module == kind.layer_name, said
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_no_supported_layer_is_flagged(case):
     for mode in ("eager",) if case.eager_only else ("eager", "default"):

@@ -290,7 +290,7 @@ def of_nodes_over_heads(model, rows, edges, src, dst):
 SCORES = [of_pairs, over_heads, one_row_of_all_edges, of_nodes, of_nodes_over_heads]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("score", SCORES, ids=lambda score: score.__name__)
 def test_scores_are_added_up_as_the_model_says(score, esol):
     runner = assert_as_in_plain_pyg(seeded(lambda: Attending(score)), esol)
