@@ -140,7 +140,7 @@ def said(words, capsys):
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("command", [TRAIN, PROBE], ids=["train", "probe"])
 @pytest.mark.parametrize(
     ("model", "words"),
