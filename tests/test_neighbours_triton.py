@@ -1,4 +1,4 @@
-"""The Triton kernels of programs without a GPU: interpreted, and as compiled for an H100."""
+"""The Triton kernels of programs without a GPU, as compiled for an H100."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 from support.compiled import OLDER, Compiled, Launch, compile_launch, narrow_products, noted
 from support.drawn_programs import drawn_program
-from support.interpreted import needs_interpreter, run_interpreted
 from support.messages import MESSAGES, drawn_call, with_derivative
 
 from staticgraph.dryrun.operations import further_launches
@@ -44,12 +43,6 @@ REGISTERS = {
     "GIN": (66, 68),
     "GCN": (72, 72),
 }
-
-
-@pytest.mark.slow
-@needs_interpreter
-def test_interpreted_in_a_process_of_its_own():
-    run_interpreted("interpreted_neighbours.py")
 
 
 def launched(program: Program, dtype: torch.dtype) -> list[Launch]:
