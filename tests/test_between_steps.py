@@ -275,6 +275,7 @@ class Bound(Net):
         return super().forward(x, edge_index, batch, num_graphs) * (self.seen + self.other)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_fused_forward_may_bind_tensors(warm):
     """Also once the padding check of the second epoch is over; a failing step puts them back."""

@@ -137,6 +137,7 @@ def test_what_another_process_cannot_find_is_refused_by_name(esol):
 
 
 @pytest.mark.slow
+@pytest.mark.release  # docs/memory.md calls it too
 def test_a_module_is_dry_run_from_python(esol):
     """From a model object and a plan, as a user has them; this process does not change."""
     was = torch.cuda.is_available

@@ -247,6 +247,7 @@ def test_a_loss_in_a_bucket_of_one_edge():
 
 
 @pytest.mark.slow  # on a fresh clone, for what its cases compile
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "sizes",
     [

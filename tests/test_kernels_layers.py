@@ -81,7 +81,7 @@ def test_a_layer_of_the_support_table_is_plain_pygs(case):
         fused_as_plain(model_of(case), call, case.tolerance)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("case", OPTIONS, ids=lambda case: case.name)
 def test_a_layer_with_options_is_plain_pygs_and_rewritten(case):
     assert fused_as_plain(model_of(case), call, case.tolerance) >= 2

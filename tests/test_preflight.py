@@ -238,7 +238,7 @@ def single(number: int) -> int:
     return 1
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("nodes", "edges", "batch_size"),
     [(alike, 0, 1), (alike, 3, 2), (differing, 3, 1), (differing, 0, 2), (single, 0, 2),
