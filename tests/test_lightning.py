@@ -321,16 +321,6 @@ def test_values_of_a_call_are_told_apart_and_too_many_are_no_runners(esol, tmp_p
     assert module.most == 8
 
 
-class Reads(Whole):
-    def forward(self, batch):
-        return super().forward(batch) + 0 * float(batch.x[0, 0])
-
-
-def test_a_remedy_is_one_that_lightning_has(esol, tmp_path):
-    with pytest.raises(sg.NotStatic, match=r"StaticGraphs\(mode='eager'\)"):
-        trainer_of(tmp_path, mode="default").fit(make_module(Reads), datamodule=data_of(esol))
-
-
 def test_a_copied_module_calls_itself(esol, tmp_path):
     """Callbacks that average weights or keep the best model copy it during training."""
     copies = []

@@ -10,7 +10,7 @@ import copy
 import pickle
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -379,8 +379,7 @@ class Whole(ByName):
         return super().forward(read("x"), read("mol"), read("y"))
 
 
-KINDS = (dict, Molecules, SimpleNamespace, "Fields")
-CALLED = [(model, kind) for model in (ByName, Whole) for kind in KINDS]
+CALLED = list(product([ByName, Whole], [dict, Molecules, SimpleNamespace, "Fields"]))
 
 
 @pytest.mark.sampled(2)

@@ -41,15 +41,16 @@ plan = sg.plan_buckets(store, 64, num_buckets=1)
 def trained(mode):
     torch.manual_seed(0)
     net = Net()
-    passed = bool(sg.check(net, plan, store, loss=square))
+    assert sg.check(net, plan, store, loss=square)
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
     runner = sg.StaticGraphRunner(net, plan, loss=square, optimizer=optimizer, mode=mode)
     losses = [float(runner.step(batch)) for batch in runner.loader(store, transform=shifted)]
     loaded = next(iter(runner.loader(store))).to_data_list()
     graphs = [*loaded[:2], store[3].to("cpu")]
     shapes = [{n: list(graph[n].shape) for n in ("x", "edge_index", "y")} for graph in graphs]
-    compiled = sum(bucket.compiles for bucket in runner.report().buckets)
-    return [passed, compiled, losses, runner.predict(store).tolist(), shapes]
+    assert losses[-1] < losses[0]
+    assert any(bucket.compiles for bucket in runner.report().buckets) == (mode != "eager")
+    return [losses, runner.predict(store).tolist(), shapes]
 """
 WITHOUT = """
 import json, sys
@@ -64,7 +65,6 @@ path = sys.argv[1]
 """
 THERE = """
 torch.set_num_threads(1)
-said = []
 for needs_pyg in (
     lambda: sg.StaticGraphRunner(Net(), plan, mode="fused"),
     lambda: sg.check(Net(), plan, loss=square, rewrites=True),
@@ -72,8 +72,10 @@ for needs_pyg in (
     try:
         needs_pyg()
     except ValueError as error:
-        said.append(str(error))
-print(json.dumps([said, trained("eager"), trained("default")]))
+        assert "PyG, which is not installed" in str(error), error
+    else:
+        raise AssertionError("it did without")
+print(json.dumps([trained("eager"), trained("default")]))
 """
 # Batches of a class of the user's own, against plain torch.
 PADDED = """
@@ -121,13 +123,10 @@ def test_a_model_in_plain_torch_trains_where_pyg_cannot_be_imported():
     esol = str(EXAMPLES / "esol.npz")
     done = run_program(["-c", WITHOUT + PROGRAM + THERE + PADDED, esol], timeout=patience(120))
     assert done.returncode == 0, done.stderr
-    said, eager, compiled = json.loads(done.stdout.splitlines()[-1])
+    eager, compiled = json.loads(done.stdout.splitlines()[-1])
     here = {"path": esol}
     exec(PROGRAM, here)
     assert eager == here["trained"]("eager")
     assert "torch_geometric" in sys.modules, "it was there for that"
-    assert (eager[0], eager[1], compiled[0], compiled[1] > 0) == (True, 0, True, True)
-    assert eager[2][-1] < eager[2][0]
     # Losses alone: Adam magnifies what rounding leaves of a bias before a norm.
-    torch.testing.assert_close(compiled[2], eager[2], rtol=1e-3, atol=0)
-    assert sum("PyG, which is not installed" in words for words in said) == 2, said
+    torch.testing.assert_close(compiled[0], eager[0], rtol=1e-3, atol=0)
