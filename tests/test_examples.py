@@ -51,8 +51,8 @@ def example(name):
 
 # The ways of computing that a script chooses between are timed for every fifth of these.
 AS_THEY_ARE = (
-    *("own_layer", "virtual_node", "molecules"),
-    *("branching", "traffic", "molecules with attention"),
+    *("own_layer", "virtual_node", "molecules with attention"),
+    *("molecules", "traffic", "branching"),
     *("with_lightning", "typed", "forces"),
 )
 UNKNOWN = "error:.*outside of any forward that knows it:UserWarning"
