@@ -84,7 +84,7 @@ test-all: $(DOCS)
 	@$(MAKE) --no-print-directory --jobs 2 every-test lint site
 
 # With all cases of the test families of which test-all runs a part, and all drawn examples, of which it
-# runs a third (tests/support/sampled.py, drawn.py): before a release, and with another
+# runs a fifth (tests/support/sampled.py, drawn.py): before a release, and with another
 # version of torch or PyG.
 test-every: export EVERY_CASE = 1
 test-every: test-all

@@ -116,7 +116,8 @@ def imports_of(name: str) -> list[Import]:
                 found.append(Import(full if known else node.module, node.lineno, inside))
         within = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for child in ast.iter_child_nodes(node):
-            visit(child, within)
+            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+                visit(child, within)
 
     visit(tree_of(name), False)
     return found

@@ -70,6 +70,7 @@ def test_a_loss_with_parameters_and_buffers(mode, by_name):
     equal(*runs)
 
 
+@pytest.mark.sampled(2)
 @WAYS
 def test_a_memory_bank_and_a_bare_parameter(mode):
     runs = []
@@ -176,6 +177,7 @@ def test_an_optimizer_that_keeps_more_than_state():
     equal(*runs)
 
 
+@pytest.mark.sampled(2)
 @WAYS
 def test_hooks_of_parameters_and_of_the_optimizer(mode):
     """A hook that keeps a norm, an optimizer step in the backward, an average after each step."""

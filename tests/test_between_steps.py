@@ -111,6 +111,7 @@ HOOKS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_hook_that_comes_after_the_first_step_is_not_left_out(name):
     model = make_net()
@@ -129,6 +130,7 @@ def test_an_eager_step_follows_a_hook(name):
     grown(Net, lambda model, optimizer, number: HOOKS[name](model))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["a layer's", "the model's", "before a layer"])
 def test_a_hook_that_goes_after_the_first_step_is_not_heard_on(name):
     model = make_net()
@@ -273,6 +275,7 @@ class Bound(Net):
         return super().forward(x, edge_index, batch, num_graphs) * (self.seen + self.other)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_fused_forward_may_bind_tensors(warm):
     """Also once the padding check of the second epoch is over; a failing step puts them back."""

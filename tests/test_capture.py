@@ -139,6 +139,7 @@ class TestBeforeACapture:
                 recorder.warm(body, 3)
         assert cuda.present is cuda.default
 
+    @pytest.mark.usefixtures("_uncollected")
     @pytest.mark.parametrize("fails", [False, True])
     def test_what_follows_waits_for_the_runs(self, cuda, fails):
         """After a failure too: parameters are then restored, which a queued step may still

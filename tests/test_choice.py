@@ -307,6 +307,7 @@ def test_without_being_told_a_cpu_compiles_nothing(hiv):
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("planned", [True, False], ids=["by the plan's store", "by first batches"])
 def test_a_bare_warmup_measures_with_real_graphs(hiv, planned, monkeypatch):
     """Never a bucket of padding alone; the steps are those of eager, whichever way is chosen."""

@@ -36,7 +36,7 @@ def table(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_columns_of_a_table_are_chosen(words, monkeypatch, capsys):
     """The opened data has the named columns, and no message says that columns were guessed."""

@@ -69,6 +69,7 @@ def printed(base: str, capsys) -> dict[str, Any]:
     return parse(capsys.readouterr().out)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("base", [*PRINTED, "bench"])
 def test_what_is_printed_is_as_the_schema_says(base, capsys):
     values = printed(base, capsys)

@@ -100,7 +100,7 @@ def values_of(option: Argument, base: str) -> tuple[str, ...]:
     return tuple(v for part, k in parts for v in part[first % min(k, len(part) or 1) :: k])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("base", BASES)
 def test_no_value_of_any_option_leads_to_a_traceback(base, tiny):
     before = sorted(path.name for path in tiny.iterdir())

@@ -203,6 +203,7 @@ class TestGradientsOfEachRecording:
         entries = dict(runner.stats().entries)
         return sum(nbytes for name, nbytes in entries.items() if name.startswith("gradients"))
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("phases", [("step",), ("step", "eval", "forward")])
     @pytest.mark.parametrize("on_device", [False, True])
     def test_what_is_committed_is_what_is_kept(self, esol, memory, phases, on_device):

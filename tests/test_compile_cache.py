@@ -22,6 +22,8 @@ from torch._dynamo.utils import counters
 
 # A fresh cache would try the compiler on each set of instructions, longer than on the model.
 torch._inductor.config.cpp.vec_isa_ok = True
+# Nor are its headers worth compiling for one kernel.
+torch._inductor.config.cpp_cache_precompile_headers = False
 
 class Summed(torch.nn.Module):
     "Few kernels: a C++ compiler takes two seconds for each, in each of two processes."

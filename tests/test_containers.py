@@ -122,6 +122,7 @@ def test_a_container_comes_back_as_it_is(esol, kind, mode):
     assert all(torch.equal(value, then) for value, then in kept)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_come_back_through_a_recorded_container(esol, kind):
     runner, plain = runner_of(esol, KINDS[kind], "cuda-graph"), runner_of(esol, Named, "eager")
@@ -132,6 +133,7 @@ def test_gradients_come_back_through_a_recorded_container(esol, kind):
         assert_same_gradients(runner.model, plain.model, rtol=0.0001, atol=1e-05)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_predictions_stand_in_the_same_container(esol, kind):
     graphs = [esol[i] for i in range(5)]

@@ -47,6 +47,7 @@ def forked(monkeypatch):
 
 
 @pytest.mark.usefixtures("forked")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("merged", [True, False])
 def test_several_processes_write_what_one_would(saved, tmp_path, merged):
     found = convert(saved, tmp_path / "out", workers=2, part_graphs=7, merged=merged)

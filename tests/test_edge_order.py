@@ -102,6 +102,7 @@ def pyg_loss(model, graphs) -> torch.Tensor:
     return squared(pyg_out(model, graphs), Batch.from_data_list(graphs)).mean()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 @pytest.mark.parametrize("kind", [DMPNN, Interleaved, ByNumber])
 def test_a_store_that_keeps_the_order_serves_it(kind, mode):

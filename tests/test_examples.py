@@ -49,10 +49,10 @@ def example(name):
     return module
 
 
-# The ways of computing that a script chooses between are timed for every third of these.
+# The ways of computing that a script chooses between are timed for every fifth of these.
 AS_THEY_ARE = (
     *("own_layer", "virtual_node", "molecules with attention"),
-    *("branching", "traffic", "molecules"),
+    *("molecules", "traffic", "branching"),
     *("with_lightning", "typed", "forces"),
 )
 UNKNOWN = "error:.*outside of any forward that knows it:UserWarning"
@@ -65,7 +65,7 @@ def in_eager(monkeypatch) -> None:
 
 
 @pytest.mark.filterwarnings(UNKNOWN)
-@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize("name", sorted(SMALL.keys() - {"own_layer"}))
 def test_a_script_learns(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     in_eager(monkeypatch)
@@ -86,19 +86,13 @@ def test_the_layer_of_ones_own_learns_by_its_steps(monkeypatch):
 
 
 @pytest.mark.filterwarnings(UNKNOWN)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", AS_THEY_ARE)
 def test_a_script_runs_as_it_is(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     name, _, attends = name.partition(" ")
     options = SMALL[name] | ({"model": "gps"} if attends else {})
     assert example(name).main(epochs=1, **options) > 0
-
-
-def test_molecules_with_attention(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    in_eager(monkeypatch)
-    assert example("molecules").main("gps", molecules=64, epochs=1, width=8) > 0
 
 
 def test_a_graph_larger_than_memory(monkeypatch, tmp_path):

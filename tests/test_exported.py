@@ -335,6 +335,7 @@ def test_an_output_that_depends_on_the_bucket_is_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_model_that_divides_by_the_number_of_graphs_is_exported_over_graphs(graphs, tmp_path):
     store = sg.GraphStore.from_pyg(graphs, progress=False)
     model = torch.nn.Linear(9, 2)

@@ -61,6 +61,7 @@ def test_a_path_is_no_plan():
         sg.StaticGraphRunner(Net(), "plan.json")  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("collated", [False, True])
 def test_a_warm_up_takes_what_a_step_takes(store, collated):
     model = Net()

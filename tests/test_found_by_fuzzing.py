@@ -81,6 +81,7 @@ CONVS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("conv", CONVS)
 @pytest.mark.parametrize("graphs", range(10, 15))
 def test_loops_have_a_row_count_of_their_own(conv, graphs):
@@ -246,6 +247,7 @@ def test_a_loss_in_a_bucket_of_one_edge():
 
 
 @pytest.mark.slow  # on a fresh clone, for what its cases compile
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "sizes",
     [

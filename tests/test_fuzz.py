@@ -12,7 +12,7 @@ import pytest
 from fuzz.subjects import SUBJECTS
 from hypothesis import HealthCheck, Phase, given, settings
 
-TIMES = float(os.environ.get("FUZZ_TIMES", "0.5"))
+TIMES = float(os.environ.get("FUZZ_TIMES", "0.3"))
 # Each of its cases runs the compiler, so only `make fuzz` runs some.
 NAMES = [name for name in SUBJECTS if name != "compiled" or TIMES >= 1]
 

@@ -67,6 +67,7 @@ def test_batches_of_ones_own_loader_replay(place, hiv):
     assert sum(runner.report().replays.values()) == 8
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("gps", [False, True], ids=["gine", "gps"])
 def test_reduce_overhead_records_and_replays_like_eager(place, hiv, gps):
     """Twenty steps over two buckets in turn; graphs are counted, none is skipped or made later.
@@ -93,6 +94,7 @@ def test_reduce_overhead_records_and_replays_like_eager(place, hiv, gps):
     assert recorded_graphs(torch.device(place.device)) == after_warmup, "a step recorded again"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("gps", [False, True], ids=["gine", "gps"])
 @pytest.mark.parametrize("scope", ["step", "forward_backward"])
 def test_cuda_graph_replays_like_eager(place, hiv, gps, scope):

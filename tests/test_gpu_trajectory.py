@@ -25,7 +25,7 @@ TWO = {
 EPS = 1e-4
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["gine", "gps"])
 def test_fifty_recorded_steps_with_kernels_follow_eager(place, hiv, name, dtype):

@@ -203,7 +203,7 @@ def test_padding_of_every_type_is_inert(batches, name, which):
         assert differences(expected, static(model, poisoned(batch, scale))) == []
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", list(encoders(([], []))))
 def test_one_graph_without_unbacked_symbols(batches, name):
     batch = batches[0]
@@ -233,6 +233,7 @@ def initialised(model: nn.Module, store) -> nn.Module:
     return model.train()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "mode"), [("to_hetero", "eager"), ("to_hetero", "fused"), ("HeteroConv", "fused")]
 )

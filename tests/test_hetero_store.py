@@ -50,6 +50,7 @@ def test_a_store_gives_back_what_went_in(store, molecules, tmp_path):
             assert_same(kept[number], graph)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["exact", "packed", "several buckets"])
 def test_batches_hold_what_pyg_batches_and_padding_stays_in_padding(store, molecules, name):
     plan = plans(store)[name]

@@ -80,6 +80,7 @@ def assert_points_at_padding(batch: sg.StaticBatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Unable to accurately infer 'num_nodes'")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 @examples(15)
 @given(seed=st.integers(0, 2**32 - 1), keep_order=st.booleans())
@@ -300,6 +301,7 @@ class Repeated(OverSubgraphs):
         return self.head(global_add_pool(rows.sin(), data.subgraph_to_graph))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 def test_rows_are_repeated_as_often_as_a_graph_has_subgraphs(mode):
     graphs, model = nested(), Repeated(None)

@@ -24,6 +24,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("of", "inside"), [("loop", "part"), ("kernel", "kernel_part")])
 def test_python_calls_loops_and_not_their_parts(of, inside, tmp_path, monkeypatch):
     """Before anything is compiled, for the types that are compiled, and for others; a second

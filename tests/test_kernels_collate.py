@@ -20,7 +20,7 @@ from support.compiled import launches
 from staticgraph.kernels.collate import gpu
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("pointers", [True, False])
 @pytest.mark.parametrize("name", ["esol", "PROTEINS", "positions", "odd"])
 def test_compiles_for_hopper_in_two_launches_without_atomics(name, pointers):

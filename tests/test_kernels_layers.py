@@ -74,14 +74,14 @@ def fused_as_plain(stock: nn.Module, call, tolerance: float = 1e-10) -> int:
     return sum(fired(runner).values())
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_layer_of_the_support_table_is_plain_pygs(case):
     if not case.eager_only:
         fused_as_plain(model_of(case), call, case.tolerance)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("case", OPTIONS, ids=lambda case: case.name)
 def test_a_layer_with_options_is_plain_pygs_and_rewritten(case):
     assert fused_as_plain(model_of(case), call, case.tolerance) >= 2

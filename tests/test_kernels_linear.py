@@ -94,7 +94,7 @@ def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
     assert not limits.fits(1, limits.MAX_WIDTH + 1, 1, torch.float32), "wider"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("width", "columns", "dtype"),
     [

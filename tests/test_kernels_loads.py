@@ -19,6 +19,7 @@ from staticgraph.kernels.table_sum import gpu as table
 MOST_REGISTERS = 168
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["table_sum", "batch_norm", "dropout_sum"])
 def test_rows_of_300_are_loaded_by_16_and_8_bytes(name, dtype):

@@ -19,9 +19,9 @@ from staticgraph import kernels
 @pytest.mark.slow
 @needs_interpreter
 def test_interpreted_in_a_process_of_its_own():
-    """One process for both files, so that torch loads once. The cases come last, since they
+    """One process for all files, so that torch loads once. The cases come last, since they
     replace the CPU implementation of every operator by the Triton one."""
-    run_interpreted("interpreted_collate.py", "interpreted_cases.py")
+    run_interpreted("interpreted_collate.py", "interpreted_neighbours.py", "interpreted_cases.py")
 
 
 def test_every_kernel_has_a_name_of_its_own_and_is_launched_here():

@@ -157,6 +157,7 @@ def _weighted(losses, sizes):
     return (torch.stack(losses) * sizes).sum() / sizes.sum()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("step", [3, 7, 10])
 def test_a_checkpoint_resumes_in_mid_epoch(esol, tmp_path, step):
     """The same losses as without a stop, whether after three batches, an epoch or in the second."""
@@ -320,16 +321,6 @@ def test_values_of_a_call_are_told_apart_and_too_many_are_no_runners(esol, tmp_p
     assert module.most == 8
 
 
-class Reads(Whole):
-    def forward(self, batch):
-        return super().forward(batch) + 0 * float(batch.x[0, 0])
-
-
-def test_a_remedy_is_one_that_lightning_has(esol, tmp_path):
-    with pytest.raises(sg.NotStatic, match=r"StaticGraphs\(mode='eager'\)"):
-        trainer_of(tmp_path, mode="default").fit(make_module(Reads), datamodule=data_of(esol))
-
-
 def test_a_copied_module_calls_itself(esol, tmp_path):
     """Callbacks that average weights or keep the best model copy it during training."""
     copies = []
@@ -351,7 +342,6 @@ def test_a_copied_module_calls_itself(esol, tmp_path):
     assert torch.allclose(copied.eval()(data), other.eval()(data), atol=1e-6)
 
 
-@pytest.mark.slow
 class Seen(pl.Callback):
     """The numbers of the graphs that a process trained on."""
 
@@ -369,11 +359,12 @@ def _trained_on_rank() -> tuple[dict[str, torch.Tensor], list[int]]:
     esol = sg.datasets.open(EXAMPLES / "esol.npz")
     data = StaticDataModule(esol, batch_size=16, splits={"train": range(128)})
     module, seen = make_module(Whole), Seen()
-    trainer = trainer_of(None, seen, mode="auto", devices=2, strategy="ddp", max_epochs=1)
+    trainer = trainer_of(None, seen, devices=2, strategy="ddp", max_epochs=1)
     trainer.fit(module, datamodule=data)
     return module.state_dict(), seen.graphs
 
 
+@pytest.mark.slow
 def test_two_processes_train_one_model():
     """On gloo: the ranks take different graphs of each epoch and end with the same parameters."""
     (one, seen), (two, others) = on_ranks(2, _trained_on_rank)

@@ -72,6 +72,7 @@ def known_of(name, data):
     return ~data[name].isnan()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("loss", "mode"),
     [(loss, mode) for loss in (energy, two, tasks, kinds) for mode in MODES],

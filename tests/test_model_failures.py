@@ -140,6 +140,7 @@ def said(words, capsys):
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("command", [TRAIN, PROBE], ids=["train", "probe"])
 @pytest.mark.parametrize(
     ("model", "words"),
@@ -210,7 +211,7 @@ MORE = "; staticgraph check or --compile-mode eager says more"
 HERE = r"users_models\.py:\d+: "
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("model", "words"),
     [

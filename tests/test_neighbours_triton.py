@@ -1,4 +1,4 @@
-"""The Triton kernels of programs without a GPU: interpreted, and as compiled for an H100."""
+"""The Triton kernels of programs without a GPU, as compiled for an H100."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 from support.compiled import OLDER, Compiled, Launch, compile_launch, narrow_products, noted
 from support.drawn_programs import drawn_program
-from support.interpreted import needs_interpreter, run_interpreted
 from support.messages import MESSAGES, drawn_call, with_derivative
 
 from staticgraph.dryrun.operations import further_launches
@@ -46,12 +45,6 @@ REGISTERS = {
 }
 
 
-@pytest.mark.slow
-@needs_interpreter
-def test_interpreted_in_a_process_of_its_own():
-    run_interpreted("interpreted_neighbours.py")
-
-
 def launched(program: Program, dtype: torch.dtype) -> list[Launch]:
     """The launches of a program."""
     call = drawn_call(1, dtype, program)
@@ -63,6 +56,7 @@ def compiled(program: Program, dtype: torch.dtype) -> list[Compiled]:
     return [compile_launch(launch) for launch in launched(program, dtype)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MESSAGES)
 def test_a_message_and_its_derivative_stay_in_registers(name, dtype):
@@ -79,6 +73,7 @@ def test_a_message_and_its_derivative_stay_in_registers(name, dtype):
                 assert each.widest("st") == 128
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", [*MESSAGES, *range(25)])
 def test_numbers_are_not_rounded_and_addresses_have_64_bits(number):
     program = MESSAGES[number] if isinstance(number, str) else drawn_program(number)[0]

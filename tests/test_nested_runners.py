@@ -75,6 +75,7 @@ class Mixing(Student):
         return super().forward(x - x.mean(0), edge_index, batch, teach)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", [Student, Mixing])
 def test_padding_is_checked_past_a_teacher(kind, mode):

@@ -130,7 +130,7 @@ def test_padded_with_garbage_equals_plain_pyg(case):
     assert wrong_in(case, BATCH) == []
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("case", CASES, ids=by_name)
 def test_a_layer_is_plain_pygs_over_samples_of_every_kind(case, request):
     reasons = [EXPECTED[sample, case.name] for sample in SAMPLES if (sample, case.name) in EXPECTED]
@@ -141,7 +141,7 @@ def test_a_layer_is_plain_pygs_over_samples_of_every_kind(case, request):
     } == {}
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("case", CASES, ids=by_name)
 def test_second_derivatives_are_plain_pygs(case):
     """The gradient of a gradient penalty, in eager, wherever plain PyG has one."""
@@ -172,7 +172,7 @@ def test_a_layer_that_is_not_captured_says_what_to_pass(case):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", TRACED, ids=by_name)
 def test_every_layer_replays_like_eager(case):
     """Loss, gradients and outputs of a replay on data that were not recorded match, since the calls

@@ -48,6 +48,7 @@ def test_what_is_proven_is_never_above_the_true_minimum(problem):
     assert best.proven <= fewest_packs(histogram, limits, max_graphs) <= best.num_packs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "limits"),
     [("qm9", (46, 89)), ("qm9", (64, 132)), ("zinc", (59, 137)), ("zinc", (80, 180))],
@@ -63,6 +64,7 @@ def test_at_the_bound_with_two_to_four_graphs_a_pack(name, limits):
 
 
 @pytest.mark.slow  # on a fresh clone, for what its cases compile
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "graphs"),
     [("qm9", 3.0), ("qm9", 3.1), ("zinc", 2.8), ("zinc", 2.95), ("pcqm", 2.65), ("pcqm", 2.9)],

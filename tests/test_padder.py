@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -28,6 +26,7 @@ from support.graphs import double_graphs, graph_lists, random_graph
 from support.index_rules import triplets
 from support.places import Place
 from support.ranks import on_ranks
+from support.sampled import in_turn
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -380,9 +379,11 @@ class Whole(ByName):
         return super().forward(read("x"), read("mol"), read("y"))
 
 
-@pytest.mark.parametrize("mode", ["eager", "fused", "default"])
-@pytest.mark.parametrize("model", [ByName, Whole])
-@pytest.mark.parametrize("kind", [dict, Molecules, SimpleNamespace, "Fields"])
+CALLED = list(product([ByName, Whole], [dict, Molecules, SimpleNamespace, "Fields"]))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("model", "kind", "mode"), in_turn(CALLED, ["fused", "eager"]))
 def test_a_model_of_a_batch_of_any_class_is_called_by_names_or_with_the_batch(kind, model, mode):
     values = {"x": torch.randn(5, 2).double(), "bonds": torch.tensor([[0, 1, 4], [1, 0, 3]]),
               "mol": torch.tensor([0, 0, 1, 1, 1]), "y": torch.randn(2, 1).double()}  # fmt: skip
@@ -476,57 +477,6 @@ def test_batches_that_differ_from_the_plans_are_refused():
         padder({**batch, "of": torch.tensor([0, 1, 0, 1])})
     with pytest.raises(TypeError, match="which rows a dict has is not known"):
         sg.Padder([(9, 4, 5)])(batch)
-
-
-@pytest.mark.slow
-def test_a_plain_model_is_trained_where_pyg_cannot_be_imported():
-    code = """
-import copy, sys
-
-class NoPyg:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torch_geometric":
-            raise ModuleNotFoundError(name)
-
-sys.meta_path.insert(0, NoPyg())
-import torch, staticgraph as sg
-
-def batch(n):
-    of = torch.arange(n) // 3
-    return {"x": torch.randn(n, 3), "i": torch.arange(n), "of": of, "y": torch.randn(n // 3)}
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.lin = torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)
-    def forward(self, data):
-        rows = self.lin(self.norm(data["x"])).squeeze(1)
-        return torch.zeros(len(data["y"])).index_add(0, data["of"], rows)
-
-def loss(out, data):
-    return (out - data["y"]) ** 2
-
-index = {"i": "node", "of": "graph"}
-schema = sg.Schema.of_batch(batch(9), node=["x"], graph=["y"], edge=["i"], index=index)
-plan = sg.plan_stream([(3, 3)] * 8, batch_size=4, schema=schema)
-padder = sg.Padder(plan, schema=schema, like=batch(9), overflow="split")
-model = Model()
-plain = copy.deepcopy(model)
-optimizers = [torch.optim.SGD(each.parameters(), 0.01) for each in (model, plain)]
-runner = sg.StaticGraphRunner(model, padder, loss=loss, optimizer=optimizers[0])
-for n in (9, 12, 6):
-    data = batch(n)
-    optimizers[1].zero_grad()
-    expected = loss(plain(data), data).mean()
-    expected.backward()
-    optimizers[1].step()
-    assert torch.allclose(runner.step(padder(data) if n == 9 else data), expected, rtol=1e-4)
-for n in (9, 60):  # a whole batch, and one in parts
-    data = batch(n)
-    assert torch.allclose(runner.predict(data), plain.eval()(data), rtol=1e-4, atol=1e-5)
-assert not [name for name in sys.modules if name.startswith("torch_geometric")]
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # ---------------------------------------------------------------- loaders and runners

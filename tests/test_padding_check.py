@@ -87,7 +87,7 @@ def test_what_padding_reaches_is_an_error_that_names_it(kind):
         assert error.module == kind.layer_name, said
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_no_supported_layer_is_flagged(case):
     for mode in ("eager",) if case.eager_only else ("eager", "default"):
@@ -101,7 +101,7 @@ def plan(hiv) -> sg.BucketPlan:
     return sg.plan_buckets(hiv, batch_size=16)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_model_of_the_zoo_is_flagged(hiv, plan, name, dropout):

@@ -46,6 +46,7 @@ def steps_of(epochs: int, buckets: int = 1, batches: int = 5) -> list[StepRecord
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("report", "steps"),
     [

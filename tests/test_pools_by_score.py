@@ -81,7 +81,7 @@ def test_what_is_kept_indexes_the_fields_of_all_nodes(pool):
     compare_with_plain_pyg(Net(POOLS[pool]), "eager")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("pool", POOLS)
 def test_what_is_kept_in_a_traced_graph(pool, monkeypatch):
     compare_with_plain_pyg(Net(POOLS[pool]), mode_of("traced", monkeypatch))

@@ -161,6 +161,7 @@ class OldNorm(Net):
         self.head = nn.utils.spectral_norm(self.head)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [GivenClasses, GivenRepeats, FollowsDevice, OldNorm])
 def test_what_a_recording_can_hold_is_not_blamed(kind):
     check(kind().double(), PLAN, STORE).raise_for_obstacles()
@@ -237,7 +238,7 @@ def single(number: int) -> int:
     return 1
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("nodes", "edges", "batch_size"),
     [(alike, 0, 1), (alike, 3, 2), (differing, 3, 1), (differing, 0, 2), (single, 0, 2),

@@ -45,6 +45,7 @@ def verdicts(report):
     return said["compiles"], said["can be recorded"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [

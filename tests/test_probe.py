@@ -20,7 +20,7 @@ from staticgraph.steps.computation.model_setup import Subject
 
 
 # Every second case has another model or another option than those before it.
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("name", "optimizer", "options"),
     [

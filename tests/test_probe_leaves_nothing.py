@@ -32,6 +32,7 @@ def leaving(kept):
     return forward, lambda: sum(not torch.is_tensor(call) for call in calls)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kept", "steps"), [("none", (2, 3, 4)), ("the last", (2, 4, 6)), ("all", (2, 3, 4))]
 )
@@ -72,6 +73,7 @@ def snapshot(task):
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("reader", ["fake", AllocatorReader(ProfilerAllocator())])
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_probe_changes_nothing(esol, reader, trained):

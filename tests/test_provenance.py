@@ -148,6 +148,7 @@ class Images(nn.Module):
         return self.head(self.norm(data.x.view(-1, 5, 3)).flatten(1))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 @pytest.mark.parametrize("options", [{"batch_size": 7}, {"graphs": 8}, {"batch_size": 30}])
 def test_graphs_of_one_size_may_be_laid_out_as_a_block(mode, options):

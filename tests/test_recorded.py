@@ -130,6 +130,7 @@ def test_a_learning_rate_is_followed(hiv):
             schedule.step()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("made_first", ["scheduler", "recordings"])
 @pytest.mark.parametrize("as_tensor", [True, False])
 def test_a_scheduler_costs_no_host_read_a_step(hiv, made_first, as_tensor):

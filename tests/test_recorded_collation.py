@@ -138,6 +138,7 @@ class TestOneLaunch:
                 losses.append(runner.eval_step(batch).out[batch.graph_mask])
         return losses, launches, Counted.last, runner
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("scope", ["step", "forward_backward"])
     def test_the_same_numbers_as_in_two_recordings(self, moved, models, scope):
         twin = copy.deepcopy(models[0])

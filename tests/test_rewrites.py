@@ -72,6 +72,7 @@ class Cumulative(MoleculeGIN):
         return x_j * torch.cumsum(edge_attr, 1) / 8
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("conv", "coded"), [(MoleculeGIN, True), (Cumulative, False)])
 def test_tables_of_each_layer_are_read_by_one_code_where_a_sum_takes_it(conv, coded, esol):
     """Also where the model adds a neighbour's row to the tables' sum. If nothing reads by code, the
@@ -113,6 +114,7 @@ def test_a_layer_that_no_loss_reads_has_no_gradient_rather_than_zeros(conv, deta
     assert model.norms[1].weight.grad is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["gine", "sage", "molecule gin"])
 def test_evaluation_is_that_of_plain_pyg(name, esol):
     stock = MODELS[name]().double()

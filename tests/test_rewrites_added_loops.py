@@ -151,7 +151,7 @@ def with_loops():
     return sg.GraphStore.from_pyg(graphs)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layer", FIRE)
 def test_it_is_as_in_plain_pyg_and_served(layer, esol):
     runner = assert_as_in_plain_pyg(seeded(lambda: Trunk(layer)), esol)
@@ -159,6 +159,7 @@ def test_it_is_as_in_plain_pyg_and_served(layer, esol):
     assert {name: found[name] for name in FIRE[layer]} == FIRE[layer]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layer", [Tutorial, ByHand, Filled, Remaining, RemainingUnweighed])
 def test_loops_of_the_data_are_edges_like_others(layer):
     largest, _ = difference(seeded(lambda: Trunk(layer)), with_loops())

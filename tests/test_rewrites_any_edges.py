@@ -118,7 +118,7 @@ def test_messages_among_edges(esol):
     assert fired(runner)["neighbours"] >= 2
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", ["gine", "gcn", "gat, edges", "gatv2", "pna", "transformer"])
 def test_edges_in_the_order_of_the_data_set(name, esol):
     """All that is fused of a batch whose edges are sorted is fused of one whose edges are not."""

@@ -185,7 +185,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_attention_is_that_of_plain_pyg_as_one_program(name, esol):
     conv, edges, whole, layers = CASES[name]
@@ -215,6 +215,7 @@ class DroppedAndKept(OneHead):
         return self.alpha * v_j
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["transformer", "gat", "kept"])
 def test_dropped_weights_are_those_of_torch(name, esol, monkeypatch):
     """The program multiplies rows by a dropout of ones: torch's own draws the same numbers."""
@@ -289,7 +290,7 @@ def of_nodes_over_heads(model, rows, edges, src, dst):
 SCORES = [of_pairs, over_heads, one_row_of_all_edges, of_nodes, of_nodes_over_heads]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("score", SCORES, ids=lambda score: score.__name__)
 def test_scores_are_added_up_as_the_model_says(score, esol):
     runner = assert_as_in_plain_pyg(seeded(lambda: Attending(score)), esol)

@@ -178,7 +178,7 @@ def compared(esol):
     return of
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("build", FORMS + REGIONS)
 def test_outputs_and_gradients_are_those_of_plain_pyg(build, compared):
     largest, _ = compared(build)

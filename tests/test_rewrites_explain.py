@@ -152,7 +152,7 @@ def test_a_broken_condition_is_said_and_the_result_stays(esol):
     assert difference(seeded(lambda: Layered(OfEdges)), esol)[0] <= 1e-10
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("conv", [Tanh, Beside, Kept, KeptLeast, Halved])
 def test_any_message_by_rows_is_one_pass(conv, esol):
     runner = assert_as_in_plain_pyg(seeded(lambda: Layered(conv)), esol)
@@ -254,7 +254,7 @@ class IndexAdd(nn.Module):
         return torch.zeros_like(x).index_add_(0, edge_index[1], rows)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("conv", [Summing, OwnConv, IndexAdd, EdgeMLP, partial(gatv2, edge_dim=8)])
 def test_where_the_forward_differentiates_messages_are_programs(conv, esol):
     """They have second derivatives, as the operator of norms has."""

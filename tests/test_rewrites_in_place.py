@@ -121,6 +121,7 @@ HARMFUL = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("build", [*HARMFUL, Harmless])
 def test_outputs_and_gradients_are_those_of_plain_pyg(build, esol):
     largest, _ = compared(build, esol)
@@ -132,6 +133,7 @@ def test_what_nothing_else_reads_is_rewritten(esol):
     assert fired(runner) == {"neighbours": 1, "batch_norm": 1, "pools": 1}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("build", [ColumnAfterGather, Twice, Degrees, Input])
 def test_a_change_that_is_read_by_name_alone_keeps_nothing_from_being_rewritten(build, esol):
     _, runner = compared(build, esol)

@@ -131,7 +131,7 @@ FIRES = {
 assert FIRES.keys() == MODELS.keys()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FIRES)
 def test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, esol):
     found = fired(assert_as_in_plain_pyg(seeded(MODELS[name]), esol))

@@ -124,13 +124,13 @@ h2 = scatter((h1[src] + e0).relu(), dst, 0, n)""",
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("cause", CAUSES)
 def test_causes_that_once_failed(cause, esol):
     check(CAUSES[cause].strip(), esol)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", FOUND)
 def test_forwards_that_once_failed(seed, esol):
     check(seed, esol)

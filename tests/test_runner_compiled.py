@@ -137,7 +137,6 @@ def test_a_host_read_is_named_with_its_line(hiv, plan):
         runner.warmup()
 
 
-@pytest.mark.slow
 class Fails(Linear):
     """Fails in torch's own words, in one of several ways."""
 

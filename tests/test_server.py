@@ -192,6 +192,7 @@ def shaped_server(shape) -> sg.Server:
     return sg.Server(sg.StaticGraphRunner(subject, plan, mode="eager"), max_wait_ms=0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "shape",
     [

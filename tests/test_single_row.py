@@ -68,6 +68,7 @@ def batch_of(store, ids):
     return sg.StaticBatch.of(store, ids, CAPACITY, pointers=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kernels", [False, True], ids=["stock", "kernels"])
 @pytest.mark.parametrize("mode", ["eager", "traced", "cuda-graph"])
 @pytest.mark.parametrize("level", ["graph", "node"])
@@ -143,6 +144,7 @@ def test_where_the_count_is_not_known_statistics_stay(store, mode, kernels, monk
         runner.check_finite()  # warns only once
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["fused", "auto"])
 def test_a_warm_up_over_graphs_needs_no_two_of_them_first(mode):
     fields = {"x": ("node", 3), "y": ("graph",)}
@@ -206,6 +208,7 @@ class Pooling(nn.Module):
         return global_add_pool(self.norms(x), batch, batch_size)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["eager", "traced", "cuda-graph"])
 def test_a_twin_made_before_has_the_same_buffers(store, mode, monkeypatch):
     """``AveragedModel(use_buffers=True)`` and others pair them by their order."""

@@ -114,6 +114,7 @@ def one_for_all(esol):
     return runner, batch
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_user_changes_is_refused(change, one_for_all, monkeypatch):
     """Nothing is traced for it; once the change is undone, the step runs again."""

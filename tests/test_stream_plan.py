@@ -33,7 +33,7 @@ def counted(rows, chances, plan, batch_size: int) -> np.ndarray:
     return found / found.sum()
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True], ids=["uniform", "weighted"])
 @pytest.mark.parametrize("batch_size", [8, 32, 128])

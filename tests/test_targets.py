@@ -192,7 +192,7 @@ def test_the_task_is_a_setting_of_the_run(capsys):
     capsys.readouterr()
     assert status_of(["train", "--config", "run/config.toml", "--out", "again"]) == 0
     assert "predicting a number" in capsys.readouterr().err
-    for command in (["probe"], ["check"], ["plan"]):
+    for command in (["check"], ["plan"]):
         model = ["--model", "gcn"] if command != ["plan"] else []
         assert status_of([*command, *model, "--data", path, "--task", "classes"]) == 0, command
 

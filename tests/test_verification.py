@@ -118,6 +118,7 @@ def of_the_wrong_sign(model, before):
     model.tiny.neg_()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "change"), [(Normed, left_as_it_was), (WithTiny, of_the_wrong_sign)]
 )
@@ -150,6 +151,7 @@ class Dropped(Normed):
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [Normed, Dropped])
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_first_step_is_compared_with_eager(esol, kind, wrong, monkeypatch):

@@ -218,4 +218,4 @@ def test_attention_of_a_graph_has_the_same_bits_whatever_stands_beside_it():
 
 
 def test_dropped_weights_keep_their_share_and_go_by_seed_and_site():
-    assert_drops_its_share(draw_weights_mask)
+    assert_drops_its_share(draw_weights_mask, nodes=30)

@@ -28,6 +28,7 @@ from staticgraph.kernels.collate import gpu as collate  # noqa: E402
 STORES = odd_graphs(), with_positions(1000), with_positions(9).in_first_order()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("store", STORES, ids=["odd", "positions", "ordered"])
 @pytest.mark.parametrize("pointers", [True, False])
 @pytest.mark.parametrize("ids", [[], [1], [2, 3, 1, 0, 3, 4]], ids=len)

@@ -1,6 +1,6 @@
 """The Triton kernels that are written for programs, run by Triton's interpreter on the CPU.
 
-Started by test_neighbours_triton.py in a separate process, like interpreted_cases.py. The bound of
+Started by test_kernels_triton.py in a separate process, like interpreted_cases.py. The bound of
 an error is that of eager torch in single precision, both against double precision, and the rounding
 of a few operations.
 """
