@@ -25,7 +25,7 @@ SIZES = {
     "staticgraph/cli": (18, 11502),  # memory of other data is refused
     "staticgraph/datasets": (10, 6657),  # convert refuses before it converts
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
-    "staticgraph/dryrun": (18, 10201),  # the assembler of torch's CUDA builds
+    "staticgraph/dryrun": (18, 10282),  # the assembler of torch's CUDA builds
     "staticgraph/epochs": (9, 6100),  # torch's samplers, compared between ranks, draws named
     "staticgraph/files": (12, 3234),  # what was written, for stores and large graphs alike
     "staticgraph/internals": (8, 1844),  # sound loops of Inductor, regions left by an error
