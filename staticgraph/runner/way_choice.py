@@ -72,8 +72,6 @@ class WayChoice:
         numbers = "; ".join(map(str, self.contenders))
         if self.least_fill and self.way != "eager":
             numbers += f"; a batch that fills less than {self.least_fill:.0%}: eager, unpadded"
-        elif self.least_fill:
-            numbers += "; batches of a padder run unpadded"
         return f"bucket {self.bucket} {self.phase}: {self.way}, {self.reason}: {numbers}"
 
     @classmethod
