@@ -31,7 +31,7 @@ from torch import Tensor
 
 from staticgraph.errors import ExportRefused
 from staticgraph.files import document
-from staticgraph.files.folder import Kind
+from staticgraph.files.folder import Kind, repair
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Schema
@@ -98,12 +98,13 @@ class ExportManifest:
 
     @classmethod
     def read(cls, folder: Path) -> ExportManifest:
-        """Reads the manifest alone.
+        """Reads the manifest alone; puts back a folder whose replacement was killed.
 
         Raises:
             FileNotFoundError: the folder has no manifest.
             ExportRefused: the file is not a manifest of this version.
         """
+        repair(folder)
         if not (folder / FILE).is_file():
             raise FileNotFoundError(
                 f"{folder} has no {FILE}: make it with runner.export({str(folder)!r})"
