@@ -25,6 +25,7 @@ from support.arena import ArenaRecorder
 from support.faults import OPERATIONS, WRITES, every_fault, every_kill, no_memory, no_thread
 from support.ranks import RankFailed, on_ranks
 from support.recorded_net import runner_of
+from support.sampled import in_turn
 from support.saved_kinds import FOLDERS, KINDS, Parts
 
 import staticgraph as sg
@@ -50,8 +51,7 @@ CASES = [
         kind, kills, id=f"{kind.__name__}-{'is killed' if kills else 'raises'}",
         marks=[pytest.mark.slow] if kind in FOLDERS else [],
     )
-    for kind in KINDS
-    for kills in (False, True)
+    for kind, kills in in_turn(KINDS, (False, True))
 ]  # fmt: skip
 
 

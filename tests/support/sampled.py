@@ -9,7 +9,6 @@ or PyG requires. With a GPU, or if cases are named on the command line, nothing 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,21 +35,30 @@ def in_turn(rows: Sequence[Any], options: Sequence[Any]) -> list[tuple[Any, ...]
 
 
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Returns the cases to leave out: of each test, all but every k-th, in their order."""
-    seen: Counter[str] = Counter()
-    omitted = []
+    """Returns the cases to leave out: of each test, all but one of k.
+
+    Each case that is kept has as many values of parameters as there are that none before it has:
+    every k-th might have the same value of a parameter throughout.
+    """
+    omitted = [item for item in items if item.get_closest_marker("release") is not None]
+    families: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("release") is not None:
-            omitted.append(item)
-            continue
-        marker = item.get_closest_marker("sampled")
-        if marker is None:
-            continue
-        family = item.nodeid.partition("[")[0]
-        if seen[family] % marker.args[0]:
-            omitted.append(item)
-        seen[family] += 1
+        if item.get_closest_marker("sampled") is not None and item not in omitted:
+            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in families.values():
+        marker: Any = cases[0].get_closest_marker("sampled")
+        seen: set[tuple[str, int]] = set()
+        for _ in range(-(-len(cases) // marker.args[0])):
+            kept = max(cases, key=lambda case: len(_values(case) - seen))  # the first of the best
+            seen |= _values(kept)
+            cases.remove(kept)
+        omitted += cases
     return omitted
+
+
+def _values(case: Any) -> set[tuple[str, int]]:
+    parameters = case.callspec.params.items() if hasattr(case, "callspec") else ()
+    return {(name, id(value)) for name, value in parameters}
 
 
 @pytest.hookimpl(tryfirst=True)
