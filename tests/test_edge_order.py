@@ -21,6 +21,7 @@ from torch_geometric.utils import scatter
 import staticgraph as sg
 from staticgraph.checking import equal_draws
 from staticgraph.checking.explain import explain
+from staticgraph.errors import EdgesMoved
 
 
 def molecules(count: int = 24) -> list[Data]:
@@ -156,6 +157,18 @@ def test_over_sorted_edges_it_is_refused_at_its_line(mode):
     found = [each for each in report.obstacles if each.kind == "edges by their position"]
     assert len(found) == 1
     assert "keep_order=True" in found[0].remedy
+
+
+def test_it_is_refused_where_edges_of_the_last_graph_alone_were_moved():
+    """The first graphs, over which the order is checked, then show nothing."""
+    store = sg.GraphStore.from_pyg(GRAPHS)
+    moved = [bool((graph.edge_index[1].diff() < 0).any()) for graph in GRAPHS]
+    ids = [moved.index(False)] * 20 + [moved.index(True)]
+    batch = sg.StaticBatch.of(store, ids, (200, 400, 30))
+    model = DMPNN().double()
+    runner = sg.StaticGraphRunner(model, [(200, 400, 30)], loss=squared, optimizer=sgd(model, 0.1))
+    with pytest.raises(EdgesMoved, match="by their position"):
+        runner.step(batch)
 
 
 def test_what_is_indifferent_to_the_order_is_served_from_either():

@@ -94,6 +94,10 @@ def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
     assert not limits.fits(1, limits.MAX_WIDTH + 1, 1, torch.float32), "wider"
 
 
+# Two warps with 183 registers were the fastest on an H200; what Triton 3.9 takes beyond 192.
+MOST = {(64, 192, torch.float32): 213, (300, 1, torch.bfloat16): 200}
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("width", "columns", "dtype"),
@@ -118,7 +122,7 @@ def test_a_backward_is_one_launch_that_stays_in_registers(width, columns, dtype)
     two, join = launches(small.backward, *more, weight, None, None)
     for each in (one, two, forward):
         assert each.matrix_instructions > 0
-        assert each.registers <= 224  # two warps with 183 were the fastest on an H200
+        assert each.registers <= MOST.get((width, columns, dtype), 192)
     for each in (one, two, forward, join):
         assert each.atomics == []
         assert each.spilled <= (8 if OLDER else 0)

@@ -155,7 +155,7 @@ class Fit(NamedTuple):
         Raises:
             KeyError: a value is missing.
             TypeError: a value has the wrong type.
-            ValueError: a form or terms that do not exist.
+            ValueError: a form, terms or a layout that do not exist.
         """
         form: Form = values["form"]
         if form not in FORMS:
@@ -163,6 +163,10 @@ class Fit(NamedTuple):
         axes, typed = tuple(values.get("axes", ())), values.get("typed", False)
         if tuple(values["terms"]) != (terms := terms_of(form, axes, typed)):
             raise ValueError(f"{form} has the terms {values['terms']}, not {terms}")
+        if values.get("layout", "dense") != "dense":  # of a version with attention in blocks
+            raise ValueError(f"layout {values['layout']!r} is no longer known: probe again")
+        if values.get("counted"):  # of a version with a fit over real counts
+            raise ValueError("a model of real counts is no longer known: probe again")
         return cls(
             form,
             tuple(map(tuple, values["planes"])),
