@@ -9,9 +9,10 @@ from multiprocessing import Pipe
 
 import pytest
 import torch
-from support.dryrun_models import HIDDEN, gine
+from support.dryrun_models import HIDDEN, Summed, gine
 from torch import nn
 
+import staticgraph as sg
 from staticgraph import cli
 from staticgraph.dryrun import child, device_guard, dry_run, start_child
 from staticgraph.dryrun.patches import Patch
@@ -136,7 +137,22 @@ def test_what_another_process_cannot_find_is_refused_by_name(esol):
 
 
 @pytest.mark.slow
-@pytest.mark.release
+def test_a_module_is_dry_run_from_python(esol):
+    """From a model object and a plan, as a user has them; this process does not change."""
+    was = torch.cuda.is_available
+    plan = sg.plan_buckets(esol, batch_size=16)
+    try:
+        found = dry_run(Summed(esol), plan, "a100", modes=["cuda-graph"], phases=["eval"])
+    except DryRunUnavailable as error:
+        pytest.skip(str(error))
+    assert found.ok, found
+    assert (found.target, found.device) == ("a100", "NVIDIA A100-SXM4-80GB")
+    assert found.run("cuda-graph", "eval").count("forward") > 0
+    assert found.uses
+    assert torch.cuda.is_available is was
+
+
+@pytest.mark.slow
 def test_the_self_test_tells_what_broke(monkeypatch):
     """In a process started from scratch, as a user's is."""
     from staticgraph.dryrun.selftest import selftest

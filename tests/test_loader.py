@@ -91,6 +91,11 @@ def test_keeping_batches_is_told(esol, plan, workers):
     assert len(ids_of(loader)) == len(loader), "the loader is usable afterwards"
 
 
+def test_a_plan_for_other_data_is_refused(esol, hiv, plan):
+    with pytest.raises(sg.PlanMismatch, match="1,128 graphs then, 41,127 now"):
+        sg.StaticLoader(hiv, plan)
+
+
 def test_a_plan_for_other_fields_is_refused(esol, plan):
     from dataclasses import replace
 
