@@ -42,6 +42,7 @@ def linear(device: str) -> Iterator[Case]:
         finally:
             limits.ROWS_A_CHUNK = before
 
+    tickets = torch.zeros(limits.TICKETS, dtype=torch.int32, device=device)
     for rows in ROWS:
         for width in (64, 300):
             x, weight = (
@@ -49,7 +50,7 @@ def linear(device: str) -> Iterator[Case]:
                 torch.randn(width, width, device=device),
             )
             for chunk in (1024, 256, 128, 64):
-                call = partial(backward, chunk, x, x, weight, x, None)
+                call = partial(backward, chunk, x, x, weight, x, None, tickets)
                 yield f"backward {rows}x{width}, {chunk} rows a chunk", call
             yield f"backward {rows}x{width}, torch", partial(torchs_backward, x, x, weight, x)
             call = partial(small.forward, x, weight, weight[0], False, x.dtype)

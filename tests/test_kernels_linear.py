@@ -64,8 +64,8 @@ def test_autocast_keeps_the_fused_layer():
 
 
 def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
-    """Backward, few rows take one launch, more take two, many go to the library; forward, this
-    library's kernel runs where something is cast. The count of operations agrees."""
+    """Backward, few rows take one launch, many go to the library; forward, this library's kernel
+    runs where something is cast. The count of operations agrees."""
     called = []
 
     def note(name, result):
@@ -76,16 +76,17 @@ def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
             monkeypatch.setattr(module, way, note(f"{module.__name__.rsplit('.')[-1]} {way}", None))
     weight = torch.empty(8, 4)
     most = limits.MAX_ROWS
-    for rows, by, launched in ((128, "small", 1), (129, "small", 2), (most + 1, "gpu", 4)):
+    for rows, by, launched in ((most, "small", 1), (most + 1, "gpu", 4)):
         x, grad = torch.empty(rows, 4), torch.empty(rows, 8)
-        small.backward_on_cuda(grad, x, weight, grad, None)
+        given = (grad, x, weight, grad, None, None)
+        small.backward_on_cuda(*given)
         assert called.pop() == f"{by} backward"
-        assert operations("staticgraph::linear_backward", (grad, x, weight, grad, None)) == launched
+        assert operations("staticgraph::linear_backward", given) == launched
         small.on_cuda(x, weight, None, False, torch.bfloat16)
         assert called.pop() == f"{by} forward"
         small.on_cuda(x, weight, None, False, torch.float32)
         assert called.pop() == "gpu forward"
-    small.backward_on_cuda(*(t.double() for t in (grad[:9], x[:9], weight)), None, None)
+    small.backward_on_cuda(*(t.double() for t in (grad[:9], x[:9], weight)), None, None, None)
     assert called == ["gpu backward"], "float64 has no tensor cores of ours"
     side = 512
     most = limits.MAX_WORK // side**2
@@ -112,19 +113,19 @@ MOST = {(64, 192, torch.float32): 213, (300, 1, torch.bfloat16): 200}
 )
 def test_a_backward_is_one_launch_that_stays_in_registers(width, columns, dtype):
     """Compiled for sm_90 at the widths of common models: vector loads of features, products on
-    tensor cores, no atomics; 500 rows take one more launch, which combines the chunks."""
+    tensor cores; over 500 rows each program of a weight's tile draws a ticket."""
     x, weight = torch.zeros(125, width, dtype=dtype), torch.zeros(columns, width)
     grad = torch.zeros(125, columns, dtype=dtype)
     weight = weight if dtype == torch.bfloat16 else weight.to(dtype)
-    (one,) = launches(small.backward, grad, x, weight, grad, x)
+    (one,) = launches(small.backward, grad, x, weight, grad, x, None)
     (forward,) = launches(small.forward, x, weight, weight[:, 0].contiguous(), True, dtype)
     more = [t.repeat(4, 1) for t in (grad, x)]
-    two, join = launches(small.backward, *more, weight, None, None)
-    for each in (one, two, forward):
+    tickets = torch.zeros(limits.TICKETS, dtype=torch.int32)
+    (joined,) = launches(small.backward, *more, weight, None, None, tickets)
+    assert (one.atomics, forward.atomics, len(joined.atomics)) == ([], [], 1)
+    for each in (one, joined, forward):
         assert each.matrix_instructions > 0
         assert each.registers <= MOST.get((width, columns, dtype), 192)
-    for each in (one, two, forward, join):
-        assert each.atomics == []
         assert each.spilled <= (8 if OLDER else 0)
         assert each.widest("ld") >= 32 * dtype.itemsize
     assert one.widest("st") >= 32 * dtype.itemsize

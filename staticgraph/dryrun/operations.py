@@ -78,7 +78,7 @@ def operations(name: str, args: tuple[Any, ...]) -> int:
         x, weight, bias, relu, dtype = args
         return launches(x, weight, dtype, relu, bias is not None)
     if name == "staticgraph::linear_backward":
-        grad, x, weight, out, _ = args
+        grad, x, weight, out, *_ = args
         return backward_launches(grad, x, weight, out is not None)
     return 1
 

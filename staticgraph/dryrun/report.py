@@ -125,7 +125,8 @@ class KernelUse:
         spill_bytes: per thread, as reported by ptxas; arrays of the program itself do not count.
         shared_bytes, warps: per thread block.
         vector_loads: loads of two, four or eight values at once, in the PTX.
-        atomics: atomic operations in the PTX, whose order is not fixed.
+        atomics: atomic operations in the PTX, whose order is not fixed; of this library's
+            kernels only draws of tickets, which no result depends on.
         load_bits: of the widest vector that is loaded from the device's memory at once, including
             copies to shared memory; 0 where numbers are loaded one by one.
     """

@@ -160,7 +160,9 @@ def test_linear_of_few_rows(dtype, held, rows, width, columns, monkeypatch):
     weight, bias = (torch.randn(size).to(dtype).to(held) for size in ((columns, width), columns))
     grad = torch.randn(rows, columns).to(dtype)
     out = small_dense.forward(x, weight, bias, True, dtype)
-    slopes = small_dense.backward(grad, x, weight, out, into)
+    tickets = torch.zeros(limits.TICKETS, dtype=torch.int32)
+    slopes = small_dense.backward(grad, x, weight, out, into, tickets)
+    assert not tickets.any(), "the next layer finds them as this one did"
     wide = [t.double().requires_grad_() for t in (x, weight, bias)]
     plain = linear_reference(*wide, False)
     assert out.dtype == dtype
@@ -176,7 +178,7 @@ def test_linear_keeps_a_nan_and_reads_no_row_beyond():
     """A non-finite value must appear in its own rows and columns and in no other."""
     x, weight, grad = torch.ones(40, 5), torch.ones(3, 5), torch.ones(40, 3)
     grad[7, 1] = torch.nan
-    dx, dweight, dbias = small_dense.backward(grad, x, weight, None, None)
+    dx, dweight, dbias = small_dense.backward(grad, x, weight, None, None, None)
     assert torch.isnan(dx).any(1).nonzero().tolist() == [[7]]
     assert torch.isnan(dbias).tolist() == [False, True, False]
     assert torch.isnan(dweight).all(1).tolist() == [False, True, False]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 # Rows that one program sums for a tile of the weight's gradient, and more where there would be too
-# many chunks, whose partial sums one more launch adds.
+# many chunks, whose partial sums the tile's last program adds.
 ROWS_A_CHUNK = 128
 MAX_CHUNKS = 32
 # Multiplications in one product. At 74 million (823 rows, 300 to 300 columns) backward takes 0.6 of
@@ -14,6 +14,8 @@ MAX_WORK = 1 << 28
 # By count, not measured.
 MAX_ROWS = 16384
 MAX_WIDTH = 1024
+# One per tile of a weight's gradient, of which no weight has more.
+TICKETS = 256
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from staticgraph.kernels.linear.limits import chunks_of, fits
-from staticgraph.kernels.register import operator
+from staticgraph.kernels.linear.limits import TICKETS, chunks_of, fits
+from staticgraph.kernels.register import LIBRARY, NAMESPACE, operator
 
 
 def linear_reference(
@@ -33,7 +33,12 @@ def linear_reference(
 
 
 def _backward_by_torch(
-    grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, into: Tensor | None
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor | None,
+    into: Tensor | None,
+    tickets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if out is not None:
         grad = torch.ops.aten.threshold_backward(grad, out, 0)
@@ -56,7 +61,7 @@ def backward_launches(grad: Tensor, x: Tensor, weight: Tensor, relu: bool) -> in
     """Number of CUDA launches of a layer's backward."""
     if not fits(*shape_of(x, weight), grad.dtype, x.dtype, weight.dtype):
         return 3 + relu
-    return 1 if chunks_of(x.size(0))[0] == 1 else 2
+    return 1
 
 
 def shape_of(x: Tensor, weight: Tensor) -> tuple[int, int, int]:
@@ -72,6 +77,17 @@ def by_library(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
     return not fits(*shape_of(x, weight), x.dtype, weight.dtype, dtype)
 
 
+def _zero_tickets(device: torch.device) -> Tensor:
+    return torch.zeros(TICKETS, dtype=torch.int32, device=device)
+
+
+# What backward on CUDA counts finished chunks of rows with: zeros that are zero again when it is
+# done. So the layers of a compiled graph share them; Inductor would fill zeros of torch's own for
+# each layer.
+LIBRARY.define("tickets(Device device) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.impl("tickets", _zero_tickets, "CompositeExplicitAutograd")
+torch.library.register_fake(f"{NAMESPACE}::tickets", _zero_tickets, lib=LIBRARY)
+
 LINEAR = operator(
     "linear(Tensor x, Tensor weight, Tensor? bias, bool relu, ScalarType dtype) -> Tensor",
     cpu=linear_reference,
@@ -80,7 +96,8 @@ LINEAR = operator(
 )
 _forward = LINEAR.overload
 _backward = operator(
-    "linear_backward(Tensor grad, Tensor x, Tensor weight, Tensor? out, Tensor? into) "
+    "linear_backward(Tensor grad, Tensor x, Tensor weight, Tensor? out, Tensor? into, "
+    "Tensor? tickets) "
     "-> (Tensor, Tensor, Tensor)",
     cpu=_backward_by_torch,
     cuda="linear.small:backward_on_cuda",
@@ -109,8 +126,14 @@ class Linear(torch.autograd.Function):
         """Returns the gradients of ``x``, weight and bias; the first includes the gradient of the
         ``x`` handed on."""
         into = grads[1] if ctx.handed_on else None
-        gradients: Any = _backward_by_torch if torch.is_grad_enabled() else _backward
-        dx, dweight, dbias = gradients(grads[0], *ctx.saved_tensors, into)
+        x, weight, out = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            dx, dweight, dbias = _backward_by_torch(grads[0], x, weight, out, into)
+        else:
+            tickets = None
+            if x.device.type == "cuda" and chunks_of(x.size(0))[0] > 1:
+                tickets = torch.ops.staticgraph.tickets(x.device)
+            dx, dweight, dbias = _backward(grads[0], x, weight, out, into, tickets)
         return dx, dweight, dbias if ctx.needs_input_grad[2] else None, None, None, None
 
 

@@ -5,7 +5,8 @@ for the bias, and ReLU's mask before all of them: four or five launches, each sh
 launch overhead. Under autocast every weight, bias and gradient is also cast, one launch each. Here
 a program computes one tile of the input's gradient, or one of the weight's over a chunk of rows. It
 masks what it reads, the weight's first tiles sum the bias gradient on the way, and operands are
-cast in registers. A second launch adds the chunks in order. No atomic addition.
+cast in registers. Of the programs of one tile, the one that is last to draw a ticket adds the
+chunks, in their order whichever program it is: the same bits in every run.
 
 Not supported: float64, and shapes beyond :func:`fits`, for which torch's products are faster.
 """
@@ -117,8 +118,11 @@ def weight_tile(
     grad,
     x,
     out,
+    weights,
+    biases,
     dweight,
     dbias,
+    tickets,
     tile,
     rows,
     rows_a_chunk,
@@ -127,8 +131,8 @@ def weight_tile(
     SIDE: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Computes a tile of the weight's gradient over a chunk of rows; the first tile of each row of
-    tiles also sums the bias gradient."""
+    """Computes a tile of the weight's gradient over a chunk of rows, and the sum over chunks if
+    the others are done; the first tile of each row of tiles also sums the bias gradient."""
     high: tl.constexpr = (OUT + SIDE - 1) // SIDE
     across: tl.constexpr = (WIDTH + SIDE - 1) // SIDE
     chunk = (tile // (high * across)).to(tl.int64)
@@ -143,12 +147,31 @@ def weight_tile(
         value = matrix_tile(x, r, last, i, WIDTH)
         total += product(tl.trans(part), value.to(part.dtype))
         sums += tl.sum(part.to(tl.float32), 0)
-    at = chunk * OUT * WIDTH + o[:, None] * WIDTH + i[None, :]
-    here = (o < OUT)[:, None] & (i < WIDTH)[None, :]
-    write(dweight + at, total, here)
-    if tile % across == 0:
-        column = dbias + chunk * OUT + o
-        write(column, sums, o < OUT)
+    at, here = places(o, OUT, i, WIDTH)
+    column = o < tl.where(tile % across == 0, OUT, 0)
+    if tickets is not None:
+        chunks = tl.cdiv(rows, rows_a_chunk)
+        tl.store(weights + chunk * OUT * WIDTH + at, total, mask=here)
+        tl.store(biases + chunk * OUT + o, sums, mask=column)
+        ticket = tickets + tile % (high * across)
+        # All threads have stored their part before one of them draws the program's ticket.
+        tl.debug_barrier()
+        drawn = tl.atomic_add(ticket, 1, sem="acq_rel")
+        if drawn == chunks - 1:
+            tl.debug_barrier()
+            total = tl.zeros([SIDE, SIDE], tl.float32)
+            sums = tl.zeros([SIDE], tl.float32)
+            for _ in range(chunks):
+                total += tl.load(weights + at, mask=here, other=0)
+                sums += tl.load(biases + o, mask=column, other=0)
+                weights += OUT * WIDTH
+                biases += OUT
+            write(dweight + at, total, here)
+            write(dbias + o, sums, column)
+            tl.store(ticket, 0)
+    else:
+        write(dweight + at, total, here)
+        write(dbias + o, sums, column)
 
 
 @triton.jit
@@ -159,11 +182,14 @@ def linear_small_backward(
     out,
     into,
     dx,
+    weights,
+    biases,
     dweight,
     dbias,
+    tickets,
     rows,
     rows_a_chunk,
-    of_input,
+    of_weight,
     WIDTH: tl.constexpr,
     OUT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -171,43 +197,30 @@ def linear_small_backward(
     SIDE: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """One program: a tile of the input's gradient for the first ``of_input`` programs, of the
-    weight's gradient for the others."""
+    """One program: a tile of the weight's gradient for the first ``of_weight`` programs, which take
+    longest, of the input's gradient for the others."""
     tile = tl.program_id(0)
-    if tile < of_input:
+    if tile < of_weight:
+        weight_tile(
+            grad,
+            x,
+            out,
+            weights,
+            biases,
+            dweight,
+            dbias,
+            tickets,
+            tile,
+            rows,
+            rows_a_chunk,
+            WIDTH,
+            OUT,
+            SIDE,
+            STEP,
+        )
+    else:
+        tile -= of_weight
         input_tile(grad, weight, out, into, dx, tile, rows, WIDTH, OUT, ROWS, COLUMNS, STEP)
-    else:
-        tile -= of_input
-        weight_tile(grad, x, out, dweight, dbias, tile, rows, rows_a_chunk, WIDTH, OUT, SIDE, STEP)
-
-
-@triton.jit
-def linear_small_join(
-    weights,
-    biases,
-    dweight,
-    dbias,
-    chunks,
-    SIZE: tl.constexpr,
-    OUT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One program: a block of numbers of the weight or bias gradient, the sum over all chunks in
-    order."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if tl.program_id(0) * BLOCK < SIZE:
-        total = tl.load(weights + at, mask=at < SIZE, other=0)
-        for _ in range(1, chunks):
-            weights += SIZE
-            total += tl.load(weights + at, mask=at < SIZE, other=0)
-        write(dweight + at, total, at < SIZE)
-    else:
-        o = at - tl.cdiv(SIZE, BLOCK) * BLOCK
-        total = tl.load(biases + o, mask=o < OUT, other=0)
-        for _ in range(1, chunks):
-            biases += OUT
-            total += tl.load(biases + o, mask=o < OUT, other=0)
-        write(dbias + o, total, o < OUT)
 
 
 def _forward_options(x: Tensor, weight: Tensor, dtype: torch.dtype) -> dict[str, Any]:
@@ -230,17 +243,28 @@ forward: Callable[..., Any] = Launch(linear_small_forward, options=_forward_opti
 
 
 def backward(
-    grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, into: Tensor | None
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor | None,
+    into: Tensor | None,
+    tickets: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs backward in one launch, or two if rows form several chunks."""
+    """Runs backward in one launch.
+
+    Args:
+        tickets: zeros before and after it, as many as :data:`~limits.TICKETS`; needed if the rows
+            form several chunks. Launches that follow each other on a stream may share them.
+    """
     grad = grad.contiguous()
     into = None if into is None else into.contiguous()
     rows, (high, width) = x.size(0), weight.shape
     dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), weight.new_empty(high)
     chunks, rows_a_chunk = chunks_of(rows)
-    summed = (dweight, dbias)
+    partial = (None, None, None)
     if chunks > 1:
-        summed = (wide_like(grad, chunks, high, width), wide_like(grad, chunks, high))
+        assert tickets is not None
+        partial = (wide_like(grad, chunks, high, width), wide_like(grad, chunks, high), tickets)
     tiles = backward_tiles(width, high, grad.dtype)
     of_input = triton.cdiv(rows, tiles["ROWS"]) * triton.cdiv(width, tiles["COLUMNS"])
     of_weight = chunks * triton.cdiv(high, tiles["SIDE"]) * triton.cdiv(width, tiles["SIDE"])
@@ -251,19 +275,17 @@ def backward(
         out,
         into,
         dx,
-        *summed,
+        *partial[:2],
+        dweight,
+        dbias,
+        partial[2],
         rows,
         rows_a_chunk,
-        of_input,
+        of_weight,
         width,
         high,
         **tiles,
     )
-    if chunks > 1:
-        blocks = triton.cdiv(dweight.numel(), 512) + triton.cdiv(high, 512)
-        linear_small_join[(blocks,)](
-            *summed, dweight, dbias, chunks, dweight.numel(), high, BLOCK=512, num_warps=4
-        )
     return dx, dweight, dbias
 
 
@@ -294,7 +316,15 @@ def on_cuda(
     return forward(x, weight, bias, relu, dtype)
 
 
-def backward_on_cuda(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def backward_on_cuda(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor | None,
+    into: Tensor | None,
+    tickets: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Runs backward by this module's kernel or torch's products."""
-    few = fits(*shape_of(x, weight), grad.dtype, x.dtype, weight.dtype)
-    return (backward if few else gpu.backward)(grad, x, weight, *rest)
+    if fits(*shape_of(x, weight), grad.dtype, x.dtype, weight.dtype):
+        return backward(grad, x, weight, out, into, tickets)
+    return gpu.backward(grad, x, weight, out, into)
