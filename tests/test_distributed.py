@@ -18,6 +18,7 @@ from support.ranked_net import BATCH, GRAPHS, model_of, runner_of, squared, stat
 from support.ranks import on_ranks
 from support.runners import made_runner
 from torch import nn
+from torch.utils.data import DistributedSampler
 from torch_geometric.data import Batch
 from torch_geometric.nn import global_add_pool
 
@@ -110,6 +111,37 @@ def test_batches_of_several_buckets_are_averaged_alike():
     """Packs of varying numbers of graphs: at each step all ranks take the same bucket, and ranks
     with no batch left in it take a batch of padding."""
     check_equal(2, buckets=3)
+
+
+def _padded_on_rank(mode: str) -> list[tuple]:
+    """Trains on batches of this rank's own loader, in the smallest buckets that take them."""
+    padder = sg.Padder([sg.Capacity(60, 80, 10), sg.Capacity(300, 400, 20)])
+    runner = runner_of(model_of(sync=True), padder, mode)
+    runner.warmup(padder([store_of()[0]]))
+    sampler = DistributedSampler(range(60), shuffle=False)
+    sizes = [3, 15, 12] if dist.get_rank() else [15, 3, 12]
+    ids, found = iter(list(sampler)), []
+    for size in sizes:
+        graphs = [next(ids) for _ in range(size)]
+        batch = padder([store_of()[i] for i in graphs])
+        found.append((batch.bucket, graphs, float(runner.step(batch)), state_of(runner.model)))
+    return found
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
+def test_ranks_in_different_buckets_are_one_process(mode):
+    """A loader of one's own per rank; the last step is of one bucket on both."""
+    model = model_of(sync=False)
+    optimizer = sgd(model, 0.05)
+    steps = list(zip(*on_ranks(2, _padded_on_rank, mode), strict=True))
+    assert [[bucket for bucket, *_ in step] for step in steps] == [[1, 0], [0, 1], [1, 1]]
+    for (_, first, loss, state), (_, second, other, same) in steps:
+        expected, states = _plain_step(model, optimizer, store_of(), [*first, *second])
+        assert loss == other == pytest.approx(expected, abs=TOLERANCE)
+        for name, value in states.items():
+            if "num_batches" not in name:
+                assert torch.allclose(state[name], value, rtol=0, atol=TOLERANCE), name
+            assert torch.equal(state[name], same[name]), name
 
 
 def test_ranks_with_missing_labels_weigh_what_is_labelled():

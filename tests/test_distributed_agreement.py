@@ -252,21 +252,6 @@ def test_ranks_with_the_same_graphs_are_warned_of():
     assert on_ranks(2, _same_graphs, True) == [[], []]
 
 
-def _buckets_apart() -> str:
-    store, model = store_of(), model_of(sync=True)
-    plan = [sg.Capacity(200, 300, 20), sg.Capacity(300, 400, 20)]
-    runner = runner_of(model, plan)
-    rank = dist.get_rank()
-    with pytest.raises(RuntimeError) as caught:
-        runner.step(sg.StaticBatch.of(store, range(5), runner.plan.capacities[rank], rank))
-    return str(caught.value)
-
-
-def test_ranks_in_different_buckets_are_an_error():
-    for message in on_ranks(2, _buckets_apart):
-        assert "different buckets (rank 0: 0, rank 1: 1)" in message
-
-
 def _destroyed() -> tuple[bool, str]:
     store, model = store_of(), model_of(sync=True)
     plan = [sg.Capacity(200, 300, 20)]

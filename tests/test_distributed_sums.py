@@ -44,7 +44,7 @@ def _reduced(buffer_bytes: int) -> list:
             else:
                 parameter.grad.copy_(grad)
         statistics[0].fill_(1.0 + 8 * ranks.rank)
-        loss = reduction(share, bucket=0)
+        loss = reduction(share)
     assert torch.allclose(statistics[0], torch.tensor((1.0 + 2 * 9.0) / 3)), "the mean by weight"
     assert [p.grad.data_ptr() for p in made[:3]] == addresses
     found = [None if p.grad is None else p.grad.double() for p in made]
@@ -161,16 +161,16 @@ def test_what_a_recording_holds_comes_from_the_device(monkeypatch):
     reduction._asks = False  # as for parameters on CUDA
     share = Share(torch.tensor(6.0), torch.tensor(0.5))
     with Noted():
-        loss = reduction(share, bucket=1)
+        loss = reduction(share)
     assert float(loss) == 12.0
-    assert reduction.table.tolist() == [[0] * COLUMNS, [6.0, 0.5, 1.0, -1.0, 0, 0, 0]]
+    assert reduction.table.tolist() == [[0] * COLUMNS, [6.0, 0.5, -1.0, 0, 0, 0]]
     assert made[0].grad.tolist() == [[2.0] * 4] * 3
     once = len(called)
     statistics += [torch.ones(7) for _ in range(9)]
-    reduction(share, bucket=1)
+    reduction(share)
     called.clear()
     with Noted():
-        reduction(share, bucket=1)
+        reduction(share)
     assert len(called) <= once, "each running statistic costs launches of its own"
     reads = {"item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__"}
     assert not set(called) & {"__setitem__", "tensor", "as_tensor", "from_numpy", *reads}

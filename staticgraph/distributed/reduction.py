@@ -35,8 +35,7 @@ from staticgraph.text.how_many import how_many
 class Share(NamedTuple):
     """A rank's part of a mean: the mean is the sum of all ``total`` over the sum of all ``weight``.
 
-    Both are divided by the number of physical values, so neither grows with the batch. This number
-    is the same on all ranks, since they take the same bucket at the same step.
+    Both are divided by the same number on every rank, whatever the bucket of its batch.
 
     Attributes:
         total: the sum of the loss over the real, labelled values, 0-dim; this is differentiated.
@@ -61,8 +60,8 @@ class Share(NamedTuple):
 # The default of torch's DistributedDataParallel; most GNNs fit into one buffer.
 BUFFER_BYTES = 25 << 20
 # The values that each rank reports per step.
-TOTAL, WEIGHT, BUCKET, FIRST_GRAPH, LOADER, MODEL, ADDED = range(7)
-COLUMNS = 7
+TOTAL, WEIGHT, FIRST_GRAPH, LOADER, MODEL, ADDED = range(6)
+COLUMNS = 6
 NO_GRAPH = -1.0
 
 
@@ -78,9 +77,9 @@ class Reduction:
         buffer_bytes: the size of a flat buffer.
 
     Attributes:
-        table: ``[world_size, 7]``, what each rank reported for its last step: total and weight of
-            its ``Share``, its bucket, its first graph (-1 if not given), two numbers of its
-            ``note``, and the term that its loss adds once.
+        table: ``[world_size, 6]``, what each rank reported for its last step: total and weight of
+            its ``Share``, its first graph (-1 if not given), two numbers of its ``note``, and the
+            term that its loss adds once.
         nbytes: bytes that each rank sends per step.
 
     Raises:
@@ -110,12 +109,11 @@ class Reduction:
         self.nbytes: int = 0
 
     @torch.no_grad()
-    def __call__(self, share: Share, bucket: int, first_graph: float = NO_GRAPH) -> Tensor:
+    def __call__(self, share: Share, first_graph: float = NO_GRAPH) -> Tensor:
         """Reduces the gradients and statistics over all ranks, in place.
 
         Args:
             share: this rank's part of the loss.
-            bucket: the bucket of this rank's batch.
             first_graph: the position of the batch's first graph.
 
         Returns:
@@ -133,7 +131,7 @@ class Reduction:
             )
         statistics = list(self._statistics())
         buffers = self._buffers_for(parameters, statistics)
-        buffers.take(present, statistics, share, self._row(share, bucket, first_graph))
+        buffers.take(present, statistics, share, self._row(share, first_graph))
         works = [
             dist.all_reduce(flat, group=self._ranks.group, async_op=self._asks)
             for flat in buffers.flats
@@ -149,30 +147,15 @@ class Reduction:
         self._give_back(buffers, parameters, statistics, weight)
         return (self.table[:, TOTAL].sum() * factor).to(share.total.dtype)
 
-    def check_buckets(self) -> None:
-        """Checks that all ranks took the same bucket in the last step, on a CPU.
-
-        Raises:
-            RuntimeError: they did not.
-        """
-        buckets = self.table[:, BUCKET].tolist() if self._asks else []
-        if len({*buckets}) > 1:
-            raise RuntimeError(
-                "the ranks took a step in different buckets ("
-                + ", ".join(f"rank {r}: {b:.0f}" for r, b in enumerate(buckets))
-                + "): make every rank's loader with the same plan, seed and indices, and rank= and "
-                "world_size= of its own"
-            )
-
     def bad_ranks(self) -> list[int]:
         """The ranks whose loss of the last step was not finite; synchronizes with the device."""
         return (~torch.isfinite(self.table[:, TOTAL])).nonzero().flatten().tolist()
 
     # ------------------------------------------------------------------ internals
 
-    def _row(self, share: Share, bucket: int, first_graph: float) -> list[Tensor | float]:
+    def _row(self, share: Share, first_graph: float) -> list[Tensor | float]:
         added = 0.0 if share.added is None else share.added
-        return [share.total, share.weight, float(bucket), first_graph, *self.note.unbind(), added]
+        return [share.total, share.weight, first_graph, *self.note.unbind(), added]
 
     def _trained(self) -> list[Tensor]:
         """The parameters that require a gradient now; some may have been frozen or added."""

@@ -2,10 +2,9 @@
 
 A batch that is not a :class:`staticgraph.StaticBatch` is padded when it is given to a runner: by
 the :class:`staticgraph.Padder` that the runner was made with or, for PyG's graphs, by one over its
-plan. Several ranks take the same bucket at the same step, so they agree on it, by a maximum over
-ranks, and on the size of a capacity that is added, before anybody compiles or records. An
-evaluation waits for no other rank. A batch in several parts is one step: the gradients of the parts
-are added up with the weights of their rows.
+plan. Several ranks agree on the size of a capacity that is added, by a maximum over ranks, before
+anybody compiles or records. An evaluation waits for no other rank. A batch in several parts is one
+step: the gradients of the parts are added up with the weights of their rows.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def as_static(runner: Any, batch: Any, training: bool = False) -> Any:
         padder = runner.padder = Padder(runner.plan, schema=runner.preparation.schema)
         padder.least_fills = runner.preparation.least_fills
     ranks: Ranks | None = getattr(runner, "ranks", None)
-    if ranks is not None and training:
+    if ranks is not None and training and padder.overflow == "grow":
         padded = _agreed(padder, batch, ranks)
     else:
         padded = padder.pad(batch, grows=ranks is None)
@@ -65,20 +64,16 @@ def as_static(runner: Any, batch: Any, training: bool = False) -> Any:
 
 
 def _agreed(padder: Padder, batch: Any, ranks: Ranks) -> StaticBatch:
-    """Returns the batch in the bucket that all ranks take at this step."""
+    """Returns a padded batch, after adding the capacity that any rank needs at this step."""
     rows = padder.rows_of(batch)
-    bucket = padder.bucket_of(rows)
-    grows = bucket is None and padder.overflow == "grow"
-    if bucket is None:
-        padder.counts.overflowed += 1
-    wanted = rows.sizes if grows else (0,) * len(rows.sizes)
-    refused, highest, *sizes = ranks.maxima([bucket is None and not grows, bucket or 0, *wanted])
-    if refused:
-        raise padder.refused(rows)
+    fits = padder.bucket_of(rows) is not None
+    padder.counts.overflowed += not fits
+    sizes = ranks.maxima((0,) * len(rows.sizes) if fits else rows.sizes)
     if any(sizes):
         padder.grow([int(size) for size in sizes])
-        return padder.fill(rows, len(padder.plan.capacities) - 1)
-    return padder.fill(rows, int(highest))
+    bucket = padder.bucket_of(rows)
+    assert bucket is not None
+    return padder.fill(rows, bucket)
 
 
 def _grow(runner: Any, padder: Padder) -> None:

@@ -154,11 +154,11 @@ class Averaging:
 
         Raises:
             ValueError: the ranks' loaders differ (here only on a CPU; see :meth:`compare`).
-            RuntimeError: the ranks' models or buckets differ (only on a CPU).
+            RuntimeError: the ranks' models differ (only on a CPU).
         """
         known = self._on_cpu and self._loader is not None
         first = float(batch.graph_ids[0]) if known else NO_GRAPH
-        loss = self.reduction(share.detach(), batch.bucket, first)
+        loss = self.reduction(share.detach(), first)
         if self._on_cpu:
             self._check_ranks()
         return loss
@@ -196,7 +196,6 @@ class Averaging:
         loaders = table[:, LOADER]
         if len({*loaders[loaders != 0].tolist()}) > 1:
             self.ranks.check_alike(self._settings)
-        self.reduction.check_buckets()
         if len({*table[:, MODEL].tolist()}) > 1:
             self._refuse_models()
 

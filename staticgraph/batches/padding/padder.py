@@ -221,12 +221,8 @@ class Padder:
             self.grow(rows.sizes)
             return self.fill(rows, len(self._layouts) - 1)
         if self.overflow == "split":
-            parts = self._halved(rows)
-            buckets = [self.bucket_of(part) or 0 for part in parts]
-            fitting = (b for b in range(max(buckets), len(self._layouts)))
-            common = [b for b in fitting if all(self._fits(part, b) for part in parts)]
-            if common:  # equal shapes, as a step over several parts needs them
-                return SplitBatch(self.fill(part, common[0]) for part in parts)
+            parts = [(part, self.bucket_of(part)) for part in self._halved(rows)]
+            return SplitBatch(self.fill(part, b) for part, b in parts if b is not None)
         raise self.refused(rows)
 
     def refused(self, rows: Rows) -> GraphTooLarge:

@@ -130,6 +130,10 @@ def mean_loss(
     return mean if added is None else mean + added
 
 
+# Sums over as many values as batches have remain numbers of half precision. A power of two: exact.
+SHARES_OF = 4096
+
+
 def share_of_loss(
     loss: Loss, out: Any, batch: StaticBatch, received: StaticBatch | None = None
 ) -> Share:
@@ -141,8 +145,7 @@ def share_of_loss(
     received = batch if received is None else received
     terms, read = _terms(loss, out, batch, received)
     total, count = _masked_sum(terms.values, received, read, terms.weights)
-    physical = max(1, terms.values.numel())
-    total, weight = total / physical, count.to(total.dtype) / physical
+    total, weight = total / SHARES_OF, count.to(total.dtype) / SHARES_OF
     added = terms.added
     if added is None:
         return Share(total, weight)
@@ -150,8 +153,7 @@ def share_of_loss(
     if not added.dim():
         return Share(total + added * weight, weight, added.detach())
     rows, count = _sum_of_added(added, received)
-    physical = max(1, added.numel())
-    rows, row_weight = rows / physical, count.to(rows.dtype) / physical
+    rows, row_weight = rows / SHARES_OF, count.to(rows.dtype) / SHARES_OF
     return Share(total, weight, rows=rows, row_weight=row_weight)
 
 
