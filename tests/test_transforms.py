@@ -146,9 +146,10 @@ def other_dtype(data):
     ],
 )
 def test_what_has_no_place_in_a_batch_is_refused(transform, match):
+    batches = loader(transform)
     for _ in range(6):  # the slot is returned each time
         with pytest.raises(ValueError, match=match):
-            next(iter(loader(transform)))
+            next(iter(batches))
 
 
 @pytest.mark.parametrize(
