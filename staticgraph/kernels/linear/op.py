@@ -77,16 +77,17 @@ def by_library(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
     return not fits(*shape_of(x, weight), x.dtype, weight.dtype, dtype)
 
 
-def _zero_tickets(device: torch.device) -> Tensor:
+def zero_tickets(device: torch.device) -> Tensor:
+    """Returns what backward on CUDA counts finished chunks of rows with: zeros that are zero again
+    when it is done."""
     return torch.zeros(TICKETS, dtype=torch.int32, device=device)
 
 
-# What backward on CUDA counts finished chunks of rows with: zeros that are zero again when it is
-# done. So the layers of a compiled graph share them; Inductor would fill zeros of torch's own for
-# each layer.
+# An operator, so that the layers of a compiled graph share the result: Inductor fills zeros of
+# torch's own for each.
 LIBRARY.define("tickets(Device device) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-LIBRARY.impl("tickets", _zero_tickets, "CompositeExplicitAutograd")
-torch.library.register_fake(f"{NAMESPACE}::tickets", _zero_tickets, lib=LIBRARY)
+LIBRARY.impl("tickets", zero_tickets, "CompositeExplicitAutograd")
+torch.library.register_fake(f"{NAMESPACE}::tickets", zero_tickets, lib=LIBRARY)
 
 LINEAR = operator(
     "linear(Tensor x, Tensor weight, Tensor? bias, bool relu, ScalarType dtype) -> Tensor",

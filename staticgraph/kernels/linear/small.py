@@ -27,7 +27,7 @@ from torch import Tensor
 from staticgraph.kernels.launch import Launch, places, product, read, wide_like, write
 from staticgraph.kernels.linear import gpu
 from staticgraph.kernels.linear.limits import chunks_of, fits
-from staticgraph.kernels.linear.op import LINEAR, by_library, shape_of
+from staticgraph.kernels.linear.op import LINEAR, by_library, shape_of, zero_tickets
 
 # Sides of a tile of forward's results, and the depth that a program multiplies per step.
 ROWS, COLUMNS, STEP = 32, 64, 32
@@ -147,7 +147,7 @@ def weight_tile(
         value = matrix_tile(x, r, last, i, WIDTH)
         total += product(tl.trans(part), value.to(part.dtype))
         sums += tl.sum(part.to(tl.float32), 0)
-    at, here = places(o, OUT, i, WIDTH)
+    at, here = places(o.to(tl.int64), OUT, i, WIDTH)
     column = o < tl.where(tile % across == 0, OUT, 0)
     if tickets is not None:
         chunks = tl.cdiv(rows, rows_a_chunk)
@@ -200,7 +200,10 @@ def linear_small_backward(
     """One program: a tile of the weight's gradient for the first ``of_weight`` programs, which take
     longest, of the input's gradient for the others."""
     tile = tl.program_id(0)
-    if tile < of_weight:
+    if tile >= of_weight:
+        tile -= of_weight
+        input_tile(grad, weight, out, into, dx, tile, rows, WIDTH, OUT, ROWS, COLUMNS, STEP)
+    else:
         weight_tile(
             grad,
             x,
@@ -218,9 +221,6 @@ def linear_small_backward(
             SIDE,
             STEP,
         )
-    else:
-        tile -= of_weight
-        input_tile(grad, weight, out, into, dx, tile, rows, WIDTH, OUT, ROWS, COLUMNS, STEP)
 
 
 def _forward_options(x: Tensor, weight: Tensor, dtype: torch.dtype) -> dict[str, Any]:
@@ -253,8 +253,8 @@ def backward(
     """Runs backward in one launch.
 
     Args:
-        tickets: zeros before and after it, as many as :data:`~limits.TICKETS`; needed if the rows
-            form several chunks. Launches that follow each other on a stream may share them.
+        tickets: zeros before and after it, as many as :data:`~limits.TICKETS`, for rows of several
+            chunks; its own if None. Launches that follow each other on a stream may share them.
     """
     grad = grad.contiguous()
     into = None if into is None else into.contiguous()
@@ -263,7 +263,8 @@ def backward(
     chunks, rows_a_chunk = chunks_of(rows)
     partial = (None, None, None)
     if chunks > 1:
-        assert tickets is not None
+        if tickets is None:
+            tickets = zero_tickets(grad.device)
         partial = (wide_like(grad, chunks, high, width), wide_like(grad, chunks, high), tickets)
     tiles = backward_tiles(width, high, grad.dtype)
     of_input = triton.cdiv(rows, tiles["ROWS"]) * triton.cdiv(width, tiles["COLUMNS"])
