@@ -36,7 +36,7 @@ class Net(nn.Module):
         return global_add_pool(self.lin(x), batch, batch_size).squeeze(1)
 
 
-def runner_of(store, mode="eager", **options):
+def runner_of(store, mode="eager", loss=squared, **options):
     torch.manual_seed(0)
     model = Net()
     if mode == "cuda-graph":
@@ -45,7 +45,7 @@ def runner_of(store, mode="eager", **options):
         model,
         CAPACITIES,
         mode,
-        loss=squared,
+        loss=loss,
         optimizer=adam(model, torch.tensor(1e-3)),
         **options,
     ).warmup(store, phases=("step",))
@@ -66,6 +66,13 @@ def test_on_the_cpu_the_update_is_left_out(store, mode):
     for parameter, value in zip(runner.model.parameters(), before, strict=True):
         assert torch.equal(parameter, value)
     runner.step(batch_of(store, 9))  # training can go on
+
+
+def test_a_gradient_that_was_not_finite_is_named_as_the_cause(store):
+    runner = runner_of(store, loss=lambda out, batch: squared(out, batch) + (0 * out).sqrt())
+    runner.step(batch_of(store, 0))  # its loss is finite
+    with pytest.raises(NonFiniteLoss, match=r"parameter lin.weight is not finite before it: an ea"):
+        runner.step(batch_of(store, 3))
 
 
 @pytest.mark.parametrize("mode", ["eager", "fused"])

@@ -112,7 +112,14 @@ class FiniteLosses:
                     f"the message of rank {', '.join(map(str, elsewhere))} names the graphs; the "
                     "update was left out on all ranks"
                 )
-            raise self._error(_graphs(batch.graph_ids), f"is {value}; its update was left out")
+            what = f"is {value}; its update was left out"
+            if broken := self._broken():
+                what += (
+                    f". But parameter {broken} is not finite before it: an earlier step's loss was "
+                    "finite and its gradient was not, as that of a root or a norm of 0 is, which "
+                    "torch.autograd.set_detect_anomaly(True) finds"
+                )
+            raise self._error(_graphs(batch.graph_ids), what)
 
     def before_backward(self, gradient: Tensor, batch: StaticBatch) -> None:
         """Notes or reads, as :meth:`before_update`, what a user's loss sends back to an output.
@@ -239,6 +246,11 @@ class FiniteLosses:
         for path, module in modules:
             if (flag := vars(module).get(SINGLE)) is not None:
                 yield flag, {path or "the model"}
+
+    def _broken(self) -> str | None:
+        """The path of a parameter that is not finite."""
+        parameters = () if self._model is None else self._model.named_parameters()
+        return next((path for path, value in parameters if not value.isfinite().all()), None)
 
     def _warn_of_single_rows(self) -> None:
         flagged = [*self._levels.values(), *self._norm_flags()]
