@@ -282,7 +282,9 @@ class _Summed(torch.autograd.Function):
         ctx.group = group
         total = value.clone(memory_format=torch.contiguous_format)
         torch.distributed.all_reduce(total, group=group)
-        return total
+        # A trace of torch 2.11 returns what was written to beside the result, and autograd takes
+        # the gradient of one tensor that is returned twice to be that of the last.
+        return total.clone() if torch.compiler.is_compiling() else total
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
