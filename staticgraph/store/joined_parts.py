@@ -3,7 +3,7 @@
 Features, edges and permutations are concatenated; offsets and row pointers continue from part to
 part. Each part keeps an array in the narrowest dtype for its own values; it is widened to the dtype
 that all parts need. A part may be a whole store (:class:`Survey`) or some of its graphs
-(:func:`gathered`). Invariant: the concatenation is what ``GraphStore.from_pyg`` of all graphs would
+(:func:`joined`). Invariant: the concatenation is what ``GraphStore.from_pyg`` of all graphs would
 have kept, array by array.
 
 A batch from a mapped store reads scattered pages and waits for each that is not in memory. If the
@@ -14,9 +14,8 @@ next rows are known, the system is advised to fetch them together in the backgro
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,19 @@ from staticgraph.schema import Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
 from staticgraph.store.columns import Array, local_positions
 from staticgraph.store.graph_columns import GraphColumns, assembled
-from staticgraph.store.structure import by_block, level_of, offsets_name, rows_of
+from staticgraph.store.structure import (
+    OFFSETS,
+    arrays_of_graphs,
+    by_block,
+    offsets_name,
+    rows_of,
+)
 
 # Opens one part; called again in each pass, so that only one part is open at a time.
 Part = Callable[[], GraphColumns]
 NONE: Array = np.empty(0, np.uint8)
 # Arrays with one more entry than rows, whose values continue from part to part.
-CONTINUED = ("node_offsets", "edge_offsets", "row_ptr", "offsets.", "object_ends.")
+CONTINUED = (*OFFSETS, "row_ptr")
 
 
 class Survey:
@@ -129,26 +134,16 @@ class Survey:
 
     def pieces(self, name: str) -> Iterator[Array]:
         """Yields what each part adds to an array."""
-        base, begun = 0, False
-        level = _level_of_origin(name) if self.shapes[name][0] else None
-        for part in self._parts:
-            arrays = _arrays_of(part())
-            piece = arrays[name]
-            if name.startswith(CONTINUED) and len(piece):
-                piece = piece[int(begun) :].astype(np.int64) + base
-                base, begun = int(piece[-1]) if len(piece) else base, True
-            elif level is not None and not len(piece):  # edges that were sorted already
-                offsets = arrays[offsets_name(level)]
-                piece = local_positions(np.arange(int(offsets[-1])), offsets)
-            yield piece
+        parts = (_arrays_of(part()) for part in self._parts)
+        return _pieces(name, parts, moved=bool(self.shapes[name][0]))
 
     def read(self, name: str) -> Array:
         """Returns an array over all parts, in main memory."""
         return np.concatenate(list(self.pieces(name)), dtype=self.dtype(name), casting="unsafe")
 
 
-def gathered(
-    parts: Sequence[tuple[GraphColumns, range | IntArray]],
+def joined(
+    parts: Iterable[tuple[GraphColumns, range | IntArray]],
     dtypes: Mapping[str, Any],
     without: tuple[str, ...] = (),
 ) -> dict[str, Array]:
@@ -160,58 +155,42 @@ def gathered(
         dtypes: of the arrays by name; int64 of those that are not named.
         without: what the names of unwanted arrays begin with; splits and objects never are wanted.
     """
-    # As plain arrays: indexing those that are memory-mapped takes several times as long.
-    sources = [
-        {
-            name: np.asarray(array)
-            for name, array in _arrays_of(store).items()
-            if not name.startswith(("object", *without))
-        }
-        for store, _ in parts
+    chosen = [
+        arrays_of_graphs(
+            store.schema,
+            # As plain arrays: indexing those that are mapped takes several times as long.
+            {
+                name: np.asarray(array)
+                for name, array in _arrays_of(store).items()
+                if not name.startswith(("object", *without))
+            },
+            graphs,
+        )
+        for store, graphs in parts
     ]
-    chosen = [np.add.outer([0, 1], np.asarray(graphs, np.int64)) for _, graphs in parts]
-    ends = np.cumsum([0, *(each.shape[1] for each in chosen)])
+    return {
+        name: np.concatenate(
+            list(_pieces(name, chosen, moved=any(len(part[name]) for part in chosen))),
+            dtype=dtypes.get(name, np.int64),
+            casting="unsafe",
+        )
+        for name in chosen[0]
+    }
 
-    @cache
-    def places(level: str, each: int = 1) -> tuple[IntArray, IntArray, IntArray]:
-        """Returns the rows of a level, and where each graph's begin in its store and here."""
-        bounds = [
-            graphs if level == "graph" else source[offsets_name(level)][graphs]
-            for source, graphs in zip(sources, chosen, strict=True)
-        ]
-        first, last = np.concatenate(bounds, axis=1) * each
-        here = np.concatenate([[0], np.cumsum(last - first)])
-        return np.arange(here[-1]) + np.repeat(first - here[:-1], np.diff(here)), first, here
 
-    def copied(name: str, dtype: Any) -> Array:
-        """Returns the rows of these graphs of an array."""
-        rows, _, here = places(*level_of(name, schema))
-        arrays = [source[name] for source in sources]
-        shape = next(array.shape[1:] for array in arrays if len(array))
-        target = np.empty((len(rows), *shape), dtype)
-        bounds = here[ends].tolist()
-        for array, begin, end in zip(arrays, bounds[:-1], bounds[1:], strict=True):
-            if len(array):
-                target[begin:end] = array[rows[begin:end]]
-            elif begin < end:  # edges that were sorted already are in their own order
-                target[begin:end] = local_positions(np.arange(here[-1]), here)[begin:end]
-        return target
-
-    schema = parts[0][0].schema
-    levels = ("node", "edge", *(axis.name for axis in schema.axes))
-    arrays: dict[str, Array] = {offsets_name(level): places(level)[2] for level in levels}
-    for name in [name for name in sources[0] if name not in arrays]:
-        dtype = dtypes.get(name, np.int64)
-        if not any(len(source[name]) for source in sources):
-            arrays[name] = sources[0][name].astype(dtype)
-        elif name == "row_ptr":
-            nodes, (_, first, edges) = places("node")[2], places("edge")
-            pointers = copied(name, np.int64)
-            pointers -= np.repeat(first - edges[:-1], np.diff(nodes))
-            arrays[name] = np.append(pointers, edges[-1]).astype(dtype)
-        else:
-            arrays[name] = copied(name, dtype)
-    return arrays
+def _pieces(name: str, parts: Iterable[Mapping[str, Array]], *, moved: bool) -> Iterator[Array]:
+    """Yields what each part adds to an array; ``moved`` if edges of some part were sorted."""
+    base, begun = 0, False
+    level = _level_of_origin(name) if moved else None
+    for arrays in parts:
+        piece = arrays[name]
+        if name.startswith(CONTINUED) and len(piece):
+            piece = piece[int(begun) :].astype(np.int64) + base
+            base, begun = int(piece[-1]) if len(piece) else base, True
+        elif level is not None and not len(piece):  # edges that were sorted already
+            offsets = arrays[offsets_name(level)]
+            piece = local_positions(np.arange(int(offsets[-1])), offsets)
+        yield piece
 
 
 def slices(
@@ -228,24 +207,8 @@ def slices(
         for start in range(max(first - begin, 0), end, graphs):
             run = range(start, min(start + graphs, end))
             part.verify(np.asarray(run))
-            arrays = _stretch(part, run.start, run.stop)
+            arrays = arrays_of_graphs(part.schema, _arrays_of(part), run)
             yield assembled(GraphColumns, part.schema, arrays, name=part.name)
-
-
-def _stretch(store: GraphColumns, first: int, last: int) -> dict[str, Array]:
-    """Returns the arrays of graphs ``first`` to ``last - 1``; columns are not copied."""
-    arrays, pieces = _arrays_of(store), dict[str, Array]()
-    for name, array in arrays.items():
-        kind, _, key = name.partition(".")
-        if kind == "objects":
-            ends = arrays[f"object_ends.{key}"]
-            pieces[name] = array[int(ends[first]) : int(ends[last])]
-        elif by_block(name):
-            pieces[name] = array[rows_of(name, store.schema, arrays, first, last)]
-        else:
-            pieces[name] = array[first : last + 1] - array[first]
-    pieces["row_ptr"] = pieces["row_ptr"] - arrays["edge_offsets"][first]
-    return pieces
 
 
 def read_ahead(store: GraphColumns, first: int, last: int) -> int:

@@ -13,7 +13,6 @@ concatenated in main memory when it is accessed.
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any, Self
 
@@ -27,7 +26,7 @@ from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
 from staticgraph.store import files
 from staticgraph.store.columns import Splits
 from staticgraph.store.graph_columns import GraphColumns, assembled
-from staticgraph.store.joined_parts import NONE, Survey, gathered
+from staticgraph.store.joined_parts import NONE, Survey, joined
 from staticgraph.store.objects import ObjectColumn, OnAccess
 from staticgraph.store.shards import REMEDY, Shards
 from staticgraph.store.structure import STRUCTURE
@@ -76,7 +75,7 @@ class Sharded(GraphColumns):
         most_open = (descriptors - SPARE_DESCRIPTORS) // max(1, len(paths) // len(shards.folders))
         # The most recently used shards stay open.
         self.__dict__["_open"] = lru_cache(max(4, most_open))(self._load)
-        survey = Survey(self._parts())
+        survey = Survey([partial(self._open, number) for number in range(len(shards.folders))])
         self.__dict__.update(
             _survey=survey,
             _starts=survey.starts,
@@ -130,34 +129,12 @@ class Sharded(GraphColumns):
             store.checks.name = f"{name}: {folder}"
         return store
 
-    def _parts(self) -> list[Callable[[], GraphColumns]]:
-        """See :meth:`GraphColumns._parts`."""
-        return [partial(self._open, number) for number in range(len(self.shards.folders))]
-
-    def _opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
-        """See :meth:`GraphColumns._opened`."""
-        if first < last:
-            begin, end = np.searchsorted(self._starts, [first, last - 1], side="right") - 1
-            for number in range(begin, end + 1):
-                yield int(self._starts[number]), self._open(number)
-
-    def _by_part(self, ids: IntArray) -> tuple[Iterable[tuple[GraphColumns, IntArray]], IntArray]:
-        """See :meth:`GraphColumns._by_part`."""
-        if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
-            raise IndexError(f"graph {ids[(ids < 0) | (ids >= len(self))][0]} of {len(self)}")
-        owners = np.searchsorted(self._starts, ids, side="right") - 1
-        places = np.argsort(owners, kind="stable")
-        local = (ids - self._starts[owners])[places]
-        numbers, firsts = np.unique(owners[places], return_index=True)
-        parts = np.split(local, firsts[1:]) if len(ids) else []
-        return zip(map(self._open, numbers.tolist()), parts, strict=True), places
-
     def held(self, ids: IntArray, pointers: bool = True) -> tuple[GraphColumns, IntArray]:
         """See :meth:`GraphColumns.held`: copies the graphs into one store, shard by shard."""
         parts, places = self._by_part(ids)
         edges = self.narrow_sizes[ids, 1].sum(dtype=np.int64)
         dtypes = {**self._survey.widest, "row_ptr": pointer_dtype(edges)}
-        arrays = dict.fromkeys(STRUCTURE, NONE) | gathered(
+        arrays = dict.fromkeys(STRUCTURE, NONE) | joined(
             list(parts) or [(GraphColumns.zeros(self.schema), ids)],
             dtypes,
             ("edge_origin", "origins.", *(() if pointers else POINTERS)),

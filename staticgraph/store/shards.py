@@ -24,6 +24,7 @@ from staticgraph.files.checksum import crc32_of_array, read_array, require_writt
 from staticgraph.files.folder import Kind, repair
 from staticgraph.store import MANIFEST, files
 from staticgraph.store.columns import Array, checked_splits
+from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.how_many import how_many
 
 FORMAT = "staticgraph.shards"
@@ -76,16 +77,10 @@ class Shards:
         return None
 
 
-def write_list(folder: Path, name: str, splits: Mapping[str, Array]) -> None:
-    """Adds splits and, last, a list of its parts to the folder that holds them.
-
-    Args:
-        folder: the folder of the parts.
-        name: the store's name in messages.
-        splits: named lists of graph indices over all parts, checked.
-    """
+def write_list(folder: Path, store: GraphColumns) -> None:
+    """Adds a store's splits and, last, a list of its shards to the folder that holds them."""
     described = {}
-    for split, ids in splits.items():
+    for split, ids in store.splits.items():
         path = folder / files.file_of(f"split.{split}")
         np.save(path, ids, allow_pickle=False)
         sync(path)
@@ -102,7 +97,7 @@ def write_list(folder: Path, name: str, splits: Mapping[str, Array]) -> None:
     manifest = {
         "format": FORMAT,
         "version": VERSION,
-        "name": name,
+        "name": store.name,
         "shards": shards,
         "files": described,
     }

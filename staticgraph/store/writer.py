@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,12 +25,12 @@ from staticgraph.errors import BadGraph
 from staticgraph.files import scratch
 from staticgraph.files.folder import exchange, repair, require_replaceable
 from staticgraph.schema import Level, Schema
-from staticgraph.store.columns import Array, checked_splits, names_of_fields
+from staticgraph.store.columns import Array, names_of_fields
 from staticgraph.store.files import KIND, MANIFEST, save, write
 from staticgraph.store.graph_columns import GraphColumns
-from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.joined_parts import Survey, require_same_fields, slices
-from staticgraph.store.shards import check_shards, numbers_of, parts_in, write_list
+from staticgraph.store.graph_store import GraphStore, ShardedStore
+from staticgraph.store.joined_parts import require_same_fields, slices
+from staticgraph.store.shards import Shards, check_shards, numbers_of, parts_in, write_list
 from staticgraph.text.numeric_options import whole_option
 
 # A part of molecules takes some 10 MB, and 100 million graphs take 5,000 folders.
@@ -230,28 +229,21 @@ class StoreWriter:
                 f"it committed: go on from there with StoreWriter(..., shard={number}), or call "
                 "its commit() if that is all"
             )
-        for path in paths:
-            GraphStore.load(path, verify=True)  # every byte, the headers of files included
-        parts = [partial(GraphStore.load, path, verify=False) for path in paths]
+        # Every byte is checked, the headers of files included.
+        parts = ShardedStore(Shards(tuple(paths), self._name), verify=True)
+        store = parts.with_splits(**splits or {})
         if merged:
-            write(
-                parts,
-                self.folder,
-                name=self._name,
-                splits=splits or {},
-                overwrite=self._overwrite,
-            )
+            write(store, self.folder, overwrite=self._overwrite)
         else:
             target = Path(os.path.realpath(self.folder))
             require_replaceable(target, KIND, self._overwrite)
-            graphs = len(Survey(parts).sizes)
-            write_list(self._parts, self._name, checked_splits(splits or {}, graphs, self._name))
+            write_list(self._parts, store)
             exchange(self._parts, target)
-        store = GraphStore.load(self.folder)
+        finished = GraphStore.load(self.folder)
         if merged:
             _remove_parts(self._parts)
         self._number = self.committed = 0
-        return store
+        return finished
 
     def __enter__(self) -> Self:
         return self
