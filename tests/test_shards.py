@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 import resource
 import shutil
 from pathlib import Path
@@ -103,6 +104,16 @@ def test_a_copy_with_other_splits_leaves_the_store_as_it_was(tmp_path):
     for number, graph in enumerate(graphs):
         assert_same_graph(other[number], graph)
     assert not hasattr(copy.copy(store), "no such attribute")
+
+
+def test_another_process_opens_the_shards_again(listed):
+    """As worker processes that are spawned get it: by its folders, with its splits."""
+    store = sg.GraphStore.load(listed, shards="by-rank").with_splits(val=[3, 20])
+    again = pickle.loads(pickle.dumps(store))
+    assert (again.by_rank, again.name, list(again.splits["val"])) == (True, "all", [3, 20])
+    assert_same_files(again, store)
+    for number in (3, 20):
+        assert_same_graph(again[number], store[number])
 
 
 def test_nodes_of_several_types_and_objects(tmp_path):

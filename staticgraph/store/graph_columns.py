@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Self, SupportsIndex, TypeVar
@@ -306,8 +305,9 @@ class GraphColumns:
         Each split is a list of graph indices, such as ``range(900)``, or a boolean mask with one
         entry per graph.
         """
-        other = copy(self)
-        vars(other)["splits"] = Splits(checked_splits(splits, len(self), self.name))
+        other = object.__new__(type(self))
+        checked = Splits(checked_splits(splits, len(self), self.name))
+        vars(other).update(vars(self), splits=checked)
         return other
 
     def in_first_order(self) -> Self:

@@ -13,6 +13,7 @@ concatenated in main memory when it is accessed.
 from __future__ import annotations
 
 import resource
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Self
 
@@ -101,6 +102,11 @@ class Sharded(GraphColumns):
 
         names = (each.partition(".") for each in self._survey.shapes)
         return OnAccess([key for start, _, key in names if start == kind], read)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the folders, not what is read from them: another process opens them again."""
+        shards = replace(self.shards, splits=dict(self.splits))
+        return partial(type(self), verify=False, by_rank=self.by_rank), (shards,)
 
     # ------------------------------------------------------------------ the shards
 
