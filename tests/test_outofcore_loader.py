@@ -189,6 +189,9 @@ def test_an_iteration_that_another_one_ended_says_so(graph, policy):
         (InMemory(), {"task": "link", "degree_fraction": 1.5}, "degree_fraction=1.5"),
         (InMemory(), {"fanouts": [-1]}, r"fanouts=\[-1\].*for all neighbours the largest degree"),
         (InMemory(), {"fanouts": 5}, "fanouts=5: give a list"),
+        (InMemory(), {"direction": "up"}, "direction='up'; choose one of in, out, both"),
+        (InMemory(), {"task": "link", "chunks": 0}, "chunks=0: give a whole number of at least 1"),
+        (InMemory(), {"task": "link", "chunks": 3}, "chunks=3 do not divide batch_size=4"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(graph, policy, options, message):

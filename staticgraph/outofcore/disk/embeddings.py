@@ -124,7 +124,7 @@ class EmbeddingFile:
                 file.write(sums.data)
             file.truncate(2 * num_partitions * 2 * sums.nbytes)
             os.fsync(file.fileno())
-        shape = np.array([num_partitions, partition_size, dimension])
+        shape = num_partitions, partition_size, dimension
         place = np.zeros(num_partitions, np.uint8)
         _write_commit(root, 0, shape, place, crc, extras or {})
         (root / CREATING).unlink()
@@ -195,7 +195,7 @@ class EmbeddingFile:
         self.require_latest()
         self.sync()
         arrays = self.extras if extras is None else dict(extras)
-        shape = np.array([self.num_partitions, self.partition_size, self.dimension])
+        shape = self.num_partitions, self.partition_size, self.dimension
         _write_commit(self.folder, self.epoch + 1, shape, self._place, self._crc, arrays)
         self._read_or_written = _head(self.folder)
         self.epoch += 1
@@ -251,14 +251,14 @@ def _checksum(values: FloatArray, sums: FloatArray) -> int:
 def _write_commit(
     folder: Path,
     epoch: int,
-    shape: NDArray[Any],
+    shape: tuple[int, int, int],
     place: NDArray[np.uint8],
     crc: NDArray[np.uint32],
     extras: Mapping[str, NDArray[Any]],
 ) -> None:
     content = io.BytesIO()
     arrays: dict[str, Any] = {f"extra.{name}": value for name, value in extras.items()}
-    np.savez(content, epoch=np.array(epoch), shape=shape, place=place, crc32=crc, **arrays)
+    np.savez(content, epoch=epoch, shape=shape, place=place, crc32=crc, **arrays)
     body = content.getvalue()
     contents = MAGIC + zlib.crc32(body).to_bytes(4, "little") + body
     atomic.write_bytes(folder / COMMIT, contents)

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from torch_geometric.data.data import BaseData
 
 from staticgraph.errors import BadGraph
 from staticgraph.outofcore.disk.array_files import array_of, check_edges
@@ -53,12 +54,9 @@ class EdgeSource:
     def __init__(self, edges: Edges, num_nodes: int, chunk: int) -> None:
         self._num_nodes = num_nodes
         self.chunk: int = chunk
-        # Checked by name, since this module does not need torch. PyG's Data is callable, like a
-        # function.
-        kind: type = type(edges)
-        if any(base.__name__ == "BaseData" for base in kind.__mro__):
+        if isinstance(edges, BaseData):  # is callable, like a function
             raise BadGraph(
-                f"edges is a {kind.__name__}; give its edge_index, of several types of "
+                f"edges is a {type(edges).__name__}; give its edge_index, of several types of "
                 "edges all in one array with the number of the type as the third row"
             )
         if callable(edges):
