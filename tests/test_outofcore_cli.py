@@ -197,6 +197,9 @@ def test_links_of_a_plain_graph_are_held_out(graph):
     both = np.concatenate([edges, edges[::-1]], axis=1)  # each edge is true in both directions
     assert sorted(map(tuple, links.known.T.tolist())) == sorted(map(tuple, both.T.tolist()))
     assert links.test.shape[1] == links.valid.shape[1] == round(0.05 * edges.shape[1])
+    for share in (0.5, -0.1):
+        with pytest.raises(ValueError, match=f"held_out={share} twice leaves no edges"):
+            data.open_links(graph, held_out=share)
 
 
 def test_task_and_policy_follow_from_the_data(graph, triples, tmp_path, capsys):

@@ -108,8 +108,11 @@ def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
 
     Raises:
         UnknownDataset: if the file has another form.
+        ValueError: if ``held_out`` is not from 0 to below one half, which leaves nothing to train.
     """
     path = find(spec)
+    if not 0.0 <= held_out < 0.5:
+        raise ValueError(f"held_out={held_out} twice leaves no edges: give a share from 0 to 0.5")
     if path.is_dir():
         graph = PartitionedGraph(path)
         edges = graph.read_edges().T.astype(np.int64)
