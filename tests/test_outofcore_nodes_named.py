@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from staticgraph.errors import BadGraph
 from staticgraph.outofcore import InMemory, NodeTrainer, SampledGNN, SampledLoader, partition
 
 N = 30
@@ -33,35 +32,6 @@ def test_a_mask_of_seeds_names_the_nodes_where_it_is_true(graph, mask):
     seen = [graph.node_ids[batch.seeds] for batch in loader]
     loader.close()
     assert sorted(np.concatenate(seen).tolist()) == [4, 9, 17, 29]
-
-
-@pytest.mark.parametrize(
-    ("seeds", "said"),
-    [
-        (MASK[:-1], r"mask of shape \[29\].*30 nodes"),
-        ([-1, 3], "seeds names node -1; there are 30"),
-        ([N], "seeds names node 30"),
-        ([3.7], "seeds: entry 0 is 3.7, which is not a whole number"),
-    ],
-)
-def test_seeds_that_the_graph_does_not_have_are_refused(graph, seeds, said):
-    with pytest.raises(BadGraph, match=said):
-        loader_of(graph, seeds)
-
-
-@pytest.mark.parametrize(
-    ("labels", "said"),
-    [
-        (LABELS + 0.5, "labels has 0.5 for node 0: give classes"),
-        (np.where(LABELS == 1, np.nan, LABELS), "labels has nan for node 1"),
-        (LABELS - 2, "labels has -2 for node 0"),
-        (np.zeros((N, 2), int), r"labels has shape \(30, 2\)"),
-        (LABELS[1:], "labels has 29 entries, the graph 30 nodes"),
-    ],
-)
-def test_labels_that_are_no_classes_are_refused(graph, labels, said):
-    with pytest.raises(ValueError, match=said):
-        loader_of(graph, labels=labels)
 
 
 # ---------------------------------------------------------------------- nodes without a label
