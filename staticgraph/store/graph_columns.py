@@ -344,12 +344,14 @@ class GraphColumns:
     def held(self, ids: IntArray, pointers: bool = True) -> tuple[GraphColumns, IntArray]:
         """Returns the store that a batch of these graphs is copied from, and their positions in it.
 
-        The columns of that store are in-memory or mapped arrays.
+        The columns of that store are in-memory or mapped arrays, and these graphs were checked as
+        by :meth:`verify`.
 
         Args:
             ids: ``[g]`` graph indices in this store.
             pointers: whether row pointers and the transpose will be read.
         """
+        self.verify(ids)
         return self, ids
 
     # A store consists of one or more that are in one folder, or in memory.

@@ -3,7 +3,7 @@
 Features, edges and permutations are concatenated; offsets and row pointers continue from part to
 part. Each part keeps an array in the narrowest dtype for its own values; it is widened to the dtype
 that all parts need. A part may be a whole store (:class:`Survey`) or some of its graphs
-(:func:`joined`). Invariant: the concatenation is what ``GraphStore.from_pyg`` of all graphs would
+(:func:`gathered`). Invariant: the concatenation is what ``GraphStore.from_pyg`` of all graphs would
 have kept, array by array.
 
 A batch from a mapped store reads scattered pages and waits for each that is not in memory. If the
@@ -14,8 +14,9 @@ next rows are known, the system is advised to fetch them together in the backgro
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,7 @@ from staticgraph.schema import Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
 from staticgraph.store.columns import Array, local_positions
 from staticgraph.store.graph_columns import GraphColumns, assembled
-from staticgraph.store.structure import (
-    OFFSETS,
-    arrays_of_graphs,
-    by_block,
-    offsets_name,
-    rows_of,
-)
+from staticgraph.store.structure import OFFSETS, by_block, level_of, offsets_name, rows_of
 
 # Opens one part; called again in each pass, so that only one part is open at a time.
 Part = Callable[[], GraphColumns]
@@ -134,16 +129,26 @@ class Survey:
 
     def pieces(self, name: str) -> Iterator[Array]:
         """Yields what each part adds to an array."""
-        parts = (_arrays_of(part()) for part in self._parts)
-        return _pieces(name, parts, moved=bool(self.shapes[name][0]))
+        base, begun = 0, False
+        level = _level_of_origin(name) if self.shapes[name][0] else None
+        for part in self._parts:
+            arrays = _arrays_of(part())
+            piece = arrays[name]
+            if name.startswith(CONTINUED) and len(piece):
+                piece = piece[int(begun) :].astype(np.int64) + base
+                base, begun = int(piece[-1]) if len(piece) else base, True
+            elif level is not None and not len(piece):  # edges that were sorted already
+                offsets = arrays[offsets_name(level)]
+                piece = local_positions(np.arange(int(offsets[-1])), offsets)
+            yield piece
 
     def read(self, name: str) -> Array:
         """Returns an array over all parts, in main memory."""
         return np.concatenate(list(self.pieces(name)), dtype=self.dtype(name), casting="unsafe")
 
 
-def joined(
-    parts: Iterable[tuple[GraphColumns, range | IntArray]],
+def gathered(
+    parts: Sequence[tuple[GraphColumns, range | IntArray]],
     dtypes: Mapping[str, Any],
     without: tuple[str, ...] = (),
 ) -> dict[str, Array]:
@@ -153,44 +158,64 @@ def joined(
         parts: stores in one folder, or in memory, at least one; and of each the graphs, ``[g]``
             int64 or a range.
         dtypes: of the arrays by name; int64 of those that are not named.
-        without: what the names of unwanted arrays begin with; splits and objects never are wanted.
+        without: what the names of unwanted arrays begin with; splits never are wanted.
     """
-    chosen = [
-        arrays_of_graphs(
-            store.schema,
-            # As plain arrays: indexing those that are mapped takes several times as long.
-            {
-                name: np.asarray(array)
-                for name, array in _arrays_of(store).items()
-                if not name.startswith(("object", *without))
-            },
-            graphs,
-        )
-        for store, graphs in parts
+    # As plain arrays: indexing those that are memory-mapped takes several times as long.
+    sources = [
+        {
+            name: np.asarray(array)
+            for name, array in _arrays_of(store).items()
+            if not name.startswith(without)
+        }
+        for store, _ in parts
     ]
-    return {
-        name: np.concatenate(
-            list(_pieces(name, chosen, moved=any(len(part[name]) for part in chosen))),
-            dtype=dtypes.get(name, np.int64),
-            casting="unsafe",
-        )
-        for name in chosen[0]
-    }
+    chosen = [np.add.outer([0, 1], np.asarray(graphs, np.int64)) for _, graphs in parts]
+    ends = np.cumsum([0, *(each.shape[1] for each in chosen)])
 
+    @cache
+    def places(offsets: str, each: int) -> tuple[IntArray, IntArray, IntArray]:
+        """Returns the rows by the name of their offsets, and where each graph's begin and now do."""
+        bounds = [
+            source[offsets][graphs] if offsets in source else graphs
+            for source, graphs in zip(sources, chosen, strict=True)
+        ]
+        first, last = np.concatenate(bounds, axis=1) * each
+        here = np.concatenate([[0], np.cumsum(last - first)])
+        return np.arange(here[-1]) + np.repeat(first - here[:-1], np.diff(here)), first, here
 
-def _pieces(name: str, parts: Iterable[Mapping[str, Array]], *, moved: bool) -> Iterator[Array]:
-    """Yields what each part adds to an array; ``moved`` if edges of some part were sorted."""
-    base, begun = 0, False
-    level = _level_of_origin(name) if moved else None
-    for arrays in parts:
-        piece = arrays[name]
-        if name.startswith(CONTINUED) and len(piece):
-            piece = piece[int(begun) :].astype(np.int64) + base
-            base, begun = int(piece[-1]) if len(piece) else base, True
-        elif level is not None and not len(piece):  # edges that were sorted already
-            offsets = arrays[offsets_name(level)]
-            piece = local_positions(np.arange(int(offsets[-1])), offsets)
-        yield piece
+    def copied(name: str, dtype: Any) -> Array:
+        """Returns the rows of these graphs of an array."""
+        kind, _, key = name.partition(".")
+        level, each = level_of(name, schema)
+        offsets = f"object_ends.{key}" if kind == "objects" else offsets_name(level)
+        rows, _, here = places(offsets, each)
+        arrays = [source[name] for source in sources]
+        shape = next(array.shape[1:] for array in arrays if len(array))
+        target = np.empty((len(rows), *shape), dtype)
+        bounds = here[ends].tolist()
+        for array, begin, end in zip(arrays, bounds[:-1], bounds[1:], strict=True):
+            if len(array):
+                target[begin:end] = array[rows[begin:end]]
+            elif begin < end:  # edges that were sorted already are in their own order
+                target[begin:end] = local_positions(np.arange(here[-1]), here)[begin:end]
+        return target
+
+    schema = parts[0][0].schema
+    arrays: dict[str, Array] = {}
+    for name in sources[0]:
+        dtype = dtypes.get(name, np.int64)
+        if name.startswith(OFFSETS):
+            arrays[name] = places(name, 1)[2]
+        elif not any(len(source[name]) for source in sources):
+            arrays[name] = sources[0][name].astype(dtype)
+        elif name == "row_ptr":
+            nodes, (_, first, edges) = places("node_offsets", 1)[2], places("edge_offsets", 1)
+            pointers = copied(name, np.int64)
+            pointers -= np.repeat(first - edges[:-1], np.diff(nodes))
+            arrays[name] = np.append(pointers, edges[-1]).astype(dtype)
+        else:
+            arrays[name] = copied(name, dtype)
+    return arrays
 
 
 def slices(
@@ -198,8 +223,8 @@ def slices(
 ) -> Iterator[GraphColumns]:
     """Yields graphs ``first`` to ``last - 1`` in runs of at most ``graphs``.
 
-    Each run is checked against its checksums first, and is neither copied nor widened. For a store
-    in shards, no run crosses the end of a shard.
+    Each run is checked against its checksums first, copied, and not widened. For a store in shards,
+    no run crosses the end of a shard.
     """
     last = len(store) if last is None else last
     for begin, part in store._opened(first, last):
@@ -207,7 +232,8 @@ def slices(
         for start in range(max(first - begin, 0), end, graphs):
             run = range(start, min(start + graphs, end))
             part.verify(np.asarray(run))
-            arrays = arrays_of_graphs(part.schema, _arrays_of(part), run)
+            dtypes = {name: array.dtype for name, array in part.arrays().items()}
+            arrays = gathered([(part, run)], dtypes)
             yield assembled(GraphColumns, part.schema, arrays, name=part.name)
 
 

@@ -27,7 +27,7 @@ from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
 from staticgraph.store import files
 from staticgraph.store.columns import Splits
 from staticgraph.store.graph_columns import GraphColumns, assembled
-from staticgraph.store.joined_parts import NONE, Survey, joined
+from staticgraph.store.joined_parts import NONE, Survey, gathered
 from staticgraph.store.objects import ObjectColumn, OnAccess
 from staticgraph.store.shards import REMEDY, Shards
 from staticgraph.store.structure import STRUCTURE
@@ -137,13 +137,16 @@ class Sharded(GraphColumns):
 
     def held(self, ids: IntArray, pointers: bool = True) -> tuple[GraphColumns, IntArray]:
         """See :meth:`GraphColumns.held`: copies the graphs into one store, shard by shard."""
-        parts, places = self._by_part(ids)
+        opened, places = self._by_part(ids)
+        parts = list(opened) or [(GraphColumns.zeros(self.schema), ids)]
+        for part, chosen in parts:
+            part.verify(chosen)
         edges = self.narrow_sizes[ids, 1].sum(dtype=np.int64)
         dtypes = {**self._survey.widest, "row_ptr": pointer_dtype(edges)}
-        arrays = dict.fromkeys(STRUCTURE, NONE) | joined(
-            list(parts) or [(GraphColumns.zeros(self.schema), ids)],
+        arrays = dict.fromkeys(STRUCTURE, NONE) | gathered(
+            parts,
             dtypes,
-            ("edge_origin", "origins.", *(() if pointers else POINTERS)),
+            ("edge_origin", "origins.", "object", *(() if pointers else POINTERS)),
         )
         positions = np.empty_like(places)
         positions[places] = np.arange(len(places))

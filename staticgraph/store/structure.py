@@ -11,7 +11,6 @@ time, before they are read (:func:`check_graphs`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ NONE: Array = np.empty(0)
 STRUCTURE = (
     "node_offsets", "edge_offsets", "edge_src", "edge_dst", "row_ptr", "transpose", "edge_origin"
 )  # fmt: skip
-# What the names of offsets begin with: one more entry than rows, from 0 on.
+# What the names of offsets begin with: one more entry than graphs, from 0 on.
 OFFSETS = ("node_offsets", "edge_offsets", "offsets.", "object_ends.")
 # Arrays that are read whole when a store is opened, so they need no blocks.
 WHOLE = (*OFFSETS, "split.", "checks.", "objects.")
@@ -63,52 +62,6 @@ def rows_of(name: str, schema: Schema, arrays: Mapping[str, Array], first: int, 
         return slice(first * rows, last * rows)
     offsets = arrays[offsets_name(level)]
     return slice(int(offsets[first]), int(offsets[last]) + (name == "row_ptr"))
-
-
-def arrays_of_graphs(
-    schema: Schema, arrays: Mapping[str, Array], graphs: range | IntArray
-) -> dict[str, Array]:
-    """Returns the arrays of some graphs by name, as a store of them alone would have.
-
-    Args:
-        schema: the schema of the store.
-        arrays: its arrays, those of splits left out; objects only for a range.
-        graphs: a range, whose columns are not copied, or ``[g]`` int64 in any order.
-    """
-    ids = np.asarray(graphs)
-
-    @cache
-    def rows(offsets: str, each: int = 1) -> tuple[Any, IntArray, IntArray]:
-        """Returns the rows by the name of their offsets, where each graph's begin, and offsets."""
-        if offsets in arrays:
-            first, last = arrays[offsets][ids], arrays[offsets][ids + 1]
-        else:  # of graphs
-            first, last = ids * each, ids * each + each
-        here = np.concatenate([[0], np.cumsum(last - first)])
-        if isinstance(graphs, range):
-            return slice(int(first[0]), int(last[-1])), first, here
-        return np.arange(here[-1]) + np.repeat(first - here[:-1], last - first), first, here
-
-    def chosen(name: str, array: Array) -> Array:
-        """Returns the rows of these graphs of an array."""
-        if name.startswith(OFFSETS):
-            return rows(name)[2]
-        if not len(array):
-            return array
-        kind, _, key = name.partition(".")
-        if kind == "objects":
-            return array[rows(f"object_ends.{key}")[0]]
-        level, each = level_of(name, schema)
-        places = rows(offsets_name(level), each)[0]
-        if name != "row_ptr":
-            return array[places]
-        _, first, edges = rows("edge_offsets")
-        if isinstance(graphs, range):
-            return array[places.start : places.stop + 1].astype(np.int64) - first[0]
-        before = np.repeat(first - edges[:-1], np.diff(rows("node_offsets")[2]))
-        return np.append(array[places] - before, edges[-1])
-
-    return {name: chosen(name, array) for name, array in arrays.items()}
 
 
 class Damage(StoreCorrupt):
@@ -208,22 +161,22 @@ def check_graphs(schema: Schema, arrays: Mapping[str, Array], first: int, last: 
 
 
 class _Stretch:
-    """A run of consecutive graphs: the first of them, and their rows of each array."""
+    """A run of consecutive graphs: the first of them, their number and their rows of each array."""
 
     def __init__(self, schema: Schema, arrays: Mapping[str, Array], first: int, last: int) -> None:
         self.first, self.graphs = first, last - first
-        rows = {
-            name: array
+        self.arrays: dict[str, Array] = {
+            name: array[rows_of(name, schema, arrays, first, last)]
             for name, array in arrays.items()
-            if by_block(name) or name.startswith(OFFSETS)
+            if by_block(name)
         }
-        self.arrays: dict[str, Array] = arrays_of_graphs(schema, rows, range(first, last))
-        # Where the rows of a level begin in the store, and [graphs + 1] from there on.
+        # Where the rows of a level begin here: of all these graphs, and [graphs + 1] from there on.
         self.begins: dict[str, int] = {}
         self.bounds: dict[str, IntArray] = {"graph": np.arange(self.graphs + 1)}
         for level in ("node", "edge", *(axis.name for axis in schema.axes)):
-            name = offsets_name(level)
-            self.begins[level], self.bounds[level] = int(arrays[name][first]), self.arrays[name]
+            offsets = np.asarray(arrays[offsets_name(level)][first : last + 1])
+            self.begins[level] = int(offsets[0])
+            self.bounds[level] = offsets - offsets[0]
 
     def check_edges(self, in_order: bool) -> None:
         """Checks endpoints and, of sorted edges, their order, row pointers and the transpose."""
@@ -238,15 +191,14 @@ class _Stretch:
             return
         self._refuse_descent("edge_dst", ends["edge_dst"], "destinations must ascend")
         incoming = np.bincount(ends["edge_dst"], minlength=bounds[-1])
-        expected = np.concatenate([[0], np.cumsum(incoming)])
+        expected = self.begins["edge"] + np.concatenate([[0], np.cumsum(incoming)])
         pointers = self.arrays["row_ptr"]
         if (wrong := pointers != expected).any():
             node = int(wrong.argmax())
             graph = self.first + min(self.graphs, int(np.searchsorted(bounds, node, "right"))) - 1
-            edges = self.begins["edge"]
             raise Damage(
-                f"row_ptr[{self.begins['node'] + node}] is {pointers[node] + edges} in graph "
-                f"{graph}, where its edges say {expected[node] + edges}: {REMEDY}"
+                f"row_ptr[{self.begins['node'] + node}] is {pointers[node]} in graph {graph}, "
+                f"where its edges say {expected[node]}: {REMEDY}"
             )
         order = self.check_permutation("transpose", "edge")
         self._refuse_descent("transpose", ends["edge_src"][order], "sources must ascend")

@@ -20,7 +20,7 @@ from staticgraph.serving.bodies.flat_graphs import FlatGraphs, store_of
 from staticgraph.serving.engine.request import Piece, Request, cut, output_of
 from staticgraph.store.graph_columns import GraphColumns, assembled
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.joined_parts import joined
+from staticgraph.store.joined_parts import gathered
 
 
 class ServedBatches:
@@ -114,5 +114,5 @@ def concatenated(parts: Sequence[tuple[GraphColumns, range]]) -> GraphStore:
         store.verify(np.asarray(graphs))
     schema = parts[0][0].schema
     dtypes = {f"column.{field.name}": field.dtype for field in schema}
-    arrays = joined(parts, dtypes)
+    arrays = gathered(parts, dtypes, ("object",))
     return assembled(GraphStore, schema, arrays, name="requests")
