@@ -174,7 +174,7 @@ def gathered(
 
     @cache
     def places(offsets: str, each: int) -> tuple[IntArray, IntArray, IntArray]:
-        """Returns the rows by the name of their offsets, and where each graph's begin and now do."""
+        """Returns rows by the name of their offsets; where each graph's began, and begin here."""
         bounds = [
             source[offsets][graphs] if offsets in source else graphs
             for source, graphs in zip(sources, chosen, strict=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from staticgraph.datasets.npz import read_npz
 from staticgraph.errors import UnknownDataset
-from staticgraph.outofcore.disk.array_files import check_edges
+from staticgraph.outofcore.disk.array_files import check_edges, check_form
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.manifest import KIND
 
@@ -205,11 +205,7 @@ def _ends(
 ) -> IntArray:
     """Returns ``[rows, E]`` int64, after checking that the first and last rows are nodes."""
     array = file[name]
-    if array.ndim != 2 or len(array) != rows or array.dtype.kind not in "iu":
-        raise UnknownDataset(
-            f"{path}: {name} has shape {array.shape} and dtype {array.dtype}; integers "
-            f"[{rows}, E] are needed"
-        )
+    check_form(array, (rows,), f"{path}: {name}", UnknownDataset)
     edges = array.astype(np.int64)
     check_edges(edges[[0, -1]], nodes, f"{path}: {name}: ", error=UnknownDataset)
     return edges

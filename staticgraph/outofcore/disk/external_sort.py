@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data.data import BaseData
 
 from staticgraph.errors import BadGraph
-from staticgraph.outofcore.disk.array_files import array_of, check_edges
+from staticgraph.outofcore.disk.array_files import array_of, check_edges, check_form
 from staticgraph.store.columns import sort_by_key
 from staticgraph.text.how_many import how_many
 
@@ -63,7 +63,7 @@ class EdgeSource:
             self._pieces = cast(EdgeFunction, edges)
             return
         array = array_of(edges, "edges")
-        _check_form(array, 0)
+        check_form(array, (2, 3), "edges")
         self._pieces: EdgeFunction = lambda: [array]
 
     def __iter__(self) -> Iterator[IntArray]:
@@ -71,7 +71,7 @@ class EdgeSource:
         start = 0
         for values in self._pieces():
             piece = array_of(values, "edges")
-            _check_form(piece, start)
+            check_form(piece, (2, 3), f"edges from number {start} on" if start else "edges")
             # Also once without edges: the number of rows says whether there are relations.
             for low in range(0, max(1, piece.shape[1]), self.chunk):
                 rows = np.ascontiguousarray(piece[:, low : low + self.chunk], dtype=np.int64)
@@ -85,14 +85,6 @@ class EdgeSource:
                     )
                 yield rows
             start += piece.shape[1]
-
-
-def _check_form(edges: NDArray[Any], start: int) -> None:
-    if edges.ndim != 2 or len(edges) not in (2, 3) or edges.dtype.kind not in "iu":
-        raise BadGraph(
-            f"edges from number {start} on have shape {edges.shape} and dtype {edges.dtype}; give "
-            "integers [2, E], or [3, E] with relations"
-        )
 
 
 def sort_edges(
