@@ -26,6 +26,7 @@ from staticgraph.schema import Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
 from staticgraph.store.columns import Array, local_positions
 from staticgraph.store.graph_columns import GraphColumns, assembled
+from staticgraph.store.objects import OnAccess
 from staticgraph.store.structure import OFFSETS, by_block, level_of, offsets_name, rows_of
 
 # Opens one part; called again in each pass, so that only one part is open at a time.
@@ -145,6 +146,12 @@ class Survey:
     def read(self, name: str) -> Array:
         """Returns an array over all parts, in main memory."""
         return np.concatenate(list(self.pieces(name)), dtype=self.dtype(name), casting="unsafe")
+
+    def mapping(self, kind: str) -> OnAccess[Array]:
+        """Returns the arrays ``kind.name`` over all parts, by name, each read on access."""
+        names = [name.partition(".") for name in self.shapes]
+        keys = [key for start, _, key in names if start == kind]
+        return OnAccess(keys, lambda key: self.read(f"{kind}.{key}"))
 
 
 def gathered(

@@ -34,8 +34,6 @@ from staticgraph.store.structure import STRUCTURE
 
 # File descriptors left for everything else; each array of an open shard holds one.
 SPARE_DESCRIPTORS = 256
-# Attributes that are mappings, and what the names of their arrays begin with.
-MAPPINGS = {"columns": "column", "offsets": "offsets", "origins": "origins", "objects": "objects"}
 
 
 class Sharded(GraphColumns):
@@ -59,8 +57,7 @@ class Sharded(GraphColumns):
     def __init__(
         self, shards: Shards, *, verify: bool | None = None, by_rank: bool = False
     ) -> None:
-        # A store in one folder has its arrays as attributes; here __getattr__ builds them on
-        # access.
+        # A store in one folder has its arrays as attributes; here they are built on access.
         paths = [path for folder in shards.folders if folder.is_dir() for path in folder.iterdir()]
         nbytes = sum(path.stat().st_size for path in paths)
         whole = verify or (verify is None and nbytes <= files.WHOLE_BYTES)
@@ -83,25 +80,22 @@ class Sharded(GraphColumns):
             schema=survey.schema,
             splits=Splits(survey.splits if shards.splits is None else shards.splits),
             narrow_sizes=survey.sizes,
+            columns=survey.mapping("column"),
+            offsets=survey.mapping("offsets"),
+            origins=survey.mapping("origins"),
+            objects=OnAccess(
+                survey.mapping("objects"),
+                lambda key: ObjectColumn(
+                    survey.read(f"objects.{key}"), survey.read(f"object_ends.{key}")
+                ),
+            ),
         )
 
     def __getattr__(self, name: str) -> Any:
         """Builds an array over all graphs on access."""
-        if name in STRUCTURE:
-            return self._survey.read(name)
-        if name not in MAPPINGS:  # a copy asks before it has any attribute
+        if name not in STRUCTURE:  # a copy asks before it has any attribute
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        kind = MAPPINGS[name]
-
-        def read(key: str) -> Any:
-            """Returns the array of a key, or the objects."""
-            array = self._survey.read(f"{kind}.{key}")
-            if name != "objects":
-                return array
-            return ObjectColumn(array, self._survey.read(f"object_ends.{key}"))
-
-        names = (each.partition(".") for each in self._survey.shapes)
-        return OnAccess([key for start, _, key in names if start == kind], read)
+        return self._survey.read(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the folders, not what is read from them: another process opens them again."""

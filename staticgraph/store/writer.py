@@ -30,7 +30,7 @@ from staticgraph.store.files import KIND, MANIFEST, save, write
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore, ShardedStore
 from staticgraph.store.joined_parts import require_same_fields, slices
-from staticgraph.store.shards import Shards, check_shards, numbers_of, parts_in, write_list
+from staticgraph.store.shards import Shards, parts_in, write_list
 from staticgraph.text.numeric_options import whole_option
 
 # A part of molecules takes some 10 MB, and 100 million graphs take 5,000 folders.
@@ -95,9 +95,13 @@ class StoreWriter:
         self._parts = parts_folder(self.folder)
         self._unfinished = self._parts / f"{shard or 0:05d}{UNFINISHED}"
         _clean(self.folder, self._parts)
-        parts = [path for path in parts_in(self._parts) if numbers_of(path)[0] == (shard or 0)]
-        stores = [GraphStore.load(path, verify=False) for path in parts]
-        self._number = len(parts)
+        parts = parts_in(self._parts)
+        stores = [
+            GraphStore.load(path, verify=False)
+            for (number, _), path in parts.items()
+            if number == (shard or 0)
+        ]
+        self._number = len(stores)
         self.committed: int = sum(len(store) for store in stores)
         self.schema: Schema | None = None
         if stores:
@@ -218,10 +222,9 @@ class StoreWriter:
             StoreCorrupt: if a part is damaged or missing; the parts stay.
         """
         self.commit()
-        paths = parts_in(self._parts)
-        if not paths:
+        parts = Shards.of_parts(self._parts, self._name, shards)
+        if parts is None:
             raise BadGraph(f"{self.folder} has no graphs yet: append some before finish()")
-        check_shards(self._parts, paths, shards)
         for path in sorted(self._parts.glob(f"*{UNFINISHED}")):
             number = int(path.stem)
             raise BadGraph(
@@ -230,8 +233,7 @@ class StoreWriter:
                 "its commit() if that is all"
             )
         # Every byte is checked, the headers of files included.
-        parts = ShardedStore(Shards(tuple(paths), self._name), verify=True)
-        store = parts.with_splits(**splits or {})
+        store = ShardedStore(parts, verify=True).with_splits(**splits or {})
         if merged:
             write(store, self.folder, overwrite=self._overwrite)
         else:
@@ -280,7 +282,7 @@ def _clean(folder: Path, parts: Path) -> None:
     They are if the store is newer than all of them and has as many graphs.
     """
     scratch.clean(parts)
-    paths = parts_in(parts)
+    paths = parts_in(parts).values()
     if (parts / MANIFEST).exists():  # a list, from an interrupted finish()
         (parts / MANIFEST).unlink()
         for array in parts.glob("*.npy"):
