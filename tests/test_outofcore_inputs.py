@@ -76,6 +76,10 @@ def typed(relation: float) -> np.ndarray:
         ({"edges": typed(-4).astype(int)}, "edge 0 has relation -4"),
         ({"edges": typed(2**31 + 7).astype(int)}, "edge 0 has relation 2147483655.*np.unique"),
         ({"edges": typed(0.0)}, r"has shape \(3, 90\) and dtype float64"),
+        (
+            {"edges": lambda: iter([EDGES, typed(0).astype(int)])},
+            "up to 90 have 2 rows, .*ones 3",
+        ),
         ({"features": VALUES.astype(complex)}, "features has dtype complex128; give numbers"),
         ({"features": VALUES.astype(np.longdouble)}, "features has dtype float128; give numbers"),
         ({"features": VALUES.astype(str)}, "features has dtype <U21; give numbers"),

@@ -314,7 +314,7 @@ def require_same_fields(
     if first.keep_order is not other.keep_order:
         ordered, lost = names if first.keep_order else names[::-1]
         raise BadGraph(
-            f"the order of edges is kept in {ordered}, and not in {lost}: give keep_order=True for "
+            f"the order of edges is kept in {ordered} and not in {lost}: give keep_order=True for "
             "all, or for none"
         )
     differing: list[str] = []
@@ -326,7 +326,7 @@ def require_same_fields(
             differing.append(f"{name!r} is {now}, was {was}")
     if differing or first.components != other.components:
         raise BadGraph(
-            f"{names[1]} has other fields than {names[0]}: "
+            f"other fields in {names[1]} than in {names[0]}: "
             f"{'; '.join(differing) or 'other axes'}; give every graph the same fields, or leave "
             "one out with exclude=[...]"
         )

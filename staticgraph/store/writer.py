@@ -178,7 +178,7 @@ class StoreWriter:
         require_same_fields(
             self.schema or self._expect(store.schema),
             store.schema,
-            ("those before", f"{self._name}, graphs {self.committed} to {last},"),
+            ("those before", f"graphs {self.committed} to {last} of {self._name}"),
             lambda field: field.layout,
         )
         if self._shard is not None and not self._unfinished.exists():

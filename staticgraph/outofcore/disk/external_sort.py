@@ -148,8 +148,9 @@ def _spill(
     counts = np.zeros((p, p), np.int64)
     for rows in source:
         if done and len(rows) != columns:
-            raise ValueError(
-                f"edges up to {done} have {how_many(columns, 'row')}, later ones {len(rows)}"
+            raise BadGraph(
+                f"edges up to {done} have {how_many(columns, 'row')}, later ones {len(rows)}: give "
+                "all of them with relations, or none"
             )
         columns = len(rows)
         written = np.empty((rows.shape[1], columns), new_ids.dtype)
