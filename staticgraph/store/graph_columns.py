@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Self, SupportsIndex, TypeVar
 
 import numpy as np
@@ -354,40 +354,17 @@ class GraphColumns:
         self.verify(ids)
         return self, ids
 
-    # A store consists of one or more that are in one folder, or in memory.
-
-    @cached_property
-    def _starts(self) -> IntArray:
-        """``[parts + 1]``: the first graph of each of these."""
-        return np.array([0, len(self)])
-
-    def _open(self, number: int) -> GraphColumns:
-        """Returns one of them."""
-        return self
-
     def _parts(self) -> list[Callable[[], GraphColumns]]:
-        """Returns what opens each of them."""
-        return [partial(self._open, number) for number in range(len(self._starts) - 1)]
+        """Returns what opens the stores in one folder, or in memory, that this one consists of."""
+        return [lambda: self]
 
     def _by_part(self, ids: IntArray) -> tuple[Iterable[tuple[GraphColumns, IntArray]], IntArray]:
         """Returns each part, opened in its turn, and its graphs; and their places in ``ids``."""
-        if len(self._starts) == 2:
-            return [(self._open(0), ids)], np.arange(len(ids))
-        if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
-            raise IndexError(f"graph {ids[(ids < 0) | (ids >= len(self))][0]} of {len(self)}")
-        owners = np.searchsorted(self._starts, ids, side="right") - 1
-        places = np.argsort(owners, kind="stable")
-        local = (ids - self._starts[owners])[places]
-        numbers, firsts = np.unique(owners[places], return_index=True)
-        parts = np.split(local, firsts[1:]) if len(ids) else []
-        return zip(map(self._open, numbers.tolist()), parts, strict=True), places
+        return [(self, ids)], np.arange(len(ids))
 
     def _opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
         """Yields the parts of graphs ``first`` to ``last - 1``, each with its first index."""
-        if first < last:
-            begin, end = np.searchsorted(self._starts, [first, last - 1], side="right") - 1
-            for number in range(begin, end + 1):
-                yield int(self._starts[number]), self._open(number)
+        yield 0, self
 
     def _part_of(self, graph: int) -> tuple[GraphColumns, int]:
         """Returns the part that holds a graph, and the graph's index in it."""
@@ -456,7 +433,7 @@ class GraphColumns:
         described = [f"{item.name}: {item.describe()}" for item in self.schema]
         fields = ", ".join([*described, *(f"{name}: on the host" for name in self.objects)])
         nodes, edges = (self.narrow_sizes[:, c].sum(dtype=np.int64) for c in (0, 1))
-        parts = len(self._starts) - 1
+        parts = len(self._parts())
         shards = f" in {how_many(parts, 'shard')}" if parts > 1 else ""
         return (
             f"GraphStore({self.name}: {how_many(len(self), 'graph')}{shards}, "

@@ -13,6 +13,7 @@ concatenated in main memory when it is accessed.
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Self
@@ -73,7 +74,7 @@ class Sharded(GraphColumns):
         most_open = (descriptors - SPARE_DESCRIPTORS) // max(1, len(paths) // len(shards.folders))
         # The most recently used shards stay open.
         self.__dict__["_open"] = lru_cache(max(4, most_open))(self._load)
-        survey = Survey([partial(self._open, number) for number in range(len(shards.folders))])
+        survey = Survey(self._parts())
         self.__dict__.update(
             _survey=survey,
             _starts=survey.starts,
@@ -128,6 +129,28 @@ class Sharded(GraphColumns):
         if store.checks is not None:
             store.checks.name = f"{name}: {folder}"
         return store
+
+    def _parts(self) -> list[Callable[[], GraphColumns]]:
+        """See :meth:`GraphColumns._parts`."""
+        return [partial(self._open, number) for number in range(len(self.shards.folders))]
+
+    def _opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
+        """See :meth:`GraphColumns._opened`."""
+        if first < last:
+            begin, end = np.searchsorted(self._starts, [first, last - 1], side="right") - 1
+            for number in range(begin, end + 1):
+                yield int(self._starts[number]), self._open(number)
+
+    def _by_part(self, ids: IntArray) -> tuple[Iterable[tuple[GraphColumns, IntArray]], IntArray]:
+        """See :meth:`GraphColumns._by_part`."""
+        if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
+            raise IndexError(f"graph {ids[(ids < 0) | (ids >= len(self))][0]} of {len(self)}")
+        owners = np.searchsorted(self._starts, ids, side="right") - 1
+        places = np.argsort(owners, kind="stable")
+        local = (ids - self._starts[owners])[places]
+        numbers, firsts = np.unique(owners[places], return_index=True)
+        parts = np.split(local, firsts[1:]) if len(ids) else []
+        return zip(map(self._open, numbers.tolist()), parts, strict=True), places
 
     def held(self, ids: IntArray, pointers: bool = True) -> tuple[GraphColumns, IntArray]:
         """See :meth:`GraphColumns.held`: copies the graphs into one store, shard by shard."""
