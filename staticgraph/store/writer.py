@@ -233,7 +233,7 @@ class StoreWriter:
                 "its commit() if that is all"
             )
         # Every byte is checked, the headers of files included.
-        store = ShardedStore(parts, verify=True).with_splits(**splits or {})
+        store = ShardedStore(parts, verify=True)._with_splits(splits or {})
         if merged:
             write(store, self.folder, overwrite=self._overwrite)
         else:
