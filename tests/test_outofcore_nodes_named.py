@@ -100,23 +100,19 @@ def test_evaluation_looks_where_training_looked(tmp_path, kind, direction):
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "options", "said"),
     [
-        (SampledGNN("sage", 3, 8, 2, 1), "up to class 2, the model gives 2: .* out_channels=3"),
-        (SampledGNN("gcn", 3, 8, 3, 1), "normalise: False, and the loader has gcn_norm=False"),
+        (("sage", 2), {"labels": LABELS}, "up to class 2, the model gives 2: .* out_channels=3"),
+        (("gcn", 3), {"labels": LABELS}, "normalise: False, and the loader has gcn_norm=False"),
+        (("sage", 3), {}, "the loader has no labels: pass labels= to SampledLoader"),
+        (("sage", 3), {"task": "link", "negatives": 2}, "task='link': nodes need task='node'"),
     ],
 )
-def test_a_model_that_does_not_fit_is_refused(graph, model, said):
-    loader = loader_of(graph)
+def test_a_model_and_a_loader_that_do_not_fit_are_refused(graph, model, options, said):
+    kind, classes = model
+    loader = SampledLoader(graph, InMemory(), [3], 4, **options)
     with pytest.raises(ValueError, match=said):
-        NodeTrainer(model, loader, mode="eager").train_epoch()
-    loader.close()
-
-
-def test_a_loader_of_links_is_refused(graph):
-    loader = SampledLoader(graph, InMemory(), [3], 4, "link", negatives=2)
-    with pytest.raises(ValueError, match="loader is of task='link': nodes need task='node'"):
-        NodeTrainer(SampledGNN("sage", 3, 8, 3, layers=1), loader, mode="eager")
+        NodeTrainer(SampledGNN(kind, 3, 8, classes, 1), loader, mode="eager").train_epoch()
     loader.close()
 
 

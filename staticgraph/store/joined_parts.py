@@ -157,7 +157,7 @@ class Survey:
 def gathered(
     parts: Sequence[tuple[GraphColumns, range | IntArray]],
     dtypes: Mapping[str, Any],
-    without: tuple[str, ...] = (),
+    without: tuple[str, ...] = ("object",),
 ) -> dict[str, Array]:
     """Returns copies of the arrays of some graphs by name, as a store of them alone would have.
 
@@ -240,7 +240,7 @@ def slices(
             run = range(start, min(start + graphs, end))
             part.verify(np.asarray(run))
             dtypes = {name: array.dtype for name, array in part.arrays().items()}
-            arrays = gathered([(part, run)], dtypes)
+            arrays = gathered([(part, run)], dtypes, ())
             yield assembled(GraphColumns, part.schema, arrays, name=part.name)
 
 

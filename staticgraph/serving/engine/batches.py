@@ -114,5 +114,5 @@ def concatenated(parts: Sequence[tuple[GraphColumns, range]]) -> GraphStore:
         store.verify(np.asarray(graphs))
     schema = parts[0][0].schema
     dtypes = {f"column.{field.name}": field.dtype for field in schema}
-    arrays = gathered(parts, dtypes, ("object",))
+    arrays = gathered(parts, dtypes)
     return assembled(GraphStore, schema, arrays, name="requests")
