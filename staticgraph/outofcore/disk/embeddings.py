@@ -147,7 +147,8 @@ class EmbeddingFile:
             StoreCorrupt: if the record's checksum differs; the message names file and offset.
         """
         offset = self._offset(partition)
-        self._file.read(offset, [values, sums])
+        self._file.read(offset, values)
+        self._file.read(offset + values.nbytes, sums)
         require_written(
             _checksum(values, sums),
             int(self._crc[partition]),
@@ -159,7 +160,8 @@ class EmbeddingFile:
         """Writes a partition to its uncommitted place."""
         self._place[partition] = 1 - self._committed[0][partition]
         offset = self._offset(partition)
-        self._file.write(offset, [values, sums])
+        self._file.write(offset, values)
+        self._file.write(offset + values.nbytes, sums)
         self._crc[partition] = _checksum(values, sums)
         # In float64 a sum of float32 values cannot overflow, so it is finite iff all of them are.
         with np.errstate(invalid="ignore"):
