@@ -186,10 +186,12 @@ def _write_from(folder, graphs) -> None:
 
 def test_parts_for_another_store_are_kept_beside_the_old_one(tmp_path):
     """The older store, which is to be replaced, is not mistaken for the result of the parts."""
-    folder = tmp_path / "s"
+    folder, others = tmp_path / "s", _with([4, 5, 6])
     _write_from(folder, _with([1, 2, 3]))
+    others[0].edge_index = torch.zeros(2, 3, dtype=torch.long)
     with StoreWriter(folder, shard=0, part_graphs=2, levels=OF_NODES) as writer:
-        writer.extend(_with([4, 5, 6]))
+        writer.extend(others)
+    (folder / "manifest.json").touch()  # as a copy that was put back has a later time
     again = StoreWriter(folder, levels=OF_NODES, overwrite=True)
     assert again.committed == 3
     assert again.finish().columns["k"].tolist() == [4, 5, 6]

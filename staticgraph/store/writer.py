@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from staticgraph.errors import BadGraph
 from staticgraph.files import scratch
 from staticgraph.files.folder import exchange, repair, require_replaceable
@@ -279,7 +281,7 @@ def _remove_parts(parts: Path) -> None:
 def _clean(folder: Path, parts: Path) -> None:
     """Removes parts, left over after a kill, that are already in the finished store.
 
-    They are if the store is newer than all of them and has as many graphs.
+    They are if the store is newer than all of them and has graphs of as many nodes and edges.
     """
     scratch.clean(parts)
     paths = parts_in(parts).values()
@@ -293,6 +295,7 @@ def _clean(folder: Path, parts: Path) -> None:
     finished = (folder / MANIFEST).stat().st_mtime_ns
     if any((path / MANIFEST).stat().st_mtime_ns > finished for path in paths):
         return
-    graphs = sum(len(GraphStore.load(path, verify=False)) for path in paths)
-    if graphs == len(GraphStore.load(folder, verify=False)):
+    parts_sizes = [GraphStore.load(path, verify=False).sizes[:, :2] for path in paths]
+    sizes = GraphStore.load(folder, verify=False).sizes[:, :2]
+    if np.array_equal(np.concatenate(parts_sizes), sizes):
         _remove_parts(parts)
