@@ -285,10 +285,8 @@ def _clean(folder: Path, parts: Path) -> None:
     """
     scratch.clean(parts)
     paths = parts_in(parts).values()
-    if (parts / MANIFEST).exists():  # a list, from an interrupted finish()
-        (parts / MANIFEST).unlink()
-        for array in parts.glob("*.npy"):
-            array.unlink()
+    for path in (parts / MANIFEST, *parts.glob("*.npy")):  # a list, from an interrupted finish()
+        path.unlink(missing_ok=True)
     repair(folder)
     if not paths or not (folder / MANIFEST).exists():
         return
