@@ -190,6 +190,32 @@ def test_the_example_graphs_have_the_sizes_they_are_known_for():
         )
 
 
+LABELLED = {
+    "edges": [[0, 1], [1, 2]], "num_nodes": 3, "label": [0, 1, -1], "train": [0], "val": [1],
+    "test": [2], "x_indptr": [0, 1, 1, 3], "x_indices": [1, 0, 3], "x_shape": [3, 4],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": [3]}, "train names node 3; there are 3"),
+        ({"label": [0.5, 1, 2]}, "labels has 0.5 for node 0"),
+        ({"x_indices": [1, 0, 4]}, "entry 2 of .*: x_indices names feature 4; there are 4"),
+        ({"x_indptr": [0, 1, 3]}, "x_indptr does not divide 3 features among 3 nodes"),
+    ],
+)
+def test_nodes_are_given_by_numbers_or_masks_and_nothing_else(change, message, tmp_path):
+    path = tmp_path / "g.npz"
+    np.savez(path, **LABELLED | {"train": [False, True, True]})
+    nodes = data.open_nodes(str(path))
+    assert nodes.train.tolist() == [1, 2]
+    assert nodes.features.tolist() == [[0, 1, 0, 0], [0] * 4, [0.5, 0, 0, 0.5]]
+    np.savez(path, **LABELLED | change)
+    with pytest.raises(ValueError, match=message):
+        data.open_nodes(str(path))
+
+
 def test_links_of_a_plain_graph_are_held_out(graph):
     links = data.open_links(graph)
     with np.load(graph) as file:
@@ -197,18 +223,15 @@ def test_links_of_a_plain_graph_are_held_out(graph):
     both = np.concatenate([edges, edges[::-1]], axis=1)  # each edge is true in both directions
     assert sorted(map(tuple, links.known.T.tolist())) == sorted(map(tuple, both.T.tolist()))
     assert links.test.shape[1] == links.valid.shape[1] == round(0.05 * edges.shape[1])
+    for share in (0.5, -0.1):
+        with pytest.raises(ValueError, match=f"held_out={share} twice leaves no edges"):
+            data.open_links(graph, held_out=share)
 
 
-def test_task_and_policy_follow_from_the_data(graph, triples, tmp_path, capsys):
+def test_task_and_policy_follow_from_the_data(triples, tmp_path, capsys):
     """Labels of nodes are what there is to predict where there are any."""
-    labelled = tmp_path / "labelled.npz"
-    file = dict(np.load(graph))
-    nodes, split = int(file["num_nodes"]), np.arange(120).reshape(3, 40)
-    file |= {"label": np.arange(nodes) % 3, "x_indices": np.arange(nodes) % 5}
-    file |= {"x_indptr": np.arange(nodes + 1), "x_shape": np.array([nodes, 5])}
-    np.savez(labelled, **file, **dict(zip(("train", "val", "test"), split, strict=True)))
     for spec, task, policy, more in (
-        (str(labelled), "node", "Dispersed", ["--fanouts", "3", "--partitions", "8"]),
+        ("cora", "node", "Dispersed", ["--fanouts", "3", "--partitions", "8"]),
         (triples, "link", "Comet", LINKS[3:]),
     ):
         out = ["--out", str(tmp_path / task), "--epochs", "1", "--json"]

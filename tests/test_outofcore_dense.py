@@ -6,7 +6,6 @@ from collections import Counter
 from itertools import combinations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
@@ -80,8 +79,3 @@ def test_rows_and_directions_are_drawn_apart():
     rows = np.array([sample.nodes[sample.draws[0]].flatten() for sample in found])
     for one, other in combinations(rows.T, 2):
         assert abs((one == other).sum() - draws / len(others)) < 5 * np.sqrt(draws / len(others))
-
-
-def test_an_unknown_direction_is_named():
-    with pytest.raises(ValueError, match="choose one of in, out, both"):
-        Neighbours.of(np.array([0]), np.array([0]), 1, "up")

@@ -162,6 +162,8 @@ def test_training_on_a_gpu_gives_what_the_cpu_gives(graph, tmp_path, mode, place
 def test_what_cannot_work_is_refused(graph, tmp_path):
     with pytest.raises(ValueError, match=r"fanouts=\[3\]: an encoder runs over .* both or neither"):
         LinkTrainer(graph, InMemory(), SMALL, tmp_path / "e", fanouts=[3])
-    encoded(graph, InMemory(), tmp_path).close()
+    with pytest.raises(ValueError, match="at least one hop, each at least 1"):
+        encoded(graph, InMemory(), tmp_path, fanouts=(0,))
+    encoded(graph, InMemory(), tmp_path).close()  # not refused as trained with other options
     with pytest.raises(ValueError, match="go on with the same, or choose another folder"):
         encoded(graph, InMemory(), tmp_path, fanouts=(4,))

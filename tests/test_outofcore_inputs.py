@@ -17,13 +17,6 @@ EDGES = np.random.default_rng(0).integers(0, N, (2, 90))
 VALUES = np.random.default_rng(1).integers(0, 200, (N, 3))
 
 
-def edges_of(graph: PartitionedGraph) -> list[list[int]]:
-    p = graph.num_partitions
-    rows = graph.read_cells([(i, j) for i in range(p) for j in range(p)]).astype(np.int64)
-    rows[:, [0, -1]] = graph.node_ids[rows[:, [0, -1]]]
-    return sorted(rows[:, [0, -1, *range(1, rows.shape[1] - 1)]].tolist())
-
-
 def features_of(graph: PartitionedGraph) -> np.ndarray:
     """The features from a loader, in the order of the caller's node numbers."""
     loader = SampledLoader(graph, InMemory(), [2], 7)
@@ -42,8 +35,9 @@ def features_of(graph: PartitionedGraph) -> np.ndarray:
     ],
 )  # fmt: skip
 def test_edges_in_another_dress_are_the_same_edges(tmp_path, edges):
-    graph = partition(edges, N, 3, tmp_path / "g")
-    assert edges_of(graph) == sorted(EDGES.T.tolist())
+    partition(edges, N, 3, tmp_path / "g")
+    written = data.open_links(str(tmp_path / "g"), held_out=0.0).train
+    assert sorted(written.T.tolist()) == sorted(EDGES.T.tolist())
 
 
 @pytest.mark.parametrize(
@@ -59,51 +53,48 @@ def test_features_in_another_dress_are_the_same_numbers(tmp_path, features):
     np.testing.assert_array_equal(features_of(graph), VALUES)
 
 
+def typed(relation: float) -> np.ndarray:
+    return np.concatenate([EDGES, np.full((1, 90), relation)])
+
+
 @pytest.mark.parametrize(
-    ("features", "said"),
+    ("change", "said"),
     [
-        (VALUES.astype(complex), "features has dtype complex128; give numbers"),
-        (VALUES.astype(np.longdouble), "features has dtype float128; give numbers"),
-        (VALUES.astype(str), "features has dtype <U21; give numbers"),
-        (torch.zeros(N, 3, dtype=torch.bfloat16), "features is not an array.*BFloat16"),
-        (VALUES[1:], r"features has shape \(29, 3\); give \[30, F\]"),
+        ({"edges": np.array([[0, 9], [1, 30]])}, "edge 1 joins 9 -> 30.*raise num_nodes"),
+        ({"edges": np.array([[0, -1], [1, 1]])}, "edge 1 joins -1 -> 1"),
+        ({"edges": EDGES.T}, r"edges has shape \(90, 2\) .* \[2, E\] or \[3, E\].* as edges\.T$"),
+        ({"edges": np.zeros((2, 3))}, "dtype float64"),
+        ({"edges": [[0, 1], [2]]}, "edges is not an array"),
+        ({"edges": Data(edge_index=torch.from_numpy(EDGES))}, "edges is a Data.*edge_index"),
+        ({"edges": HeteroData()}, "edges is a HeteroData.*edge_index"),
+        ({"edges": typed(-4).astype(int)}, "edge 0 has relation -4"),
+        ({"edges": typed(2**31 + 7).astype(int)}, "edge 0 has relation 2147483655.*np.unique"),
+        ({"edges": typed(0.0)}, r"has shape \(3, 90\) and dtype float64"),
+        (
+            {"edges": lambda: iter([EDGES, typed(0).astype(int)])},
+            "up to 90 have 2 rows, .*ones 3",
+        ),
+        ({"features": VALUES.astype(complex)}, "features has dtype complex128; give numbers"),
+        ({"features": VALUES.astype(np.longdouble)}, "features has dtype float128; give numbers"),
+        ({"features": VALUES.astype(str)}, "features has dtype <U21; give numbers"),
+        ({"features": torch.zeros(N, 3, dtype=torch.bfloat16)}, "is not an array.*BFloat16"),
+        ({"features": VALUES[1:]}, r"features has shape \(29, 3\); give \[30, F\]"),
+        ({"num_partitions": 7}, "num_partitions=7 does not divide .* choose num_partitions=6"),
+        ({"num_partitions": 0}, "at least 1"),
+        ({"num_partitions": "3"}, "num_partitions='3': give a whole number"),
+        ({"num_nodes": 0}, "num_nodes=0: give a whole number of at least 1"),
+        ({"num_nodes": 30.0}, "num_nodes=30.0: give a whole number"),
+        ({"chunk": 0}, "chunk=0: give a whole number of at least 1"),
+        ({"training_nodes": [30]}, "there are 30$"),
+        ({"near": 2}, "near=2 hops from 0 training nodes: give training_nodes"),
+        ({"near": -1, "training_nodes": [1]}, "near=-1 hops from 1 training node"),
     ],
 )
-def test_features_that_cannot_be_read_again_are_refused_before_anything_is_written(
-    tmp_path, features, said
-):
+def test_what_cannot_be_partitioned_is_named_and_nothing_is_written(tmp_path, change, said):
+    arguments = {"edges": EDGES, "num_nodes": N, "num_partitions": 3, **change}
     with pytest.raises(BadGraph, match=said):
-        partition(EDGES, N, 3, tmp_path / "g", features=features)
+        partition(folder=tmp_path / "g", **arguments)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("relation", "said"),
-    [
-        (2**31 + 7, "edge 0 has relation 2147483655.*np.unique"),
-        (0.0, r"have shape \(3, 90\) and dtype float64"),
-    ],
-)
-def test_relations_that_would_be_others_are_refused(tmp_path, relation, said):
-    edges = np.concatenate([EDGES, np.full((1, 90), relation)])
-    with pytest.raises(BadGraph, match=said):
-        partition(edges, N, 3, tmp_path / "g")
-
-
-@pytest.mark.parametrize(
-    ("edges", "numbers", "said"),
-    [
-        (Data(edge_index=torch.from_numpy(EDGES)), {}, "edges is a Data.*edge_index"),
-        (HeteroData(), {}, "edges is a HeteroData.*edge_index"),
-        ([[0, 1], [2]], {}, "edges is not an array"),
-        (EDGES, {"num_nodes": 30.0}, "num_nodes=30.0: give a whole number"),
-        (EDGES, {"num_partitions": "3"}, "num_partitions='3': give a whole number"),
-        (EDGES, {"chunk": 0}, "chunk=0: give a whole number of at least 1"),
-    ],
-)
-def test_what_is_no_graph_is_said(tmp_path, edges, numbers, said):
-    with pytest.raises(BadGraph, match=said):
-        partition(edges, **{"num_nodes": N, "folder": tmp_path / "g", **numbers})
 
 
 @pytest.mark.parametrize("features", [None, np.ones((N, 4096), np.float32)])

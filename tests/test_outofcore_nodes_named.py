@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from staticgraph.errors import BadGraph
 from staticgraph.outofcore import InMemory, NodeTrainer, SampledGNN, SampledLoader, partition
 
 N = 30
@@ -33,35 +32,6 @@ def test_a_mask_of_seeds_names_the_nodes_where_it_is_true(graph, mask):
     seen = [graph.node_ids[batch.seeds] for batch in loader]
     loader.close()
     assert sorted(np.concatenate(seen).tolist()) == [4, 9, 17, 29]
-
-
-@pytest.mark.parametrize(
-    ("seeds", "said"),
-    [
-        (MASK[:-1], r"mask of shape \[29\].*30 nodes"),
-        ([-1, 3], "seeds names node -1; there are 30"),
-        ([N], "seeds names node 30"),
-        ([3.7], "seeds: entry 0 is 3.7, which is not a whole number"),
-    ],
-)
-def test_seeds_that_the_graph_does_not_have_are_refused(graph, seeds, said):
-    with pytest.raises(BadGraph, match=said):
-        loader_of(graph, seeds)
-
-
-@pytest.mark.parametrize(
-    ("labels", "said"),
-    [
-        (LABELS + 0.5, "labels has 0.5 for node 0: give classes"),
-        (np.where(LABELS == 1, np.nan, LABELS), "labels has nan for node 1"),
-        (LABELS - 2, "labels has -2 for node 0"),
-        (np.zeros((N, 2), int), r"labels has shape \(30, 2\)"),
-        (LABELS[1:], "labels has 29 entries, the graph 30 nodes"),
-    ],
-)
-def test_labels_that_are_no_classes_are_refused(graph, labels, said):
-    with pytest.raises(ValueError, match=said):
-        loader_of(graph, labels=labels)
 
 
 # ---------------------------------------------------------------------- nodes without a label
@@ -130,23 +100,19 @@ def test_evaluation_looks_where_training_looked(tmp_path, kind, direction):
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "options", "said"),
     [
-        (SampledGNN("sage", 3, 8, 2, 1), "up to class 2, the model gives 2: .* out_channels=3"),
-        (SampledGNN("gcn", 3, 8, 3, 1), "normalise: False, and the loader has gcn_norm=False"),
+        (("sage", 2), {"labels": LABELS}, "up to class 2, the model gives 2: .* out_channels=3"),
+        (("gcn", 3), {"labels": LABELS}, "normalise: False, and the loader has gcn_norm=False"),
+        (("sage", 3), {}, "the loader has no labels: pass labels= to SampledLoader"),
+        (("sage", 3), {"task": "link", "negatives": 2}, "task='link': nodes need task='node'"),
     ],
 )
-def test_a_model_that_does_not_fit_is_refused(graph, model, said):
-    loader = loader_of(graph)
+def test_a_model_and_a_loader_that_do_not_fit_are_refused(graph, model, options, said):
+    kind, classes = model
+    loader = SampledLoader(graph, InMemory(), [3], 4, **options)
     with pytest.raises(ValueError, match=said):
-        NodeTrainer(model, loader, mode="eager").train_epoch()
-    loader.close()
-
-
-def test_a_loader_of_links_is_refused(graph):
-    loader = SampledLoader(graph, InMemory(), [3], 4, "link", negatives=2)
-    with pytest.raises(ValueError, match="loader is of task='link': nodes need task='node'"):
-        NodeTrainer(SampledGNN("sage", 3, 8, 3, layers=1), loader, mode="eager")
+        NodeTrainer(SampledGNN(kind, 3, 8, classes, 1), loader, mode="eager").train_epoch()
     loader.close()
 
 

@@ -119,30 +119,6 @@ def test_nodes_near_the_training_nodes_follow_them_by_expected_visits(tmp_path, 
     assert graph.manifest.near == hops
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"edges": np.array([[0, 9], [1, 10]])}, "edge 1 joins 9 -> 10.*raise num_nodes"),
-        ({"edges": np.array([[0, -1], [1, 1]])}, "edge 1 joins -1 -> 1"),
-        ({"edges": np.zeros((4, 3), int)}, r"give integers\s+\[2, E\]"),
-        ({"edges": np.zeros((2, 3))}, "dtype float64"),
-        ({"edges": np.array([[0, 1, 0], [1, 1, -4]]).T}, "edge 0|relation"),
-        ({"features": np.zeros((9, 2))}, r"features has shape \(9, 2\); give \[10, F\]"),
-        ({"num_partitions": 7}, "choose num_partitions=5"),
-        ({"num_partitions": 0}, "at least 1"),
-        ({"num_nodes": 0}, "num_nodes=0: give a whole number of at least 1"),
-        ({"training_nodes": [10]}, "there are 10$"),
-        ({"near": 2}, "near=2 hops from 0 training nodes: give training_nodes"),
-        ({"near": -1, "training_nodes": [1]}, "near=-1 hops from 1 training node"),
-    ],
-)
-def test_what_cannot_be_partitioned_is_named(tmp_path, change, message):
-    arguments = {"edges": random_edges(10, 20), "num_nodes": 10, "num_partitions": 2, **change}
-    with pytest.raises(BadGraph, match=message):
-        partition(folder=tmp_path / "g", **arguments)
-    assert not list(tmp_path.iterdir())
-
-
 def test_only_a_partitioned_graph_is_replaced(tmp_path):
     partition(random_edges(10, 20), 10, 2, tmp_path / "g")
     partition(random_edges(10, 30), 10, 2, tmp_path / "g", overwrite=True)

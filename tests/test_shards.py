@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 import resource
 import shutil
 from pathlib import Path
@@ -91,20 +92,6 @@ def test_splits_that_all_stores_have_are_put_together(tmp_path):
     assert sg.GraphStore.load([tmp_path / "b"]).splits["train"].tolist() == [5, 1]
 
 
-def test_a_copy_with_other_splits_leaves_the_store_as_it_was(tmp_path):
-    graphs = graphs_of(6)
-    for number in (0, 1):
-        part = graphs[3 * number : 3 * number + 3]
-        sg.GraphStore.from_pyg(part).save(tmp_path / str(number))
-    store = sg.GraphStore.load([tmp_path / "0", tmp_path / "1"])
-    other = store.with_splits(val=[4, 5])
-    assert list(other.splits["val"]) == [4, 5]
-    assert "val" not in store.splits
-    for number, graph in enumerate(graphs):
-        assert_same_graph(other[number], graph)
-    assert not hasattr(copy.copy(store), "no such attribute")
-
-
 def test_nodes_of_several_types_and_objects(tmp_path):
     rng = np.random.default_rng(1)
     graphs = []
@@ -151,6 +138,17 @@ def listed(tmp_path) -> Path:
     in_shards(tmp_path / "all", graphs_of(30), [10, 12, 8])
     StoreWriter(tmp_path / "all").finish(merged=False, splits={"train": np.arange(25)})
     return tmp_path / "all"
+
+
+def test_copies_and_other_processes_open_the_shards_with_their_own_splits(listed):
+    store = sg.GraphStore.load(listed, shards="by-rank")
+    other = store.with_splits(val=[3, 20])
+    assert "val" not in store.splits
+    for again in (other, copy.copy(other), pickle.loads(pickle.dumps(other))):
+        assert (again.by_rank, again.name, list(again.splits["val"])) == (True, "all", [3, 20])
+        for number, graph in enumerate(graphs_of(30)):
+            assert_same_graph(again[number], graph)
+    assert not hasattr(copy.copy(store), "no such attribute")
 
 
 def test_a_flipped_byte_anywhere_is_found_and_named(listed):

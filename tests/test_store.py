@@ -196,6 +196,19 @@ def test_bad_arrays_are_named(arguments, message):
 
 
 @pytest.mark.parametrize(
+    ("level", "rows", "message"),
+    [
+        ("node", 2, "'x' has 2 rows per node"),
+        ("graph", 0, "of 'x'=0: give"),
+        ("graph", 1.0, "=1.0"),
+    ],
+)
+def test_rows_that_no_saved_store_could_have_are_refused(level, rows, message):
+    with pytest.raises(BadGraph, match=message):
+        GraphStore.from_arrays([2], [0], NONE, NONE, {"x": (level, NONE)}, rows={"x": rows})
+
+
+@pytest.mark.parametrize(
     ("level", "row", "where"),
     [("node", 3, "graph 2 has f[1]"), ("edge", 2, "graph 2 has f[0]"), ("graph", 5, "graph 2")],
 )

@@ -19,6 +19,7 @@ from staticgraph.schema import Axis, Field, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.store.positions import positions_in
 from staticgraph.text.how_many import how_many
+from staticgraph.text.numeric_options import whole_option
 
 
 class NoSplit(KeyError):
@@ -154,7 +155,7 @@ def checked_columns(
 
     Raises:
         BadGraph: if a field is not numeric, its level is unknown, or its number of rows does not
-            match its level.
+            match its level, or is one that no store can be loaded with.
     """
     lengths = {level: each[-1] for level, each in offsets.items()}
     described, columns = [], {}
@@ -166,7 +167,13 @@ def checked_columns(
             raise BadGraph(
                 f"field {name!r} is of level {level!r}; there are {', '.join(map(repr, lengths))}"
             )
-        expected = lengths[level] * rows.get(name, 1)
+        count = whole_option(f"rows of {name!r}", rows.get(name, 1), 1, BadGraph)
+        if count > 1 and level != "graph":
+            raise BadGraph(
+                f"field {name!r} has {count} rows per {level}: only fields of graphs have several; "
+                "give it another dimension"
+            )
+        expected = lengths[level] * count
         if column.ndim == 0 or len(column) != expected:
             raise BadGraph(
                 f"field {name!r} has shape {column.shape}; a {level}-level field of this data set "
@@ -175,9 +182,7 @@ def checked_columns(
         nan = column.dtype.kind == "f" and bool(np.isnan(column).any())
         rule = (rules or {}).get(name, IndexRule())
         shape, dtype = column.shape[1:], column.dtype.name
-        described.append(
-            Field(name, level, shape, dtype, rows.get(name, 1), nan, rule.cat_dim, rule.counts)
-        )
+        described.append(Field(name, level, shape, dtype, count, nan, rule.cat_dim, rule.counts))
         columns[name] = column
     return Schema(tuple(described), axes), columns
 

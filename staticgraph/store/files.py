@@ -11,7 +11,7 @@ sees half of one, and after a kill the previous store is still there
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -31,9 +31,9 @@ from staticgraph.schema import Schema
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.store import MANIFEST as MANIFEST
 from staticgraph.store.block_checks import Checks, blocks_of, sums_of
-from staticgraph.store.columns import Array, checked_splits
+from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns, Kept, assembled
-from staticgraph.store.joined_parts import Part, Survey
+from staticgraph.store.joined_parts import Survey
 from staticgraph.store.structure import Damage, by_block, check_forms, checked_manifest
 from staticgraph.text.how_many import how_many
 
@@ -68,34 +68,15 @@ def save(store: GraphColumns, folder: str | Path, *, overwrite: bool = False) ->
             not part of a store; the message names it, and nothing is changed.
     """
     store.verify()
-    write(store._parts(), folder, name=store.name, splits=store.splits, overwrite=overwrite)
+    write(store, folder, overwrite=overwrite)
 
 
-def write(
-    parts: Sequence[Part],
-    folder: str | Path,
-    *,
-    name: str,
-    splits: Mapping[str, Array],
-    overwrite: bool = False,
-) -> None:
-    """Writes the concatenation of all parts to ``folder``, each array from front to back.
+def write(store: GraphColumns, folder: str | Path, *, overwrite: bool = False) -> None:
+    """Writes a store that was checked against its checksums, each array from front to back.
 
-    Args:
-        parts: the parts in order; at least one. The caller has checked them against their
-            checksums.
-        folder: the target folder; created if missing.
-        name: the store's name in messages.
-        splits: named lists of graph indices over all parts; the parts' own splits are dropped.
-        overwrite: replace an existing store.
-
-    Raises:
-        BadGraph: if a part's fields differ from those of the first.
-        FileExistsError: as :func:`save`.
+    Its arguments, and what it raises, are those of :func:`save`.
     """
-    survey = Survey(parts)
-    graphs = len(survey.sizes)
-    checked = checked_splits(splits, graphs, name)
+    survey = Survey(store._parts())
     with replacing(folder, KIND, overwrite) as scratch:
 
         def written(key: str, dtype: np.dtype, shape: Any, pieces: Iterable[Array]) -> Array:
@@ -120,15 +101,15 @@ def write(
             for key, shape in survey.shapes.items()
         }
         blocks = blocks_of(survey.schema, arrays)
-        more = {f"split.{key}": split for key, split in checked.items()}
+        more = {f"split.{key}": split for key, split in store.splits.items()}
         more |= {BLOCKS: blocks, SUMS: sums_of(survey.schema, arrays, blocks)}
         for key, array in more.items():
             written(key, array.dtype, array.shape, [array])
         manifest = {
             "format": FORMAT,
             "version": VERSION,
-            "name": name,
-            "graphs": graphs,
+            "name": store.name,
+            "graphs": len(store),
             "histogram": SizeHistogram.from_sizes(survey.sizes, survey.schema.components).digest,
             "schema": survey.schema.to_dict(),
             "files": files,

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self, SupportsIndex, TypeVar
@@ -306,8 +305,12 @@ class GraphColumns:
         Each split is a list of graph indices, such as ``range(900)``, or a boolean mask with one
         entry per graph.
         """
-        other = copy(self)
-        vars(other)["splits"] = Splits(checked_splits(splits, len(self), self.name))
+        return self._with_splits(splits)
+
+    def _with_splits(self, splits: Mapping[str, ArrayLike]) -> Self:
+        other = object.__new__(type(self))
+        checked = Splits(checked_splits(splits, len(self), self.name))
+        vars(other).update(vars(self), splits=checked)
         return other
 
     def in_first_order(self) -> Self:
@@ -344,12 +347,14 @@ class GraphColumns:
     def held(self, ids: IntArray, pointers: bool = True) -> tuple[GraphColumns, IntArray]:
         """Returns the store that a batch of these graphs is copied from, and their positions in it.
 
-        The columns of that store are in-memory or mapped arrays.
+        The columns of that store are in-memory or mapped arrays, and these graphs were checked as
+        by :meth:`verify`.
 
         Args:
             ids: ``[g]`` graph indices in this store.
             pointers: whether row pointers and the transpose will be read.
         """
+        self.verify(ids)
         return self, ids
 
     def _parts(self) -> list[Callable[[], GraphColumns]]:

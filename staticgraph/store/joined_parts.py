@@ -26,13 +26,14 @@ from staticgraph.schema import Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
 from staticgraph.store.columns import Array, local_positions
 from staticgraph.store.graph_columns import GraphColumns, assembled
-from staticgraph.store.structure import by_block, level_of, offsets_name, rows_of
+from staticgraph.store.objects import OnAccess
+from staticgraph.store.structure import OFFSETS, by_block, level_of, offsets_name, rows_of
 
 # Opens one part; called again in each pass, so that only one part is open at a time.
 Part = Callable[[], GraphColumns]
 NONE: Array = np.empty(0, np.uint8)
 # Arrays with one more entry than rows, whose values continue from part to part.
-CONTINUED = ("node_offsets", "edge_offsets", "row_ptr", "offsets.", "object_ends.")
+CONTINUED = (*OFFSETS, "row_ptr")
 
 
 class Survey:
@@ -146,11 +147,17 @@ class Survey:
         """Returns an array over all parts, in main memory."""
         return np.concatenate(list(self.pieces(name)), dtype=self.dtype(name), casting="unsafe")
 
+    def mapping(self, kind: str) -> OnAccess[Array]:
+        """Returns the arrays ``kind.name`` over all parts, by name, each read on access."""
+        names = [name.partition(".") for name in self.shapes]
+        keys = [key for start, _, key in names if start == kind]
+        return OnAccess(keys, lambda key: self.read(f"{kind}.{key}"))
+
 
 def gathered(
     parts: Sequence[tuple[GraphColumns, range | IntArray]],
     dtypes: Mapping[str, Any],
-    without: tuple[str, ...] = (),
+    without: tuple[str, ...] = ("object",),
 ) -> dict[str, Array]:
     """Returns copies of the arrays of some graphs by name, as a store of them alone would have.
 
@@ -158,14 +165,14 @@ def gathered(
         parts: stores in one folder, or in memory, at least one; and of each the graphs, ``[g]``
             int64 or a range.
         dtypes: of the arrays by name; int64 of those that are not named.
-        without: what the names of unwanted arrays begin with; splits and objects never are wanted.
+        without: what the names of unwanted arrays begin with; splits never are wanted.
     """
     # As plain arrays: indexing those that are memory-mapped takes several times as long.
     sources = [
         {
             name: np.asarray(array)
             for name, array in _arrays_of(store).items()
-            if not name.startswith(("object", *without))
+            if not name.startswith(without)
         }
         for store, _ in parts
     ]
@@ -173,10 +180,10 @@ def gathered(
     ends = np.cumsum([0, *(each.shape[1] for each in chosen)])
 
     @cache
-    def places(level: str, each: int = 1) -> tuple[IntArray, IntArray, IntArray]:
-        """Returns the rows of a level, and where each graph's begin in its store and here."""
+    def places(offsets: str, each: int) -> tuple[IntArray, IntArray, IntArray]:
+        """Returns rows by the name of their offsets; where each graph's began, and begin here."""
         bounds = [
-            graphs if level == "graph" else source[offsets_name(level)][graphs]
+            source[offsets][graphs] if offsets in source else graphs
             for source, graphs in zip(sources, chosen, strict=True)
         ]
         first, last = np.concatenate(bounds, axis=1) * each
@@ -185,7 +192,10 @@ def gathered(
 
     def copied(name: str, dtype: Any) -> Array:
         """Returns the rows of these graphs of an array."""
-        rows, _, here = places(*level_of(name, schema))
+        kind, _, key = name.partition(".")
+        level, each = level_of(name, schema)
+        offsets = f"object_ends.{key}" if kind == "objects" else offsets_name(level)
+        rows, _, here = places(offsets, each)
         arrays = [source[name] for source in sources]
         shape = next(array.shape[1:] for array in arrays if len(array))
         target = np.empty((len(rows), *shape), dtype)
@@ -198,14 +208,15 @@ def gathered(
         return target
 
     schema = parts[0][0].schema
-    levels = ("node", "edge", *(axis.name for axis in schema.axes))
-    arrays: dict[str, Array] = {offsets_name(level): places(level)[2] for level in levels}
-    for name in [name for name in sources[0] if name not in arrays]:
+    arrays: dict[str, Array] = {}
+    for name in sources[0]:
         dtype = dtypes.get(name, np.int64)
-        if not any(len(source[name]) for source in sources):
+        if name.startswith(OFFSETS):
+            arrays[name] = places(name, 1)[2]
+        elif not any(len(source[name]) for source in sources):
             arrays[name] = sources[0][name].astype(dtype)
         elif name == "row_ptr":
-            nodes, (_, first, edges) = places("node")[2], places("edge")
+            nodes, (_, first, edges) = places("node_offsets", 1)[2], places("edge_offsets", 1)
             pointers = copied(name, np.int64)
             pointers -= np.repeat(first - edges[:-1], np.diff(nodes))
             arrays[name] = np.append(pointers, edges[-1]).astype(dtype)
@@ -219,8 +230,8 @@ def slices(
 ) -> Iterator[GraphColumns]:
     """Yields graphs ``first`` to ``last - 1`` in runs of at most ``graphs``.
 
-    Each run is checked against its checksums first, and is neither copied nor widened. For a store
-    in shards, no run crosses the end of a shard.
+    Each run is checked against its checksums first, copied, and not widened. For a store in shards,
+    no run crosses the end of a shard.
     """
     last = len(store) if last is None else last
     for begin, part in store._opened(first, last):
@@ -228,24 +239,9 @@ def slices(
         for start in range(max(first - begin, 0), end, graphs):
             run = range(start, min(start + graphs, end))
             part.verify(np.asarray(run))
-            arrays = _stretch(part, run.start, run.stop)
+            dtypes = {name: array.dtype for name, array in part.arrays().items()}
+            arrays = gathered([(part, run)], dtypes, ())
             yield assembled(GraphColumns, part.schema, arrays, name=part.name)
-
-
-def _stretch(store: GraphColumns, first: int, last: int) -> dict[str, Array]:
-    """Returns the arrays of graphs ``first`` to ``last - 1``; columns are not copied."""
-    arrays, pieces = _arrays_of(store), dict[str, Array]()
-    for name, array in arrays.items():
-        kind, _, key = name.partition(".")
-        if kind == "objects":
-            ends = arrays[f"object_ends.{key}"]
-            pieces[name] = array[int(ends[first]) : int(ends[last])]
-        elif by_block(name):
-            pieces[name] = array[rows_of(name, store.schema, arrays, first, last)]
-        else:
-            pieces[name] = array[first : last + 1] - array[first]
-    pieces["row_ptr"] = pieces["row_ptr"] - arrays["edge_offsets"][first]
-    return pieces
 
 
 def read_ahead(store: GraphColumns, first: int, last: int) -> int:
@@ -318,7 +314,7 @@ def require_same_fields(
     if first.keep_order is not other.keep_order:
         ordered, lost = names if first.keep_order else names[::-1]
         raise BadGraph(
-            f"the order of edges is kept in {ordered}, and not in {lost}: give keep_order=True for "
+            f"the order of edges is kept in {ordered} and not in {lost}: give keep_order=True for "
             "all, or for none"
         )
     differing: list[str] = []
@@ -330,7 +326,7 @@ def require_same_fields(
             differing.append(f"{name!r} is {now}, was {was}")
     if differing or first.components != other.components:
         raise BadGraph(
-            f"{names[1]} has other fields than {names[0]}: "
+            f"other fields in {names[1]} than in {names[0]}: "
             f"{'; '.join(differing) or 'other axes'}; give every graph the same fields, or leave "
             "one out with exclude=[...]"
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Self
 
@@ -34,8 +35,6 @@ from staticgraph.store.structure import STRUCTURE
 
 # File descriptors left for everything else; each array of an open shard holds one.
 SPARE_DESCRIPTORS = 256
-# Attributes that are mappings, and what the names of their arrays begin with.
-MAPPINGS = {"columns": "column", "offsets": "offsets", "origins": "origins", "objects": "objects"}
 
 
 class Sharded(GraphColumns):
@@ -59,8 +58,7 @@ class Sharded(GraphColumns):
     def __init__(
         self, shards: Shards, *, verify: bool | None = None, by_rank: bool = False
     ) -> None:
-        # A store in one folder has its arrays as attributes; here __getattr__ builds them on
-        # access.
+        # A store in one folder has its arrays as attributes; here they are built on access.
         paths = [path for folder in shards.folders if folder.is_dir() for path in folder.iterdir()]
         nbytes = sum(path.stat().st_size for path in paths)
         whole = verify or (verify is None and nbytes <= files.WHOLE_BYTES)
@@ -83,25 +81,27 @@ class Sharded(GraphColumns):
             schema=survey.schema,
             splits=Splits(survey.splits if shards.splits is None else shards.splits),
             narrow_sizes=survey.sizes,
+            columns=survey.mapping("column"),
+            offsets=survey.mapping("offsets"),
+            origins=survey.mapping("origins"),
+            objects=OnAccess(
+                survey.mapping("objects"),
+                lambda key: ObjectColumn(
+                    survey.read(f"objects.{key}"), survey.read(f"object_ends.{key}")
+                ),
+            ),
         )
 
     def __getattr__(self, name: str) -> Any:
         """Builds an array over all graphs on access."""
-        if name in STRUCTURE:
-            return self._survey.read(name)
-        if name not in MAPPINGS:  # a copy asks before it has any attribute
+        if name not in STRUCTURE:  # a copy asks before it has any attribute
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        kind = MAPPINGS[name]
+        return self._survey.read(name)
 
-        def read(key: str) -> Any:
-            """Returns the array of a key, or the objects."""
-            array = self._survey.read(f"{kind}.{key}")
-            if name != "objects":
-                return array
-            return ObjectColumn(array, self._survey.read(f"object_ends.{key}"))
-
-        names = (each.partition(".") for each in self._survey.shapes)
-        return OnAccess([key for start, _, key in names if start == kind], read)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the folders, not what is read from them: another process opens them again."""
+        shards = replace(self.shards, splits=dict(self.splits))
+        return partial(type(self), verify=False, by_rank=self.by_rank), (shards,)
 
     # ------------------------------------------------------------------ the shards
 
@@ -154,13 +154,16 @@ class Sharded(GraphColumns):
 
     def held(self, ids: IntArray, pointers: bool = True) -> tuple[GraphColumns, IntArray]:
         """See :meth:`GraphColumns.held`: copies the graphs into one store, shard by shard."""
-        parts, places = self._by_part(ids)
+        opened, places = self._by_part(ids)
+        parts = list(opened) or [(GraphColumns.zeros(self.schema), ids)]
+        for part, chosen in parts:
+            part.verify(chosen)
         edges = self.narrow_sizes[ids, 1].sum(dtype=np.int64)
         dtypes = {**self._survey.widest, "row_ptr": pointer_dtype(edges)}
         arrays = dict.fromkeys(STRUCTURE, NONE) | gathered(
-            list(parts) or [(GraphColumns.zeros(self.schema), ids)],
+            parts,
             dtypes,
-            ("edge_origin", "origins.", *(() if pointers else POINTERS)),
+            ("edge_origin", "origins.", "object", *(() if pointers else POINTERS)),
         )
         positions = np.empty_like(places)
         positions[places] = np.arange(len(places))

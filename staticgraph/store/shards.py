@@ -21,9 +21,10 @@ from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.files import document
 from staticgraph.files.atomic import sync
 from staticgraph.files.checksum import crc32_of_array, read_array, require_written
-from staticgraph.files.folder import Kind, repair
+from staticgraph.files.folder import Kind
 from staticgraph.store import MANIFEST, files
 from staticgraph.store.columns import Array, checked_splits
+from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.how_many import how_many
 
 FORMAT = "staticgraph.shards"
@@ -69,23 +70,42 @@ class Shards:
             return cls(tuple(place), "shards")
         if LIST.is_that_of(place):
             return _read_list(place / MANIFEST)
-        finished = (place / MANIFEST).is_file()
-        if not finished and place.suffix == ".parts" and (paths := parts_in(place)):
-            check_shards(place, paths)
-            return cls(tuple(paths), place.stem)
+        if place.suffix == ".parts" and not (place / MANIFEST).is_file():
+            return cls.of_parts(place, place.stem)
         return None
 
+    @classmethod
+    def of_parts(cls, folder: Path, name: str, count: int | None = None) -> Shards | None:
+        """Returns the parts that the writers of all shards committed; None if there are none.
 
-def write_list(folder: Path, name: str, splits: Mapping[str, Array]) -> None:
-    """Adds splits and, last, a list of its parts to the folder that holds them.
+        Args:
+            folder: the folder of the parts.
+            name: the store's name in messages.
+            count: the number of shards that were written; None if the last one that is there is
+                last.
 
-    Args:
-        folder: the folder of the parts.
-        name: the store's name in messages.
-        splits: named lists of graph indices over all parts, checked.
-    """
+        Raises:
+            BadGraph: a shard has no part, or there are more shards than were written.
+        """
+        if not (parts := parts_in(folder)):
+            return None
+        present = {shard for shard, _ in parts}
+        expected = set(range(max(present) + 1 if count is None else count))
+        if differing := sorted(present ^ expected):
+            numbers = ", ".join(map(str, differing))
+            why = f"shard {numbers} {'is missing' if expected - present else 'was not expected'}"
+            raise BadGraph(
+                f"{folder} has parts of {how_many(len(present), 'shard')}, of {len(expected)}: "
+                f"{why}. Write it with StoreWriter(..., shard={differing[0]}); or read what is "
+                "there, as a list of folders: GraphStore.load(sorted(parts.glob('*-*')))"
+            )
+        return cls(tuple(parts.values()), name)
+
+
+def write_list(folder: Path, store: GraphColumns) -> None:
+    """Adds a store's splits and, last, a list of its shards to the folder that holds them."""
     described = {}
-    for split, ids in splits.items():
+    for split, ids in store.splits.items():
         path = folder / files.file_of(f"split.{split}")
         np.save(path, ids, allow_pickle=False)
         sync(path)
@@ -94,7 +114,7 @@ def write_list(folder: Path, name: str, splits: Mapping[str, Array]) -> None:
             "dtype": ids.dtype.str,
             "shape": list(ids.shape),
         }
-    manifests = {part.name: files.read_manifest(part) for part in parts_in(folder)}
+    manifests = {part.name: files.read_manifest(part) for part in parts_in(folder).values()}
     shards = [
         {"folder": part, "graphs": manifest["graphs"], "digest": document.digest(manifest)}
         for part, manifest in manifests.items()
@@ -102,7 +122,7 @@ def write_list(folder: Path, name: str, splits: Mapping[str, Array]) -> None:
     manifest = {
         "format": FORMAT,
         "version": VERSION,
-        "name": name,
+        "name": store.name,
         "shards": shards,
         "files": described,
     }
@@ -115,11 +135,9 @@ def _read_list(path: Path) -> Shards:
         names = [shard["folder"] for shard in values["shards"]]
         if odd := [name for name in names if not PART.fullmatch(name)]:
             raise StoreCorrupt(f"{path} lists {odd[0]!r}, which is not a shard's name")
-        arrays = {name: _read_array(path.parent, name, f) for name, f in values["files"].items()}
         splits = {
-            name.partition(".")[2]: array
-            for name, array in arrays.items()
-            if name.startswith("split.")
+            name.removeprefix("split."): _read_array(path.parent, name, file)
+            for name, file in values["files"].items()
         }
         graphs = sum(int(shard["graphs"]) for shard in values["shards"])
         return Shards(
@@ -143,53 +161,19 @@ def _read_array(root: Path, name: str, file: Mapping[str, Any]) -> Array:
     return array
 
 
-# ---------------------------------------------------------------------- the parts of a writer
-
-
-def parts_in(folder: Path) -> list[Path]:
-    """Returns the parts that a writer committed, ordered by shard and number.
+def parts_in(folder: Path) -> dict[tuple[int, int], Path]:
+    """Returns the parts that a writer committed, by shard and number in the shard, ascending.
 
     Raises:
         BadGraph: if a part is missing between others.
     """
-    if not folder.is_dir():
-        return []
-    paths = sorted(path for path in folder.iterdir() if PART.fullmatch(path.name))
-    present = {numbers_of(path) for path in paths}
-    for path in paths:
-        repair(path)
-        shard, number = numbers_of(path)
-        if number and (shard, number - 1) not in present:
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    names = ((PART.fullmatch(path.name), path) for path in paths)
+    parts = {(int(name[1]), int(name[2])): path for name, path in names if name}
+    for shard, number in parts:
+        if number and (shard, number - 1) not in parts:
             raise BadGraph(
                 f"{folder} lacks part {number - 1} of shard {shard}, of which there are "
                 "later ones: remove the folder and write the store again"
             )
-    return paths
-
-
-def numbers_of(path: Path) -> tuple[int, int]:
-    """Returns the shard and the number of a part."""
-    shard, _, number = path.name.partition("-")
-    return int(shard), int(number)
-
-
-def check_shards(folder: Path, paths: Sequence[Path], count: int | None = None) -> None:
-    """Checks that a folder of parts has a part of every shard.
-
-    Args:
-        folder, paths: the folder and its parts, as in :func:`parts_in`.
-        count: the number of shards that were written; None if the last one that is there is last.
-
-    Raises:
-        BadGraph: a shard has no part, or there are more shards than were written.
-    """
-    present = {numbers_of(path)[0] for path in paths}
-    expected = set(range(max(present, default=0) + 1 if count is None else count))
-    if differing := sorted(present ^ expected):
-        numbers = ", ".join(map(str, differing))
-        why = f"shard {numbers} {'is missing' if expected - present else 'was not expected'}"
-        raise BadGraph(
-            f"{folder} has parts of {how_many(len(present), 'shard')}, of {len(expected)}: {why}. "
-            f"Write it with StoreWriter(..., shard={differing[0]}); or read what is there, as a "
-            "list of folders: GraphStore.load(sorted(parts.glob('*-*')))"
-        )
+    return parts

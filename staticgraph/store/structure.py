@@ -28,8 +28,10 @@ NONE: Array = np.empty(0)
 STRUCTURE = (
     "node_offsets", "edge_offsets", "edge_src", "edge_dst", "row_ptr", "transpose", "edge_origin"
 )  # fmt: skip
+# What the names of offsets begin with: one more entry than graphs, from 0 on.
+OFFSETS = ("node_offsets", "edge_offsets", "offsets.", "object_ends.")
 # Arrays that are read whole when a store is opened, so they need no blocks.
-WHOLE = ("node_offsets", "edge_offsets", "offsets.", "split.", "checks.", "object")
+WHOLE = (*OFFSETS, "split.", "checks.", "objects.")
 REMEDY = "the store was changed; build it again"
 
 

@@ -17,21 +17,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import numpy as np
 
 from staticgraph.errors import BadGraph
 from staticgraph.files import scratch
 from staticgraph.files.folder import exchange, repair, require_replaceable
 from staticgraph.schema import Level, Schema
-from staticgraph.store.columns import Array, checked_splits, names_of_fields
+from staticgraph.store.columns import Array, names_of_fields
 from staticgraph.store.files import KIND, MANIFEST, save, write
 from staticgraph.store.graph_columns import GraphColumns
-from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.joined_parts import Survey, require_same_fields, slices
-from staticgraph.store.shards import check_shards, numbers_of, parts_in, write_list
+from staticgraph.store.graph_store import GraphStore, ShardedStore
+from staticgraph.store.joined_parts import require_same_fields, slices
+from staticgraph.store.shards import Shards, parts_in, write_list
 from staticgraph.text.numeric_options import whole_option
 
 # A part of molecules takes some 10 MB, and 100 million graphs take 5,000 folders.
@@ -96,9 +97,13 @@ class StoreWriter:
         self._parts = parts_folder(self.folder)
         self._unfinished = self._parts / f"{shard or 0:05d}{UNFINISHED}"
         _clean(self.folder, self._parts)
-        parts = [path for path in parts_in(self._parts) if numbers_of(path)[0] == (shard or 0)]
-        stores = [GraphStore.load(path, verify=False) for path in parts]
-        self._number = len(parts)
+        parts = parts_in(self._parts)
+        stores = [
+            GraphStore.load(path, verify=False)
+            for (number, _), path in parts.items()
+            if number == (shard or 0)
+        ]
+        self._number = len(stores)
         self.committed: int = sum(len(store) for store in stores)
         self.schema: Schema | None = None
         if stores:
@@ -175,7 +180,7 @@ class StoreWriter:
         require_same_fields(
             self.schema or self._expect(store.schema),
             store.schema,
-            ("those before", f"{self._name}, graphs {self.committed} to {last},"),
+            ("those before", f"graphs {self.committed} to {last} of {self._name}"),
             lambda field: field.layout,
         )
         if self._shard is not None and not self._unfinished.exists():
@@ -219,10 +224,9 @@ class StoreWriter:
             StoreCorrupt: if a part is damaged or missing; the parts stay.
         """
         self.commit()
-        paths = parts_in(self._parts)
-        if not paths:
+        parts = Shards.of_parts(self._parts, self._name, shards)
+        if parts is None:
             raise BadGraph(f"{self.folder} has no graphs yet: append some before finish()")
-        check_shards(self._parts, paths, shards)
         for path in sorted(self._parts.glob(f"*{UNFINISHED}")):
             number = int(path.stem)
             raise BadGraph(
@@ -230,28 +234,20 @@ class StoreWriter:
                 f"it committed: go on from there with StoreWriter(..., shard={number}), or call "
                 "its commit() if that is all"
             )
-        for path in paths:
-            GraphStore.load(path, verify=True)  # every byte, the headers of files included
-        parts = [partial(GraphStore.load, path, verify=False) for path in paths]
+        # Every byte is checked, the headers of files included.
+        store = ShardedStore(parts, verify=True)._with_splits(splits or {})
         if merged:
-            write(
-                parts,
-                self.folder,
-                name=self._name,
-                splits=splits or {},
-                overwrite=self._overwrite,
-            )
+            write(store, self.folder, overwrite=self._overwrite)
         else:
             target = Path(os.path.realpath(self.folder))
             require_replaceable(target, KIND, self._overwrite)
-            graphs = len(Survey(parts).sizes)
-            write_list(self._parts, self._name, checked_splits(splits or {}, graphs, self._name))
+            write_list(self._parts, store)
             exchange(self._parts, target)
-        store = GraphStore.load(self.folder)
+        finished = GraphStore.load(self.folder)
         if merged:
             _remove_parts(self._parts)
         self._number = self.committed = 0
-        return store
+        return finished
 
     def __enter__(self) -> Self:
         return self
@@ -285,20 +281,19 @@ def _remove_parts(parts: Path) -> None:
 def _clean(folder: Path, parts: Path) -> None:
     """Removes parts, left over after a kill, that are already in the finished store.
 
-    They are if the store is newer than all of them and has as many graphs.
+    They are if the store is newer than all of them and has graphs of as many nodes and edges.
     """
     scratch.clean(parts)
-    paths = parts_in(parts)
-    if (parts / MANIFEST).exists():  # a list, from an interrupted finish()
-        (parts / MANIFEST).unlink()
-        for array in parts.glob("*.npy"):
-            array.unlink()
+    paths = parts_in(parts).values()
+    for path in (parts / MANIFEST, *parts.glob("*.npy")):  # a list, from an interrupted finish()
+        path.unlink(missing_ok=True)
     repair(folder)
     if not paths or not (folder / MANIFEST).exists():
         return
     finished = (folder / MANIFEST).stat().st_mtime_ns
     if any((path / MANIFEST).stat().st_mtime_ns > finished for path in paths):
         return
-    graphs = sum(len(GraphStore.load(path, verify=False)) for path in paths)
-    if graphs == len(GraphStore.load(folder, verify=False)):
+    parts_sizes = [GraphStore.load(path, verify=False).sizes[:, :2] for path in paths]
+    sizes = GraphStore.load(folder, verify=False).sizes[:, :2]
+    if np.array_equal(np.concatenate(parts_sizes), sizes):
         _remove_parts(parts)

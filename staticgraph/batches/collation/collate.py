@@ -62,7 +62,6 @@ def fill(
         GraphTooLarge: together the graphs exceed the bucket; the slot is left as it was.
     """
     stored = np.ascontiguousarray(ids, dtype=np.int64)
-    store.verify(stored)
     store, ids = store.held(stored, layout.pointers)
     real = real_counts(store, ids, layout.capacity, stored)
     schema = layout.schema

@@ -36,13 +36,7 @@ class Neighbours:
     def of(
         cls, source: NDArray[Any], destination: NDArray[Any], rows: int, direction: Direction = "in"
     ) -> Neighbours:
-        """Groups edges, given as rows ``[e]`` and ``[e]``, by row; linear time, input order kept.
-
-        Raises:
-            ValueError: if the direction is unknown.
-        """
-        if direction not in ENDS:
-            raise ValueError(f"direction={direction!r}; choose one of {', '.join(ENDS)}")
+        """Groups edges, given as rows ``[e]`` and ``[e]``, by row, in linear time and in order."""
         ends, pointers, indices = (source, destination), [], []
         for end in ENDS[direction]:
             order, pointer = sort_by_key(ends[end], rows)
@@ -55,14 +49,12 @@ class Neighbours:
         """Number of rows of the buffer."""
         return len(self.pointers[0]) - 1
 
-    def degrees(self, *, loops: bool = True) -> IntArray:
-        """Returns ``[rows]`` degrees over all directions; without self-loops if not ``loops``."""
+    def degrees(self) -> IntArray:
+        """Returns ``[rows]`` degrees over all directions, without self-loops."""
         total = np.zeros(self.rows, np.int64)
         for pointer, neighbours in zip(self.pointers, self.indices, strict=True):
-            total += np.diff(pointer)
-            if not loops:
-                row_of = np.repeat(np.arange(self.rows), np.diff(pointer))
-                total -= np.bincount(row_of[row_of == neighbours], minlength=self.rows)
+            row_of = np.repeat(np.arange(self.rows), np.diff(pointer))
+            total += np.bincount(row_of[row_of != neighbours], minlength=self.rows)
         return total
 
 
@@ -121,7 +113,7 @@ class ResidentGraph:
             pairs = [(i, j) for i in state.partitions for j in state.partitions]
             edges = self._in_rows(graph.read_cells(pairs))
             self.neighbours = Neighbours.of(edges[:, 0], edges[:, -1], len(values), direction)
-            self.degrees = self.neighbours.degrees(loops=False)
+            self.degrees = self.neighbours.degrees()
 
     def rows(self, nodes: NDArray[Any]) -> IntArray:
         """Returns the rows of resident nodes, given as node numbers of the graph."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,32 @@ def feature_rows(features: ArrayLike | str | Path, num_nodes: int) -> NDArray[An
             f"features has dtype {rows.dtype}; give numbers, such as float32, float16 or int64"
         )
     return rows
+
+
+def check_form(
+    edges: NDArray[Any], rows: Sequence[int], name: str, error: type[ValueError] = BadGraph
+) -> None:
+    """Checks that edges are whole numbers, one edge per column.
+
+    Tables of edges have one row per edge in many libraries: the message says how to turn them.
+
+    Args:
+        edges: an array.
+        rows: the numbers of rows that are taken: 2, or 3 with relations.
+        name: the name of the edges in the message.
+        error: the exception to raise.
+
+    Raises:
+        BadGraph: (or ``error``) if they are not.
+    """
+    if edges.ndim == 2 and len(edges) in rows and edges.dtype.kind in "iu":
+        return
+    forms = " or ".join(f"[{count}, E]" for count in rows)
+    turned = edges.ndim == 2 and edges.shape[1] in rows
+    raise error(
+        f"{name} has shape {edges.shape} and dtype {edges.dtype}; give integers {forms}: source, "
+        f"destination{', relation' if 3 in rows else ''}{f', such as {name}.T' if turned else ''}"
+    )
 
 
 def check_edges(

@@ -12,7 +12,6 @@ drops the pages as soon as a block is in its array, or on the disk.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,40 +39,34 @@ class BlockFile:
         self.bytes_read: int = 0
         self.reads: int = 0
 
-    def read(self, offset: int, into: Sequence[NDArray[Any]]) -> None:
-        """Fills contiguous arrays, one after the other, from ``offset`` on.
+    def read(self, offset: int, into: NDArray[Any]) -> None:
+        """Fills a contiguous array from ``offset`` on.
 
         Raises:
-            StoreCorrupt: if the file ends before they are full.
+            StoreCorrupt: if the file ends before it is full.
         """
-        views = [array.data.cast("B") for array in into if array.size]
-        at, end = offset, offset + sum(view.nbytes for view in views)
-        for view in views:
-            while view:
-                count = os.preadv(self.descriptor, [view], at)
-                self.reads += 1
-                if not count:
-                    raise StoreCorrupt(
-                        f"{self.path} ends at byte {at}, {how_many(end - at, 'byte')} short of the "
-                        f"block that begins at {offset}: the file was cut; partition the graph "
-                        "again"
-                    )
-                view, at = view[count:], at + count
-        self.bytes_read += at - offset
-        self._forget(offset, at)
+        at, end = offset, offset + into.nbytes
+        while at < end:
+            count = os.preadv(self.descriptor, [into.data.cast("B")[at - offset :]], at)
+            self.reads += 1
+            if not count:
+                raise StoreCorrupt(
+                    f"{self.path} ends at byte {at}, {how_many(end - at, 'byte')} short of the "
+                    f"block that begins at {offset}: the file was cut; partition the graph again"
+                )
+            at += count
+        self.bytes_read += into.nbytes
+        self._forget(offset, end)
 
-    def write(self, offset: int, arrays: Sequence[NDArray[Any]]) -> None:
-        """Writes contiguous arrays, one after the other, from ``offset`` on."""
-        at = offset
-        for array in arrays:
-            view = array.data.cast("B")
-            while view:  # one call may write less
-                count = os.pwrite(self.descriptor, view, at)
-                view, at = view[count:], at + count
+    def write(self, offset: int, array: NDArray[Any]) -> None:
+        """Writes a contiguous array from ``offset`` on."""
+        at, end = offset, offset + array.nbytes
+        while at < end:  # one call may write less
+            at += os.pwrite(self.descriptor, array.data.cast("B")[at - offset :], at)
         if not self.cached:
             # Only clean pages can be dropped.
             os.fdatasync(self.descriptor)
-        self._forget(offset, at)
+        self._forget(offset, end)
 
     def _forget(self, start: int, end: int) -> None:
         if not self.cached and end > start:

@@ -3,7 +3,8 @@
 Files are ``.npz``. Triples have ``train``, ``valid`` and ``test`` as ``[3, T]`` head, relation,
 tail with ``num_entities``; a graph has ``edges [2, E]`` (each undirected edge once) and
 ``num_nodes``, and for node classification ``label``, ``train``, ``val``, ``test`` and binary
-features as rows of indices (``x_indptr``, ``x_indices``, ``x_shape``).
+features as rows of indices (``x_indptr``, ``x_indices``, ``x_shape``). ``train``, ``val`` and
+``test`` are numbers of nodes, or masks.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from numpy.typing import NDArray
 
 from staticgraph.datasets.npz import read_npz
 from staticgraph.errors import UnknownDataset
-from staticgraph.outofcore.disk.array_files import check_edges
+from staticgraph.outofcore.disk.array_files import check_edges, check_form, class_labels
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.manifest import KIND
+from staticgraph.sizes.whole_numbers import whole_numbers
+from staticgraph.store.positions import positions_in
+from staticgraph.text.how_many import how_many
+from staticgraph.text.numeric_options import whole_option
 
 NAMES = {
     "fb15k-237": "FB15k-237.npz",
@@ -108,8 +113,11 @@ def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
 
     Raises:
         UnknownDataset: if the file has another form.
+        ValueError: if ``held_out`` is not from 0 to below one half, which leaves nothing to train.
     """
     path = find(spec)
+    if not 0.0 <= held_out < 0.5:
+        raise ValueError(f"held_out={held_out} twice leaves no edges: give a share from 0 to 0.5")
     if path.is_dir():
         graph = PartitionedGraph(path)
         edges = graph.read_edges().T.astype(np.int64)
@@ -121,7 +129,7 @@ def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
     file = read_npz(path)
     if "num_entities" in file:
         _require(path, file, "train", "valid", "test")
-        n = _count(path, file, "num_entities")
+        n = whole_option(f"{path}: num_entities", file["num_entities"], 1, UnknownDataset)
         parts = [_ends(path, file, k, n, 3)[[0, 2, 1]] for k in ("train", "valid", "test")]
         return LinkData(path.stem, n, parts[0], parts[1], parts[2])
     n, edges = _undirected(path, file)
@@ -144,6 +152,7 @@ def open_nodes(spec: str, *, classes: int = 5, width: int = 16, seed: int = 0) -
 
     Raises:
         UnknownDataset: if the file has another form.
+        ValueError: if its labels are no classes.
     """
     path = find(spec)
     if path.is_dir():
@@ -157,9 +166,12 @@ def open_nodes(spec: str, *, classes: int = 5, width: int = 16, seed: int = 0) -
     edges = np.concatenate([once, once[::-1, once[0] != once[1]]], axis=1)
     if "label" in file:
         _require(path, file, "train", "val", "test", "x_indptr", "x_indices", "x_shape")
-        splits = [file[k].astype(np.int64) for k in ("train", "val", "test")]
-        features = _dense(file["x_indptr"], file["x_indices"], int(file["x_shape"][1]))
-        return NodeData(path.stem, edges, features, file["label"].astype(np.int64), *splits)
+        splits = [
+            positions_in(file[k], n, f"{path}: {k}", "node", UnknownDataset)
+            for k in ("train", "val", "test")
+        ]
+        labels = class_labels(file["label"], n)
+        return NodeData(path.stem, edges, _dense(path, file, n), labels, *splits)
     return _generated(path.stem, edges, n, classes, width, seed)
 
 
@@ -180,21 +192,22 @@ def _generated(name: str, edges: IntArray, n: int, classes: int, width: int, see
     return NodeData(name, edges, features, labels, train, valid, test)
 
 
-def _dense(indptr: NDArray[Any], indices: NDArray[Any], width: int) -> NDArray[np.float32]:
+def _dense(path: Path, file: Mapping[str, NDArray[Any]], nodes: int) -> NDArray[np.float32]:
     """Returns dense binary features, each row divided by its sum, as usual for citation graphs."""
-    features = np.zeros((len(indptr) - 1, width), np.float32)
-    counts = np.diff(indptr)
-    rows = np.repeat(np.arange(len(counts)), counts)
-    features[rows, indices.astype(np.int64)] = 1.0 / np.maximum(1, counts)[rows]
+    width = int(file["x_shape"][-1])
+    indices = positions_in(
+        file["x_indices"], width, f"{path}: x_indices", "feature", UnknownDataset
+    )
+    counts = np.diff(whole_numbers(file["x_indptr"], f"{path}: x_indptr", UnknownDataset))
+    if counts.shape != (nodes,) or counts.min() < 0 or counts.sum() != len(indices):
+        raise UnknownDataset(
+            f"{path}: x_indptr does not divide {how_many(len(indices), 'feature')} among "
+            f"{how_many(nodes, 'node')}"
+        )
+    rows = np.repeat(np.arange(nodes), counts)
+    features = np.zeros((nodes, width), np.float32)
+    features[rows, indices] = 1.0 / np.maximum(1, counts)[rows]
     return features
-
-
-def _count(path: Path, file: Mapping[str, NDArray[Any]], name: str) -> int:
-    """Returns a positive integer."""
-    value = file[name]
-    if value.ndim or value.dtype.kind not in "iu" or value < 1:
-        raise UnknownDataset(f"{path}: {name} is {str(value)[:40]}; a number of nodes is needed")
-    return int(value)
 
 
 def _ends(
@@ -202,11 +215,7 @@ def _ends(
 ) -> IntArray:
     """Returns ``[rows, E]`` int64, after checking that the first and last rows are nodes."""
     array = file[name]
-    if array.ndim != 2 or len(array) != rows or array.dtype.kind not in "iu":
-        raise UnknownDataset(
-            f"{path}: {name} has shape {array.shape} and dtype {array.dtype}; integers "
-            f"[{rows}, E] are needed"
-        )
+    check_form(array, (rows,), f"{path}: {name}", UnknownDataset)
     edges = array.astype(np.int64)
     check_edges(edges[[0, -1]], nodes, f"{path}: {name}: ", error=UnknownDataset)
     return edges
@@ -219,7 +228,7 @@ def _undirected(path: Path, file: Mapping[str, NDArray[Any]]) -> tuple[int, IntA
     edges.
     """
     _require(path, file, "edges", "num_nodes")
-    nodes = _count(path, file, "num_nodes")
+    nodes = whole_option(f"{path}: num_nodes", file["num_nodes"], 1, UnknownDataset)
     edges = _ends(path, file, "edges", nodes, 2)
     key = edges.min(axis=0) * nodes + edges.max(axis=0)
     _, first, place = np.unique(key, return_index=True, return_inverse=True)

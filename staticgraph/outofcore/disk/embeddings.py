@@ -124,7 +124,7 @@ class EmbeddingFile:
                 file.write(sums.data)
             file.truncate(2 * num_partitions * 2 * sums.nbytes)
             os.fsync(file.fileno())
-        shape = np.array([num_partitions, partition_size, dimension])
+        shape = num_partitions, partition_size, dimension
         place = np.zeros(num_partitions, np.uint8)
         _write_commit(root, 0, shape, place, crc, extras or {})
         (root / CREATING).unlink()
@@ -147,7 +147,8 @@ class EmbeddingFile:
             StoreCorrupt: if the record's checksum differs; the message names file and offset.
         """
         offset = self._offset(partition)
-        self._file.read(offset, [values, sums])
+        self._file.read(offset, values)
+        self._file.read(offset + values.nbytes, sums)
         require_written(
             _checksum(values, sums),
             int(self._crc[partition]),
@@ -159,7 +160,8 @@ class EmbeddingFile:
         """Writes a partition to its uncommitted place."""
         self._place[partition] = 1 - self._committed[0][partition]
         offset = self._offset(partition)
-        self._file.write(offset, [values, sums])
+        self._file.write(offset, values)
+        self._file.write(offset + values.nbytes, sums)
         self._crc[partition] = _checksum(values, sums)
         # In float64 a sum of float32 values cannot overflow, so it is finite iff all of them are.
         with np.errstate(invalid="ignore"):
@@ -195,7 +197,7 @@ class EmbeddingFile:
         self.require_latest()
         self.sync()
         arrays = self.extras if extras is None else dict(extras)
-        shape = np.array([self.num_partitions, self.partition_size, self.dimension])
+        shape = self.num_partitions, self.partition_size, self.dimension
         _write_commit(self.folder, self.epoch + 1, shape, self._place, self._crc, arrays)
         self._read_or_written = _head(self.folder)
         self.epoch += 1
@@ -251,14 +253,14 @@ def _checksum(values: FloatArray, sums: FloatArray) -> int:
 def _write_commit(
     folder: Path,
     epoch: int,
-    shape: NDArray[Any],
+    shape: tuple[int, int, int],
     place: NDArray[np.uint8],
     crc: NDArray[np.uint32],
     extras: Mapping[str, NDArray[Any]],
 ) -> None:
     content = io.BytesIO()
     arrays: dict[str, Any] = {f"extra.{name}": value for name, value in extras.items()}
-    np.savez(content, epoch=np.array(epoch), shape=shape, place=place, crc32=crc, **arrays)
+    np.savez(content, epoch=epoch, shape=shape, place=place, crc32=crc, **arrays)
     body = content.getvalue()
     contents = MAGIC + zlib.crc32(body).to_bytes(4, "little") + body
     atomic.write_bytes(folder / COMMIT, contents)

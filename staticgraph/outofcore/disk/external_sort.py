@@ -20,9 +20,10 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from torch_geometric.data.data import BaseData
 
 from staticgraph.errors import BadGraph
-from staticgraph.outofcore.disk.array_files import array_of, check_edges
+from staticgraph.outofcore.disk.array_files import array_of, check_edges, check_form
 from staticgraph.store.columns import sort_by_key
 from staticgraph.text.how_many import how_many
 
@@ -53,19 +54,16 @@ class EdgeSource:
     def __init__(self, edges: Edges, num_nodes: int, chunk: int) -> None:
         self._num_nodes = num_nodes
         self.chunk: int = chunk
-        # Checked by name, since this module does not need torch. PyG's Data is callable, like a
-        # function.
-        kind: type = type(edges)
-        if any(base.__name__ == "BaseData" for base in kind.__mro__):
+        if isinstance(edges, BaseData):  # is callable, like a function
             raise BadGraph(
-                f"edges is a {kind.__name__}; give its edge_index, of several types of "
+                f"edges is a {type(edges).__name__}; give its edge_index, of several types of "
                 "edges all in one array with the number of the type as the third row"
             )
         if callable(edges):
             self._pieces = cast(EdgeFunction, edges)
             return
         array = array_of(edges, "edges")
-        _check_form(array, 0)
+        check_form(array, (2, 3), "edges")
         self._pieces: EdgeFunction = lambda: [array]
 
     def __iter__(self) -> Iterator[IntArray]:
@@ -73,7 +71,7 @@ class EdgeSource:
         start = 0
         for values in self._pieces():
             piece = array_of(values, "edges")
-            _check_form(piece, start)
+            check_form(piece, (2, 3), f"edges from number {start} on" if start else "edges")
             # Also once without edges: the number of rows says whether there are relations.
             for low in range(0, max(1, piece.shape[1]), self.chunk):
                 rows = np.ascontiguousarray(piece[:, low : low + self.chunk], dtype=np.int64)
@@ -87,14 +85,6 @@ class EdgeSource:
                     )
                 yield rows
             start += piece.shape[1]
-
-
-def _check_form(edges: NDArray[Any], start: int) -> None:
-    if edges.ndim != 2 or len(edges) not in (2, 3) or edges.dtype.kind not in "iu":
-        raise BadGraph(
-            f"edges from number {start} on have shape {edges.shape} and dtype {edges.dtype}; give "
-            "integers [2, E], or [3, E] with relations"
-        )
 
 
 def sort_edges(
@@ -158,8 +148,9 @@ def _spill(
     counts = np.zeros((p, p), np.int64)
     for rows in source:
         if done and len(rows) != columns:
-            raise ValueError(
-                f"edges up to {done} have {how_many(columns, 'row')}, later ones {len(rows)}"
+            raise BadGraph(
+                f"edges up to {done} have {how_many(columns, 'row')}, later ones {len(rows)}: give "
+                "all of them with relations, or none"
             )
         columns = len(rows)
         written = np.empty((rows.shape[1], columns), new_ids.dtype)

@@ -146,7 +146,7 @@ class PartitionedGraph:
         for run in np.split(np.arange(len(places)), np.flatnonzero(np.diff(places) != 1) + 1):
             if len(run):
                 begins = int(self.offsets[places[run[0]]]) * row_bytes
-                self.edge_file.read(begins, [rows[bounds[run[0]] : bounds[run[-1] + 1]]])
+                self.edge_file.read(begins, rows[bounds[run[0]] : bounds[run[-1] + 1]])
         for cell, low, high in zip(places.tolist(), bounds, bounds[1:], strict=False):
             self._check_cell(cell, rows[low:high])
         return rows
@@ -194,7 +194,7 @@ class PartitionedGraph:
         dtype, width = self.manifest.features
         row_bytes = np.dtype(dtype).itemsize * width
         begins, rows = partition * self.partition_size * row_bytes, into[: self.nodes_of(partition)]
-        self.feature_file.read(begins, [rows])
+        self.feature_file.read(begins, rows)
         if self._read_features[partition]:
             return
         where = f"{self.feature_file.path}: partition {partition} at byte {begins}"

@@ -22,6 +22,7 @@ import numpy as np
 
 from staticgraph.outofcore.policies.schedule import Cell, Schedule, State
 from staticgraph.text.how_many import how_many
+from staticgraph.text.numeric_options import whole_option
 
 Assignment = Literal["greedy", "random"]
 
@@ -188,8 +189,7 @@ class NodeCache(_Buffered):
 
     def __post_init__(self) -> None:
         _check_buffer(self.buffer)
-        if self.near < 0:
-            raise ValueError(f"near={self.near} places; give 0 or more")
+        whole_option("near", self.near, 0)
 
     def epoch(
         self, num_partitions: int, training: tuple[int, ...], rng: np.random.Generator
@@ -230,7 +230,7 @@ class Dispersed(_Buffered):
 
     def __post_init__(self) -> None:
         _check_buffer(self.buffer)
-        if self.step is not None and not 1 <= self.step <= self.buffer:
+        if self.step is not None and not 1 <= whole_option("step", self.step) <= self.buffer:
             raise ValueError(f"step={self.step} must be from 1 to the buffer of {self.buffer}")
 
     def epoch(
@@ -301,7 +301,7 @@ def _assign(
 
 
 def _check_buffer(buffer: int) -> None:
-    if buffer < 2:
+    if whole_option("buffer", buffer) < 2:
         raise ValueError(
             f"buffer={buffer}: edges cross partitions, and both must be resident; give at least 2"
         )

@@ -43,11 +43,6 @@ class DenseSample:
     draws: tuple[NDArray[np.int32], ...]
 
     @property
-    def counts(self) -> tuple[int, ...]:
-        """Number of nodes first reached at each hop."""
-        return tuple(int(b - a) for a, b in zip(self.hops, self.hops[1:], strict=False))
-
-    @property
     def num_edges(self) -> int:
         """Number of sampled edges."""
         return sum(int((drawn >= 0).sum()) for drawn in self.draws)

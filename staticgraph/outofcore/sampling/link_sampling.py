@@ -61,7 +61,8 @@ class LinkSeeds:
         degree_fraction: share of them drawn as endpoints of the state's edges.
 
     Raises:
-        ValueError: if there are fewer than 0 negatives, or the share is not from 0 to 1.
+        ValueError: if there are fewer than 0 negatives, the share is not from 0 to 1, or the chunks
+            do not divide the batch and the negatives.
     """
 
     batch_size: int
@@ -74,6 +75,11 @@ class LinkSeeds:
             raise ValueError(
                 f"negatives={self.negatives}, degree_fraction={self.degree_fraction}: give a "
                 "number of nodes from 0 on, and a share of them, 0 to 1"
+            )
+        if self.batch_size % self.chunks or self.negatives % self.chunks:
+            raise ValueError(
+                f"chunks={self.chunks} do not divide batch_size={self.batch_size} and "
+                f"negatives={self.negatives}: give multiples of one number"
             )
 
     def draw(
@@ -107,7 +113,7 @@ class LinkSeeds:
 
 def take_out(sample: DenseSample, ends: LinkEnds) -> None:
     """Removes the draws of a sample that join the ends of an edge of the batch."""
-    real, seeds = ends.mask.bool(), sample.counts[0]
+    real, seeds = ends.mask.bool(), sample.hops[1]
     source, destination = ends.source[real].numpy(), ends.destination[real].numpy()
     both = np.concatenate([source * seeds + destination, destination * seeds + source])
     drawn = sample.draws[0]

@@ -179,7 +179,7 @@ def sampled_edges(
     Destinations ascend. If ``closed``, each node has one self-loop, whatever loops were drawn.
     """
     sources, counts = [], []
-    last = np.empty((sample.counts[-1], 0), np.int32)
+    last = np.empty((len(sample.nodes) - sample.hops[-2], 0), np.int32)
     for first, drawn in zip(sample.hops, (*sample.draws, last), strict=False):
         if closed:
             loop = np.arange(first, first + len(drawn), dtype=np.int32)[:, None]

@@ -24,7 +24,7 @@ from staticgraph.errors import BadGraph
 from staticgraph.outofcore.buffer.buffer import PartitionBuffer
 from staticgraph.outofcore.buffer.resident_graph import ResidentGraph
 from staticgraph.outofcore.disk.array_files import class_labels
-from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
+from staticgraph.outofcore.disk.graph import ENDS, Direction, PartitionedGraph
 from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory, NodePolicy
 from staticgraph.outofcore.policies.schedule import Schedule, State
 from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
@@ -115,7 +115,7 @@ class SampledLoader:
 
     Raises:
         ValueError: for a policy or an option of the other task, labels of another length or that
-            are not classes, or a fan-out or batch size below 1.
+            are not classes, a fan-out or batch size below 1, or chunks that do not divide.
         BadGraph: if a seed is not a node of the graph.
     """
 
@@ -153,6 +153,8 @@ class SampledLoader:
         _check_task(task, policy, of_nodes if task == "link" else of_links)
         if task == "node" and states is not None and states.mutable:
             raise ValueError("embeddings are trained along edges: give the loader task='link'")
+        if direction not in ENDS:
+            raise ValueError(f"direction={direction!r}; choose one of {', '.join(ENDS)}")
         classes = None if labels is None else class_labels(labels, graph.num_nodes)
         self.batch_size: int = whole_option("batch_size", batch_size, 1)
         self.fanouts: tuple[int, ...] = _checked_fanouts(fanouts, task)
@@ -160,7 +162,9 @@ class SampledLoader:
         self.gcn_norm, self.direction = gcn_norm, direction
         self.shuffle, self.seed, self.epoch = shuffle, seed, 0
         self.waited_s: float = 0.0
-        self._links = LinkSeeds(self.batch_size, chunks, negatives, degree_fraction)
+        self._links = LinkSeeds(
+            self.batch_size, whole_option("chunks", chunks, 1), negatives, degree_fraction
+        )
         self._exclude = exclude
         self._plan, self._iteration = plan, 0
         self._seeds = np.sort(
@@ -297,7 +301,7 @@ class SampledLoader:
         return (items, None) if self.task == "node" else self._links.draw(items, resident, rng)
 
     def _graph_of(self, sample: DenseSample, bucket: int, resident: ResidentGraph) -> StaticBatch:
-        rows, seeds = sample.nodes, sample.counts[0]
+        rows, seeds = sample.nodes, sample.hops[1]
         nodes: dict[str, NDArray[Any]] = {}
         if self.states.width:
             # What training changes is read when the batch's turn comes.

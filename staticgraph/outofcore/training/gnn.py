@@ -55,14 +55,13 @@ class SampledGNN(nn.Module):
         self.dropout = dropout
         widths = [in_channels, *[hidden] * (layers - 1), out_channels]
         for number, (before, after) in enumerate(pairwise(widths), 1):
+            layer_heads = heads if number < layers else 1
             if kind == "sage":
                 layer = SAGEConv(before, after)
             elif kind == "gcn":
                 layer = GCNConv(before, after, normalize=False)
-            elif number < layers:
-                layer = GATConv(before, after // heads, heads)
             else:
-                layer = GATConv(before, after)
+                layer = GATConv(before, after // layer_heads, layer_heads)
             self.layers.append(layer)
 
     def extra_repr(self) -> str:

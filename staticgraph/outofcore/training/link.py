@@ -140,12 +140,7 @@ class LinkTrainer:
         if encoder is not None:
             groups.append({"params": list(encoder.parameters()), "lr": encoder_rate})
         self.optimizer: torch.optim.Optimizer = torch.optim.Adagrad(groups, eps=float(EPSILON))
-        self.file: EmbeddingFile = open_embeddings(
-            Path(folder), graph, config, "" if encoder is None else options_text, self._parameters()
-        )
-        self._restore()
-        ways: Direction | None = None if encoder is None else direction
-        self.buffer: PartitionBuffer = PartitionBuffer(graph, ways, self.file)
+        # Options that cannot be are refused before there are embeddings that were made with them.
         self.loader: SampledLoader = SampledLoader(
             graph,
             policy,
@@ -159,8 +154,14 @@ class LinkTrainer:
             gcn_norm=reads_gcn_weights(encoder),
             direction=direction,
             seed=config.seed,
-            states=self.buffer,
         )
+        self.file: EmbeddingFile = open_embeddings(
+            Path(folder), graph, config, "" if encoder is None else options_text, self._parameters()
+        )
+        self._restore()
+        ways: Direction | None = None if encoder is None else direction
+        self.buffer: PartitionBuffer = PartitionBuffer(graph, ways, self.file)
+        self.loader.states = self.buffer
         self.runner: StaticGraphRunner | None = None
         if encoder is not None:
             subject = Subject(encoder, differentiable=("x",), check_finite=0)

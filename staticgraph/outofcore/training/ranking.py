@@ -20,7 +20,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
-from staticgraph.outofcore.disk.array_files import check_edges
+from staticgraph.outofcore.disk.array_files import check_edges, check_form
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.training.link import LinkTrainer
 from staticgraph.text.how_many import how_many
@@ -121,8 +121,7 @@ def filtered_places(
 def triples_of(edges: ArrayLike, graph: PartitionedGraph, name: str) -> NDArray[np.int64]:
     """Returns ``[3, n]`` int64 in the caller's numbering; relation 0 if the graph has none.
 
-    Tables of triples have one row per edge in many libraries but one column per edge here, and
-    NumPy and torch accept negative indices: both mistakes are refused.
+    NumPy and torch accept negative indices, which are refused here.
 
     Args:
         edges: ``[3, n]`` integers (source, destination, relation), or ``[2, n]`` for a graph
@@ -135,18 +134,11 @@ def triples_of(edges: ArrayLike, graph: PartitionedGraph, name: str) -> NDArray[
             negative or of a graph without relations.
     """
     array = np.asarray(edges)
-    rows = 3 if graph.columns == 3 else 2
-    form = "[3, n] integers: source, destination, relation" if rows == 3 else "[2, n] integers"
-    if array.ndim != 2 or len(array) not in (rows, 3) or array.dtype.kind not in "iu":
-        turned = array.ndim == 2 and array.shape[1] == rows
-        raise BadGraph(
-            f"{name} has shape {array.shape} and dtype {array.dtype}; give {form}"
-            + (f", such as {name}.T" if turned else "")
-        )
+    check_form(array, (3,) if graph.columns == 3 else (2, 3), name)
     triples = np.zeros((3, array.shape[1]), np.int64)
     triples[: len(array)] = array
     check_edges(triples, graph.num_nodes, f"{name}: ")
-    if rows == 2 and triples[2].any():
+    if graph.columns == 2 and triples[2].any():
         raise BadGraph(f"{name} has relations, and {graph.folder} was partitioned without any")
     return triples
 

@@ -32,6 +32,7 @@ from staticgraph.store.pyg.levels import (
     axis_of,
     level_by_name,
     odd_rows,
+    rows_in,
     whole_count,
 )
 from staticgraph.store.pyg.rules import Said, asks_nothing, has_stock_rules, said_by
@@ -260,8 +261,7 @@ class PygReader(CountedFields):
         if wanted is not None:
             raise BadGraph(
                 f"levels={{{key!r}: {wanted!r}}}, but {key!r} has not one row per {wanted} in "
-                f"every graph ({how_many(lengths[0], 'row')} in graph 0, which has "
-                f"{how_many(self.nodes[0], 'node')} and {how_many(self.edges[0], 'edge')})"
+                f"every graph ({rows_in(lengths, {'node': self.nodes, 'edge': self.edges}, 0)})"
             )
         if key in self.axes and np.array_equal(lengths, self.axes[key]):
             return key, 1  # another field's values refer to these rows
@@ -280,7 +280,7 @@ class PygReader(CountedFields):
     def _check_lengths(self, key: str, lengths: IntArray) -> None:
         """Rejects graphs whose number of rows differs from that of the schema's level."""
         assert self.schema is not None
-        item = self.schema[key]
+        item, totals = self.schema[key], {"node": self.nodes, "edge": self.edges}
         counts: dict[str, Any] = {
             "graph": [item.rows] * len(lengths),
             **self._known(),
@@ -289,10 +289,9 @@ class PygReader(CountedFields):
         if (lengths != expected).any():
             odd = int((lengths != expected).argmax())
             raise BadGraph(
-                f"{key!r} has {how_many(lengths[odd], 'row')} in graph {odd}, which has "
-                f"{how_many(self.nodes[odd], 'node')} and {how_many(self.edges[odd], 'edge')}; the "
-                f"plan was made for {item.describe()}, which is {how_many(expected[odd], 'row')}: "
-                "convert the new graphs as the training data was"
+                f"{key!r} has {rows_in(lengths, totals, odd)}; the plan was made for "
+                f"{item.describe()}, which is {how_many(expected[odd], 'row')}: convert the new "
+                "graphs as the training data was"
             )
 
     def _check_rows(self, key: str, tensors: Sequence[Tensor]) -> None:

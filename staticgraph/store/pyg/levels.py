@@ -7,7 +7,7 @@ are recognised; for others an error requires ``levels=``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -143,25 +143,31 @@ def odd_rows(key: str, lengths: IntArray, levels: Mapping[str, IntArray]) -> str
         counts = levels[nearest]
         odd = int((lengths != counts).argmax())
         return (
-            f"{key!r} has {how_many(lengths[odd], 'row')} in graph {odd}, which has "
-            f"{_rows(levels, odd)}; expected were {counts[odd]}, one for each {nearest}, as in "
-            f"{int((lengths == counts).sum()):,} of the {how_many(len(lengths), 'graph')}: fix "
-            f"graph {odd}; or, if its rows are something else, {remedy}"
+            f"{key!r} has {rows_in(lengths, levels, odd)}; expected were {counts[odd]}, one for "
+            f"each {nearest}, as in {int((lengths == counts).sum()):,} of the "
+            f"{how_many(len(lengths), 'graph')}: fix graph {odd}; or, if its rows are something "
+            f"else, {remedy}"
         )
     other = int((lengths != lengths[0]).argmax())
     could = [f"{counts[0]} (one for each {what})" for what, counts in levels.items()]
     expected = " or ".join([*could, "as many in every graph"])
     return (
-        f"{key!r} has {how_many(lengths[0], 'row')} in graph 0, which has {_rows(levels, 0)}, but "
-        f"{how_many(lengths[other], 'row')} in graph {other}, which has {_rows(levels, other)}; "
+        f"{key!r} has {rows_in(lengths, levels, 0)}, but {rows_in(lengths, levels, other)}; "
         f"expected were {expected}: {remedy}"
     )
 
 
-def _rows(levels: Mapping[str, IntArray], graph: int) -> str:
-    """Describes how many rows of each level a graph has."""
+def rows_in(lengths: IntArray, levels: Mapping[str, Sequence[int] | IntArray], graph: int) -> str:
+    """Returns ``7 rows in graph 1, which has 3 nodes and 3 edges``.
+
+    Args:
+        lengths: ``[n]`` rows of a field in each graph.
+        levels: level -> ``[n]`` rows of it in each graph.
+        graph: the graph.
+    """
     rows = [
         how_many(counts[graph], what) if what in ("node", "edge") else f"{counts[graph]} of {what}"
         for what, counts in levels.items()
     ]
-    return " and ".join(rows) or "none of a type of that name"
+    present = " and ".join(rows) or "none of a type of that name"
+    return f"{how_many(lengths[graph], 'row')} in graph {graph}, which has {present}"
