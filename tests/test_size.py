@@ -33,8 +33,8 @@ SIZES = {
     "staticgraph/lightning": (4, 2390),  # own loaders, its own backward, predictions in order
     "staticgraph/memory": (6, 3775),  # models of other versions are refused
     "staticgraph/models": (5, 1413),  # typed graphs refused by name
-    "staticgraph/nn": (44, 21622),  # searches with rows as data need, counts in a trace
-    "staticgraph/outofcore": (29, 18216),  # annotated attributes, a bounded message
+    "staticgraph/nn": (44, 21630),  # searches with rows as data need, counts in a trace, 2.11
+    "staticgraph/outofcore": (29, 18207),  # annotated attributes, a bounded message
     "staticgraph/packing": (17, 12974),
     "staticgraph/plans": (13, 9893),  # a large graph among small ones, few of them too
     "staticgraph/probing": (10, 4813),  # what is held out is not fitted

@@ -58,15 +58,18 @@ class BlockFile:
         self.bytes_read += into.nbytes
         self._forget(offset, end)
 
-    def write(self, offset: int, array: NDArray[Any]) -> None:
-        """Writes a contiguous array from ``offset`` on."""
-        at, end = offset, offset + array.nbytes
-        while at < end:  # one call may write less
-            at += os.pwrite(self.descriptor, array.data.cast("B")[at - offset :], at)
+    def write(self, offset: int, *arrays: NDArray[Any]) -> None:
+        """Writes contiguous arrays, one after the other, from ``offset`` on."""
+        at = offset
+        for array in arrays:
+            view = array.data.cast("B")
+            while view:  # one call may write less
+                count = os.pwrite(self.descriptor, view, at)
+                view, at = view[count:], at + count
         if not self.cached:
             # Only clean pages can be dropped.
             os.fdatasync(self.descriptor)
-        self._forget(offset, end)
+        self._forget(offset, at)
 
     def _forget(self, start: int, end: int) -> None:
         if not self.cached and end > start:

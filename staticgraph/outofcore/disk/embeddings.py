@@ -160,8 +160,7 @@ class EmbeddingFile:
         """Writes a partition to its uncommitted place."""
         self._place[partition] = 1 - self._committed[0][partition]
         offset = self._offset(partition)
-        self._file.write(offset, values)
-        self._file.write(offset + values.nbytes, sums)
+        self._file.write(offset, values, sums)
         self._crc[partition] = _checksum(values, sums)
         # In float64 a sum of float32 values cannot overflow, so it is finite iff all of them are.
         with np.errstate(invalid="ignore"):
