@@ -94,6 +94,15 @@ h1 = scatter(e1 * (e1 > 0), dst, 0, n)
 h2 = scatter((e1[:, :1] > 0).double() * e1.tanh() + (e1 < h0[dst]), dst, 0, n, 'max')
 h3 = scatter(torch.where(~(e1 > 0.5) | (e1 == e0), e1, e1 > 0.7), dst, 0, n, 'mean')
 h4 = scatter(torch.cat([e1[:, :4], e1[:, 4:] > 0], 1) * (e1 > 0).sum(1, True), dst, 0, n)""",
+    "conditions that are multiplied, added or chosen among": """
+e1, e2 = h0[src] > 0, e0 > h0[dst]
+h1 = h0 + scatter(torch.where(torch.isfinite(h0[src]) * e2, h0[dst], e0), dst, 0, n)
+h2 = h0 * scatter((e1 + e2) * e0 + torch.maximum(e1, e2), dst, 0, n)
+h3 = h0 + scatter(torch.where(torch.where(e2, e1, e0 > 0), e0, h0[src]), dst, 0, n, 'max')""",
+    "rows that are counted from the end": """
+h1 = h0 + self.product.weight[kind[:, 0] % 3 - 5]
+h2 = h0 + scatter(h0[src] * self.product.weight[-1 - (kind[:, 0] % 3)[src]], dst, 0, n)
+h3 = h0 * self.product.weight[torch.where(kind[:, 0] > 2, 1, -1)]""",
     "statistics read between a norm and its ReLU": """
 normed = self.norm(h0)
 h2 = h0 * self.norm.running_mean

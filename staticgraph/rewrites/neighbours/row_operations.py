@@ -164,6 +164,8 @@ class _Writer:
             out = operation(self, *call.args, **call.kwargs)
         except (TypeError, ValueError, KeyError) as error:
             raise NotByRow(call.name) from error
+        if operation in _OF_NUMBERS and call.result.dtype is torch.bool:
+            out = self.b.point("not", self.b.point("eq", out, 0.0))
         return out if isinstance(out, tuple) else (out,)
 
     def read_operand(self, value: Any) -> int | float:
@@ -513,3 +515,5 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "alias": lambda w, x: _place(w, x),
     "_to_copy": lambda w, x, **kwargs: _same(w, x, **kwargs),
 }
+# Those that compute with conditions as ones and zeros.
+_OF_NUMBERS = [OPERATIONS[name] for name in ("add", "mul", "maximum", "minimum", "where")]

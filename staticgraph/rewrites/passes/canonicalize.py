@@ -25,6 +25,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     SUB,
     Call,
     calls,
+    dtype,
     is_call,
     is_method,
     tensor,
@@ -48,6 +49,9 @@ _UNARY = {
 _CANONICAL = {
     form: op for table in (_BINARY, _UNARY) for op, forms in table.items() for form in forms
 }
+_DIFFERENCES = (*_BINARY[SUB], torch.subtract, torch.rsub, operator.neg, torch.neg, "neg")
+_FILLING = (*_BINARY[ADD], torch.where, "where", "masked_fill", torch.full, "new_full")
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 _REDUCED = {"sum": "sum", "prod": None, "mean": "mean", "amax": "max", "amin": "min"}
 # Operations whose result is a new tensor.
 _FRESH = (ADD, SUB, MUL, DIV, *_UNARY, F.linear, F.embedding, GATHER, SCATTER)
@@ -164,8 +168,28 @@ def _gather(node: Call) -> None:
         node.op, node.target, node.args = "call_method", "unsqueeze", (base, dim)
     elif isinstance(key, Node):
         index = tensor(key)
-        if index is not None and index.dim() == 1 and index.dtype == torch.int64:
+        vector = index is not None and index.dim() == 1 and index.dtype == torch.int64
+        if vector and not _may_be_negative(key):
             node.target, node.args = GATHER, (base, 0, key)
+
+
+def _may_be_negative(index: Call) -> bool:
+    """Whether a difference or a negative number is part of integers: ``x[index]`` then counts rows
+    from the end, which ``index_select`` does not."""
+    left, seen = [index], {index}
+    while left:
+        node = left.pop()
+        numbers = (*node.args, *node.kwargs.values()) if node.target in _FILLING else ()
+        if node.target in _DIFFERENCES or any(map(_is_negative, numbers)):
+            return True
+        operands = set(node.all_input_nodes) - seen
+        seen |= operands
+        left += [operand for operand in operands if dtype(operand) in _INTEGERS]
+    return False
+
+
+def _is_negative(number: Any) -> bool:
+    return isinstance(number, int | float) and number < 0
 
 
 def _expanded_gather(node: Call) -> None:
