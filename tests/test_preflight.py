@@ -79,10 +79,11 @@ def test_what_is_rewritten_is_added_where_asked_for(esol):
     assert "rewrites" not in sg.check(model, plan, esol).to_dict()
 
 
-def test_padding_that_reaches_real_rows_is_measured_and_its_module_named():
+@pytest.mark.parametrize("share", [1.0, 1e-7])
+def test_padding_that_reaches_real_rows_is_measured_and_its_module_named(share):
     class Centred(nn.Module):
         def forward(self, h):
-            return h - h.mean(0)
+            return h - share * h.mean(0)
 
     model = Net().double()
     model.norm = Centred()

@@ -310,6 +310,7 @@ class _Check:
     def _measured(self) -> dict[str, bool]:
         """Maps each module whose real inputs stayed the same to whether its real outputs did."""
         comparer, trails = self._comparer, []
+        tolerance = comparer.tolerance.other_order
         for batch in (self._batch, poisoned(self._batch)):
             trail = Trail(comparer.model, context_of(comparer.model), operations=False)
             with trail.followed():
@@ -318,9 +319,9 @@ class _Check:
         clean, dirty = trails
         inert: dict[str, bool] = {}
         for what in reversed(clean):
-            if what in dirty and clean[what].reads_as(dirty[what], TOLERANCE):
+            if what in dirty and clean[what].reads_as(dirty[what], tolerance):
                 path = what.removeprefix("module ")
-                inert[path] = clean[what].gives_as(dirty[what], TOLERANCE)
+                inert[path] = clean[what].gives_as(dirty[what], tolerance)
         guilty = [
             path
             for path, fine in inert.items()
