@@ -99,6 +99,11 @@ e1, e2 = h0[src] > 0, e0 > h0[dst]
 h1 = h0 + scatter(torch.where(torch.isfinite(h0[src]) * e2, h0[dst], e0), dst, 0, n)
 h2 = h0 * scatter((e1 + e2) * e0 + torch.maximum(e1, e2), dst, 0, n)
 h3 = h0 + scatter(torch.where(torch.where(e2, e1, e0 > 0), e0, h0[src]), dst, 0, n, 'max')""",
+    "rows that a message alone reads, of rows that a linear layer reads, too": """
+e1 = h0[src].tanh()
+h1 = h0 + scatter(torch.maximum(e1, e0), dst, 0, n) + scatter(self.product(e1), dst, 0, n)
+e2, e3 = (e1 * h0[dst]).chunk(2, 1)
+h2 = h1 + scatter(torch.cat([e3 * e2.neg(), e2.cumsum(1)], 1), dst, 0, n)""",
     "rows that are counted from the end": """
 h1 = h0 + self.product.weight[kind[:, 0] % 3 - 5]
 h2 = h0 + scatter(h0[src] * self.product.weight[-1 - (kind[:, 0] % 3)[src]], dst, 0, n)

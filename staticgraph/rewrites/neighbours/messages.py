@@ -205,6 +205,9 @@ def _insert_program(captured: Captured, reading: Reading, group: Group) -> bool:
         computes = formula(program, program.results[unique[result]], list(map(name_of, bases)))
         if captured.replace(old, new, NAME, last=last, computes=computes):
             reading.now[old] = new
+    for node in reversed(group.rows):  # unread, they may be before what they read now
+        if not node.users and not node._erased:
+            captured.graph.erase_node(node)
     return True
 
 
