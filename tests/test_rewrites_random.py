@@ -103,7 +103,11 @@ h3 = h0 + scatter(torch.where(torch.where(e2, e1, e0 > 0), e0, h0[src]), dst, 0,
 e1 = h0[src].tanh()
 h1 = h0 + scatter(torch.maximum(e1, e0), dst, 0, n) + scatter(self.product(e1), dst, 0, n)
 e2, e3 = (e1 * h0[dst]).chunk(2, 1)
-h2 = h1 + scatter(torch.cat([e3 * e2.neg(), e2.cumsum(1)], 1), dst, 0, n)""",
+h2 = scatter(torch.cat([e3 * e2.neg(), e2], 1), dst, 0, n) + scatter(self.lone(e1), dst, 0, n)""",
+    "a part of a message that a linear layer reads, which weighs the rest": """
+e1, e2 = (h0[src] * e0).chunk(2, 1)
+e3 = F.linear(e1, self.lone.weight[:4, :4]) * e2.sigmoid()
+h1 = h0 + scatter(torch.cat([e3, e2], 1), dst, 0, n)""",
     "rows that are counted from the end": """
 h1 = h0 + self.product.weight[kind[:, 0] % 3 - 5]
 h2 = h0 + scatter(h0[src] * self.product.weight[-1 - (kind[:, 0] % 3)[src]], dst, 0, n)

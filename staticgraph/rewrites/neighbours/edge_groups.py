@@ -219,6 +219,10 @@ class Reading:
         for node in reversed(list(self.calls)):  # as late as what reads it allows
             if all(user in self.calls or user in self.reductions for user in node.users):
                 levels[node] = min(levels[user] for user in node.users)
+        for node in self.calls:  # a part is where its tuple is
+            parts = self.calls.get(node.args[0]) if is_call(node, operator.getitem) else None
+            if parts is not None and isinstance(parts.result, (tuple, list)):
+                levels[node] = levels[node.args[0]]
         return levels
 
     def _pays(self, group: Group) -> bool:
