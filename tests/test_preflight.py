@@ -94,6 +94,19 @@ def test_padding_that_reaches_real_rows_is_measured_and_its_module_named(share):
     assert {row.path: row.inert for row in report.modules}["norm"] is False
 
 
+def test_a_gradient_that_a_padding_graph_of_one_node_breaks_is_an_obstacle():
+    class Spread(Net):
+        def forward(self, x, batch):
+            h = self.head(x)
+            return global_mean_pool((h - global_mean_pool(h, batch)[batch]).square(), batch).sqrt()
+
+    graphs = [graph for graph in STORE[:] if graph.num_nodes > 1]
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    plan = sg.plan_buckets(store, batch_size=4)
+    (obstacle,) = check(Spread().double(), plan, store).obstacles
+    assert obstacle.kind == "padding breaks a gradient"
+
+
 class Attending(Net):
     def __init__(self, **options):
         super().__init__()

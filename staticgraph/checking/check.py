@@ -23,10 +23,10 @@ from torch import Tensor
 
 from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.checking.comparison import Comparer, RunOptions
+from staticgraph.checking.comparison import Comparer, RunOptions, attempt
 from staticgraph.checking.edge_order import order_error
-from staticgraph.checking.example_batch import batch_of, poisoned, revalued
-from staticgraph.checking.outcome import Tolerance
+from staticgraph.checking.example_batch import batch_of, poisoned, portion_of, revalued
+from staticgraph.checking.outcome import Difference, Tolerance
 from staticgraph.checking.padding_culprit import Trail
 from staticgraph.checking.plain_batch import plain_batch
 from staticgraph.checking.report import (
@@ -354,7 +354,8 @@ class _Check:
             except Exception as error:  # whatever the model raises
                 return None, f"plain PyG raised {type(error).__name__}: {error}"
             return None, "plain PyG gives no numbers that can be compared"
-        note, tied, difference = parity.note, parity.tied, parity.difference
+        note, tied = parity.note, parity.tied
+        difference = parity.difference or self._not_finite()
         if tied is not None:
             note += (
                 f", without ties: with them {tied.name} is off by {tied.how}, as a choice among "
@@ -374,6 +375,18 @@ class _Check:
                 )
             )
         return parity.worst, note
+
+    def _not_finite(self) -> Difference | None:
+        """Returns what is NaN where padding graphs have a single node or none, if it is not in
+        plain PyG."""
+        portion = portion_of(self._batch)
+        if portion is None:
+            return None
+        clean = attempt(lambda: self._comparer.padded(portion, self._options))
+        if clean is None or clean.finite:
+            return None
+        parity = self._comparer.beside_plain(portion, self._options, clean)
+        return None if parity is None else parity.difference
 
     def _order_compared(self) -> None:
         """Compares plain PyG's results in the store's order of edges and in the data set's."""
