@@ -3,6 +3,7 @@ and autocast; values against the reference where torch's operators are the same 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -93,6 +94,10 @@ def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
     assert limits.fits(most, side, side, torch.float32)
     assert not limits.fits(most + 1, side, side, torch.float32), "more work"
     assert not limits.fits(1, limits.MAX_WIDTH + 1, 1, torch.float32), "wider"
+    for width, dtype in itertools.product((128, limits.MAX_WIDTH), limits.FLOATS):
+        side = small.backward_tiles(width, limits.MAX_WIDTH, dtype)["SIDE"]
+        tiles = -(-width // side) * -(-limits.MAX_WIDTH // side)
+        assert tiles <= limits.TICKETS, "each tile of a weight has a ticket of its own"
 
 
 # Two warps with 183 registers were the fastest on an H200; what Triton 3.9 takes beyond 192.
