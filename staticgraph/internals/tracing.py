@@ -21,11 +21,10 @@ from torch.fx.experimental.symbolic_shapes import (
     PendingUnbackedSymbolNotFound,
 )
 from torch.nn.modules import module as hooks
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.module_tracker import ModuleTracker
+
+from staticgraph.internals.dispatch import undispatched
 
 __all__ = [
     "UNTRACEABLE",
@@ -92,7 +91,7 @@ def unwatched() -> Iterator[None]:
 
     With these hooks, modes track which module is running; torch 2.11 guards on their absence.
     """
-    with _disable_current_modes(), ExitStack() as stack:
+    with undispatched(), ExitStack() as stack:
         for registry in (hooks._global_forward_pre_hooks, hooks._global_forward_hooks):
             if any(_tracks(hook) for hook in registry.values()):
                 stack.callback(registry.update, dict(registry))  # keeps their order

@@ -1,4 +1,4 @@
-"""``linear`` as a torch operator: torch on a CPU, torch and Triton on CUDA.
+"""``linear`` as a torch operator: oneDNN and torch on a CPU, torch and Triton on CUDA.
 
 Operands may differ in dtype from the result: they are rounded to the result's dtype as autocast
 would do, and each gradient has the dtype of its operand.
@@ -6,12 +6,14 @@ would do, and each gradient has the dtype of its operand.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from staticgraph.kernels.linear.cpu import onednn_gains, onednn_product
 from staticgraph.kernels.linear.limits import TICKETS, chunks_of, fits
 from staticgraph.kernels.register import LIBRARY, NAMESPACE, operator
 
@@ -32,22 +34,49 @@ def linear_reference(
     return out.relu() if relu else out
 
 
-def _backward_by_torch(
+def torch_product(a: Tensor, b: Tensor) -> Tensor:
+    """Computes ``a @ b.T``; differentiable."""
+    return a @ b.t()
+
+
+def _backward_by(
+    product: Callable[[Tensor, Tensor], Tensor],
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
     out: Tensor | None,
     into: Tensor | None,
-    tickets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if out is not None:
         grad = torch.ops.aten.threshold_backward(grad, out, 0)
-    dx = (grad @ weight.to(grad.dtype)).to(x.dtype)
+    dx = product(grad, weight.to(grad.dtype).t()).to(x.dtype)
     if into is not None:
         dx = dx + into if dx.requires_grad else dx.add_(into)
     wide = torch.promote_types(grad.dtype, torch.float32)
     dbias = grad.sum(0, dtype=wide).to(weight.dtype)
-    return dx, (grad.t() @ x.to(grad.dtype)).to(weight.dtype), dbias
+    return dx, product(grad.t(), x.to(grad.dtype).t()).to(weight.dtype), dbias
+
+
+def _forward_on_cpu(
+    x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, dtype: torch.dtype
+) -> Tensor:
+    if _product_on_cpu(x, weight, dtype) is torch_product:
+        return linear_reference(x, weight, bias, relu, dtype)
+    out = onednn_product(x, weight, bias)
+    return out.relu_() if relu else out  # oneDNN's own ReLU turns NaN into 0
+
+
+def _backward_on_cpu(
+    grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, into: Tensor | None, _: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _backward_by(_product_on_cpu(x, weight, grad.dtype), grad, x, weight, out, into)
+
+
+def _product_on_cpu(
+    x: Tensor, weight: Tensor, dtype: torch.dtype
+) -> Callable[[Tensor, Tensor], Tensor]:
+    by_onednn = x.dtype == weight.dtype == dtype == torch.float32
+    return onednn_product if by_onednn and onednn_gains(*shape_of(x, weight)) else torch_product
 
 
 def launches(x: Tensor, weight: Tensor, dtype: torch.dtype, relu: bool, biased: bool) -> int:
@@ -91,7 +120,7 @@ torch.library.register_fake(f"{NAMESPACE}::tickets", zero_tickets, lib=LIBRARY)
 
 LINEAR = operator(
     "linear(Tensor x, Tensor weight, Tensor? bias, bool relu, ScalarType dtype) -> Tensor",
-    cpu=linear_reference,
+    cpu=_forward_on_cpu,
     cuda="linear.small:on_cuda",
     fake=lambda x, weight, bias, relu, dtype: x.new_empty(x.size(0), weight.size(0), dtype=dtype),
 )
@@ -100,7 +129,7 @@ _backward = operator(
     "linear_backward(Tensor grad, Tensor x, Tensor weight, Tensor? out, Tensor? into, "
     "Tensor? tickets) "
     "-> (Tensor, Tensor, Tensor)",
-    cpu=_backward_by_torch,
+    cpu=_backward_on_cpu,
     cuda="linear.small:backward_on_cuda",
     fake=lambda grad, x, weight, *_: (
         torch.empty_like(x),
@@ -129,7 +158,7 @@ class Linear(torch.autograd.Function):
         into = grads[1] if ctx.handed_on else None
         x, weight, out = ctx.saved_tensors
         if torch.is_grad_enabled():
-            dx, dweight, dbias = _backward_by_torch(grads[0], x, weight, out, into)
+            dx, dweight, dbias = _backward_by(torch_product, grads[0], x, weight, out, into)
         else:
             tickets = None
             if x.device.type == "cuda" and chunks_of(x.size(0))[0] > 1:

@@ -35,7 +35,10 @@ def product_handed_on(
     x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool
 ) -> tuple[Tensor, Tensor]:
     """:func:`staticgraph.rewrites.layers.linear.product`, and ``x`` for later users."""
-    return linear_handed_on(x, weight, bias, relu=relu, dtype=autocast(x))
+    out, same = linear_handed_on(x.flatten(0, -2), weight, bias, relu=relu, dtype=autocast(x))
+    if x.dim() == 2:
+        return out, same
+    return out.unflatten(0, x.shape[:-1]), same.view_as(x)
 
 
 def joined_handed_on(
