@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 
 import pytest
@@ -77,6 +78,17 @@ class TestCompiled:
         _, before, after, _ = trained
         for name, value in before.items():
             assert torch.equal(value, after[name]), name
+
+    def test_garbage_is_collected_as_before_after_a_warm_up(self, hiv, plan):
+        """Not while a model is traced: a trace makes millions of objects."""
+        model, collections = Molecules(hiv, gps=False, hidden=8, layers=1), []
+        runner = sg.StaticGraphRunner(model, plan, "fused", loss=bce, optimizer=adam(model))
+        thresholds = gc.get_threshold()
+        gc.callbacks.append(lambda when, about: collections.append(about["generation"]))
+        runner.warmup(hiv, progress=False)
+        gc.callbacks.pop()
+        assert gc.get_threshold() == thresholds
+        assert len(collections) < 2 * 10, len(collections)
 
     def test_a_phase_not_warmed_up_is_said(self, trained, hiv):
         runner, *_ = trained
