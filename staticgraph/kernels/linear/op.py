@@ -6,7 +6,7 @@ would do, and each gradient has the dtype of its operand.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,15 +46,22 @@ def _backward_by(
     weight: Tensor,
     out: Tensor | None,
     into: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    needs: Sequence[bool] = (True, True, True),
+) -> Any:
+    """The gradients of ``x``, weight and bias that are needed, others None."""
     if out is not None:
         grad = torch.ops.aten.threshold_backward(grad, out, 0)
-    dx = product(grad, weight.to(grad.dtype).t()).to(x.dtype)
-    if into is not None:
-        dx = dx + into if dx.requires_grad else dx.add_(into)
-    wide = torch.promote_types(grad.dtype, torch.float32)
-    dbias = grad.sum(0, dtype=wide).to(weight.dtype)
-    return dx, product(grad.t(), x.to(grad.dtype).t()).to(weight.dtype), dbias
+    dx = dweight = dbias = None
+    if needs[0]:
+        dx = product(grad, weight.to(grad.dtype).t()).to(x.dtype)
+        if into is not None:
+            dx = dx + into if dx.requires_grad else dx.add_(into)
+    if needs[1]:
+        dweight = product(grad.t(), x.to(grad.dtype).t()).to(weight.dtype)
+    if needs[2]:
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        dbias = grad.sum(0, dtype=wide).to(weight.dtype)
+    return dx, dweight, dbias
 
 
 def _forward_on_cpu(
@@ -157,14 +164,19 @@ class Linear(torch.autograd.Function):
         ``x`` handed on."""
         into = grads[1] if ctx.handed_on else None
         x, weight, out = ctx.saved_tensors
+        needs, product = ctx.needs_input_grad[:3], None
         if torch.is_grad_enabled():
-            dx, dweight, dbias = _backward_by(torch_product, grads[0], x, weight, out, into)
+            product = torch_product
+        elif x.device.type == "cpu" and not all(needs[:2]):
+            product = _product_on_cpu(x, weight, grads[0].dtype)
+        if product is not None:
+            dx, dweight, dbias = _backward_by(product, grads[0], x, weight, out, into, needs)
         else:
             tickets = None
             if x.device.type == "cuda" and chunks_of(x.size(0))[0] > 1:
                 tickets = torch.ops.staticgraph.tickets(x.device)
             dx, dweight, dbias = _backward(grads[0], x, weight, out, into, tickets)
-        return dx, dweight, dbias if ctx.needs_input_grad[2] else None, None, None, None
+        return dx, dweight, dbias if needs[2] else None, None, None, None
 
 
 def linear(
