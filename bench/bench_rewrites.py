@@ -34,7 +34,6 @@ from bench.published_models import PUBLISHED
 from staticgraph.checking.explain import CapturedStep
 from staticgraph.dryrun.operations import count_step
 from staticgraph.steps.computation.computation import Computation
-from staticgraph.steps.computation.model_arguments import forward_of
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.text.how_many import how_many
 from staticgraph.training.build_run import adam
@@ -59,11 +58,10 @@ def squared(out: torch.Tensor, batch) -> torch.Tensor:
 def setting_of(name: str, batch_size: int, hidden: int) -> VersusSetting:
     """Returns what all ways to train one model share."""
     store = sg.datasets.open(ESOL)
-    plan = sg.plan_buckets(store, batch_size=batch_size)
     torch.manual_seed(0)
     model = (MODELS | PUBLISHED)[name](hidden=hidden, layers=LAYERS)
-    ids, device = np.arange(len(store)), torch.device("cpu")
-    return VersusSetting(model, store, plan, squared, forward_of(model), ids, batch_size, device)
+    ids = np.arange(len(store))
+    return VersusSetting(model, store, squared, batch_size=batch_size, train_ids=ids)
 
 
 def operations_of(setting: VersusSetting) -> dict[str, int]:

@@ -20,7 +20,13 @@ from staticgraph import models
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.training.versus import comparison, sides
 from staticgraph.training.versus.comparison import compare
-from staticgraph.training.versus.sides import PlainSide, StaticSide, fields_with_gaps, plain_mean
+from staticgraph.training.versus.sides import (
+    PlainSide,
+    StaticSide,
+    VersusSetting,
+    fields_with_gaps,
+    plain_mean,
+)
 
 
 class Branches(Net):
@@ -39,10 +45,6 @@ class Broken(Net):
 @pytest.fixture(scope="module")
 def few(esol) -> sg.GraphStore:
     return sg.GraphStore.from_pyg([esol[i] for i in range(80)], name="few", progress=False)
-
-
-def setting_of(model: nn.Module, store: sg.GraphStore):
-    return comparison.setting_of(model, store, squared, None, 16, torch.device("cpu"), 1e-3, 0)
 
 
 def tried(model: nn.Module, store: sg.GraphStore, *modes: str):
@@ -81,7 +83,9 @@ def test_the_losses_are_those_of_a_loop_by_hand(few, report):
     model = Net()
     optimizer = adam(model, lr=1e-3)
     losses = []
-    for ids in setting_of(model, few).course(len(report.sides[0].losses)):
+    for ids in VersusSetting(model, few, squared, batch_size=16).course(
+        len(report.sides[0].losses)
+    ):
         data = Batch.from_data_list([few[i] for i in ids])
         loss = F.mse_loss(model(data.x, data.edge_index, data.edge_attr, data.batch), data.y)
         optimizer.zero_grad()

@@ -16,13 +16,11 @@ This module does not tune the model, and does not use more than one device and p
 
 from __future__ import annotations
 
-import copy
 import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,16 +30,15 @@ from staticgraph.checking.check import check
 from staticgraph.checking.comparison import Comparer, RunOptions, attempt
 from staticgraph.checking.plain_batch import plain_batch
 from staticgraph.files.versions import STEPS, versions
-from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.runner.counters import device_name
 from staticgraph.runner.way_choice import choose
-from staticgraph.steps.computation.model_arguments import Forward, forward_of
+from staticgraph.steps.computation.model_arguments import Forward
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.steps.tracing.obstacles import Obstacle
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.progress import bar
-from staticgraph.training.versus.report import SideReport, VersusReport
+from staticgraph.training.versus.report import VersusReport
 from staticgraph.training.versus.sides import (
     COMPILED,
     ON_CPU,
@@ -159,103 +156,65 @@ def compare(
         ValueError: there is no such mode.
         GraphTooLarge: see :func:`staticgraph.plan_buckets`.
     """
-    device = torch.device(device)
-    names = modes or (ON_CUDA if device.type == "cuda" else ON_CPU)
     threads, started = torch.get_num_threads(), time.perf_counter()
-    setting = setting_of(model, store, loss, forward, batch_size, device, lr, seed)
+    setting = VersusSetting(model, store, loss, forward, batch_size, device, lr, seed)
     plain = PlainSide(setting)
     sides: list[Side] = [plain]
-    for name in names:
+    for name in modes or (ON_CUDA if setting.device.type == "cuda" else ON_CPU):
         compiled = name == COMPILED_PYG
         sides.append(PlainSide(setting, COMPILED) if compiled else StaticSide(setting, name))
-    try:
-        return _compared(setting, plain, sides, started, seconds, progress)
-    finally:
-        torch.set_num_threads(threads)
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, threads)
         for side in sides:
-            side.close()
-
-
-def setting_of(
-    model: torch.nn.Module,
-    store: GraphStore,
-    loss: Loss,
-    forward: Forward | None,
-    batch_size: int,
-    *rest: Any,
-) -> VersusSetting:
-    """The setting of a comparison; ``rest`` are device, learning rate and seed."""
-    ids = np.asarray(store.splits.get("train", ()))
-    ids = ids if len(ids) else np.arange(len(store))
-    batch_size = min(batch_size, len(ids))
-    plan = plan_buckets(store, batch_size, indices=ids)
-    stock = copy.deepcopy(model).cpu()
-    forward = forward or forward_of(stock)
-    return VersusSetting(stock, store, plan, loss, forward, ids, batch_size, *rest)
-
-
-def _compared(
-    setting: VersusSetting,
-    plain: PlainSide,
-    sides: Sequence[Side],
-    started: float,
-    seconds: float,
-    progress: bool,
-) -> VersusReport:
-    """Measures the sides, the first of which is ``plain``, and returns the report."""
-    trial, threads = setting.course(TRIAL_BATCHES), torch.get_num_threads()
-    with bar(sides, desc="preparing", unit=" contenders", show=progress) as shown:
-        for side in shown:
-            shown.set_postfix_str(side.name)
-            traced = side.name not in NOT_TRACED
-            number = plain.report.threads if traced else threads
-            side.attempt(partial(side.measure, trial, number, traced))
-    left = [side for side in sides if side.report.refused is None]
-    course = setting.course(_length(setting, left, started + seconds - time.perf_counter()))
-    for side in left:
-        side.attempt(partial(side.begin, course))
-    outputs, random = attempt(partial(compare_outputs, setting)) or (None, False)
-    plain.attempt(partial(plain.choose_workers, WORKERS))
-    for side in left:
-        torch.manual_seed(setting.seed)
-        side.take_turn()  # untimed; its losses are compared
-    turns = {side.name: side.take_turn for side in left if side.report.refused is None}
-    with bar(desc="taking turns", unit=" turns", show=progress) as shown:
-        times = take_turns(turns, started + seconds, shown.update) if turns else {}
-    for side in left:
-        if side.report.refused is not None:
-            times.pop(side.name, None)
-    ran = [side for side in sides if side.name in times]
-    graphs = sum(map(len, course))
-    for side in ran:
-        _fill_in(side, graphs, times, None if random or side is ran[0] else ran[0])
-    reports = tuple(side.report for side in sides)
-    alike = {
-        side.name: [1e3 * s for s in times[side.name]]
-        for side in ran
-        if side.report.equal is not False
-    }
-    won = choose(0, "step", alike) if alike else None
-    first = ran[0].name if ran else ""
-    return VersusReport(
-        model=type(setting.model).__name__,
-        data=setting.store.name,
-        graphs=graphs,
-        batch_size=setting.batch_size,
-        capacities=tuple(map(str, setting.plan.capacities)),
-        device=device_name(setting.device),
-        versions=versions(STEPS),
-        date=datetime.date.today().isoformat(),
-        seconds=time.perf_counter() - started,
-        sides=reports,
-        workers=plain.workers,
-        random=random,
-        outputs_apart=outputs,
-        winner="" if won is None else won.way,
-        reason="" if won is None or won.way == first else won.reason,
-        compared_with=first,
-        obstacles=_obstacles(setting, reports),
-    )
+            stack.callback(side.close)
+        trial = setting.course(TRIAL_BATCHES)
+        with bar(sides, desc="preparing", unit=" contenders", show=progress) as shown:
+            for side in shown:
+                shown.set_postfix_str(side.name)
+                traced = side.name not in NOT_TRACED
+                number = plain.report.threads if traced else threads
+                side.attempt(side.measure, trial, number, traced)
+        left = [side for side in sides if side.report.refused is None]
+        course = setting.course(_length(setting, left, started + seconds - time.perf_counter()))
+        for side in left:
+            side.attempt(side.begin, course)
+        outputs, random = attempt(partial(compare_outputs, setting)) or (None, False)
+        plain.attempt(plain.choose_workers, WORKERS)
+        for side in left:
+            torch.manual_seed(seed)
+            side.take_turn()  # untimed; its losses are compared
+        turns = {side.name: side.take_turn for side in left if side.report.refused is None}
+        with bar(desc="taking turns", unit=" turns", show=progress) as shown:
+            times = take_turns(turns, started + seconds, shown.update) if turns else {}
+        ran = [side for side in left if side.name in times and side.report.refused is None]
+        graphs = sum(map(len, course))
+        for side in ran:
+            first_s, turn_s = (np.array(times[each.name]) for each in (ran[0], side))
+            _fill_in(side, graphs / turn_s, first_s / turn_s, float(np.median(turn_s)))
+            if side is not ran[0] and not random:
+                side.report.losses_apart = losses_apart(ran[0].report.losses, side.report.losses)
+        alike = {s.name: times[s.name] for s in ran if s.report.equal is not False}
+        won = choose(0, "step", alike) if alike else None
+        first = ran[0].name if ran else ""
+        return VersusReport(
+            model=type(model).__name__,
+            data=store.name,
+            graphs=graphs,
+            batch_size=setting.batch_size,
+            capacities=tuple(map(str, setting.plan.capacities)),
+            device=device_name(setting.device),
+            versions=versions(STEPS),
+            date=datetime.date.today().isoformat(),
+            seconds=time.perf_counter() - started,
+            sides=tuple(side.report for side in sides),
+            workers=plain.workers,
+            random=random,
+            outputs_apart=outputs,
+            winner="" if won is None else won.way,
+            reason="" if won is None or won.way == first else won.reason,
+            compared_with=first,
+            obstacles=_obstacles(setting, sides),
+        )
 
 
 def _length(setting: VersusSetting, left: Sequence[Side], left_s: float) -> int:
@@ -266,27 +225,21 @@ def _length(setting: VersusSetting, left: Sequence[Side], left_s: float) -> int:
     return max(1, min(MOST_BATCHES, len(setting.train_ids) // setting.batch_size, batches))
 
 
-def _fill_in(
-    side: Side, graphs: int, times: Mapping[str, Sequence[float]], first: Side | None
-) -> None:
-    """Completes the report of a side that took its turns; its losses are compared with those of
-    ``first``, if they can be."""
-    report, turn_s = side.report, np.array(times[side.name])
-    rates = np.percentile(graphs / turn_s, [50, 10, 90]).tolist()
-    ratios = np.percentile(np.array(next(iter(times.values()))) / turn_s, [50, 10, 90]).tolist()
-    report.graphs_per_s, report.graphs_per_s_low, report.graphs_per_s_high = rates
-    report.ratio, report.ratio_low, report.ratio_high = ratios
-    report.turns, report.filling = len(turn_s), side.filling()
-    limit_s = CRAWL * side.one_thread_s * len(side.course)
-    report.crawls = bool(limit_s and float(np.median(turn_s)) > limit_s)
-    if first is not None:
-        report.losses_apart = losses_apart(first.report.losses, report.losses)
+def _fill_in(side: Side, rates: np.ndarray, ratios: np.ndarray, turn_s: float) -> None:
+    """Completes the report of a side that took its turns, from its graphs per second and its ratios
+    in each turn ``[turns]``, and the median of their seconds."""
+    report = side.report
+    quantiles = (np.percentile(each, [50, 10, 90]).tolist() for each in (rates, ratios))
+    report.graphs_per_s, report.graphs_per_s_low, report.graphs_per_s_high = next(quantiles)
+    report.ratio, report.ratio_low, report.ratio_high = next(quantiles)
+    report.turns, report.filling = len(rates), side.filling()
+    report.crawls = 0 < CRAWL * side.one_thread_s * len(side.course) < turn_s
 
 
-def _obstacles(setting: VersusSetting, reports: Sequence[SideReport]) -> tuple[Obstacle, ...]:
+def _obstacles(setting: VersusSetting, sides: Sequence[Side]) -> tuple[Obstacle, ...]:
     """The check's obstacles for a model that any mode of this library refused; none if it does not
     run at all, since each side has the reason."""
-    if not any(each.refused and not each.name.startswith("PyG") for each in reports):
+    if not any(isinstance(side, StaticSide) and side.report.refused for side in sides):
         return ()
     model = setting.fresh_model()
     report = attempt(lambda: check(model, setting.plan, setting.store, forward=setting.forward))

@@ -12,7 +12,6 @@ import copy
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -25,13 +24,14 @@ from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.checking.plain_batch import PlainBatch, ReadBatch
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.nn.convert import convert
+from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.allocator import Allocator, CudaAllocator, ProfilerAllocator
 from staticgraph.probing.resident_bytes import distinct_bytes, state_bytes
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.schema import Schema
 from staticgraph.steps.compilation.modes import MODES
-from staticgraph.steps.computation.model_arguments import Forward
+from staticgraph.steps.computation.model_arguments import Forward, forward_of
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss, LossTerms
 from staticgraph.steps.state.training_state import untouched
@@ -40,30 +40,35 @@ from staticgraph.training.build_run import adam, source_of
 from staticgraph.training.versus.report import SideReport
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class VersusSetting:
-    """The setting of a comparison.
+    """What all sides of a comparison share; see :func:`.comparison.compare`.
 
     Attributes:
         model: the untrained model, on the CPU; only copies of it are run.
-        loss: one value per row, as a runner takes it.
-        forward: how the model is called.
-        train_ids: the graphs to train on.
-        batch_size: graphs per batch.
-        lr: learning rate of Adam.
-        seed: seed of the order of graphs and of random numbers.
+        train_ids: the graphs to train on; those of the split ``train``, or all.
+        plan: the plan for their batches.
     """
 
-    model: torch.nn.Module
-    store: GraphStore
-    plan: BucketPlan
-    loss: Loss
-    forward: Forward
-    train_ids: np.ndarray
-    batch_size: int
-    device: torch.device
-    lr: float = 1e-3
-    seed: int = 0
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        store: GraphStore,
+        loss: Loss,
+        forward: Forward | None = None,
+        batch_size: int = 128,
+        device: str | torch.device = "cpu",
+        lr: float = 1e-3,
+        seed: int = 0,
+        train_ids: Sequence[int] | np.ndarray = (),
+    ) -> None:
+        ids = np.asarray(train_ids if len(train_ids) else store.splits.get("train", ()))
+        self.train_ids: np.ndarray = ids if len(ids) else np.arange(len(store))
+        self.batch_size: int = min(batch_size, len(self.train_ids))
+        self.plan: BucketPlan = plan_buckets(store, self.batch_size, indices=self.train_ids)
+        self.model: torch.nn.Module = copy.deepcopy(model).cpu()
+        self.forward: Forward = forward or forward_of(self.model)
+        self.device: torch.device = torch.device(device)
+        self.store, self.loss, self.lr, self.seed = store, loss, lr, seed
 
     def fresh_model(self) -> torch.nn.Module:
         """A copy of the model, in training mode on the device."""
@@ -103,13 +108,18 @@ def plain_mean(loss: Loss, out: Any, data: PlainBatch, gaps: Sequence[str]) -> T
     return LossTerms(torch.where(labelled, values, 0), shares, added).mean()
 
 
-@dataclass(eq=False)
+def seconds_of(action: Callable[[], object]) -> float:
+    """The seconds that a call takes."""
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
 class Side:
     """Trains a copy of the model over the batches of a course, in turns.
 
     Attributes:
         setting: what is compared.
-        name: the name in the report.
         report: what was measured so far, or why the side was dropped.
         model, optimizer: those of this side alone, from :meth:`prepare` on.
         course: the ids of the batches of a turn.
@@ -117,17 +127,16 @@ class Side:
         batch_s, one_thread_s: seconds per batch, and on one thread; 0 where not measured.
     """
 
-    setting: VersusSetting
-    name: str = "PyG"
-    kernels: bool | None = field(default=None, init=False)
-    model: torch.nn.Module = field(init=False)
-    optimizer: torch.optim.Optimizer = field(init=False)
-    course: list[list[int]] = field(default_factory=list, init=False)
-    batch_s: float = field(default=0.0, init=False)
-    one_thread_s: float = field(default=0.0, init=False)
+    kernels: bool | None = None
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    course: list[list[int]]
+    batch_s: float = 0.0
+    one_thread_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.report: SideReport = SideReport(self.name, threads=torch.get_num_threads())
+    def __init__(self, setting: VersusSetting, name: str) -> None:
+        self.setting, self.name = setting, name
+        self.report: SideReport = SideReport(name, threads=torch.get_num_threads())
 
     def prepare(self) -> None:
         """Makes the model and does what is done once, before the first step."""
@@ -162,12 +171,12 @@ class Side:
     def close(self) -> None:
         """Frees processes and recordings."""
 
-    def attempt(self, action: Callable[[], Any]) -> Any:
+    def attempt(self, action: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a function and returns its result; None if it fails, which drops this side, or if
         the side was dropped before."""
         if self.report.refused is None:
             try:
-                return action()
+                return action(*arguments)
             except Exception as error:  # whatever a model raises
                 text = str(error).strip() or type(error).__name__
                 if not isinstance(error, ValueError | RuntimeError | ArithmeticError):
@@ -228,29 +237,23 @@ class Side:
         return {"held_bytes": max(0, held), "step_bytes": max(0, added)}
 
 
-def seconds_of(action: Callable[[], object]) -> float:
-    """The seconds that a call takes."""
-    started = time.perf_counter()
-    action()
-    return time.perf_counter() - started
+COMPILED = "PyG, compiled"
 
 
-@dataclass(eq=False)
 class PlainSide(Side):
-    """Trains by a standard PyG loop, perhaps under ``torch.compile(dynamic=True)``.
+    """Trains by a standard PyG loop, perhaps under ``torch.compile(dynamic=True)``, with a number
+    of collating processes."""
 
-    Attributes:
-        workers: collating processes.
-    """
-
-    workers: int = 0
+    def __init__(self, setting: VersusSetting, name: str = "PyG", workers: int = 0) -> None:
+        super().__init__(setting, name)
+        self.workers = workers
+        self._gaps = fields_with_gaps(setting.store.schema)
 
     def prepare(self) -> None:
         """Makes the model."""
         super().prepare()
         compiled = self.name == COMPILED
         self._call: Any = torch.compile(self.model, dynamic=True) if compiled else self.model
-        self._gaps = fields_with_gaps(self.setting.store.schema)
 
     def begin(self, course: list[list[int]]) -> None:
         """Sets the course of the following turns."""
@@ -297,7 +300,6 @@ class PlainSide(Side):
         self._loader: Any = None
 
 
-COMPILED = "PyG, compiled"
 KERNELS = "+kernels"
 # Modes to which kernels add nothing: eager captures no graph, and the others consist of them.
 NO_KERNELS = ("eager", "fused", "auto")
@@ -308,7 +310,6 @@ ON_CUDA = (
 )
 
 
-@dataclass(eq=False)
 class StaticSide(Side):
     """Trains in fixed shapes, in a mode of the runner, with the fused kernels where it is named as
     in ``default+kernels``.
@@ -317,15 +318,15 @@ class StaticSide(Side):
         ValueError: there is no such mode.
     """
 
-    runner: StaticGraphRunner | None = field(default=None, init=False)
+    runner: StaticGraphRunner | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.kernels: bool | None = self.name.endswith(KERNELS)
+    def __init__(self, setting: VersusSetting, name: str) -> None:
+        super().__init__(setting, name)
+        self.kernels = name.endswith(KERNELS)
         with_kernels = [mode + KERNELS for mode in MODES if mode not in NO_KERNELS]
-        if self.name not in (*MODES, *with_kernels):
+        if name not in (*MODES, *with_kernels):
             raise ValueError(
-                f"there is no mode {self.name!r} to try; choose one of {', '.join(MODES)}, and "
+                f"there is no mode {name!r} to try; choose one of {', '.join(MODES)}, and "
                 f"{', '.join(with_kernels)}"
             )
 
