@@ -136,7 +136,7 @@ def test_a_run_that_accumulates_goes_on_where_it_stopped(every, data, tmp_path, 
             return self.asked > 6  # in the second epoch, one batch after an update
 
     with monkeypatch.context() as patch:
-        patch.setattr("staticgraph.training.job.Interrupt", Stop)
+        patch.setattr("staticgraph.training.run.Interrupt", Stop)
         with pytest.raises(train.Interrupted):
             trained(data, tmp_path / "cut", **settings)
     train.resume(tmp_path / "cut", progress=False)

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
@@ -30,9 +30,6 @@ from staticgraph.training.options import (
     read_fanouts,
     value,
 )
-
-if TYPE_CHECKING:
-    from staticgraph.training.job import Interrupt
 
 # The default partitions and buffer: those of the published comparison.
 SIZES = {"in-memory": (1, 1), "comet": (32, 8), "beta": (16, 4)}
@@ -163,20 +160,17 @@ def run(*, options: LargeOptions, json: bool = False) -> int:
         if times:
             save_schedule_picture(options.out / PICTURE, times, partitions)
         report = {
-            "task": task,
-            "data": opened.name,
-            "policy": str(policy),
-            "partitions": partitions,
-            **results,
-            "diverged": diverged.epoch if diverged else None,
-        }
+            "task": task, "data": opened.name, "policy": str(policy), "partitions": partitions,
+            **results, "diverged": diverged.epoch if diverged else None,
+        }  # fmt: skip
         save_json(options.out / REPORT, report)
     layers = f"{options.encoder}, {options.decoder}" if options.encoder else options.decoder
     resident = f"{how_many(policy.slots(partitions), 'partition')} of {partitions} in memory"
     title = f"{opened.name}, {name}, {resident}, {layers if links else options.model}"
     if diverged is not None:
-        rows.insert(0, ("diverged", f"in epoch {diverged.epoch}"))
-    print(to_json(report) if json else table((title, "filtered test" if links else ""), rows))
+        rows = {"diverged": f"in epoch {diverged.epoch}", **rows}
+    text = table((title, "filtered test" if links else ""), rows.items())
+    print(to_json(report) if json else text)
     if diverged is not None:
         raise diverged
     return 0
@@ -184,7 +178,7 @@ def run(*, options: LargeOptions, json: bool = False) -> int:
 
 # What only runs of a task report, the rows of their table, the times of the buffer's states, and
 # the divergence if there was one.
-Result = tuple[dict[str, Any], list[tuple[str, str]], Any, Diverged | None]
+Result = tuple[dict[str, Any], dict[str, str], Any, Diverged | None]
 
 
 def _policy(options: LargeOptions, name: str, opened: Any) -> tuple[Any, int]:
@@ -213,7 +207,7 @@ def _train_links(options: LargeOptions, policy: Any, partitions: int, triples: A
 
     A run that diverged has no score; to get the score of the epoch before, use ``--epochs``."""
     from staticgraph.outofcore import LinkConfig, LinkTrainer, evaluate_links
-    from staticgraph.training.job import Interrupted, run_epochs
+    from staticgraph.training.job import Interrupt, Interrupted
 
     config = LinkConfig(
         decoder=options.decoder, dimension=options.dimension, negatives=options.negatives,
@@ -229,36 +223,34 @@ def _train_links(options: LargeOptions, policy: Any, partitions: int, triples: A
     trainer = LinkTrainer(
         graph, policy, config, options.out / EMBEDDINGS, encoder=encoder, fanouts=fanouts
     )
-    status = Status()
+    status, interrupt = Status(), Interrupt()
 
-    def train_epoch(interrupt: Interrupt) -> Any:
-        """Trains until the epoch is committed; stops between two states if asked to."""
+    def show_state(state: int, of: int) -> None:
+        """Shows which of the epoch's buffer states is being trained; stops before it if asked."""
+        if interrupt.requested:
+            raise Interrupted(
+                f"stopped in epoch {trainer.epoch + 1}; the same command continues after "
+                f"{how_many(trainer.epoch, 'epoch')}"
+            )
+        status.show(f"epoch {trainer.epoch + 1}: state {state + 1} of {of}")
 
-        def show_state(state: int, of: int) -> None:
-            """Shows which of the epoch's buffer states is being trained."""
-            if interrupt.requested:
-                raise Interrupted(
-                    f"stopped in epoch {trainer.epoch + 1}; the same command continues after "
-                    f"{how_many(trainer.epoch, 'epoch')}"
-                )
-            status.show(f"epoch {trainer.epoch + 1}: state {state + 1} of {of}")
-
-        try:
-            return trainer.train_epoch(show_state)
-        finally:
-            status.clear()
-
-    epochs, score, rows = options.epochs or 10, None, []
-    diverged = run_epochs(
-        lambda _: trainer.epoch < epochs,
-        train_epoch,
-        lambda e: _say_epoch(e, f"bias {e.bias:.3f}  {how_many(e.states, 'state')}"),
-    )
+    diverged = score = None
+    rows: dict[str, str] = {}
+    try:
+        with interrupt:
+            while trainer.epoch < (options.epochs or 10):
+                epoch = trainer.train_epoch(show_state)
+                status.clear()
+                _say_epoch(epoch, f"bias {epoch.bias:.3f}  {how_many(epoch.states, 'state')}")
+    except Diverged as error:
+        diverged = error
+    finally:
+        status.clear()
     if diverged is None:
         with waiting("ranking the test edges"):
             score = evaluate_links(trainer, triples.test, triples.known)
-        rows = [("MRR", f"{score.mrr:.4f}")]
-        rows += [(f"Hits@{k}", f"{share:.4f}") for k, share in score.hits.items()]
+        rows = {"MRR": f"{score.mrr:.4f}"}
+        rows |= {f"Hits@{k}": f"{share:.4f}" for k, share in score.hits.items()}
         if score.not_finite:
             diverged = Diverged(
                 f"the training diverged by epoch {trainer.epoch}: {score.not_finite} of "
@@ -276,14 +268,8 @@ def _train_links(options: LargeOptions, policy: Any, partitions: int, triples: A
 
 
 def _layers(options: LargeOptions, name: str, sizes: tuple[int, int, int], **more: Any) -> Any:
-    """A graph network with a layer for each fan-out, with the weights of the seed.
-
-    Args:
-        options: the options of the run.
-        name: of its layers.
-        sizes: columns of its input, of its layers and of its output.
-        **more: further arguments of :class:`staticgraph.outofcore.SampledGNN`.
-    """
+    """A :class:`staticgraph.outofcore.SampledGNN` with a layer for each fan-out, with the weights
+    of the seed; ``sizes`` are the columns of its input, of its layers and of its output."""
     import torch
 
     from staticgraph.outofcore import SampledGNN
@@ -298,7 +284,7 @@ def _train_nodes(options: LargeOptions, policy: Any, partitions: int, nodes: Any
     import numpy as np
 
     from staticgraph.outofcore import NodeTrainer, SampledLoader
-    from staticgraph.training.job import run_epochs
+    from staticgraph.training.job import Interrupt
 
     fanouts, cache = list(options.fanouts), options.policy == "node-cache"
     if (options.out / GRAPH / "manifest.json").exists():
@@ -315,43 +301,41 @@ def _train_nodes(options: LargeOptions, policy: Any, partitions: int, nodes: Any
         graph, policy, fanouts, options.batch_size or 64, seeds=nodes.train, labels=nodes.labels,
         seed=options.seed, gcn_norm=options.model == "gcn",
     )  # fmt: skip
-    classes, width = int(nodes.labels.max()) + 1, nodes.features.shape[1]
-    sizes = width, options.hidden, classes
+    sizes = nodes.features.shape[1], options.hidden, int(nodes.labels.max()) + 1
     model = _layers(options, options.model, sizes, dropout=options.dropout)
     trainer = NodeTrainer(model, loader, rate=options.rate or 0.01)
     records: list[dict[str, Any]] = []
-    best, best_weights = None, model.state_dict()
+    diverged = best = accuracy = None
+    best_weights = model.state_dict()
 
     def score(part: Any) -> float:
         """The accuracy on some nodes, over whole neighbourhoods."""
         with waiting("evaluating on whole neighbourhoods"):
             return trainer.evaluate_whole(part, nodes.labels)
 
-    def finish_epoch(record: Any) -> None:
-        """Validates the model and reports an epoch."""
-        nonlocal best, best_weights
-        valid = score(nodes.valid)
-        if best is None or valid > best:
-            best, best_weights = valid, copy.deepcopy(model.state_dict())
-        records.append({**asdict(record), "valid": valid})
-        _say_epoch(record, f"train {record.accuracy:.3f}  valid {valid:.3f}")
-
-    diverged = run_epochs(
-        lambda interrupt: len(records) < (options.epochs or 50) and not interrupt.requested,
-        lambda _: trainer.train_epoch(),
-        finish_epoch,
-    )
+    try:
+        with Interrupt() as interrupt:
+            while len(records) < (options.epochs or 50) and not interrupt.requested:
+                record = trainer.train_epoch()
+                valid = score(nodes.valid)
+                if best is None or valid > best:
+                    best, best_weights = valid, copy.deepcopy(model.state_dict())
+                records.append({**asdict(record), "valid": valid})
+                _say_epoch(record, f"train {record.accuracy:.3f}  valid {valid:.3f}")
+    except Diverged as error:
+        diverged = error
     model.load_state_dict(best_weights)
-    accuracy = score(nodes.test) if diverged is None else None
+    rows = {} if best is None else {"best validation accuracy": f"{best:.4f}"}
+    if diverged is None:
+        accuracy = score(nodes.test)
+        rows["test accuracy"] = f"{accuracy:.4f}"
     statistics = loader.statistics
     loader.close()
-    rows = [("best validation accuracy", f"{best:.4f}")] if best is not None else []
-    rows += [("test accuracy", f"{accuracy:.4f}")] if accuracy is not None else []
-    rows += [
-        ("batches per shape, smallest first", ", ".join(map(str, statistics.batches))),
-        ("batches split", f"{statistics.splits}"),
-        ("rows that are real", f"{statistics.efficiency:.1%}"),
-    ]
+    rows |= {
+        "batches per shape, smallest first": ", ".join(map(str, statistics.batches)),
+        "batches split": f"{statistics.splits}",
+        "rows that are real": f"{statistics.efficiency:.1%}",
+    }
     report = {
         "model": options.model, "fanouts": fanouts, "seed": options.seed, "epochs": records,
         "valid_accuracy": best, "test_accuracy": accuracy,

@@ -45,7 +45,7 @@ from staticgraph.store.random_states import kept_random_states
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.progress import waiting
 from staticgraph.training.config import SIZES, TrainConfig
-from staticgraph.training.job import device_of, first_alone
+from staticgraph.training.job import ALONE, device_of, first_alone
 from staticgraph.training.options import ModelOptions
 from staticgraph.training.tasks import Task, named_loss, task_of
 
@@ -208,7 +208,7 @@ class RunParts:
         folder: the folder of the run.
         progress: whether to report progress, with a bar; rank 0 alone does.
         state: the contents of the checkpoint to resume from; None for a new run.
-        ranks: the processes that train together; None if this one trains alone.
+        ranks: the processes that train together.
         device: the device of this process.
         kernels: whether compiled steps are rewritten to kernels, which read row pointers.
         store: the data, on the host.
@@ -230,11 +230,11 @@ class RunParts:
     folder: Path
     progress: bool = True
     state: Mapping[str, Any] | None = None
-    ranks: Ranks | None = None
+    ranks: Ranks = ALONE
 
     def __post_init__(self) -> None:
         config, ranks, state = self.config, self.ranks, self.state
-        self.progress = self.progress and self.writes
+        self.progress = self.progress and ranks.first
         self.device: torch.device = device_of(config.device, ranks)
         self.kernels: bool = config.kernels == "on"
         # Before half a minute of compiling and reading.
@@ -283,11 +283,6 @@ class RunParts:
             self.workers = None
 
     @property
-    def writes(self) -> bool:
-        """Whether this process writes the files and reports progress, as rank 0 does."""
-        return self.ranks is None or self.ranks.first
-
-    @property
     def place(self) -> str:
         """A description of where the graphs are."""
         if isinstance(self.source, DeviceStore):
@@ -321,10 +316,10 @@ class RunParts:
     def _prepared(self, model: Module) -> Module:
         """The model on the device, with the same initial weights on every rank, converted."""
         model, ranks = model.to(self.device), self.ranks
-        if ranks is not None:
-            ranks.check_alike({"the data": self.data})
+        ranks.check_alike({"the data": self.data})
+        if ranks.world_size > 1:
             model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-            if not ranks.first:  # or dropout would be the same on every rank
-                torch.manual_seed(self.config.seed + APART * ranks.rank)
+        if not ranks.first:  # or dropout would be the same on every rank
+            torch.manual_seed(self.config.seed + APART * ranks.rank)
         convert(model, kernels=self.kernels)
         return model

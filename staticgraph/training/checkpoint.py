@@ -90,21 +90,16 @@ def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=DIGEST).digest()
 
 
-def random_state(device: torch.device) -> dict[str, Any]:
-    """The states of torch's generators on the CPU and, for a CUDA device, on it."""
-    cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return {"cpu": torch.get_rng_state(), "cuda": cuda}
-
-
 def save_run(parts: RunParts, loader: StaticLoader, history: History) -> None:
     """Writes the checkpoint; every rank calls this, and rank 0 writes."""
-    random, ranks = random_state(parts.device), parts.ranks
-    of_ranks = {} if ranks is None else {"ranks_random": ranks.gather_objects(random)}
-    if ranks is not None and not ranks.first:
+    cuda = [torch.cuda.get_rng_state(parts.device)] if parts.device.type == "cuda" else []
+    random = {"cpu": torch.get_rng_state(), "cuda": cuda}
+    randoms = parts.ranks.gather_objects(random)
+    if not parts.ranks.first:
         return
     save(
         parts.folder,
-        **of_ranks,
+        **({"ranks_random": randoms} if len(randoms) > 1 else {}),
         random=random,
         config=asdict(parts.config),
         data=parts.data,
@@ -136,8 +131,7 @@ def restore_run(
     then = saved["of"].get("world_size", 1)
     if now == then:
         loader.load_state_dict(saved)
-        ranks = parts.ranks
-        random = state["random"] if ranks is None else state["ranks_random"][ranks.rank]
+        random = state.get("ranks_random", [state["random"]])[parts.ranks.rank]
         torch.set_rng_state(random["cpu"])
         for cuda in random["cuda"] if parts.device.type == "cuda" else ():
             torch.cuda.set_rng_state(cuda, parts.device)

@@ -15,7 +15,7 @@ import os
 import platform
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,13 +24,13 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from staticgraph.checking.comparison import several_ranks
 from staticgraph.distributed.lost_rank import Watching
 from staticgraph.distributed.ranks import Ranks
-from staticgraph.errors import Diverged
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.store.on_device import require_there
 
@@ -66,33 +66,30 @@ class Interrupt:
         self.requested = True
 
 
-def run_epochs(
-    goes_on: Callable[[Interrupt], bool],
-    train_epoch: Callable[[Interrupt], Any],
-    finish_epoch: Callable[[Any], None],
-) -> Diverged | None:
-    """Trains epoch after epoch; returns the divergence that ended the run, if one did.
+class Alone(Ranks):
+    """A process that trains alone: every exchange returns its own value."""
 
-    Args:
-        goes_on: whether another epoch begins.
-        train_epoch: trains an epoch and returns its record; may raise :class:`Interrupted`.
-        finish_epoch: validates, saves and reports the epoch with this record.
-    """
-    with Interrupt() as interrupt:
-        try:
-            while goes_on(interrupt):
-                finish_epoch(train_epoch(interrupt))
-        except Diverged as error:
-            return error
-    return None
+    def gathered(self, value: Tensor) -> list[Tensor]:
+        """The tensor, on the CPU."""
+        return [value.detach().cpu()]
+
+    def from_first(self, value: Any) -> Any:
+        """The value."""
+        return value
+
+    def maxima(self, values: Sequence[float]) -> list[float]:
+        """The values."""
+        return [*values]
 
 
+_no_group: Any = None
+ALONE = Alone(_no_group, 0, 1, "")
 Result = TypeVar("Result")
 
 
 @contextmanager
-def joined() -> Iterator[Ranks | None]:
-    """Joins the job while the block runs; yields None if this process is alone.
+def joined() -> Iterator[Ranks]:
+    """Joins the job while the block runs; yields :data:`ALONE` if this process is its only one.
 
     Raises:
         RankLost: another process of the job is gone.
@@ -107,9 +104,10 @@ def joined() -> Iterator[Ranks | None]:
         store = PrefixStore(f"staticgraph/{attempt}", store)
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-    ranks = Ranks.of() if several_ranks() else None
+    several = several_ranks()
+    ranks = Ranks.of() if several else ALONE
     try:
-        with Watching(ranks):
+        with Watching(ranks if several else None):
             yield ranks
     finally:
         if creates and dist.is_initialized():
@@ -126,19 +124,17 @@ def restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-def first_alone(ranks: Ranks | None, action: Callable[[], Result]) -> Result | None:
+def first_alone(ranks: Ranks, action: Callable[[], Result]) -> Result | None:
     """Runs an action on rank 0 and returns its result; the others wait, and return None.
 
     Raises:
         RankLost: on the other ranks, if the action failed.
     """
-    if ranks is None:
-        return action()
     with ranks.together():
         return action() if ranks.first else None
 
 
-def device_of(name: str, ranks: Ranks | None = None) -> torch.device:
+def device_of(name: str, ranks: Ranks = ALONE) -> torch.device:
     """The device with a name; ``auto`` is CUDA if available, else the CPU.
 
     With several ranks, ``cuda`` is each rank's own GPU, which also becomes the current device of
@@ -150,10 +146,10 @@ def device_of(name: str, ranks: Ranks | None = None) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and ranks is not None:
+    if name == "cuda" and ranks.world_size > 1:
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     device = require_there(name)
-    if device.type == "cuda" and ranks is not None:
+    if device.type == "cuda" and ranks.world_size > 1:
         torch.cuda.set_device(device)
     return device
 

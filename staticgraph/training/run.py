@@ -36,7 +36,7 @@ from staticgraph.training.config import (
     factor,
     stands_still,
 )
-from staticgraph.training.job import Interrupt, Interrupted, run_epochs
+from staticgraph.training.job import ALONE, Interrupt, Interrupted
 from staticgraph.training.report import (
     EpochRecord,
     History,
@@ -119,11 +119,11 @@ class Training(RunParts):
         """Trains the remaining epochs and writes all files, also before raising a divergence."""
         # Destroying an NCCL group waits for the CUDA graphs that contain its collectives
         # (pytorch/pytorch#115388).
-        with nullcontext() if self.ranks is None else closing(self.runner):
+        with closing(self.runner):
             return self._run()
 
     def _run(self) -> TrainReport:
-        if self.writes:
+        if self.ranks.first:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.plan.save(self.folder / "plan.json")
             self.config.save(self.folder / CONFIG)
@@ -139,19 +139,18 @@ class Training(RunParts):
             steps=len(self.loader) * (self.config.epochs - self.loader.epoch),
         )
         with self._writer() as self._events:
-            diverged = run_epochs(
-                lambda _: self.loader.epoch < self.config.epochs and not self._stands_still,
-                self._train_epoch,
-                self._finish_epoch,
-            )
-            report = self._finish(diverged.epoch if diverged else None)
-        if diverged is not None:
-            raise diverged
-        return report
+            try:
+                with Interrupt() as interrupt:
+                    while self.loader.epoch < self.config.epochs and not self._stands_still:
+                        self._finish_epoch(self._train_epoch(interrupt))
+            except Diverged as error:
+                self._finish(error.epoch)
+                raise
+            return self._finish(None)
 
     def _writer(self) -> Any:
         """TensorBoard's writer; None on the ranks that write nothing, and without TensorBoard."""
-        if not self.writes or is_left_out("TensorBoard's files", "tensorboard"):
+        if not self.ranks.first or is_left_out("TensorBoard's files", "tensorboard"):
             return nullcontext()
         from torch.utils.tensorboard import SummaryWriter
 
@@ -208,7 +207,9 @@ class Training(RunParts):
                     raise self._diverged(error) from error
                 history.add(step, loss)
                 due = history.number % self.config.checkpoint_every == 0
-                stops = self._stops(interrupt, due or history.full)
+                # Several ranks stop together, at a step where they exchange the request.
+                asking = self.ranks is ALONE or due or history.full
+                stops = asking and self.ranks.any(interrupt.requested)
                 if due or stops or history.full:
                     self._read(progress_bar)
                 progress_bar.update(graphs)
@@ -240,13 +241,6 @@ class Training(RunParts):
                 self.loader = self.load("train")
                 self.loader.load_state_dict(state)
         yield from self.loader
-
-    def _stops(self, interrupt: Interrupt, asking: bool) -> bool:
-        """Whether the run stops after this step: a single process stops at the first request;
-        several stop together, at a step where they exchange the request (``asking``)."""
-        if self.ranks is None:
-            return interrupt.requested
-        return asking and self.ranks.any(interrupt.requested)
 
     def _read(self, shown: Bar) -> None:
         """Reads the losses from the device, and ends the run if one is not finite."""
@@ -335,7 +329,7 @@ class Training(RunParts):
             stopped_early=len(history.epochs) if stopped else None,
             full_batches=full_shares(history.steps, self.plan.capacities),
         )
-        if self.writes:
+        if self.ranks.first:
             write_steps(self.folder / STEPS, history.steps)
             report.save(self.folder / REPORT)
             picture = self.folder / PICTURE
@@ -357,7 +351,8 @@ class Training(RunParts):
         chosen = timed_first if self.runner.measures else f"{mode.name} ({mode.reason})"
         shapes = ", ".join(map(str, self.plan.capacities))
         again = f"resuming after step {self.resumed_at:,}; " if self.resumed_at else ""
-        several = f" of {how_many(self.ranks.world_size, 'process')}" if self.ranks else ""
+        processes = self.ranks.world_size
+        several = f" of {how_many(processes, 'process')}" if processes > 1 else ""
         return (
             f"{again}{len(store.splits['train']):,} of {how_many(len(store), 'graph')} "
             f"of {store.name} in {how_many(len(self.loader), 'batch')} per epoch; buckets "

@@ -26,6 +26,7 @@ from staticgraph.models.named import function_named
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.store.graph_store import GraphStore
+from staticgraph.training.job import ALONE
 
 
 class Evaluation(NamedTuple):
@@ -43,7 +44,7 @@ def evaluate(
     runner: StaticGraphRunner,
     batches: Iterable[StaticBatch],
     task: Task,
-    ranks: Ranks | None = None,
+    ranks: Ranks = ALONE,
     own_loss: bool = False,
 ) -> Evaluation:
     """The mean loss and the metric over all real graphs of the batches.
@@ -70,13 +71,10 @@ def evaluate(
         tensors = (batch.graph_ids, mean.expand(graphs), *((out, batch.y) if fits else ()))
         # Copies, since the memory of batch and output is reused.
         rows.append(tuple(each[:graphs].to("cpu", copy=True) for each in tensors))
-    if ranks is not None:
-        fits = ranks.all(fits)
+    fits = ranks.all(fits)
     columns = [torch.cat(each) for each in zip(*rows, strict=False)][: 4 if fits else 2]
-    if ranks is not None:
-        order = torch.cat(ranks.gathered(columns[0])).argsort()
-        columns = [torch.cat(ranks.gathered(each))[order] for each in columns]
-    ids, means, *judged = columns
+    order = torch.cat(ranks.gathered(columns[0])).argsort()
+    ids, means, *judged = [torch.cat(ranks.gathered(each))[order] for each in columns]
     mean = float(means.mean()) if own_loss else mean_loss(task, *judged)
     finite = (judged[0] if judged else means).reshape(len(ids), -1).isfinite().all(1)
     if finite.all():

@@ -70,8 +70,7 @@ def train(
         return again
 
     with _job(folder) as ranks:
-        again = first_alone(ranks, begin)
-        if again if ranks is None else ranks.from_first(again):
+        if ranks.from_first(first_alone(ranks, begin)):
             return _resume(folder, {}, progress, ranks)
         training = Training(config, folder, progress, ranks=ranks)
         first_alone(ranks, lambda: _clear(folder))
@@ -79,10 +78,10 @@ def train(
 
 
 @contextmanager
-def _job(folder: Path) -> Iterator[Ranks | None]:
+def _job(folder: Path) -> Iterator[Ranks]:
     """Joins the job that trains in a folder, which rank 0 locks."""
     with joined() as ranks:
-        lock = folder_lock(folder) if ranks is None or ranks.first else nullcontext()
+        lock = folder_lock(folder) if ranks.first else nullcontext()
         first_alone(ranks, lock.__enter__)
         try:
             yield ranks
@@ -121,12 +120,8 @@ def resume(
         return _resume(folder, changes or {}, progress, ranks)
 
 
-def _resume(
-    folder: Path, changes: Mapping[str, Any], progress: bool, ranks: Ranks | None
-) -> TrainReport:
-    state = first_alone(ranks, lambda: checkpoint.load(folder))
-    state = state if ranks is None else ranks.from_first(state)
-    assert state is not None
+def _resume(folder: Path, changes: Mapping[str, Any], progress: bool, ranks: Ranks) -> TrainReport:
+    state = ranks.from_first(first_alone(ranks, lambda: checkpoint.load(folder)))
     config = TrainConfig(**state["config"])
     changed = replace(config, **changes)
     for name in changes:
