@@ -19,7 +19,7 @@ from staticgraph.dryrun.patches import Patch
 from staticgraph.dryrun.report import BucketRun, Cause, DryRun
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
 from staticgraph.text.progress import say
-from staticgraph.training.plots import save_launches_picture
+from staticgraph.training import plots
 
 LAUNCHES = {
     "forward": {"library": {"aten::mm": 2}, "inductor": {"triton_poi_fused_add_0": 1}},
@@ -69,10 +69,10 @@ def test_what_the_child_says_is_said_here(capsys):
 
 def test_a_picture_of_launches(tmp_path):
     pytest.importorskip("matplotlib")
-    save_launches_picture(tmp_path / "launches.png", report())
+    plots.save_picture(tmp_path / "launches.png", plots.draw_launches, report())
     assert (tmp_path / "launches.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="nothing to draw"):
-        save_launches_picture(tmp_path / "none.png", report(runs=()))
+        plots.draw_launches(report(runs=()))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from staticgraph.dryrun import compiled_probe
 from staticgraph.errors import FitRefused
 from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.nn import context_of
-from staticgraph.training.plots import save_memory_picture
+from staticgraph.training import plots
 
 SMALL = ["--model", "gcn", "--hidden", "8", "--layers", "1"]
 
@@ -48,7 +48,8 @@ def test_the_picture_is_drawn(memory, tmp_path):
     png = b"\x89PNG\r\n\x1a\n"
     assert memory.with_suffix(".png").read_bytes()[:8] == png
     alone = MemoryModel.load(memory)
-    save_memory_picture(tmp_path / "alone.png", MemoryModel(alone.fit, points=alone.points), "x")
+    few = MemoryModel(alone.fit, points=alone.points)
+    plots.save_picture(tmp_path / "alone.png", plots.draw_memory, few, "x")
     assert (tmp_path / "alone.png").read_bytes()[:8] == png
 
 

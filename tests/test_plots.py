@@ -58,7 +58,7 @@ def steps_of(epochs: int, buckets: int = 1, batches: int = 5) -> list[StepRecord
     ],
 )
 def test_any_run_can_be_drawn(report, steps, tmp_path):
-    plots.save_picture(tmp_path / "run.png", report, steps, CAPACITIES)
+    plots.save_picture(tmp_path / "run.png", plots.draw_run, report, steps, CAPACITIES)
     image = np.asarray(Image.open(tmp_path / "run.png").convert("L"))
     assert image.shape == (900, 1320)
     assert 0.02 < (image < 250).mean() < 0.6, "neither empty nor black"

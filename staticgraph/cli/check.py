@@ -194,7 +194,7 @@ def _dry_run(
     counts = {**report.to_dict(), "ok": ok, "check": check.to_dict()}
     print(to_json(counts) if json else report)
     if dry.picture:
-        from staticgraph.training.plots import save_launches_picture
+        from staticgraph.training import plots
 
-        save_launches_picture(dry.picture, report)
+        plots.save_picture(dry.picture, plots.draw_launches, report)
     return 0 if ok else NOT_WHOLE

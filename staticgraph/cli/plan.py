@@ -266,11 +266,12 @@ def _plan(
     options: PlanOptions, histogram: SizeHistogram, source: Any, opened: Any
 ) -> tuple[dict[str, Any], str]:
     """Chooses the capacities."""
-    from staticgraph.cli.plan_report import plan_text, plan_values, save_cost_picture
+    from staticgraph.cli.plan_report import draw_costs, plan_text, plan_values
     from staticgraph.packing.choose_packing import TIME_LIMIT
     from staticgraph.plans.choose_capacities import plan_buckets
     from staticgraph.plans.cost import StepCost
     from staticgraph.plans.several import choose_buckets
+    from staticgraph.training import plots
 
     price = StepCost(*options.cost) if options.cost else StepCost()
     best = options.effort == "best"
@@ -300,7 +301,7 @@ def _plan(
             choices = choose_buckets(
                 histogram, MOST_DRAWN, graphs=options.graphs or GRAPHS, cost=price
             )
-        save_cost_picture(options.knee, name, choices)
+        plots.save_picture(options.knee, draw_costs, name, choices)
         document["cost_by_buckets"] = costs = [each.cost for each in choices]
         lines += [f"{how_many(n, 'bucket')} cost {cost:,.0f}" for n, cost in enumerate(costs, 1)]
     lines += [plan.note] if plan.note else []
@@ -348,10 +349,11 @@ def _draw(options: PlanOptions, histogram: SizeHistogram, result: Packing | Buck
     if not options.plot and not options.map:
         return
     from staticgraph.cli import plan_report
+    from staticgraph.training import plots
 
     with waiting("drawing"):
         limits = plan_report.map_around(histogram, options.max_graphs)
         if options.map:
             plan_report.save_map(options.map, limits)
         if options.plot:
-            plan_report.save_plan_picture(options.plot, histogram, limits, result)
+            plots.save_picture(options.plot, plan_report.draw_plan, histogram, limits, result)

@@ -23,10 +23,11 @@ from staticgraph.plans.several import SeveralChoice, knee
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
-from staticgraph.training.plots import COLORS, RED, Draw, save_mosaic
+from staticgraph.training.plots import COLORS, RED, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # The map's limits go up to this multiple of the largest graph, with this many steps per axis.
 MAP_REACH, MAP_STEPS = 3.0, 36
@@ -157,12 +158,9 @@ def save_map(path: Path, limits: EfficiencyMap) -> None:
     atomic.write_text(path, "\n".join(lines) + "\n")
 
 
-def save_plan_picture(
-    path: Path,
-    histogram: SizeHistogram,
-    limits: EfficiencyMap,
-    result: Packing | BucketPlan,
-) -> bool:
+def draw_plan(
+    histogram: SizeHistogram, limits: EfficiencyMap, result: Packing | BucketPlan
+) -> Figure:
     """Draws sizes and buckets, efficiency over limits, and the filling of packs."""
     if isinstance(result, Packing):
         shares = result.loads[:, :2] / np.maximum(1, result.limits[:2])
@@ -170,29 +168,25 @@ def save_plan_picture(
     else:
         _, real, room, _ = epoch_rows(result, histogram)
         filling = real[:, :2] / room[:, :2]
-    panels: dict[str, Draw] = {
-        "S": lambda axes: _draw_sizes(axes, histogram, result),
-        "M": lambda axes: _draw_map(axes, limits, result),
-        "F": lambda axes: _draw_pack_filling(axes, filling),
-    }
-    return save_mosaic(path, (16, 4.8), "", panels)
+    figure, (left, middle, right) = panels((16, 4.8), "", "SMF")
+    _draw_sizes(left, histogram, result)
+    _draw_map(middle, limits, result)
+    _draw_pack_filling(right, filling)
+    return figure
 
 
-def save_cost_picture(path: Path, name: str, choices: list[SeveralChoice]) -> bool:
-    """Draws the cost of an epoch against the number of buckets."""
-
-    def draw(axes: Axes) -> None:
-        """Draws the curve, and a square at its knee."""
-        last, costs = knee(choices), [100 * each.cost / choices[0].cost for each in choices]
-        axes.plot(range(1, len(costs) + 1), costs, "o-", label=name)
-        axes.plot(last + 1, costs[last], "s", color=RED, markersize=11, fillstyle="none")
-        axes.set(xlabel="buckets", ylabel="cost of an epoch, % of that of one bucket")
-        axes.set_ylim(0, None)
-        axes.set_title("What several buckets save (square: the last that saves 5%)")
-        axes.locator_params(axis="x", integer=True)
-        axes.legend()
-
-    return save_mosaic(path, (7, 4.5), "", {"C": draw})
+def draw_costs(name: str, choices: list[SeveralChoice]) -> Figure:
+    """Draws the cost of an epoch against the number of buckets, with a square at its knee."""
+    figure, (axes,) = panels((7, 4.5), "")
+    last, costs = knee(choices), [100 * each.cost / choices[0].cost for each in choices]
+    axes.plot(range(1, len(costs) + 1), costs, "o-", label=name)
+    axes.plot(last + 1, costs[last], "s", color=RED, markersize=11, fillstyle="none")
+    axes.set(xlabel="buckets", ylabel="cost of an epoch, % of that of one bucket")
+    axes.set_ylim(0, None)
+    axes.set_title("What several buckets save (square: the last that saves 5%)")
+    axes.locator_params(axis="x", integer=True)
+    axes.legend()
+    return figure
 
 
 def _draw_sizes(axes: Axes, histogram: SizeHistogram, result: Packing | BucketPlan) -> None:

@@ -113,8 +113,8 @@ def run(
     import torch
 
     from staticgraph.memory.budget import MemoryBudget
+    from staticgraph.training import plots
     from staticgraph.training.build_run import open_step
-    from staticgraph.training.plots import save_memory_picture
 
     if how.device == "cuda" and not torch.cuda.is_available():
         raise UsageError(
@@ -129,7 +129,7 @@ def run(
     if out:
         memory.save(out)
     title = f"{step.model} on {opened[0].name}"
-    drawn = plot is not None and save_memory_picture(plot, memory, title, budget)
+    drawn = plot and plots.save_picture(plot, plots.draw_memory, memory, title, budget)
     if json:
         print(to_json({**memory.to_dict(), "seconds": seconds}))
     else:

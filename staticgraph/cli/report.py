@@ -98,7 +98,7 @@ def page_of(report: TrainReport, folder: Path) -> str:
     title = escape(f"{report.config['model']} on {report.data['name']}")
     curves = "<p>The curves were left out: matplotlib is not installed.</p>"
     if importlib.util.find_spec("matplotlib") is not None:
-        curves = plots.svg_of(plots.figure_of(*plots.panels_of(report, steps, capacities)))
+        curves = plots.svg_of(plots.draw_run(report, steps, capacities))
     memory = {what: report.memory.get(name) for name, what in MEMORY.items()}
     known = {what: human_bytes(count) for what, count in memory.items() if count is not None}
     warnings = "".join(f'<p class="warn">{escape(line)}</p>' for line in report.warnings)

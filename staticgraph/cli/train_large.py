@@ -146,7 +146,7 @@ def run(*, options: LargeOptions, json: bool = False) -> int:
     from staticgraph.files.folder_lock import folder_lock
     from staticgraph.outofcore.disk import data
     from staticgraph.text.table import table
-    from staticgraph.training.plots import save_schedule_picture
+    from staticgraph.training import plots
 
     links = task == "link"
     with folder_lock(options.out):
@@ -158,7 +158,7 @@ def run(*, options: LargeOptions, json: bool = False) -> int:
         train = _train_links if links else _train_nodes
         results, rows, times, diverged = train(options, policy, partitions, opened)
         if times:
-            save_schedule_picture(options.out / PICTURE, times, partitions)
+            plots.save_picture(options.out / PICTURE, plots.draw_schedule, times, partitions)
         report = {
             "task": task, "data": opened.name, "policy": str(policy), "partitions": partitions,
             **results, "diverged": diverged.epoch if diverged else None,

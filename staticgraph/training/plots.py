@@ -1,13 +1,12 @@
-"""Pictures, and those of a training run, a model of memory, a dry run and a schedule.
+"""Pictures: of a training run, a model of memory, a dry run and a schedule.
 
-A picture is a mosaic of panels, each drawn by a function of its axes. The functions that save one
-return whether they did: without matplotlib they say that the picture is left out.
+A picture is a function that draws a figure of panels, and :func:`save_picture` writes it.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,43 +36,32 @@ MEBI = 1 << 20
 # The smoothed loss averages over this share of all steps.
 SMOOTHING = 0.04
 
-Draw = Callable[["Axes"], None]
 
-
-def save_mosaic(path: Path, *mosaic: Any, **more: Any) -> bool:
-    """Writes the figure that :func:`figure_of` draws; returns whether matplotlib is there."""
+def save_picture(path: Path, draw: Callable[..., Figure], *shown: Any) -> bool:
+    """Writes the figure that ``draw`` returns for what is shown; without matplotlib it says that
+    the picture is left out, and returns False."""
     if is_left_out(path, "matplotlib"):
         return False
-    atomic.save_figure(path, figure_of(*mosaic, **more), dpi=120)
+    atomic.save_figure(path, draw(*shown), dpi=120)
     return True
 
 
-def figure_of(
-    size: tuple[float, float],
-    title: str,
-    panels: Mapping[str, Draw],
-    mosaic: str = "",
-    **more: Any,
-) -> Figure:
-    """Draws panels, without a display, whatever backend the user chose.
+def panels(
+    size: tuple[float, float], title: str, mosaic: str = "A", **more: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure without a display, whatever backend the user chose, and its axes.
 
     Args:
         size: width and height in inches.
         title: above all panels; none if it is empty.
-        panels: one function per letter of the mosaic.
-        mosaic: as for matplotlib's ``subplot_mosaic``; all panels in a row if it is left out.
+        mosaic: a letter per panel, as for matplotlib's ``subplot_mosaic``.
         **more: its further arguments.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(title)
-    axes: Any = figure.subplot_mosaic(mosaic or "".join(panels), **more)
-    for name, draw in panels.items():
-        draw(axes[name])
-    return figure
+    return figure, [*figure.subplot_mosaic(mosaic, **more).values()]
 
 
 def svg_of(figure: Figure) -> str:
@@ -101,16 +89,10 @@ def draw_bars(
 # ---------------------------------------------------------------------- a training run
 
 
-def save_picture(path: Path, *run: Any) -> bool:
-    """Writes the picture of :func:`panels_of`."""
-    return save_mosaic(path, *panels_of(*run), height_ratios=(3, 2))
-
-
-def panels_of(
+def draw_run(
     report: TrainReport, steps: Sequence[StepRecord], capacities: Sequence[Capacity]
-) -> tuple[tuple[float, float], str, dict[str, Draw], str]:
-    """Loss and validation metric above, the filling of the buckets below, as :func:`figure_of`
-    takes them.
+) -> Figure:
+    """Draws loss and validation metric above, the filling of the buckets below.
 
     Args:
         report: the report of the run.
@@ -122,11 +104,10 @@ def panels_of(
         f"{config['model']} on {report.data['name']}: {how_many(len(steps), 'step')} of "
         f"{how_many(config['batch_size'], 'graph')}, mode {report.runner.mode}"
     )
-    panels: dict[str, Draw] = {
-        "L": lambda axes: draw_loss(axes, report, steps),
-        "F": lambda axes: draw_filling(axes, steps, capacities),
-    }
-    return (11, 7.5), title, panels, "L;F"
+    figure, (above, below) = panels((11, 7.5), title, "L;F", height_ratios=(3, 2))
+    draw_loss(above, report, steps)
+    draw_filling(below, steps, capacities)
+    return figure
 
 
 def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[StepRecord]) -> None:
@@ -186,40 +167,35 @@ def draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[C
 # ---------------------------------------------------------------------- a model of memory
 
 
-def save_memory_picture(
-    path: Path, memory: MemoryModel, title: str, budget: MemoryBudget | None = None
-) -> bool:
+def draw_memory(memory: MemoryModel, title: str, budget: MemoryBudget | None = None) -> Figure:
     """Draws bytes over nodes: the fitted curve, the points of a memory model, of which it has at
     least one, and the cap of a budget."""
+    title = f"{title}: {memory.fit.form} form, measured by {memory.reader}"
+    figure, (axes,) = panels((8, 5), title)
     points = [*memory.points, *([memory.checked] if memory.checked else [])]
     colors = [GREEN] * len(memory.points) + [RED] * (memory.checked is not None)
-
-    def draw_curve(axes: Axes) -> None:
-        """Draws what was measured and what was fitted."""
-        last = points[-1].capacity
-        line = [scaled(last, share) for share in np.linspace(0.0, 1.05, 200)]
-        fitted = [memory.predict(c) / MEBI for c in line]
-        label = f"fitted, batches of like graphs, M = {last.max_graph_nodes}"
-        axes.plot([c.nodes for c in line], fitted, label=label)
-        nodes, held = [p.capacity.nodes for p in points], memory.resident.before_step
-        peaks = [(p.nbytes + held + memory.batch.of(p.capacity)) / MEBI for p in points]
-        axes.scatter(nodes, peaks, color=colors, label="measured (red: held out)")
-        if budget is not None:
-            cap = f"cap {human_bytes(budget.max_bytes)}"
-            axes.axhline(budget.max_bytes / MEBI, color=PINK, linestyle="--", label=cap)
-        axes.set(xlabel="nodes of the capacity", ylabel="peak of a step, MiB")
-        axes.set_title("points off the curve have other edges, graphs or M")
-        axes.legend()
-
-    title = f"{title}: {memory.fit.form} form, measured by {memory.reader}"
-    return save_mosaic(path, (8, 5), title, {"C": draw_curve})
+    last = points[-1].capacity
+    line = [scaled(last, share) for share in np.linspace(0.0, 1.05, 200)]
+    fitted = [memory.predict(c) / MEBI for c in line]
+    label = f"fitted, batches of like graphs, M = {last.max_graph_nodes}"
+    axes.plot([c.nodes for c in line], fitted, label=label)
+    nodes, held = [p.capacity.nodes for p in points], memory.resident.before_step
+    peaks = [(p.nbytes + held + memory.batch.of(p.capacity)) / MEBI for p in points]
+    axes.scatter(nodes, peaks, color=colors, label="measured (red: held out)")
+    if budget is not None:
+        cap = f"cap {human_bytes(budget.max_bytes)}"
+        axes.axhline(budget.max_bytes / MEBI, color=PINK, linestyle="--", label=cap)
+    axes.set(xlabel="nodes of the capacity", ylabel="peak of a step, MiB")
+    axes.set_title("points off the curve have other edges, graphs or M")
+    axes.legend()
+    return figure
 
 
 # ---------------------------------------------------------------------- a dry run
 
 
-def save_launches_picture(path: Path, report: DryRun) -> bool:
-    """Draws the launches of each part of each run by kind.
+def draw_launches(report: DryRun) -> Figure:
+    """Draws the launches of each part of each run: a bar of kinds one behind another.
 
     Raises:
         ValueError: nothing was counted.
@@ -228,45 +204,39 @@ def save_launches_picture(path: Path, report: DryRun) -> bool:
     if not bars:
         raise ValueError("no run was counted, so there is nothing to draw")
     names = [f"{run.mode}, bucket {run.bucket}, {run.phase}: {part}" for run, part in bars]
-
-    def draw(axes: Axes) -> None:
-        """Draws a bar of kinds one behind another."""
-        left = np.zeros(len(bars), dtype=int)
-        for kind in KINDS:
-            counts = np.array([run.count(part, kind) for run, part in bars])
-            axes.barh(names, counts, left=left, label=kind)
-            left += counts
-        for place, total in enumerate(left.tolist()):
-            axes.text(total, place, f" {total}", va="center")
-        axes.set(xlabel="launches")
-        axes.invert_yaxis()
-        axes.legend()
-
     options = [report.autocast] if report.autocast else []
     options += ["with kernels"] if report.kernels else []
     title = f"{report.model} {', '.join(options)}: {report.label}"
-    return save_mosaic(path, (9, 1.6 + 0.35 * len(bars)), title, {"L": draw})
+    figure, (axes,) = panels((9, 1.6 + 0.35 * len(bars)), title)
+    left = np.zeros(len(bars), dtype=int)
+    for kind in KINDS:
+        counts = np.array([run.count(part, kind) for run, part in bars])
+        axes.barh(names, counts, left=left, label=kind)
+        left += counts
+    for place, total in enumerate(left.tolist()):
+        axes.text(total, place, f" {total}", va="center")
+    axes.set(xlabel="launches")
+    axes.invert_yaxis()
+    axes.legend()
+    return figure
 
 
 # ---------------------------------------------------------------------- a graph larger than memory
 
 
-def save_schedule_picture(path: Path, times: Sequence[StateTime], num_partitions: int) -> bool:
-    """Draws resident partitions, reads and waits over time."""
+def draw_schedule(times: Sequence[StateTime], num_partitions: int) -> Figure:
+    """Draws a bar per resident partition, a dot per read and a stripe per wait, over time."""
+    figure, (axes,) = panels((9, 4.5), "")
     reads = [(state.began_s, partition) for state in times for partition in state.entered]
-
-    def draw(axes: Axes) -> None:
-        """Draws a bar per resident partition, a dot per read and a stripe per wait."""
-        for state in times:
-            lasted_s = state.ended_s - state.began_s
-            axes.barh(state.partitions, lasted_s, left=state.began_s, color=BLUE, alpha=0.35)
-            axes.axvspan(state.asked_s, state.began_s, color=RED, alpha=0.6, linewidth=0)
-        axes.plot(*zip(*reads, strict=True), ".", color=ORANGE)
-        axes.set(xlabel="seconds (dots: reads, red: waits)", ylabel="partition")
-        axes.set_ylim(-0.5, num_partitions - 0.5)
-        axes.set_title(
-            f"{how_many(len(times), 'state')}, {how_many(len(reads), 'partition')} read, waited "
-            f"{sum(s.began_s - s.asked_s for s in times):.3f} s"
-        )
-
-    return save_mosaic(path, (9, 4.5), "", {"S": draw})
+    for state in times:
+        lasted_s = state.ended_s - state.began_s
+        axes.barh(state.partitions, lasted_s, left=state.began_s, color=BLUE, alpha=0.35)
+        axes.axvspan(state.asked_s, state.began_s, color=RED, alpha=0.6, linewidth=0)
+    axes.plot(*zip(*reads, strict=True), ".", color=ORANGE)
+    axes.set(xlabel="seconds (dots: reads, red: waits)", ylabel="partition")
+    axes.set_ylim(-0.5, num_partitions - 0.5)
+    axes.set_title(
+        f"{how_many(len(times), 'state')}, {how_many(len(reads), 'partition')} read, waited "
+        f"{sum(s.began_s - s.asked_s for s in times):.3f} s"
+    )
+    return figure

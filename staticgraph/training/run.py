@@ -332,8 +332,8 @@ class Training(RunParts):
         if self.ranks.first:
             write_steps(self.folder / STEPS, history.steps)
             report.save(self.folder / REPORT)
-            picture = self.folder / PICTURE
-            plots.save_picture(picture, report, history.steps, self.plan.capacities)
+            run = report, history.steps, self.plan.capacities
+            plots.save_picture(self.folder / PICTURE, plots.draw_run, *run)
         if self._not_finite:
             graphs = some(f"graph {graph}" for graph in self._not_finite)
             self._say(

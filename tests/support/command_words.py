@@ -165,9 +165,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) ->
         "staticgraph.cli.plan_report.map_around": once(map_around),
         "staticgraph.checking.check.check": once(check),
         "staticgraph.training.versus.comparison.compare": once(compare),
-        "staticgraph.training.plots.save_mosaic": nothing,
-        "staticgraph.training.versus.report.save_mosaic": nothing,
-        "staticgraph.cli.plan_report.save_mosaic": nothing,
+        "staticgraph.training.plots.save_picture": nothing,
         "staticgraph.cli.report.page_of": nothing,
     }.items():
         patch.setattr(path, stand_in)

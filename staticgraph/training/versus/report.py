@@ -18,10 +18,11 @@ from staticgraph.steps.tracing.obstacles import Obstacle
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import as_preformatted, percent, table
-from staticgraph.training.plots import BLUE, GREEN, Draw, draw_bars, save_mosaic
+from staticgraph.training.plots import BLUE, GREEN, draw_bars, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Losses and outputs may differ by this share of the largest.
 TOLERANCE = Tolerance.of(torch.float32).other_order
@@ -257,15 +258,14 @@ def _columns(side: SideReport, first: str) -> dict[str, str]:
 # ---------------------------------------------------------------------- the picture
 
 
-def save_versus_picture(path: Path, report: VersusReport) -> bool:
-    """Draws throughput and losses; at least one side ran. Returns whether matplotlib is there."""
+def draw_versus(report: VersusReport) -> Figure:
+    """Draws throughput and losses; at least one side ran."""
     sides = [side for side in report.sides if side.ran]
     title = f"{report.model} on {report.data}, batches of {report.batch_size}, {report.device}"
-    panels: dict[str, Draw] = {
-        "R": lambda axes: _draw_rates(axes, sides, report.winner),
-        "L": lambda axes: _draw_losses(axes, sides),
-    }
-    return save_mosaic(path, (11, 3 + 0.4 * len(sides)), title, panels)
+    figure, (left, right) = panels((11, 3 + 0.4 * len(sides)), title, "RL")
+    _draw_rates(left, sides, report.winner)
+    _draw_losses(right, sides)
+    return figure
 
 
 def _draw_rates(axes: Axes, sides: Sequence[SideReport], winner: str) -> None:
