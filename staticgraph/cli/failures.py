@@ -32,12 +32,6 @@ TRACERS = ("torch._dynamo", "torch.fx.experimental")
 MORE = "staticgraph check or --compile-mode eager says more"
 
 
-def note_user_code(model: str | None, loss: str | None = None) -> None:
-    """Notes the code that ``--model`` and ``--loss`` name, for messages."""
-    options = {"--model": model, "--loss": loss}
-    USER_CODE.update({name: spec for name, spec in options.items() if spec and ":" in spec})
-
-
 def message_of(error: Exception) -> str | None:
     """The message for the user, with what to do; None for a bug of this library."""
     if isinstance(error, NotStatic) and type(error.__context__).__module__.startswith(TRACERS):

@@ -12,12 +12,12 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from staticgraph.cli.failures import USER_CODE, note_user_code
+from staticgraph.cli.failures import USER_CODE
 from staticgraph.files.named_module import require_module
 from staticgraph.steps.compilation.modes import CUDA_MODES
 from staticgraph.text.progress import waiting
 from staticgraph.training.config import SIZES, named_in, require_run
-from staticgraph.training.options import MODELS, DataOptions, ModelOptions
+from staticgraph.training.options import MODELS, DataOptions
 
 # The names of the options that were given, on the command line or in a settings file.
 OPTIONS_SET: set[str] = set()
@@ -43,25 +43,14 @@ def load() -> None:
 
 
 def require_graph(data: str) -> None:
-    """Refuses a missing file of one large graph, then loads torch and PyG.
+    """Refuses a missing ``.npz`` file of one large graph, then loads torch and PyG.
 
     Raises:
-        FileNotFoundError: ``data`` ends in ``.npz`` and does not exist.
+        FileNotFoundError: there is no such file.
     """
     if data.endswith(".npz") and not Path(data).expanduser().exists():
         raise FileNotFoundError(f"{data}: there is no such file (looked in {Path.cwd()})")
     load()
-
-
-def require_model(options: ModelOptions) -> None:
-    """Checks sizes and names of the options of a model before any data is read.
-
-    Raises:
-        UsageError: as for :func:`check_sizes`.
-        UnknownDataset, FileNotFoundError, ValueError: as for :func:`require_names`.
-    """
-    check_sizes(options.model)
-    require_names(options, options.model, options.loss)
 
 
 def require_names(options: DataOptions, model: str | None = None, loss: str | None = None) -> None:
@@ -70,7 +59,7 @@ def require_names(options: DataOptions, model: str | None = None, loss: str | No
 
     Raises:
         UnknownDataset, FileNotFoundError, ValueError: as for :func:`staticgraph.datasets.open`.
-        ValueError: as for :func:`require_code`.
+        UsageError, ValueError: as for :func:`require_code`.
     """
     from staticgraph.datasets import specs
 
@@ -82,12 +71,21 @@ def require_names(options: DataOptions, model: str | None = None, loss: str | No
 
 
 def require_code(model: str | None, loss: str | None = None) -> None:
-    """Refuses missing modules of the model and the loss, and loads torch and PyG.
+    """Notes the code that the names of a model and a loss stand for, refuses missing modules, and
+    loads torch and PyG.
 
     Raises:
+        UsageError: sizes of the zoo are given for a ``module:build`` model.
         ValueError: as for :func:`staticgraph.files.named_module.require_module`.
     """
-    note_user_code(model, loss)
+    names = {"--model": model, "--loss": loss}
+    USER_CODE.update({option: name for option, name in names.items() if name and ":" in name})
+    for size in SIZES if "--model" in USER_CODE else ():
+        if size in OPTIONS_SET:
+            raise UsageError(
+                f"--{size} is of the models {', '.join(MODELS)}; {model} builds its own: "
+                f"leave --{size} out"
+            )
     for option, spec in USER_CODE.items():
         require_module(spec, option)
     load()
@@ -107,30 +105,13 @@ def require_trained(folder: Path, mode: str, device: str) -> None:
     check_mode(mode, device)
 
 
-def check_sizes(model: str) -> None:
-    """Refuses sizes of the zoo for a ``module:build`` model.
-
-    Raises:
-        UsageError: with what to give instead.
-    """
-    sizes = [name for name in SIZES if name in OPTIONS_SET]
-    if ":" in model and sizes:
-        raise UsageError(
-            f"--{sizes[0]} is of the models {', '.join(MODELS)}; {model} builds its own: "
-            f"leave --{sizes[0]} out"
-        )
-
-
 def check_mode(mode: str, device: str, allow_cpu: bool | None = None) -> None:
-    """Loads torch and PyG, and refuses a mode that records CUDA graphs on a CPU.
-
-    ``allow_cpu``, whether the mode may run without recording, is None if the command has no such
-    option.
+    """Refuses a mode that records CUDA graphs on a CPU, unless it may run without recording;
+    ``allow_cpu`` is None if the command has no such option.
 
     Raises:
         UsageError: with the modes that a CPU runs.
     """
-    load()
     from staticgraph.training.job import device_of
 
     if mode not in CUDA_MODES or allow_cpu or device_of(device).type == "cuda":

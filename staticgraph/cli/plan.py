@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import UsageError, require_model, require_names
+from staticgraph.cli.loading import UsageError, require_names
 from staticgraph.cli.probe import MeasuredStep, ProbeOptions, measure
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
@@ -183,7 +183,7 @@ def _sizes(options: PlanOptions) -> tuple[SizeHistogram, Any, Any]:
         require_names(options)
         store = options.open()
         return store.histogram, store, None
-    require_model(options)
+    require_names(options, options.model, options.loss)
     from staticgraph.training.build_run import open_step
 
     opened = open_step(options)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import UsageError, require_model
+from staticgraph.cli.loading import UsageError, require_names
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import waiting
@@ -109,7 +109,7 @@ def run(
     how = how or ProbeOptions()
     if how.compiled and (how.like != "cuda" or how.device == "cuda"):
         raise UsageError("--compiled counts a step for a GPU that is not here: give --like cuda")
-    require_model(step)
+    require_names(step, step.model, step.loss)
     import torch
 
     from staticgraph.memory.budget import MemoryBudget

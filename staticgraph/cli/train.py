@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from staticgraph.cli import DIVERGED, INTERRUPTED
 from staticgraph.cli.loading import (
     OPTIONS_SET,
     UsageError,
     check_mode,
-    check_sizes,
     require_code,
-    require_model,
+    require_names,
 )
 from staticgraph.errors import Diverged
 from staticgraph.files.document import to_json
 from staticgraph.training.config import TrainConfig, named_in, require_free, require_run
 from staticgraph.training.options import FILES, INPUT_FILE, OUTPUT_FOLDER
+
+if TYPE_CHECKING:
+    from staticgraph.training.report import TrainReport
 
 
 def run(
@@ -59,14 +61,11 @@ def run(
         overwrite: replace the run in --out.
         json: print the report as JSON.
 
-    Raises:
-        UsageError: options do not go together.
     """
     if resume and overwrite:
         raise UsageError("argument --overwrite: not allowed with --resume")
     alone = "RANK" not in os.environ  # of several processes, rank 0 checks and informs the others
     if resume:
-        check_sizes(settings.model)
         if alone:
             require_run(out)
         model = settings.model if "model" in OPTIONS_SET else named_in(out)
@@ -74,32 +73,32 @@ def run(
     else:
         if alone and not overwrite:
             require_free(out)
-        require_model(settings)
+        require_names(settings, settings.model, settings.loss)
     check_mode(settings.compile_mode, settings.device, settings.allow_cpu)
 
     from staticgraph.training import train
-    from staticgraph.training.job import speaks
     from staticgraph.training.report import TrainReport
 
-    def show(report: TrainReport) -> None:
-        """Prints a report, as JSON with ``--json``."""
-        print(to_json(report.to_dict()) if json else f"\n{report}")
-
+    first = int(os.environ.get("RANK", "0")) == 0  # prints for all processes
     try:
         if resume:
             names = OPTIONS_SET & set(TrainConfig.__dataclass_fields__)
             report = train.resume(out, {name: getattr(settings, name) for name in names})
         else:
             report = train.train(settings, out, overwrite=overwrite)
-    except Diverged:
-        if not speaks():
-            return DIVERGED
-        show(TrainReport.load(out))
-        raise
     except train.Interrupted:
-        if not speaks():
-            return INTERRUPTED
-        raise
-    if speaks():
-        show(report)
+        if first:
+            raise
+        return INTERRUPTED
+    except Diverged:
+        if first:
+            _print(TrainReport.load(out), json)
+            raise
+        return DIVERGED
+    if first:
+        _print(report, json)
     return 0 if report.judged else DIVERGED
+
+
+def _print(report: TrainReport, json: bool) -> None:
+    print(to_json(report.to_dict()) if json else f"\n{report}")

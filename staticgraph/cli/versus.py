@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from staticgraph.cli.loading import require_model
+from staticgraph.cli.loading import require_names
 from staticgraph.files.document import to_json
 from staticgraph.training.options import (
     NAMES,
@@ -63,7 +63,7 @@ def run(
         submit: also print the result as a row of a table, to paste into an issue.
         json: print JSON instead of a table.
     """
-    require_model(options)
+    require_names(options, options.model, options.loss)
     from staticgraph.training import plots
     from staticgraph.training.build_run import open_step
     from staticgraph.training.job import device_of, machine

@@ -114,16 +114,6 @@ def joined() -> Iterator[Ranks]:
             dist.destroy_process_group()
 
 
-def speaks() -> bool:
-    """Whether this process prints for the job: rank 0 does."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def restarted() -> bool:
-    """Whether ``torchrun`` has started this job again after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
 def first_alone(ranks: Ranks, action: Callable[[], Result]) -> Result | None:
     """Runs an action on rank 0 and returns its result; the others wait, and return None.
 

@@ -11,6 +11,7 @@ The folder gets ``checkpoint.pt``, ``config.toml``, ``plan.json``, ``steps.csv``
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -33,7 +34,7 @@ from staticgraph.training.config import (
     TrainConfig,
     require_free,
 )
-from staticgraph.training.job import Interrupted, first_alone, joined, restarted
+from staticgraph.training.job import Interrupted, first_alone, joined
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
 
@@ -64,7 +65,9 @@ def train(
 
     def begin() -> bool:
         """Whether to resume a run in the folder, since ``torchrun`` restarted its job."""
-        again = restarted() and (folder / CHECKPOINT).exists()
+        # As ``torchrun`` says after a failure.
+        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        again = restarted and (folder / CHECKPOINT).exists()
         if not again and not overwrite:
             require_free(folder)
         return again
