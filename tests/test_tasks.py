@@ -90,7 +90,9 @@ def test_rmse_and_accuracy():
 def test_missing_labels_count_nowhere_in_the_loss(y, out, expected):
     y = np.array(y, np.float32)
     task = tasks.task_of(store_of(y, graphs=len(y)))
-    assert tasks.mean_loss(task, torch.tensor(out), torch.tensor(y)) == pytest.approx(expected)
+    assert tasks.mean_loss(task.row_loss, torch.tensor(out), torch.tensor(y)) == pytest.approx(
+        expected
+    )
 
 
 def test_a_model_whose_outputs_are_nan_has_no_metric():

@@ -122,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
-    except BrokenPipeError:
-        _abandon_output()
+    except BrokenPipeError:  # Python would report another when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return PIPE_CLOSED
 
 
@@ -197,14 +197,3 @@ def _usage(error: CycloptsError, command: str) -> str:
         text = f"{argument.field_info.name if file else f'argument {argument.name}'}: {error.msg}"
     text = text[:1].lower() + text[1:].rstrip(".")
     return text if file in text else f"{file}: {text}"
-
-
-def _abandon_output() -> None:
-    """Redirects buffered output to the null device, or Python would report an error at exit."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)

@@ -62,9 +62,6 @@ def run(
         overwrite: replace the graph in --out.
         verify: read everything back and compare checksums.
         json: print JSON instead of a table.
-
-    Raises:
-        UsageError: options do not go together.
     """
     if (data is None) == (edges is None):
         raise UsageError("give one of --data and --edges")

@@ -102,9 +102,6 @@ def run(
         out: write the model of memory as JSON.
         plot: draw curve and points as a PNG; memory.png if no name is given.
         json: print JSON instead of a table.
-
-    Raises:
-        UsageError: options do not go together, or there is no such device.
     """
     how = how or ProbeOptions()
     if how.compiled and (how.like != "cuda" or how.device == "cuda"):

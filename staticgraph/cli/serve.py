@@ -97,9 +97,6 @@ def run(*, options: ServeOptions | None = None) -> int:
 
     Args:
         options: the options.
-
-    Raises:
-        UsageError: neither or both of --run and --exported are given.
     """
     args = options or ServeOptions()
     if (args.folder is None) == (args.exported is None):

@@ -60,7 +60,6 @@ def run(
         resume: continue the run in --out.
         overwrite: replace the run in --out.
         json: print the report as JSON.
-
     """
     if resume and overwrite:
         raise UsageError("argument --overwrite: not allowed with --resume")

@@ -127,9 +127,6 @@ def run(*, options: LargeOptions, json: bool = False) -> int:
     Args:
         options: the options.
         json: print the report as JSON.
-
-    Raises:
-        UsageError: options do not go together.
     """
     task = options.task
     if task is None:

@@ -62,7 +62,7 @@ class History:
     """The steps and epochs of a run so far.
 
     Attributes:
-        steps: the steps whose loss is on the host, in order.
+        steps: the steps in order; the loss of the last ones is NaN until :meth:`read`.
         epochs: the finished epochs.
         seconds: training time of the current epoch, including the time before a resume.
     """
@@ -71,12 +71,7 @@ class History:
         self.steps: list[StepRecord] = []
         self.epochs: list[EpochRecord] = []
         self.seconds: float = 0.0
-        self._unread: list[tuple[StepRecord, Tensor]] = []
-
-    @property
-    def number(self) -> int:
-        """The number of steps, also those whose loss is still on the device."""
-        return len(self.steps) + len(self._unread)
+        self._unread: list[Tensor] = []
 
     @property
     def full(self) -> bool:
@@ -85,7 +80,8 @@ class History:
 
     def add(self, step: StepRecord, loss: Tensor) -> None:
         """Adds a step and its loss, 0-dim on the device."""
-        self._unread.append((step, loss))
+        self.steps.append(step)
+        self._unread.append(loss)
 
     def read(self) -> list[StepRecord]:
         """Copies all losses from the device at once, and returns their steps."""
@@ -93,20 +89,22 @@ class History:
             return []
         import torch  # not above, since a report is read without it
 
-        losses = torch.stack([loss for _, loss in self._unread]).tolist()
-        read = [s._replace(loss=x) for (s, _), x in zip(self._unread, losses, strict=True)]
+        losses = torch.stack(self._unread).tolist()
+        first = len(self.steps) - len(losses)
         self._unread.clear()
-        self.steps += read
-        return read
+        self.steps[first:] = [
+            step._replace(loss=loss) for step, loss in zip(self.steps[first:], losses, strict=True)
+        ]
+        return self.steps[first:]
 
     @property
     def val_losses(self) -> list[float | None]:
         """The validation loss of each finished epoch."""
         return [epoch.val_loss for epoch in self.epochs]
 
-    def graphs_in(self, epoch: int) -> int:
-        """The number of graphs that an epoch has trained on so far."""
-        return sum(step.graphs for step in self.steps if step.epoch == epoch)
+    def of_epoch(self, epoch: int) -> list[StepRecord]:
+        """The steps of an epoch so far."""
+        return [step for step in self.steps if step.epoch == epoch]
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
@@ -168,9 +166,6 @@ def read_steps(path: Path) -> list[StepRecord]:
             )
             for row in rows
         ]
-
-
-GIVE = "the folder that staticgraph train was given as --out"
 
 
 def task_words(name: str, outputs: int, metric: str, classes: Sequence[str] = ()) -> str:
@@ -253,37 +248,30 @@ class TrainReport:
             FileNotFoundError: the folder does not exist, or has no finished run.
             ValueError: the file is not a report, or was written by another version.
         """
-        path = folder / REPORT
+        path, give = folder / REPORT, "give the folder that staticgraph train was given as --out"
         if not folder.is_dir():
-            raise FileNotFoundError(f"there is no folder {folder}: give {GIVE}")
+            raise FileNotFoundError(f"there is no folder {folder}: {give}")
         again = ""
         if (folder / CHECKPOINT).exists():
             again = f"continue it with staticgraph train --resume --out {folder}"
         if not path.exists():
             raise FileNotFoundError(
                 f"{folder} has no {REPORT}: "
-                + (f"no run has finished there; {again}" if again else f"no run; give {GIVE}")
+                + (f"no run has finished there; {again}" if again else f"no run; {give}")
             )
         try:
-            return cls._from_values(json.loads(path.read_text()), folder)
+            values = json.loads(path.read_text())
+            values["folder"] = str(folder)
+            values["classes"] = tuple(values.get("classes", ()))
+            epochs = ([epoch[name] for name in EpochRecord._fields] for epoch in values["epochs"])
+            values["epochs"] = tuple(EpochRecord(*epoch) for epoch in epochs)
+            values["runner"] = Report.from_dict(values["runner"])
+            return cls(**values)
         except NOT_THERE as error:
             raise ValueError(
                 f"{path} is not a report that this version reads ({type(error).__name__}: {error})"
                 f"; {again or 'its run has no checkpoint to write it from: train again'}"
             ) from error
-
-    @classmethod
-    def _from_values(cls, values: dict[str, Any], folder: Path) -> TrainReport:
-        epochs = ([e[k] for k in EpochRecord._fields] for e in values["epochs"])
-        return cls(
-            **{
-                **values,
-                "folder": str(folder),
-                "classes": tuple(values.get("classes", ())),
-                "epochs": tuple(EpochRecord(*epoch) for epoch in epochs),
-                "runner": Report.from_dict(values["runner"]),
-            }
-        )
 
     def _epoch_table(self) -> str:
         headers = ("epoch", "loss", "val loss", f"val {self.metric}", "graphs/s", "seconds")

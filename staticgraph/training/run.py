@@ -190,7 +190,7 @@ class Training(RunParts):
         begun_s = time.perf_counter() - history.seconds
         with bar(
             total=len(self.store.splits["train"]),
-            initial=history.graphs_in(epoch),
+            initial=sum(step.graphs for step in history.of_epoch(epoch)),
             desc=f"epoch {epoch + 1}/{self.config.epochs}",
             unit=" graphs",
             show=self.progress,
@@ -198,7 +198,7 @@ class Training(RunParts):
             for batch in self._batches():
                 graphs, nodes, edges, *_ = next(rows)
                 step = StepRecord(epoch, batch.bucket, graphs, nodes, edges, math.nan)
-                self._set_rate(history.number)
+                self._set_rate(len(history.steps))
                 try:
                     loss = self.runner.step(batch)
                 except NonFiniteLoss as error:
@@ -206,7 +206,7 @@ class Training(RunParts):
                     history.steps.append(step)
                     raise self._diverged(error) from error
                 history.add(step, loss)
-                due = history.number % self.config.checkpoint_every == 0
+                due = len(history.steps) % self.config.checkpoint_every == 0
                 # Several ranks stop together, at a step where they exchange the request.
                 asking = self.ranks is ALONE or due or history.full
                 stops = asking and self.ranks.any(interrupt.requested)
@@ -218,7 +218,7 @@ class Training(RunParts):
                     self._save()
                 if stops:
                     raise Interrupted(
-                        f"stopped after {how_many(history.number, 'step')}; continue with "
+                        f"stopped after {how_many(len(history.steps), 'step')}; continue with "
                         f"staticgraph train --resume --out {self.folder}"
                     )
             self._read(progress_bar)
@@ -244,9 +244,8 @@ class Training(RunParts):
 
     def _read(self, shown: Bar) -> None:
         """Reads the losses from the device, and ends the run if one is not finite."""
-        first = len(self.history.steps)
         read = self.history.read()
-        for number, step in enumerate(read, first):
+        for number, step in enumerate(read, len(self.history.steps) - len(read)):
             self._log("loss/train", step.loss, number)
         if read:
             shown.set_postfix_str(f"loss {mean_loss(read):.4f}", refresh=False)
@@ -267,18 +266,18 @@ class Training(RunParts):
 
     def _finish_epoch(self, number: int) -> None:
         history, metric = self.history, self.task.metric_name
-        steps = [step for step in history.steps if step.epoch == number]
-        train_loss, graphs = mean_loss(steps), history.graphs_in(number)
+        steps, trained = history.of_epoch(number), len(history.steps)
+        train_loss, graphs = mean_loss(steps), sum(step.graphs for step in steps)
         val = self._evaluate("val")
         self._not_finite = val.not_finite
         epoch = EpochRecord(number, train_loss, history.seconds, graphs, val.loss, val.metric)
         history.epochs.append(epoch)
         history.seconds = 0.0
-        self._log("graphs per second", epoch.graphs_per_s, history.number)
+        self._log("graphs per second", epoch.graphs_per_s, trained)
         judged = "no graphs to validate"
         if val.loss is not None and val.metric is not None:
-            self._log("loss/val", val.loss, history.number)
-            self._log(f"{metric}/val", val.metric, history.number)
+            self._log("loss/val", val.loss, trained)
+            self._log(f"{metric}/val", val.metric, trained)
             judged = f"val loss {val.loss:.4f}, val {metric} {val.metric:.4f}"
         self._say(
             f"epoch {number + 1}: loss {train_loss:.4f}, {judged}, "

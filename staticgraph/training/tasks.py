@@ -75,18 +75,12 @@ def evaluate(
     columns = [torch.cat(each) for each in zip(*rows, strict=False)][: 4 if fits else 2]
     order = torch.cat(ranks.gathered(columns[0])).argsort()
     ids, means, *judged = [torch.cat(ranks.gathered(each))[order] for each in columns]
-    mean = float(means.mean()) if own_loss else mean_loss(task, *judged)
+    mean = float(means.mean()) if own_loss else mean_loss(task.row_loss, *judged)
     finite = (judged[0] if judged else means).reshape(len(ids), -1).isfinite().all(1)
     if finite.all():
         finite = means.isfinite()
     faulty = () if math.isfinite(mean) else tuple(ids[~finite].tolist())
     return Evaluation(mean, task.metric(*judged) if judged else math.nan, faulty)
-
-
-# `loss(out, y)` gives one value per target, including padding and missing targets.
-RowLoss = Callable[[Tensor, Tensor], Tensor]
-# `metric(out, y)` takes real rows and gives one number.
-Metric = Callable[[Tensor, Tensor], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +92,8 @@ class Task:
     Attributes:
         name: ``binary``, ``regression`` or ``classes``.
         num_outputs: the number of columns of the model's output.
-        row_loss: ``(out [G, num_outputs], y) -> [G, ...]``, one value per target.
+        row_loss: ``(out [G, num_outputs], y) -> [G, ...]``, one value per target, also of padding
+            and of missing ones.
         metric_name: the name of ``metric`` in tables.
         metric: maps the outputs and targets of real graphs, on the CPU, to a number; NaN where
             undefined.
@@ -106,9 +101,9 @@ class Task:
 
     name: str
     num_outputs: int
-    row_loss: RowLoss
+    row_loss: Callable[[Tensor, Tensor], Tensor]
     metric_name: str
-    metric: Metric
+    metric: Callable[[Tensor, Tensor], float]
 
     def __call__(self, out: Tensor, batch: Any) -> Tensor:
         """The loss per target; ``batch.y`` are the targets.
@@ -200,11 +195,11 @@ def _cross_entropy(out: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(out, y.view(-1).long(), reduction="none")
 
 
-def mean_loss(task: Task, out: Tensor, y: Tensor) -> float:
-    """The mean of a task's loss over the labelled targets of real graphs."""
+def mean_loss(row_loss: Callable[[Tensor, Tensor], Tensor], out: Tensor, y: Tensor) -> float:
+    """The mean of a loss over the labelled targets of real graphs; NaN without any."""
     missing = torch.isnan(y)
     # Not nan_to_num, which also replaces infinities by the largest finite number.
-    values = task.row_loss(out, torch.where(missing, 0, y))
+    values = row_loss(out, torch.where(missing, 0, y))
     labelled = ~missing.view(values.shape)
     return float(values[labelled].double().mean())
 
@@ -215,36 +210,29 @@ def roc_auc(out: Tensor, y: Tensor) -> float:
     NaN if a score with a label is NaN, since it has no rank.
     """
     areas = []
-    for scores, answers in zip(_columns(out), _columns(y), strict=True):
+    columns = (values.view(len(values), -1).unbind(1) for values in (out, y))
+    for scores, answers in zip(*columns, strict=True):
         labelled = ~torch.isnan(answers)
         if scores[labelled].isnan().any():
-            return float("nan")
+            return math.nan
         if answers[labelled].unique().numel() == 2:
             order = scores[labelled].unique(return_inverse=True)[1]
             yes, no = (torch.bincount(order, (answers[labelled] == a).double()) for a in (1, 0))
             # Of each pair of a yes and a no: the yes is higher, or half of it where they tie.
             pairs = (yes * (no.cumsum(0) - no / 2)).sum()
             areas.append(float(pairs / (yes.sum() * no.sum())))
-    return sum(areas) / len(areas) if areas else float("nan")
+    return sum(areas) / len(areas) if areas else math.nan
 
 
 def rmse(out: Tensor, y: Tensor) -> float:
-    """The root of the mean squared error over all labelled targets."""
-    labelled = ~torch.isnan(y)
-    if not labelled.any():
-        return float("nan")
-    return float(F.mse_loss(out.view_as(y)[labelled].double(), y[labelled].double()).sqrt())
+    """The root of the mean squared error over all labelled targets; NaN without any."""
+    return math.sqrt(mean_loss(_squared_error, out.double(), y.double()))
 
 
 def accuracy(out: Tensor, y: Tensor) -> float:
     """The share of graphs whose largest output is that of their class; NaN if any output is NaN."""
-    if out.isnan().any():
-        return float("nan")
-    return float((out.argmax(1) == y.view(-1)).double().mean())
-
-
-def _columns(values: Tensor) -> tuple[Tensor, ...]:
-    return values.view(len(values), -1).unbind(1)
+    hits = (out.argmax(1) == y.view(-1)).double().mean()
+    return math.nan if out.isnan().any() else float(hits)
 
 
 def named_loss(spec: str) -> Loss:
