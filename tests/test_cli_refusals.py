@@ -7,8 +7,8 @@ import torch
 from support.command import status_of
 
 from staticgraph import datasets
-from staticgraph.training import build_run
 from staticgraph.training.config import TrainConfig
+from staticgraph.training.run import Training
 
 MODELS = """
 import torch
@@ -122,7 +122,7 @@ def test_a_recording_mode_on_a_cpu(mode, capsys):
 def test_in_python_too_it_is_refused_before_data_is_read(tmp_path):
     config = TrainConfig("esol", device="cpu", compile_mode="cuda-graph", kernels="off")
     with pytest.raises(ValueError, match="mode='cuda-graph' records CUDA graphs"):
-        build_run.RunParts(config, tmp_path, False)
+        Training(config, tmp_path, False)
 
 
 def test_a_model_built_early_has_the_weights_of_the_seed(monkeypatch, tmp_path, esol):
@@ -134,7 +134,7 @@ def test_a_model_built_early_has_the_weights_of_the_seed(monkeypatch, tmp_path, 
 
     monkeypatch.setattr(datasets, "open", read)
     config = TrainConfig("esol", device="cpu", model="early_models:Net", compile_mode="eager")
-    made = build_run.RunParts(config, tmp_path, False)
+    made = Training(config, tmp_path, False)
     after = torch.rand(1)
     torch.manual_seed(config.seed)
     assert torch.equal(made.model.weight, torch.nn.Linear(9, 1).weight)

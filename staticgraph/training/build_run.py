@@ -1,53 +1,35 @@
-"""Builds the parts of a run from its settings: data, task, model, optimizer, plan and runner.
+"""Builds the parts of a run from its settings: data, task, model and optimizer.
 
-They are built once, in an order that determines what a run computes: the seed is set before the
-model is built, and on ranks other than 0 again afterwards. A model that does not take the data is
-built before the data is read. The invariant: the same settings and the same data make the same
-parts, whether a run starts or is resumed.
+The seed is set before the model is built, and a model that does not take the data is built before
+the data is read. The invariant: the same settings and the same data make the same parts, whether a
+run starts or is resumed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import resource
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
 from staticgraph import models
-from staticgraph.batches.loading.loader import StaticLoader
-from staticgraph.distributed.ranks import Ranks
 from staticgraph.errors import BadGraph, CheckpointCorrupt
 from staticgraph.files.checksum import crc32_of_array
 from staticgraph.models.named import built, built_without_data, is_spec, require_trainable
-from staticgraph.nn import convert
-from staticgraph.plans.choose_capacities import plan_buckets
-from staticgraph.plans.plan import BucketPlan
-from staticgraph.probing.resident_bytes import distinct_bytes, state_bytes
-from staticgraph.recording.recording_keys import Recording
-from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.runner.ways import WAYS, Auto
-from staticgraph.steps.compilation.modes import FUSED, resolve
-from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore, fits
-from staticgraph.store.random_states import kept_random_states
-from staticgraph.text.byte_sizes import human_bytes
-from staticgraph.text.progress import waiting
 from staticgraph.training.config import SIZES, TrainConfig
-from staticgraph.training.job import ALONE, device_of, first_alone
 from staticgraph.training.options import ModelOptions
-from staticgraph.training.tasks import Task, named_loss, task_of
+from staticgraph.training.tasks import named_loss, task_of
 
 
 def digest_of(store: GraphColumns) -> str:
@@ -94,21 +76,6 @@ def adam(model: Module, lr: float, device: torch.device) -> torch.optim.Optimize
     """The optimizer of a run: torch's fused Adam, which can be recorded on CUDA."""
     on_cuda = device.type == "cuda"
     return torch.optim.Adam(model.parameters(), lr=lr, fused=True, capturable=on_cuda)
-
-
-def check_judged(config: TrainConfig, store: GraphStore) -> None:
-    """Checks that there are graphs to validate if a setting depends on the validation loss.
-
-    Raises:
-        ValueError: there are none.
-    """
-    setting = "early_stop" if config.early_stop is not None else "schedule='plateau'"
-    depends = config.early_stop is not None or config.schedule == "plateau"
-    if depends and not len(store.splits.get("val", ())):
-        raise ValueError(
-            f"{setting} depends on the validation loss, and {store.name} has no graphs to "
-            "validate: leave it out, or give the data a split 'val'"
-        )
 
 
 def model_of(config: ModelOptions, store: GraphStore, num_outputs: int) -> Module:
@@ -172,6 +139,13 @@ def open_step(options: ModelOptions, seed: int = 0) -> tuple[GraphStore, Loss, M
     return store, loss, build(store, outputs)
 
 
+def mode_of(config: TrainConfig) -> str | Auto:
+    """The mode of a run; with ``kernels="off"``, ``auto`` does not consider the fused mode."""
+    if config.compile_mode == "auto" and config.kernels == "off":
+        return Auto(ways=tuple(way for way in WAYS if way != FUSED))
+    return config.compile_mode
+
+
 def load_weights(model: Module, weights: Mapping[str, Tensor], name: str, folder: Path) -> None:
     """Loads the weights of a run into a model.
 
@@ -186,140 +160,3 @@ def load_weights(model: Module, weights: Mapping[str, Tensor], name: str, folder
             f"{folder} holds the weights of another model than {name} builds now "
             f"({str(error).splitlines()[-1].strip()}): put its code back, or train again"
         ) from error
-
-
-def mode_of(config: TrainConfig) -> str | Auto:
-    """The mode of a run; with ``kernels="off"``, ``auto`` does not consider the fused mode."""
-    if config.compile_mode == "auto" and config.kernels == "off":
-        return Auto(ways=tuple(way for way in WAYS if way != FUSED))
-    return config.compile_mode
-
-
-# Between the seeds of ranks, so that they do not meet the seeds of runs, which count from 0.
-APART = 1_000_003
-
-
-@dataclass(eq=False)
-class RunParts:
-    """The parts of a run.
-
-    Attributes:
-        config: the settings.
-        folder: the folder of the run.
-        progress: whether to report progress, with a bar; rank 0 alone does.
-        state: the contents of the checkpoint to resume from; None for a new run.
-        ranks: the processes that train together.
-        device: the device of this process.
-        kernels: whether compiled steps are rewritten to kernels, which read row pointers.
-        store: the data, on the host.
-        data: the digest of the data.
-        source: the source of batches: the store, or its copy on the device.
-        task: what the model learns to predict.
-        loss: the loss that the settings name, in place of the task's; None if they name none.
-        model, optimizer, plan, runner: the parts that train.
-        workers: the threads that fill batches; None until their number is determined.
-
-    Raises:
-        ValueError: the data is not the data that the run was started with, or cannot be validated
-            as required.
-        DatasetUnavailable: the data cannot be obtained.
-        BadGraph: the data has no target that defines a task.
-    """
-
-    config: TrainConfig
-    folder: Path
-    progress: bool = True
-    state: Mapping[str, Any] | None = None
-    ranks: Ranks = ALONE
-
-    def __post_init__(self) -> None:
-        config, ranks, state = self.config, self.ranks, self.state
-        self.progress = self.progress and ranks.first
-        self.device: torch.device = device_of(config.device, ranks)
-        self.kernels: bool = config.kernels == "on"
-        # Before half a minute of compiling and reading.
-        resolve(config.compile_mode, self.device.type, config.allow_cpu)
-        self.loss: Loss | None = None if config.loss is None else named_loss(config.loss)
-        build = prepare_model(config, config.seed)
-        open_data = partial(config.open, config.seed, self.progress)
-        # Leaves the random states as they were after building the model.
-        with kept_random_states():  # rank 0 downloads files, which the others then read
-            self.store: GraphStore = first_alone(ranks, open_data) or open_data()
-        self.data: str = digest_of(self.store)
-        if state is not None and state["data"] != self.data:
-            raise ValueError(
-                f"the run in {self.folder} was begun with other data: {config.data} has other "
-                f"features, labels, edges or splits now (digest {self.data}, was "
-                f"{state['data']}); put the data back, or begin another run"
-            )
-        self.task: Task = task_of(self.store, config.task)
-        self.model: Module = self._prepared(build(self.store, self.task.num_outputs))
-        self.optimizer: torch.optim.Optimizer = adam(self.model, config.lr, self.device)
-        self.source: GraphStore | DeviceStore = source_of(
-            config.store, self.store, self.device, self.kernels
-        )
-        choosing = self.progress and state is None
-        with waiting("choosing the shapes of batches") if choosing else nullcontext():
-            self.plan: BucketPlan = (
-                plan_buckets(self.store, config.batch_size, indices=self.store.splits["train"])
-                if state is None
-                else BucketPlan.from_dict(state["plan"])
-            )
-        subject = Subject(
-            self.model,
-            loss=self.task if self.loss is None else self.loss,
-            optimizer=self.optimizer,
-            autocast=None if config.autocast is None else getattr(torch, config.autocast),
-            clip_norm=config.clip_norm,
-            accumulate=config.accumulate,
-        )
-        self.runner: StaticGraphRunner = StaticGraphRunner(
-            subject, self.plan, mode_of(config), recording=Recording(allow_cpu=config.allow_cpu)
-        )
-        check_judged(config, self.store)
-        # None until the first steps were timed.
-        self.workers: int | None = config.workers if isinstance(config.workers, int) else 0
-        if config.workers == "auto" and self.source is self.store:
-            self.workers = None
-
-    @property
-    def place(self) -> str:
-        """A description of where the graphs are."""
-        if isinstance(self.source, DeviceStore):
-            return f"on the device ({human_bytes(self.source.nbytes)})"
-        return "on the host"
-
-    def memory(self) -> dict[str, int | None]:
-        """Bytes of parameters, optimizer state and graphs, the peak host memory of this process,
-        and the peak that torch reserved on the device; None where unknown."""
-        on_cuda = self.device.type == "cuda"
-        return {
-            "parameters_bytes": distinct_bytes(self.model.parameters()),
-            "optimizer_bytes": state_bytes(self.optimizer),
-            "graphs_bytes": int(self.source.nbytes),
-            "host_peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-            "device_peak_bytes": torch.cuda.max_memory_reserved(self.device) if on_cuda else None,
-        }
-
-    def load(self, split: str) -> StaticLoader:
-        """A loader of a split; ``train`` is shuffled, with exact batch sizes."""
-        training = split == "train"
-        return self.runner.loader(
-            self.source,
-            indices=self.store.splits[split],
-            exact=training,
-            shuffle=training,
-            seed=self.config.seed,
-            num_workers=self.workers or 0,
-        )
-
-    def _prepared(self, model: Module) -> Module:
-        """The model on the device, with the same initial weights on every rank, converted."""
-        model, ranks = model.to(self.device), self.ranks
-        ranks.check_alike({"the data": self.data})
-        if ranks.world_size > 1:
-            model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        if not ranks.first:  # or dropout would be the same on every rank
-            torch.manual_seed(self.config.seed + APART * ranks.rank)
-        convert(model, kernels=self.kernels)
-        return model

@@ -19,14 +19,13 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.errors import CheckpointCorrupt
 from staticgraph.files import atomic
 from staticgraph.files.document import NOT_THERE
@@ -36,11 +35,9 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.export_manifest import categories_of
 from staticgraph.schema import Schema
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.text.how_many import how_many
-from staticgraph.training.build_run import RunParts, load_weights, model_of
+from staticgraph.training.build_run import load_weights, model_of
 from staticgraph.training.config import CHECKPOINT as FILE
 from staticgraph.training.config import REPORT, TrainConfig, require_run
-from staticgraph.training.report import History
 
 FORMAT = "staticgraph.checkpoint"
 # 2: a digest after the contents, which include the digest of the data.
@@ -88,64 +85,6 @@ def load(folder: Path) -> dict[str, Any]:
 
 def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=DIGEST).digest()
-
-
-def save_run(parts: RunParts, loader: StaticLoader, history: History) -> None:
-    """Writes the checkpoint; every rank calls this, and rank 0 writes."""
-    cuda = [torch.cuda.get_rng_state(parts.device)] if parts.device.type == "cuda" else []
-    random = {"cpu": torch.get_rng_state(), "cuda": cuda}
-    randoms = parts.ranks.gather_objects(random)
-    if not parts.ranks.first:
-        return
-    save(
-        parts.folder,
-        **({"ranks_random": randoms} if len(randoms) > 1 else {}),
-        random=random,
-        config=asdict(parts.config),
-        data=parts.data,
-        plan=parts.plan.to_dict(),
-        model=parts.model.state_dict(),
-        optimizer=parts.optimizer.state_dict(),
-        runner=parts.runner.state_dict(),
-        loader=loader.state_dict(),
-        **history.state(),
-    )
-
-
-def restore_run(
-    state: Mapping[str, Any], parts: RunParts, loader: StaticLoader, history: History
-) -> str:
-    """Restores a run from the contents of its checkpoint; the others are modified in place.
-
-    Returns:
-        A message for the user; empty in most cases.
-
-    Raises:
-        CheckpointCorrupt: the weights are those of another model.
-    """
-    load_weights(parts.model, state["model"], parts.config.model, parts.folder)
-    parts.optimizer.load_state_dict(state["optimizer"])
-    history.load(state)
-    parts.runner.load_state_dict(state["runner"])
-    saved, now = state["loader"], loader.batcher.world_size
-    then = saved["of"].get("world_size", 1)
-    if now == then:
-        loader.load_state_dict(saved)
-        random = state.get("ranks_random", [state["random"]])[parts.ranks.rank]
-        torch.set_rng_state(random["cpu"])
-        for cuda in random["cuda"] if parts.device.type == "cuda" else ():
-            torch.cuda.set_rng_state(cuda, parts.device)
-        return ""
-    # The steps of another number of processes differ, so an epoch in progress is not continued.
-    begun = saved["position"] > 0
-    loader.set_epoch(saved["epoch"] + begun)
-    if not begun:
-        return ""
-    history.seconds = 0.0
-    return (
-        f"begun on {how_many(then, 'process')}, now {now}: what is left of epoch "
-        f"{saved['epoch'] + 1} is left out"
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,36 +7,61 @@ checkpoints, validation and Ctrl-C.
 from __future__ import annotations
 
 import math
+import resource
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
+from staticgraph.distributed.ranks import Ranks
 from staticgraph.errors import Diverged, NonFiniteLoss
+from staticgraph.nn import convert
+from staticgraph.plans.choose_capacities import plan_buckets
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.plans.worker_count import WorkerCount, autosize_workers
+from staticgraph.probing.resident_bytes import distinct_bytes, state_bytes
+from staticgraph.recording.recording_keys import Recording
+from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.steps.compilation.modes import resolve
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.loss.mean_loss import Loss
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.on_device import DeviceStore
+from staticgraph.store.random_states import kept_random_states
+from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many, some
-from staticgraph.text.progress import Bar, bar, is_left_out, say
-from staticgraph.training import plots
-from staticgraph.training.build_run import RunParts
-from staticgraph.training.checkpoint import restore_run, save_run
+from staticgraph.text.progress import Bar, bar, is_left_out, say, waiting
+from staticgraph.training import checkpoint, plots
+from staticgraph.training.build_run import (
+    adam,
+    digest_of,
+    load_weights,
+    mode_of,
+    prepare_model,
+    source_of,
+)
 from staticgraph.training.config import (
     CHOICES,
     CONFIG,
     PICTURE,
     REPORT,
     STEPS,
+    TrainConfig,
     factor,
     stands_still,
 )
-from staticgraph.training.job import ALONE, Interrupt, Interrupted
+from staticgraph.training.job import ALONE, Interrupt, Interrupted, device_of, first_alone
 from staticgraph.training.report import (
     EpochRecord,
     History,
@@ -47,7 +72,7 @@ from staticgraph.training.report import (
     task_words,
     write_steps,
 )
-from staticgraph.training.tasks import Evaluation, evaluate
+from staticgraph.training.tasks import Evaluation, Task, evaluate, named_loss, task_of
 
 # Steps that warm caches and allocators, and steps that are timed.
 WARM, TIMED = 4, 16
@@ -86,7 +111,7 @@ def timed(
     return autosize_workers(0.0, filling / TIMED, max(stepping / TIMED, 1e-9))
 
 
-def not_finite(model: torch.nn.Module) -> set[str]:
+def not_finite(model: Module) -> set[str]:
     """Returns the names of the parameters and buffers with a value that is not finite."""
     values = chain(model.named_parameters(), model.named_buffers())
     return {
@@ -101,19 +126,123 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class Training(RunParts):
-    """A run in progress, used by :func:`staticgraph.training.train.train` and ``resume``."""
+# Between the seeds of ranks, so that they do not meet the seeds of runs, which count from 0.
+APART = 1_000_003
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.loader: StaticLoader = self.load("train")
+
+class Training:
+    """A run in progress, used by :func:`staticgraph.training.train.train` and ``resume``.
+
+    Args:
+        config: the settings.
+        folder: the folder of the run.
+        progress: whether to report progress, with a bar; rank 0 alone does.
+        state: the contents of the checkpoint to resume from; None for a new run.
+        ranks: the processes that train together.
+
+    Attributes:
+        data: the digest of the data.
+        source: the source of batches: the store, or its copy on the device.
+        loss: the loss that the settings name, in place of the task's; None if they name none.
+        workers: the threads that fill batches; None until their number is determined.
+
+    Raises:
+        ValueError: the data is not the data that the run was started with, or cannot be validated
+            as required.
+        DatasetUnavailable: the data cannot be obtained.
+        BadGraph: the data has no target that defines a task.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        progress: bool = True,
+        state: Mapping[str, Any] | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.config, self.folder, self.state, self.ranks = config, folder, state, ranks
+        self.progress: bool = progress and ranks.first
+        self.device: torch.device = device_of(config.device, ranks)
+        # Before half a minute of compiling and reading.
+        resolve(config.compile_mode, self.device.type, config.allow_cpu)
+        self.loss: Loss | None = None if config.loss is None else named_loss(config.loss)
+        build = prepare_model(config, config.seed)
+        open_data = partial(config.open, config.seed, self.progress)
+        # Leaves the random states as they were after building the model.
+        with kept_random_states():  # rank 0 downloads files, which the others then read
+            self.store: GraphStore = first_alone(ranks, open_data) or open_data()
+        self.data: str = digest_of(self.store)
+        if state is not None and state["data"] != self.data:
+            raise ValueError(
+                f"the run in {self.folder} was begun with other data: {config.data} has other "
+                f"features, labels, edges or splits now (digest {self.data}, was "
+                f"{state['data']}); put the data back, or begin another run"
+            )
+        self.task: Task = task_of(self.store, config.task)
+        model = build(self.store, self.task.num_outputs).to(self.device)
+        ranks.check_alike({"the data": self.data})
+        if ranks.world_size > 1:
+            model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        if not ranks.first:  # or dropout would be the same on every rank
+            torch.manual_seed(config.seed + APART * ranks.rank)
+        kernels = config.kernels == "on"
+        convert(model, kernels=kernels)
+        self.model: Module = model
+        self.optimizer: torch.optim.Optimizer = adam(model, config.lr, self.device)
+        self.source: GraphStore | DeviceStore = source_of(
+            config.store, self.store, self.device, kernels
+        )
+        choosing = self.progress and state is None
+        with waiting("choosing the shapes of batches") if choosing else nullcontext():
+            self.plan: BucketPlan = (
+                plan_buckets(self.store, config.batch_size, indices=self.store.splits["train"])
+                if state is None
+                else BucketPlan.from_dict(state["plan"])
+            )
+        subject = Subject(
+            model,
+            loss=self.task if self.loss is None else self.loss,
+            optimizer=self.optimizer,
+            autocast=None if config.autocast is None else getattr(torch, config.autocast),
+            clip_norm=config.clip_norm,
+            accumulate=config.accumulate,
+        )
+        recording = Recording(allow_cpu=config.allow_cpu)
+        self.runner: StaticGraphRunner = StaticGraphRunner(
+            subject, self.plan, mode_of(config), recording=recording
+        )
+        setting = "early_stop" if config.early_stop is not None else "schedule='plateau'"
+        judges = config.early_stop is not None or config.schedule == "plateau"
+        if judges and not len(self.store.splits.get("val", ())):
+            raise ValueError(
+                f"{setting} depends on the validation loss, and {self.store.name} has no graphs to "
+                "validate: leave it out, or give the data a split 'val'"
+            )
+        # None until the first steps were timed.
+        self.workers: int | None = config.workers if isinstance(config.workers, int) else 0
+        if config.workers == "auto" and self.source is self.store:
+            self.workers = None
+        self.loader: StaticLoader = self._load("train")
         self.history: History = History()
-        self.resumed_at: int = 0 if self.state is None else len(self.state["steps"])
+        self.resumed_at: int = 0 if state is None else len(state["steps"])
         self._events: Any = None
         # Graphs of the latest validation.
         self._not_finite: tuple[int, ...] = ()
         # On purpose, such as a mask or the least loss so far.
-        self._infinite: set[str] = not_finite(self.model)
+        self._infinite: set[str] = not_finite(model)
+
+    def _load(self, split: str) -> StaticLoader:
+        """A loader of a split; ``train`` is shuffled, with exact batch sizes."""
+        training = split == "train"
+        return self.runner.loader(
+            self.source,
+            indices=self.store.splits[split],
+            exact=training,
+            shuffle=training,
+            seed=self.config.seed,
+            num_workers=self.workers or 0,
+        )
 
     def run(self) -> TrainReport:
         """Trains the remaining epochs and writes all files, also before raising a divergence."""
@@ -130,7 +259,7 @@ class Training(RunParts):
         self._say(self._opening())
         if self.state is not None:
             # Now, since the state of a recorded optimizer may not be replaced later.
-            self._say(restore_run(self.state, self, self.loader, self.history))
+            self._restore(self.state)
         # A resumed run keeps the modes that were chosen by time, since they round differently.
         self.runner.warmup(
             self.source,
@@ -238,7 +367,7 @@ class Training(RunParts):
                 self.workers: int | None = choice.num_workers
                 self._say(f"{how_many(self.workers, 'worker')}: {choice.reason}")
                 state = self.loader.state_dict()
-                self.loader = self.load("train")
+                self.loader = self._load("train")
                 self.loader.load_state_dict(state)
         yield from self.loader
 
@@ -290,7 +419,7 @@ class Training(RunParts):
         if not len(self.store.splits.get(split, ())):
             return Evaluation(None, None)
         own_loss = self.loss is not None
-        return evaluate(self.runner, self.load(split), self.task, self.ranks, own_loss)
+        return evaluate(self.runner, self._load(split), self.task, self.ranks, own_loss)
 
     # ------------------------------------------------------------------ saving
 
@@ -298,11 +427,57 @@ class Training(RunParts):
         # A checkpoint that is not finite would replace the last good one.
         if not_finite(self.model) - self._infinite:
             raise self._diverged("what was trained is not finite")
-        save_run(self, self.loader, self.history)
+        cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        random = {"cpu": torch.get_rng_state(), "cuda": cuda}
+        randoms = self.ranks.gather_objects(random)
+        if not self.ranks.first:
+            return
+        checkpoint.save(
+            self.folder,
+            **({"ranks_random": randoms} if len(randoms) > 1 else {}),
+            random=random,
+            config=asdict(self.config),
+            data=self.data,
+            plan=self.plan.to_dict(),
+            model=self.model.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            runner=self.runner.state_dict(),
+            loader=self.loader.state_dict(),
+            **self.history.state(),
+        )
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Restores the contents of a checkpoint.
+
+        Raises:
+            CheckpointCorrupt: the weights are those of another model.
+        """
+        load_weights(self.model, state["model"], self.config.model, self.folder)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.history.load(state)
+        self.runner.load_state_dict(state["runner"])
+        saved, now = state["loader"], self.loader.batcher.world_size
+        then = saved["of"].get("world_size", 1)
+        if now == then:
+            self.loader.load_state_dict(saved)
+            random = state.get("ranks_random", [state["random"]])[self.ranks.rank]
+            torch.set_rng_state(random["cpu"])
+            for cuda in random["cuda"] if self.device.type == "cuda" else ():
+                torch.cuda.set_rng_state(cuda, self.device)
+            return
+        # The steps of another number of processes differ, so an epoch in progress is not continued.
+        begun = saved["position"] > 0
+        self.loader.set_epoch(saved["epoch"] + begun)
+        if begun:
+            self.history.seconds = 0.0
+            self._say(
+                f"begun on {how_many(then, 'process')}, now {now}: what is left of epoch "
+                f"{saved['epoch'] + 1} is left out"
+            )
 
     def _finish(self, diverged: int | None) -> TrainReport:
         """Tests the model, unless it diverged, and writes the files of the finished run."""
-        store, history = self.store, self.history
+        store, history, on_cuda = self.store, self.history, self.device.type == "cuda"
         stopped = self._stands_still and len(history.epochs) < self.config.epochs
         report = TrainReport(
             folder=str(self.folder),
@@ -310,7 +485,7 @@ class Training(RunParts):
             data={
                 "name": store.name,
                 "graphs": len(store),
-                "place": self.place,
+                "place": self._place,
                 "splits": {name: len(ids) for name, ids in store.splits.items()},
             },
             task=self.task.name,
@@ -324,7 +499,15 @@ class Training(RunParts):
             runner=self.runner.report(),
             files={"settings": CONFIG, "steps": STEPS, "report": REPORT, "picture": PICTURE},
             diverged=diverged,
-            memory=self.memory(),
+            memory={
+                "parameters_bytes": distinct_bytes(self.model.parameters()),
+                "optimizer_bytes": state_bytes(self.optimizer),
+                "graphs_bytes": int(self.source.nbytes),
+                "host_peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+                "device_peak_bytes": (
+                    torch.cuda.max_memory_reserved(self.device) if on_cuda else None
+                ),
+            },
             stopped_early=len(history.epochs) if stopped else None,
             full_batches=full_shares(history.steps, self.plan.capacities),
         )
@@ -343,6 +526,13 @@ class Training(RunParts):
 
     # ------------------------------------------------------------------ messages
 
+    @property
+    def _place(self) -> str:
+        """A description of where the graphs are."""
+        if isinstance(self.source, DeviceStore):
+            return f"on the device ({human_bytes(self.source.nbytes)})"
+        return "on the host"
+
     def _opening(self) -> str:
         store, task, mode = self.store, self.task, self.runner.mode
         classes = store.schema["y"].classes
@@ -356,7 +546,7 @@ class Training(RunParts):
             f"{again}{len(store.splits['train']):,} of {how_many(len(store), 'graph')} "
             f"of {store.name} in {how_many(len(self.loader), 'batch')} per epoch; buckets "
             f"{shapes}; mode {chosen} on {self.device}{several}, graphs "
-            f"{self.place}; "
+            f"{self._place}; "
             f"{task_words(task.name, task.num_outputs, task.metric_name, classes)}"
         )
 
