@@ -119,20 +119,12 @@ def _document(setting: dict[str, Any], columns: list[Any], counts: dict[str, Any
     from staticgraph.files.versions import STEPS, versions
 
     document: dict[str, Any] = {
-        column.name: {
-            **column.parts,
-            "total": column.step,
-            "unit": column.unit,
-            "kinds": column.kinds,
-        }
-        for column in columns
+        c.name: {**c.parts, "total": c.step, "unit": c.unit, "kinds": c.kinds} for c in columns
     }
     for way, counted in counts.items():
-        document[way] |= {
-            "operators": counted.counts,
-            "launches": counted.launches,
-            "host_reads": counted.host_reads,
-        }
+        document[way]["operators"] = counted.counts
+        document[way]["launches"] = counted.launches
+        document[way]["host_reads"] = counted.host_reads
     today = datetime.date.today().isoformat()
     return {**document, "setting": {**setting, "versions": versions(STEPS), "date": today}}
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
@@ -111,7 +111,6 @@ def run(
     from staticgraph.checking.check import check
     from staticgraph.models.named import built_without_data, make_model
     from staticgraph.plans.choose_capacities import plan_buckets
-    from staticgraph.rewrites.explain import Explanation
     from staticgraph.steps.computation.model_setup import Subject
     from staticgraph.training.tasks import named_loss
 
@@ -125,19 +124,18 @@ def run(
         report = check(subject, plan, store, rewrites=not dry.gpu)
     if dry.gpu:
         return _dry_run(data, dry, model, batch_size, json, report)
-    note, rewrites = "", report.rewrites
-    if rewrites is None:
+    rewrites: dict[str, Any] = {"done": [], "missed": [], "note": ""}
+    if report.rewrites is None:
         reason = "the model does not compile" if report.ran else report.parity_note
-        rewrites, note = Explanation((), ()), f"not looked for, since {reason}"
-    if json:
-        missed, done = (
-            [{k: v for k, v in place._asdict().items() if k != other} for place in places]
-            for places, other in ((rewrites.missed, "computes"), (rewrites.done, "reason"))
-        )
-        listed = {"done": done, "missed": missed, "note": note}
-        print(to_json({**report.to_dict(), "rewrites": listed}))
+        rewrites["note"] = f"not looked for, since {reason}"
     else:
-        print(f"{report}\n\nrewrites: {note}" if note else report)
+        for name, other in (("done", "reason"), ("missed", "computes")):
+            rewrites[name] = [place._asdict() for place in getattr(report.rewrites, name)]
+            for place in rewrites[name]:
+                del place[other]
+    note = rewrites["note"]
+    text = f"{report}\n\nrewrites: {note}" if note else report
+    print(to_json({**report.to_dict(), "rewrites": rewrites}) if json else text)
     return 0 if report.ok else NOT_STATIC
 
 

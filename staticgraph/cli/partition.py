@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from staticgraph.cli.loading import UsageError, load, require_graph
+from staticgraph.cli.loading import UsageError, require_graph
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Status
@@ -69,11 +69,7 @@ def run(
         raise UsageError("--edges needs --nodes")
     if edges is None and (nodes is not None or features is not None):
         raise UsageError("--nodes and --features go with --edges; --data brings its own")
-    if data is None:
-        load()
-    else:
-        require_graph(data)
-
+    require_graph(data or "")
     from staticgraph.outofcore import PartitionedGraph, partition
     from staticgraph.outofcore.disk.data import open_links
 
@@ -84,8 +80,7 @@ def run(
         rows, count = links.train, links.num_nodes
     status = Status()
     partition(
-        rows, count, partitions, out, seed=seed, overwrite=overwrite,
-        features=features,
+        rows, count, partitions, out, seed=seed, overwrite=overwrite, features=features,
         progress=lambda stage, done: status.show(f"{stage}: {how_many(done, 'edge')}"),
     )  # fmt: skip
     status.clear()

@@ -34,10 +34,8 @@ from staticgraph.training.options import (
 )
 
 if TYPE_CHECKING:
-    from staticgraph.memory.memory_model import MemoryModel
     from staticgraph.packing.packing_result import Packing
     from staticgraph.plans.plan import BucketPlan
-    from staticgraph.schema import Schema
     from staticgraph.sizes.histogram import SizeHistogram
 
 GOAL = Parameter(group=Group.create_ordered("what to plan (one of; --graphs 128 by default)"))
@@ -125,9 +123,27 @@ def run(*, options: PlanOptions | None = None, json: bool = False) -> int:
     """
     options = options or PlanOptions()
     _check(options)
-    histogram, source, opened = _sizes(options)
-    work = _pack if options.limits else _search if options.efficiency else _plan
-    document, text = work(options, histogram, source, opened)
+    opened = None
+    if options.histogram:
+        from staticgraph.sizes.histogram import SizeHistogram
+
+        source: Any = SizeHistogram.from_csv(options.histogram)
+    elif options.max_memory and not options.memory:  # memory is probed
+        require_names(options, options.model, options.loss)
+        from staticgraph.training.build_run import open_step
+
+        opened = open_step(options)
+        source = opened[0]
+    else:
+        require_names(options)
+        source = options.open()
+    histogram = source if options.histogram else source.histogram
+    if options.limits:
+        document, text = _pack(options, histogram)
+    elif options.efficiency:
+        document, text = _search(options, histogram, options.efficiency)
+    else:
+        document, text = _plan(options, histogram, source, opened)
     print(to_json(document) if json else text)
     return 0
 
@@ -171,28 +187,10 @@ def _check(options: PlanOptions) -> None:
             raise UsageError(message)
 
 
-def _sizes(options: PlanOptions) -> tuple[SizeHistogram, Any, Any]:
-    """The histogram, the source of the plan (the histogram, or the store with its fields), and what
-    is opened for a probe, if memory is probed."""
-    from staticgraph.sizes.histogram import SizeHistogram
-
-    if options.histogram:
-        histogram = SizeHistogram.from_csv(options.histogram)
-        return histogram, histogram, None
-    if not options.max_memory or options.memory:  # nothing is probed
-        require_names(options)
-        store = options.open()
-        return store.histogram, store, None
-    require_names(options, options.model, options.loss)
-    from staticgraph.training.build_run import open_step
-
-    opened = open_step(options)
-    return opened[0].histogram, opened[0], opened
-
-
-def _pack(options: PlanOptions, histogram: SizeHistogram, *_: Any) -> tuple[dict[str, Any], str]:
+def _pack(options: PlanOptions, histogram: SizeHistogram) -> tuple[dict[str, Any], str]:
     """Packs at given limits; returns the result as a document and as text."""
     from staticgraph.packing.choose_packing import TIME_LIMIT, pack_histogram
+    from staticgraph.text.table import table
 
     pack = partial(pack_histogram, histogram, options.limits, max_graphs=options.max_graphs)
     begin = time.perf_counter()
@@ -218,12 +216,6 @@ def _pack(options: PlanOptions, histogram: SizeHistogram, *_: Any) -> tuple[dict
         document |= {"bound": bound.packs, "linear_bound": bound.linear}
         document |= {"bound_columns": bound.columns, "bound_seconds": time.perf_counter() - begin}
     _draw(options, histogram, packing)
-    return document, _packing_text(options, document)
-
-
-def _packing_text(options: PlanOptions, document: dict[str, Any]) -> str:
-    from staticgraph.text.table import table
-
     filled = {k: v for k, v in document.items() if k.endswith("_efficiency")}
     names = [f"{name.removesuffix('_efficiency')}s filled" for name in filled]
     row = [f"{document['packs']:,}", *(f"{v:.2%}" for v in filled.values())]
@@ -238,21 +230,21 @@ def _packing_text(options: PlanOptions, document: dict[str, Any]) -> str:
         proof = f"linear programming {document['linear_bound']:,.2f}, volume {volume:,}"
     elif document.get("proven_bound", 0) > volume:
         least, proof = document["proven_bound"], f"linear programming, volume {volume:,}"
-    return (
+    return document, (
         f"limits {', '.join(map(str, options.limits))}, {most}\n"
         f"{table(['packs', *names, 'time'], [row])}\n"
         f"no packing has fewer than {how_many(least, 'pack')} ({proof})"
     )
 
 
-def _search(options: PlanOptions, histogram: SizeHistogram, *_: Any) -> tuple[dict[str, Any], str]:
+def _search(
+    options: PlanOptions, histogram: SizeHistogram, efficiency: float
+) -> tuple[dict[str, Any], str]:
     """Searches the smallest limits that reach an efficiency."""
     from staticgraph.plans.limits import limits_for_efficiency
 
     with waiting("searching limits"):
-        chosen = limits_for_efficiency(
-            histogram, options.efficiency or 0.0, max_graphs=options.max_graphs
-        )
+        chosen = limits_for_efficiency(histogram, efficiency, max_graphs=options.max_graphs)
     limits = chosen.limits.tolist()
     _draw(options, histogram, chosen.packing)
     search = {"limits": limits, "reached": chosen.reached, "reason": chosen.reason}
@@ -273,7 +265,7 @@ def _plan(
     from staticgraph.plans.several import choose_buckets
     from staticgraph.training import plots
 
-    price = StepCost(*options.cost) if options.cost else StepCost()
+    price, graphs = StepCost(*options.cost), options.graphs or GRAPHS
     best = options.effort == "best"
     begin = time.perf_counter()
     memory = _memory(options, source, opened)
@@ -282,7 +274,7 @@ def _plan(
             source,
             options.batch_size,
             num_buckets=options.buckets,
-            graphs=options.graphs or GRAPHS,
+            graphs=graphs,
             cost=price,
             effort=options.effort or "fast",
             time_limit=options.time_limit or TIME_LIMIT,
@@ -296,11 +288,9 @@ def _plan(
     _draw(options, histogram, plan)
     lines = [plan_text(plan, document)]
     if options.knee:
-        name = f"about {how_many(options.graphs or GRAPHS, 'graph')} per batch"
+        name = f"about {how_many(graphs, 'graph')} per batch"
         with waiting("choosing one to six buckets"):
-            choices = choose_buckets(
-                histogram, MOST_DRAWN, graphs=options.graphs or GRAPHS, cost=price
-            )
+            choices = choose_buckets(histogram, MOST_DRAWN, graphs=graphs, cost=price)
         plots.save_picture(options.knee, draw_costs, name, choices)
         document["cost_by_buckets"] = costs = [each.cost for each in choices]
         lines += [f"{how_many(n, 'bucket')} cost {cost:,.0f}" for n, cost in enumerate(costs, 1)]
@@ -309,39 +299,33 @@ def _plan(
 
 
 def _memory(options: PlanOptions, source: Any, opened: Any) -> dict[str, Any]:
-    """The arguments of ``plan_buckets`` for --max-memory: the cap, and the memory of a step."""
+    """The arguments of ``plan_buckets`` for --max-memory: the cap, and the memory of a step.
+
+    Raises:
+        UsageError: the model of memory was probed on data with other fields, whose rows have
+            another number of bytes.
+    """
     if not options.max_memory:
         return {}
     from staticgraph.memory.budget import MemoryBudget
     from staticgraph.memory.memory_model import MemoryModel
-
-    if options.memory:
-        memory = MemoryModel.load(options.memory)
-        _check_same_rows(memory, options, source.schema)
-    else:
-        memory = measure(opened, options, ProbeOptions(like="cuda"))
-    budget = MemoryBudget(options.max_memory)
-    return {"memory": memory, "budget": budget, "min_steps_per_epoch": options.min_steps}
-
-
-def _check_same_rows(memory: MemoryModel, options: PlanOptions, schema: Schema) -> None:
-    """Refuses a model of memory that was probed on data with other fields.
-
-    Raises:
-        UsageError: a row of the data has another number of bytes.
-    """
     from staticgraph.probing.probe import batch_bytes
 
+    budget = MemoryBudget(options.max_memory)
+    arguments = {"budget": budget, "min_steps_per_epoch": options.min_steps}
+    if not options.memory:
+        return {"memory": measure(opened, options, ProbeOptions(like="cuda")), **arguments}
+    memory, schema = MemoryModel.load(options.memory), source.schema
     either = [batch_bytes(schema, ordered)[1:] for ordered in {False, schema.has_pointers}]
-    probed = memory.batch[1:]
-    if probed not in either:
-        (node, edge, graph, _), (here, there, each, _) = probed, either[0]
+    if memory.batch[1:] not in either:
+        (node, edge, graph, _), (here, there, each, _) = memory.batch[1:], either[0]
         raise UsageError(
             f"--memory {options.memory} was probed on other data: its batches have {node:g}, "
             f"{edge:g} and {graph:g} bytes per node, edge and graph, and those of {options.data} "
             f"{here:g}, {there:g} and {each:g}; staticgraph probe --data {options.data} --out "
             "FILE measures these"
         )
+    return {"memory": memory, **arguments}
 
 
 def _draw(options: PlanOptions, histogram: SizeHistogram, result: Packing | BucketPlan) -> None:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The map's limits go up to this multiple of the largest graph, with this many steps per axis.
-MAP_REACH, MAP_STEPS = 3.0, 36
 ROWS = ("nodes", "edges", "graphs")
 EFFICIENCIES = ("node_efficiency", "edge_efficiency", "graph_efficiency")
 
@@ -69,17 +67,13 @@ def plan_values(
     numbers, real, room, stats = epoch_rows(plan, histogram)
     buckets = []
     for number, capacity in enumerate(plan.capacities):
-        of_bucket = numbers == number
-        batches = int(of_bucket.sum())
-        filled = (real[of_bucket].sum(0) / np.maximum(1, room[of_bucket].sum(0))).tolist()
-        buckets.append(
-            {
-                **{name: getattr(capacity, name) for name in (*ROWS, "max_graph_nodes")},
-                "batches": batches,
-                **dict(zip(EFFICIENCIES, filled, strict=True)),
-                "cost": price.of(capacity) * batches,
-            }
-        )
+        inside = numbers == number
+        bucket = {name: getattr(capacity, name) for name in (*ROWS, "max_graph_nodes")}
+        bucket["batches"] = int(inside.sum())
+        filled = real[inside].sum(0) / np.maximum(1, room[inside].sum(0))
+        bucket |= zip(EFFICIENCIES, filled.tolist(), strict=True)
+        bucket["cost"] = price.of(capacity) * bucket["batches"]
+        buckets.append(bucket)
     nodes, edges, _ = (real.sum(0) / room.sum(0)).tolist()
     last = plan.capacities[-1]
     limits = np.maximum(1, [last.node_limit, last.edge_limit])
@@ -117,15 +111,13 @@ def plan_text(plan: BucketPlan, values: dict[str, Any]) -> str:
         f"volume; {values['node_efficiency']:.2%} of nodes and {values['edge_efficiency']:.2%} of "
         "edges are real",
     ]
-    unusual = [
-        f"{how_many(values['stats'][name], 'batch')} {what}"
-        for name, what in (
-            ("rebalanced", "exchanged graphs with others to fit"),
-            ("spilled", "needed a larger bucket"),
-            ("split", "had to be split in two"),
-        )
-        if values["stats"][name]
-    ]
+    whats = {
+        "rebalanced": "exchanged graphs with others to fit",
+        "spilled": "needed a larger bucket",
+        "split": "had to be split in two",
+    }
+    stats = values["stats"]
+    unusual = [f"{how_many(stats[n], 'batch')} {what}" for n, what in whats.items() if stats[n]]
     lines += [", ".join(unusual)] if unusual else []
     lines += [
         "largest graph: nodes of the largest that a bucket takes; cost: of all batches of",
@@ -134,14 +126,11 @@ def plan_text(plan: BucketPlan, values: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# ---------------------------------------------------------------------- pictures
-
-
 def map_around(histogram: SizeHistogram, max_graphs: int | None = None) -> EfficiencyMap:
     """Efficiencies over limits from the largest graph upwards (paper, figure 5)."""
     nodes, edges = histogram.maxima[:2].tolist()
     grain = max(1, int(np.gcd.reduce(histogram.sizes[:, 1])))
-    steps = np.linspace(1.0, MAP_REACH, MAP_STEPS)
+    steps = np.linspace(1.0, 3.0, 36)  # multiples of the largest graph
     return efficiency_map(
         histogram,
         np.unique(np.ceil(max(1, nodes) * steps).astype(np.int64)),
@@ -152,10 +141,10 @@ def map_around(histogram: SizeHistogram, max_graphs: int | None = None) -> Effic
 
 def save_map(path: Path, limits: EfficiencyMap) -> None:
     """Writes the map as ``max_nodes,max_edges,harmonic_mean``."""
-    lines = ["max_nodes,max_edges,harmonic_mean"]
+    lines = ["max_nodes,max_edges,harmonic_mean\n"]
     for (a, b), share in np.ndenumerate(limits.harmonic):
-        lines.append(f"{limits.nodes[a]},{limits.edges[b]},{share:.6f}")
-    atomic.write_text(path, "\n".join(lines) + "\n")
+        lines.append(f"{limits.nodes[a]},{limits.edges[b]},{share:.6f}\n")
+    atomic.write_text(path, "".join(lines))
 
 
 def draw_plan(

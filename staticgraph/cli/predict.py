@@ -77,9 +77,9 @@ def run(
     if json:
         document = {"run": str(folder), "data": store.name, "task": trained.task, **columns}
         print(to_json(document))
-        return 0
-    atomic.write_text(out, _csv(columns))
-    print(f"{how_many(len(columns['graph_ids']), 'prediction')}: {out}", file=sys.stderr)
+    else:
+        atomic.write_text(out, _csv(columns))
+        print(f"{how_many(len(ids), 'prediction')}: {out}", file=sys.stderr)
     return 0
 
 

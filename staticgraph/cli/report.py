@@ -33,8 +33,6 @@ h1 { font-size: 1.5rem; margin: 0 0 .2rem; } h2 { font-size: 1.1rem; margin: 2re
 pre { overflow-x: auto; font-size: .85rem; }
 svg { max-width: 100%; height: auto; } .warn { color: #a40000; font-weight: 600; }
 """
-# In characters; a table is scrolled, not wrapped.
-WIDTH = 10_000
 MEMORY = {
     "parameters_bytes": "parameters",
     "optimizer_bytes": "optimizer state",
@@ -99,8 +97,11 @@ def page_of(report: TrainReport, folder: Path) -> str:
     curves = "<p>The curves were left out: matplotlib is not installed.</p>"
     if importlib.util.find_spec("matplotlib") is not None:
         curves = plots.svg_of(plots.draw_run(report, steps, capacities))
-    memory = {what: report.memory.get(name) for name, what in MEMORY.items()}
-    known = {what: human_bytes(count) for what, count in memory.items() if count is not None}
+    known = {
+        what: human_bytes(count)
+        for name, what in MEMORY.items()
+        if (count := report.memory.get(name)) is not None
+    }
     warnings = "".join(f'<p class="warn">{escape(line)}</p>' for line in report.warnings)
     sections = {
         "Learning, and filling of the fixed shapes": f"<div>{curves}</div>",
@@ -124,4 +125,4 @@ def page_of(report: TrainReport, folder: Path) -> str:
 
 def _table(values: Mapping[str, Any]) -> str:
     rows = [(name, "-" if value is None else value) for name, value in values.items()]
-    return as_preformatted(table(("what", "value"), rows, width=WIDTH))
+    return as_preformatted(table(("what", "value"), rows, width=10_000))  # it is scrolled

@@ -38,7 +38,6 @@ STARTUP_FAILURE = 3
 START_S = 120
 # Connections that wait until they are accepted.
 BACKLOG = 2048
-STOPPED = "all accepted requests are answered; stopped"
 SOURCE = Parameter(group=Group.create_ordered("what is served (one of --run and --exported)"))
 PLACE = Parameter(group=Group.create_ordered("where"))
 LIMITS = Parameter(group=Group.create_ordered("requests"))
@@ -102,7 +101,12 @@ def run(*, options: ServeOptions | None = None) -> int:
     if (args.folder is None) == (args.exported is None):
         raise UsageError("give one of --run and --exported")
     require_extra()
-    _check_fitting(args)
+    why, names = "a run says this of itself", ("digest", "smiles", "task")
+    if args.exported is not None:
+        why = "an export was compiled for its device already, in its own way"
+        names = ("device", "compile_mode")
+    if misplaced := [f"--{name.replace('_', '-')}" for name in names if name in OPTIONS_SET]:
+        raise ValueError(f"leave {' and '.join(misplaced)} out: {why}")
     if args.folder is not None:
         require_trained(args.folder, args.compile_mode, args.device)
     load()
@@ -114,25 +118,10 @@ def run(*, options: ServeOptions | None = None) -> int:
         port = listening.getsockname()[1]
         served = args.exported or args.folder
         print(f"serving {served} on http://{args.host}:{port}, Ctrl-C stops it", file=sys.stderr)
-        stopped = serve(service, listening, args.workers)
-    if not stopped:
-        return FAILED
-    print(STOPPED, file=sys.stderr)
+        if not serve(service, listening, args.workers):
+            return FAILED
+    print("all accepted requests are answered; stopped", file=sys.stderr)
     return 0
-
-
-def _check_fitting(args: ServeOptions) -> None:
-    """Refuses options of a run for an export, and vice versa.
-
-    Raises:
-        ValueError: there is such an option.
-    """
-    why, names = "a run says this of itself", ("digest", "smiles", "task")
-    if args.exported is not None:
-        why = "an export was compiled for its device already, in its own way"
-        names = ("device", "compile_mode")
-    if misplaced := [f"--{n.replace('_', '-')}" for n in names if n in OPTIONS_SET]:
-        raise ValueError(f"leave {' and '.join(misplaced)} out: {why}")
 
 
 def _service(args: ServeOptions) -> Service:
