@@ -62,10 +62,7 @@ class DryRunOptions:
 
     gpu: Annotated[str | None, choice(*GPUS), DRY_RUN, Parameter(name="--for")] = None
     mode: Annotated[
-        tuple[str, ...],
-        several(str),
-        DRY_RUN,
-        Parameter(choices=MODES, metavar="CHOICE..."),
+        tuple[str, ...], several(str), DRY_RUN, Parameter(choices=MODES, metavar="CHOICE...")
     ] = ()
     kernels: Annotated[bool, DRY_RUN] = False
     autocast: Annotated[str | None, DRY_RUN, Parameter(metavar="DTYPE")] = None

@@ -42,11 +42,7 @@ def help_of_command(app: App) -> str:
     summary, *paragraphs = about.split("\n\n")
     groups, _ = sort_groups(arguments.groups, arguments.groups)
     panels = [
-        _panel(
-            group.name,
-            list(map(_describe, arguments.filter_by(group=group))),
-            group.help,
-        )
+        _panel(group.name, list(map(_describe, arguments.filter_by(group=group))), group.help)
         for group in groups
     ]
     summary = textwrap.fill(summary, 100)
