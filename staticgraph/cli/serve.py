@@ -111,8 +111,20 @@ def run(*, options: ServeOptions | None = None) -> int:
         require_trained(args.folder, args.compile_mode, args.device)
     load()
     from staticgraph.serving.http.app import settle
+    from staticgraph.serving.service import Limits, service_of_export, service_of_run
 
-    service = _service(args)
+    limits = Limits(args.max_wait_ms, args.max_queue, args.max_graphs, args.max_body)
+    if args.folder is not None:
+        service = service_of_run(
+            args.folder, device=args.device, mode=args.compile_mode, limits=limits
+        )
+    else:
+        assert args.exported is not None
+        service = service_of_export(
+            args.exported, digest=args.digest, smiles=args.smiles, task=args.task, limits=limits
+        )
+        for line in unrecorded(service):
+            print(line, file=sys.stderr)
     settle()
     with service.server, listen(args.host, args.port) as listening:
         port = listening.getsockname()[1]
@@ -122,24 +134,6 @@ def run(*, options: ServeOptions | None = None) -> int:
             return FAILED
     print("all accepted requests are answered; stopped", file=sys.stderr)
     return 0
-
-
-def _service(args: ServeOptions) -> Service:
-    """Loads the service of the run or the export, and prints what an export does not record."""
-    from staticgraph.serving.service import Limits, service_of_export, service_of_run
-
-    limits = Limits(args.max_wait_ms, args.max_queue, args.max_graphs, args.max_body)
-    if args.folder is not None:
-        return service_of_run(
-            args.folder, device=args.device, mode=args.compile_mode, limits=limits
-        )
-    assert args.exported is not None
-    service = service_of_export(
-        args.exported, digest=args.digest, smiles=args.smiles, task=args.task, limits=limits
-    )
-    for line in unrecorded(service):
-        print(line, file=sys.stderr)
-    return service
 
 
 def unrecorded(service: Service) -> list[str]:

@@ -47,13 +47,11 @@ class Interrupt:
     Outside the main thread, where Python allows no handlers, it does nothing.
     """
 
-    def __init__(self) -> None:
-        self.requested: bool = False
-        self._before: dict[signal.Signals, Any] = {}
+    requested: bool = False
 
     def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        self._before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:

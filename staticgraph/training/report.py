@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from staticgraph.files import atomic
-from staticgraph.files.document import NOT_THERE, finite, save_json
+from staticgraph.files.document import NOT_THERE, finite
 from staticgraph.runner.report import Report
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.how_many import how_many, some
@@ -160,12 +160,8 @@ def read_steps(path: Path) -> list[StepRecord]:
     """Reads a file that :func:`write_steps` wrote."""
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
-        return [
-            StepRecord(
-                *(int(row[name]) for name in StepRecord._fields[:-1]), loss=float(row["loss"])
-            )
-            for row in rows
-        ]
+        names = StepRecord._fields[:-1]
+        return [StepRecord(*(int(row[n]) for n in names), loss=float(row["loss"])) for row in rows]
 
 
 def task_words(name: str, outputs: int, metric: str, classes: Sequence[str] = ()) -> str:
@@ -236,10 +232,6 @@ class TrainReport:
         epochs = [{**e._asdict(), "graphs_per_s": round(e.graphs_per_s, 1)} for e in self.epochs]
         return finite({**asdict(self), "epochs": epochs, "runner": self.runner.to_dict()})
 
-    def save(self, path: Path) -> None:
-        """Writes the report as JSON."""
-        save_json(path, self.to_dict())
-
     @classmethod
     def load(cls, folder: Path) -> TrainReport:
         """Reads the report of a run.
@@ -272,19 +264,6 @@ class TrainReport:
                 f"{path} is not a report that this version reads ({type(error).__name__}: {error})"
                 f"; {again or 'its run has no checkpoint to write it from: train again'}"
             ) from error
-
-    def _epoch_table(self) -> str:
-        headers = ("epoch", "loss", "val loss", f"val {self.metric}", "graphs/s", "seconds")
-        rows = [
-            (
-                epoch.epoch + 1,
-                *map(number_text, (epoch.train_loss, epoch.val_loss, epoch.val_metric)),
-                f"{epoch.graphs_per_s:,.0f}",
-                f"{epoch.seconds:.2f}",
-            )
-            for epoch in self.epochs
-        ]
-        return table(headers, rows)
 
     def _data_text(self) -> str:
         """What was trained on which graphs, on one line."""
@@ -328,7 +307,17 @@ class TrainReport:
     _repr_html_ = as_preformatted
 
     def __str__(self) -> str:
-        lines = [self._data_text(), "", self._epoch_table(), ""]
+        headers = ("epoch", "loss", "val loss", f"val {self.metric}", "graphs/s", "seconds")
+        rows = [
+            (
+                e.epoch + 1,
+                *map(number_text, (e.train_loss, e.val_loss, e.val_metric)),
+                f"{e.graphs_per_s:,.0f}",
+                f"{e.seconds:.2f}",
+            )
+            for e in self.epochs
+        ]
+        lines = [self._data_text(), "", table(headers, rows), ""]
         if self.diverged is None:
             lines.append(f"test {self.metric} of the final model: {number_text(self.test_metric)}")
             lines.append("")

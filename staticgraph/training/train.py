@@ -62,19 +62,13 @@ def train(
         Interrupted: the run was stopped by Ctrl-C or SIGTERM; it can be resumed.
     """
     folder = Path(folder).expanduser()
-
-    def begin() -> bool:
-        """Whether to resume a run in the folder, since ``torchrun`` restarted its job."""
-        # As ``torchrun`` says after a failure.
-        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-        again = restarted and (folder / CHECKPOINT).exists()
-        if not again and not overwrite:
-            require_free(folder)
-        return again
-
+    # After a failure, torchrun starts a job again.
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     with _job(folder) as ranks:
-        if ranks.from_first(first_alone(ranks, begin)):
+        if ranks.from_first(restarted and (folder / CHECKPOINT).exists()):
             return _resume(folder, {}, progress, ranks)
+        if not overwrite:
+            first_alone(ranks, lambda: require_free(folder))
         training = Training(config, folder, progress, ranks=ranks)
         first_alone(ranks, lambda: _clear(folder))
         return training.run()
