@@ -28,7 +28,7 @@ def run(
     operators: bool = False,
     count_kernels: bool = True,
     json: bool = False,
-) -> int:
+) -> None:
     """Count what a training step gives a GPU, three ways: operations of plain PyG, and launches of
     the default plan's step compiled for a GPU that you do not have, of stock layers and with
     kernels. Needs no GPU; compiling takes a minute or more.
@@ -88,7 +88,7 @@ def run(
             "capacity": str(plan.capacities[0]), "label": label,
         }  # fmt: skip
         print(to_json(_document(setting, columns, counts)))
-        return 0
+        return
     precision = f", {autocast}" if autocast else ""
     print(f"{title}, batch {batch_size}{precision}, {plan.capacities[0]}: one training step")
     print(_table(columns))
@@ -97,7 +97,6 @@ def run(
         print(f"launches: {label}")
     if operators:
         _print_operators(counts)
-    return 0
 
 
 def _table(columns: list[Any]) -> str:

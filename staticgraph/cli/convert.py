@@ -23,7 +23,7 @@ def run(
     keep_order: bool = False,
     overwrite: bool = False,
     json: bool = False,
-) -> int:
+) -> None:
     """Write a data set as a store on disk, in bounded memory. After a kill the same command
     continues.
 
@@ -67,4 +67,3 @@ def run(
         **{f"split {name}": len(ids) for name, ids in store.splits.items()},
     }
     print_sizes(out, sizes, json)
-    return 0

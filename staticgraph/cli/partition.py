@@ -44,7 +44,7 @@ def run(
     overwrite: bool = False,
     verify: bool = False,
     json: bool = False,
-) -> int:
+) -> None:
     """Cut one large graph into partitions on disk, in bounded memory.
 
     For example:
@@ -98,7 +98,6 @@ def run(
         "bytes": sum(record.bytes for record in graph.manifest.files.values()),
     }
     print_sizes(out, sizes, json)
-    return 0
 
 
 def print_sizes(out: Path, sizes: Mapping[str, float], json: bool) -> None:

@@ -102,7 +102,7 @@ class PlanOptions(MeasuredStep):
     knee: Annotated[Path | None, PICTURE_FILE, FILES] = None
 
 
-def run(*, options: PlanOptions | None = None, json: bool = False) -> int:
+def run(*, options: PlanOptions | None = None, json: bool = False) -> None:
     """Choose the few capacities that carry a data set, or pack it at given limits.
 
     For example:
@@ -145,7 +145,6 @@ def run(*, options: PlanOptions | None = None, json: bool = False) -> int:
     else:
         document, text = _plan(options, histogram, source, opened)
     print(to_json(document) if json else text)
-    return 0
 
 
 def _check(options: PlanOptions) -> None:

@@ -37,7 +37,7 @@ def run(
     device: Device = "auto",
     compile_mode: Annotated[Mode, Parameter(show_choices=False)] = "auto",
     json: bool = False,
-) -> int:
+) -> None:
     """Write a trained model's predictions for a data set: a CSV with one row per graph, its number
     in the data set first.
 
@@ -80,7 +80,6 @@ def run(
     else:
         atomic.write_text(out, _csv(columns))
         print(f"{how_many(len(ids), 'prediction')}: {out}", file=sys.stderr)
-    return 0
 
 
 def _require_inputs(trained: Trained, store: GraphStore, folder: Path) -> None:

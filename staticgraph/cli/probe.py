@@ -83,7 +83,7 @@ def run(
     out: Annotated[Path | None, OUTPUT_FILE] = None,
     plot: Annotated[Path | None, PICTURE_FILE] = None,
     json: bool = False,
-) -> int:
+) -> None:
     """Find the memory of a training step as a function of nodes, edges and graphs.
 
     For example:
@@ -134,7 +134,6 @@ def run(
         print(f"{memory}\n{points} in {seconds:.1f} s")
     if drawn:
         print(f"picture: {plot}", file=sys.stderr)
-    return 0
 
 
 def measure(

@@ -48,7 +48,7 @@ def run(
     *,
     html: Annotated[Path | None, OUTPUT_FILE] = None,
     json: bool = False,
-) -> int:
+) -> None:
     """Print the report of a finished training run.
 
     For example:
@@ -70,7 +70,6 @@ def run(
         path = folder / PAGE if html == Path(PAGE) else html
         atomic.write_text(path, page_of(report, folder))
         print(f"page: {path}", file=sys.stderr)
-    return 0
 
 
 def page_of(report: TrainReport, folder: Path) -> str:

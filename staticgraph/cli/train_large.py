@@ -109,7 +109,7 @@ class LargeOptions:
     overwrite: bool = False
 
 
-def run(*, options: LargeOptions, json: bool = False) -> int:
+def run(*, options: LargeOptions, json: bool = False) -> None:
     """Train on one graph whose partitions lie on disk.
 
     For example:
@@ -170,7 +170,6 @@ def run(*, options: LargeOptions, json: bool = False) -> int:
     print(to_json(report) if json else text)
     if diverged is not None:
         raise diverged
-    return 0
 
 
 # What only runs of a task report, the rows of their table, the times of the buffer's states, and
