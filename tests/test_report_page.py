@@ -14,6 +14,7 @@ import staticgraph as sg
 from staticgraph.cli.report import page_of
 from staticgraph.training.report import TrainReport
 
+pytestmark = pytest.mark.usefixtures("painted")
 SMALL = ["--model", "gin", "--hidden", "8", "--layers", "1", "--batch-size", "32", "--epochs", "2"]
 SMALL += ["--compile-mode", "eager"]
 # Attributes that make a browser fetch something.

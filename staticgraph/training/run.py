@@ -162,7 +162,10 @@ class Training:
         state: Mapping[str, Any] | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.config, self.folder, self.state, self.ranks = config, folder, state, ranks
+        self.config: TrainConfig = config
+        self.folder: Path = folder
+        self.state: Mapping[str, Any] | None = state
+        self.ranks: Ranks = ranks
         self.progress: bool = progress and ranks.first
         self.device: torch.device = device_of(config.device, ranks)
         # Before half a minute of compiling and reading.

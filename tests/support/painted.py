@@ -7,8 +7,7 @@ others, one grey pixel replaces it.
 from __future__ import annotations
 
 from base64 import b64decode
-from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,13 +25,6 @@ def painted() -> None:
 
 @pytest.fixture(autouse=True)
 def _a_point_for_a_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = plots.save_picture
-
-    def save_picture(path: Path, draw: Any, *shown: Any) -> bool:
-        if draw is not plots.draw_run:
-            return stock(path, draw, *shown)
-        Path(path).write_bytes(POINT)
-        return True
-
+    point = SimpleNamespace(savefig=lambda file, **_: file.write(POINT))
     if "painted" not in request.fixturenames:
-        monkeypatch.setattr(plots, "save_picture", save_picture)
+        monkeypatch.setattr(plots, "draw_run", lambda *_: point)

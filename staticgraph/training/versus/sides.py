@@ -68,7 +68,10 @@ class VersusSetting:
         self.model: torch.nn.Module = copy.deepcopy(model).cpu()
         self.forward: Forward = forward or forward_of(self.model)
         self.device: torch.device = torch.device(device)
-        self.store, self.loss, self.lr, self.seed = store, loss, lr, seed
+        self.store: GraphStore = store
+        self.loss: Loss = loss
+        self.lr: float = lr
+        self.seed: int = seed
 
     def fresh_model(self) -> torch.nn.Module:
         """A copy of the model, in training mode on the device."""
@@ -135,7 +138,8 @@ class Side:
     one_thread_s: float = 0.0
 
     def __init__(self, setting: VersusSetting, name: str) -> None:
-        self.setting, self.name = setting, name
+        self.setting: VersusSetting = setting
+        self.name: str = name
         self.report: SideReport = SideReport(name, threads=torch.get_num_threads())
 
     def prepare(self) -> None:
@@ -246,7 +250,7 @@ class PlainSide(Side):
 
     def __init__(self, setting: VersusSetting, name: str = "PyG", workers: int = 0) -> None:
         super().__init__(setting, name)
-        self.workers = workers
+        self.workers: int = workers
         self._gaps = fields_with_gaps(setting.store.schema)
 
     def prepare(self) -> None:
@@ -322,7 +326,7 @@ class StaticSide(Side):
 
     def __init__(self, setting: VersusSetting, name: str) -> None:
         super().__init__(setting, name)
-        self.kernels = name.endswith(KERNELS)
+        self.kernels: bool | None = name.endswith(KERNELS)
         with_kernels = [mode + KERNELS for mode in MODES if mode not in NO_KERNELS]
         if name not in (*MODES, *with_kernels):
             raise ValueError(
