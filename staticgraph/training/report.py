@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from staticgraph.files import atomic
-from staticgraph.files.document import NOT_THERE, finite
+from staticgraph.files.document import NOT_THERE, finite, save_json
 from staticgraph.runner.report import Report
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.how_many import how_many, some
@@ -231,6 +231,10 @@ class TrainReport:
         """The report as plain values, for JSON; numbers that are not finite become None."""
         epochs = [{**e._asdict(), "graphs_per_s": round(e.graphs_per_s, 1)} for e in self.epochs]
         return finite({**asdict(self), "epochs": epochs, "runner": self.runner.to_dict()})
+
+    def save(self, path: Path) -> None:
+        """Writes the report as JSON."""
+        save_json(path, self.to_dict())
 
     @classmethod
     def load(cls, folder: Path) -> TrainReport:

@@ -26,7 +26,6 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.errors import Diverged, NonFiniteLoss
-from staticgraph.files.document import save_json
 from staticgraph.nn import convert
 from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.plans.plan import BucketPlan
@@ -517,7 +516,7 @@ class Training:
         )
         if self.ranks.first:
             write_steps(self.folder / STEPS, history.steps)
-            save_json(self.folder / REPORT, report.to_dict())
+            report.save(self.folder / REPORT)
             run = report, history.steps, self.plan.capacities
             plots.save_picture(self.folder / PICTURE, plots.draw_run, *run)
         if self._not_finite:
