@@ -256,11 +256,16 @@ def test_a_loss_that_does_not_change_with_the_batch_is_refused(batch):
 
 
 def test_the_run_over_other_sizes_leaves_no_trace(batch):
-    """Buffers, random state, flags and hook owners are as before, and an autograd graph that waits
-    for its backward stays valid."""
+    """Buffers, tables, random state, flags and hook owners are as before, and an autograd graph
+    that waits for its backward stays valid."""
 
     class Random(WithTable):
+        def __init__(self):
+            super().__init__()
+            self.limited = nn.Embedding(9, 3, max_norm=0.1)
+
         def forward(self, x, batch, batch_size):
+            x = x + self.limited((x[:, 0] > 9).long())  # a lookup shortens the rows that it reads
             return F.dropout(super().forward(x, batch, batch_size), 0.5, self.training)
 
     model = Random()

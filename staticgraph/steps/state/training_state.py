@@ -104,6 +104,8 @@ class SavedTraining:
         buffers = [*(b for root in roots for b in root.buffers())]
         buffers += [flag for m in modules if (flag := vars(m).get(SINGLE)) is not None]
         buffers += [t for t in held.tensors if not t.requires_grad]
+        tables = [m for m in modules if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+        buffers += [m.weight for m in tables if m.max_norm is not None]  # written by a lookup
         parameters = _parameters(roots, held.tensors, optimizer) if trained else []
         self.parameters: list[Tensor] = parameters
         self._tensors = [(t, on_host(t)) for t in _once(parameters, buffers)] if trained else []
