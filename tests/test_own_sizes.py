@@ -43,7 +43,8 @@ def last_item(model, data):
 def int_of_max(model, data):
     size = int(data.batch.max()) + 1
     h = model.lin(data.x)
-    return model.head(h.new_zeros(size, 8).index_add(0, data.batch, h))
+    same = data.batch.long()
+    return model.head(h.new_zeros(size, 8).index_add(0, same, h))
 
 
 def max_as_a_tensor(model, data):

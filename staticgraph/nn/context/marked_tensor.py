@@ -25,6 +25,8 @@ def marked(tensor: Tensor, kind: type[Kind]) -> Kind:
     """
     if type(tensor) is Tensor:
         return tensor.as_subclass(kind)
+    if isinstance(tensor, kind):  # ``batch.long()`` is ``batch`` itself
+        return tensor
     alias = tensor.view(tensor.shape)
     alias.__class__ = _both(kind, type(tensor))
     return alias  # pyright: ignore[reportReturnType]
