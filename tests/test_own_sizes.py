@@ -15,6 +15,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import global_add_pool, global_mean_pool
 
 import staticgraph as sg
+from staticgraph.errors import NotStatic
 
 
 def graphs(count: int = 12) -> list[Data]:
@@ -45,6 +46,12 @@ def int_of_max(model, data):
     h = model.lin(data.x)
     same = data.batch.long()
     return model.head(h.new_zeros(size, 8).index_add(0, same, h))
+
+
+def max_of_a_copy(model, data):
+    size = int(data.batch.clone().squeeze().type(torch.long).cpu().max()) + 1
+    h = model.lin(data.x)
+    return model.head(h.new_zeros(size, 8).index_add(0, data.batch.type_as(data.batch), h))
 
 
 def max_as_a_tensor(model, data):
@@ -94,6 +101,7 @@ def both(model, data):
 MODELS = [
     last_item,
     int_of_max,
+    max_of_a_copy,
     max_as_a_tensor,
     repeated_by_counts,
     nodes_of_edges,
@@ -121,6 +129,7 @@ class Net(torch.nn.Module):
     [
         *((way, mode) for way in MODELS for mode in ("eager", "traced")),
         (both, "traced"),
+        (max_of_a_copy, "fused"),
     ],
 )
 def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):
@@ -158,6 +167,22 @@ def test_what_is_no_index_of_the_batch_is_still_refused():
     report = sg.check(Net(chosen), [(45, 131, 8)], store)
     assert not report.ok
     assert any("test_own_sizes.py" in obstacle.where for obstacle in report.obstacles)
+
+
+def test_a_number_that_can_only_be_that_of_graphs_is_refused_with_its_line():
+    """Dynamo knows from the loss what the number has to be."""
+
+    def counted(model, data):
+        h = model.lin(data.x)
+        size = len(data.batch.unique())
+        return model.head(h.new_zeros(size, 8).index_add(0, data.batch, h))
+
+    store, model = sg.GraphStore.from_pyg(graphs()), Net(counted)
+    runner = sg.StaticGraphRunner(
+        model, [(45, 131, 8)], "fused", loss=squared, optimizer=sgd(model, 0.0)
+    )
+    with pytest.raises(NotStatic, match=r"unique at .*test_own_sizes.py"):
+        runner.warmup(store)
 
 
 def test_a_model_that_does_not_ask_is_left_as_it_was():

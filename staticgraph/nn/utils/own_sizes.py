@@ -38,19 +38,11 @@ from staticgraph.schema import Schema
 _ASKED: ContextVar[list[str] | None] = ContextVar("asked_sizes", default=None)
 
 _VIEWS = {
-    Tensor.contiguous,
-    Tensor.detach,
-    Tensor.expand,
-    Tensor.expand_as,
-    Tensor.flatten,
-    Tensor.long,
-    Tensor.reshape,
-    Tensor.to,
-    Tensor.unsqueeze,
-    Tensor.view,
-    torch.flatten,
+    Tensor.clone, Tensor.contiguous, Tensor.cpu, Tensor.detach, Tensor.expand, Tensor.expand_as,
+    Tensor.flatten, Tensor.long, Tensor.reshape, Tensor.squeeze, Tensor.to, Tensor.type,
+    Tensor.type_as, Tensor.unsqueeze, Tensor.view, torch.clone, torch.flatten, torch.squeeze,
     torch.unsqueeze,
-}
+}  # fmt: skip
 _LARGEST = {Tensor.max, torch.max, Tensor.amax, torch.amax}
 _HOST = {Tensor.item, Tensor.__int__, Tensor.__index__, Tensor.tolist}
 _CASTS = {Tensor.int, Tensor.long, Tensor.to, Tensor.detach, Tensor.cpu, Tensor.clone}

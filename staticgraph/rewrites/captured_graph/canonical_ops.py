@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -106,7 +106,13 @@ def tensor(node: Any) -> Tensor | None:
 def shape(node: Any) -> tuple[int, ...] | None:
     """The shape of a node's tensor; None for anything else."""
     fake = tensor(node)
-    return None if fake is None else tuple(fake.shape)
+    return None if fake is None else tuple(map(_known, fake.shape))
+
+
+def _known(size: int | torch.SymInt) -> int:
+    """A size as a number, also one that was read from data and can only be this number."""
+    number = size if isinstance(size, int) else size.node.maybe_as_int()
+    return cast("int", size) if number is None else number
 
 
 def dtype(node: Any) -> torch.dtype | None:

@@ -286,7 +286,8 @@ def _reduction(captured: Captured, node: Call) -> None:
         return
     if src_value.dtype != into_value.dtype or src_value.shape[1:] != into_value.shape[1:]:
         return
-    rows = captured.before(node, SCATTER, src, index, 0, into_value.size(0), reduce)
+    groups = (canonical_ops.shape(into) or (0,))[0]
+    rows = captured.before(node, SCATTER, src, index, 0, groups, reduce)
     captured.replace(node, rows)
 
 
