@@ -196,7 +196,7 @@ def test_a_call_that_cannot_be_told_runs_as_plain_pyg_and_says_so(esol, tmp_path
 
         def training_step(self, batch, batch_idx):
             h = self.both(batch.x, torch.ones(9, 8))  # rows of no field of the batch
-            out = self.head(global_add_pool(h, batch.batch) / 1000)
+            out = self.net.head(global_add_pool(h, batch.batch) / 1000)
             loss = F.mse_loss(out, batch.y)
             self.losses.append(loss.detach())
             return loss

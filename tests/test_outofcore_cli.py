@@ -145,21 +145,11 @@ def test_nodes_that_diverge_are_reported_and_exit_with_1(graph, tmp_path, capsys
     assert f"diverged in epoch {report['diverged']}: the loss is" in err.splitlines()[-1]
 
 
-def test_overwrite_removes_the_run_and_nothing_else(triples, tmp_path):
-    arguments = [*LINKS, "--data", triples, "--policy", "in-memory", "--out", str(tmp_path)]
-    assert cli.main(arguments) == 0
-    (tmp_path / "thesis.txt").write_text("mine")
-    assert cli.main([*arguments, "--overwrite"]) == 0
-    assert (tmp_path / "thesis.txt").read_text() == "mine"
-    (tmp_path / "graph" / "manifest.json").write_text("{}")
-    assert status_of([*arguments, "--overwrite"]) == 2
-    assert (tmp_path / "report.json").exists()
-
-
 @pytest.mark.parametrize("folder", ["graph", "embeddings"])
-def test_overwrite_never_removes_what_was_put_into_its_folders(triples, tmp_path, capsys, folder):
+def test_overwrite_removes_the_run_and_nothing_else(triples, tmp_path, capsys, folder):
     arguments = [*LINKS, "--data", triples, "--policy", "in-memory", "--out", str(tmp_path)]
     assert cli.main(arguments) == 0
+    (tmp_path / "thesis.txt").write_text("beside the run")
     (tmp_path / folder / "thesis.txt").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
     capsys.readouterr()
@@ -168,6 +158,10 @@ def test_overwrite_never_removes_what_was_put_into_its_folders(triples, tmp_path
     assert sorted(tmp_path.rglob("*")) == before
     (tmp_path / folder / "thesis.txt").unlink()
     assert cli.main([*arguments, "--overwrite"]) == 0
+    assert (tmp_path / "thesis.txt").exists()
+    (tmp_path / "graph" / "manifest.json").write_text("{}")
+    assert status_of([*arguments, "--overwrite"]) == 2
+    assert (tmp_path / "report.json").exists()
 
 
 # ---------------------------------------------------------------------- data sets

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 
 import pytest
@@ -230,16 +229,6 @@ def test_outputs_of_batches_that_do_not_go_together_fail_their_request_alone():
             server.submit([graph(4, k) for k in range(40)]).result(PATIENCE_S)
         assert answer_of(server).shape[0] == 1
     assert (server.stats().failed, server.stats().answered) == (1, 1)
-
-
-def test_a_model_that_exits_fails_its_batch_and_no_other():
-    """SystemExit ends a thread silently; the callers of that batch used to wait forever."""
-    with server_of(max_wait_ms=0) as server:
-        server.runner.model.before = lambda: sys.exit("enough")
-        with pytest.raises(sg.errors.BatchFailed, match="SystemExit: enough"):
-            answer_of(server)
-        server.runner.model.before = lambda: None
-        same(answer_of(server), server.runner.predict([graph(3)]))
 
 
 class ManualClock(Clock):
