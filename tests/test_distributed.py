@@ -16,7 +16,7 @@ from support.alike import real_ids, sgd
 from support.arena import ArenaRecorder
 from support.ranked_net import BATCH, GRAPHS, model_of, runner_of, squared, state_of, store_of
 from support.ranks import on_ranks
-from support.runners import made_runner
+from support.runners import sgd_runner
 from torch import nn
 from torch.utils.data import DistributedSampler
 from torch_geometric.data import Batch
@@ -34,13 +34,12 @@ def trained_on_rank(missing: bool, options: dict) -> list[tuple]:
     buckets = options.get("buckets")
     plan = sg.plan_buckets(store, None if buckets else BATCH, num_buckets=buckets, graphs=BATCH)
     model = model_of(sync=True, seed=dist.get_rank())  # all ranks train rank 0's
-    optimizer = sgd(model, 0.05)
-    runner = made_runner(
+    runner = sgd_runner(
         model,
         plan,
         options.get("mode", "eager"),
         loss=squared,
-        optimizer=optimizer,
+        rate=0.05,
         recorder=ArenaRecorder,
         scope=options.get("scope", "step"),
     )
@@ -156,9 +155,8 @@ def _without_one_label() -> sg.GraphStore:
 
 def _first_step_without_one_label() -> tuple[list[int], float]:
     store, model = _without_one_label(), model_of(sync=True)
-    optimizer = sgd(model, 0.05)
     plan = sg.plan_buckets(store, BATCH)
-    runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=optimizer)
+    runner = sgd_runner(model, plan, loss=squared, rate=0.05)
     batch = next(iter(runner.loader(store)))
     return real_ids(batch), float(runner.step(batch))
 
@@ -241,19 +239,18 @@ def _added(kind: str, model: Latent, h: torch.Tensor, batch=None) -> torch.Tenso
 
 def _with_added(kind: str, mode: str) -> tuple[list, list[str]]:
     store, model = store_of(True), Latent()
-    optimizer = sgd(model, 0.05)
 
     def loss(out, batch):
         values = F.mse_loss(out[0], batch.y, reduction="none")
         return values, None, _added(kind, model, out[1], batch)
 
-    runner = made_runner(
+    runner = sgd_runner(
         model,
         sg.plan_buckets(store, BATCH),
         mode,
-        recorder=ArenaRecorder,
         loss=loss,
-        optimizer=optimizer,
+        rate=0.05,
+        recorder=ArenaRecorder,
         check_padding=False,
     )
     steps = []

@@ -17,7 +17,7 @@ from support.alike import sgd
 from support.arena import ArenaRecorder
 from support.ranked_net import BATCH, model_of, runner_of, squared, state_of, store_of
 from support.ranks import RankFailed, on_ranks
-from support.runners import made_runner
+from support.runners import sgd_runner
 from torch import nn
 
 import staticgraph as sg
@@ -61,12 +61,11 @@ def test_every_rank_says_what_is_not_alike(case, said):
 def _one_bad_graph() -> str:
     """The error of a step whose loss is infinite on rank 1 alone."""
     store, model = store_of(), model_of(sync=True)
-    runner = made_runner(
+    runner = sgd_runner(
         model,
         sg.plan_buckets(store, BATCH),
-        "eager",
         loss=lambda out, batch: squared(out, batch) / (dist.get_rank() == 0),
-        optimizer=sgd(model, 0.05),
+        rate=0.05,
         check_padding=False,
     )
     before = state_of(model)
@@ -255,8 +254,7 @@ def test_ranks_with_the_same_graphs_are_warned_of():
 def _destroyed() -> tuple[bool, str]:
     store, model = store_of(), model_of(sync=True)
     plan = [sg.Capacity(200, 300, 20)]
-    optimizer = sgd(model, 0.05)
-    runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=optimizer)
+    runner = sgd_runner(model, plan, loss=squared, rate=0.05)
     ranks = Ranks.of()
     batch = sg.StaticBatch.of(store, range(5), plan[0])
     runner.step(batch)

@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from support.alike import real_ids, sgd
+from support.alike import real_ids
 from support.ranked_net import BATCH, model_of, squared, state_of, store_of
 from support.ranks import on_ranks
-from support.runners import made_runner
+from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import HeteroBatchNorm, global_add_pool
@@ -145,14 +145,8 @@ def _with_state(kind: str) -> tuple[str, list[str], dict]:
     store, said = store_of(), ""
     if kind == "centre":
         model = Typed().double()
-    optimizer = sgd(model, 1e-4)
-    runner = made_runner(
-        model,
-        sg.plan_buckets(store, BATCH),
-        "eager",
-        loss=loss,
-        optimizer=optimizer,
-        check_padding=False,
+    runner = sgd_runner(
+        model, sg.plan_buckets(store, BATCH), loss=loss, rate=1e-4, check_padding=False
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -183,10 +177,7 @@ def _drifts(name: str) -> tuple[int, str]:
     """Changes one parameter of rank 1 in place after step 9; returns the step of the error."""
     rank_averaging.EVERY = 5
     store, model = store_of(), model_of(sync=True)
-    runner = sg.StaticGraphRunner(
-        model, sg.plan_buckets(store, BATCH), "eager", loss=squared,
-        optimizer=sgd(model, 1e-3),
-    )  # fmt: skip
+    runner = sgd_runner(model, sg.plan_buckets(store, BATCH), loss=squared, rate=1e-3)  # fmt: skip
     steps = 0
     for _ in range(2):
         for batch in runner.loader(store, shuffle=True):

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from support.alike import sgd, squared
 from support.ranks import on_ranks
+from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINEConv, global_add_pool
@@ -86,8 +87,7 @@ def made(kind: type[nn.Module], **options):
 
 
 def runner_of(model, plan, mode="eager"):
-    optimizer = sgd(model, 1e-2)
-    return sg.StaticGraphRunner(model, plan, mode, loss=squared, optimizer=optimizer)
+    return sgd_runner(model, plan, mode, rate=1e-2)
 
 
 def stored(keep_order: bool = True) -> sg.GraphStore:
@@ -166,7 +166,7 @@ def test_it_is_refused_where_edges_of_the_last_graph_alone_were_moved():
     ids = [moved.index(False)] * 20 + [moved.index(True)]
     batch = sg.StaticBatch.of(store, ids, (200, 400, 30))
     model = DMPNN().double()
-    runner = sg.StaticGraphRunner(model, [(200, 400, 30)], loss=squared, optimizer=sgd(model, 0.1))
+    runner = sgd_runner(model, [(200, 400, 30)], "auto", rate=0.1)
     with pytest.raises(EdgesMoved, match="by their position"):
         runner.step(batch)
 

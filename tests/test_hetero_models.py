@@ -17,6 +17,7 @@ from support.hetero_graphs import by_destination, from_molecule
 from support.hetero_parity import plain, static
 from support.parity import differences, poisoned
 from support.rewritten import fired
+from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import (
@@ -242,13 +243,12 @@ def test_targets_of_a_type_are_trained_and_predicted(name, mode, store, molecule
     model = initialised(PerAtom(encoder).double(), store)
     twin = copy.deepcopy(model)
     plan = sg.plan_buckets(store, batch_size=8)
-    optimizer = sgd(model, 0.01)
-    runner = sg.StaticGraphRunner(
+    runner = sgd_runner(
         model,
         plan,
-        mode=mode,
+        mode,
         loss=lambda out, batch: (out["atom"] - batch["atom"].y).square(),
-        optimizer=optimizer,
+        rate=0.01,
     )
     others = sgd(twin, 0.01)
     for batch in sg.StaticLoader(store, plan, indices=range(CHOSEN), shuffle=True):

@@ -7,10 +7,11 @@ import copy
 
 import pytest
 import torch
-from support.alike import assert_same_gradients, sgd, squared
+from support.alike import assert_same_gradients, squared
 from support.graphs import double_graphs
 from support.index_rules import Bipartite
 from support.places import mode_of
+from support.runners import sgd_runner
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import global_add_pool, global_mean_pool
 
@@ -143,13 +144,7 @@ def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):
 def assert_steps_like_plain_pyg(model, data, ids, capacity, mode):
     """Loss and gradients of a step over some of the graphs."""
     plain = copy.deepcopy(model)
-    runner = sg.StaticGraphRunner(
-        model,
-        [capacity],
-        mode=mode,
-        loss=squared,
-        optimizer=sgd(model, 0.0),
-    )
+    runner = sgd_runner(model, [capacity], mode)
     whole = Batch.from_data_list([data[i] for i in ids], follow_batch=["x_s", "x_t"])
     expected = squared(plain(whole), whole).mean()
     expected.backward()

@@ -19,12 +19,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from support.alike import assert_same_state, sgd, squared
+from support.alike import assert_same_state, sgd
 from support.drawn import examples
 from support.graphs import double_graphs, graph_lists, random_graph
 from support.index_rules import triplets
 from support.places import Place
 from support.ranks import on_ranks
+from support.runners import sgd_runner
 from support.sampled import in_turn
 from torch import nn
 from torch.utils.data import (
@@ -399,7 +400,7 @@ def test_a_model_of_a_batch_of_any_class_is_called_by_names_or_with_the_batch(ki
     def loss(out, batch):
         return (out - field_of(batch, "y")).square()
 
-    runner = sg.StaticGraphRunner(net, padder, mode, loss=loss, optimizer=sgd(net, 0.0))
+    runner = sgd_runner(net, padder, mode, loss=loss)
     expected = (plain - values["y"]).square().mean().item()
     assert runner.step(padded).item() == pytest.approx(expected, rel=1e-12)
 
@@ -519,8 +520,7 @@ def test_a_runner_pads_the_batches_of_a_users_own_loader():
     net = Net().double()
     plain = copy.deepcopy(net)
     plan = sg.plan_stream(GRAPHS, batch_size=8, buckets=2)
-    optimizer = sgd(net, 0.01)
-    runner = sg.StaticGraphRunner(net, plan, "eager", loss=squared, optimizer=optimizer)
+    runner = sgd_runner(net, plan, rate=0.01)
     weights = torch.arange(1.0, 61)
     generator = torch.Generator().manual_seed(1)
     loader = DataLoader(
@@ -542,7 +542,7 @@ def test_a_plan_for_a_list_of_graphs_warms_up_with_them():
     net = Net().double()
     plain = copy.deepcopy(net)
     plan = sg.plan_stream(GRAPHS, batch_size=8, buckets=2)
-    runner = sg.StaticGraphRunner(net, plan, loss=squared, optimizer=sgd(net, 0.01)).warmup()
+    runner = sgd_runner(net, plan, "auto", rate=0.01).warmup()
     timed = {(choice.bucket, choice.phase) for choice in runner.report().choices}
     assert timed == {(bucket, phase) for bucket in (0, 1) for phase in ("step", "eval")}
     padder = sg.Padder(plan)
@@ -553,7 +553,7 @@ def test_a_plan_for_a_list_of_graphs_warms_up_with_them():
 def test_a_warm_up_without_fields_is_refused():
     plan = sg.plan_stream([(g.num_nodes, g.num_edges) for g in GRAPHS], batch_size=8)
     net = Net().double()
-    runner = sg.StaticGraphRunner(net, plan, loss=squared, optimizer=sgd(net, 0.01))
+    runner = sgd_runner(net, plan, "auto", rate=0.01)
     with pytest.raises(ValueError, match="does not say what fields a graph has: pass warmup"):
         runner.warmup()
     batch = sg.Padder(plan)(GRAPHS[:8])
@@ -585,7 +585,7 @@ def test_worker_processes_make_the_same_batches_and_nothing_compiles_again():
         alone, together = epoch(data, 0), epoch(data, 2)
         assert all(equal_but_ids(a, b) for a, b in zip(alone, together, strict=True))
     net = Net().double()
-    runner = sg.StaticGraphRunner(net, plan, "fused", loss=squared, optimizer=sgd(net, 0.01))
+    runner = sgd_runner(net, plan, "fused", rate=0.01)
     batches = epoch(GRAPHS, 2)
     for batch in batches:
         runner.step(batch)
@@ -604,8 +604,7 @@ def test_a_batch_in_parts_is_one_update():
     net.norm = nn.Identity()
     plain = copy.deepcopy(net)
     padder = sg.Padder([(30, 75, 7)], overflow="split")
-    subject = Subject(net, loss=squared, optimizer=sgd(net, 0.01))
-    runner = sg.StaticGraphRunner(subject, padder, "eager")
+    runner = sgd_runner(net, padder, rate=0.01)
     batches = [GRAPHS[k : k + 9] for k in range(0, 45, 9)]
     assert all(len(padder.pad(batch)) > 1 for batch in batches)
     ways = (lambda b: b, Batch.from_data_list)
@@ -625,10 +624,9 @@ def test_padding_is_checked_in_the_parts_of_a_batch():
             return self.head(global_add_pool(h - h.mean(0), data.batch))
 
     net = Mixes().double()
-    subject = Subject(net, loss=squared, optimizer=sgd(net, 0.01))
     padder = sg.Padder([(30, 75, 7)], overflow="split")
     with pytest.raises(PaddingLeaks):
-        sg.StaticGraphRunner(subject, padder, "eager").step(GRAPHS[:9])
+        sgd_runner(net, padder).step(GRAPHS[:9])
 
 
 @pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
@@ -636,7 +634,7 @@ def test_a_batch_that_fills_too_little_of_its_bucket_runs_in_eager_at_its_own_si
     net = Net().double()
     plain = copy.deepcopy(net)
     padder = sg.Padder([(60, 150, 12)], min_fill=0.5)
-    runner = sg.StaticGraphRunner(net, padder, mode, loss=squared, optimizer=sgd(net, 0.01))
+    runner = sgd_runner(net, padder, mode, rate=0.01)
     batches = [GRAPHS[:6], GRAPHS[:2], GRAPHS[6:12], GRAPHS[7:10], GRAPHS[:3]]
     assert_follows(runner, net, plain, batches)
     sparse = padder(GRAPHS[:2])
@@ -690,7 +688,7 @@ def test_batches_keep_their_size_where_every_phase_runs_in_eager(times):
     net = Seen().double()
     plain, padder = copy.deepcopy(net), sg.Padder([(101, 250, 20)])
     auto = Auto(ways=("eager", "fused"), stopwatch=stopwatch_of(times))
-    runner = sg.StaticGraphRunner(net, padder, auto, loss=squared, optimizer=sgd(net, 0.01))
+    runner = sgd_runner(net, padder, auto, rate=0.01)
     runner.warmup(sg.GraphStore.from_pyg(GRAPHS, keep_order=True))
     assert_follows(runner, net, plain, [GRAPHS[:15], GRAPHS[3:9]])
     ways = {choice.phase: choice.way for choice in runner.report().choices}
@@ -708,7 +706,7 @@ def test_auto_measures_the_filling_below_which_eager_is_faster():
     net = Seen().double()
     padder = sg.Padder([(101, 250, 20)])
     auto = Auto(ways=("eager", "fused"), stopwatch=stopwatch_of(slow))
-    runner = sg.StaticGraphRunner(net, padder, auto, loss=squared, optimizer=sgd(net, 0.01))
+    runner = sgd_runner(net, padder, auto, rate=0.01)
     runner.warmup(sg.GraphStore.from_pyg(GRAPHS, keep_order=True))
     (choice,) = (each for each in runner.report().choices if each.phase == "step")
     # Without rows there is one row of padding: (5.55 - 1.1) / (11.1 - 1.1).
@@ -730,9 +728,7 @@ def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed(mode):
     plain = copy.deepcopy(net)
     place = Place("cpu")
     padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
-    subject = Subject(net, loss=squared, optimizer=sgd(net, LR))
-    recording = sg.Recording(recorder=place.recorder) if mode == "cuda-graph" else None
-    runner = sg.StaticGraphRunner(subject, padder, mode, recording=recording)
+    runner = sgd_runner(net, padder, mode, rate=LR, recorder=place.recorder)
     padder.pad(GRAPHS[:2])  # learns the fields
     store = sg.GraphStore.from_pyg(GRAPHS[:6], keep_order=True)
     runner.warmup(store)
@@ -759,10 +755,7 @@ def grown_on_rank(mode: str) -> tuple:
     net.norm = nn.Identity()
     padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
     place = Place("cpu")
-    recording = sg.Recording(recorder=place.recorder) if mode == "cuda-graph" else None
-    optimizer = sgd(net, LR)
-    subject = Subject(net, loss=squared, optimizer=optimizer)
-    runner = sg.StaticGraphRunner(subject, padder, mode, recording=recording)
+    runner = sgd_runner(net, padder, mode, rate=LR, recorder=place.recorder)
     padder.pad(GRAPHS[:2])  # learns the fields
     runner.warmup(sg.GraphStore.from_pyg(GRAPHS[:6]))
     losses = [float(runner.step(graphs)) for graphs in BATCHES_OF_RANKS[rank]]

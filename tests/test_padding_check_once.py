@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import adam, same, sgd, squared
+from support.alike import adam, same, squared
 from support.hetero_graphs import from_molecule
 from support.layer_cases import C
 from support.parity import BATCH, CAPACITY, STORE, graphs
@@ -23,6 +23,7 @@ from support.probes import (
     runner_of,
     with_norm,
 )
+from support.runners import sgd_runner
 from torch import nn
 
 import staticgraph as sg
@@ -204,8 +205,7 @@ def test_a_loss_that_mixes_rows_is_found():
         return (out - batch.y - (out - batch.y).mean(0)).square()  # here
 
     model = make_model(Probe)
-    optimizer = sgd(model, 0.0)
-    runner = sg.StaticGraphRunner(model, PLAN, mode="eager", loss=centred, optimizer=optimizer)
+    runner = sgd_runner(model, PLAN, loss=centred)
     said = r"the loss changes by .*no layer does it.*# here"
     with pytest.raises(sg.errors.PaddingLeaks, match=said) as raised:
         runner.step(BATCH)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.alike import sgd, squared
 from support.arena import ArenaRecorder
+from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import global_add_pool
@@ -212,7 +213,5 @@ def test_a_budget_carries_what_predicts_its_bytes(esol):
     options = {"indices": range(200), "min_steps_per_epoch": 4}
     plan = sg.plan_buckets(esol, budget=carries, **options)
     assert plan == sg.plan_buckets(esol, memory=memory, budget=budget, **options)
-    runner = sg.StaticGraphRunner(
-        model, plan, loss=squared, optimizer=sgd(model, 1e-4), budget=carries
-    )
+    runner = sgd_runner(model, plan, "auto", rate=1e-4, budget=carries)
     assert 0 < runner.stats().bytes_committed <= budget.max_bytes
