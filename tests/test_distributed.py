@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from support.alike import real_ids, sgd
+from support.alike import real_ids, sgd, update
 from support.arena import ArenaRecorder
 from support.ranked_net import BATCH, GRAPHS, model_of, runner_of, squared, state_of, store_of
 from support.ranks import on_ranks
@@ -79,12 +79,10 @@ def _plain_step(model, optimizer, store, ids) -> tuple[float, dict]:
     if not ids:
         return 0.0, _after_nothing(model, optimizer)
     data = Batch.from_data_list([store[i] for i in ids])
-    optimizer.zero_grad()
     out = model(data.x, data.edge_index, data.edge_attr, data.batch)
     known = ~data.y.isnan()
     loss = F.mse_loss(out[known], data.y[known])
-    loss.backward()
-    optimizer.step()
+    update(optimizer, loss)
     return float(loss.detach()), state_of(model)
 
 
@@ -278,12 +276,10 @@ def test_what_the_loss_adds_is_added_once_over_all_ranks(kind, mode):
     ranks = on_ranks(3, _with_added, kind, mode)
     for step in zip(*(steps for steps, _ in ranks), strict=True):
         data = Batch.from_data_list([store[i] for ids, _, _ in step for i in ids])
-        optimizer.zero_grad()
         out, h = model(data.x, data.batch, data.num_graphs)
         known = ~data.y.isnan()
         expected = F.mse_loss(out[known], data.y[known]) + _added(kind, model, h).mean()
-        expected.backward()
-        optimizer.step()
+        update(optimizer, expected)
         for _, loss, state in step:
             assert loss == pytest.approx(expected.item(), abs=TOLERANCE)
             torch.testing.assert_close(state, state_of(model), rtol=0, atol=TOLERANCE)

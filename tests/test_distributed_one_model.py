@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from support.alike import real_ids
+from support.alike import real_ids, update
 from support.ranked_net import BATCH, model_of, squared, state_of, store_of
 from support.ranks import on_ranks
 from support.runners import sgd_runner
@@ -89,10 +89,8 @@ def test_what_is_trained_later_or_beside_the_model_is_one_on_all_ranks(case):
     store, alone = store_of(), Trained(case, 0)
     for number, parts in enumerate(zip(*(ids for ids, _ in ranks), strict=True), 1):
         data = Batch.from_data_list([store[i] for ids in parts for i in ids])
-        alone.optimizer.zero_grad()
         out = alone.model(data.x, data.edge_index, data.edge_attr, data.batch)
-        alone.loss(out, data).mean().backward()
-        alone.optimizer.step()
+        update(alone.optimizer, alone.loss(out, data).mean())
         alone.after(number)
     expected = alone.state()
     for _, state in ranks:

@@ -11,7 +11,7 @@ import pickle
 import pytest
 import torch
 import torch.distributed as dist
-from support.alike import sgd, squared
+from support.alike import sgd, squared, update
 from support.ranks import on_ranks
 from support.runners import sgd_runner
 from torch import nn
@@ -117,9 +117,7 @@ def test_a_store_that_keeps_the_order_serves_it(kind, mode):
     runner = runner_of(model, plan, mode)
     for batch in runner.loader(store, shuffle=True, seed=1):
         expected = pyg_loss(plain, [GRAPHS[i] for i in batch.graph_ids[: batch.real_graphs]])
-        optimizer.zero_grad()
-        expected.backward()
-        optimizer.step()
+        update(optimizer, expected)
         assert torch.allclose(runner.step(batch), expected.detach(), rtol=1e-9)
     expected = pyg_out(plain, GRAPHS).detach()
     for graphs in (store, GRAPHS):
@@ -234,10 +232,8 @@ def test_a_padder_sorts_edges_where_it_is_asked_to():
     for first in (0, 6, 12):
         graphs = GRAPHS[first : first + 6]
         for batch in (pad(graphs), graphs, Batch.from_data_list(graphs)):
-            optimizer.zero_grad()
             expected = pyg_loss(plain, graphs)
-            expected.backward()
-            optimizer.step()
+            update(optimizer, expected)
             assert torch.allclose(runner.step(batch), expected.detach(), rtol=1e-9)
     with pytest.raises(
         sg.errors.NotStatic, match=r"in the order of.*one Padder in place of the plan"

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
+from support.alike import update
 from support.gine_net import CAPACITIES, Net, bce
 from support.runners import made_runner
 
@@ -80,10 +81,8 @@ def test_a_loop_of_ones_own_replays_forward_and_backward(place, hiv):
     for batch in batches_of(place, hiv, 4):
         losses = []
         for runner in (recorded, eager):
-            runner.optimizer.zero_grad()
             loss = sg.masked_mean(bce(runner(batch), batch), batch)
-            loss.backward()
-            runner.optimizer.step()
+            update(runner.optimizer, loss)
             losses.append(float(loss.detach()))
         assert losses[0] == pytest.approx(losses[1], **CLOSE)
     assert sum(recorded.report().replays.values()) == 8

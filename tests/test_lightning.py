@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from support.alike import assert_same_state
+from support.alike import assert_same_state, update
 from support.arena import ArenaRecorder
 from support.examples import EXAMPLES
 from support.lightning_modules import InParts, Variational, Whole, make_module
@@ -68,9 +68,7 @@ def by_hand(module, data, epochs=2):
         for batch in data:
             graphs = batch if isinstance(batch, list) else batch.to_data_list()
             loss = module.training_step(Batch.from_data_list(graphs), 0)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            update(optimizer, loss)
     return module
 
 

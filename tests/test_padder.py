@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from support.alike import assert_same_state, sgd
+from support.alike import assert_same_state, sgd, update
 from support.drawn import examples
 from support.graphs import double_graphs, graph_lists, random_graph
 from support.index_rules import triplets
@@ -247,10 +247,8 @@ def test_declared_batches_are_recorded_once_and_replayed_like_plain_torch(drawn)
             padded = padder(batch)
             assert equal_but_ids(padder.pad(batch), copied.pad(batch))
             padded["h0"][counts["node"] :] = 1e3 * torch.randn(2).double()
-            optimizers[1].zero_grad()
             expected = ((plain(batch)[:, 0] - batch["y"]) ** 2).mean()
-            expected.backward()
-            optimizers[1].step()
+            update(optimizers[1], expected)
             assert torch.allclose(runner.step(padded), expected, rtol=1e-10)
     assert_same_state(model, plain, rtol=1e-09, atol=1e-11)
     assert [each.recorded for each in place.recorders] == [2]
@@ -502,9 +500,7 @@ def plain_steps(model, batches, lr=0.01):
     for graphs in batches:
         batch = Batch.from_data_list(graphs)
         loss = F.mse_loss(model(batch), batch.y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield float(loss.detach())
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import real_ids
+from support.alike import real_ids, update
 from support.molecule_steps import Molecules, adam, bce, loader_of
 from support.parity import poisoned
 from support.runners import sgd_runner
@@ -157,10 +157,8 @@ class Stock:
             mixed = torch.randperm(len(graphs), generator=self.order).tolist()
             graphs = [self._mixed(graphs[i]) for i in mixed]
         data = Batch.from_data_list(graphs)
-        self.optimizer.zero_grad()
         _, loss = pyg_loss(self.model, data)
-        loss.backward()
-        self.optimizer.step()
+        update(self.optimizer, loss)
         return float(loss.detach())
 
     def _mixed(self, graph: Data) -> Data:

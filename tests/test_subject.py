@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from support.alike import sgd, squared
+from support.alike import sgd, squared, update
 from support.arena import ArenaRecorder
 from support.runners import sgd_runner
 from torch import nn
@@ -191,9 +191,7 @@ def test_one_call_is_the_same_as_its_parts(esol):
         sizes.append(len(graphs))
         data = Batch.from_data_list(graphs)
         loss = squared(twin(data.x, data.batch, data.num_graphs), data).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         torch.testing.assert_close(runner.step(batch), loss.detach())
         seen += batch.graph_ids[batch.graph_mask].tolist()
     assert sorted(seen) == list(range(50)) != seen

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.alike import adam, squared
+from support.alike import adam, squared, update
 from support.command import status_of
 from support.gine_net import Net
 from torch import nn
@@ -88,9 +88,7 @@ def test_the_losses_are_those_of_a_loop_by_hand(few, report):
     ):
         data = Batch.from_data_list([few[i] for i in ids])
         loss = F.mse_loss(model(data.x, data.edge_index, data.edge_attr, data.batch), data.y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         losses.append(loss.item())
     assert list(report.sides[0].losses) == pytest.approx(losses, rel=1e-4)
 

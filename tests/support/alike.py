@@ -36,6 +36,13 @@ def adam(model: nn.Module, **options: Any) -> torch.optim.Adam:
     return torch.optim.Adam(model.parameters(), **options)
 
 
+def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """One update of plain torch."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def squared(out: torch.Tensor, batch: Any) -> torch.Tensor:
     """The squared error of each element."""
     return (out - batch.y).square()
