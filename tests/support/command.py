@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from collections.abc import Sequence
+from typing import Any
 
+import pytest
 from cyclopts.argument import Argument
 
 from staticgraph import cli
@@ -31,3 +34,15 @@ def help_of(command: str = "") -> str:
     with contextlib.redirect_stdout(out):
         assert status_of([*command.split(), "--help"]) == 0
     return out.getvalue()
+
+
+def refusal(argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Asserts that a command is refused with exit status 2; returns what it says."""
+    assert status_of(argv) == cli.FAILED
+    return capsys.readouterr().err
+
+
+def printed_json(argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Any:
+    """Asserts that a command works; returns the JSON that it prints."""
+    assert status_of(argv) == 0
+    return json.loads(capsys.readouterr().out)
