@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from support.alike import sgd
 from support.arena import ArenaRecorder
 from support.ranked_net import BATCH, model_of, runner_of, squared, state_of, store_of
 from support.ranks import RankFailed, on_ranks
@@ -23,7 +22,6 @@ from torch import nn
 import staticgraph as sg
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.runner.ways import Auto, Stopwatch
-from staticgraph.steps.computation.model_setup import Subject
 
 
 def _refused(case: str) -> str:
@@ -145,9 +143,9 @@ def _raises_alone(ending: str) -> str:
             raise KeyError("no such target")
         return squared(out, batch)
 
-    optimizer = sgd(model, 0.05)
-    subject = Subject(model, loss=loss, optimizer=optimizer, check_padding=False)
-    runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, BATCH), "eager")
+    runner = sgd_runner(
+        model, sg.plan_buckets(store, BATCH), loss=loss, rate=0.05, check_padding=False
+    )
     for batch in runner.loader(store):
         try:
             runner.step(batch)

@@ -18,7 +18,6 @@ from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph.errors import NotStatic
-from staticgraph.steps.computation.model_setup import Subject
 
 GRAPHS = 33  # physical graphs, of which 20 are real
 CAPACITY = (150, 310, GRAPHS)
@@ -228,8 +227,7 @@ def test_what_cannot_be_known_must_be_said(batch):
 
 def test_what_is_said_is_checked(batch):
     def run(rows):
-        subject = Subject(Several(), rows=rows, check_padding=False)
-        return sg.StaticGraphRunner(subject, [CAPACITY])(batch)
+        return made_runner(Several(), [CAPACITY], rows=rows, check_padding=False)(batch)
 
     assert not run({"table": "graph"})["table"][20:].any()
     assert bool(run({"nodes": None})["nodes"][~batch.node_mask].any())

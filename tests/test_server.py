@@ -10,6 +10,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.drawn import examples
+from support.runners import made_runner
 from support.served_graphs import (
     BUCKETS,
     LARGE,
@@ -29,7 +30,6 @@ from torch_geometric.data import Data
 import staticgraph as sg
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from staticgraph.serving.engine.server import Clock
-from staticgraph.steps.computation.model_setup import Subject
 
 
 def server_of(out: str = "graph", **options) -> sg.Server:
@@ -186,9 +186,10 @@ class Shaped(nn.Module):
 
 def shaped_server(shape) -> sg.Server:
     schema = sg.GraphStore.from_pyg([graph(3)]).schema
-    subject = Subject(Shaped(shape), check_padding=False)
     plan = sg.BucketPlan(tuple(sorted(BUCKETS)), schema=schema)
-    return sg.Server(sg.StaticGraphRunner(subject, plan, mode="eager"), max_wait_ms=0)
+    return sg.Server(
+        made_runner(Shaped(shape), plan, mode="eager", check_padding=False), max_wait_ms=0
+    )
 
 
 @pytest.mark.sampled(2)
