@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 import torch
-from support.command import arguments_of, help_of, printed_json, refusal
+from support.command import arguments_of, help_of, printed_json, refusal, write_module
 from support.few_molecules import few_molecules
 from support.patience import patience
 from support.program import run_program
@@ -171,9 +171,7 @@ class Net(torch.nn.Linear):
 
 def test_a_model_of_a_number_per_graph_is_predicted(data, tmp_path, monkeypatch, capsys):
     """Its output is ``[G]``, without columns."""
-    (tmp_path / "flat_net.py").write_text(FLAT)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    write_module("flat_net", FLAT, tmp_path, monkeypatch)
     words = ["--data", data, "--compile-mode", "eager"]
     train_words = ["train", *words, "--model", "flat_net:Net", "--epochs", "1", "--out", "flat"]
     assert cli.main(train_words) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.command import refusal
+from support.command import refusal, write_module
 
 from staticgraph import datasets
 from staticgraph.training.config import TrainConfig
@@ -42,9 +42,7 @@ ANY = {"train": [], "check": [], "try": [], "probe": [], "plan": ["--max-memory"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    (tmp_path / "early_models.py").write_text(MODELS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    write_module("early_models", MODELS, tmp_path, monkeypatch)
 
     def read(*_, **__):
         raise AssertionError("the data is read")

@@ -6,13 +6,11 @@ without ranks: loss, gradients, running statistics and parameters must agree to 
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from support.alike import real_ids, sgd, update
+from support.alike import real_ids, sgd, update, warned_of
 from support.arena import ArenaRecorder
 from support.ranked_net import BATCH, GRAPHS, model_of, runner_of, squared, state_of, store_of
 from support.ranks import on_ranks
@@ -252,12 +250,11 @@ def _with_added(kind: str, mode: str) -> tuple[list, list[str]]:
         check_padding=False,
     )
     steps = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned_of("adds a scalar") as told:
         for batch in runner.loader(store, shuffle=True):
             ids = real_ids(batch)
             steps.append((ids, float(runner.step(batch)), state_of(model)))
-    return steps, [str(w.message) for w in caught if "adds a scalar" in str(w.message)]
+    return steps, told
 
 
 @pytest.mark.sampled(2)

@@ -6,13 +6,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import warnings
 import weakref
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from support.alike import warned_of
 from support.arena import ArenaRecorder
 from support.ranked_net import BATCH, model_of, runner_of, squared, state_of, store_of
 from support.ranks import RankFailed, on_ranks
@@ -235,11 +235,10 @@ def _same_graphs(rank_given: bool) -> list[str]:
     plan = sg.plan_buckets(store, BATCH)
     runner = runner_of(model, plan)
     own = {"rank": dist.get_rank(), "world_size": 2} if rank_given else {}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned_of("trains on the same graphs") as told:
         for batch in sg.StaticLoader(store, plan, **own):
             runner.step(batch)
-    return [str(w.message) for w in caught if "trains on the same graphs" in str(w.message)]
+    return told
 
 
 def test_ranks_with_the_same_graphs_are_warned_of():

@@ -6,13 +6,11 @@ The oracle is one process over the union of the ranks' batches, as in ``test_dis
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from support.alike import real_ids, update
+from support.alike import real_ids, update, warned_of
 from support.ranked_net import BATCH, model_of, squared, state_of, store_of
 from support.ranks import on_ranks
 from support.runners import sgd_runner
@@ -146,14 +144,12 @@ def _with_state(kind: str) -> tuple[str, list[str], dict]:
     runner = sgd_runner(
         model, sg.plan_buckets(store, BATCH), loss=loss, rate=1e-4, check_padding=False
     )
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned_of("values of its own") as told:
         try:
             for batch in runner.loader(store, shuffle=True):
                 runner.step(batch)
         except RuntimeError as error:
             said = str(error)
-    told = [str(w.message) for w in caught if "values of its own" in str(w.message)]
     return said, told, state_of(model)
 
 

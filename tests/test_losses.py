@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import assert_same_gradients
+from support.alike import assert_same_gradients, warned_of
 from support.graphs import LABELLED_CAPACITY as CAPACITY
 from support.graphs import labelled_batch, labelled_graphs
 from support.parity import BATCH
@@ -181,10 +181,8 @@ def mean_over_rows(out, batch):
     ],
 )
 def test_weights_of_a_tuple_that_are_counted_twice_or_not_at_all_are_said(loss, words):
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with warned_of("is given weights") as texts:
         runner_of(loss, Net()).step(labelled_batch())
-    texts = [str(each.message) for each in said if "is given weights" in str(each.message)]
     assert [words in text for text in texts] == [True] * bool(words)
 
 

@@ -6,7 +6,7 @@ import io
 
 import pytest
 import torch
-from support.command import printed_json, refusal, status_of
+from support.command import printed_json, refusal, status_of, write_module
 from support.few_molecules import few_molecules
 from torch_geometric.data import Data
 
@@ -101,13 +101,14 @@ def test_a_probe_is_of_the_model_that_train_trains(data, words, kernels, how, mo
 
 @pytest.mark.parametrize("command", [["probe"], ["plan", "--max-memory", "1GiB"]])
 def test_a_model_and_a_loss_by_name_are_probed(command, data, tmp_path, monkeypatch, capsys):
-    (tmp_path / "probed_net.py").write_text(
+    write_module(
+        "probed_net",
         "from torch_geometric.nn import GCN\nfrom torch.nn import functional as F\n\n\n"
         "def build(store):\n    return GCN(store.schema['x'].width, 4, 1, 1)\n\n\n"
-        "def loss(out, batch):\n    return F.mse_loss(out, out * 0, reduction='none')\n"
+        "def loss(out, batch):\n    return F.mse_loss(out, out * 0, reduction='none')\n",
+        tmp_path,
+        monkeypatch,
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     asked = given_to_probe(monkeypatch)
     named = ["--model", "probed_net:build", "--loss", "probed_net:loss"]
     assert "noted" in refusal([*command, "--data", data, *named], capsys)
@@ -176,9 +177,7 @@ class Sets(nn.Module):
 @pytest.mark.parametrize("indexed", [True, False], ids=["no edges", "no edge_index"])
 def test_data_without_edges_is_probed(indexed, tmp_path, monkeypatch, capsys):
     """For sets, such as point clouds without edges, the fit is exact and a plan can use it."""
-    (tmp_path / "users_sets.py").write_text(SETS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    write_module("users_sets", SETS, tmp_path, monkeypatch)
     none = {"edge_index": torch.empty(2, 0, dtype=torch.long)} if indexed else {}
     sizes = [3 + 7 * k % 30 for k in range(60)]
     sets = [Data(x=torch.ones(n, 3), y=torch.ones(1, 1), **none) for n in sizes]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command import refusal, status_of
+from support.command import refusal, status_of, write_module
 from support.examples import EXAMPLES
 
 from staticgraph import cli
@@ -127,12 +127,9 @@ LINE = f"{AT}, in "
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    (tmp_path / "users_models.py").write_text(MODELS)
+    write_module("users_models", MODELS, tmp_path, monkeypatch)
     (tmp_path / "users_slip.py").write_text("def build(:\n")
     (tmp_path / "users_import.py").write_text("import not_installed\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "users_models", raising=False)  # left by another test
 
 
 def said(words, capsys):

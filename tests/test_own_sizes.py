@@ -172,10 +172,8 @@ def test_a_number_that_can_only_be_that_of_graphs_is_refused_with_its_line():
         size = len(data.batch.unique())
         return model.head(h.new_zeros(size, 8).index_add(0, data.batch, h))
 
-    store, model = sg.GraphStore.from_pyg(graphs()), Net(counted)
-    runner = sg.StaticGraphRunner(
-        model, [(45, 131, 8)], "fused", loss=squared, optimizer=sgd(model, 0.0)
-    )
+    store = sg.GraphStore.from_pyg(graphs())
+    runner = sgd_runner(Net(counted), [(45, 131, 8)], "fused")
     with pytest.raises(NotStatic, match=r"unique at .*test_own_sizes.py"):
         runner.warmup(store)
 

@@ -9,6 +9,7 @@ import textwrap
 import pytest
 import torch
 from support import obstacle_models
+from support.command import write_module
 from support.examples import EXAMPLES
 from support.layer_cases import CASES, C
 from support.layer_model import model_of
@@ -333,31 +334,25 @@ def test_no_layer_of_the_table_is_blamed():
     ("source", "status", "says"),
     [("h", 0, "static: nothing stands in the way"), ("h / h.max().item()", 1, "net.py:12")],
 )
-def test_the_command_names_the_line(source, status, says, tmp_path, monkeypatch, capsys, request):
-    name = f"net_{status}"
-    (tmp_path / f"{name}.py").write_text(
-        textwrap.dedent(
-            f"""\
-            import torch
-            from torch_geometric.nn import GCNConv, global_add_pool
+def test_the_command_names_the_line(source, status, says, tmp_path, monkeypatch, capsys):
+    text = f"""\
+        import torch
+        from torch_geometric.nn import GCNConv, global_add_pool
 
-            class Net(torch.nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.conv = GCNConv(7, 4)
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv = GCNConv(7, 4)
 
-                def forward(self, x, edge_index, batch):
-                    h = self.conv(x.float(), edge_index)
-                    return global_add_pool(
-                        {source}, batch)
-            """
-        )
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+            def forward(self, x, edge_index, batch):
+                h = self.conv(x.float(), edge_index)
+                return global_add_pool(
+                    {source}, batch)
+        """
+    write_module("net", textwrap.dedent(text), tmp_path, monkeypatch)
     data = EXAMPLES / "MUTAG.npz"
-    assert main(["check", "--model", f"{name}:Net", "--data", str(data)]) == status
-    assert says.replace("net.py", f"{name}.py") in capsys.readouterr().out
+    assert main(["check", "--model", "net:Net", "--data", str(data)]) == status
+    assert says in capsys.readouterr().out
 
 
 def test_a_model_that_writes_on_its_batch_is_checked_on_the_batch_as_it_came():

@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from support.command import printed_json, refusal, status_of
+from support.command import printed_json, refusal, status_of, write_module
 from support.trained_run import SMALL, losses_of, trained
 
 import staticgraph as sg
@@ -177,9 +177,7 @@ def test_without_kernels_auto_leaves_out_what_is_made_of_them():
 
 
 def test_a_model_by_name_is_trained_resumed_and_loaded(data, tmp_path, monkeypatch, capsys):
-    (tmp_path / "own_net.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    write_module("own_net", OWN, tmp_path, monkeypatch)
     words = ["train", "--data", data, "--model", "own_net:build", "--batch-size", "16"]
     words += ["--compile-mode", "eager", "--kernels", "off", "--epochs", "1", "--out", "r"]
     assert "--layers is of the models gine" in refusal([*words, "--layers", "2"], capsys)
@@ -204,9 +202,7 @@ def test_a_model_by_name_is_trained_resumed_and_loaded(data, tmp_path, monkeypat
 
 
 def test_what_a_model_holds_besides_finite_tensors_is_kept(data, tmp_path, monkeypatch):
-    (tmp_path / "stateful_net.py").write_text(STATEFUL)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    write_module("stateful_net", STATEFUL, tmp_path, monkeypatch)
     words = ["--data", data, "--model", "stateful_net:build", "--compile-mode", "eager"]
     assert status_of(["train", *words, "--epochs", "1", "--out", "r"]) == 0
     assert status_of(["train", "--resume", "--out", "r", "--epochs", "2"]) == 0
