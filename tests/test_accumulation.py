@@ -10,6 +10,7 @@ import torch
 from support.alike import assert_same_state, sgd
 from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, fixed
+from support.runners import made_runner, sgd_runner
 from torch.optim.swa_utils import AveragedModel
 
 import staticgraph as sg
@@ -69,8 +70,7 @@ def test_clipping_sees_the_mean(hiv):
     model = Net()
     batches = batches_of(hiv, 2)
     before = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-    subject = Subject(model, bce, sgd(model, 1.0), clip_norm=1e-3, accumulate=2)
-    runner = sg.StaticGraphRunner(subject, CAPACITIES, "eager")
+    runner = sgd_runner(model, CAPACITIES, loss=bce, rate=1.0, clip_norm=1e-3, accumulate=2)
     for batch in batches:
         runner.step(batch)
     after = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
@@ -122,8 +122,15 @@ def test_parameters_that_come_later_have_the_mean_too(hiv, every):
         torch.nn.init.zeros_(net.head[1].bias)
         optimizer.add_param_group({"params": [*net.head[1].parameters(), weight]})
 
-    subject = Subject(model, loss(scale), optimizers[0], accumulate=every, check_padding=False)
-    runner = sg.StaticGraphRunner(subject, CAPACITIES, "eager")
+    runner = made_runner(
+        model,
+        CAPACITIES,
+        "eager",
+        loss=loss(scale),
+        optimizer=optimizers[0],
+        accumulate=every,
+        check_padding=False,
+    )
     hand = sg.StaticGraphRunner(twin, CAPACITIES, "eager")
     for number, batch in enumerate(batches):
         if number == 2:

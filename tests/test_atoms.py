@@ -11,15 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.alike import sgd
 from support.drawn import examples
+from support.runners import made_runner, sgd_runner
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph import atoms
-from staticgraph.steps.computation.model_setup import Subject
 
 pytest.importorskip("vesin")
 
@@ -246,9 +245,9 @@ def test_a_step_with_neighbours_and_forces_equals_the_plain_model(mode):
     expected = [p.grad for p in plain.parameters()]
 
     store = sg.GraphStore.from_pyg(graphs)
-    optimizer = sgd(model, 0.0)
-    subject = Subject(model, energies_and_forces, optimizer, differentiable=("pos", "cell"))
-    runner = sg.StaticGraphRunner(subject, [capacity], mode)
+    runner = sgd_runner(
+        model, [capacity], mode, loss=energies_and_forces, differentiable=("pos", "cell")
+    )
     runner.step(next(iter(runner.loader(store, exact=False))))
     actual = [p.grad for p in model.parameters()]
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
@@ -284,8 +283,7 @@ def calculator_of(structures, room=1.0, nodes=40, **options):
     sizes = atoms.sizes_within(structures, 8.0)
     model.neighbours.per_atom = room * max(edges / atoms for atoms, edges in sizes)
     plan = [sg.Capacity(nodes=nodes, edges=4, graphs=max(5, nodes // 2), max_graph_nodes=nodes - 1)]
-    subject = Subject(model, differentiable=("pos", "cell"))
-    runner = sg.StaticGraphRunner(subject, plan, "eager")
+    runner = made_runner(model, plan, "eager", differentiable=("pos", "cell"))
     return atoms.Calculator(runner, torch.float64, **options)
 
 
@@ -349,14 +347,12 @@ def test_a_training_step_without_room_for_edges_is_refused():
     for graph in graphs:
         graph.energy = torch.zeros(1, dtype=torch.float64)
     model = LennardJones(3.0).double()
-    optimizer = sgd(model, 1.0)
 
     def loss(out, batch):
         return (out["energy"] - batch.energy).square()
 
-    subject = Subject(model, loss, optimizer, differentiable=("pos", "cell"))
     capacity = sg.Capacity(nodes=10, edges=4, graphs=5, max_graph_nodes=5)
-    runner = sg.StaticGraphRunner(subject, [capacity], "eager")
+    runner = sgd_runner(model, [capacity], loss=loss, rate=1.0, differentiable=("pos", "cell"))
     batch = next(iter(runner.loader(sg.GraphStore.from_pyg(graphs), exact=False)))
     with pytest.raises(sg.NonFiniteLoss, match=r"more edges than neighbours has rows for"):
         runner.step(batch)

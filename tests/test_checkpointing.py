@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.utils.checkpoint
 import torch_geometric.nn as pyg
-from support.alike import assert_same_gradients, sgd
+from support.alike import assert_same_gradients
+from support.runners import sgd_runner
 from support.threaded import GRAPHS, STORE, Elsewhere, Net, batch_of, loss, runner_of
 from torch import nn
 from torch_geometric.data import Batch
@@ -132,13 +133,7 @@ def checkpointed_runner(mode, norm):
     torch.manual_seed(0)
     model = Block()
     plan = sg.plan_buckets(STORE, batch_size=4)
-    return sg.StaticGraphRunner(
-        model,
-        plan,
-        mode,
-        loss=lambda out, batch: out.square(),
-        optimizer=sgd(model, 0.1),
-    )
+    return sgd_runner(model, plan, mode, loss=lambda out, batch: out.square(), rate=0.1)
 
 
 def test_a_fused_step_refuses_a_checkpointed_norm_by_line_and_leaves_its_statistics():

@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 import torch
-from support.command import arguments_of, help_of, status_of
+from support.command import arguments_of, help_of, printed_json, refusal, write_module
 from support.few_molecules import few_molecules
 from support.patience import patience
 from support.program import run_program
@@ -123,14 +123,14 @@ def test_report_prints_what_train_printed(finished, capsys):
     text = capsys.readouterr().out
     assert "gin, 1 layer of 8" in text
     assert "nodes filled" in text
-    assert cli.main(["report", str(finished), "--json"]) == 0
-    values = json.loads(capsys.readouterr().out)
+    values = printed_json(["report", str(finished), "--json"], capsys)
     assert values == json.loads((finished / "report.json").read_text())
 
 
 def test_resume_needs_nothing_but_the_folder(finished, capsys):
-    assert cli.main(["train", "--resume", "--out", str(finished), "--epochs", "2", "--json"]) == 0
-    values = json.loads(capsys.readouterr().out)
+    values = printed_json(
+        ["train", "--resume", "--out", str(finished), "--epochs", "2", "--json"], capsys
+    )
     assert [epoch["epoch"] for epoch in values["epochs"]] == [0, 1]
     assert values["resumed_at"] == 2
 
@@ -140,8 +140,7 @@ def test_predictions_are_those_of_plain_pyg(split, data, finished, tmp_path, cap
     """Every graph once, in the order of the data set, as CSV and as JSON."""
     words = ["predict", "--run", str(finished), "--data", data, "--split", split]
     words += ["--compile-mode", "eager"]
-    assert cli.main([*words, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = printed_json([*words, "--json"], capsys)
     store = datasets.open(data)  # with the splits of the run's seed
     ids = list(range(len(store))) if split == "all" else sorted(store.splits["test"].tolist())
     batch = Batch.from_data_list([store[i] for i in ids])
@@ -172,15 +171,15 @@ class Net(torch.nn.Linear):
 
 def test_a_model_of_a_number_per_graph_is_predicted(data, tmp_path, monkeypatch, capsys):
     """Its output is ``[G]``, without columns."""
-    (tmp_path / "flat_net.py").write_text(FLAT)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    write_module("flat_net", FLAT, tmp_path, monkeypatch)
     words = ["--data", data, "--compile-mode", "eager"]
     train_words = ["train", *words, "--model", "flat_net:Net", "--epochs", "1", "--out", "flat"]
     assert cli.main(train_words) == 0
     capsys.readouterr()
-    assert cli.main(["predict", *words, "--run", "flat", "--json"]) == 0
-    assert {len(row) for row in json.loads(capsys.readouterr().out)["outputs"]} == {1}
+    assert {
+        len(row)
+        for row in printed_json(["predict", *words, "--run", "flat", "--json"], capsys)["outputs"]
+    } == {1}
 
 
 def test_predictions_need_the_fields_of_the_training_but_no_labels(
@@ -198,8 +197,9 @@ def test_predictions_need_the_fields_of_the_training_but_no_labels(
         words = ["predict", "--run", str(finished), "--data", str(tmp_path / name), "--json"]
         status = cli.main([*words, "--compile-mode", "eager"])
         outcomes[name] = (status, *capsys.readouterr())
-    assert cli.main(["predict", "--run", str(finished), "--data", data, "--json"]) == 0
-    expected = json.loads(capsys.readouterr().out)["outputs"]
+    expected = printed_json(["predict", "--run", str(finished), "--data", data, "--json"], capsys)[
+        "outputs"
+    ]
     outputs = torch.tensor(json.loads(outcomes["unlabelled"][1])["outputs"])
     torch.testing.assert_close(outputs, torch.tensor(expected))
     assert "differs in edge_attr, x from the data" in outcomes["other fields"][2]
@@ -242,8 +242,7 @@ def test_predictions_need_the_fields_of_the_training_but_no_labels(
     ],
 )
 def test_wrong_usage(arguments, message, capsys):
-    assert status_of(arguments) == cli.FAILED
-    assert message in capsys.readouterr().err
+    assert message in refusal(arguments, capsys)
 
 
 def test_ctrl_c_says_how_to_go_on(data, tmp_path, monkeypatch, capsys):

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 from jsonschema import Draft202012Validator
-from support.command import status_of
+from support.command import printed_json, refusal
 from support.dryrun_models import OnTheHost, OwnSizes, Summed, Unsafe, UnsafeBackward
 from support.examples import EXAMPLES
 from support.schemas import schema_of
@@ -27,8 +27,7 @@ def test_the_command_takes_a_model_of_the_zoo(capsys):
     out = capsys.readouterr().out
     assert "gcn" in out
     assert "what it computes" in out
-    assert main([*words, "--json"]) == 0
-    done = json.loads(capsys.readouterr().out)["rewrites"]["done"]
+    done = printed_json([*words, "--json"], capsys)["rewrites"]["done"]
     assert "gcn" in {place["rewrite"] for place in done}
 
 
@@ -68,8 +67,7 @@ def test_of_a_model_that_does_not_run_nothing_else_is_told(tmp_path, monkeypatch
     ],
 )
 def test_the_command_says_what_it_cannot_build(capsys, model, says, by_itself):
-    assert status_of(["check", "--model", model, "--data", ESOL]) == 2
-    assert says in capsys.readouterr().err
+    assert says in refusal(["check", "--model", model, "--data", ESOL], capsys)
     with pytest.raises(ValueError, match=re.escape(by_itself)):  # as a dry run's process words it
         candidate_of({"model": model, "data": ESOL})
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from support.command import refusal
 from tqdm import tqdm
 
 from staticgraph import cli
@@ -78,8 +79,7 @@ def test_what_a_user_can_mend_is_one_line(error, words, monkeypatch, capsys):
         raise error
 
     monkeypatch.setattr("staticgraph.cli.report.run", fail)
-    assert cli.main(["report", "x"]) == cli.FAILED
-    err = capsys.readouterr().err
+    err = refusal(["report", "x"], capsys)
     assert err.startswith("staticgraph report: ")
     assert words in err
     assert len(err.splitlines()) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.command import status_of
+from support.command import refusal, write_module
 
 from staticgraph import datasets
 from staticgraph.training.config import TrainConfig
@@ -42,9 +42,7 @@ ANY = {"train": [], "check": [], "try": [], "probe": [], "plan": ["--max-memory"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    (tmp_path / "early_models.py").write_text(MODELS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    write_module("early_models", MODELS, tmp_path, monkeypatch)
 
     def read(*_, **__):
         raise AssertionError("the data is read")
@@ -66,8 +64,7 @@ def here(tmp_path, monkeypatch):
 )
 def test_a_model_that_cannot_be_built(command, model, words, capsys):
     words_given = [command, "--data", "esol", "--model", model, *ANY[command]]
-    assert status_of(words_given) == 2
-    assert words in capsys.readouterr().err
+    assert words in refusal(words_given, capsys)
 
 
 @pytest.mark.parametrize(
@@ -78,17 +75,18 @@ def test_a_model_that_cannot_be_built(command, model, words, capsys):
     ],
 )
 def test_a_model_that_takes_no_data_is_built_before_data_is_read(model, words, capsys):
-    assert status_of(["train", "--data", "esol", "--model", f"early_models:{model}"]) == 2
-    assert words in capsys.readouterr().err
+    assert words in refusal(["train", "--data", "esol", "--model", f"early_models:{model}"], capsys)
 
 
 @pytest.mark.parametrize("command", ["try", "probe"])
 def test_a_loss_that_cannot_be_called(command, capsys):
     given = [command, "--data", "esol", "--loss"]
-    assert status_of([*given, "early_models:of_two"]) == 2
-    assert "has nothing called 'of_two'; did you mean 'two'?" in capsys.readouterr().err
-    assert status_of([*given, "early_models:of_one"]) == 2
-    assert "it is called as loss(out, batch): too many" in capsys.readouterr().err
+    assert "has nothing called 'of_two'; did you mean 'two'?" in refusal(
+        [*given, "early_models:of_two"], capsys
+    )
+    assert "it is called as loss(out, batch): too many" in refusal(
+        [*given, "early_models:of_one"], capsys
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,8 +101,7 @@ def test_a_loss_that_cannot_be_called(command, capsys):
 def test_a_path_is_no_module(path, instead, tmp_path, capsys):
     """The message says what to write instead."""
     given = f"{path.format(here=tmp_path)}:Net"
-    assert status_of(["train", "--data", "esol", "--model", given]) == 2
-    assert capsys.readouterr().err.endswith(f": {instead}\n")
+    assert refusal(["train", "--data", "esol", "--model", given], capsys).endswith(f": {instead}\n")
 
 
 # ---------------------------------------------------------------------- modes
@@ -112,8 +109,7 @@ def test_a_path_is_no_module(path, instead, tmp_path, capsys):
 
 @pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead", "cuda-graph"])
 def test_a_recording_mode_on_a_cpu(mode, capsys):
-    assert status_of(["train", "--data", "esol", "--device", "cpu", "--compile-mode", mode]) == 2
-    said = capsys.readouterr().err
+    said = refusal(["train", "--data", "esol", "--device", "cpu", "--compile-mode", mode], capsys)
     assert f"argument --compile-mode: {mode} records CUDA graphs, and this runs on a CPU" in said
     assert "--allow-cpu runs it all the same" in said
     assert ("max-autotune-no-cudagraphs" in said) == (mode == "max-autotune")
@@ -157,5 +153,4 @@ def test_a_model_built_early_has_the_weights_of_the_seed(monkeypatch, tmp_path, 
 def test_data_that_is_not_read(name, words, tmp_path, capsys):
     for made in ("t.csv.gz", "t.xyz", "t"):
         (tmp_path / made).write_text("smiles,y\nC,1\n")
-    assert status_of(["plan", "--data", name]) == 2
-    assert f"staticgraph plan: {words}" in capsys.readouterr().err
+    assert f"staticgraph plan: {words}" in refusal(["plan", "--data", name], capsys)

@@ -85,6 +85,11 @@ def own(tmp_path, monkeypatch):
     return file, handed
 
 
+def assert_not_read(file, words):
+    with pytest.warns(UserWarning, match=words):
+        assert compile_cache.load(file, CPU) is None
+
+
 def test_a_signed_file_of_the_owner_is_used_and_private(own, tmp_path):
     file, handed = own
     assert compile_cache.load(file, CPU) == 7.0
@@ -105,20 +110,17 @@ def test_no_changed_byte_reaches_torch(own):
     whole = file.read_bytes()
     for place in range(len(whole)):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-        with pytest.warns(UserWarning, match="compiling again"):
-            assert compile_cache.load(file, CPU) is None
+        assert_not_read(file, "compiling again")
     for cut in (0, 1, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:cut])
-        with pytest.warns(UserWarning, match="compiling again"):
-            assert compile_cache.load(file, CPU) is None
+        assert_not_read(file, "compiling again")
     assert not handed
 
 
 def test_a_file_signed_with_another_key_is_not_read(own, tmp_path, monkeypatch):
     file, handed = own
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
-    with pytest.warns(UserWarning, match="holds programs and is not read: .*not signed by you"):
-        assert compile_cache.load(file, CPU) is None
+    assert_not_read(file, "holds programs and is not read: .*not signed by you")
     assert not handed
 
 
@@ -126,20 +128,17 @@ def test_a_file_that_others_could_have_written_is_not_read(own, monkeypatch):
     file, handed = own
     for mode in (0o620, 0o602):
         file.chmod(mode)
-        with pytest.warns(UserWarning, match=r"can be written by others .*chmod go-w"):
-            assert compile_cache.load(file, CPU) is None
+        assert_not_read(file, r"can be written by others .*chmod go-w")
     file.chmod(0o600)
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    with pytest.warns(UserWarning, match=r"belongs to user \d+, not to you \(4711\)"):
-        assert compile_cache.load(file, CPU) is None
+    assert_not_read(file, r"belongs to user \d+, not to you \(4711\)")
     assert not handed
 
 
 def test_a_key_that_others_can_read_signs_nothing(own, tmp_path):
     file, handed = own
     (tmp_path / "cache" / "staticgraph" / "compiled" / "key").chmod(0o640)
-    with pytest.warns(UserWarning, match=r"signature cannot be checked: .*read or written by oth"):
-        assert compile_cache.load(file, CPU) is None
+    assert_not_read(file, r"signature cannot be checked: .*read or written by oth")
     assert not handed
 
 
@@ -147,8 +146,7 @@ def test_without_a_cache_folder_nothing_is_kept_or_read(own, tmp_path, monkeypat
     file, handed = own
     (tmp_path / "blocked").write_text("a file where the folder would be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "blocked"))
-    with pytest.warns(UserWarning, match="signature cannot be checked: no cache folder"):
-        assert compile_cache.load(file, CPU) is None
+    assert_not_read(file, "signature cannot be checked: no cache folder")
     with pytest.warns(UserWarning, match="is not kept in .*unsigned: no cache folder"):
         assert not compile_cache.save(tmp_path / "new.bin", CPU, 1.0)
     with pytest.warns(UserWarning, match="compiled code is not kept: no cache folder"):
@@ -158,12 +156,9 @@ def test_without_a_cache_folder_nothing_is_kept_or_read(own, tmp_path, monkeypat
 
 
 def test_a_file_that_does_not_fit_is_said(tmp_path):
-    device = torch.device("cpu")
-    assert compile_cache.load(tmp_path / "none", device) is None
+    assert compile_cache.load(tmp_path / "none", CPU) is None
     foreign = tmp_path / "foreign"
     foreign.write_bytes(compile_cache.MAGIC + b'{"torch": "1.0", "device": "cpu"}\nabc')
-    with pytest.warns(UserWarning, match=r"was not made by torch.*it says \{'torch': '1\.0'"):
-        assert compile_cache.load(foreign, device) is None
+    assert_not_read(foreign, r"was not made by torch.*it says \{'torch': '1\.0'")
     foreign.write_bytes(b"something else")
-    with pytest.warns(UserWarning, match="compiling again"):
-        assert compile_cache.load(foreign, device) is None
+    assert_not_read(foreign, "compiling again")

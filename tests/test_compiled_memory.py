@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
-from support.command import status_of
+from support.command import printed_json
 from torch import nn
 
 import staticgraph as sg
@@ -90,14 +89,12 @@ def test_a_compiled_step_is_predicted_and_takes_less_than_its_operations(
     sg.GraphStore.from_pyg([esol[i] for i in range(200)], name="few").save(tmp_path / "few")
     command = ["probe", "--data", str(tmp_path / "few"), "--like", "cuda", "--kernels"]
     command += ["--model", "support.dryrun_models:Neighbours", "--json"]
-    assert status_of([*command, "--compiled"]) == 0
-    compiled = MemoryModel.from_dict(json.loads(capsys.readouterr().out))
+    compiled = MemoryModel.from_dict(printed_json([*command, "--compiled"], capsys))
     assert compiled.fit.held_out == pytest.approx(0, abs=0.03)
     assert compiled.workspace_bytes > CUBLAS_WORKSPACES
     assert "a dry run of the step compiled for" in compiled.reader
     assert "not run there" in compiled.reader
-    assert status_of(command) == 0
-    plain = MemoryModel.from_dict(json.loads(capsys.readouterr().out))
+    plain = MemoryModel.from_dict(printed_json(command, capsys))
     assert compiled.checked is not None
     assert plain.checked is not None
     assert compiled.checked.capacity == plain.checked.capacity

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from support.alike import assert_same_gradients, sgd
-from support.runners import made_runner
+from support.alike import assert_same_gradients
+from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.nn import GCNConv, global_add_pool
 
@@ -86,12 +86,12 @@ class Net(nn.Module):
 def runner_of(esol, kind, mode):
     torch.manual_seed(0)
     model = Net(kind)
-    return made_runner(
+    return sgd_runner(
         model,
         sg.plan_buckets(esol, batch_size=8, indices=range(24)),
-        mode=mode,
+        mode,
         loss=lambda out, batch: (tensors_in(out)[0] - batch.y).square(),
-        optimizer=sgd(model, 1e-4),
+        rate=1e-4,
     )
 
 

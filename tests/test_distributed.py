@@ -6,17 +6,15 @@ without ranks: loss, gradients, running statistics and parameters must agree to 
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from support.alike import real_ids, sgd
+from support.alike import real_ids, sgd, update, warned_of
 from support.arena import ArenaRecorder
 from support.ranked_net import BATCH, GRAPHS, model_of, runner_of, squared, state_of, store_of
 from support.ranks import on_ranks
-from support.runners import made_runner
+from support.runners import sgd_runner
 from torch import nn
 from torch.utils.data import DistributedSampler
 from torch_geometric.data import Batch
@@ -34,13 +32,12 @@ def trained_on_rank(missing: bool, options: dict) -> list[tuple]:
     buckets = options.get("buckets")
     plan = sg.plan_buckets(store, None if buckets else BATCH, num_buckets=buckets, graphs=BATCH)
     model = model_of(sync=True, seed=dist.get_rank())  # all ranks train rank 0's
-    optimizer = sgd(model, 0.05)
-    runner = made_runner(
+    runner = sgd_runner(
         model,
         plan,
         options.get("mode", "eager"),
         loss=squared,
-        optimizer=optimizer,
+        rate=0.05,
         recorder=ArenaRecorder,
         scope=options.get("scope", "step"),
     )
@@ -80,12 +77,10 @@ def _plain_step(model, optimizer, store, ids) -> tuple[float, dict]:
     if not ids:
         return 0.0, _after_nothing(model, optimizer)
     data = Batch.from_data_list([store[i] for i in ids])
-    optimizer.zero_grad()
     out = model(data.x, data.edge_index, data.edge_attr, data.batch)
     known = ~data.y.isnan()
     loss = F.mse_loss(out[known], data.y[known])
-    loss.backward()
-    optimizer.step()
+    update(optimizer, loss)
     return float(loss.detach()), state_of(model)
 
 
@@ -156,9 +151,8 @@ def _without_one_label() -> sg.GraphStore:
 
 def _first_step_without_one_label() -> tuple[list[int], float]:
     store, model = _without_one_label(), model_of(sync=True)
-    optimizer = sgd(model, 0.05)
     plan = sg.plan_buckets(store, BATCH)
-    runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=optimizer)
+    runner = sgd_runner(model, plan, loss=squared, rate=0.05)
     batch = next(iter(runner.loader(store)))
     return real_ids(batch), float(runner.step(batch))
 
@@ -241,28 +235,26 @@ def _added(kind: str, model: Latent, h: torch.Tensor, batch=None) -> torch.Tenso
 
 def _with_added(kind: str, mode: str) -> tuple[list, list[str]]:
     store, model = store_of(True), Latent()
-    optimizer = sgd(model, 0.05)
 
     def loss(out, batch):
         values = F.mse_loss(out[0], batch.y, reduction="none")
         return values, None, _added(kind, model, out[1], batch)
 
-    runner = made_runner(
+    runner = sgd_runner(
         model,
         sg.plan_buckets(store, BATCH),
         mode,
-        recorder=ArenaRecorder,
         loss=loss,
-        optimizer=optimizer,
+        rate=0.05,
+        recorder=ArenaRecorder,
         check_padding=False,
     )
     steps = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned_of("adds a scalar") as told:
         for batch in runner.loader(store, shuffle=True):
             ids = real_ids(batch)
             steps.append((ids, float(runner.step(batch)), state_of(model)))
-    return steps, [str(w.message) for w in caught if "adds a scalar" in str(w.message)]
+    return steps, told
 
 
 @pytest.mark.sampled(2)
@@ -281,12 +273,10 @@ def test_what_the_loss_adds_is_added_once_over_all_ranks(kind, mode):
     ranks = on_ranks(3, _with_added, kind, mode)
     for step in zip(*(steps for steps, _ in ranks), strict=True):
         data = Batch.from_data_list([store[i] for ids, _, _ in step for i in ids])
-        optimizer.zero_grad()
         out, h = model(data.x, data.batch, data.num_graphs)
         known = ~data.y.isnan()
         expected = F.mse_loss(out[known], data.y[known]) + _added(kind, model, h).mean()
-        expected.backward()
-        optimizer.step()
+        update(optimizer, expected)
         for _, loss, state in step:
             assert loss == pytest.approx(expected.item(), abs=TOLERANCE)
             torch.testing.assert_close(state, state_of(model), rtol=0, atol=TOLERANCE)

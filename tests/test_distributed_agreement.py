@@ -6,24 +6,22 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import warnings
 import weakref
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from support.alike import sgd
+from support.alike import warned_of
 from support.arena import ArenaRecorder
 from support.ranked_net import BATCH, model_of, runner_of, squared, state_of, store_of
 from support.ranks import RankFailed, on_ranks
-from support.runners import made_runner
+from support.runners import sgd_runner
 from torch import nn
 
 import staticgraph as sg
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.runner.ways import Auto, Stopwatch
-from staticgraph.steps.computation.model_setup import Subject
 
 
 def _refused(case: str) -> str:
@@ -61,12 +59,11 @@ def test_every_rank_says_what_is_not_alike(case, said):
 def _one_bad_graph() -> str:
     """The error of a step whose loss is infinite on rank 1 alone."""
     store, model = store_of(), model_of(sync=True)
-    runner = made_runner(
+    runner = sgd_runner(
         model,
         sg.plan_buckets(store, BATCH),
-        "eager",
         loss=lambda out, batch: squared(out, batch) / (dist.get_rank() == 0),
-        optimizer=sgd(model, 0.05),
+        rate=0.05,
         check_padding=False,
     )
     before = state_of(model)
@@ -146,9 +143,9 @@ def _raises_alone(ending: str) -> str:
             raise KeyError("no such target")
         return squared(out, batch)
 
-    optimizer = sgd(model, 0.05)
-    subject = Subject(model, loss=loss, optimizer=optimizer, check_padding=False)
-    runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, BATCH), "eager")
+    runner = sgd_runner(
+        model, sg.plan_buckets(store, BATCH), loss=loss, rate=0.05, check_padding=False
+    )
     for batch in runner.loader(store):
         try:
             runner.step(batch)
@@ -238,11 +235,10 @@ def _same_graphs(rank_given: bool) -> list[str]:
     plan = sg.plan_buckets(store, BATCH)
     runner = runner_of(model, plan)
     own = {"rank": dist.get_rank(), "world_size": 2} if rank_given else {}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned_of("trains on the same graphs") as told:
         for batch in sg.StaticLoader(store, plan, **own):
             runner.step(batch)
-    return [str(w.message) for w in caught if "trains on the same graphs" in str(w.message)]
+    return told
 
 
 def test_ranks_with_the_same_graphs_are_warned_of():
@@ -255,8 +251,7 @@ def test_ranks_with_the_same_graphs_are_warned_of():
 def _destroyed() -> tuple[bool, str]:
     store, model = store_of(), model_of(sync=True)
     plan = [sg.Capacity(200, 300, 20)]
-    optimizer = sgd(model, 0.05)
-    runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=optimizer)
+    runner = sgd_runner(model, plan, loss=squared, rate=0.05)
     ranks = Ranks.of()
     batch = sg.StaticBatch.of(store, range(5), plan[0])
     runner.step(batch)

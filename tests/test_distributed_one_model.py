@@ -6,16 +6,14 @@ The oracle is one process over the union of the ranks' batches, as in ``test_dis
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from support.alike import real_ids, sgd
+from support.alike import real_ids, update, warned_of
 from support.ranked_net import BATCH, model_of, squared, state_of, store_of
 from support.ranks import on_ranks
-from support.runners import made_runner
+from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import HeteroBatchNorm, global_add_pool
@@ -89,10 +87,8 @@ def test_what_is_trained_later_or_beside_the_model_is_one_on_all_ranks(case):
     store, alone = store_of(), Trained(case, 0)
     for number, parts in enumerate(zip(*(ids for ids, _ in ranks), strict=True), 1):
         data = Batch.from_data_list([store[i] for ids in parts for i in ids])
-        alone.optimizer.zero_grad()
         out = alone.model(data.x, data.edge_index, data.edge_attr, data.batch)
-        alone.loss(out, data).mean().backward()
-        alone.optimizer.step()
+        update(alone.optimizer, alone.loss(out, data).mean())
         alone.after(number)
     expected = alone.state()
     for _, state in ranks:
@@ -145,23 +141,15 @@ def _with_state(kind: str) -> tuple[str, list[str], dict]:
     store, said = store_of(), ""
     if kind == "centre":
         model = Typed().double()
-    optimizer = sgd(model, 1e-4)
-    runner = made_runner(
-        model,
-        sg.plan_buckets(store, BATCH),
-        "eager",
-        loss=loss,
-        optimizer=optimizer,
-        check_padding=False,
+    runner = sgd_runner(
+        model, sg.plan_buckets(store, BATCH), loss=loss, rate=1e-4, check_padding=False
     )
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned_of("values of its own") as told:
         try:
             for batch in runner.loader(store, shuffle=True):
                 runner.step(batch)
         except RuntimeError as error:
             said = str(error)
-    told = [str(w.message) for w in caught if "values of its own" in str(w.message)]
     return said, told, state_of(model)
 
 
@@ -183,10 +171,7 @@ def _drifts(name: str) -> tuple[int, str]:
     """Changes one parameter of rank 1 in place after step 9; returns the step of the error."""
     rank_averaging.EVERY = 5
     store, model = store_of(), model_of(sync=True)
-    runner = sg.StaticGraphRunner(
-        model, sg.plan_buckets(store, BATCH), "eager", loss=squared,
-        optimizer=sgd(model, 1e-3),
-    )  # fmt: skip
+    runner = sgd_runner(model, sg.plan_buckets(store, BATCH), loss=squared, rate=1e-3)  # fmt: skip
     steps = 0
     for _ in range(2):
         for batch in runner.loader(store, shuffle=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from support.alike import sgd
 from support.ranked_net import BATCH, model_of, squared, store_of
 from support.ranks import on_ranks
+from support.runners import sgd_runner
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -119,9 +119,8 @@ def _budgets() -> tuple[str, int]:
     needs = alone.with_memory(memory).check(memory, plan.capacities).total_bytes
     enough = needs if dist.get_rank() != 1 else needs - 1
     with pytest.raises(sg.BudgetExceeded) as caught:
-        sg.StaticGraphRunner(
-            model, plan, "eager", loss=squared,
-            optimizer=sgd(model, 0.05),
+        sgd_runner(
+            model, plan, loss=squared, rate=0.05,
             budget=sg.MemoryBudget(enough, device=f"card {dist.get_rank()}").with_memory(memory),
         )  # fmt: skip
     return str(caught.value), caught.value.floor_bytes - needs

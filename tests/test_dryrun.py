@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support import dryrun_models
+from support.command import printed_json
 from support.dryrun_models import EDGE_TYPES, NODE_TYPES, WIDTH
 from support.launch_counts import added, counts
 from torch_geometric.data import Data, HeteroData
@@ -197,8 +198,7 @@ def test_the_command_prints_what_the_child_found(child, monkeypatch, capsys, tmp
     command = ["check", "--for", "h100", "--model", "support.dryrun_models:Summed"]
     command += ["--data", ESOL["data"]]
     command += ["--mode", "cuda-graph", "--kernels", "--batch-size", "16"]
-    assert cli.main([*command, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = printed_json([*command, "--json"], capsys)
     assert found["ok"]
     assert [(r["mode"], r["phase"]) for r in found["runs"]] == [
         ("cuda-graph", "step"),

@@ -11,8 +11,9 @@ import pickle
 import pytest
 import torch
 import torch.distributed as dist
-from support.alike import sgd, squared
+from support.alike import sgd, squared, update
 from support.ranks import on_ranks
+from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINEConv, global_add_pool
@@ -86,8 +87,7 @@ def made(kind: type[nn.Module], **options):
 
 
 def runner_of(model, plan, mode="eager"):
-    optimizer = sgd(model, 1e-2)
-    return sg.StaticGraphRunner(model, plan, mode, loss=squared, optimizer=optimizer)
+    return sgd_runner(model, plan, mode, rate=1e-2)
 
 
 def stored(keep_order: bool = True) -> sg.GraphStore:
@@ -117,9 +117,7 @@ def test_a_store_that_keeps_the_order_serves_it(kind, mode):
     runner = runner_of(model, plan, mode)
     for batch in runner.loader(store, shuffle=True, seed=1):
         expected = pyg_loss(plain, [GRAPHS[i] for i in batch.graph_ids[: batch.real_graphs]])
-        optimizer.zero_grad()
-        expected.backward()
-        optimizer.step()
+        update(optimizer, expected)
         assert torch.allclose(runner.step(batch), expected.detach(), rtol=1e-9)
     expected = pyg_out(plain, GRAPHS).detach()
     for graphs in (store, GRAPHS):
@@ -166,7 +164,7 @@ def test_it_is_refused_where_edges_of_the_last_graph_alone_were_moved():
     ids = [moved.index(False)] * 20 + [moved.index(True)]
     batch = sg.StaticBatch.of(store, ids, (200, 400, 30))
     model = DMPNN().double()
-    runner = sg.StaticGraphRunner(model, [(200, 400, 30)], loss=squared, optimizer=sgd(model, 0.1))
+    runner = sgd_runner(model, [(200, 400, 30)], "auto", rate=0.1)
     with pytest.raises(EdgesMoved, match="by their position"):
         runner.step(batch)
 
@@ -234,10 +232,8 @@ def test_a_padder_sorts_edges_where_it_is_asked_to():
     for first in (0, 6, 12):
         graphs = GRAPHS[first : first + 6]
         for batch in (pad(graphs), graphs, Batch.from_data_list(graphs)):
-            optimizer.zero_grad()
             expected = pyg_loss(plain, graphs)
-            expected.backward()
-            optimizer.step()
+            update(optimizer, expected)
             assert torch.allclose(runner.step(batch), expected.detach(), rtol=1e-9)
     with pytest.raises(
         sg.errors.NotStatic, match=r"in the order of.*one Padder in place of the plan"

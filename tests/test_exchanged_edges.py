@@ -7,7 +7,7 @@ import copy
 
 import pytest
 import torch
-from support.alike import real_ids, sgd, squared
+from support.alike import real_ids, sgd, squared, update
 from support.plain_epochs import PLAN, STORE
 from torch import nn
 from torch_geometric.data import Batch
@@ -55,10 +55,8 @@ def losses(mode: str, kind: type[Net], change) -> tuple[list, list]:
         change(batch)
         found.append(float(runner.step(batch)))
         change(data)
-        optimizers[1].zero_grad()
         loss = squared(twin(data), data).mean()
-        loss.backward()
-        optimizers[1].step()
+        update(optimizers[1], loss)
         expected.append(float(loss))
     return found, expected
 

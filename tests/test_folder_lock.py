@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command import status_of
+from support.command import refusal
 from support.examples import EXAMPLES
 
 from staticgraph.errors import FolderInUse
@@ -46,8 +46,7 @@ def test_the_other_process_is_named_and_a_killed_one_is_not_in_the_way(tmp_path,
                   ["train", "--resume"]):  # fmt: skip
         if "--resume" in words:
             (tmp_path / "checkpoint.pt").touch()
-        assert status_of([*words, "--out", str(tmp_path)]) == 2
-        err = capsys.readouterr().err
+        err = refusal([*words, "--out", str(tmp_path)], capsys)
         assert f"in use by process {other.pid}," in err
         assert len(err.splitlines()) == 1
     other.send_signal(signal.SIGKILL)

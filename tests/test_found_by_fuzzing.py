@@ -6,9 +6,8 @@ import copy
 
 import pytest
 import torch
-from support.alike import sgd
 from support.index_rules import Clusters, Triplets
-from support.runners import made_runner
+from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import ChebConv, ClusterGCNConv, GATConv, GCNConv
@@ -232,12 +231,9 @@ def test_a_loss_in_a_bucket_of_one_edge():
     store = sg.GraphStore.from_pyg([data])
     batch = sg.StaticBatch.of(store, [0], sg.Capacity(2, 1, 3))
     model = nn.Linear(3, 1)
-    runner = made_runner(
+    runner = sgd_runner(
         model,
         [batch.capacity],
-        mode="eager",
-        loss=lambda out, batch: (out - batch.y).square(),
-        optimizer=sgd(model, 0.0),
         forward=lambda model, batch: model(
             torch.zeros(batch.num_graphs, 3).index_add(0, batch.batch, batch.x)
         ),

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.alike import sgd, squared
 from support.arena import ArenaRecorder
 from support.linear_net import Linear
-from support.runners import made_runner
+from support.runners import sgd_runner
 
 import staticgraph as sg
 from staticgraph.nn.norm.batch_norm import SINGLE, flag_single_rows
@@ -20,9 +19,7 @@ OFF = [torch.no_grad, torch.inference_mode]
 def runner_of(mode="eager"):
     torch.manual_seed(0)
     model = Linear()
-    return made_runner(
-        model, [CAPACITY], mode, loss=squared, optimizer=sgd(model, 1e-5), recorder=ArenaRecorder
-    )
+    return sgd_runner(model, [CAPACITY], mode, rate=1e-5, recorder=ArenaRecorder)
 
 
 @pytest.mark.parametrize("off", OFF)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.alike import sgd
 from support.gine_net import CAPACITIES, Net, bce
-from support.runners import made_runner
+from support.runners import sgd_runner
 
 import staticgraph as sg
 from staticgraph.batches.batch.static_batch import StaticBatch
@@ -74,13 +73,12 @@ def trees(monkeypatch):
 
 def runner_of(hiv):
     model = Net()
-    optimizer = sgd(model, 0.1)
-    runner = made_runner(
+    runner = sgd_runner(
         model,
         CAPACITIES,
         "reduce-overhead",
         loss=bce,
-        optimizer=optimizer,
+        rate=0.1,
         allow_cpu=True,
         check_padding=False,
     )

@@ -6,9 +6,10 @@ import copy
 
 import pytest
 import torch
-from support.alike import adam, assert_same_gradients, sgd
+from support.alike import adam, assert_same_gradients
 from support.graphs import drawn_graphs
 from support.places import mode_of
+from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINEConv, global_mean_pool
@@ -62,13 +63,7 @@ def test_a_step_is_plain_pygs(mode, half, monkeypatch):
     store = sg.GraphStore.from_pyg(data)
     model = Net(half)
     plain = copy.deepcopy(model).train()
-    runner = sg.StaticGraphRunner(
-        model,
-        [CAPACITY],
-        mode=mode_of(mode, monkeypatch),
-        loss=squared,
-        optimizer=sgd(model, 0.0),
-    )
+    runner = sgd_runner(model, [CAPACITY], mode_of(mode, monkeypatch), loss=squared)
     if mode != "default":  # saves Inductor compiling an evaluation that never runs
         runner.warmup(store)
     whole = Batch.from_data_list([data[i] for i in IDS])

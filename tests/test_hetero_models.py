@@ -12,11 +12,12 @@ import pickle
 
 import pytest
 import torch
-from support.alike import assert_same_state, sgd
+from support.alike import assert_same_state, sgd, update
 from support.hetero_graphs import by_destination, from_molecule
 from support.hetero_parity import plain, static
 from support.parity import differences, poisoned
 from support.rewritten import fired
+from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import (
@@ -242,22 +243,19 @@ def test_targets_of_a_type_are_trained_and_predicted(name, mode, store, molecule
     model = initialised(PerAtom(encoder).double(), store)
     twin = copy.deepcopy(model)
     plan = sg.plan_buckets(store, batch_size=8)
-    optimizer = sgd(model, 0.01)
-    runner = sg.StaticGraphRunner(
+    runner = sgd_runner(
         model,
         plan,
-        mode=mode,
+        mode,
         loss=lambda out, batch: (out["atom"] - batch["atom"].y).square(),
-        optimizer=optimizer,
+        rate=0.01,
     )
     others = sgd(twin, 0.01)
     for batch in sg.StaticLoader(store, plan, indices=range(CHOSEN), shuffle=True):
         found = runner.step(batch)
         data = Batch.from_data_list(batch.to_data_list())
-        others.zero_grad()
         expected = (twin(data.x_dict, data.edge_index_dict)["atom"] - data["atom"].y).square()
-        expected.mean().backward()
-        others.step()
+        update(others, expected.mean())
         torch.testing.assert_close(found, expected.mean().detach(), rtol=1e-9, atol=1e-12)
     assert_same_state(model, twin, rtol=1e-09, atol=1e-12)
     if name == "HeteroConv":  # rings and bonds take part in no loss

@@ -103,21 +103,6 @@ def test_a_batch_holds_what_pyg_batches(kind, seed, keep_order):
         assert sorted(seen) == list(range(len(graphs)))
 
 
-def test_what_counts_what_is_read_off_the_data():
-    schema = sg.GraphStore.from_pyg(made("triplets", 0)).schema
-    assert schema["triplets"].counts == ("edge",)
-    assert schema["angle"].level == schema["triplets"].level == "triplets"
-    assert (schema["reverse_index"].level, schema["reverse_index"].counts) == ("edge", ("node",))
-    assert (schema["root_index"].level, schema["root_index"].counts) == ("graph", ("node",))
-    schema = sg.GraphStore.from_pyg(made("pair", 0)).schema
-    assert schema["assignment_index"].counts == ("node", "x_t")
-    assert schema["x_t"].level == "x_t"
-    schema = sg.GraphStore.from_pyg(made("clusters", 0)).schema
-    assert schema["cluster_index"].counts == ("node", "clusters")
-    assert schema["face"].physical(5) == (3, 5)
-    assert schema["cell"].cat_dim is None
-
-
 @pytest.mark.filterwarnings("ignore:Unable to accurately infer 'num_nodes'")
 @pytest.mark.parametrize("keep_order", [False, True])
 def test_pairs_that_do_not_say_their_num_nodes_are_padded_from_pygs_batch_and_from_a_list(

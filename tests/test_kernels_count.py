@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from support.alike import sgd
+from support.command import printed_json
 from support.examples import EXAMPLES
 
 from staticgraph.cli import main
@@ -71,8 +70,7 @@ def test_views_and_memory_are_free_and_host_reads_apart():
 
 def test_the_command_prints_json(capsys):
     command = ["bench", "--count-kernels", "--data", ESOL, "--layers", "1", "--hidden", "8"]
-    assert main([*command, "--batch-size", "4", "--eager", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = printed_json([*command, "--batch-size", "4", "--eager", "--json"], capsys)
     assert document["static, kernels"]["total"] < document["PyG"]["total"]
     assert main([*command, "--batch-size", "4", "--eager", "--operators"]) == 0
     assert "staticgraph::neighbours" in capsys.readouterr().out

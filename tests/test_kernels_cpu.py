@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.kernel_oracle import assert_running_statistics
 
 from staticgraph.kernels import (
     batch_norm,
@@ -23,19 +24,7 @@ def test_an_index_outside_its_table_is_named(lookup, value):
 
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_running_statistics_are_torchs(momentum):
-    stock = torch.nn.BatchNorm1d(5, momentum=momentum)
-    ours = [stock.running_mean.clone(), stock.running_var.clone(), torch.tensor(0)]
-    running = Running(*ours, momentum)
-    weight, bias = torch.ones(5), torch.zeros(5)
-    for rows in (8, 20):
-        x = torch.randn(rows + 3, 5)
-        stock(x[:rows])
-        batch_norm(x, weight, bias, torch.tensor(rows), eps=1e-5, running=running)
-        for few in (0, 1):  # neither padding alone nor one row tells a variance
-            batch_norm(x, weight, bias, torch.tensor(few), eps=1e-5, running=running)
-    assert torch.allclose(ours[0], stock.running_mean, atol=1e-6)
-    assert torch.allclose(ours[1], stock.running_var, atol=1e-6)
-    assert ours[2] == stock.num_batches_tracked
+    assert_running_statistics(momentum, columns=5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

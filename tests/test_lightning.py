@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from support.alike import assert_same_state
+from support.alike import assert_same_state, update, warned_of
 from support.arena import ArenaRecorder
 from support.examples import EXAMPLES
 from support.lightning_modules import InParts, Variational, Whole, make_module
@@ -68,9 +68,7 @@ def by_hand(module, data, epochs=2):
         for batch in data:
             graphs = batch if isinstance(batch, list) else batch.to_data_list()
             loss = module.training_step(Batch.from_data_list(graphs), 0)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            update(optimizer, loss)
     return module
 
 
@@ -196,7 +194,7 @@ def test_a_call_that_cannot_be_told_runs_as_plain_pyg_and_says_so(esol, tmp_path
 
         def training_step(self, batch, batch_idx):
             h = self.both(batch.x, torch.ones(9, 8))  # rows of no field of the batch
-            out = self.head(global_add_pool(h, batch.batch) / 1000)
+            out = self.net.head(global_add_pool(h, batch.batch) / 1000)
             loss = F.mse_loss(out, batch.y)
             self.losses.append(loss.detach())
             return loss
@@ -234,10 +232,8 @@ class FewerEdges(Whole):
 @pytest.mark.parametrize("kind", [Views, FewerEdges])
 def test_a_batch_is_copied_and_changed_as_pygs(esol, tmp_path, kind):
     module, twin, data = make_module(kind), make_module(kind), data_of(esol)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned_of("runs as plain PyG") as told:
         fit_an_epoch(module, data, tmp_path)
-    told = [str(w.message) for w in caught if "runs as plain PyG" in str(w.message)]
     assert len(told) == (kind is FewerEdges)
     by_hand(twin, data, epochs=1)
     assert_same_losses(module, twin)

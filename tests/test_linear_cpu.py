@@ -7,8 +7,9 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from support.alike import assert_same_gradients, sgd, squared
+from support.alike import assert_same_gradients
 from support.rewritten import fired
+from support.runners import sgd_runner
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -107,7 +108,7 @@ def test_layers_by_onednn_train_as_in_plain_pyg(onednn, esol, monkeypatch):
     for graph in graphs:
         graph.x = graph.x.float() / 8
     plan = sg.plan_stream(graphs, batch_size=24)
-    runner = sg.StaticGraphRunner(model, plan, "fused", loss=squared, optimizer=sgd(model, 0.0))
+    runner = sgd_runner(model, plan, "fused")
     products = Mock(side_effect=cpu.onednn_product)
     monkeypatch.setattr(op, "onednn_product", products)
     batch = sg.Padder(plan)(graphs)

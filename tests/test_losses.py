@@ -9,12 +9,12 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import assert_same_gradients, sgd
+from support.alike import assert_same_gradients, warned_of
 from support.graphs import LABELLED_CAPACITY as CAPACITY
 from support.graphs import labelled_batch, labelled_graphs
 from support.parity import BATCH
 from support.places import mode_of
-from support.runners import made_runner
+from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
@@ -127,14 +127,7 @@ def test_loss_and_gradients_are_those_of_plain_pyg(loss, mode, monkeypatch):
 
 
 def runner_of(loss, model, mode="eager"):
-    return made_runner(
-        model,
-        [CAPACITY],
-        mode,
-        loss=loss,
-        optimizer=sgd(model, 0.0),
-        scope="forward_backward",
-    )
+    return sgd_runner(model, [CAPACITY], mode, loss=loss, scope="forward_backward")
 
 
 def test_a_weight_of_zero_leaves_infinity_out_of_loss_and_gradient():
@@ -188,10 +181,8 @@ def mean_over_rows(out, batch):
     ],
 )
 def test_weights_of_a_tuple_that_are_counted_twice_or_not_at_all_are_said(loss, words):
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with warned_of("is given weights") as texts:
         runner_of(loss, Net()).step(labelled_batch())
-    texts = [str(each.message) for each in said if "is given weights" in str(each.message)]
     assert [words in text for text in texts] == [True] * bool(words)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
 
 import pytest
 import torch
-from support.command import status_of
+from support.command import printed_json, refusal, status_of, write_module
 from support.few_molecules import few_molecules
 from torch_geometric.data import Data
 
@@ -38,8 +37,7 @@ def memory(data, tmp_path_factory):
 
 
 def test_json_is_the_same_model(data, memory, capsys):
-    assert cli.main(["probe", "--data", data, *SMALL, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = printed_json(["probe", "--data", data, *SMALL, "--json"], capsys)
     assert found.pop("seconds") > 0
     assert MemoryModel.from_dict(found) == MemoryModel.load(memory)
 
@@ -62,8 +60,9 @@ def test_a_plan_for_a_cap(data, memory, capsys, tmp_path):
     assert sg.MemoryBudget("300KiB").fits(MemoryModel.load(memory), found.capacities)
     assert "predicted" in found.note
     others = ["--data", "examples/data/PROTEINS.npz", *words]
-    assert status_of(["plan", *others]) == 2
-    assert "was probed on other data: its batches have 81, 41 and 21 b" in capsys.readouterr().err
+    assert "was probed on other data: its batches have 81, 41 and 21 b" in refusal(
+        ["plan", *others], capsys
+    )
 
 
 def given_to_probe(monkeypatch) -> list[dict]:
@@ -102,30 +101,33 @@ def test_a_probe_is_of_the_model_that_train_trains(data, words, kernels, how, mo
 
 @pytest.mark.parametrize("command", [["probe"], ["plan", "--max-memory", "1GiB"]])
 def test_a_model_and_a_loss_by_name_are_probed(command, data, tmp_path, monkeypatch, capsys):
-    (tmp_path / "probed_net.py").write_text(
+    write_module(
+        "probed_net",
         "from torch_geometric.nn import GCN\nfrom torch.nn import functional as F\n\n\n"
         "def build(store):\n    return GCN(store.schema['x'].width, 4, 1, 1)\n\n\n"
-        "def loss(out, batch):\n    return F.mse_loss(out, out * 0, reduction='none')\n"
+        "def loss(out, batch):\n    return F.mse_loss(out, out * 0, reduction='none')\n",
+        tmp_path,
+        monkeypatch,
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     asked = given_to_probe(monkeypatch)
     named = ["--model", "probed_net:build", "--loss", "probed_net:loss"]
-    assert status_of([*command, "--data", data, *named]) == 2
-    assert "noted" in capsys.readouterr().err
+    assert "noted" in refusal([*command, "--data", data, *named], capsys)
     (found,) = asked
     assert type(found["model"]).__name__ == "GCN"
     assert found["loss"].__module__ == "probed_net"
-    assert status_of([*command, "--data", data, *named, "--hidden", "8"]) == 2
-    assert "--hidden is of the models gine" in capsys.readouterr().err
-    assert status_of([*command, "--data", data, "--model", "bert"]) == 2
-    assert "'bert': give one of gine" in capsys.readouterr().err
+    assert "--hidden is of the models gine" in refusal(
+        [*command, "--data", data, *named, "--hidden", "8"], capsys
+    )
+    assert "'bert': give one of gine" in refusal(
+        [*command, "--data", data, "--model", "bert"], capsys
+    )
 
 
 @pytest.mark.parametrize("words", [[], ["--like", "cuda", "--device", "cuda"]])
 def test_compiled_is_for_a_gpu_that_is_not_here(data, words, capsys):
-    assert status_of(["probe", "--data", data, *SMALL, "--compiled", *words]) == 2
-    assert "--compiled counts a step for a GPU that is not here" in capsys.readouterr().err
+    assert "--compiled counts a step for a GPU that is not here" in refusal(
+        ["probe", "--data", data, *SMALL, "--compiled", *words], capsys
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,8 +139,7 @@ def test_compiled_is_for_a_gpu_that_is_not_here(data, words, capsys):
     ],
 )
 def test_errors_are_one_message_and_status_two(data, words, message, capsys):
-    assert status_of(["plan", "--data", data, *SMALL, *words]) == 2
-    shown = capsys.readouterr().err
+    shown = refusal(["plan", "--data", data, *SMALL, *words], capsys)
     assert message in shown
     assert "Traceback" not in shown
 
@@ -176,9 +177,7 @@ class Sets(nn.Module):
 @pytest.mark.parametrize("indexed", [True, False], ids=["no edges", "no edge_index"])
 def test_data_without_edges_is_probed(indexed, tmp_path, monkeypatch, capsys):
     """For sets, such as point clouds without edges, the fit is exact and a plan can use it."""
-    (tmp_path / "users_sets.py").write_text(SETS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    write_module("users_sets", SETS, tmp_path, monkeypatch)
     none = {"edge_index": torch.empty(2, 0, dtype=torch.long)} if indexed else {}
     sizes = [3 + 7 * k % 30 for k in range(60)]
     sets = [Data(x=torch.ones(n, 3), y=torch.ones(1, 1), **none) for n in sizes]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command import status_of
+from support.command import refusal, status_of, write_module
 from support.examples import EXAMPLES
 
 from staticgraph import cli
@@ -127,12 +127,9 @@ LINE = f"{AT}, in "
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    (tmp_path / "users_models.py").write_text(MODELS)
+    write_module("users_models", MODELS, tmp_path, monkeypatch)
     (tmp_path / "users_slip.py").write_text("def build(:\n")
     (tmp_path / "users_import.py").write_text("import not_installed\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "users_models", raising=False)  # left by another test
 
 
 def said(words, capsys):
@@ -240,8 +237,7 @@ def test_a_model_that_cannot_be_captured_is_one_line(model, words, capsys):
 def test_all_that_torch_says_is_shown_where_asked_for(monkeypatch, capsys):
     monkeypatch.setenv(TRACEBACK, "1")
     words = [*COMPILED, "--model", "users_models:Breaks", "--data", str(EXAMPLES / "esol.npz")]
-    assert status_of(words) == 2
-    said = capsys.readouterr().err
+    said = refusal(words, capsys)
     assert "cannot be compiled in fixed shapes" in said
     assert "from user code" in said
     assert "users_models.py" in said
@@ -261,6 +257,5 @@ def test_a_model_that_fails_in_a_resumed_run_is_named(capsys):
     sys.modules.pop("users_models")
     capsys.readouterr()
     resume = ["train", "--resume", "--out", "run", "--epochs", "2"]
-    assert status_of(resume) == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
+    line = refusal(resume, capsys).strip().splitlines()[-1]
     assert re.match(f"staticgraph train: --model users_models:Net: .*{LINE}forward: Attri", line)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.alike import sgd, squared
 from support.graphs import drawn_graphs, random_graph
 from support.hetero_graphs import from_molecule
-from support.runners import made_runner
+from support.runners import sgd_runner
 
 import staticgraph as sg
 from staticgraph.batches.batch.derived_attributes import TypeView
@@ -104,8 +103,7 @@ def step_with(name: str, kernels: bool) -> tuple[sg.StaticBatch, torch.Tensor]:
     store = sg.GraphStore.from_pyg(graphs)
     torch.manual_seed(0)
     model = sg.convert(sg.models.build("gcn", store, hidden=4, layers=1), kernels=kernels)
-    optimizer = sgd(model, 0.0)
-    runner = made_runner(model, [(24, 47, 7)], "eager", loss=squared, optimizer=optimizer)
+    runner = sgd_runner(model, [(24, 47, 7)])
     batch = sg.StaticBatch.of(store, range(3), (24, 47, 7), pointers=True)
     return batch, runner.step(batch)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.drawn_programs import CHECKS, drawn_case
+from support.drawn_programs import CHECKS, drawn_case, of_what_is_far_from_zero
 
 from staticgraph.jit import kernel
 from staticgraph.kernels.edges import Edges
@@ -176,23 +176,9 @@ def test_a_program_and_its_derivatives_are_the_same_in_eager_torch(seed):
             assert_alike(mine, others or [None] * len(mine), 1e-11, what)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_mean_and_deviation_of_what_is_far_from_zero(dtype):
-    """A mean of squares would lose the digits of the deviation; half precisions keep theirs."""
-    torch.manual_seed(0)
-    src, dst = torch.arange(40) % 4, torch.arange(40) // 10
-    row_ptr = torch.arange(0, 41, 10).int()
-    edges = Edges(src, dst, row_ptr, row_ptr, torch.argsort(src, stable=True).int())
-    rows = (1000 + torch.randn(40, 5)).to(dtype)
-    builder = Builder()
-    program = builder.program([Result(builder.operand("edge", (5,)), "mean+std")])
-    out = neighbours(program, [rows], (), edges)[0].double()
-    wide = rows.double().view(4, 10, 5)
-    eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-    rounding = torch.finfo(dtype).eps
-    assert (out[:, :5] - wide.mean(1)).abs().max() <= 1000 * (10 * eps + rounding)
-    spread = wide.std(1, correction=0)
-    assert torch.allclose(out[:, 5:], spread, rtol=1e4 * eps + rounding, atol=0)
+    of_what_is_far_from_zero(neighbours, dtype)
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -9,10 +9,9 @@ import threading
 
 import pytest
 import torch
-from support.alike import sgd
 from support.arena import ArenaRecorder
 from support.places import mode_of
-from support.runners import made_runner
+from support.runners import made_runner, sgd_runner
 from support.threaded import (
     CAPACITY,
     GRAPHS,
@@ -86,14 +85,7 @@ def test_padding_is_checked_past_a_teacher(kind, mode):
         given = batch.x, batch.edge_index, batch.batch
         return model(*given, lambda: teaching.eval_step(batch).out.clone())
 
-    runner = made_runner(
-        model,
-        plan,
-        mode="eager",
-        forward=forward,
-        loss=loss,
-        optimizer=sgd(model, 0.1),
-    )
+    runner = sgd_runner(model, plan, loss=loss, rate=0.1, forward=forward)
     batch = batch_of()
     if kind is Student:
         runner.step(batch)

@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
-from support.alike import sgd
 from support.attending import Attending, batch_of
 from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
 from support.rewritten import assert_drawn_by_seed
+from support.runners import sgd_runner
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch_geometric.data import Data
 from torch_geometric.nn import GPSConv, global_add_pool
@@ -153,11 +153,8 @@ def test_a_layer_that_drops_weights_trains_in_eager(esol):
 
     torch.manual_seed(0)
     model = Model()
-    optimizer = sgd(model, 1e-4)
     plan = sg.plan_buckets(esol, batch_size=32)
-    runner = sg.StaticGraphRunner(
-        model, plan, "eager", loss=lambda out, data: (out - data.y).square(), optimizer=optimizer
-    )
+    runner = sgd_runner(model, plan, loss=lambda out, data: (out - data.y).square(), rate=1e-4)
     losses = [runner.step(batch) for batch in runner.loader(esol)]
     assert torch.stack(losses).isfinite().all()
     assert [row.path for row in runner.report().attention] == ["kernel"] * len(plan.capacities)

@@ -15,7 +15,6 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_mean_pool
 
 import staticgraph as sg
-from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.tracing.trace import trace_step
 
 
@@ -144,7 +143,8 @@ def test_a_derivative_by_a_copy_is_told_what_to_write():
     store = sg.GraphStore.from_pyg(molecules())
     model, capacity = Detached().double(), (40, 200, 5)
     assert 'differentiable=("pos",)' in str(sg.check(model, [capacity], store))
-    subject = Subject(model, rows={0: "graph", 1: "node"}, check_padding=False)
-    runner = sg.StaticGraphRunner(subject, [capacity], "fused")
+    runner = made_runner(
+        model, [capacity], "fused", rows={0: "graph", 1: "node"}, check_padding=False
+    )
     with pytest.raises(sg.NotStatic, match="ask it of the input itself"):
         runner(sg.StaticBatch.of(store, [0, 1, 2], capacity))

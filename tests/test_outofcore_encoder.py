@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.alike import update
 from support.drawn import examples
 from support.encoder_trainers import SMALL, N, encoded, generated, plain, table_of
 from torch_geometric.nn import SAGEConv
@@ -120,9 +121,7 @@ def test_everything_resident_equals_plain_torch_in_memory(tmp_path):
     def beside(batch, ends):
         out = conv(table, both)[torch.from_numpy(batch.seeds)]
         loss = link_loss(trainer.decoder, out, relations, ends, len(ends.mask) // 10)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         # float32 sums of some hundred terms in another order; Adagrad's first steps divide a
         # gradient by its own size, so a row's error is relative to its gradients.
         result = train(batch, ends)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.alike import adam
+from support.alike import adam, update
 from support.arena import ArenaRecorder
 from torch import nn
 from torch_geometric.nn import GCNConv
@@ -291,9 +291,7 @@ def test_training_on_the_whole_graph_equals_pyg_in_full_batch(graph):
     for _ in range(5):
         out = second(first(x, edge_index).relu(), edge_index)[TRAIN]
         loss = nn.functional.cross_entropy(out, y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         # float32, five steps of Adam; the first divides small gradients by their own size.
         assert trainer.train_epoch().loss == pytest.approx(loss.item(), rel=1e-4)
     with torch.no_grad():

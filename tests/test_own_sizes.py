@@ -7,10 +7,11 @@ import copy
 
 import pytest
 import torch
-from support.alike import assert_same_gradients, sgd, squared
+from support.alike import assert_same_gradients, squared
 from support.graphs import double_graphs
 from support.index_rules import Bipartite
 from support.places import mode_of
+from support.runners import sgd_runner
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import global_add_pool, global_mean_pool
 
@@ -143,13 +144,7 @@ def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):
 def assert_steps_like_plain_pyg(model, data, ids, capacity, mode):
     """Loss and gradients of a step over some of the graphs."""
     plain = copy.deepcopy(model)
-    runner = sg.StaticGraphRunner(
-        model,
-        [capacity],
-        mode=mode,
-        loss=squared,
-        optimizer=sgd(model, 0.0),
-    )
+    runner = sgd_runner(model, [capacity], mode)
     whole = Batch.from_data_list([data[i] for i in ids], follow_batch=["x_s", "x_t"])
     expected = squared(plain(whole), whole).mean()
     expected.backward()
@@ -177,10 +172,8 @@ def test_a_number_that_can_only_be_that_of_graphs_is_refused_with_its_line():
         size = len(data.batch.unique())
         return model.head(h.new_zeros(size, 8).index_add(0, data.batch, h))
 
-    store, model = sg.GraphStore.from_pyg(graphs()), Net(counted)
-    runner = sg.StaticGraphRunner(
-        model, [(45, 131, 8)], "fused", loss=squared, optimizer=sgd(model, 0.0)
-    )
+    store = sg.GraphStore.from_pyg(graphs())
+    runner = sgd_runner(Net(counted), [(45, 131, 8)], "fused")
     with pytest.raises(NotStatic, match=r"unique at .*test_own_sizes.py"):
         runner.warmup(store)
 

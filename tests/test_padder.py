@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, product
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -20,12 +19,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from support.alike import assert_same_state, sgd, squared
+from support.alike import assert_same_state, sgd, update
 from support.drawn import examples
 from support.graphs import double_graphs, graph_lists, random_graph
 from support.index_rules import triplets
 from support.places import Place
 from support.ranks import on_ranks
+from support.runners import sgd_runner
 from support.sampled import in_turn
 from torch import nn
 from torch.utils.data import (
@@ -247,10 +247,8 @@ def test_declared_batches_are_recorded_once_and_replayed_like_plain_torch(drawn)
             padded = padder(batch)
             assert equal_but_ids(padder.pad(batch), copied.pad(batch))
             padded["h0"][counts["node"] :] = 1e3 * torch.randn(2).double()
-            optimizers[1].zero_grad()
             expected = ((plain(batch)[:, 0] - batch["y"]) ** 2).mean()
-            expected.backward()
-            optimizers[1].step()
+            update(optimizers[1], expected)
             assert torch.allclose(runner.step(padded), expected, rtol=1e-10)
     assert_same_state(model, plain, rtol=1e-09, atol=1e-11)
     assert [each.recorded for each in place.recorders] == [2]
@@ -350,11 +348,6 @@ def test_a_batch_of_the_users_class_comes_back_with_padding_as_declared():
     assert [len(piece) for piece in sg.unpad(padded.graph.h, padded)] == [2, 3]
 
 
-def test_a_batch_takes_the_smallest_bucket_that_it_fits():
-    padder = sg.Padder([(30, 60, 9), (60, 150, 12)])
-    assert [padder(GRAPHS[:count]).bucket for count in (2, 6)] == [0, 1]
-
-
 @dataclass(frozen=True, slots=True)
 class Molecules:
     x: torch.Tensor
@@ -374,9 +367,11 @@ class ByName(nn.Module):
 
 class Whole(ByName):
     def forward(self, molecules):  # a name that means nothing to the library
-        by_key = isinstance(molecules, dict | Fields)
-        read = molecules.__getitem__ if by_key else partial(getattr, molecules)
-        return super().forward(read("x"), read("mol"), read("y"))
+        return super().forward(*(field_of(molecules, name) for name in ("x", "mol", "y")))
+
+
+def field_of(batch, name):
+    return batch[name] if isinstance(batch, dict | Fields) else getattr(batch, name)
 
 
 CALLED = list(product([ByName, Whole], [dict, Molecules, SimpleNamespace, "Fields"]))
@@ -391,15 +386,21 @@ def test_a_model_of_a_batch_of_any_class_is_called_by_names_or_with_the_batch(ki
     index = {"bonds": "node", "mol": "graph"}
     schema = sg.Schema.of_batch(batch, node=["x"], edge=["bonds"], graph=["y"], index=index)
     padder = sg.Padder([(9, 7, 4)], schema=schema, like=batch)
+    padded = padder(batch)
+    assert type(padded) is type(batch)
+    assert torch.equal(torch.cat(sg.unpad(field_of(padded, "x"), padded)), values["x"])
+    assert (field_of(padded, "bonds")[:, 3:] >= 5).all()
+    if kind == "Fields":
+        assert list(padded.keys()) == list(values)
     net = model()
     plain = ByName.forward(net, *(values[name] for name in ("x", "mol", "y")))
 
     def loss(out, batch):
-        return (out - (batch.y if hasattr(batch, "y") else batch["y"])).square()
+        return (out - field_of(batch, "y")).square()
 
-    runner = sg.StaticGraphRunner(net, padder, mode, loss=loss, optimizer=sgd(net, 0.0))
+    runner = sgd_runner(net, padder, mode, loss=loss)
     expected = (plain - values["y"]).square().mean().item()
-    assert runner.step(padder(batch)).item() == pytest.approx(expected, rel=1e-12)
+    assert runner.step(padded).item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_batch_made_by_hand_is_told_how_to_say_its_rows():
@@ -432,22 +433,16 @@ class Fields:
         return Fields({name: value.to(device) for name, value in self._values.items()})
 
 
-@pytest.mark.parametrize("kind", ["Fields", "TensorDict"])
-def test_a_batch_that_is_read_by_key(kind):
-    """A ``TensorDict`` where that package is installed, and what offers the same."""
-    made = Fields
-    if kind == "TensorDict":
-        tensordict = pytest.importorskip("tensordict")
-        made = lambda values: tensordict.TensorDict(values, batch_size=[])  # noqa: E731
-    batch = made({"x": torch.randn(5, 2), "edge_index": torch.tensor([[0, 1, 4], [1, 0, 3]]),
-                  "of": torch.tensor([0, 0, 1, 1, 1])})  # fmt: skip
-    says = {"node": ["x"], "index": {"edge_index": "node", "of": "graph"}}
-    padder = sg.Padder([(9, 7, 4)], schema=sg.Schema.of_batch(batch, **says), like=batch)
-    padded = padder(batch.to("cpu"))
+def test_a_tensordict_is_read_by_key():
+    """What offers the same, where that package is not installed, is among the classes above."""
+    tensordict = pytest.importorskip("tensordict")
+    values = {"x": torch.randn(5, 2), "of": torch.tensor([0, 0, 1, 1, 1])}
+    batch = tensordict.TensorDict(values, batch_size=[])
+    schema = sg.Schema.of_batch(batch, node=["x"], index={"of": "graph"})
+    padded = sg.Padder([(9, 7, 4)], schema=schema, like=batch)(batch.to("cpu"))
     assert type(padded) is type(batch)
     assert list(padded.keys()) == list(batch.keys())
     assert torch.equal(torch.cat(sg.unpad(padded["x"], padded)), batch["x"])
-    assert (padded["edge_index"][:, 3:] >= 5).all()
 
 
 @pytest.mark.parametrize(
@@ -505,9 +500,7 @@ def plain_steps(model, batches, lr=0.01):
     for graphs in batches:
         batch = Batch.from_data_list(graphs)
         loss = F.mse_loss(model(batch), batch.y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield float(loss.detach())
 
 
@@ -523,8 +516,7 @@ def test_a_runner_pads_the_batches_of_a_users_own_loader():
     net = Net().double()
     plain = copy.deepcopy(net)
     plan = sg.plan_stream(GRAPHS, batch_size=8, buckets=2)
-    optimizer = sgd(net, 0.01)
-    runner = sg.StaticGraphRunner(net, plan, "eager", loss=squared, optimizer=optimizer)
+    runner = sgd_runner(net, plan, rate=0.01)
     weights = torch.arange(1.0, 61)
     generator = torch.Generator().manual_seed(1)
     loader = DataLoader(
@@ -546,7 +538,7 @@ def test_a_plan_for_a_list_of_graphs_warms_up_with_them():
     net = Net().double()
     plain = copy.deepcopy(net)
     plan = sg.plan_stream(GRAPHS, batch_size=8, buckets=2)
-    runner = sg.StaticGraphRunner(net, plan, loss=squared, optimizer=sgd(net, 0.01)).warmup()
+    runner = sgd_runner(net, plan, "auto", rate=0.01).warmup()
     timed = {(choice.bucket, choice.phase) for choice in runner.report().choices}
     assert timed == {(bucket, phase) for bucket in (0, 1) for phase in ("step", "eval")}
     padder = sg.Padder(plan)
@@ -557,7 +549,7 @@ def test_a_plan_for_a_list_of_graphs_warms_up_with_them():
 def test_a_warm_up_without_fields_is_refused():
     plan = sg.plan_stream([(g.num_nodes, g.num_edges) for g in GRAPHS], batch_size=8)
     net = Net().double()
-    runner = sg.StaticGraphRunner(net, plan, loss=squared, optimizer=sgd(net, 0.01))
+    runner = sgd_runner(net, plan, "auto", rate=0.01)
     with pytest.raises(ValueError, match="does not say what fields a graph has: pass warmup"):
         runner.warmup()
     batch = sg.Padder(plan)(GRAPHS[:8])
@@ -589,7 +581,7 @@ def test_worker_processes_make_the_same_batches_and_nothing_compiles_again():
         alone, together = epoch(data, 0), epoch(data, 2)
         assert all(equal_but_ids(a, b) for a, b in zip(alone, together, strict=True))
     net = Net().double()
-    runner = sg.StaticGraphRunner(net, plan, "fused", loss=squared, optimizer=sgd(net, 0.01))
+    runner = sgd_runner(net, plan, "fused", rate=0.01)
     batches = epoch(GRAPHS, 2)
     for batch in batches:
         runner.step(batch)
@@ -608,8 +600,7 @@ def test_a_batch_in_parts_is_one_update():
     net.norm = nn.Identity()
     plain = copy.deepcopy(net)
     padder = sg.Padder([(30, 75, 7)], overflow="split")
-    subject = Subject(net, loss=squared, optimizer=sgd(net, 0.01))
-    runner = sg.StaticGraphRunner(subject, padder, "eager")
+    runner = sgd_runner(net, padder, rate=0.01)
     batches = [GRAPHS[k : k + 9] for k in range(0, 45, 9)]
     assert all(len(padder.pad(batch)) > 1 for batch in batches)
     ways = (lambda b: b, Batch.from_data_list)
@@ -629,10 +620,9 @@ def test_padding_is_checked_in_the_parts_of_a_batch():
             return self.head(global_add_pool(h - h.mean(0), data.batch))
 
     net = Mixes().double()
-    subject = Subject(net, loss=squared, optimizer=sgd(net, 0.01))
     padder = sg.Padder([(30, 75, 7)], overflow="split")
     with pytest.raises(PaddingLeaks):
-        sg.StaticGraphRunner(subject, padder, "eager").step(GRAPHS[:9])
+        sgd_runner(net, padder).step(GRAPHS[:9])
 
 
 @pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
@@ -640,7 +630,7 @@ def test_a_batch_that_fills_too_little_of_its_bucket_runs_in_eager_at_its_own_si
     net = Net().double()
     plain = copy.deepcopy(net)
     padder = sg.Padder([(60, 150, 12)], min_fill=0.5)
-    runner = sg.StaticGraphRunner(net, padder, mode, loss=squared, optimizer=sgd(net, 0.01))
+    runner = sgd_runner(net, padder, mode, rate=0.01)
     batches = [GRAPHS[:6], GRAPHS[:2], GRAPHS[6:12], GRAPHS[7:10], GRAPHS[:3]]
     assert_follows(runner, net, plain, batches)
     sparse = padder(GRAPHS[:2])
@@ -651,42 +641,54 @@ def test_a_batch_that_fills_too_little_of_its_bucket_runs_in_eager_at_its_own_si
     assert torch.allclose(out[:2], plain.eval()(Batch.from_data_list(GRAPHS[:2])), rtol=1e-9)
 
 
-class Quick(Stopwatch):
-    """Eager takes 1 ms, any other way 2."""
-
-    def milliseconds(self, way, step):
-        step()
-        return 1 if way == "eager" else 2
+SEEN: list[tuple[bool, int]] = []
 
 
-class QuickInSteps(Stopwatch):
-    """Eager takes 2 ms, any other way, which follows it, 4 in a step and 1 in an evaluation."""
+class Seen(Net):
+    """Notes whether it trains, and the rows of nodes."""
 
-    def milliseconds(self, way, step):
-        step()
-        return 2 if way == "eager" else 4 if TRAINS[-1] else 1
+    def forward(self, data):
+        if not torch.compiler.is_compiling():
+            SEEN.append((self.training, len(data.x)))
+        return super().forward(data)
 
 
-TRAINS: list[bool] = []
+def stopwatch_of(times):
+    """Times by the way, whether the model trains, and the rows it had last in eager, which runs
+    before any other way."""
+
+    class Told(Stopwatch):
+        def milliseconds(self, way, step):
+            step()
+            return times(way == "eager", *SEEN[-1])
+
+    return Told
+
+
+def quick(eager, trains, rows):
+    return 1 if eager else 2
+
+
+def quick_in_steps(eager, trains, rows):
+    return 2 if eager else 4 if trains else 1
+
+
+def slow(eager, trains, rows):
+    """Eager takes 1 ms and 0.1 ms per row of nodes, ``fused`` half of the bucket's."""
+    return (1 + 0.1 * rows) * (1 if eager else 0.5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stopwatch", [Quick, QuickInSteps])
-def test_batches_keep_their_size_where_every_phase_runs_in_eager(stopwatch):
-    class Seen(Net):
-        def forward(self, data):
-            if not torch.compiler.is_compiling():
-                TRAINS.append(self.training)
-            return super().forward(data)
-
+@pytest.mark.parametrize("times", [quick, quick_in_steps])
+def test_batches_keep_their_size_where_every_phase_runs_in_eager(times):
     net = Seen().double()
     plain, padder = copy.deepcopy(net), sg.Padder([(101, 250, 20)])
-    auto = Auto(ways=("eager", "fused"), stopwatch=stopwatch)
-    runner = sg.StaticGraphRunner(net, padder, auto, loss=squared, optimizer=sgd(net, 0.01))
+    auto = Auto(ways=("eager", "fused"), stopwatch=stopwatch_of(times))
+    runner = sgd_runner(net, padder, auto, rate=0.01)
     runner.warmup(sg.GraphStore.from_pyg(GRAPHS, keep_order=True))
     assert_follows(runner, net, plain, [GRAPHS[:15], GRAPHS[3:9]])
     ways = {choice.phase: choice.way for choice in runner.report().choices}
-    if stopwatch is Quick:
+    if times is quick:
         assert ways == {"eval": "eager", "step": "eager"}
         assert padder(GRAPHS[:15]).num_nodes == sum(graph.num_nodes for graph in GRAPHS[:15]) + 1
         assert "3 ran in eager at their own size" in str(runner.report())
@@ -695,33 +697,13 @@ def test_batches_keep_their_size_where_every_phase_runs_in_eager(stopwatch):
         assert padder(GRAPHS[:15]).num_nodes == 101
 
 
-class Slow(Stopwatch):
-    """Eager takes 1 ms and 0.1 ms per row of nodes, ``fused`` half of the bucket's."""
-
-    def milliseconds(self, way, step):
-        step()
-        rows = SEEN[-1]
-        return 1 + 0.1 * rows if way == "eager" else 0.5 * (1 + 0.1 * rows)
-
-
-SEEN: list[int] = []
-
-
 @pytest.mark.slow
 def test_auto_measures_the_filling_below_which_eager_is_faster():
-    class Seen(Net):
-        def forward(self, data):
-            if not torch.compiler.is_compiling():
-                SEEN.append(len(data.x))
-            return super().forward(data)
-
     net = Seen().double()
     padder = sg.Padder([(101, 250, 20)])
-    optimizer = sgd(net, 0.01)
-    auto = Auto(ways=("eager", "fused"), stopwatch=Slow)
-    runner = sg.StaticGraphRunner(net, padder, auto, loss=squared, optimizer=optimizer)
-    store = sg.GraphStore.from_pyg(GRAPHS, keep_order=True)
-    runner.warmup(store)
+    auto = Auto(ways=("eager", "fused"), stopwatch=stopwatch_of(slow))
+    runner = sgd_runner(net, padder, auto, rate=0.01)
+    runner.warmup(sg.GraphStore.from_pyg(GRAPHS, keep_order=True))
     (choice,) = (each for each in runner.report().choices if each.phase == "step")
     # Without rows there is one row of padding: (5.55 - 1.1) / (11.1 - 1.1).
     assert choice.least_fill == pytest.approx(0.445)
@@ -742,9 +724,7 @@ def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed(mode):
     plain = copy.deepcopy(net)
     place = Place("cpu")
     padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
-    subject = Subject(net, loss=squared, optimizer=sgd(net, LR))
-    recording = sg.Recording(recorder=place.recorder) if mode == "cuda-graph" else None
-    runner = sg.StaticGraphRunner(subject, padder, mode, recording=recording)
+    runner = sgd_runner(net, padder, mode, rate=LR, recorder=place.recorder)
     padder.pad(GRAPHS[:2])  # learns the fields
     store = sg.GraphStore.from_pyg(GRAPHS[:6], keep_order=True)
     runner.warmup(store)
@@ -771,10 +751,7 @@ def grown_on_rank(mode: str) -> tuple:
     net.norm = nn.Identity()
     padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
     place = Place("cpu")
-    recording = sg.Recording(recorder=place.recorder) if mode == "cuda-graph" else None
-    optimizer = sgd(net, LR)
-    subject = Subject(net, loss=squared, optimizer=optimizer)
-    runner = sg.StaticGraphRunner(subject, padder, mode, recording=recording)
+    runner = sgd_runner(net, padder, mode, rate=LR, recorder=place.recorder)
     padder.pad(GRAPHS[:2])  # learns the fields
     runner.warmup(sg.GraphStore.from_pyg(GRAPHS[:6]))
     losses = [float(runner.step(graphs)) for graphs in BATCHES_OF_RANKS[rank]]

@@ -8,9 +8,10 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import assert_same_gradients, sgd
+from support.alike import assert_same_gradients
 from support.graphs import double_graphs
 from support.places import mode_of
+from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINConv, SAGPooling, TopKPooling, global_add_pool
@@ -115,13 +116,7 @@ def compare_with_plain_pyg(model: Net, mode: str, evaluated: bool = True) -> Non
     data = graphs()
     store = sg.GraphStore.from_pyg(data)
     plain = copy.deepcopy(model)
-    runner = sg.StaticGraphRunner(
-        model,
-        [CAPACITY],
-        mode=mode,
-        loss=loss,
-        optimizer=sgd(model, 0.0),
-    )
+    runner = sgd_runner(model, [CAPACITY], mode, loss=loss)
     whole = Batch.from_data_list([data[i] for i in IDS])
     out = plain(whole)
     expected = loss(out, whole).mean()

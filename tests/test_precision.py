@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import sgd, squared
+from support.alike import sgd, squared, update
 from support.arena import ArenaRecorder
 from support.graphs import drawn_graphs
 from torch import nn
@@ -79,11 +79,9 @@ def plain_losses(precisions):
     found = []
     for ids, precision in zip(IDS, precisions, strict=True):
         batch = Batch.from_data_list([GRAPHS[i] for i in ids])
-        optimizer.zero_grad()
         with precision:
             loss = squared(model(batch.x, batch.batch, len(ids)), batch).mean()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         found.append(loss.item())
     return found
 
@@ -97,10 +95,8 @@ def near(found, expected):
 
 
 def own_step(runner, batch):
-    runner.optimizer.zero_grad()
     loss = sg.masked_mean(squared(runner(batch), batch), batch)
-    loss.backward()
-    runner.optimizer.step()
+    update(runner.optimizer, loss)
     return loss
 
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import pytest
 import torch
 from support.graphs import double_graphs
+from support.runners import made_runner
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import DeepSetsAggregation, PointNetConv, global_add_pool, global_max_pool
 from torch_geometric.utils import to_dense_batch
 
 import staticgraph as sg
-from staticgraph.steps.computation.model_setup import Subject
 
 
 def graphs() -> list[Data]:
@@ -129,8 +129,9 @@ def test_truth_values_stay_truth_values(sanitize):
     for graph in data:
         graph.good = graph.x[:, 1] > 0
     store = sg.GraphStore.from_pyg(data)
-    subject = Subject(Answers(), sanitize=sanitize)
-    runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, batch_size=5), mode="eager")
+    runner = made_runner(
+        Answers(), sg.plan_buckets(store, batch_size=5), mode="eager", sanitize=sanitize
+    )
     pooled, nodes, edges = runner.predict(data)
     assert {each.dtype for each in (pooled, *nodes, *edges)} == {torch.bool}
     for number, graph in enumerate(data):

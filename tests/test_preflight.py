@@ -9,6 +9,7 @@ import textwrap
 import pytest
 import torch
 from support import obstacle_models
+from support.command import write_module
 from support.examples import EXAMPLES
 from support.layer_cases import CASES, C
 from support.layer_model import model_of
@@ -94,17 +95,65 @@ def test_padding_that_reaches_real_rows_is_measured_and_its_module_named(share):
     assert {row.path: row.inert for row in report.modules}["norm"] is False
 
 
-def test_a_gradient_that_a_padding_graph_of_one_node_breaks_is_an_obstacle():
-    class Spread(Net):
-        def forward(self, x, batch):
-            h = self.head(x)
-            return global_mean_pool((h - global_mean_pool(h, batch)[batch]).square(), batch).sqrt()
+class Counting(Net):
+    def trick(self, h):
+        return h / len(h)
 
-    graphs = [graph for graph in STORE[:] if graph.num_nodes > 1]
+
+class Wide(Net):
+    """Over the width of a dense block, which the largest graph of a batch fills."""
+
+    def forward(self, x, edge_index, batch):
+        h, _ = to_dense_batch(self.trick(self.conv(x, edge_index)), batch)
+        return self.head(h.mean(1))
+
+
+class Backwards(Net):
+    """Read backwards, a padded sequence begins with padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(C, C, batch_first=True, bidirectional=True)
+
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch)
+        return (self.lstm(h)[0] * mask[..., None]).sum(1)
+
+
+class Norms(Net):
+    """The forward is fine: a padding graph has no nodes, and an empty norm has no derivative."""
+
+    def forward(self, x, edge_index, batch):
+        block, _ = to_dense_batch(x, batch)  # zeros for a padding graph
+        length = self.conv.lin(block).square().sum((1, 2)).sqrt()
+        return super().forward(x, edge_index, batch) * length[:, None]
+
+
+class Spread(Net):
+    """A deviation has no derivative over a padding graph of one node."""
+
+    def forward(self, x, batch):
+        h = self.head(x)
+        return global_mean_pool((h - global_mean_pool(h, batch)[batch]).square(), batch).sqrt()
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "words"),
+    [
+        (Counting, "differs from plain PyG", ""),
+        (Wide, "differs from plain PyG", "width of a dense block"),
+        (Backwards, "differs from plain PyG", ""),
+        (Norms, "padding breaks a gradient", "is not finite"),
+        (Spread, "padding breaks a gradient", ""),
+    ],
+)
+def test_what_padding_changes_is_told(model, kind, words):
+    """Also if the first graphs of a store include the largest."""
+    graphs = STORE[:] if model is not Spread else [g for g in STORE[:] if g.num_nodes > 1]
     store = sg.GraphStore.from_pyg(graphs, progress=False)
-    plan = sg.plan_buckets(store, batch_size=4)
-    (obstacle,) = check(Spread().double(), plan, store).obstacles
-    assert obstacle.kind == "padding breaks a gradient"
+    (obstacle,) = check(model().double(), sg.plan_buckets(store, batch_size=4), store).obstacles
+    assert obstacle.kind == kind
+    assert words in f"{obstacle.line} {obstacle.remedy}"
 
 
 class Attending(Net):
@@ -145,15 +194,6 @@ def test_a_tensor_that_is_no_buffer_is_named():
     assert "self.scale" in obstacle.operation
 
 
-def test_a_model_that_differs_from_plain_pyg_is_told():
-    class Counting(Net):
-        def trick(self, h):
-            return h / len(h)
-
-    (obstacle,) = check(Counting().double(), PLAN, STORE).obstacles
-    assert obstacle.kind == "differs from plain PyG"
-
-
 class GivenClasses(Net):
     def trick(self, h):
         return h * nn.functional.one_hot((h[:, :1] > 0).long(), 2)[:, 0, :1]
@@ -179,20 +219,6 @@ class OldNorm(Net):
 @pytest.mark.parametrize("kind", [GivenClasses, GivenRepeats, FollowsDevice, OldNorm])
 def test_what_a_recording_can_hold_is_not_blamed(kind):
     check(kind().double(), PLAN, STORE).raise_for_obstacles()
-
-
-def test_a_mean_over_the_width_of_a_dense_block_is_found():
-    """Also if the first graphs of a store include the largest, where the result would be right."""
-
-    class Wide(Net):
-        def forward(self, x, edge_index, batch):
-            h, _ = to_dense_batch(self.trick(self.conv(x, edge_index)), batch)
-            return self.head(h.mean(1))
-
-    plan = sg.plan_buckets(STORE, batch_size=4)
-    (obstacle,) = check(Wide().double(), plan, STORE).obstacles
-    assert obstacle.kind == "differs from plain PyG"
-    assert "width of a dense block" in obstacle.remedy
 
 
 def test_hooks_that_a_compiled_step_would_leave_out_are_refused():
@@ -308,45 +334,25 @@ def test_no_layer_of_the_table_is_blamed():
     ("source", "status", "says"),
     [("h", 0, "static: nothing stands in the way"), ("h / h.max().item()", 1, "net.py:12")],
 )
-def test_the_command_names_the_line(source, status, says, tmp_path, monkeypatch, capsys, request):
-    name = f"net_{status}"
-    (tmp_path / f"{name}.py").write_text(
-        textwrap.dedent(
-            f"""\
-            import torch
-            from torch_geometric.nn import GCNConv, global_add_pool
+def test_the_command_names_the_line(source, status, says, tmp_path, monkeypatch, capsys):
+    text = f"""\
+        import torch
+        from torch_geometric.nn import GCNConv, global_add_pool
 
-            class Net(torch.nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.conv = GCNConv(7, 4)
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv = GCNConv(7, 4)
 
-                def forward(self, x, edge_index, batch):
-                    h = self.conv(x.float(), edge_index)
-                    return global_add_pool(
-                        {source}, batch)
-            """
-        )
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+            def forward(self, x, edge_index, batch):
+                h = self.conv(x.float(), edge_index)
+                return global_add_pool(
+                    {source}, batch)
+        """
+    write_module("net", textwrap.dedent(text), tmp_path, monkeypatch)
     data = EXAMPLES / "MUTAG.npz"
-    assert main(["check", "--model", f"{name}:Net", "--data", str(data)]) == status
-    assert says.replace("net.py", f"{name}.py") in capsys.readouterr().out
-
-
-def test_a_gradient_that_padding_breaks_is_told():
-    """The forward is fine: a padding graph has no nodes, and an empty norm has no derivative."""
-
-    class Norms(Net):
-        def forward(self, x, edge_index, batch):
-            block, _ = to_dense_batch(x, batch)  # zeros for a padding graph
-            length = self.conv.lin(block).square().sum((1, 2)).sqrt()
-            return super().forward(x, edge_index, batch) * length[:, None]
-
-    (obstacle,) = check(Norms().double(), PLAN, STORE).obstacles
-    assert obstacle.kind == "padding breaks a gradient"
-    assert "is not finite" in obstacle.line
+    assert main(["check", "--model", "net:Net", "--data", str(data)]) == status
+    assert says in capsys.readouterr().out
 
 
 def test_a_model_that_writes_on_its_batch_is_checked_on_the_batch_as_it_came():
@@ -362,22 +368,6 @@ def test_a_model_that_writes_on_its_batch_is_checked_on_the_batch_as_it_came():
     report = check(Writes().double(), PLAN, STORE)
     assert report.ok
     assert report.parity < 1e-9
-
-
-def test_a_width_that_only_a_compiled_step_has_is_told():
-    """Read backwards, a padded sequence begins with padding, so the width of the block matters."""
-
-    class Backwards(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lstm = torch.nn.LSTM(C, C, batch_first=True, bidirectional=True)
-
-        def forward(self, x, batch):
-            h, mask = to_dense_batch(x, batch)
-            return (self.lstm(h)[0] * mask[..., None]).sum(1)
-
-    (obstacle,) = check(Backwards().double(), PLAN, STORE).obstacles
-    assert obstacle.kind == "differs from plain PyG"
 
 
 def test_a_layer_that_keeps_the_first_batch_is_refused():

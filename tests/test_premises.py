@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support.alike import sgd, squared
+from support.alike import squared
 from support.plain_epochs import PLAN, STORE, Net, make_net
-from support.runners import made_runner
+from support.runners import sgd_runner
 from torch import nn
 
 import staticgraph as sg
@@ -109,7 +109,7 @@ def as_before():
 
 
 def recorded(loss, model, phases=("step",)):
-    runner = made_runner(model, PLAN, "cuda-graph", loss=loss, optimizer=sgd(model, 1e-3))
+    runner = sgd_runner(model, PLAN, "cuda-graph", loss=loss, rate=1e-3)
     return runner.warmup(STORE, phases=phases)
 
 
@@ -151,12 +151,8 @@ def test_a_tensor_that_is_written_to_is_followed():
     weight = torch.ones((), dtype=torch.float64)
     model, other = make_net(), make_net()
     ours = recorded(lambda out, batch: squared(out, batch) * weight, model)
-    theirs = sg.StaticGraphRunner(
-        other,
-        PLAN,
-        "eager",
-        loss=lambda out, batch: squared(out, batch) * weight,
-        optimizer=sgd(other, 1e-3),
+    theirs = sgd_runner(
+        other, PLAN, loss=lambda out, batch: squared(out, batch) * weight, rate=1e-3
     )
     for batch in ours.loader(STORE, indices=range(24)):
         weight.mul_(0.5)

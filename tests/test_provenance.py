@@ -11,14 +11,13 @@ from support.alike import assert_same_gradients, assert_same_state, sgd
 from support.arena import ArenaRecorder
 from support.graphs import drawn_graphs
 from support.places import mode_of
-from support.runners import made_runner
+from support.runners import made_runner, sgd_runner
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph.errors import NotStatic
-from staticgraph.steps.computation.model_setup import Subject
 
 GRAPHS = 33  # physical graphs, of which 20 are real
 CAPACITY = (150, 310, GRAPHS)
@@ -170,8 +169,7 @@ def test_graphs_of_one_size_may_be_laid_out_as_a_block(mode, options):
     by_hand = sg.Padder([(45, 80, 9)], schema=store.schema)  # padding nodes of two positions, too
     assert len(by_hand(graphs[:8]).x) == 45
     plain = copy.deepcopy(model)
-    optimizer = sgd(model, 0.0)
-    runner = sg.StaticGraphRunner(model, plan, mode, loss=mse, optimizer=optimizer)
+    runner = sgd_runner(model, plan, mode, loss=mse)
     loss = runner.step(batch := next(iter(runner.loader(store))))
     whole = Batch.from_data_list(batch.to_data_list())
     torch.testing.assert_close(loss, F.mse_loss(plain(whole), whole.y), rtol=1e-4, atol=0)
@@ -229,8 +227,7 @@ def test_what_cannot_be_known_must_be_said(batch):
 
 def test_what_is_said_is_checked(batch):
     def run(rows):
-        subject = Subject(Several(), rows=rows, check_padding=False)
-        return sg.StaticGraphRunner(subject, [CAPACITY])(batch)
+        return made_runner(Several(), [CAPACITY], rows=rows, check_padding=False)(batch)
 
     assert not run({"table": "graph"})["table"][20:].any()
     assert bool(run({"nodes": None})["nodes"][~batch.node_mask].any())

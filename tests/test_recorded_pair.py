@@ -139,7 +139,7 @@ def test_gradients_that_were_not_recorded_are_refused(hiv):
 
 
 def test_a_model_that_was_changed_is_refused(hiv):
-    """A pair does not run the model's Python either; it checks which parameters need gradients."""
+    """A pair does not run the model's Python either."""
     model, _ = twins(dropout=0.5)
     runner = recorded(model, hiv)
     loader = sg.StaticLoader(hiv, sg.BucketPlan.of(CAPACITIES, batch_size=30))
@@ -148,13 +148,6 @@ def test_a_model_that_was_changed_is_refused(hiv):
     dropout.p = 0.1
     with pytest.raises(sg.NotStatic, match=r"p was 0\.5, is 0\.1.*call warmup\(\) again"):
         runner(next(iter(loader)))
-    dropout.p = 0.5
-    dropout.eval()
-    with pytest.raises(sg.NotStatic, match="training was True, is False"):
-        runner(next(iter(loader)))
-    dropout.train()
-    model.head.requires_grad_(False)  # fewer than recorded is fine
-    loss_of(runner, next(iter(loader))).backward()
 
 
 def test_batches_made_from_ids(hiv, monkeypatch):

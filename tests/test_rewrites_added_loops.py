@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.rewritten import assert_as_in_plain_pyg, difference, fired, missed, seeded
+from support.runners import made_runner
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing, global_add_pool
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, degree, scatter
 
 import staticgraph as sg
-from staticgraph.steps.computation.model_setup import Subject
 
 
 class Tutorial(MessagePassing):
@@ -169,7 +169,6 @@ def test_loops_of_the_data_are_edges_like_others(layer):
 def test_what_mixes_edges_and_loops_is_named(esol):
     runner = assert_as_in_plain_pyg(seeded(lambda: Trunk(Largest)), esol)
     assert "the max over edges and added loops" in missed(runner)
-    subject = Subject(Trunk(Mixing).double(), check_padding=False)
-    runner = sg.StaticGraphRunner(subject, [(210, 430, 9)], "fused")
+    runner = made_runner(Trunk(Mixing).double(), [(210, 430, 9)], "fused", check_padding=False)
     runner(sg.StaticBatch.of(esol, [3, 1, 4], (210, 430, 9)))
     assert "layer_norm of edges and added loops together" in missed(runner)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import real_ids, sgd
+from support.alike import real_ids, update
 from support.molecule_steps import Molecules, adam, bce, loader_of
 from support.parity import poisoned
+from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.data import Batch, Data
 
@@ -60,7 +61,7 @@ def test_padded_equals_unpadded_in_float64(hiv, plan, gps, scale, real_known):
     """
     model = Molecules(hiv, gps).double()
     stock = copy.deepcopy(model)
-    runner = sg.StaticGraphRunner(model, plan, loss=bce, optimizer=sgd(model, 0.0))
+    runner = sgd_runner(model, plan, "auto", loss=bce)
     for batch in list_of(loader_of(hiv, plan), 2):
         data = unpadded(hiv, batch)
         batch = poisoned(batch, scale) if scale else batch
@@ -102,7 +103,7 @@ def test_a_bucket_does_not_matter(hiv):
     plan = sg.BucketPlan.of([(700, 1500, 33), (2000, 4500, 70)])
     torch.manual_seed(0)
     model = Molecules(hiv, gps=True).double()
-    runner = sg.StaticGraphRunner(model, plan, loss=bce, optimizer=sgd(model, 0.0))
+    runner = sgd_runner(model, plan, "auto", loss=bce)
     grads = []
     for bucket, capacity in enumerate(plan.capacities):
         batch = sg.StaticBatch.of(hiv, ids, capacity, bucket)
@@ -156,10 +157,8 @@ class Stock:
             mixed = torch.randperm(len(graphs), generator=self.order).tolist()
             graphs = [self._mixed(graphs[i]) for i in mixed]
         data = Batch.from_data_list(graphs)
-        self.optimizer.zero_grad()
         _, loss = pyg_loss(self.model, data)
-        loss.backward()
-        self.optimizer.step()
+        update(self.optimizer, loss)
         return float(loss.detach())
 
     def _mixed(self, graph: Data) -> Data:

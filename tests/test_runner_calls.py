@@ -16,7 +16,6 @@ from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph.runner.report import Report
-from staticgraph.steps.computation.model_setup import Subject
 
 
 @pytest.fixture(scope="module")
@@ -288,8 +287,7 @@ class Copying(torch.nn.Module):
 def test_a_fused_forward_may_copy_a_batch_that_nothing_has_measured(esol):
     """The size of its slot is first asked for in the trace."""
     capacity, model = (210, 430, 9), Copying()
-    subject = Subject(model, check_padding=False)
-    runner = sg.StaticGraphRunner(subject, [capacity], "fused")
+    runner = made_runner(model, [capacity], "fused", check_padding=False)
     batch = sg.StaticBatch.of(esol, [3, 1, 4], capacity)
     graphs = Batch.from_data_list([esol[i] for i in (3, 1, 4)])
     torch.testing.assert_close(runner(batch)[batch.graph_mask], model(graphs))

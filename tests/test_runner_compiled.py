@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import torch
-from support.alike import sgd
 from support.graphs import double_graphs
 from support.linear_net import Linear
 from support.molecule_steps import TRAIN, Molecules, adam, bce, loader_of
 from support.places import AsTraced, mode_of
+from support.runners import sgd_runner
 from torch import nn
 from torch._dynamo.utils import counters
 from torch_geometric.nn import GINConv, global_add_pool
@@ -196,12 +196,12 @@ def test_a_model_that_writes_on_its_batch_trains_twice_on_one_batch(esol, monkey
     for mode in ("eager", "traced"):
         torch.manual_seed(0)
         model = Writes()
-        runner = sg.StaticGraphRunner(
+        runner = sgd_runner(
             model,
             [(100, 230, 6)],
-            mode=mode_of(mode, monkeypatch),
+            mode_of(mode, monkeypatch),
             loss=lambda out, data: out - data.y + 0 * data.h[:, :1],
-            optimizer=sgd(model, 1e-6),
+            rate=1e-6,
         )
         outs[mode] = [float(runner.step(batch)) for _ in range(3)]
     assert outs["eager"] == pytest.approx(outs["traced"], rel=1e-5)
@@ -232,12 +232,8 @@ def test_inductor_leaves_no_row_out_of_a_sum():
     for mode in ("default", "eager"):
         torch.manual_seed(0)
         model = Encoder().double()
-        runner = sg.StaticGraphRunner(
-            model,
-            [batch.capacity],
-            mode,
-            optimizer=sgd(model, 0.0),
-            loss=lambda out, batch: out.square().mean(-1),
+        runner = sgd_runner(
+            model, [batch.capacity], mode, loss=lambda out, batch: out.square().mean(-1)
         )
         losses.append(runner.step(batch).detach())
     torch.testing.assert_close(*losses)

@@ -6,8 +6,9 @@ import traceback
 
 import pytest
 import torch
-from support.alike import sgd, squared
+from support.alike import squared
 from support.linear_net import Linear
+from support.runners import sgd_runner
 from torch_geometric.data import Batch
 from torch_geometric.utils import unbatch
 
@@ -38,8 +39,7 @@ def test_the_loss_is_the_mean_over_real_rows(hiv, plan, batch, level):
 
 def losing(loss, plan, mode="eager"):
     model = Linear()
-    optimizer = sgd(model, 0.1)
-    return sg.StaticGraphRunner(model, plan, mode, loss=loss, optimizer=optimizer)
+    return sgd_runner(model, plan, mode, loss=loss, rate=0.1)
 
 
 def test_what_torch_cannot_compile_is_said_in_few_lines(plan, batch):
@@ -108,10 +108,7 @@ def test_a_loss_that_is_none_a_row_is_named(plan, batch):
             return super().forward(x, edge_index, batch, num_graphs)[:, :1]
 
     model = One()
-    optimizer = sgd(model, 0.1)
-    flat = sg.StaticGraphRunner(
-        model, plan, "eager", loss=lambda o, b: o - b.y.view(-1), optimizer=optimizer
-    )
+    flat = sgd_runner(model, plan, loss=lambda o, b: o - b.y.view(-1), rate=0.1)
     with pytest.raises(ValueError, match=r"shape \[33, 1\] has the shape \[33, 33\].*squeeze"):
         flat.step(batch)
 

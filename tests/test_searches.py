@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch_geometric
 import torch_geometric.nn as pyg
-from support.alike import sgd, squared
-from support.runners import made_runner
+from support.alike import squared
+from support.runners import made_runner, sgd_runner
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn.models import DimeNetPlusPlus, SchNet, ViSNet, dimenet
@@ -18,7 +18,6 @@ from torch_geometric.nn.models import DimeNetPlusPlus, SchNet, ViSNet, dimenet
 import staticgraph as sg
 from staticgraph.atoms.structures import counts_within
 from staticgraph.nn.context.search_room import SearchRoom
-from staticgraph.steps.computation.model_setup import Subject
 
 
 def pairs(x, ptr, ignore_same):
@@ -139,12 +138,10 @@ def test_a_step_equals_plain_pygs(name, mode):
     expected = [p.grad for p in plain.parameters() if p.grad is not None]
     predicted = call(plain.eval(), whole).detach()
     store = sg.GraphStore.from_pyg(graphs)
-    optimizer = sgd(model, 0.0)
     plan = [sg.Capacity(nodes=60, edges=8, graphs=len(graphs) + 2, max_graph_nodes=30)]
     if mode == "fused, fitted":
         model.search_room = SearchRoom(2.0, 3.8, 4.2)
-    subject = Subject(model, squared, optimizer, forward=call)
-    runner = sg.StaticGraphRunner(subject, plan, mode.partition(",")[0])
+    runner = sgd_runner(model, plan, mode.partition(",")[0], forward=call)
     runner.step(next(iter(runner.loader(store, exact=False))))
     actual = [p.grad for p in model.parameters() if p.grad is not None]
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
@@ -158,7 +155,7 @@ def test_as_many_triplets_as_edges():
     pos = torch.tensor([[0, 0, 0.1], [0, 0.8, -0.5], [0, -0.8, -0.5]], dtype=torch.float64)
     water = Data(pos=pos, z=torch.tensor([8, 1, 1]), y=torch.zeros(1, 1, dtype=torch.float64))
     expected = call(copy.deepcopy(model), Batch.from_data_list([water])).detach()
-    runner = sg.StaticGraphRunner(Subject(model, forward=call), [(9, 8, 3)], "eager")
+    runner = made_runner(model, [(9, 8, 3)], "eager", forward=call)
     torch.testing.assert_close(runner.predict([water]), expected, rtol=1e-9, atol=0)
 
 
@@ -166,8 +163,7 @@ def test_more_edges_than_a_search_has_room_for_are_refused():
     graphs, model = clusters(), Searching(False, "source_to_target").double()
     model.search_room = SearchRoom(1.2, 0.5, 1.0)
     store = sg.GraphStore.from_pyg(graphs)
-    subject = Subject(model, squared, sgd(model, 0.0), forward=call)
-    runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, len(graphs)), "fused")
+    runner = sgd_runner(model, sg.plan_buckets(store, len(graphs)), "fused", forward=call)
     with pytest.raises(sg.NonFiniteLoss, match=r"search_room\.grow\(\)"):
         runner.step(next(iter(runner.loader(store))))
 
@@ -194,8 +190,9 @@ def test_a_model_that_indexes_found_edges_with_a_mask_runs_in_eager():
     whole = Batch.from_data_list(graphs)
     expected = call(model, whole)[0].detach()
     plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs), batch_size=4)
-    subject = Subject(model, forward=lambda model, data: call(model, data)[0])
-    actual = sg.StaticGraphRunner(subject, plan, "eager").predict(graphs)
+    actual = made_runner(
+        model, plan, "eager", forward=lambda model, data: call(model, data)[0]
+    ).predict(graphs)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import save
 from support.alike import assert_same_state
-from support.command import status_of
+from support.command import refusal
 from support.examples import EXAMPLES
 from support.request_bodies import (
     ARRAYS,
@@ -240,8 +240,7 @@ def sg_graph():
 
 
 def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
-    assert status_of(["serve", "--run", str(tmp_path)]) == 2
-    assert "train a model there first" in capsys.readouterr().err
+    assert "train a model there first" in refusal(["serve", "--run", str(tmp_path)], capsys)
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None)
     from staticgraph.cli import serve
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.drawn import examples
+from support.runners import made_runner
 from support.served_graphs import (
     BUCKETS,
     LARGE,
@@ -30,7 +30,6 @@ from torch_geometric.data import Data
 import staticgraph as sg
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from staticgraph.serving.engine.server import Clock
-from staticgraph.steps.computation.model_setup import Subject
 
 
 def server_of(out: str = "graph", **options) -> sg.Server:
@@ -187,9 +186,10 @@ class Shaped(nn.Module):
 
 def shaped_server(shape) -> sg.Server:
     schema = sg.GraphStore.from_pyg([graph(3)]).schema
-    subject = Subject(Shaped(shape), check_padding=False)
     plan = sg.BucketPlan(tuple(sorted(BUCKETS)), schema=schema)
-    return sg.Server(sg.StaticGraphRunner(subject, plan, mode="eager"), max_wait_ms=0)
+    return sg.Server(
+        made_runner(Shaped(shape), plan, mode="eager", check_padding=False), max_wait_ms=0
+    )
 
 
 @pytest.mark.sampled(2)
@@ -230,16 +230,6 @@ def test_outputs_of_batches_that_do_not_go_together_fail_their_request_alone():
             server.submit([graph(4, k) for k in range(40)]).result(PATIENCE_S)
         assert answer_of(server).shape[0] == 1
     assert (server.stats().failed, server.stats().answered) == (1, 1)
-
-
-def test_a_model_that_exits_fails_its_batch_and_no_other():
-    """SystemExit ends a thread silently; the callers of that batch used to wait forever."""
-    with server_of(max_wait_ms=0) as server:
-        server.runner.model.before = lambda: sys.exit("enough")
-        with pytest.raises(sg.errors.BatchFailed, match="SystemExit: enough"):
-            answer_of(server)
-        server.runner.model.before = lambda: None
-        same(answer_of(server), server.runner.predict([graph(3)]))
 
 
 class ManualClock(Clock):

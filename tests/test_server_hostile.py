@@ -30,11 +30,15 @@ def raises(error: BaseException):
     raise error
 
 
-def test_an_error_that_cannot_be_printed_fails_its_batch_and_no_other():
-    """Building the callers' error used to raise too and end the thread; they waited forever."""
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(Mute(), "Mute: it cannot say what it is"), (SystemExit("enough"), "SystemExit: enough")],
+)
+def test_an_error_that_ends_a_thread_fails_its_batch_and_no_other(error, words):
+    """One that cannot be printed, and an exit; callers used to wait forever."""
     with server_of(max_wait_ms=0) as server:
-        server.runner.model.before = lambda: raises(Mute())
-        with pytest.raises(sg.errors.BatchFailed, match="Mute: it cannot say what it is"):
+        server.runner.model.before = lambda: raises(error)
+        with pytest.raises(sg.errors.BatchFailed, match=words):
             server.submit([graph(3)]).result(PATIENCE_S)
         server.runner.model.before = lambda: None
         same(server.submit([graph(3)]).result(PATIENCE_S), server.runner.predict([graph(3)]))

@@ -7,7 +7,8 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import assert_same_state, sgd
+from support.alike import assert_same_state
+from support.runners import sgd_runner
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GINEConv, GPSConv, global_add_pool
@@ -80,7 +81,7 @@ def squares(out, batch):
 
 
 def runner_of(model, mode="fused"):
-    return sg.StaticGraphRunner(model, PLAN, mode=mode, optimizer=sgd(model, 1e-4), loss=squares)
+    return sgd_runner(model, PLAN, mode, loss=squares, rate=1e-4)
 
 
 def batches_of(store, graphs=8):

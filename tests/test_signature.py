@@ -39,6 +39,10 @@ def moved_buffer(model):
     norm.running_mean.data = norm.running_mean.clone()
 
 
+def moved_parameter(model):
+    model.head.weight.data = model.head.weight.data.clone()
+
+
 def parameter_hook(model):
     model.atoms.weight.register_hook(lambda grad: grad * 2)
 
@@ -59,6 +63,7 @@ QUIET = {
     "class": (other_class, r"head was Linear, is Other"),
     "forward": (other_forward, r"head\.forward was Linear\.forward, is a partial"),
     "buffer's memory": (moved_buffer, r"conv\.nn\.1\.running_mean was at address"),
+    "parameter's memory": (moved_parameter, "has another address"),
 }
 
 

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import sgd
 from support.rewritten import CAPACITY, IDS
-from support.runners import made_runner
+from support.runners import made_runner, sgd_runner
 from support.written_by_hand import Trunk, gine
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
@@ -158,12 +157,11 @@ def test_a_number_that_changes_is_told_to_be_a_tensor_and_serves_as_one(esol):
     def runner_with(kind):
         torch.manual_seed(0)
         model = nn.Linear(9, 1)
-        return sg.StaticGraphRunner(
+        return sgd_runner(
             model,
             [CAPACITY],
             "fused",
             loss=lambda out, batch: beta[kind] * (out - 1).square(),
-            optimizer=sgd(model, 0.0),
             forward=lambda model, batch: model(batch.x.float()),
         )
 

@@ -60,23 +60,6 @@ def test_edges_are_sorted_with_row_pointers_and_transpose(graphs):
     np.testing.assert_array_equal(store.row_ptr, expected)
 
 
-@examples(100)
-@given(flat_graphs())
-def test_a_graph_comes_out_as_it_went_in(graphs):
-    nodes, edges, src, dst = graphs
-    weight = np.random.default_rng(0).normal(size=(len(src), 2)).astype(np.float32)
-    charge = np.arange(nodes.sum()) - 3
-    store = build(nodes, edges, src, dst, w=("edge", weight), q=("node", charge))
-    at_node, at_edge = 0, 0
-    for g, data in enumerate(store):
-        span = slice(at_edge, at_edge + edges[g])
-        assert data.num_nodes == nodes[g]
-        np.testing.assert_array_equal(data.edge_index.numpy(), np.stack([src[span], dst[span]]))
-        np.testing.assert_array_equal(data.w.numpy(), weight[span])
-        np.testing.assert_array_equal(data.q.numpy(), charge[at_node : at_node + nodes[g]])
-        at_node, at_edge = at_node + nodes[g], at_edge + edges[g]
-
-
 def test_index_like_a_list(esol):
     assert esol[-1].num_nodes == esol[len(esol) - 1].num_nodes
     for beyond in (len(esol), -len(esol) - 1):

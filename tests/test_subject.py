@@ -5,8 +5,9 @@ import copy
 
 import pytest
 import torch
-from support.alike import sgd, squared
+from support.alike import sgd, squared, update
 from support.arena import ArenaRecorder
+from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import global_add_pool
@@ -190,9 +191,7 @@ def test_one_call_is_the_same_as_its_parts(esol):
         sizes.append(len(graphs))
         data = Batch.from_data_list(graphs)
         loss = squared(twin(data.x, data.batch, data.num_graphs), data).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         torch.testing.assert_close(runner.step(batch), loss.detach())
         seen += batch.graph_ids[batch.graph_mask].tolist()
     assert sorted(seen) == list(range(50)) != seen
@@ -212,7 +211,5 @@ def test_a_budget_carries_what_predicts_its_bytes(esol):
     options = {"indices": range(200), "min_steps_per_epoch": 4}
     plan = sg.plan_buckets(esol, budget=carries, **options)
     assert plan == sg.plan_buckets(esol, memory=memory, budget=budget, **options)
-    runner = sg.StaticGraphRunner(
-        model, plan, loss=squared, optimizer=sgd(model, 1e-4), budget=carries
-    )
+    runner = sgd_runner(model, plan, "auto", rate=1e-4, budget=carries)
     assert 0 < runner.stats().bytes_committed <= budget.max_bytes

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 import tomllib
 
 import pytest
 import torch
+from support.command import write_module
 from support.few_molecules import few_molecules
 from support.trained_run import losses_of, trained
 from torch_geometric.data import Batch
@@ -50,10 +50,7 @@ def data(tmp_path_factory, esol) -> str:
 
 @pytest.fixture
 def users_losses(tmp_path, monkeypatch):
-    (tmp_path / "users_losses.py").write_text(LOSSES)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "users_losses", raising=False)
-    monkeypatch.chdir(tmp_path)
+    write_module("users_losses", LOSSES, tmp_path, monkeypatch)
 
 
 @pytest.mark.usefixtures("users_losses")

@@ -3,7 +3,6 @@ stopping, a model by name, a settings file."""
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import tomllib
@@ -11,7 +10,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from support.command import status_of
+from support.command import printed_json, refusal, status_of, write_module
 from support.trained_run import SMALL, losses_of, trained
 
 import staticgraph as sg
@@ -178,15 +177,11 @@ def test_without_kernels_auto_leaves_out_what_is_made_of_them():
 
 
 def test_a_model_by_name_is_trained_resumed_and_loaded(data, tmp_path, monkeypatch, capsys):
-    (tmp_path / "own_net.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    write_module("own_net", OWN, tmp_path, monkeypatch)
     words = ["train", "--data", data, "--model", "own_net:build", "--batch-size", "16"]
     words += ["--compile-mode", "eager", "--kernels", "off", "--epochs", "1", "--out", "r"]
-    assert status_of([*words, "--layers", "2"]) == 2
-    assert "--layers is of the models gine" in capsys.readouterr().err
-    assert status_of([*words, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["config"]["model"] == "own_net:build"
+    assert "--layers is of the models gine" in refusal([*words, "--layers", "2"], capsys)
+    assert printed_json([*words, "--json"], capsys)["config"]["model"] == "own_net:build"
     assert status_of(["train", "--resume", "--out", "r", "--epochs", "2"]) == 0
     assert "own_net:build," in capsys.readouterr().out
     trained(data, tmp_path / "zoo", epochs=2, kernels="off")
@@ -197,8 +192,7 @@ def test_a_model_by_name_is_trained_resumed_and_loaded(data, tmp_path, monkeypat
     assert settings["model"] == "own_net:build"
     assert "hidden" not in settings
     given = ["train", "--config", "r/config.toml", "--out", "other"]
-    assert status_of([*given, "--hidden", "4"]) == 2
-    assert "--hidden is of the models gine" in capsys.readouterr().err
+    assert "--hidden is of the models gine" in refusal([*given, "--hidden", "4"], capsys)
     (tmp_path / "own_net.py").write_text(OWN.replace("hidden=8", "hidden=16"))
     monkeypatch.delitem(sys.modules, "own_net")
     with pytest.raises(CheckpointCorrupt, match="another model than own_net:build builds now"):
@@ -208,9 +202,7 @@ def test_a_model_by_name_is_trained_resumed_and_loaded(data, tmp_path, monkeypat
 
 
 def test_what_a_model_holds_besides_finite_tensors_is_kept(data, tmp_path, monkeypatch):
-    (tmp_path / "stateful_net.py").write_text(STATEFUL)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    write_module("stateful_net", STATEFUL, tmp_path, monkeypatch)
     words = ["--data", data, "--model", "stateful_net:build", "--compile-mode", "eager"]
     assert status_of(["train", *words, "--epochs", "1", "--out", "r"]) == 0
     assert status_of(["train", "--resume", "--out", "r", "--epochs", "2"]) == 0
@@ -244,8 +236,7 @@ def test_the_command_line_goes_before_the_file(data, tmp_path, capsys):
     )
     words = ["train", "--config", str(tmp_path / "c.toml"), "--lr", "0.25", "--out",
              str(tmp_path / "r"), "--json"]  # fmt: skip
-    assert status_of(words) == 0
-    config = json.loads(capsys.readouterr().out)["config"]
+    config = printed_json(words, capsys)["config"]
     assert (config["batch_size"], config["lr"], config["allow_cpu"]) == (16, 0.25, True)
 
 
@@ -269,8 +260,7 @@ def test_settings_that_are_none_are_named(line, message, data, tmp_path, capsys)
     path = tmp_path / "c.toml"
     path.write_text(f"{line}\n")
     words = ["train", "--data", data, "--config", str(path), "--out", str(tmp_path / "r")]
-    assert status_of(words) == 2
-    err = capsys.readouterr().err
+    err = refusal(words, capsys)
     assert message in err
     assert str(path) in err
     assert len(err.strip().splitlines()) == 1

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.alike import adam, squared
-from support.command import status_of
+from support.alike import adam, squared, update
+from support.command import printed_json
 from support.gine_net import Net
 from torch import nn
 from torch.nn import functional as F
@@ -88,9 +88,7 @@ def test_the_losses_are_those_of_a_loop_by_hand(few, report):
     ):
         data = Batch.from_data_list([few[i] for i in ids])
         loss = F.mse_loss(model(data.x, data.edge_index, data.edge_attr, data.batch), data.y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         losses.append(loss.item())
     assert list(report.sides[0].losses) == pytest.approx(losses, rel=1e-4)
 
@@ -212,8 +210,7 @@ def test_the_command_prints_a_table_and_writes_both_files(few, tmp_path, capsys)
     words = ["try", "--data", str(tmp_path / "few"), "--model", "gin", "--hidden", "8", "--layers",
              "1", "--batch-size", "16", "--modes", "eager", "--seconds", "0.01",
              "--out", str(tmp_path / "out"), "--json"]  # fmt: skip
-    assert status_of(words) == 0
-    values = json.loads(capsys.readouterr().out)
+    values = printed_json(words, capsys)
     assert values == json.loads((tmp_path / "out" / "try.json").read_text())
     assert values["model"] == type(models.build("gin", few)).__name__
     assert [side["name"] for side in values["sides"]] == ["PyG", "eager"]

@@ -5,6 +5,9 @@ Comparisons without tolerances are to the bit.
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,6 +37,23 @@ def sgd(model: nn.Module, rate: float, **options: Any) -> torch.optim.SGD:
 def adam(model: nn.Module, **options: Any) -> torch.optim.Adam:
     """Returns Adam over the parameters of a model."""
     return torch.optim.Adam(model.parameters(), **options)
+
+
+@contextlib.contextmanager
+def warned_of(words: str) -> Iterator[list[str]]:
+    """Collects, repeated ones too, the warnings that have some words; filled at the end."""
+    told: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield told
+    told += [str(w.message) for w in caught if words in str(w.message)]
+
+
+def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """One update of plain torch."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 
 
 def squared(out: torch.Tensor, batch: Any) -> torch.Tensor:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import pytest
 from cyclopts.argument import Argument
 
 from staticgraph import cli
@@ -31,3 +36,23 @@ def help_of(command: str = "") -> str:
     with contextlib.redirect_stdout(out):
         assert status_of([*command.split(), "--help"]) == 0
     return out.getvalue()
+
+
+def refusal(argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Asserts that a command is refused with exit status 2; returns what it says."""
+    assert status_of(argv) == cli.FAILED
+    return capsys.readouterr().err
+
+
+def printed_json(argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Any:
+    """Asserts that a command works; returns the JSON that it prints."""
+    assert status_of(argv) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def write_module(name: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes a user's module in a folder, and works there as the command line does."""
+    (folder / f"{name}.py").write_text(text)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, name, raising=False)  # left by another test

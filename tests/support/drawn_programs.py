@@ -227,4 +227,26 @@ def of_weights_that_are_far_apart_or_infinite(run: Run) -> None:
     assert torch.equal(whole, torch.tensor([0, 0, 2, 1e30, 3e38, 90]))
 
 
-CHECKS = [of_nothing_of_one_of_ties_and_of_nan, of_weights_that_are_far_apart_or_infinite]
+def of_what_is_far_from_zero(run: Run, dtype: torch.dtype = torch.float32) -> None:
+    """A mean of squares would lose the digits of the deviation; half precisions keep theirs."""
+    torch.manual_seed(0)
+    src, dst = torch.arange(40) % 4, torch.arange(40) // 10
+    row_ptr = torch.arange(0, 41, 10).int()
+    edges = Edges(src, dst, row_ptr, row_ptr, torch.argsort(src, stable=True).int())
+    rows = (1000 + torch.randn(40, 5)).to(dtype)
+    builder = Builder()
+    program = builder.program([Result(builder.operand("edge", (5,)), "mean+std")])
+    out = run(program, [rows], (), edges)[0].double()
+    wide = rows.double().view(4, 10, 5)
+    eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    rounding = torch.finfo(dtype).eps
+    assert (out[:, :5] - wide.mean(1)).abs().max() <= 1000 * (10 * eps + rounding)
+    spread = wide.std(1, correction=0)
+    assert torch.allclose(out[:, 5:], spread, rtol=1e4 * eps + rounding, atol=0)
+
+
+CHECKS = [
+    of_nothing_of_one_of_ties_and_of_nan,
+    of_weights_that_are_far_apart_or_infinite,
+    of_what_is_far_from_zero,
+]

@@ -32,7 +32,7 @@ from staticgraph.kernels.register import CUDA, LIBRARY  # noqa: E402
 from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
 from support.attending import assert_drops_its_share  # noqa: E402
 from support.kernel_cases import CASES, DROPPED, DTYPES, MORE, Sizes  # noqa: E402
-from support.kernel_oracle import SAMPLES, wrong_results  # noqa: E402
+from support.kernel_oracle import SAMPLES, assert_running_statistics, wrong_results  # noqa: E402
 from support.sampled import in_turn  # noqa: E402
 
 NAMES = sorted((CASES.keys() | MORE.keys() | DROPPED.keys()) - {"collate"})
@@ -117,17 +117,7 @@ def test_partial_statistics_of_a_full_grid_join_without_loss():
 
 
 def test_a_cumulative_mean_of_statistics_is_torchs():
-    stock = torch.nn.BatchNorm1d(70, momentum=None)
-    ours = [stock.running_mean.clone(), stock.running_var.clone(), torch.tensor(0)]
-    weight, bias = torch.ones(70), torch.zeros(70)
-    for rows in (9, 30):
-        x = torch.randn(rows + 2, 70)
-        stock(x[:rows])
-        for count in (rows, 1, 0):  # then a single row, and a batch of padding only
-            norm.forward(x, None, None, weight, bias, torch.tensor(count), *ours, None, 1e-5, False)
-    assert torch.allclose(ours[0], stock.running_mean, atol=1e-6)
-    assert torch.allclose(ours[1], stock.running_var, atol=1e-6)
-    assert int(ours[2]) == 2
+    assert_running_statistics(None, columns=70)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

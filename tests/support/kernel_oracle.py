@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.batch_norm import batch_norm_reference
+from staticgraph.kernels.batch_norm import Running, batch_norm, batch_norm_reference
 from staticgraph.kernels.graph_attention import graph_attention_reference
 from staticgraph.kernels.linear import linear_reference
 from staticgraph.kernels.neighbours import neighbours_reference
@@ -116,3 +116,21 @@ def wrong_results(
         usual = results(name, dtype, "cpu", sizes, mask=mask)
     lines = far(actual, exact, usual, dtype, magnitude=1.0)
     return [f"{sample}, {dtype}: {line}" for line in lines]
+
+
+def assert_running_statistics(momentum: float | None, columns: int) -> None:
+    """Compares the running statistics of a norm with those of torch, over batches of any number of
+    rows."""
+    stock = torch.nn.BatchNorm1d(columns, momentum=momentum)
+    ours = [stock.running_mean.clone(), stock.running_var.clone(), torch.tensor(0)]
+    running = Running(*ours, momentum)
+    weight, bias = torch.ones(columns), torch.zeros(columns)
+    for rows in (8, 20):
+        x = torch.randn(rows + 3, columns)
+        stock(x[:rows])
+        batch_norm(x, weight, bias, torch.tensor(rows), eps=1e-5, running=running)
+        for few in (0, 1):  # neither padding alone nor one row tells a variance
+            batch_norm(x, weight, bias, torch.tensor(few), eps=1e-5, running=running)
+    assert torch.allclose(ours[0], stock.running_mean, atol=1e-6)
+    assert torch.allclose(ours[1], stock.running_var, atol=1e-6)
+    assert ours[2] == stock.num_batches_tracked

@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch_geometric.nn import GCNConv, GINEConv, global_add_pool
+from torch_geometric.nn import GCNConv, global_add_pool
 
 from support.alike import sgd
+from support.gine_net import Net
 
 pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
 import lightning.pytorch as pl
@@ -19,17 +20,10 @@ class Whole(pl.LightningModule):
 
     def __init__(self):
         super().__init__()
-        self.atoms = nn.Linear(9, 8)
-        self.bonds = nn.Linear(3, 8)
-        self.conv = GINEConv(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU()))
-        self.head = nn.Linear(8, 1)
-        self.losses = []
+        self.net, self.losses = Net(), []
 
     def forward(self, data):
-        h = self.conv(
-            self.atoms(data.x.float()), data.edge_index, self.bonds(data.edge_attr.float())
-        )
-        return self.head(global_add_pool(h, data.batch, data.num_graphs) / 30)
+        return self.net(data.x, data.edge_index, data.edge_attr, data.batch)
 
     def training_step(self, batch, batch_idx):
         loss = F.mse_loss(self(batch), batch.y)
@@ -63,7 +57,7 @@ class InParts(Whole):
         h = self.convs[0](batch.x, batch.edge_index)
         h = self.convs[1](self.norm(h), batch.edge_index)
         pooled = global_add_pool(h.relu(), batch.batch, batch.num_graphs) / 30
-        loss = F.mse_loss(self.head(pooled), batch.y)
+        loss = F.mse_loss(self.net.head(pooled), batch.y)
         self.losses.append(loss.detach())
         return loss
 

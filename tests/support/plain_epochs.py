@@ -8,7 +8,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GINConv, global_add_pool
 
 import staticgraph as sg
-from support.alike import squared
+from support.alike import squared, update
 from support.graphs import drawn_graphs
 
 D = torch.float64
@@ -41,10 +41,8 @@ def sgd(*parts: nn.Module) -> torch.optim.Optimizer:
 def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, ids, loss=squared) -> Tensor:
     """A step of plain PyG over some of the graphs; returns its loss."""
     batch = Batch.from_data_list([GRAPHS[i] for i in ids])
-    optimizer.zero_grad()
     mean = loss(model(batch.x, batch.edge_index, batch.batch, len(ids)), batch).mean()
-    mean.backward()
-    optimizer.step()
+    update(optimizer, mean)
     return mean
 
 

@@ -15,8 +15,8 @@ from torch_geometric.utils import scatter
 
 import staticgraph as sg
 from staticgraph.batches.batch.containers import tensors_in
-from staticgraph.steps.computation.model_setup import Subject
 from support.parity import bystanders, differing, nothing_else_changes
+from support.runners import made_runner
 
 CAPACITY = (210, 430, 9)
 IDS = [3, 1, 4, 1059, 200, 7]
@@ -95,7 +95,7 @@ def difference(model: nn.Module, store: Any, mode: str = "fused") -> tuple[float
     expected = in_plain_pyg(stock, store)
     draws = not torch.equal(random, torch.get_rng_state())
     sines(expected).backward()
-    runner = sg.StaticGraphRunner(Subject(model, check_padding=False), [CAPACITY], mode)
+    runner = made_runner(model, [CAPACITY], mode, check_padding=False)
     batch = garbage(sg.StaticBatch.of(store, IDS, CAPACITY), store)
     with nothing_else_changes(batch, draws):
         outs = [value[batch.mask_of(value)] for value in tensors_in(runner(batch))]

@@ -7,6 +7,7 @@ from typing import Any
 
 import staticgraph as sg
 from staticgraph.steps.computation.model_setup import Subject
+from support.alike import sgd, squared
 from support.arena import ArenaRecorder
 
 SUBJECT = {field.name for field in dataclasses.fields(Subject)}
@@ -26,3 +27,15 @@ def made_runner(model: Any, plan: Any, mode: Any = "auto", **options: Any) -> sg
     return sg.StaticGraphRunner(
         Subject(model, **subject), plan, mode, recording=sg.Recording(**recording), **rest
     )
+
+
+def sgd_runner(
+    model: Any,
+    plan: Any,
+    mode: Any = "eager",
+    loss: Any = squared,
+    rate: float = 0.0,
+    **options: Any,
+) -> sg.StaticGraphRunner:
+    """Makes a runner whose steps train with SGD; the model stays what it is at a rate of 0."""
+    return made_runner(model, plan, mode, loss=loss, optimizer=sgd(model, rate), **options)

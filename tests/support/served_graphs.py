@@ -12,8 +12,8 @@ from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
-from staticgraph.steps.computation.model_setup import Subject
 from support.patience import patience
+from support.runners import made_runner
 
 PATIENCE_S = patience(30)  # until a hanging test fails; nothing is timed
 # Float64 sums of a few tens of terms, in another order.
@@ -69,8 +69,7 @@ class Net(nn.Module):
 def runner_of(out: str = "graph", buckets=BUCKETS) -> sg.StaticGraphRunner:
     store = sg.GraphStore.from_pyg([graph(3), graph(5)])
     plan = sg.BucketPlan(tuple(sorted(buckets)), schema=store.schema)
-    subject = Subject(Net(out), check_padding=False)
-    return sg.StaticGraphRunner(subject, plan, mode="eager")
+    return made_runner(Net(out), plan, mode="eager", check_padding=False)
 
 
 def same(actual, expected) -> None:

@@ -15,13 +15,9 @@ from support.layer_cases.case import C, Case, alone, batched, plain, weighted
 
 
 def dense_attention(layer: Any, x: Tensor, d: Any) -> Tensor:
-    h, mask = pyg_to_dense(x, d.batch)
+    h, mask = to_dense_batch(x, d.batch)
     out, _ = layer(h, h, h, key_padding_mask=~mask, need_weights=False)
     return (h + out)[mask]
-
-
-def pyg_to_dense(x: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
-    return to_dense_batch(x, batch)
 
 
 def masked(layer: Any, x: Tensor, d: Any) -> Tensor:
@@ -38,10 +34,10 @@ def dense_gcn(layer: Any, x: Tensor, d: Any) -> Tensor:
 class Jumping(nn.Module):
     """Three convolutions and jumping knowledge over them."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, jump: nn.Module) -> None:
         super().__init__()
         self.convs = nn.ModuleList(pyg.GraphConv(C, C) for _ in range(3))
-        self.jump = pyg.JumpingKnowledge(mode, C, 3)
+        self.jump = jump
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         xs = []
@@ -51,24 +47,34 @@ class Jumping(nn.Module):
         return self.jump(xs)
 
 
-class MaskedFill(nn.Module):
-    """A model's own dense attention with its own write-back."""
+class OfOneType(nn.Module):
+    """Jumping knowledge of a single node type."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.attn = nn.MultiheadAttention(C, 2, batch_first=True)
+        self.jump = pyg.HeteroJumpingKnowledge(["atom"], "lstm", C, 3)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.attn(*args, **kwargs)
+    def forward(self, xs: list[Tensor]) -> Tensor:
+        return self.jump({"atom": xs})["atom"]
 
 
 def models() -> list[Case]:
     return [
         *(
-            Case(f"JumpingKnowledge {mode}", "models", lambda mode=mode: Jumping(mode), plain)
+            Case(
+                f"JumpingKnowledge {mode}",
+                "models",
+                lambda mode=mode: Jumping(pyg.JumpingKnowledge(mode, C, 3)),
+                plain,
+            )
             for mode in ("cat", "max", "lstm")
         ),
-        Case("to_dense_batch and back", "functions", MaskedFill, dense_attention),
+        Case(
+            "to_dense_batch and back",
+            "functions",
+            lambda: nn.MultiheadAttention(C, 2, batch_first=True),
+            dense_attention,
+        ),
         *(
             Case(f"{kind.__name__}, to_dense_batch", "functions", partial(kind, C, 2, 4), masked)
             for kind in (attention.PerformerAttention, attention.PolynormerAttention)
@@ -181,7 +187,7 @@ def models() -> list[Case]:
             )
             for method in ("add", "concat")
         ),
-        Case("HeteroJumpingKnowledge", "models", HeteroJumping, plain),
+        Case("HeteroJumpingKnowledge", "models", lambda: Jumping(OfOneType()), plain),
         Case(
             "GPSENodeEncoder",
             "models",
@@ -266,22 +272,6 @@ class Pairs(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         score = self.model(x, edge_index)
         return scatter(score[:, None], edge_index[1], 0, x.size(0))
-
-
-class HeteroJumping(nn.Module):
-    """Two convolutions of one node type and jumping knowledge over them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convs = nn.ModuleList(pyg.GraphConv(C, C) for _ in range(2))
-        self.jump = pyg.HeteroJumpingKnowledge(["atom"], "lstm", C, 2)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        xs = []
-        for conv in self.convs:
-            x = conv(x, edge_index).relu()
-            xs.append(x)
-        return self.jump({"atom": xs})["atom"]
 
 
 def polynormer() -> nn.Module:
