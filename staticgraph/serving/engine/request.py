@@ -41,7 +41,9 @@ class Request:
     """
 
     def __init__(self, store: GraphColumns, graphs: range, arrived: float) -> None:
-        self.store, self.graphs, self.arrived = store, graphs, arrived
+        self.store: GraphColumns = store
+        self.graphs: range = graphs
+        self.arrived: float = arrived
         self.future: Future[Any] = Future()
         self.over: bool = False
         self._order: list[int] = []  # of the graphs that ran

@@ -78,8 +78,9 @@ class Counts:
         self._waits: deque[float] = deque(maxlen=LAST_REQUESTS)
         self._latencies: deque[float] = deque(maxlen=LAST_REQUESTS)
         self._pace: deque[tuple[int, float]] = deque(maxlen=LAST_BATCHES)
-        self._graphs = self.answered = self.failed = self.refused = self.cancelled = 0
-        self.failing = 0
+        self._graphs = self.failed = self.refused = self.cancelled = 0
+        self.answered: int = 0
+        self.failing: int = 0
 
     def batch(self, bucket: int, real: tuple[int, int, int], waits: list[float]) -> None:
         """Counts a batch that begins: real nodes, edges and graphs, and each request's wait."""

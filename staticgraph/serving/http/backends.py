@@ -148,8 +148,7 @@ def _framed(message: Any) -> bytes:
 
 
 class ReaderConnections(socketserver.ThreadingUnixStreamServer):
-    """Answers the processes that read bodies, from threads: an event loop would wait for the thread
-    of the model, which is busy in Python, at every turn.
+    """Answers the processes that read bodies, from two threads for each of them.
 
     Attributes:
         address, key: arguments of :class:`RemoteServer` in the other processes.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # The number of consecutive failed batches after which the device is considered broken.
 BROKEN_AFTER = 3
 JSON = "application/json"
-STATUS = {
+STATUS: dict[type[Exception], int] = {
     errors.GraphTooLarge: 413,
     errors.BadGraph: 422,
     errors.BatchFailed: 500,
