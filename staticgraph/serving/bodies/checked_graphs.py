@@ -12,15 +12,20 @@ dtype. All graphs of a body are checked together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from staticgraph.schema import EDGE_INDEX, Field, Schema
+from staticgraph.schema import EDGE_INDEX, Field, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray
-from staticgraph.store.columns import Array, IndexRule
+from staticgraph.store.columns import (
+    Array,
+    graph_at,
+    local_positions,
+    row_pointers,
+    sort_by_destination,
+)
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.indices import Offsets, first_outside, graph_of_row
+from staticgraph.store.indices import Offsets, first_outside, graph_of_row, renumbered
 from staticgraph.text.how_many import how_many
 
 TARGET = "y"
@@ -59,6 +64,8 @@ def fields_of(schema: Schema) -> list[Field]:
 
 def joined(parts: Sequence[Arrays]) -> Arrays:
     """The graphs of all parts in one set of arrays, in order."""
+    if len(parts) == 1:
+        return parts[0]
     return {
         name: np.concatenate([part[name] for part in parts], axis=int(name == EDGE_INDEX))
         for name in parts[0]
@@ -66,22 +73,31 @@ def joined(parts: Sequence[Arrays]) -> Arrays:
 
 
 def store_of(graphs: Arrays, schema: Schema) -> GraphStore:
-    """A store of checked graphs with the fields of a schema; targets are zero."""
-    nodes, edges, (src, dst) = (graphs[name] for name in ("num_nodes", "num_edges", EDGE_INDEX))
+    """A store of checked graphs with the fields of a schema, sorted unless the schema keeps their
+    order; targets are zero."""
+    offsets, (src, dst) = _offsets(graphs), graphs[EDGE_INDEX]
     if TARGET in schema:
-        y, rows = schema[TARGET], {"node": nodes.sum(), "edge": edges.sum(), "graph": len(nodes)}
-        graphs = {**graphs, TARGET: np.zeros((rows[y.level] * y.rows, *y.shape), y.dtype)}
-    store = GraphStore.from_arrays(
-        nodes,
-        edges,
-        src,
-        dst,
-        {item.name: (item.level, graphs[item.name]) for item in schema},
-        rows={item.name: item.rows for item in schema},
-        rules={item.name: IndexRule(item.cat_dim, item.counts) for item in schema},
-        name="requests",
+        y = schema[TARGET]
+        rows = offsets[y.level][-1] * y.rows
+        graphs = {**graphs, TARGET: np.zeros((rows, *y.shape), y.dtype)}
+    columns = {item.name: graphs[item.name] for item in schema}
+    bounds = offsets["node"], offsets["edge"]
+    row_ptr = transpose = origin = np.empty(0, np.int64)
+    if schema.has_pointers:
+        if (order := sort_by_destination(dst, *bounds)) is not None:
+            src, dst = src[order], dst[order]
+            columns = renumbered(schema, columns, offsets, "edge", order)
+            origin = local_positions(order, offsets["edge"])
+        row_ptr, transpose = row_pointers(src, dst, *bounds)
+    return GraphStore(schema, *bounds, src, dst, row_ptr, transpose, origin, columns)
+
+
+def _offsets(graphs: Arrays) -> dict[Level, IntArray]:
+    """``[n + 1]`` for each level: where each graph's rows begin."""
+    nodes, edges = (
+        np.concatenate([[0], np.cumsum(graphs[name])]) for name in ("num_nodes", "num_edges")
     )
-    return replace(store.in_first_order() if schema.keep_order else store, schema=schema)
+    return {"node": nodes, "edge": edges, "graph": np.arange(len(nodes))}
 
 
 def checked(arrays: Arrays, fields: Sequence[Field], categories: Categories) -> Arrays:
@@ -93,28 +109,26 @@ def checked(arrays: Arrays, fields: Sequence[Field], categories: Categories) -> 
             the graph, the field and the value.
     """
     nodes, edges, index = arrays["num_nodes"], arrays["num_edges"], arrays[EDGE_INDEX]
-    counts = {"node": nodes, "edge": edges}
-    if index.shape != (2, edges.sum()):
+    offsets = _offsets(arrays)
+    if index.shape != (2, offsets["edge"][-1]):
         raise BadBody(f"edge_index has shape {list(index.shape)}, not [2, sum of num_edges]")
-    index = _cast(index, EDGE_INDEX, "int64", edges)
+    index = _cast(index, EDGE_INDEX, "int64", offsets["edge"])
     graphs = {"num_nodes": nodes, "num_edges": edges, EDGE_INDEX: index}
     for item in fields:
-        rows = counts.get(item.level, np.full(len(nodes), item.rows))
-        array, shape = arrays[item.name], (int(rows.sum()), *item.shape)
+        bounds = offsets[item.level] * item.rows
+        array, shape = arrays[item.name], (int(bounds[-1]), *item.shape)
         if array.shape != shape:
             raise BadBody(
                 f"{item.name!r} has not {how_many(shape[0], 'row')}, one per {item.level} "
                 f"({item.describe()}), but shape {list(array.shape)}"
             )
-        graphs[item.name] = _cast(array, item.name, item.dtype, rows)
+        graphs[item.name] = _cast(array, item.name, item.dtype, bounds)
     beyond = (index < 0) | (index >= np.repeat(nodes, edges))
     if beyond.any():
-        graph = _graph_of(beyond, edges)
+        graph = _graph_of(beyond, offsets["edge"])
         raise BadBody(
             f"graph {graph}: edge_index leads to a node outside of 0 to {nodes[graph] - 1}"
         )
-    offsets = {level: np.concatenate([[0], np.cumsum(n)]) for level, n in counts.items()}
-    offsets["graph"] = np.arange(len(nodes) + 1)
     for item in fields:
         if item.name in categories:
             check_categories(item, graphs[item.name], offsets, categories[item.name])
@@ -123,14 +137,14 @@ def checked(arrays: Arrays, fields: Sequence[Field], categories: Categories) -> 
     return graphs
 
 
-def _graph_of(wrong: Array, rows: IntArray) -> int:
-    """The graph of the first wrong row, which is the last dimension; ``rows`` are of each graph."""
-    row = np.nonzero(wrong)[-1].min()
-    return int(np.searchsorted(np.cumsum(rows), row, side="right"))
+def _graph_of(wrong: Array, offsets: IntArray) -> int:
+    """The graph of the first wrong row, which is the last dimension; ``offsets`` are ``[n + 1]``,
+    where the rows of each graph begin."""
+    return graph_at(offsets, np.nonzero(wrong)[-1].min())
 
 
-def _cast(array: Array, name: str, dtype: str, rows: IntArray) -> Array:
-    """An array ``[sum of rows of each graph, ...]`` of a dtype, in C order; floats may be rounded.
+def _cast(array: Array, name: str, dtype: str, offsets: IntArray) -> Array:
+    """An array ``[rows of all graphs, ...]`` of a dtype, in C order; floats may be rounded.
 
     Raises:
         BadBody: a value does not fit the dtype or is not finite, or is not a number.
@@ -146,7 +160,7 @@ def _cast(array: Array, name: str, dtype: str, rows: IntArray) -> Array:
         if array.dtype == np.uint64 and target.kind == "i":  # compared as float64: not exact
             wrong |= values < 0
     if wrong.any():
-        graph = _graph_of(wrong if name == EDGE_INDEX else wrong.T, rows)
+        graph = _graph_of(wrong if name == EDGE_INDEX else wrong.T, offsets)
         raise BadBody(f"graph {graph}: {name!r} has a value that is no {dtype}, or not finite")
     return values
 

@@ -46,6 +46,7 @@ class Request:
         self.arrived: float = arrived
         self.future: Future[Any] = Future()
         self.over: bool = False
+        self._begun = False
         self._order: list[int] = []  # of the graphs that ran
         self._outputs: list[dict[Path, Any]] = []
         self._form: Any = None
@@ -61,7 +62,8 @@ class Request:
     def begin(self) -> bool:
         """Marks the request as running, after which it cannot be cancelled; returns False if it is
         over or was cancelled, so that its graphs need not run. The caller holds the lock."""
-        if not (self.over or self.future.running()):
+        if not (self.over or self._begun):
+            self._begun = True
             try:
                 self.over = not self.future.set_running_or_notify_cancel()
             except Exception:  # its caller already set a result; this affects no other request
@@ -89,9 +91,10 @@ class Request:
         """The answer once it is complete, or a :class:`BatchFailed` if the outputs of several
         batches cannot be combined (different keys or shapes)."""
         try:
-            order = np.argsort(self._order)
             paths = self._outputs[-1]  # in the order of the last containers
-            leaves = (_merged([rows[path] for rows in self._outputs], order) for path in paths)
+            leaves = (
+                _merged([rows[path] for rows in self._outputs], self._order) for path in paths
+            )
             return with_leaves(self._form, leaves)
         except BaseException as error:  # a container of the model's own class may do anything
             return batch_failed(
@@ -187,10 +190,11 @@ def _rows(
     yield path, predictions.in_order()
 
 
-def _merged(pieces: list[Any], order: IntArray) -> Any:
-    """The rows of several batches as one, in an order."""
+def _merged(pieces: list[Any], graphs: list[int]) -> Any:
+    """The rows of several batches as one, in the order of the graphs' numbers."""
     if len(pieces) == 1 or not isinstance(pieces[0], Tensor | list):
         return pieces[0]
+    order = np.argsort(graphs)
     if isinstance(pieces[0], Tensor):
         return torch.cat(pieces)[torch.from_numpy(order)]
     rows = list(chain(*pieces))

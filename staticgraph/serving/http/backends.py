@@ -55,7 +55,7 @@ class Backend(ABC):
 
     def __init__(self) -> None:
         self._arrived: list[tuple[Arrays, Reply]] = []
-        self._open: set[Reply] = set()
+        self._running = 0  # requests that were submitted and have no reply yet
 
     async def open(self) -> None:  # noqa: B027 - there may be nothing to prepare
         """Prepares for requests, in the event loop that has them."""
@@ -64,30 +64,33 @@ class Backend(ABC):
         """A future of the reply for checked graphs."""
         loop = asyncio.get_running_loop()
         if not self._arrived:
-            loop.call_later(GATHER_S if self._open else 0, self._submit_arrived)
+            loop.call_later(GATHER_S if self._running else 0, self._submit_arrived)
         response: Reply = loop.create_future()
         self._arrived.append((graphs, response))
-        self._open.add(response)
-        response.add_done_callback(self._open.discard)
         return response
 
     def _submit_arrived(self) -> None:
         arrived = [each for each in self._arrived if not each[1].done()]  # else the caller is gone
         self._arrived = []
-        if arrived:
-            graphs, replies = zip(*arrived, strict=True)
-            self.submit(joined(graphs), [len(each["num_nodes"]) for each in graphs], replies)
-
-    def submit(self, graphs: Arrays, counts: list[int], replies: Sequence[Reply]) -> None:
-        """Submits requests, of ``counts`` of the checked graphs each, and later gives replies."""
+        if not arrived:
+            return
+        graphs, replies = zip(*arrived, strict=True)
+        self._running += len(replies)
         try:
-            self._submit(graphs, counts, replies)
+            self._submit(joined(graphs), [len(each["num_nodes"]) for each in graphs], replies)
         except Exception as error:  # reported through the replies, since this has no caller
             for response in replies:
-                response.set_result(refusal(error))
+                self._end(response, refusal(error))
+
+    def _end(self, response: Reply, reply: Response) -> None:
+        """Replies to a request that was submitted; its caller may be gone."""
+        self._running -= 1
+        if not response.done():
+            response.set_result(reply)
 
     @abstractmethod
-    def _submit(self, graphs: Arrays, counts: list[int], replies: Sequence[Reply]) -> None: ...
+    def _submit(self, graphs: Arrays, counts: list[int], replies: Sequence[Reply]) -> None:
+        """Submits requests, of ``counts`` of the checked graphs each; :meth:`_end` replies."""
 
     @abstractmethod
     async def status(self, path: str) -> Response:
@@ -122,8 +125,7 @@ class AsyncServer(Backend):
     def _reply_all(self) -> None:
         while self._ended:
             response, future = self._ended.popleft()
-            if not response.done():
-                response.set_result(reply_of(future, *self._meaning))
+            self._end(response, reply_of(future, *self._meaning))
 
     async def status(self, path: str) -> Response:
         """The reply for ``health`` or ``metrics``."""
@@ -255,6 +257,7 @@ class RemoteServer(Backend):
         """The reply for ``health`` or ``metrics``."""
         response: Reply = asyncio.get_running_loop().create_future()
         self._ask([response], path=path)
+        self._running += 1
         return await response
 
     def _ask(
@@ -278,14 +281,12 @@ class RemoteServer(Backend):
                 for number, content, status, headers in _REPLIES.decode(
                     await replies.readexactly(size)
                 ):
-                    if not (response := self._waiting.pop(number)).done():
-                        response.set_result(Response(content, status, headers))
+                    self._end(self._waiting.pop(number), Response(content, status, headers))
         except (OSError, EOFError):
             pass
         except (ValueError, KeyError):
             log.exception("an answer of the process with the model cannot be read")
         self._lost = True
         for response in self._waiting.values():
-            if not response.done():
-                response.set_result(refusal(ServerClosed("the process with the model is gone")))
+            self._end(response, refusal(ServerClosed("the process with the model is gone")))
         os.kill(os.getpid(), signal.SIGTERM)
