@@ -187,7 +187,7 @@ class Predictions:
 
     def _edges_as_given(self, graph: int, piece: Tensor) -> Tensor:
         """Undoes the store's sorting of edges by destination."""
-        if isinstance(self._store, int) or self._level in ("graph", "node"):
+        if isinstance(self._store, int):
             return piece
         places = self._store.origin_of(graph, self._level or "")
         if places is None:

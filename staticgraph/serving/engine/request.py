@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.containers import parts_of, with_leaves
-from staticgraph.batches.batch.predictions import Predictions
+from staticgraph.batches.batch.predictions import Predictions, is_dense
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import BatchFailed
 from staticgraph.serving.bodies.checked_graphs import first_line
@@ -185,6 +185,9 @@ def _rows(
             f"the model's output{name} is one number for all graphs of a batch, which are of "
             "several callers: leave it out with forward=lambda model, batch: ..."
         )
+    if isinstance(out, Tensor) and batch.level_of(out) == "graph" and not is_dense(batch, out):
+        yield path, out[: len(store)].detach().to("cpu", copy=True)  # without cutting it in graphs
+        return
     predictions = Predictions(store)
     predictions.add(batch, out)
     yield path, predictions.in_order()
