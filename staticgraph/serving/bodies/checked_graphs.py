@@ -89,7 +89,17 @@ def store_of(graphs: Arrays, schema: Schema) -> GraphStore:
             columns = renumbered(schema, columns, offsets, "edge", order)
             origin = local_positions(order, offsets["edge"])
         row_ptr, transpose = row_pointers(src, dst, *bounds)
-    return GraphStore(schema, *bounds, src, dst, row_ptr, transpose, origin, columns)
+    return GraphStore(
+        schema=schema,
+        node_offsets=offsets["node"],
+        edge_offsets=offsets["edge"],
+        edge_src=src,
+        edge_dst=dst,
+        row_ptr=row_ptr,
+        transpose=transpose,
+        edge_origin=origin,
+        columns=columns,
+    )
 
 
 def _offsets(graphs: Arrays) -> dict[Level, IntArray]:
