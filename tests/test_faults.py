@@ -30,6 +30,7 @@ from support.saved_kinds import FOLDERS, KINDS, Parts
 
 import staticgraph as sg
 from staticgraph.batches.loading import loader as loading
+from staticgraph.serving.engine import server
 from staticgraph.serving.engine.server import Server
 from staticgraph.serving.engine.statistics import Counts
 
@@ -241,7 +242,10 @@ def test_an_epoch_goes_on_after_a_fault_without_a_graph_lost_or_doubled(places, 
     ("places", "fail"),
     [
         ([(served_graphs.Net, "forward")], no_memory),
-        ([(Server, "_run"), (Server, "_answer"), (Server, "_next"), (Server, "_count")], no_memory),
+        (
+            [(server, "hand_out"), (Server, "_answer"), (Server, "_next"), (Server, "_end")],
+            no_memory,
+        ),
         ([(Counts, "ran"), (Counts, "batch"), (Counts, "answer")], no_memory),
         ([(threading.Thread, "start")], no_thread),
     ],

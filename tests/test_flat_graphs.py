@@ -15,9 +15,9 @@ from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph.schema import Schema
-from staticgraph.serving.bodies.checked_graphs import BadBody
-from staticgraph.serving.bodies.flat_graphs import store_of
+from staticgraph.serving.bodies.checked_graphs import BadBody, store_of
 from staticgraph.serving.bodies.reader import Reader
+from staticgraph.serving.engine.request import concatenated
 
 
 def graph(nodes: int, seed: int = 0) -> Data:
@@ -56,7 +56,8 @@ def body_of(graphs: list[Data], **changed: np.ndarray) -> bytes:
 
 
 def whole(graphs) -> sg.GraphStore:
-    return store_of([graphs], SCHEMA)
+    store = store_of(graphs, SCHEMA)
+    return concatenated([(store, range(len(store)))])
 
 
 def same_store(found: sg.GraphStore, graphs: list[Data], schema: Schema = SCHEMA) -> None:
@@ -77,14 +78,14 @@ def same_store(found: sg.GraphStore, graphs: list[Data], schema: Schema = SCHEMA
 def test_a_store_of_flat_graphs_is_that_of_pyg(lists, data):
     given = [[graph(n, 10 * k + i) for i, n in enumerate(ns)] for k, ns in enumerate(lists)]
     spans, expected = [], []
-    for graphs in given:
-        flat = READER.arrays(body_of(graphs))
-        first = data.draw(st.integers(0, len(flat) - 1))
-        last = data.draw(st.integers(first + 1, len(flat)))
-        spans.append(flat.part(first, last, SCHEMA))
-        expected += graphs[first:last]
     schema = replace(SCHEMA, keep_order=data.draw(st.booleans()))
-    same_store(store_of(spans, schema), expected, schema)
+    for graphs in given:
+        store = store_of(READER.arrays(body_of(graphs)), schema)
+        first = data.draw(st.integers(0, len(store) - 1))
+        last = data.draw(st.integers(first + 1, len(store)))
+        spans.append((store, range(first, last)))
+        expected += graphs[first:last]
+    same_store(concatenated(spans), expected, schema)
 
 
 def test_small_numbers_on_the_way_are_the_same_graphs():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
-from multiprocessing.connection import Client, Listener
 
 import pytest
 import torch
@@ -21,9 +21,8 @@ import staticgraph as sg
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
 
-from staticgraph.serving.http import remote as remotes
-from staticgraph.serving.http.app import AsyncServer
-from staticgraph.serving.http.remote import ReaderConnections, RemoteServer
+from staticgraph.serving.http import backends
+from staticgraph.serving.http.backends import AsyncServer, ReaderConnections, RemoteServer
 
 
 class Line:
@@ -33,28 +32,23 @@ class Line:
         self.runner = runner_of(out, BUCKETS)
         self.server = sg.Server(self.runner, **{"max_wait_ms": 0, **options})
         self.connections = ReaderConnections(self.server, None, ())
-        self.remote = RemoteServer(
-            self.connections.address, self.connections.key, self.server.schema
-        )
+        self.remote = RemoteServer(self.connections.address, self.connections.key)
 
     def run(self, work):
         try:
-            return run(self.remote, work)
+            return asyncio.run(opened(self.remote, work))
         finally:
             self.connections.close()
             assert not self.connections._accepting.is_alive()
             self.server.close()
 
 
-def run(remote: RemoteServer, work):
-    async def whole():
-        await remote.open()
-        try:
-            return await asyncio.wait_for(work(remote), PATIENCE_S)
-        finally:
-            await remote.close()
-
-    return asyncio.run(whole())
+async def opened(remote: RemoteServer, work):
+    await remote.open()
+    try:
+        return await asyncio.wait_for(work(remote), PATIENCE_S)
+    finally:
+        await remote.close()
 
 
 def outputs(reply):
@@ -74,7 +68,7 @@ def words(reply) -> tuple[int, str]:
 def ended(monkeypatch) -> list[tuple[int, int]]:
     """Where a process would have ended itself."""
     calls: list[tuple[int, int]] = []
-    monkeypatch.setattr(remotes.os, "kill", lambda *call: calls.append(call))
+    monkeypatch.setattr(backends.os, "kill", lambda *call: calls.append(call))
     return calls
 
 
@@ -137,51 +131,48 @@ def test_errors_and_the_state_of_the_server_come_over():
     assert b'staticgraph_requests_total{end="refused"} 1.0' in metrics.body
 
 
-@pytest.mark.parametrize("last", [None, b"nonsense", b"\x91\x92\x01\x02"])
-def test_callers_are_told_when_the_model_is_gone_or_makes_no_sense(last, ended):
-    listener = Listener(authkey=b"key")
-    connections = []
-
-    def model():
-        connections.append(listener.accept())
-        connections[0].recv_bytes()
+@pytest.mark.parametrize("last", [None, b"nonsense", b"\x91\x94\x09\xc4\x00\x00\x80"])
+def test_callers_are_told_when_the_model_is_gone_or_makes_no_sense(last, ended, tmp_path):
+    async def model(requests, out):
+        await requests.readexactly(len(b"key") + 8)
         if last is not None:
-            connections[0].send_bytes(last)
-        else:
-            connections[0].close()
-
-    thread = threading.Thread(target=model)
-    thread.start()
+            out.write(len(last).to_bytes(8, "big") + last)
+            await requests.read()
+        out.close()
 
     async def ask(remote):
-        replies = [await remote.predict(flat_of([graph(3)]))]
+        replies = [await remote.predict(flat_of([graph(3)])) for _ in range(2)]
         with pytest.raises(sg.errors.ServerClosed, match="is gone"):
-            await remote.predict(flat_of([graph(3)]))
+            await remote.status("health")
         return replies
 
-    schema = sg.GraphStore.from_pyg([graph(3)], progress=False).schema
-    (reply,) = run(RemoteServer(listener.address, b"key", schema), ask)
-    thread.join(PATIENCE_S)
-    connections[0].close()
-    listener.close()
-    assert words(reply) == (503, "the process with the model is gone")
+    async def whole():
+        async with await asyncio.start_unix_server(model, tmp_path / "model"):
+            return await opened(RemoteServer(str(tmp_path / "model"), b"key"), ask)
+
+    assert [words(reply) for reply in asyncio.run(whole())] == [
+        (503, "the process with the model is gone")
+    ] * 2
     assert ended == [(os.getpid(), 15)]
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_a_stranger_is_not_answered_and_holds_up_nobody(silent):
+def test_a_stranger_is_not_answered_and_holds_up_nobody(silent, ended):
     line = Line()
-    waiting = Client(line.connections.address) if silent else None  # never answers the challenge
+    assert os.stat(os.path.dirname(line.connections.address)).st_mode & 0o077 == 0
+    waiting = socket.socket(socket.AF_UNIX)
+    if silent:
+        waiting.connect(line.connections.address)  # never says the key
 
     async def ask(remote):
-        stranger = RemoteServer(line.connections.address, b"another key", line.server.schema)
-        with pytest.raises(Exception, match="digest"):
-            await stranger.open()
-        return await remote.predict(flat_of([graph(3)]))
+        stranger = RemoteServer(line.connections.address, b"another key" * 3)
+        reply = await opened(stranger, lambda remote: remote.predict(flat_of([graph(3)])))
+        assert words(reply) == (503, "the process with the model is gone")
+        return await remote.predict(flat_of([graph(4)]))
 
-    same(rows(line.run(ask)), line.runner.predict([graph(3)]))
-    if waiting is not None:
-        waiting.close()
+    same(rows(line.run(ask)), line.runner.predict([graph(4)]))
+    assert line.server.stats().answered == 1
+    waiting.close()
 
 
 def test_the_server_goes_on_when_who_asks_is_gone():
@@ -223,7 +214,7 @@ def test_what_cannot_be_said_in_json_or_sent_fails_alone():
         failed = await remote.predict(flat_of([graph(3)]))
         line.server.runner.predict_batch = predict
         lacking = flat_of([graph(3)])
-        lacking.columns.pop("x")
+        lacking.pop("x")
         unsent = await remote.predict(lacking)
         return failed, unsent, await remote.predict(flat_of([graph(3)]))
 
@@ -240,7 +231,7 @@ def test_answers_that_cannot_be_sent_end_the_connection(monkeypatch, ended):
         raise MemoryError("no room")
 
     monkeypatch.setattr(threading, "excepthook", lambda *_: None)
-    monkeypatch.setattr(remotes, "reply_of", fails)
+    monkeypatch.setattr(backends, "reply_of", fails)
     reply = line.run(lambda remote: remote.predict(flat_of([graph(3)])))
     assert words(reply) == (503, "the process with the model is gone")
     assert ended

@@ -13,8 +13,7 @@ from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.serving.bodies.checked_graphs import BadBody
-from staticgraph.serving.bodies.flat_graphs import store_of
+from staticgraph.serving.bodies.checked_graphs import BadBody, store_of
 from staticgraph.serving.bodies.reader import Reader
 
 
@@ -81,7 +80,7 @@ SIDE_BY_SIDE = ("edge_index", "ends")
 
 def same(found, graphs: list[Bonds]) -> None:
     expected = sg.GraphStore.from_pyg(graphs, schema=STORE.schema, progress=False)
-    made = store_of([found], STORE.schema)
+    made = store_of(found, STORE.schema)
     for name, column in expected.columns.items():
         assert np.array_equal(made.columns[name], column), name
     assert np.array_equal(made.edge_src, expected.edge_src)
@@ -102,7 +101,7 @@ def test_a_decimal_number_may_come_as_a_whole_one_of_many_digits():
     """JavaScript writes 1e20 as 100000000000000000000."""
     large = [[10**20, 2**64, -(10**25)], [10**20, 1, 0]]
     found = READER.json(json_of(values_of(bonds(2, 3), x=large)))
-    assert found.columns["x"].tolist() == np.array(large, np.float32).tolist()
+    assert found["x"].tolist() == np.array(large, np.float32).tolist()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +138,7 @@ def test_a_graph_says_its_nodes_where_no_field_does():
     data = Data(edge_index=torch.tensor([[0], [1]]), edge_attr=torch.ones(1, 1), num_nodes=2)
     schema = sg.GraphStore.from_pyg([data], levels={"edge_attr": "edge"}, progress=False).schema
     reader = Reader(schema, {}, False, 50, 1 << 20)
-    assert reader.json(of(num_nodes=2)).num_nodes.tolist() == [2]
+    assert reader.json(of(num_nodes=2))["num_nodes"].tolist() == [2]
     for body in (of(), json_of({"edge_index": [[], []], "edge_attr": []})):
         with pytest.raises(BadBody, match="missing required field `num_nodes`"):
             reader.json(body)
@@ -148,7 +147,8 @@ def test_a_graph_says_its_nodes_where_no_field_does():
 def test_points_have_no_edges_to_say():
     schema = sg.GraphStore.from_pyg([Data(x=torch.ones(2, 1))], progress=False).schema
     reader = Reader(schema, {}, False, 50, 1 << 20, edges=False)
-    assert reader.json(json_of({"x": [[1], [2], [3]]})).sizes.tolist() == [[3, 0]]
+    points = store_of(reader.json(json_of({"x": [[1], [2], [3]]})), schema)
+    assert points.sizes.tolist() == [[3, 0]]
 
 
 def test_a_plan_knows_whether_its_data_had_edges():

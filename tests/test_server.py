@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+<<<<<<< HEAD
 import threading
+=======
+import itertools
+import sys
+>>>>>>> serve
 
 import pytest
 import torch
@@ -28,8 +33,13 @@ from torch import nn
 from torch_geometric.data import Data
 
 import staticgraph as sg
+<<<<<<< HEAD
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from staticgraph.serving.engine.server import Clock
+=======
+from staticgraph.serving.bodies.checked_graphs import store_of
+from staticgraph.steps.computation.model_setup import Subject
+>>>>>>> serve
 
 
 def server_of(out: str = "graph", **options) -> sg.Server:
@@ -68,7 +78,11 @@ def test_every_request_ends_once_however_it_ends(requests, out, drain):
         for data in graphs[::2]:  # sorted edges next to others
             order = data.edge_index[1].argsort(stable=True)
             data.edge_index, data.edge_attr = data.edge_index[:, order], data.edge_attr[order]
-        future = server.submit(flat_of(graphs) if flat else graphs)
+        future = (
+            server.submit_all([store_of(flat_of(graphs), server.schema)])[0]
+            if flat
+            else server.submit(graphs)
+        )
         future.add_done_callback(lambda _, k=k: ends.append(k))
         futures.append((graphs, kind, future))
         if kind == "cancelled":
@@ -137,9 +151,6 @@ def test_graphs_of_other_fields_fail_alone():
         store = sg.GraphStore.from_pyg([graph(3), graph(6)])
         same(server.submit(store).result(PATIENCE_S), server.runner.predict(store))
         assert server.submit([]).result(PATIENCE_S) == []
-        none = flat_of([graph(3)])
-        none = FlatGraphs(none.num_nodes[:0], none.num_edges[:0], none.edge_index[:, :0], {})
-        assert server.submit(none).result(PATIENCE_S) == []
 
 
 def test_what_was_asked_does_not_change_with_what_its_owner_does():
@@ -211,6 +222,13 @@ def test_outputs_come_in_what_the_model_returns(shape):
     same(found[1], server.runner.predict(graphs))
 
 
+def test_keys_may_come_in_another_order_from_every_batch():
+    names = itertools.cycle(["ab", "ba"])
+    with shaped_server(lambda rows: {k: rows * ord(k) for k in next(names)}) as server:
+        found = server.submit([graph(4, k) for k in range(30)]).result(PATIENCE_S)
+    same(found["b"] * ord("a"), found["a"] * ord("b"))
+
+
 def test_one_number_for_the_graphs_of_all_callers_is_refused():
     with shaped_server(lambda rows: {"rows": rows, "mean": rows.mean()}) as server:
         with pytest.raises(
@@ -232,6 +250,7 @@ def test_outputs_of_batches_that_do_not_go_together_fail_their_request_alone():
     assert (server.stats().failed, server.stats().answered) == (1, 1)
 
 
+<<<<<<< HEAD
 class ManualClock(Clock):
     """Time stands still until :meth:`advance`."""
 
@@ -257,15 +276,25 @@ class ManualClock(Clock):
         with waiting:
             self._now += seconds
             waiting.notify_all()
+=======
+def test_a_model_that_exits_fails_its_batch_and_no_other():
+    """SystemExit ends a thread silently; the callers of that batch used to wait forever."""
+    with server_of(max_wait_ms=0) as server:
+        server.runner.model.before = lambda: sys.exit("enough")
+        with pytest.raises(sg.errors.BatchFailed, match="SystemExit: enough"):
+            answer_of(server)
+        server.runner.model.before = lambda: None
+        same(answer_of(server), server.runner.predict([graph(3)]))
+>>>>>>> serve
 
 
 def test_a_full_queue_says_when_to_ask_again():
-    clock = ManualClock()
-    server = server_of(max_queue=4, clock=clock)
+    now = [0.0]
+    server = server_of(max_queue=4, clock=lambda: now[0])
     held = Held(server)
     running = server.submit([graph(3)])
     assert held.reached.wait(PATIENCE_S)
-    clock.advance(0.5)  # that batch takes half a second
+    now[0] += 0.5  # that batch takes half a second
     held.go.set()
     running.result(PATIENCE_S)
     held.reached.clear()

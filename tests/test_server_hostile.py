@@ -12,7 +12,8 @@ import pytest
 from support.served_graphs import PATIENCE_S, Held, flat_of, graph, runner_of, same
 
 import staticgraph as sg
-from staticgraph.serving.bodies.flat_graphs import store_of
+from staticgraph.serving.bodies.checked_graphs import store_of
+from staticgraph.serving.engine.request import concatenated
 
 
 def server_of(**options) -> sg.Server:
@@ -91,7 +92,8 @@ def test_waiting_without_an_end_is_a_wait_like_others(wait):
 def test_a_request_of_no_graphs_is_answered():
     """A store without graphs used to add nothing to the queue, so nothing answered it."""
     with server_of() as server:
-        none = store_of([flat_of([graph(3)]).part(0, 0, server.schema)], server.schema)
+        store = store_of(flat_of([graph(3)]), server.schema)
+        none = concatenated([(store, range(0))])
         assert (type(none), len(none)) == (sg.GraphStore, 0)
         assert server.submit(none).result(PATIENCE_S) == []
         assert server.submit(iter([])).result(PATIENCE_S) == []
@@ -107,7 +109,7 @@ def test_a_fork_is_told_that_nobody_answers_there():
                 words = []
                 for ask in (
                     lambda: server.submit([graph(3)]),
-                    lambda: server.submit_all([flat_of([graph(3)])]),
+                    lambda: server.submit_all([store_of(flat_of([graph(3)]), server.schema)]),
                     lambda: asyncio.run(server.ask([graph(3)])),
                 ):
                     try:

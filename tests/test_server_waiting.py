@@ -14,7 +14,8 @@ def waiting_of(max_wait_s: float = 1.0, buckets=BUCKETS) -> Waiting:
 
 
 def request(*nodes: int, at: float = 0.0) -> Request:
-    return Request(sg.GraphStore.from_pyg([graph(n) for n in nodes]), at)
+    store = sg.GraphStore.from_pyg([graph(n) for n in nodes])
+    return Request(store, range(len(store)), at)
 
 
 def test_nothing_runs_before_the_deadline_and_all_at_it():
@@ -44,7 +45,7 @@ def test_a_pack_is_ripe_once_a_graph_did_not_fit():
     assert waiting.take(0.0) is None
     waiting.add(request(2))
     taken = waiting.take(0.0)
-    assert [len(p.request.graphs) for p in taken.pieces] == [5] * 5
+    assert [len(p.request) for p in taken.pieces] == [5] * 5
     assert waiting.take(0.0) is None
 
 

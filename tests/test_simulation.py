@@ -28,9 +28,9 @@ from torch_geometric.nn import global_add_pool
 import staticgraph as sg
 from staticgraph.batches.loading import loader as loading
 from staticgraph.recording.recorded_inputs import RecordedInputs
-from staticgraph.serving.bodies.flat_graphs import FlatGraphs
+from staticgraph.serving.bodies.checked_graphs import store_of
 from staticgraph.serving.engine import request as requests
-from staticgraph.serving.engine.server import Clock, Server
+from staticgraph.serving.engine.server import Server
 
 FIRST, _, LAST = os.environ.get("SEEDS", "0:120").partition(":")
 SEEDS = range(int(FIRST), int(LAST) if LAST else int(FIRST) + 1)
@@ -355,11 +355,12 @@ SERVED = sg.BucketPlan(
 POISON = 3  # a graph that the model rejects
 
 
-def flat(ids: list[int]) -> FlatGraphs:
+def served(ids: list[int]) -> sg.GraphStore:
     sizes = SIZES[ids]
     ends = np.zeros((2, int(sizes.sum())), np.int64)
     x = np.repeat(np.array(ids, np.float32), sizes)[:, None]
-    return FlatGraphs(sizes, sizes, ends, {"x": x})
+    graphs = {"num_nodes": sizes, "num_edges": sizes, "edge_index": ends, "x": x}
+    return store_of(graphs, STORE.schema)
 
 
 class Sums:
@@ -375,14 +376,6 @@ class Sums:
         return torch.zeros(graphs).index_add(0, batch.batch, x)
 
 
-class Virtual(Clock):
-    def __init__(self, sim: Simulation) -> None:
-        self.now = lambda: sim.now
-
-    def wait(self, changed: Any, seconds: float | None) -> None:
-        changed.wait(seconds)
-
-
 @pytest.mark.slow
 def test_every_request_is_answered_once_and_as_alone(monkeypatch):
     """Alone and many at once, from several callers, who cancel, poison and close."""
@@ -394,7 +387,7 @@ def test_every_request_is_answered_once_and_as_alone(monkeypatch):
         drain, cancelled = draw.random() < 0.7, set[int]()
         server = Server(
             Sums(), max_wait_ms=draw.choice((0, 5)), max_queue=draw.choice((9, 99)),
-            clock=Virtual(sim),
+            clock=lambda: sim.now,
         )  # fmt: skip
 
         def call() -> None:
@@ -404,7 +397,7 @@ def test_every_request_is_answered_once_and_as_alone(monkeypatch):
                     for _ in range(draw.choice((1, 3)))
                 ]
                 submitted = server.submit_split(
-                    flat([graph for ids in many for graph in ids]), [len(ids) for ids in many]
+                    served([graph for ids in many for graph in ids]), [len(ids) for ids in many]
                 )
                 for ids, future in zip(many, submitted, strict=True):
                     futures.append((ids, future))

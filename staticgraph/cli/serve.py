@@ -186,8 +186,8 @@ def serve(service: Service, listening: socket.socket, workers: int) -> bool:
     import uvicorn
     from uvicorn.supervisors import Multiprocess
 
-    from staticgraph.serving.http.app import AsyncServer, config_of, make_app
-    from staticgraph.serving.http.remote import ReaderConnections, reader_app
+    from staticgraph.serving.http.app import config_of, make_app, reader_app
+    from staticgraph.serving.http.backends import AsyncServer, ReaderConnections
 
     server, reader, title, task = service
     if not workers:

@@ -1,14 +1,11 @@
 """A run's folder, or an exported one -> a service for its model.
 
-An export contains the model, its buckets and the fields of a graph, and whether these are the
-features that this library computes from SMILES, if the data set recorded that. It does not say what
-the outputs mean; the caller may pass a task. Its buckets are fixed when it is compiled, so smaller
-ones cannot be added afterwards (use ``for_serving`` on the plan before the export).
+An export does not say what its outputs mean; the caller may pass a task. Its buckets are fixed when
+it is compiled, so smaller ones cannot be added afterwards (use ``for_serving`` on the plan before).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +13,7 @@ from staticgraph.runner.exported import load_exported
 from staticgraph.runner.prediction import Predictor
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.schema import Schema
+from staticgraph.serving.bodies.checked_graphs import Categories, fields_of
 from staticgraph.serving.bodies.reader import Reader
 from staticgraph.serving.engine.server import Server
 from staticgraph.serving.smaller_buckets import for_serving
@@ -57,14 +55,8 @@ class Service(NamedTuple):
 def service_of_run(
     folder: Path, *, device: str = "auto", mode: str = "auto", limits: Limits = LIMITS
 ) -> Service:
-    """Loads the model, warms it up, and starts its server.
-
-    Args:
-        folder: the folder of a run; see :meth:`Trained.load` for what is read and raised.
-        device: the device, as for training.
-        mode: the mode of the runner.
-        limits: the limits of requests.
-    """
+    """Loads the model of a run's folder (see :meth:`Trained.load` for what is raised), warms it up
+    on a device and in a mode as for training, and starts its server."""
     trained = Trained.load(folder, device_of(device))
     runner = StaticGraphRunner(trained.model, for_serving(trained.plan), mode)
     runner.warmup(phases=("eval",))
@@ -85,7 +77,7 @@ def service_of_export(
 
     Args:
         folder: written by :meth:`StaticGraphRunner.export`. Its packages are code and are executed:
-            see :func:`staticgraph.load_exported`.
+            see :func:`staticgraph.load_exported`, also for what is raised.
         digest: the digest that the export returned; another folder is refused.
         smiles: whether ``x`` and ``edge_attr`` are the features that this library computes from
             SMILES, for a data set that did not record that.
@@ -93,7 +85,6 @@ def service_of_export(
         limits: the limits of requests.
 
     Raises:
-        FileNotFoundError, ExportRefused: as for :func:`staticgraph.load_exported`.
         ValueError: ``smiles`` is set, but the model's fields are not those features.
     """
     model = load_exported(folder, digest)
@@ -113,7 +104,7 @@ def service_of_export(
 def _service(
     runner: Predictor,
     schema: Schema,
-    categories: Mapping[str, tuple[int, ...]],
+    categories: Categories,
     smiles: bool,
     limits: Limits,
     title: str,
@@ -137,9 +128,7 @@ def has_molecules(schema: Schema) -> bool:
 
 
 def fits_molecules(schema: Schema) -> bool:
-    """Whether the fields have the names, shapes and dtypes that this library computes from SMILES.
-
-    The values may have another meaning, as in PyG's own molecules (``molnet:``)."""
-    inputs = [item for item in schema if item.name != "y"]
-    fields = {item.name: (item.level, item.shape, item.dtype) for item in inputs}
+    """Whether the fields have the names, shapes and dtypes that this library computes from SMILES;
+    the values may have another meaning, as in PyG's own molecules (``molnet:``)."""
+    fields = {item.name: (item.level, item.shape, item.dtype) for item in fields_of(schema)}
     return fields == {"x": ATOMS, "edge_attr": BONDS}

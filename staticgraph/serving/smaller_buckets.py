@@ -24,18 +24,16 @@ def for_serving(plan: BucketPlan) -> BucketPlan:
 
     No buckets are added to a plan without the size of its largest graph, or whose graphs have axes.
     """
-    buckets = set()
+    buckets = set(plan.capacities)
     for capacity in plan.capacities:
-        buckets.add(capacity)
         if capacity.extra or len(plan.maxima) < 2:
             continue
+        nodes = capacity.max_graph_nodes + capacity.node_reserve
+        edges = min(plan.maxima[1] + capacity.edge_reserve, capacity.edges)
         for share in SHARES:
             small = Capacity.distinct(
-                max(int(capacity.nodes * share), capacity.max_graph_nodes + capacity.node_reserve),
-                max(
-                    int(capacity.edges * share),
-                    min(plan.maxima[1] + capacity.edge_reserve, capacity.edges),
-                ),
+                max(int(capacity.nodes * share), nodes),
+                max(int(capacity.edges * share), edges),
                 max(2, int(capacity.graphs * share)),
                 capacity.max_graph_nodes,
                 edge_reserve=capacity.edge_reserve,

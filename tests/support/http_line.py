@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 import staticgraph as sg
-from staticgraph.serving.bodies.flat_graphs import FlatGraphs
+from staticgraph.serving.bodies.checked_graphs import Arrays
 from staticgraph.serving.bodies.reader import Reader
 from staticgraph.serving.http.app import config_of, make_app
 from staticgraph.serving.http.replies import reply
@@ -21,20 +21,19 @@ from support.patience import patience
 from support.served_graphs import graph
 
 PATIENCE_S = patience(30)
-MOST_BYTES = 100_000
 
 
 class Nodes:
     """Answers with each graph's number of nodes, immediately or when it is released."""
 
     def __init__(self) -> None:
-        self.held: list[tuple[FlatGraphs, asyncio.Future[Any]]] | None = None
+        self.held: list[tuple[Arrays, asyncio.Future[Any]]] | None = None
         self.asked = threading.Semaphore(0)
 
     async def open(self) -> None:
         pass
 
-    def predict(self, graphs: FlatGraphs) -> asyncio.Future[Any]:
+    def predict(self, graphs: Arrays) -> asyncio.Future[Any]:
         self.loop = asyncio.get_running_loop()
         future = self.loop.create_future()
         if self.held is None:
@@ -53,9 +52,9 @@ class Nodes:
         self.loop.call_soon_threadsafe(answer)
 
     @staticmethod
-    def _answer(graphs: FlatGraphs, future: asyncio.Future[Any]) -> None:
+    def _answer(graphs: Arrays, future: asyncio.Future[Any]) -> None:
         if not future.done():
-            future.set_result(reply([[n] for n in graphs.num_nodes.tolist()], None))
+            future.set_result(reply([[n] for n in graphs["num_nodes"].tolist()], None))
 
     async def close(self) -> None:
         pass
@@ -64,7 +63,7 @@ class Nodes:
 def app_of(backend: Nodes) -> FastAPI:
     """Returns an application for the graphs of :mod:`support.served_graphs`."""
     schema = sg.GraphStore.from_pyg([graph(3)]).schema
-    return make_app(backend, Reader(schema, {}, False, 20, MOST_BYTES), "test")
+    return make_app(backend, Reader(schema, {}, False, 20, 100_000), "test")
 
 
 @contextmanager

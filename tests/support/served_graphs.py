@@ -11,7 +11,12 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
+<<<<<<< HEAD
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
+=======
+from staticgraph.serving.bodies.checked_graphs import Arrays
+from staticgraph.steps.computation.model_setup import Subject
+>>>>>>> serve
 from support.patience import patience
 from support.runners import made_runner
 
@@ -34,14 +39,14 @@ def graph(nodes: int, seed: int = 0) -> Data:
     )
 
 
-def flat_of(graphs: list[Data]) -> FlatGraphs:
+def flat_of(graphs: list[Data]) -> Arrays:
     """Returns the graphs in the form that bodies over HTTP are converted to."""
-    return FlatGraphs(
-        np.array([g.x.shape[0] for g in graphs]),
-        np.array([g.edge_index.shape[1] for g in graphs]),
-        np.concatenate([g.edge_index.numpy() for g in graphs], axis=1),
-        {name: np.concatenate([g[name].numpy() for g in graphs]) for name in ("x", "edge_attr")},
-    )
+    return {
+        "num_nodes": np.array([len(g.x) for g in graphs]),
+        "num_edges": np.array([len(g.edge_attr) for g in graphs]),
+        "edge_index": np.concatenate([g.edge_index.numpy() for g in graphs], axis=1),
+        **{name: np.concatenate([g[name].numpy() for g in graphs]) for name in ("x", "edge_attr")},
+    }
 
 
 class Net(nn.Module):

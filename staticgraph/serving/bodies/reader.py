@@ -9,7 +9,7 @@ refused before it can fail a batch with other requests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
@@ -20,10 +20,16 @@ from msgspec import UNSET, UnsetType
 from safetensors.numpy import load
 
 from staticgraph.datasets.smiles import molecule_of
-from staticgraph.errors import BadGraph
 from staticgraph.schema import EDGE_INDEX, Field, Schema
-from staticgraph.serving.bodies.checked_graphs import BadBody, checked
-from staticgraph.serving.bodies.flat_graphs import TARGET, FlatGraphs, fields_of
+from staticgraph.serving.bodies.checked_graphs import (
+    TARGET,
+    Arrays,
+    BadBody,
+    Categories,
+    checked,
+    fields_of,
+    joined,
+)
 from staticgraph.store.columns import Array
 from staticgraph.text.how_many import how_many
 
@@ -31,8 +37,6 @@ from staticgraph.text.how_many import how_many
 LONGEST_SMILES = 4000
 # A body may declare this many rows per byte of the limit.
 MOST_ROWS = 8
-
-Arrays = dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,13 @@ class Reader:
         schema: the fields of a graph; a target is not required.
         categories: integer field -> the number of categories of each of its columns.
         smiles: whether molecules may be given as SMILES.
-        most_graphs: the most graphs of one request.
-        most_bytes: the most bytes of a body.
+        most_graphs, most_bytes: the most graphs, and bytes, of one request.
         edges: whether a graph must give its edges, even if it has none; False for a model that was
             trained on graphs without edges.
     """
 
     schema: Schema
-    categories: Mapping[str, tuple[int, ...]]
+    categories: Categories
     smiles: bool
     most_graphs: int
     most_bytes: int
@@ -62,26 +65,15 @@ class Reader:
         return fields_of(self.schema)
 
     @cached_property
-    def names(self) -> list[str]:
-        """The names of the arrays of flat graphs."""
-        return ["num_nodes", "num_edges", EDGE_INDEX, *(item.name for item in self.fields)]
-
-    @cached_property
-    def counting(self) -> str | None:
-        """The name of a node field, whose number of rows is the number of nodes; None if there is
-        none, so that a graph must say its ``num_nodes``."""
-        return next((item.name for item in self.fields if item.level == "node"), None)
-
-    @cached_property
     def body(self) -> type[msgspec.Struct]:
         """The type of a JSON body: ``{"graphs": [{...}, ...]}`` or ``{"smiles": [...]}``."""
-        ends = tuple[list[int], list[int]]
+        ends, counted = tuple[list[int], list[int]], any(f.level == "node" for f in self.fields)
         members: list[Any] = [
+            *((f"field{k}", _type_of(item)) for k, item in enumerate(self.fields)),
             ("edge_index", ends) if self.edges else ("edge_index", ends, ([], [])),
-            ("num_nodes", int) if self.counting is None else ("num_nodes", int | None, None),
+            ("num_nodes", int | None, None) if counted else ("num_nodes", int),
             ("target", Any, None),
         ]
-        members[:0] = [(f"field{k}", _type_of(item)) for k, item in enumerate(self.fields)]
         names = {f"field{k}": item.name for k, item in enumerate(self.fields)}
         graph = msgspec.defstruct(
             "Graph", members, rename={**names, "target": TARGET}, forbid_unknown_fields=True,
@@ -95,7 +87,7 @@ class Reader:
     def _decoder(self) -> msgspec.json.Decoder[Any]:
         return msgspec.json.Decoder(self.body)
 
-    def json(self, body: bytes) -> FlatGraphs:
+    def json(self, body: bytes) -> Arrays:
         """Reads ``{"graphs": [{"x": ..., "edge_index": ..., ...}]}`` or ``{"smiles": [...]}``.
 
         Raises:
@@ -109,24 +101,23 @@ class Reader:
             raise BadBody(f"the body is no JSON in UTF-8: {error}", 400) from None
         if (values.graphs is UNSET) == (values.smiles is UNSET):
             raise BadBody('the body must be {"graphs": [...]} or {"smiles": [...]}')
+        kind, items, read = "graph", values.graphs, self._graph
         if values.smiles is not UNSET:
-            self._check_number(len(values.smiles))
-            graphs = [self._molecule(smiles, k) for k, smiles in enumerate(values.smiles)]
-        else:
-            self._check_number(len(values.graphs))
-            graphs = [self._graph(graph, k) for k, graph in enumerate(values.graphs)]
-        arrays = {
-            name: np.concatenate([each[name] for each in graphs], axis=int(name == EDGE_INDEX))
-            for name in self.names
-        }
-        return checked(arrays, self.fields, self.categories)
+            kind, items, read = "SMILES", values.smiles, _molecule
+            if not self.smiles:
+                raise BadBody("this model was not trained on SMILES: send graphs")
+        self._check_number(items)
+        graphs: list[Arrays] = []
+        for number, item in enumerate(items):
+            try:
+                graphs.append(read(item))
+            except ValueError as error:
+                raise BadBody(f"{kind} {number}: {error}") from None
+        return checked(joined(graphs), self.fields, self.categories)
 
-    def arrays(self, body: bytes) -> FlatGraphs:
-        """Reads what ``safetensors.numpy.save`` writes.
-
-        Its arrays are ``num_nodes`` and ``num_edges`` ``[n]``, ``edge_index`` ``[2, sum e]``
-        numbered within each graph, and one per field with the rows of all graphs. Any dtype that
-        holds the numbers will do.
+    def arrays(self, body: bytes) -> Arrays:
+        """Reads the arrays of graphs that ``safetensors.numpy.save`` writes, in any dtype that
+        holds the numbers.
 
         Raises:
             BadBody: the body is not of this form.
@@ -135,7 +126,8 @@ class Reader:
             arrays = load(body)
         except Exception as error:  # its own error, and KeyError for a dtype that NumPy lacks
             raise BadBody(f"the body is no safetensors: {error}", 400) from None
-        if missing := {*self.names} - {*arrays}:
+        names = {"num_nodes", "num_edges", EDGE_INDEX, *(item.name for item in self.fields)}
+        if missing := names - {*arrays}:
             raise BadBody(f"the safetensors lack {', '.join(sorted(missing))}")
         for name in ("num_nodes", "num_edges"):
             count = arrays[name]
@@ -144,7 +136,7 @@ class Reader:
                     f"{name} has shape {list(count.shape)} and dtype {count.dtype}: num_nodes and "
                     "num_edges must be whole numbers [n], one per graph"
                 )
-            self._check_number(len(count))
+            self._check_number(count)
             if (wrong := (count < 0) | (count > len(body) * MOST_ROWS)).any():
                 graph = int(wrong.argmax())
                 raise BadBody(f"graph {graph}: {name} is {count[graph]}, which cannot be")
@@ -153,44 +145,27 @@ class Reader:
             arrays[item.name] = _rows_first(arrays[item.name], item)
         return checked(arrays, self.fields, self.categories)
 
-    def _check_number(self, graphs: int) -> None:
-        if not graphs:
+    def _check_number(self, graphs: Sequence[Any] | Array) -> None:
+        if not len(graphs):
             raise BadBody("no graph is in the request")
-        if graphs > self.most_graphs:
+        if len(graphs) > self.most_graphs:
             raise BadBody(
-                f"{how_many(graphs, 'graph')}; a request has at most {self.most_graphs}", 413
+                f"{how_many(len(graphs), 'graph')}; a request has at most {self.most_graphs}", 413
             )
 
-    def _molecule(self, smiles: str, number: int) -> Arrays:
-        if not self.smiles:
-            raise BadBody("this model was not trained on SMILES: send graphs")
-        if len(smiles) > LONGEST_SMILES:
-            raise BadBody(f"SMILES {number} has more than {LONGEST_SMILES} characters")
-        try:
-            atoms, edges, bonds = molecule_of(smiles)
-        except (BadGraph, ValueError) as error:
-            raise BadBody(f"SMILES {number}: {error}") from None
-        counts = {"num_nodes": np.array([len(atoms)]), "num_edges": np.array([len(bonds)])}
-        return {**counts, "x": atoms, EDGE_INDEX: edges, "edge_attr": bonds}
-
-    def _graph(self, graph: Any, number: int) -> Arrays:
+    def _graph(self, graph: Any) -> Arrays:
         """One graph's arrays, with row counts that match its nodes and edges."""
-        try:
-            return self._arrays(graph)
-        except BadBody as error:
-            raise BadBody(f"graph {number}: {error}", error.status) from None
-
-    def _arrays(self, graph: Any) -> Arrays:
-        arrays = {EDGE_INDEX: _array(graph.edge_index, EDGE_INDEX, "int64").reshape(2, -1)}
-        for k, item in enumerate(self.fields):
-            array = _array(getattr(graph, f"field{k}"), item.name, item.dtype)
-            arrays[item.name] = _rows_of(array, item)
+        index = _array(graph.edge_index, EDGE_INDEX, "int64").reshape(2, -1)
+        arrays = {
+            item.name: _rows_of(_array(getattr(graph, f"field{k}"), item.name, item.dtype), item)
+            for k, item in enumerate(self.fields)
+        }
         nodes = graph.num_nodes
         if nodes is None:
-            nodes = len(arrays[self.counting or ""])
+            nodes = next(len(arrays[item.name]) for item in self.fields if item.level == "node")
         if not 0 <= nodes <= self.most_bytes * MOST_ROWS:
             raise BadBody(f"num_nodes is {nodes}, which cannot be")
-        rows = {"node": nodes, "edge": arrays[EDGE_INDEX].shape[1]}
+        rows = {"node": nodes, "edge": index.shape[1]}
         for item in self.fields:
             expected = rows.get(item.level, item.rows)
             if len(arrays[item.name]) != expected:
@@ -198,9 +173,16 @@ class Reader:
                     f"{item.name!r} has {how_many(len(arrays[item.name]), 'row')}, and the graph "
                     f"has {expected} ({item.describe()})"
                 )
-        arrays["num_nodes"] = np.array([rows["node"]], np.int64)
-        arrays["num_edges"] = np.array([rows["edge"]], np.int64)
-        return arrays
+        counts = {f"num_{level}s": np.array([count], np.int64) for level, count in rows.items()}
+        return {**counts, EDGE_INDEX: index, **arrays}
+
+
+def _molecule(smiles: str) -> Arrays:
+    if len(smiles) > LONGEST_SMILES:
+        raise BadBody(f"it has more than {LONGEST_SMILES} characters")
+    atoms, edges, bonds = molecule_of(smiles)
+    counts = {"num_nodes": np.array([len(atoms)]), "num_edges": np.array([len(bonds)])}
+    return {**counts, EDGE_INDEX: edges, "x": atoms, "edge_attr": bonds}
 
 
 def _type_of(item: Field) -> Any:
@@ -221,14 +203,9 @@ def _array(values: Any, name: str, dtype: str) -> Array:
 
 
 def _rows_of(array: Array, item: Field) -> Array:
-    """Converts one graph's field from PyG's layout to ``[rows, *shape]``.
-
-    In PyG's layout, rows are in dimension ``__cat_dim__``, a field that PyG stacks has no row
-    dimension, and a graph-level scalar may be a plain number.
-
-    Raises:
-        BadBody: the field has another shape.
-    """
+    """Converts one graph's field from PyG's layout to ``[rows, *shape]``. There, rows are in
+    dimension ``__cat_dim__``, a field that PyG stacks has no row dimension, and a graph-level
+    scalar may be a plain number."""
     shape = array.shape
     if not array.size and array.ndim <= 1:
         return array.reshape(0, *item.shape)

@@ -1,83 +1,28 @@
-"""A request: one caller's graphs, from the queue to their answer."""
+"""A request, from the queue to its caller's answer; its graphs and outputs in batches."""
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from itertools import chain, groupby, repeat
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.containers import leaves_of, parts_of, with_leaves, with_parts
-from staticgraph.batches.batch.predictions import Predictions
+from staticgraph.batches.batch.containers import parts_of, with_leaves
+from staticgraph.batches.batch.predictions import Predictions, is_dense
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import BatchFailed
 from staticgraph.serving.bodies.checked_graphs import first_line
-from staticgraph.serving.bodies.flat_graphs import FlatGraphs
-from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.steps.computation.provenance import Path
+from staticgraph.store.graph_columns import GraphColumns, assembled
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.joined_parts import gathered
 from staticgraph.text.how_many import how_many
-
-
-class OutputRows:
-    """One output of some graphs; a leaf in the containers that the model returns.
-
-    Args:
-        rows: ``[n, ...]`` if each graph has one row, else a list with one tensor per graph.
-    """
-
-    def __init__(self, rows: Tensor | list[Tensor]) -> None:
-        self.rows = rows
-
-
-def output_of(store: GraphColumns, batch: StaticBatch, out: Any, name: str = "") -> Any:
-    """The output of a batch of all graphs of a store, in their order, on the CPU, with
-    :class:`OutputRows` in place of tensors.
-
-    Raises:
-        ValueError: an output is a scalar tensor, a single number for the graphs of all callers.
-        TypeError: an output is of a type that a model may not return.
-    """
-    if (items := parts_of(out)) is not None:
-        parts = [output_of(store, batch, value, f"{name}[{key!r}]") for key, value in items]
-        return with_parts(out, parts)
-    if isinstance(out, Tensor) and not out.dim():
-        raise ValueError(
-            f"the model's output{name} is one number for all graphs of a batch, which are of "
-            "several callers: leave it out with forward=lambda model, batch: ..."
-        )
-    if isinstance(out, Tensor) and batch.level_of(out) == "graph":
-        return OutputRows(out[: len(store)].detach().to("cpu", copy=True))
-    predictions = Predictions(store)
-    predictions.add(batch, out)
-    values = predictions.in_order()
-    return OutputRows(values) if isinstance(out, Tensor) else values
-
-
-def cut(output: Any, first: int, last: int) -> Any:
-    """The output of graphs ``first`` to ``last - 1``."""
-    leaves = (
-        OutputRows(leaf.rows[first:last]) if isinstance(leaf, OutputRows) else leaf
-        for leaf in leaves_of(output)
-    )
-    return with_leaves(output, leaves)
-
-
-def answer(pieces: Sequence[Any]) -> Any:
-    """A caller's answer: the pieces concatenated in order, in the structure that the model
-    returns."""
-    if (items := parts_of(pieces[0])) is not None:
-        columns = [dict(parts_of(piece) or ()) for piece in pieces]
-        return with_parts(pieces[0], [answer([part[key] for part in columns]) for key, _ in items])
-    if not isinstance(pieces[0], OutputRows):
-        return pieces[0]
-    parts = [piece.rows for piece in pieces]
-    if isinstance(parts[0], Tensor):
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-    return [row for part in parts for row in part]
-
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
 
@@ -86,7 +31,8 @@ class Request:
     """The graphs of one ``submit`` call; they may run in several batches and are answered together.
 
     Args:
-        graphs: the graphs, which no caller holds.
+        store: has the graphs, and perhaps those of other requests; no caller holds it.
+        graphs: their numbers in the store.
         arrived: the time of arrival by the server's clock, in seconds.
 
     Attributes:
@@ -94,63 +40,70 @@ class Request:
         over: whether it is answered, failed or cancelled; its remaining graphs need not run.
     """
 
-    arrived: float
-    graphs: GraphColumns | FlatGraphs
-
-    def __init__(self, graphs: GraphColumns | FlatGraphs, arrived: float) -> None:
-        self.graphs, self.arrived = graphs, arrived
+    def __init__(self, store: GraphColumns, graphs: range, arrived: float) -> None:
+        self.store: GraphColumns = store
+        self.graphs: range = graphs
+        self.arrived: float = arrived
         self.future: Future[Any] = Future()
         self.over: bool = False
-        self._lock = threading.Lock()
         self._begun = False
-        self._outputs: list[tuple[int, Any]] = []
-        self._missing = len(self)
+        self._order: list[int] = []  # of the graphs that ran
+        self._outputs: list[dict[Path, Any]] = []
+        self._form: Any = None
 
     def __len__(self) -> int:
         return len(self.graphs)
 
+    @property
+    def sizes(self) -> IntArray:
+        """``[n, C]``: the sizes of the graphs."""
+        return self.store.sizes[self.graphs.start : self.graphs.stop]
+
     def begin(self) -> bool:
         """Marks the request as running, after which it cannot be cancelled; returns False if it is
-        over or was cancelled, so that its graphs need not run."""
-        with self._lock:
-            if not self._begun and not self.over:
-                self._begun = True
-                try:
-                    self.over = not self.future.set_running_or_notify_cancel()
-                except Exception:  # its caller already set a result; this affects no other request
-                    self.over = True
-            return not self.over
+        over or was cancelled, so that its graphs need not run. The caller holds the lock."""
+        if not (self.over or self._begun):
+            self._begun = True
+            try:
+                self.over = not self.future.set_running_or_notify_cancel()
+            except Exception:  # its caller already set a result; this affects no other request
+                self.over = True
+        return not self.over
 
     def end(self) -> bool:
-        """Marks the request as over; True for the one call that must then answer it."""
-        if not self.begin():
-            return False
-        with self._lock:
-            first, self.over = not self.over, True
+        """Marks the request as over; True for the one call that must then answer it. The caller
+        holds the lock."""
+        first, self.over = self.begin(), True
         return first
 
-    def take(self, graph: int, count: int, output: Any) -> bool:
-        """Takes the output of ``count`` consecutive graphs, of which ``graph`` is the first; True
-        once all graphs have theirs."""
-        self._outputs.append((graph, output))
-        self._missing -= count
-        return self._missing == 0
+    def take(self, graphs: list[int], outputs: dict[Path, Any], form: Any) -> None:
+        """Takes the outputs of some of the graphs, as of :func:`_rows`, and their containers."""
+        self._order += graphs
+        self._outputs.append(outputs)
+        self._form = form
+
+    @property
+    def complete(self) -> bool:
+        """Whether all graphs have their outputs."""
+        return len(self._order) == len(self)
 
     def outcome(self) -> Any:
-        """The answer for the outputs taken, or a :class:`BatchFailed` if the outputs of several
+        """The answer once it is complete, or a :class:`BatchFailed` if the outputs of several
         batches cannot be combined (different keys or shapes)."""
-        self._outputs.sort(key=lambda item: item[0])
         try:
-            return answer([output for _, output in self._outputs])
+            paths = self._outputs[-1]  # in the order of the last containers
+            leaves = (
+                _merged([rows[path] for rows in self._outputs], self._order) for path in paths
+            )
+            return with_leaves(self._form, leaves)
         except BaseException as error:  # a container of the model's own class may do anything
-            failed = BatchFailed(
+            return batch_failed(
                 f"a request of {how_many(len(self), 'graph')} ran in "
                 f"{how_many(len(self._outputs), 'batch')}, whose outputs do not go together "
                 f"({type(error).__name__}: {first_line(error)}): ask for fewer at a time, or give "
-                "outputs of the same form and width from every batch"
+                "outputs of the same form and width from every batch",
+                error,
             )
-            failed.__cause__ = error
-            return failed
 
     def answer(self, outcome: Any) -> None:
         """Gives the caller the answer, or an error that no other request shares; once, after
@@ -164,13 +117,88 @@ class Request:
             log.exception("a callback of a caller's future failed")
 
 
+def batch_failed(message: str, cause: BaseException) -> BatchFailed:
+    """An error for one caller."""
+    error = BatchFailed(message)
+    error.__cause__ = cause
+    return error
+
+
 class Piece(NamedTuple):
-    """One graph of a request."""
+    """One graph of a request, by its number in the request's store."""
 
     request: Request
     graph: int
 
 
-def requests_of(pieces: Iterable[Piece]) -> list[Request]:
+def requests_of(pieces: Sequence[Piece]) -> list[Request]:
     """The requests of the pieces, each once, in order."""
-    return list({id(piece.request): piece.request for piece in pieces}.values())
+    return [request for request, _ in groupby(pieces, lambda piece: piece.request)]
+
+
+def concatenated(parts: Sequence[tuple[GraphColumns, range | IntArray]]) -> GraphStore:
+    """One store of some graphs of stores that have the same fields, in the order given, in the
+    dtypes that a model sees; there is at least one part."""
+    for store, graphs in parts:
+        store.verify(np.asarray(graphs))
+    schema = parts[0][0].schema
+    arrays = gathered(parts, {f"column.{field.name}": field.dtype for field in schema})
+    return assembled(GraphStore, schema, arrays, name="requests")
+
+
+def store_of(pieces: Sequence[Piece]) -> GraphStore:
+    """One store of the pieces, in order."""
+    parts = groupby(pieces, lambda piece: piece.request.store)
+    return concatenated([(part, np.array([piece.graph for piece in own])) for part, own in parts])
+
+
+def hand_out(pieces: Sequence[Piece], store: GraphStore, batch: StaticBatch, out: Any) -> None:
+    """Gives each request its part of what a model returned for a batch of a store of the pieces."""
+    leaves, form = dict(_rows(store, batch, out)), with_leaves(out, repeat(None))
+    first = 0
+    for request, own in groupby(pieces, lambda piece: piece.request):
+        graphs = [piece.graph for piece in own]
+        here = slice(first, first + len(graphs))
+        first = here.stop
+        part = {k: v[here] if isinstance(v, Tensor | list) else v for k, v in leaves.items()}
+        request.take(graphs, part, form)
+
+
+def _rows(
+    store: GraphColumns, batch: StaticBatch, out: Any, path: Path = ()
+) -> Iterator[tuple[Path, Any]]:
+    """Yields the path of each leaf in what a model returned for a batch of all graphs of a store,
+    with its rows on the CPU: ``[n, ...]`` if each graph has one row, a list of one tensor per
+    graph, or what is no tensor.
+
+    Raises:
+        ValueError: an output is a scalar tensor, a single number for the graphs of all callers.
+        TypeError: an output is of a type that a model may not return.
+    """
+    if (parts := parts_of(out)) is not None:
+        for key, value in parts:
+            yield from _rows(store, batch, value, (*path, key))
+        return
+    if isinstance(out, Tensor) and not out.dim():
+        name = "".join(f"[{key!r}]" for key in path)
+        raise ValueError(
+            f"the model's output{name} is one number for all graphs of a batch, which are of "
+            "several callers: leave it out with forward=lambda model, batch: ..."
+        )
+    if isinstance(out, Tensor) and batch.level_of(out) == "graph" and not is_dense(batch, out):
+        yield path, out[: len(store)].detach().to("cpu", copy=True)  # without cutting it in graphs
+        return
+    predictions = Predictions(store)
+    predictions.add(batch, out)
+    yield path, predictions.in_order()
+
+
+def _merged(pieces: list[Any], graphs: list[int]) -> Any:
+    """The rows of several batches as one, in the order of the graphs' numbers."""
+    if len(pieces) == 1 or not isinstance(pieces[0], Tensor | list):
+        return pieces[0]
+    order = np.argsort(graphs)
+    if isinstance(pieces[0], Tensor):
+        return torch.cat(pieces)[torch.from_numpy(order)]
+    rows = list(chain(*pieces))
+    return [rows[place] for place in order]

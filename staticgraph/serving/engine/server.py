@@ -14,11 +14,10 @@ closed server. A failure of one request affects no other.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from itertools import accumulate, pairwise
@@ -27,17 +26,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from staticgraph.errors import BadGraph, BatchFailed, GraphTooLarge, ServerBusy, ServerClosed
+from staticgraph.batches.batch.static_batch import filled
+from staticgraph.batches.slots.slots import SlotLayout
+from staticgraph.errors import BadGraph, GraphTooLarge, ServerBusy, ServerClosed
 from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.runner.prediction import Predictor, listed, new_graphs
 from staticgraph.schema import Schema
 from staticgraph.serving.bodies.checked_graphs import BadBody, first_line
-from staticgraph.serving.bodies.flat_graphs import FlatGraphs
-from staticgraph.serving.engine.batches import ServedBatches, concatenated
-from staticgraph.serving.engine.request import Piece, Request, requests_of
+from staticgraph.serving.engine.request import (
+    Piece,
+    Request,
+    batch_failed,
+    concatenated,
+    hand_out,
+    log,
+    requests_of,
+    store_of,
+)
 from staticgraph.serving.engine.statistics import Counts, ServerStats
 from staticgraph.serving.engine.waiting import TakenBatch, Waiting
-from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.columns import sort_by_key
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.how_many import how_many, how_many_of
@@ -47,25 +55,6 @@ from staticgraph.text.numeric_options import real_option, whole_option
 SOONEST_RETRY_S = 0.001
 
 ENDED = "the server's thread has ended, by an error that is in the log"
-
-log: logging.Logger = logging.getLogger("staticgraph.serving")
-
-
-class Clock:
-    """The monotonic clock of the machine; a test can replace it."""
-
-    def now(self) -> float:
-        """Seconds since an arbitrary fixed time."""
-        return time.monotonic()
-
-    def wait(self, changed: threading.Condition, seconds: float | None) -> None:
-        """Waits until the condition is notified or the time is up; the caller holds its lock.
-
-        Args:
-            changed: the condition to wait for.
-            seconds: the most seconds to wait; None for no limit.
-        """
-        changed.wait(None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
 
 
 class Server:
@@ -79,7 +68,7 @@ class Server:
         max_queue: the most graphs that may wait; beyond it, :meth:`submit` raises
             :class:`ServerBusy`.
         schema: the fields of a graph, if the runner's plan has no schema.
-        clock: gives the time and waits; tests may replace it.
+        clock: returns the time in seconds; ``time.monotonic`` by default, tests may replace it.
 
     Raises:
         ValueError: ``max_wait_ms`` is negative, ``max_queue`` is below 1, or the fields of a graph
@@ -97,7 +86,7 @@ class Server:
         max_wait_ms: float = 5.0,
         max_queue: int = 4096,
         schema: Schema | None = None,
-        clock: Clock | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         max_wait_ms = real_option("max_wait_ms", max_wait_ms, 0, infinite=True)
         max_queue = whole_option("max_queue", max_queue, 1)
@@ -109,16 +98,21 @@ class Server:
             )
         self.runner, self.schema, self.max_queue = runner, known, max_queue
         self._max_wait_s = max_wait_ms / 1e3
-        self._clock = clock or Clock()
+        self._now = clock or time.monotonic
         capacities = runner.plan.capacities
         self._waiting = Waiting(capacities, len(known.components), self._max_wait_s)
         self._counts = Counts(capacities)
         self._closed = False
-        self._changed = threading.Condition()  # guards the three above
+        self._changed = threading.Condition()  # guards the three above, and which requests are over
         self._process = os.getpid()
-        self._batches = ServedBatches(runner, known)
-        self._batches.warm()
-        self._waiting.warm()
+        self._layouts = [
+            SlotLayout(bucket, capacity, known, runner.pointers)
+            for bucket, capacity in enumerate(capacities)
+        ]
+        # Compiles the loops that sort edges, concatenate graphs and fill a batch: always in the
+        # dtypes that a model sees, even if a store keeps smaller ones.
+        sort_by_key(np.empty(0, np.int64), 1)
+        filled(self._layouts[0], concatenated([(GraphStore.zeros(known), range(1))]), ())
         self._thread = threading.Thread(target=self._serve, name="staticgraph server", daemon=True)
         self._thread.start()
 
@@ -152,19 +146,17 @@ class Server:
         with self._changed:
             self._check_room(len(graphs))  # first, since reading the graphs takes longer
         try:
-            columns = graphs if isinstance(graphs, FlatGraphs) else self._columns(graphs)
-        except (BadGraph, GraphTooLarge) as error:
+            (future,) = self.submit_all([self._copied(graphs)])
+        except BadGraph as error:
             with self._changed:
                 self._counts.failed += 1
             future.set_exception(error)
-            return future
-        (future,) = self.submit_all([columns])
         refusal = future.exception() if future.done() else None
         if isinstance(refusal, ServerBusy | ServerClosed):  # while the graphs were read
             raise refusal
         return future
 
-    def submit_all(self, graphs: Sequence[GraphColumns | FlatGraphs]) -> list[Future[Any]]:
+    def submit_all(self, graphs: Sequence[GraphColumns]) -> list[Future[Any]]:
         """Submits many requests at once.
 
         Args:
@@ -174,50 +166,17 @@ class Server:
             One future per request, as from :meth:`submit`; it also raises what :meth:`submit`
             raises directly, since the other requests continue.
         """
-        self._check_process()
-        unfit = self._waiting.unfit(np.concatenate([each.sizes for each in graphs]))
-        now = self._clock.now()
-        requests = [Request(each, now) for each in graphs]
-        accepted, refused = list[Request](), list[tuple[Request, Exception]]()
-        with self._changed:
-            for request, end in zip(requests, accumulate(map(len, requests)), strict=True):
-                places = unfit[(unfit >= end - len(request)) & (unfit < end)] + len(request) - end
-                try:
-                    self._check_room(len(request), sum(map(len, accepted)))
-                    if len(places):
-                        self._counts.failed += 1
-                        raise self._too_large(places[0], request.graphs.sizes[places[0]])
-                except (ServerBusy, ServerClosed, ValueError) as error:
-                    refused.append((request, error))
-                else:
-                    accepted.append(request)
-            if accepted:
-                self._waiting.add(*accepted)
-                self._changed.notify_all()
-        for request, error in refused:
-            request.over = True
-            request.answer(error)
-        for request in accepted:
-            request.future.add_done_callback(self._note_cancelled)
-        return [request.future for request in requests]
+        return self._submit([(store, range(len(store))) for store in graphs])
 
-    def submit_split(
-        self, graphs: GraphColumns | FlatGraphs, counts: Sequence[int]
-    ) -> list[Future[Any]]:
-        """:meth:`submit_all` for requests whose graphs are consecutive in the same arrays.
+    def submit_split(self, graphs: GraphColumns, counts: Sequence[int]) -> list[Future[Any]]:
+        """:meth:`submit_all` for requests whose graphs are consecutive in the same store.
 
         Args:
             graphs: the graphs of all requests; checked, and not modified afterwards.
             counts: the number of graphs of each request, at least 1.
         """
-        return self.submit_all(
-            [
-                graphs.part(first, last, self.schema)
-                if isinstance(graphs, FlatGraphs)
-                else concatenated([(graphs, range(first, last))])
-                for first, last in pairwise(accumulate(counts, initial=0))
-            ]
-        )
+        bounds = pairwise(accumulate(counts, initial=0))
+        return self._submit([(graphs, range(first, last)) for first, last in bounds])
 
     def submit_each(self, graphs: Sequence[Any]) -> list[Future[Any]]:
         """Submits one request per graph, so that an invalid graph fails alone; returns one future
@@ -254,7 +213,8 @@ class Server:
             self._closed = True
             left = [] if drain else self._waiting.clear()
             self._changed.notify_all()
-        self._fail(left, ServerClosed, "the server was closed before it came to this")
+        closed = "the server was closed before it came to this"
+        self._end([(request, ServerClosed(closed)) for request in left])
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -266,6 +226,26 @@ class Server:
 
     # ------------------------------------------------------------------ admission
 
+    def _submit(self, parts: list[tuple[GraphColumns, range]]) -> list[Future[Any]]:
+        """Submits one request per part, at once: the server's thread wakes up once."""
+        self._check_process()
+        now = self._now()
+        requests = [Request(store, graphs, now) for store, graphs in parts]
+        unfit = {each: self._waiting.unfit(each.sizes) for each in {store for store, _ in parts}}
+        with self._changed:
+            for request in requests:
+                try:
+                    self._check_room(len(request))
+                    self._check_sizes(request, unfit[request.store])
+                    self._waiting.add(request)
+                except (ServerBusy, ServerClosed, ValueError) as error:
+                    request.over = True
+                    request.answer(error)
+            self._changed.notify_all()
+        for request in requests:
+            request.future.add_done_callback(self._note_cancelled)
+        return [request.future for request in requests]
+
     def _check_process(self) -> None:
         """Refuses use in a forked process; called before taking a lock, which another thread may
         have held at the fork."""
@@ -276,9 +256,8 @@ class Server:
                 "HTTP (staticgraph serve)"
             )
 
-    def _check_room(self, graphs: int, accepted: int = 0) -> None:
-        """Refuses a request for which there is no room, in addition to ``accepted`` graphs that are
-        not in the queue yet; the caller holds the lock."""
+    def _check_room(self, graphs: int) -> None:
+        """Refuses a request for which there is no room; the caller holds the lock."""
         if graphs > self.max_queue:
             raise BadBody(
                 f"{how_many(graphs, 'graph')} in one request, and the queue holds "
@@ -287,7 +266,7 @@ class Server:
             )
         if self._closed:
             raise ServerClosed("the server was closed and takes no requests: make another one")
-        waiting = len(self._waiting) + accepted
+        waiting = len(self._waiting)
         over = waiting + graphs - self.max_queue
         if over > 0:
             self._counts.refused += 1
@@ -299,8 +278,23 @@ class Server:
                 retry_s,
             )
 
-    def _columns(self, graphs: Any) -> GraphColumns:
-        """The graphs as columns of the plan's fields, which the caller does not hold.
+    def _check_sizes(self, request: Request, unfit: list[int]) -> None:
+        """Refuses a request with a graph that fits no bucket; the caller holds the lock."""
+        if (graph := next((g for g in unfit if g in request.graphs), None)) is None:
+            return
+        self._counts.failed += 1
+        size = zip(self.schema.components, request.store.sizes[graph].tolist(), strict=True)
+        capacities = self.runner.plan.capacities
+        raise GraphTooLarge(
+            f"graph {graph - request.graphs.start} has "
+            f"{' and '.join(how_many_of(count, what) for what, count in size)} and fits no bucket; "
+            f"they are {', '.join(map(str, capacities))}, for single graphs of at most "
+            f"{how_many(max(c.max_graph_nodes for c in capacities), 'node')}: make a plan "
+            "whose data has graphs as large, or leave it out"
+        )
+
+    def _copied(self, graphs: Any) -> GraphStore:
+        """A store of the plan's fields that the caller does not hold.
 
         Raises:
             BadGraph: a graph lacks a field, or a store's fields differ from the plan's.
@@ -321,18 +315,6 @@ class Server:
             else f"{graphs.name} has indices that count other rows than the plan's"
         )
 
-    def _too_large(self, graph: int, sizes: IntArray) -> GraphTooLarge:
-        """The error for one graph, given its number in the request and its sizes ``[C]``."""
-        capacities = self.runner.plan.capacities
-        size = dict(zip(self.schema.components, sizes.tolist(), strict=True))
-        has = " and ".join(how_many_of(n, what) for what, n in size.items())
-        return GraphTooLarge(
-            f"graph {graph} has {has} and fits no bucket; they are "
-            f"{', '.join(map(str, capacities))}, for single graphs of at most "
-            f"{how_many(max(c.max_graph_nodes for c in capacities), 'node')}: make a plan "
-            "whose data has graphs as large, or leave it out"
-        )
-
     def _note_cancelled(self, future: Future[Any]) -> None:
         if future.cancelled():
             with self._changed:
@@ -341,23 +323,20 @@ class Server:
     # ------------------------------------------------------------------ the server's thread
 
     def _serve(self) -> None:
-        device = self.runner.device
+        device, taken = self.runner.device, list[Piece]()
         try:
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                after_batch = False
-                while (batch := self._next(after_batch)) is not None:
-                    try:
-                        self._answer(batch)
-                    except BaseException:  # the taken graphs are in no queue any more
-                        log.exception("the server's thread failed")
-                        self._fail(requests_of(batch.pieces), ServerClosed, ENDED)
-                        raise
-                    after_batch = True
-        finally:
-            with self._changed:  # if this thread fails, no caller may wait forever
+                while (batch := self._next(after_batch=bool(taken))) is not None:
+                    taken = batch.pieces
+                    self._answer(*batch)
+        except BaseException:
+            log.exception("the server's thread failed")
+            raise
+        finally:  # no caller may wait forever
+            with self._changed:
                 self._closed = True
-                left = self._waiting.clear()
-            self._fail(left, ServerClosed, ENDED)
+                left = [*requests_of(taken), *self._waiting.clear()]
+            self._end([(request, ServerClosed(ENDED)) for request in left])
 
     def _next(self, after_batch: bool) -> TakenBatch | None:
         """Waits for the next batch; None if the server is closed and its queue is empty.
@@ -367,7 +346,7 @@ class Server:
         """
         with self._changed:
             while True:
-                now = self._clock.now()
+                now = self._now()
                 batch = self._waiting.take(now, everything=self._closed or after_batch)
                 if batch is not None:
                     return batch
@@ -375,27 +354,34 @@ class Server:
                 due = self._waiting.due()
                 if due is None and self._closed:
                     return None
-                self._clock.wait(self._changed, None if due is None else max(0.0, due - now))
+                wait_s = None if due is None else min(max(0.0, due - now), threading.TIMEOUT_MAX)
+                self._changed.wait(wait_s)
 
-    def _answer(self, batch: TakenBatch) -> None:
+    def _answer(self, pieces: list[Piece], bucket: int) -> None:
         """Runs a batch and answers its requests.
 
         If the model fails, each half of them runs again: one with graphs that the model cannot take
         fails alone.
         """
-        began = self._clock.now()
-        pieces = [piece for piece in batch.pieces if piece.request.begin()]
+        began = self._now()
+        with self._changed:
+            pieces = [piece for piece in pieces if piece.request.begin()]
         if not pieces:
             return
         requests = requests_of(pieces)
         try:
-            complete = self._run(pieces, batch.bucket, [began - r.arrived for r in requests])
+            store = store_of(pieces)
+            batch = filled(self._layouts[bucket], store, range(len(store)))
+            real, waits = batch.real_counts, [began - request.arrived for request in requests]
+            with self._changed:
+                self._counts.batch(bucket, (real.nodes, real.edges, real.graphs), waits)
+            batch = batch.to(self.runner.device)
+            hand_out(pieces, store, batch, self.runner.predict_batch(batch))
         except BaseException as error:  # even a model that calls sys.exit must not end the server
             if len(requests) > 1 and isinstance(error, Exception):
-                first = set(requests[: len(requests) // 2])
-                for half in (True, False):
-                    part = [piece for piece in pieces if (piece.request in first) is half]
-                    self._answer(TakenBatch(part, batch.bucket))
+                middle = [piece.request for piece in pieces].index(requests[len(requests) // 2])
+                for half in (pieces[:middle], pieces[middle:]):
+                    self._answer(half, bucket)
                 return
             with self._changed:
                 self._counts.failing += 1
@@ -405,50 +391,25 @@ class Server:
                 f"{how_many(len(requests), 'request')}: {type(error).__name__}: "
                 f"{first_line(error) or 'no message'}"
             )
-            self._fail(requests, BatchFailed, words, error)
-            return
-        ended = self._clock.now()
-        outcomes = [(request, request.outcome()) for request in complete]
-        done = [(request, outcome) for request, outcome in outcomes if request.end()]
+            self._end([(request, batch_failed(words, error)) for request in requests])
+        else:
+            self._end([(request, request.outcome()) for request in requests if request.complete])
+            with self._changed:
+                self._counts.ran(len(pieces), self._now() - began)
+
+    def _end(self, outcomes: list[tuple[Request, Any]]) -> None:
+        """Counts requests and gives them their answer, or an error of their own, since raising one
+        modifies it; unless they are over."""
+        now = self._now()
+        with self._changed:
+            ended = [(request, outcome) for request, outcome in outcomes if request.end()]
         try:
-            self._count(done, len(pieces), began, ended)
+            with self._changed:
+                for request, outcome in ended:
+                    if isinstance(outcome, Exception):
+                        self._counts.failed += 1
+                    else:
+                        self._counts.answer(len(request), now - request.arrived)
         finally:  # ended requests must be answered even if this thread fails
-            for request, outcome in done:
+            for request, outcome in ended:
                 request.answer(outcome)
-
-    def _count(
-        self, done: list[tuple[Request, Any]], graphs: int, began: float, ended: float
-    ) -> None:
-        """Counts a batch that did not fail, and how its requests ended."""
-        with self._changed:
-            self._counts.failing = 0
-            self._counts.ran(graphs, ended - began)
-            for request, outcome in done:
-                if isinstance(outcome, BatchFailed):
-                    self._counts.failed += 1
-                else:
-                    self._counts.answer(len(request), ended - request.arrived)
-
-    def _run(self, pieces: list[Piece], bucket: int, waits: list[float]) -> list[Request]:
-        """Runs a batch, and counts it once it is filled; returns the requests that are complete."""
-        store, batch = self._batches.fill(pieces, bucket)
-        real = batch.real_counts
-        with self._changed:
-            self._counts.batch(bucket, (real.nodes, real.edges, real.graphs), waits)
-        return self._batches.run(pieces, store, batch)
-
-    def _fail(
-        self,
-        requests: list[Request],
-        kind: type[Exception],
-        words: str,
-        cause: BaseException | None = None,
-    ) -> None:
-        """Fails requests, each with a separate error object, since raising an error modifies it."""
-        for request in requests:
-            if request.end():
-                with self._changed:
-                    self._counts.failed += 1
-                error = kind(words)
-                error.__cause__ = cause
-                request.answer(error)

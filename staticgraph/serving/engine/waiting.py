@@ -21,13 +21,11 @@ from typing import NamedTuple
 import numpy as np
 
 from staticgraph.packing.placement import group_by_pack, homes, limits_array, place_batches
-from staticgraph.packing.stream import stream_kernel
+from staticgraph.packing.stream import pack_stream
 from staticgraph.serving.engine.request import Piece, Request, requests_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 
-# The number of open packs, as in a loader that packs.
-WINDOW = 8
 # The most waiting graphs considered: far more than a batch holds, packed in well under 1 ms.
 LOOK_AT = 8192
 
@@ -40,81 +38,61 @@ class TakenBatch(NamedTuple):
 
 
 class Waiting:
-    """The queue of waiting graphs.
-
-    Args:
-        capacities: the buckets, ascending.
-        components: the number of columns of a size.
-        max_wait_s: how long a graph waits for others, in seconds.
-    """
+    """The queue of waiting graphs, of sizes with so many components; the buckets ascend."""
 
     def __init__(self, capacities: Sequence[Capacity], components: int, max_wait_s: float) -> None:
-        self._capacities = tuple(capacities)
         self._limits = limits_array(capacities)
         self._max_wait_s = max_wait_s
-        self._largest = _largest_of_lines(self._limits)
+        self._lines = _largest_of_lines(capacities, self._limits)
         self._pieces: list[Piece] = []
-        self._sizes = np.empty((0, components), np.int64)
+        self._sizes = np.zeros((1, components), np.int64)
+        self._added: list[IntArray] = []  # sizes that belong at their end
+        self._chosen(due=True)  # compiles the loops
+        self.clear()
 
     def __len__(self) -> int:
         return len(self._pieces)
 
-    def unfit(self, sizes: IntArray) -> IntArray:
+    def unfit(self, sizes: IntArray) -> list[int]:
         """The positions of the graphs, given their sizes ``[n, C]``, that fit no bucket."""
-        return np.flatnonzero(self._lines(sizes) < 0)
+        return np.flatnonzero(homes(sizes, self._lines) < 0).tolist()
 
-    def _lines(self, sizes: IntArray) -> IntArray:
-        return homes(sizes, [self._capacities[bucket] for bucket in self._largest])
-
-    def add(self, *requests: Request) -> None:
-        """Adds the graphs of requests; each graph must fit a bucket."""
-        sizes = np.concatenate([self._sizes, *(each.graphs.sizes for each in requests)])
-        self._sizes = sizes  # nothing below fails, so both stay consistent
-        self._pieces += [Piece(each, graph) for each in requests for graph in range(len(each))]
+    def add(self, request: Request) -> None:
+        """Adds the graphs of a request; each graph must fit a bucket."""
+        pieces, sizes = [Piece(request, graph) for graph in request.graphs], request.sizes
+        self._added.append(sizes)  # nothing fails from here, so both stay consistent
+        self._pieces += pieces
 
     def due(self) -> float | None:
         """The time when the oldest graph has waited long enough; None if none waits."""
         return self._pieces[0].request.arrived + self._max_wait_s if self._pieces else None
 
     def take(self, now: float, everything: bool = False) -> TakenBatch | None:
-        """Removes and returns the graphs of the next batch; None if none need to run yet.
-
-        Args:
-            now: the current time, in seconds, by the clock of the arrivals.
-            everything: do not wait for more graphs.
-        """
+        """Removes and returns the graphs of the next batch; None if none need to run yet, unless
+        ``everything`` must run without waiting. ``now`` is in seconds, by the arrivals' clock."""
+        self._sizes, self._added = np.concatenate([self._sizes, *self._added]), []
         self._drop_those_over()
         due = self.due()
-        if due is None:
-            return None
-        chosen = self._chosen(everything or now >= due)
+        chosen = None if due is None else self._chosen(everything or now >= due)
         if chosen is None:
             return None
         bucket, ids = chosen
         batch = TakenBatch([self._pieces[place] for place in ids], bucket)
-        self._keep(np.setdiff1d(np.arange(len(self._pieces)), ids, assume_unique=True))
+        self._keep(np.setdiff1d(np.arange(len(self)), ids, assume_unique=True))
         return batch
 
     def clear(self) -> list[Request]:
         """Removes all graphs, and returns their requests."""
         requests = requests_of(self._pieces)
-        self._keep(np.empty(0, np.int64))
+        self._pieces, self._sizes, self._added = [], self._sizes[:0], []
         return requests
-
-    def warm(self) -> None:
-        """Compiles the loops that :meth:`take` runs."""
-        before = self._sizes
-        self._sizes = np.zeros((1, before.shape[1]), np.int64)
-        self._chosen(due=True)
-        self._sizes = before
 
     def _drop_those_over(self) -> None:
         """Removes graphs of requests that failed with another batch, or were cancelled."""
         over = [piece.request.over or piece.request.future.cancelled() for piece in self._pieces]
         if any(over):
-            for piece, gone in zip(self._pieces, over, strict=True):
-                if gone:
-                    piece.request.begin()  # notifies the waiters of the future
+            for place in np.flatnonzero(over):
+                self._pieces[place].request.begin()  # notifies the waiters of the future
             self._keep(np.flatnonzero(~np.array(over)))
 
     def _keep(self, places: IntArray) -> None:
@@ -125,42 +103,28 @@ class Waiting:
         """The bucket and the positions of the ready pack with the oldest graph; if the oldest graph
         of all is due, its pack, ready or not."""
         sizes = self._sizes[:LOOK_AT]
-        line = self._lines(sizes)
-        for number in dict.fromkeys(line.tolist()):  # the oldest graph's line first
-            largest = self._largest[number]
-            capacity = self._capacities[largest]
-            members = np.flatnonzero(line == number)
-            packs, failed = stream_kernel(
-                sizes,
-                members,
-                np.array(capacity.size_limits, np.int64),
-                capacity.graph_limit,
-                min(WINDOW, len(members)),
-            )
-            assert failed < 0, "what fits no bucket was refused"
+        lines = homes(sizes, self._lines)
+        for line in dict.fromkeys(lines.tolist()):  # the oldest graph's line first
+            capacity, members = self._lines[line], np.flatnonzero(lines == line)
+            limits, most = capacity.size_limits, capacity.graph_limit
+            packs = pack_stream(sizes, limits, max_graphs=most, order=members)
             grouped, bounds = group_by_pack(packs, int(packs.max()) + 1)
             first = members[grouped[: bounds[1]]]  # the pack that was opened first
-            if due or len(bounds) > 2 or len(first) == capacity.graph_limit:
-                return self._placed(first, largest)
+            if due or len(bounds) > 2 or len(first) == most:
+                allowed = self._limits.copy()  # of the line: not for larger graphs
+                allowed[self._limits[:, 3] > capacity.max_graph_nodes] = -1
+                bucket = place_batches(sizes, first, bounds[:2], allowed)[0]
+                return int(bucket), first
         return None
 
-    def _placed(self, ids: IntArray, largest: int) -> tuple[int, IntArray]:
-        """The smallest bucket that holds a pack, and its graphs."""
-        allowed = self._limits.copy()
-        allowed[self._limits[:, 3] > self._limits[largest, 3]] = -1
-        bounds = np.array([0, len(ids)])
-        bucket = int(place_batches(self._sizes, ids, bounds, allowed)[0])
-        return bucket, ids
 
-
-def _largest_of_lines(limits: IntArray) -> list[int]:
+def _largest_of_lines(capacities: Sequence[Capacity], limits: IntArray) -> list[Capacity]:
     """The largest bucket of each line: a line has buckets for the same size of the largest graph,
     each with at least the capacity of the one before in every component."""
     largest: list[int] = []
-    for bucket in sorted(range(len(limits)), key=lambda k: (limits[k, 3], k)):
-        last = limits[largest[-1]] if largest else None
-        if last is not None and last[3] == limits[bucket, 3] and (last <= limits[bucket]).all():
-            largest[-1] = bucket
-        else:
-            largest.append(bucket)
-    return largest
+    for bucket in np.argsort(limits[:, 3], kind="stable").tolist():
+        last = limits[largest[-1]] if largest else limits[bucket] + 1
+        if last[3] == limits[bucket, 3] and (last <= limits[bucket]).all():
+            largest.pop()
+        largest.append(bucket)
+    return [capacities[bucket] for bucket in largest]
