@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-<<<<<<< HEAD
-import threading
-=======
 import itertools
-import sys
->>>>>>> serve
 
 import pytest
 import torch
@@ -33,13 +28,7 @@ from torch import nn
 from torch_geometric.data import Data
 
 import staticgraph as sg
-<<<<<<< HEAD
-from staticgraph.serving.bodies.flat_graphs import FlatGraphs
-from staticgraph.serving.engine.server import Clock
-=======
 from staticgraph.serving.bodies.checked_graphs import store_of
-from staticgraph.steps.computation.model_setup import Subject
->>>>>>> serve
 
 
 def server_of(out: str = "graph", **options) -> sg.Server:
@@ -248,44 +237,6 @@ def test_outputs_of_batches_that_do_not_go_together_fail_their_request_alone():
             server.submit([graph(4, k) for k in range(40)]).result(PATIENCE_S)
         assert answer_of(server).shape[0] == 1
     assert (server.stats().failed, server.stats().answered) == (1, 1)
-
-
-<<<<<<< HEAD
-class ManualClock(Clock):
-    """Time stands still until :meth:`advance`."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-        self._waiting: threading.Condition | None = None
-
-    def now(self) -> float:
-        return self._now
-
-    def wait(self, changed: threading.Condition, seconds: float | None) -> None:
-        if seconds is not None and seconds <= 0:
-            return
-        self._waiting = changed
-        changed.wait()
-
-    def advance(self, seconds: float) -> None:
-        """Advances the time, and wakes the thread that waits for it, if any."""
-        waiting = self._waiting
-        if waiting is None:
-            self._now += seconds
-            return
-        with waiting:
-            self._now += seconds
-            waiting.notify_all()
-=======
-def test_a_model_that_exits_fails_its_batch_and_no_other():
-    """SystemExit ends a thread silently; the callers of that batch used to wait forever."""
-    with server_of(max_wait_ms=0) as server:
-        server.runner.model.before = lambda: sys.exit("enough")
-        with pytest.raises(sg.errors.BatchFailed, match="SystemExit: enough"):
-            answer_of(server)
-        server.runner.model.before = lambda: None
-        same(answer_of(server), server.runner.predict([graph(3)]))
->>>>>>> serve
 
 
 def test_a_full_queue_says_when_to_ask_again():

@@ -11,12 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
-<<<<<<< HEAD
-from staticgraph.serving.bodies.flat_graphs import FlatGraphs
-=======
 from staticgraph.serving.bodies.checked_graphs import Arrays
-from staticgraph.steps.computation.model_setup import Subject
->>>>>>> serve
 from support.patience import patience
 from support.runners import made_runner
 
