@@ -32,14 +32,14 @@ SIZES = {
     "staticgraph/kernels": (
         57,
         46314,
-    ),  # any message over any edges, chunks joined in a launch, oneDNN's products
+    ),  # any message over any edges, oneDNN's products on a CPU
     "staticgraph/lightning": (4, 2390),  # own loaders, its own backward, predictions in order
     "staticgraph/memory": (6, 3775),  # models of other versions are refused
     "staticgraph/models": (5, 1413),  # typed graphs refused by name
     "staticgraph/nn": (
         44,
         21651,
-    ),  # searches with rows as data need, counts in a trace, 2.11, copies of batch
+    ),  # searches with rows as data need, copies of batch in a trace
     "staticgraph/outofcore": (29, 18207),  # annotated attributes, a bounded message
     "staticgraph/packing": (17, 12974),
     "staticgraph/plans": (13, 9893),  # a large graph among small ones, few of them too
@@ -48,7 +48,7 @@ SIZES = {
     "staticgraph/rewrites": (
         42,
         34190,
-    ),  # any message over any edges, rows counted from the end, products
+    ),  # any message over any edges, products on a CPU
     "staticgraph/runner": (
         19,
         16648,
@@ -58,7 +58,7 @@ SIZES = {
     "staticgraph/steps": (
         30,
         20515,
-    ),  # which rows a field counts, what broke a parameter is named, max_norm
+    ),  # which rows a field counts, tables written by a lookup
     "staticgraph/store": (26, 21522),  # unknown devices named, and entries of a list
     "staticgraph/text": (6, 1701),
     "staticgraph/training": (15, 14008),  # a resume with fewer epochs
