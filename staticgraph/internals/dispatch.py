@@ -52,6 +52,7 @@ __all__ = [
     "dispatch_modes",
     "enter_autocast",
     "exit_autocast",
+    "onednn_linear",
     "preserved_versions",
     "read_number",
     "set_grad_enabled",
@@ -69,6 +70,8 @@ __all__ = [
     "version_of",
 ]
 
+# A layer by oneDNN; a CPU build without it has no such operator.
+onednn_linear: Callable[..., Tensor] | None = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 assert_async: OpOverload[..., Any] = torch.ops.aten._assert_async.msg
 
 # Copies each tensor of the second list to its counterpart in the first. Not wrapped, since a

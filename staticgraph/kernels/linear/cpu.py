@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from staticgraph.internals.dispatch import undispatched
+from staticgraph.internals.dispatch import onednn_linear, undispatched
 
 # Rows and columns of the layer that is timed, and how often. The fastest call of each library
 # counts, since noise only adds.
@@ -35,7 +35,8 @@ def onednn_product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         return onednn_product(b, a).t().contiguous()
     dense = b if b.is_contiguous() or _transposed(b) else b.contiguous()
     bias = None if bias is None else bias.contiguous()  # its stride is not read
-    return torch.ops.mkldnn._linear_pointwise(a, dense, bias, "none", [], "")
+    assert onednn_linear is not None
+    return onednn_linear(a, dense, bias, "none", [], "")
 
 
 def _transposed(matrix: Tensor) -> bool:
@@ -56,7 +57,7 @@ def onednn_gains(rows: int, inputs: int, outputs: int) -> bool:
 def _gains(threads: int) -> bool:
     """Times the products of a layer and of its gradients by both libraries, with the current
     ``threads``."""
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # private to torch
+    if onednn_linear is None:
         return False
     with undispatched(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         x, weight = torch.ones(TIMED_ROWS, TIMED_WIDTH), torch.ones(TIMED_WIDTH, TIMED_WIDTH)
