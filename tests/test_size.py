@@ -28,37 +28,22 @@ SIZES = {
     "staticgraph/dryrun": (18, 10283),  # the assembler of torch's CUDA builds
     "staticgraph/epochs": (9, 6100),  # torch's samplers, compared between ranks, draws named
     "staticgraph/files": (12, 3234),  # what was written, for stores and large graphs alike
-    "staticgraph/internals": (8, 1845),  # sound loops of Inductor, regions left by an error
-    "staticgraph/kernels": (
-        57,
-        46314,
-    ),  # any message over any edges, oneDNN's products on a CPU
+    "staticgraph/internals": (8, 1863),  # sound loops of Inductor, regions left by an error
+    "staticgraph/kernels": (57, 46312),  # any message over any edges, oneDNN's products on a CPU
     "staticgraph/lightning": (4, 2390),  # own loaders, its own backward, predictions in order
     "staticgraph/memory": (6, 3775),  # models of other versions are refused
     "staticgraph/models": (5, 1413),  # typed graphs refused by name
-    "staticgraph/nn": (
-        44,
-        21651,
-    ),  # searches with rows as data need, copies of batch in a trace
+    "staticgraph/nn": (44, 21651),  # searches with rows as data need, copies of batch in a trace
     "staticgraph/outofcore": (29, 18207),  # annotated attributes, a bounded message
     "staticgraph/packing": (17, 12974),
     "staticgraph/plans": (13, 9893),  # a large graph among small ones, few of them too
     "staticgraph/probing": (10, 4813),  # what is held out is not fitted
     "staticgraph/recording": (11, 9061),  # the optimizer's moved in, what is carried over
-    "staticgraph/rewrites": (
-        42,
-        34190,
-    ),  # any message over any edges, products on a CPU
-    "staticgraph/runner": (
-        19,
-        16648,
-    ),  # loaders, warm-ups over graphs, eager unpadded
+    "staticgraph/rewrites": (42, 34190),  # any message over any edges, products on a CPU
+    "staticgraph/runner": (19, 16648),  # loaders, warm-ups over graphs, eager unpadded
     "staticgraph/serving": (15, 8463),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
-    "staticgraph/steps": (
-        30,
-        20515,
-    ),  # which rows a field counts, tables written by a lookup
+    "staticgraph/steps": (30, 20515),  # which rows a field counts, tables written by a lookup
     "staticgraph/store": (26, 21522),  # unknown devices named, and entries of a list
     "staticgraph/text": (6, 1701),
     "staticgraph/training": (15, 14008),  # a resume with fewer epochs
