@@ -28,7 +28,7 @@ def drawn(*shape: int) -> torch.Tensor:
 @pytest.fixture
 def onednn(monkeypatch):
     """As on a machine where oneDNN is faster, at any size."""
-    monkeypatch.setattr(cpu, "_gains", lambda threads: True)
+    monkeypatch.setattr(cpu, "_gains", lambda threads: (True, True))
     monkeypatch.setattr(cpu, "SMALL", 1)
 
 
@@ -129,14 +129,20 @@ def test_the_library_that_is_faster_is_taken(monkeypatch):
     product = cpu.onednn_product
     size = 2048, 64, 64
 
-    def gains(onednn_product) -> bool:
+    def gains(onednn_product) -> tuple[bool, bool]:
         monkeypatch.setattr(cpu, "onednn_product", onednn_product)
         cpu._gains.cache_clear()
-        return cpu.onednn_gains(*size)
+        assert cpu.onednn_gains(*size) == cpu._gains(torch.get_num_threads())[0]
+        return cpu._gains(torch.get_num_threads())
 
-    assert gains(lambda a, b: None)
+    def slow_for_weights(a, b):
+        return [product(a, b) for _ in range(40)] if a.size(0) < a.size(1) else None
+
+    assert gains(slow_for_weights) == (True, False)
+    assert gains(lambda a, b: None) == (True, True)
     assert not cpu.onednn_gains(64, 64, 64), "torch's overhead is smaller"
     with torch.backends.mkldnn.flags(enabled=False):
         assert not cpu.onednn_gains(*size)
-    assert not gains(lambda a, b: [product(a, b) for _ in range(40)])
+        assert not cpu.onednn_gains(*size, of_weight=True)
+    assert gains(lambda a, b: [product(a, b) for _ in range(40)]) == (False, False)
     cpu._gains.cache_clear()

@@ -34,13 +34,16 @@ def linear_reference(
     return out.relu() if relu else out
 
 
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
 def torch_product(a: Tensor, b: Tensor) -> Tensor:
     """Computes ``a @ b.T``; differentiable."""
     return a @ b.t()
 
 
 def _backward_by(
-    product: Callable[[Tensor, Tensor], Tensor],
+    products: Sequence[Product],
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
@@ -48,16 +51,17 @@ def _backward_by(
     into: Tensor | None,
     needs: Sequence[bool] = (True, True, True),
 ) -> Any:
-    """The gradients of ``x``, weight and bias that are needed, others None."""
+    """The gradients of ``x``, weight and bias that are needed, others None; the first two by
+    ``products``."""
     if out is not None:
         grad = torch.ops.aten.threshold_backward(grad, out, 0)
     dx = dweight = dbias = None
     if needs[0]:
-        dx = product(grad, weight.to(grad.dtype).t()).to(x.dtype)
+        dx = products[0](grad, weight.to(grad.dtype).t()).to(x.dtype)
         if into is not None:
             dx = dx + into if dx.requires_grad else dx.add_(into)
     if needs[1]:
-        dweight = product(grad.t(), x.to(grad.dtype).t()).to(weight.dtype)
+        dweight = products[1](grad.t(), x.to(grad.dtype).t()).to(weight.dtype)
     if needs[2]:
         wide = torch.promote_types(grad.dtype, torch.float32)
         dbias = grad.sum(0, dtype=wide).to(weight.dtype)
@@ -67,7 +71,7 @@ def _backward_by(
 def _forward_on_cpu(
     x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, dtype: torch.dtype
 ) -> Tensor:
-    if _product_on_cpu(x, weight, dtype) is torch_product:
+    if _products_on_cpu(x, weight, dtype)[0] is torch_product:
         return linear_reference(x, weight, bias, relu, dtype)
     out = onednn_product(x, weight, bias)
     return out.relu_() if relu else out  # oneDNN's own ReLU turns NaN into 0
@@ -76,14 +80,15 @@ def _forward_on_cpu(
 def _backward_on_cpu(
     grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, into: Tensor | None, _: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _backward_by(_product_on_cpu(x, weight, grad.dtype), grad, x, weight, out, into)
+    return _backward_by(_products_on_cpu(x, weight, grad.dtype), grad, x, weight, out, into)
 
 
-def _product_on_cpu(
-    x: Tensor, weight: Tensor, dtype: torch.dtype
-) -> Callable[[Tensor, Tensor], Tensor]:
-    by_onednn = x.dtype == weight.dtype == dtype == torch.float32
-    return onednn_product if by_onednn and onednn_gains(*shape_of(x, weight)) else torch_product
+def _products_on_cpu(x: Tensor, weight: Tensor, dtype: torch.dtype) -> list[Product]:
+    """The products of a layer, or of its input's gradient, and of its weight's gradient."""
+    gains = [False, False]
+    if x.dtype == weight.dtype == dtype == torch.float32:
+        gains = [onednn_gains(*shape_of(x, weight), of_weight) for of_weight in (False, True)]
+    return [onednn_product if gain else torch_product for gain in gains]
 
 
 def launches(x: Tensor, weight: Tensor, dtype: torch.dtype, relu: bool, biased: bool) -> int:
@@ -164,13 +169,13 @@ class Linear(torch.autograd.Function):
         ``x`` handed on."""
         into = grads[1] if ctx.handed_on else None
         x, weight, out = ctx.saved_tensors
-        needs, product = ctx.needs_input_grad[:3], None
+        needs, products = ctx.needs_input_grad[:3], None
         if torch.is_grad_enabled():
-            product = torch_product
+            products = (torch_product, torch_product)
         elif x.device.type == "cpu" and not all(needs[:2]):
-            product = _product_on_cpu(x, weight, grads[0].dtype)
-        if product is not None:
-            dx, dweight, dbias = _backward_by(product, grads[0], x, weight, out, into, needs)
+            products = _products_on_cpu(x, weight, grads[0].dtype)
+        if products is not None:
+            dx, dweight, dbias = _backward_by(products, grads[0], x, weight, out, into, needs)
         else:
             tickets = None
             if x.device.type == "cuda" and chunks_of(x.size(0))[0] > 1:
