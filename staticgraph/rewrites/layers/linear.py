@@ -96,7 +96,7 @@ def _obstacle(
     if captured.target.device == "cpu":
         if captured.target.compiled or dtypes != {torch.float32}:
             return "Inductor has products of its own, and other dtypes are oneDNN's in torch"
-        gains = onednn_gains(math.prod(rows[:-1]), *reversed(sides))
+        gains = onednn_gains(math.prod(rows[:-1]), sides[1], sides[0])
         return None if gains else "torch's product is as fast"
     if len(rows) != 2:
         return "no matrix"
