@@ -49,10 +49,17 @@ def int_of_max(model, data):
     return model.head(h.new_zeros(size, 8).index_add(0, same, h))
 
 
-def max_of_a_copy(model, data):
-    size = int(data.batch.clone().squeeze().type(torch.long).cpu().max()) + 1
+def max_of_a_view(model, data):
+    size = int(data.batch.squeeze().type(torch.long).cpu().max()) + 1
     h = model.lin(data.x)
     return model.head(h.new_zeros(size, 8).index_add(0, data.batch.type_as(data.batch), h))
+
+
+def changed_copy(model, data):
+    """The largest number of a copy that was changed is its own."""
+    folded = data.batch.clone()
+    folded %= 3
+    return int_of_max(model, data) * (int(folded.max()) + 1)
 
 
 def max_as_a_tensor(model, data):
@@ -102,7 +109,7 @@ def both(model, data):
 MODELS = [
     last_item,
     int_of_max,
-    max_of_a_copy,
+    max_of_a_view,
     max_as_a_tensor,
     repeated_by_counts,
     nodes_of_edges,
@@ -130,7 +137,8 @@ class Net(torch.nn.Module):
     [
         *((way, mode) for way in MODELS for mode in ("eager", "traced")),
         (both, "traced"),
-        (max_of_a_copy, "fused"),
+        (max_of_a_view, "fused"),
+        (changed_copy, "eager"),
     ],
 )
 def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):

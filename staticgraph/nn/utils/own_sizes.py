@@ -37,11 +37,11 @@ from staticgraph.schema import Schema
 
 _ASKED: ContextVar[list[str] | None] = ContextVar("asked_sizes", default=None)
 
+# Not ``clone``: what is changed in place is copied first.
 _VIEWS = {
-    Tensor.clone, Tensor.contiguous, Tensor.cpu, Tensor.detach, Tensor.expand, Tensor.expand_as,
-    Tensor.flatten, Tensor.long, Tensor.reshape, Tensor.squeeze, Tensor.to, Tensor.type,
-    Tensor.type_as, Tensor.unsqueeze, Tensor.view, torch.clone, torch.flatten, torch.squeeze,
-    torch.unsqueeze,
+    Tensor.contiguous, Tensor.cpu, Tensor.detach, Tensor.expand, Tensor.expand_as, Tensor.flatten,
+    Tensor.long, Tensor.reshape, Tensor.squeeze, Tensor.to, Tensor.type, Tensor.type_as,
+    Tensor.unsqueeze, Tensor.view, torch.flatten, torch.squeeze, torch.unsqueeze,
 }  # fmt: skip
 _LARGEST = {Tensor.max, torch.max, Tensor.amax, torch.amax}
 _HOST = {Tensor.item, Tensor.__int__, Tensor.__index__, Tensor.tolist}
