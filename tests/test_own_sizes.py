@@ -62,6 +62,13 @@ def changed_copy(model, data):
     return int_of_max(model, data) * (int(folded.max()) + 1)
 
 
+def changed_size(model, data):
+    size = data.batch.max()
+    size += 1
+    h = model.lin(data.x)
+    return model.head(h.new_zeros(int(size), 8).index_add(0, data.batch, h))
+
+
 def max_as_a_tensor(model, data):
     """chemprop: the size stays a tensor."""
     size = data.batch.max().int() + 1
@@ -139,6 +146,7 @@ class Net(torch.nn.Module):
         (both, "traced"),
         (max_of_a_view, "fused"),
         (changed_copy, "eager"),
+        (changed_size, "eager"),
     ],
 )
 def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):

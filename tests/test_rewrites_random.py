@@ -49,6 +49,12 @@ rows = h0[pick].tanh()
 more = F.relu(rows @ rows.new_ones(WIDTH, WIDTH)) * rows
 h1 = h0 + scatter(more, batch[pick], 0, batch_size)[batch]
 h2 = h1 * scatter(rows, batch[pick], 0, batch_size, 'max')[batch]""",
+    "casts that ask for rounding": """
+h1 = h0 + scatter((h0[src] * e0).bfloat16().double() * e0, dst, 0, n)
+h2 = h0 + scatter((h0[src] * e0).float().double() * e0, dst, 0, n)
+narrow = h0.detach().float()
+h3 = h0 + scatter((narrow[src].bfloat16() * e0.bfloat16()).double(), dst, 0, n)
+h4 = h0 + scatter((narrow[src] * (narrow * 3)[dst].half().float()).double() * e0, dst, 0, n)""",
     "rows of a single number": """
 h1 = h0 * h0[0, 0].index_select(0, batch.new_zeros(1))
 h2 = h0 + torch.zeros_like(h0[0, 0]).index_add(0, batch.new_zeros(1), h0[0, 0])""",

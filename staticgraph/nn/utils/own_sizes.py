@@ -52,6 +52,7 @@ _OF_SIZES = {
     Tensor.expand, Tensor.view, Tensor.reshape,
 }  # fmt: skip
 _REPEATS = {Tensor.repeat_interleave, torch.repeat_interleave}
+_IN_PLACE = {Tensor.add_, Tensor.sub_, Tensor.mul_}  # also ``n += 1``
 _SUMS = {Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add}
 _NONZERO = {Tensor.nonzero, torch.nonzero}
 _CHANGES = {Tensor.sub, Tensor.__sub__, torch.sub, Tensor.ne, Tensor.__ne__, torch.ne}
@@ -65,6 +66,16 @@ def _noted(what: str) -> None:
 def _plain(func: Any, args: Any, kwargs: Any) -> Any:
     with DisableTorchFunctionSubclass():
         return func(*args, **(kwargs or {}))
+
+
+def _of_size(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of an operation on a size, which does not know what it becomes in place."""
+    if func in _IN_PLACE:
+        raise NotStatic(
+            "a size that is read from batch or edge_index is changed in place: write n = n + 1, or "
+            "take batch.num_graphs or x.size(0)"
+        )
+    return _plain(func, args, kwargs)
 
 
 def _present() -> StaticBatch | None:
@@ -84,7 +95,7 @@ class _Number(Tensor):
             _noted(cls.levels[0])
             rows = _most_rows(batch, cls.levels)
             return rows if func in _HOST else func(*_with_number(args, cls, rows), **kwargs or {})
-        out = _plain(func, args, kwargs)
+        out = _of_size(func, args, kwargs)
         return marked(out, cls) if func in _CASTS else out
 
 
@@ -100,7 +111,7 @@ class _Last(Tensor):
         if func in _HOST and batch is not None:
             _noted(cls.levels[0])
             return _most_rows(batch, cls.levels) - 1
-        out = _plain(func, args, kwargs)
+        out = _of_size(func, args, kwargs)
         if func in _CASTS:
             return marked(out, cls)
         return marked(out, cls.number) if func in _SUMS and _one_more(args) else out
