@@ -129,6 +129,33 @@ def test_a_choice_among_equal_rows_is_a_warning_and_no_leak():
     assert not any(hooks), "the noise is gone with the check"
 
 
+class Crossing(nn.Module):
+    """A ReLU of numbers within rounding of zero, which the number of rows rounds up or down."""
+
+    def __init__(self, leak: float = 0.0) -> None:
+        super().__init__()
+        self.scale, self.leak = nn.Parameter(torch.ones(2)), leak
+
+    def forward(self, data):
+        x = data.x[:, :2].float()
+        rows = 100.0 * len(x)
+        rounded = (self.scale * x + rows) - rows
+        near_zero = (rounded - x + 1e-6 + self.leak * len(x)).relu()
+        return global_add_pool(x + near_zero, data.batch, data.num_graphs)
+
+
+def test_a_slope_that_rounding_alone_makes_jump_is_no_leak():
+    """Only float32 differs: the sums of another number of rows cross the zero of a ReLU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = Crossing()
+        runner_of(model).step(BATCH)
+    assert {value.dtype for value in (model.scale, model.scale.grad)} == {torch.float32}
+    assert torch.get_default_dtype() is torch.float32
+    with pytest.raises(sg.errors.PaddingLeaks, match="number of padding rows"):
+        runner_of(Crossing(leak=1e-3)).step(BATCH)
+
+
 class PooledTwice(nn.Module):
     """The best half of a molecule's atoms, of which many are symmetric, and of these the best."""
 

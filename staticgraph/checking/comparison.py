@@ -11,7 +11,7 @@ Invariant: the model, its optimizer, the batch and the random states are unchang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.equal_draws import Draw, EqualDraws, Jitter, NarrowNoise, nudge
-from staticgraph.checking.outcome import Difference, Outcome, Tolerance
+from staticgraph.checking.outcome import TOLERANCES, Difference, Outcome, Tolerance
 from staticgraph.checking.padding_culprit import real_rows
 from staticgraph.checking.plain_batch import (
     PlainBatch,
@@ -31,7 +31,7 @@ from staticgraph.checking.plain_batch import (
     plain_batch,
     plain_loss,
 )
-from staticgraph.internals.dispatch import version_of
+from staticgraph.internals.dispatch import TorchDispatchMode, version_of
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.recording.signature import Signature
@@ -54,6 +54,7 @@ class RunOptions(NamedTuple):
         second: whether the forward that counts is the second, which finds what the first one wrote:
             a weight that the model itself anneals from 0.
         silent: whether the model is taken to draw no numbers, so that none are made equal.
+        double: whether all that is float32 is computed in float64.
     """
 
     training: bool
@@ -63,6 +64,7 @@ class RunOptions(NamedTuple):
     jitter: Jitter | None = None
     second: bool = False
     silent: bool = False
+    double: bool = False
 
 
 class Parity(NamedTuple):
@@ -187,6 +189,8 @@ class Comparer:
             batch = StaticBatch(batch.layout, batch.tensors())
         if options.jitter is not None:
             batch = options.jitter.set_noise(batch)
+        if options.double:
+            batch = batch.replace(**_in_double(batch.tensors()))
         self.fields = {field.name: batch[field.name] for field in batch.layout.schema}
         with self._run(options), computation.active():
             computation.known(batch)  # now, since it draws random numbers of its own
@@ -211,6 +215,8 @@ class Comparer:
         seen: Any = (
             data.fresh() if options.jitter is None else options.jitter.set_noise(data.fresh())
         )
+        if options.double:
+            seen.update(_in_double(seen.to_dict()))
         # Nothing is bound: this may be inside another model's forward (a teacher's first call).
         with self._run(options), Restored(nothing=True):
             with random or nullcontext():
@@ -235,6 +241,7 @@ class Comparer:
             gradients,
             torch.autograd.set_multithreading_enabled(False),  # a backward may draw: checkpoints
             nullcontext() if jitter is None else jitter.on(model),
+            _model_in_double(model) if options.double else nullcontext(),
             NarrowNoise(self._dtype) if options.nudged else nullcontext(),
         ):
             if options.training is not model.training:
@@ -342,6 +349,12 @@ class Comparer:
             padded, tolerance, lambda: attempt(lambda: self.plain(batch, data, nudged))
         )
         worst = plain.largest_difference(padded)
+        if difference is not None and self.agree_in_double(
+            options,
+            lambda options: self.plain(batch, data, options),
+            lambda options: self.padded(batch, options),
+        ):
+            return Parity(worst, None, f"{note}, and in float64", options)
         if difference is not None and not batch.layout.schema.hetero:
             plain = attempt(lambda: self.plain(batch, data, options._replace(jitter=Jitter(batch))))
             padded = attempt(lambda: self.padded(batch, options._replace(jitter=Jitter(batch))))
@@ -351,6 +364,66 @@ class Comparer:
                     self.ties = True
                     return Parity(off, None, note, options, difference)
         return Parity(worst, difference, note, options)
+
+    def agree_in_double(
+        self,
+        options: RunOptions,
+        first: Callable[[RunOptions], Outcome | None],
+        second: Callable[[RunOptions], Outcome | None],
+    ) -> bool:
+        """Whether two runs that differ in float32 do not in float64: rounding moved a value across
+        the zero of a ReLU, whose slope jumps there. Few values of float64 are that close to it.
+
+        Args:
+            options: with which the two differ.
+            first, second: compute the outcomes.
+        """
+        if self.tolerance != TOLERANCES[torch.float32] or several_ranks():
+            return False
+        options = options._replace(double=True)
+        ours, theirs = (attempt(lambda run=run: run(options)) for run in (first, second))
+        if ours is None or theirs is None or not ours.finite:
+            return False
+        nudged = options._replace(nudged=True)
+        tolerance = TOLERANCES[torch.float64].other_order
+        return (
+            ours.clear_difference(theirs, tolerance, lambda: attempt(lambda: first(nudged))) is None
+        )
+
+
+@contextmanager
+def _model_in_double(model: torch.nn.Module) -> Iterator[None]:
+    """A ``with`` block in which a model's float32 tensors, and new ones, are of float64."""
+    tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dtype is torch.float32]
+    stored, default = [tensor.data for tensor in tensors], torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        for tensor in tensors:
+            tensor.data = tensor.data.double()
+        with _Wider():
+            yield
+    finally:
+        torch.set_default_dtype(default)
+        for tensor, data in zip(tensors, stored, strict=True):
+            tensor.grad = None
+            tensor.data = data
+
+
+class _Wider(TorchDispatchMode):
+    """While entered, ``x.float()`` gives float64."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        wide = {"dtype": torch.float64} if (kwargs or {}).get("dtype") is torch.float32 else {}
+        return func(*args, **(kwargs or {}) | wide)
+
+
+def _in_double(fields: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Those of float32, as float64."""
+    return {
+        name: value.double()
+        for name, value in fields.items()
+        if isinstance(value, Tensor) and value.dtype is torch.float32
+    }
 
 
 def _equal_draws(options: RunOptions) -> EqualDraws | None:

@@ -314,12 +314,12 @@ def _score_hook(path: str) -> Any:
 
 
 @torch.no_grad()
-def nudge(model: torch.nn.Module) -> None:
-    """Moves the parameters by a few units in their last place."""
+def nudge(model: torch.nn.Module, share: float = 0.0) -> None:
+    """Moves the parameters by a share of each, or by a few units in their last place."""
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         if parameter.is_floating_point():
-            parameter.mul_(_units(parameter, generator))
+            parameter.mul_(_units(parameter, generator, share))
 
 
 class NarrowNoise(TorchDispatchMode):
@@ -354,7 +354,7 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _units(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Factors near 1, a few units in the last place of a tensor's type away."""
+def _units(like: Tensor, generator: torch.Generator, share: float = 0.0) -> Tensor:
+    """Factors near 1, a few units in the last place of a tensor's type away, or a share."""
     noise = torch.rand(like.shape, generator=generator) - 0.5
-    return (1 + 8 * torch.finfo(like.dtype).eps * noise.double()).to(like)
+    return (1 + (share or 8 * torch.finfo(like.dtype).eps) * noise.double()).to(like)

@@ -238,7 +238,11 @@ class PaddingCheck:
             other = revalued(batch, whole_rows=True)
             dirty = attempt(lambda: comparer.padded(other, options))
         difference = comparer.between_paddings(batch, dirty, clean, options)
-        if difference is None:
+        if difference is None or comparer.agree_in_double(
+            options,
+            lambda options: comparer.padded(batch, options),
+            lambda options: comparer.padded(other, options),
+        ):
             return None
         culprit = self._culprit(
             lambda: comparer.padded(batch, options),

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -91,38 +91,46 @@ class FirstSteps:
         self.seconds += time.perf_counter() - started
 
     def _difference(self, batch: StaticBatch, way: str) -> Difference | None:
-        steps, subject, train = self._steps, self._steps.subject, self._steps.train
         plain = batch.replace()
         plain.real = None
         if way == FUSED:  # compile; then it calls its operators one by one, as eager does
-            with stepping_apart(steps):
-                train(batch.clone(), way)
-        stepped = after_step(steps, lambda: train(batch.clone(), way), constant=way == FUSED)
+            with stepping_apart(self._steps):
+                self._steps.train(batch.clone(), way)
+        # A slope that jumps where rounding crosses the zero of a ReLU does not from nearby.
+        here = self._difference_from((), batch, plain, way)
+        return here and self._difference_from((MOVED,), batch, plain, way)
 
-        def eager_step(nudged: bool) -> Outcome:
+    def _difference_from(
+        self, nudges: tuple[float, ...], batch: StaticBatch, plain: StaticBatch, way: str
+    ) -> Difference | None:
+        steps, subject, train = self._steps, self._steps.subject, self._steps.train
+
+        def eager_step(*more: float) -> Outcome:
             """After the same step in eager."""
-            return after_step(steps, lambda: train(plain.clone(), "eager"), nudged, constant=True)
+            moves = (*nudges, *more)
+            return after_step(steps, lambda: train(plain.clone(), "eager"), moves, constant=True)
 
-        eager = eager_step(nudged=False)
+        stepped = after_step(steps, lambda: train(batch.clone(), way), nudges, way == FUSED)
+        eager = eager_step()
         if len(stepped.draws) != len(eager.draws) or not all(draw.hashed for draw in stepped.draws):
             return None
         dtype = next(p.dtype for p in subject.model.parameters())
         tolerance = Tolerance.of(subject.autocast or dtype).other_order
         for name in [n for n in eager.values if n.startswith(KINDS["parameters"])]:
             del eager.values[name]  # Adam moves them by a whole learning rate even for rounding
-        return eager.clear_difference(stepped, tolerance, lambda: eager_step(nudged=True))
+        return eager.clear_difference(stepped, tolerance, lambda: eager_step(0.0))
 
 
 def after_step(
-    steps: Steps, step: Callable[[], Tensor], nudged: bool = False, constant: bool = False
+    steps: Steps, step: Callable[[], Tensor], nudges: Sequence[float] = (), constant: bool = False
 ) -> Outcome:
     """Returns loss, gradients, parameters, buffers and optimizer state after one step from the
-    current state."""
+    current state, with parameters moved as by :func:`nudge`, once for each share."""
     random = EqualDraws(constant=True) if constant else None
     subject = steps.subject
     with stepping_apart(steps):
-        if nudged:
-            nudge(subject.model)
+        for share in nudges:
+            nudge(subject.model, share)
         with random or nullcontext():
             loss = step()
         draws = random.draws if random else ()
@@ -181,6 +189,8 @@ def _unclear(
 
 # TF32 and bfloat16 round more coarsely and need a larger one.
 TOLERANCE = Tolerance.of(torch.float32).other_order
+# Share by which parameters are moved for a second look, far more than rounding.
+MOVED = 1e-3
 _NO_MODEL = torch.nn.Module()
 
 
@@ -243,7 +253,7 @@ def verify(runner: Any, batch: StaticBatch, tolerance: float = TOLERANCE) -> Ver
     if subject.trains:
         ours = after_step(runner.steps, lambda: runner.step(batch.clone()))
         theirs = after_step(runner.steps, lambda: runner.eager_step(plain.clone()))
-        nudged = after_step(runner.steps, lambda: runner.eager_step(plain.clone()), nudged=True)
+        nudged = after_step(runner.steps, lambda: runner.eager_step(plain.clone()), [0.0])
         left_out = leave_out_rounding(ours, theirs, nudged)
         errors = {word: _worst(theirs, ours, kind) for word, kind in KINDS.items()}
     with runner.steps.untouched():
