@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 from itertools import islice
 
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from support.alike import adam, assert_same_state, squared
 from support.gine_net import Net, batches_of
 from support.recorded_net import runner_of
-from torch_geometric.nn import global_add_pool
+from torch_geometric.nn import GCN, global_add_pool
 
 import staticgraph as sg
 from staticgraph.steps.computation.model_setup import Subject
@@ -177,3 +178,24 @@ def test_a_first_step_is_compared_with_eager(esol, kind, wrong, monkeypatch):
         runner.preparation.compared.compare(batches[1])
     assert [str(w.message)[:14] for w in told] == ["the first step"] * (wrong == "everywhere")
     assert_same_state(runner.model, state)
+
+
+class Deep(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.head = torch.nn.Linear(9, 64), torch.nn.Linear(64, 1)
+        self.body = GCN(64, 64, 4, norm="BatchNorm")
+
+    def forward(self, x, edge_index, batch):
+        return self.head(global_add_pool(self.body(self.lin(x.float()), edge_index), batch))
+
+
+@pytest.mark.slow
+def test_rounding_in_an_autocast_is_no_wrong_first_step(esol):
+    """Eager itself is as far from float32 as ``fused`` is from eager."""
+    subject = dataclasses.replace(normed(0.1, Deep), autocast=torch.bfloat16)
+    runner = sg.StaticGraphRunner(subject, sg.plan_buckets(esol, batch_size=32), mode="fused")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runner.step(next(iter(runner.loader(esol))))
+    assert runner.preparation.compared.buckets
