@@ -130,7 +130,9 @@ def test_gcn_over_a_part_is_the_mean_of_what_is_resident_with_degrees_of_the_who
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(("cheb", 2, 2, 2, 2), "choose one of sage, gcn, gat"),
-     (("gat", 2, 6, 2, 2, 0.0, 4), "multiple of heads")],
+     (("gat", 2, 6, 2, 2, 0.0, 4), "multiple of heads"),
+     (("sage", 2, 6, 2, 0), "layers=0: give a whole number of at least 1"),
+     (("gat", 2, 6, 2, 2, 0.0, 0), "heads=0: give a whole number of at least 1")],
 )  # fmt: skip
 def test_models_that_do_not_exist_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):

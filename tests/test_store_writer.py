@@ -114,6 +114,20 @@ def test_a_shard_that_is_missing_or_ended_early_is_named(merged, tmp_path):
 
 
 @pytest.mark.parametrize("merged", [True, False])
+def test_a_shard_that_ended_without_graphs_is_not_missing(merged, tmp_path):
+    graphs, folder = _with(list(range(3))), tmp_path / "s"
+    for shard, share in ((0, graphs[:2]), (1, []), (2, graphs[2:]), (3, [])):
+        with StoreWriter(folder, shard=shard, levels=OF_NODES) as writer:
+            writer.extend(share)
+    assert len(sg.GraphStore.load(tmp_path / "s.parts")) == 3
+    with StoreWriter(folder, shard=1, levels=OF_NODES) as writer:  # begun again, and ended again
+        found = writer.finish(merged=merged, shards=4)
+    assert_same_files(found, sg.GraphStore.from_pyg(graphs, levels=OF_NODES, name="s"))
+    assert [*tmp_path.rglob("*.empty")] == []
+    assert not (tmp_path / "s.parts").exists()
+
+
+@pytest.mark.parametrize("merged", [True, False])
 def test_any_changed_byte_of_a_part_is_refused_when_the_store_is_finished(merged, tmp_path):
     """Also in a file's header, which a mapped array does not read."""
     with StoreWriter(tmp_path / "s", shard=0, levels=OF_NODES) as writer:
