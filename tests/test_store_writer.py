@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph.errors import BadGraph, StoreCorrupt
-from staticgraph.store.shards import parts_in
+from staticgraph.store.sharded import parts_in
 from staticgraph.store.writer import StoreWriter, parts_folder
 
 

@@ -56,25 +56,9 @@ KIND = Kind("store", FORMAT, MANIFEST, lambda manifest: map(file_of, manifest["f
 
 
 def save(store: GraphColumns, folder: str | Path, *, overwrite: bool = False) -> None:
-    """Writes a store to ``folder``, of one in shards with the memory needed for one shard.
-
-    Args:
-        store: the graphs.
-        folder: the target folder; created if missing.
-        overwrite: replace an existing store.
-
-    Raises:
-        FileExistsError: if the folder holds a store and ``overwrite`` is false, or anything that is
-            not part of a store; the message names it, and nothing is changed.
-    """
-    store.verify()
-    write(store, folder, overwrite=overwrite)
-
-
-def write(store: GraphColumns, folder: str | Path, *, overwrite: bool = False) -> None:
     """Writes a store that was checked against its checksums, each array from front to back.
 
-    Its arguments, and what it raises, are those of :func:`save`.
+    Its arguments, and what it raises, are those of :meth:`staticgraph.GraphStore.save`.
     """
     survey = Survey(store._parts())
     with replacing(folder, KIND, overwrite) as scratch:

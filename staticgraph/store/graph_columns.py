@@ -15,10 +15,11 @@ of ``.npy`` files, memory-mapped when loaded, with a manifest that holds the ver
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self, SupportsIndex, TypeVar
 
 import numpy as np
@@ -299,15 +300,12 @@ class GraphColumns:
         places = np.concatenate([*parts, ends[:0]]) + np.repeat(ends - counts, counts)
         return None if (places == np.arange(len(places))).all() else places
 
-    def with_splits(self, **splits: ArrayLike) -> Self:
+    def with_splits(self, /, **splits: ArrayLike) -> Self:
         """Returns the same store with these named splits.
 
         Each split is a list of graph indices, such as ``range(900)``, or a boolean mask with one
         entry per graph.
         """
-        return self._with_splits(splits)
-
-    def _with_splits(self, splits: Mapping[str, ArrayLike]) -> Self:
         other = object.__new__(type(self))
         checked = Splits(checked_splits(splits, len(self), self.name))
         vars(other).update(vars(self), splits=checked)
@@ -357,9 +355,19 @@ class GraphColumns:
         self.verify(ids)
         return self, ids
 
+    @cached_property
+    def _starts(self) -> IntArray:
+        """``[parts + 1]``: the first graph of each store in one folder, or in memory, that this one
+        consists of."""
+        return np.array([0, len(self)])
+
+    def _open(self, number: int) -> GraphColumns:
+        """Returns one of these stores."""
+        return self
+
     def _parts(self) -> list[Callable[[], GraphColumns]]:
-        """Returns what opens the stores in one folder, or in memory, that this one consists of."""
-        return [lambda: self]
+        """Returns what opens each of them."""
+        return [partial(self._open, number) for number in range(len(self._starts) - 1)]
 
     def _by_part(self, ids: IntArray) -> tuple[Iterable[tuple[GraphColumns, IntArray]], IntArray]:
         """Returns each part, opened in its turn, and its graphs; and their places in ``ids``."""
@@ -367,12 +375,15 @@ class GraphColumns:
 
     def _opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
         """Yields the parts of graphs ``first`` to ``last - 1``, each with its first index."""
-        yield 0, self
+        if first < last:
+            begin, end = np.searchsorted(self._starts, [first, last - 1], side="right") - 1
+            for number in range(begin, end + 1):
+                yield int(self._starts[number]), self._open(number)
 
     def _part_of(self, graph: int) -> tuple[GraphColumns, int]:
         """Returns the part that holds a graph, and the graph's index in it."""
-        begin, part = next(self._opened(graph, graph + 1))
-        return part, graph - begin
+        number = bisect_right(self._starts, graph) - 1
+        return self._open(number), graph - int(self._starts[number])
 
     def __getitem__(self, which: SupportsIndex | slice | ArrayLike) -> Any:
         """Returns a graph as it went in, a ``Data`` or ``HeteroData``, or a list of graphs.

@@ -14,8 +14,7 @@ from staticgraph.files.folder import repair
 from staticgraph.schema import Level, Schema
 from staticgraph.store import files
 from staticgraph.store.graph_columns import GraphColumns
-from staticgraph.store.sharded import Sharded
-from staticgraph.store.shards import Shards
+from staticgraph.store.sharded import Sharded, Shards
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +89,17 @@ class GraphStore(GraphColumns):
         )
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Writes the store to a folder; see :func:`staticgraph.store.files.save`."""
+        """Writes the store to a folder, of one in shards with the memory needed for one shard.
+
+        Args:
+            folder: the target folder; created if missing.
+            overwrite: replace an existing store.
+
+        Raises:
+            FileExistsError: if the folder holds a store and ``overwrite`` is false, or anything
+                that is not part of a store; the message names it, and nothing is changed.
+        """
+        self.verify()
         files.save(self, folder, overwrite=overwrite)
 
     @classmethod

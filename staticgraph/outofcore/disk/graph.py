@@ -40,6 +40,12 @@ Direction = Literal["in", "out", "both"]
 ENDS: dict[Direction, tuple[int, ...]] = {"in": (-1,), "out": (0,), "both": (-1, 0)}
 
 
+def require_direction(direction: Direction) -> None:
+    """Raises ValueError, with the choices, if this is no direction."""
+    if direction not in ENDS:
+        raise ValueError(f"direction={direction!r}; choose one of {', '.join(ENDS)}")
+
+
 class PartitionedGraph:
     """A folder written by :func:`staticgraph.outofcore.partition`.
 
@@ -206,7 +212,11 @@ class PartitionedGraph:
         """Returns ``[N]`` degrees in the whole graph; without self-loops if not ``loops``.
 
         Counted in one pass over the edges, one partition at a time, and cached.
+
+        Raises:
+            ValueError: if there is no such direction.
         """
+        require_direction(direction)
         if (direction, loops) not in self._degrees:
             total = np.zeros(self.num_nodes, np.int32)
             for source in range(self.num_partitions):

@@ -79,7 +79,7 @@ class LinkSeeds:
         if self.batch_size % self.chunks or self.negatives % self.chunks:
             raise ValueError(
                 f"chunks={self.chunks} do not divide batch_size={self.batch_size} and "
-                f"negatives={self.negatives}: give multiples of one number"
+                f"negatives={self.negatives}: one of the two is not a multiple"
             )
 
     def draw(

@@ -24,7 +24,7 @@ from staticgraph.errors import BadGraph
 from staticgraph.outofcore.buffer.buffer import PartitionBuffer
 from staticgraph.outofcore.buffer.resident_graph import ResidentGraph
 from staticgraph.outofcore.disk.array_files import class_labels
-from staticgraph.outofcore.disk.graph import ENDS, Direction, PartitionedGraph
+from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph, require_direction
 from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory, NodePolicy
 from staticgraph.outofcore.policies.schedule import Schedule, State
 from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
@@ -153,8 +153,7 @@ class SampledLoader:
         _check_task(task, policy, of_nodes if task == "link" else of_links)
         if task == "node" and states is not None and states.mutable:
             raise ValueError("embeddings are trained along edges: give the loader task='link'")
-        if direction not in ENDS:
-            raise ValueError(f"direction={direction!r}; choose one of {', '.join(ENDS)}")
+        require_direction(direction)
         classes = None if labels is None else class_labels(labels, graph.num_nodes)
         self.batch_size: int = whole_option("batch_size", batch_size, 1)
         self.fanouts: tuple[int, ...] = _checked_fanouts(fanouts, task)

@@ -147,7 +147,7 @@ class LinkTrainer:
             fanouts,
             config.batch_size,
             "link",
-            negatives=2 * config.chunks * config.negatives,
+            negatives=config.drawn,
             chunks=config.chunks,
             degree_fraction=config.degree_fraction,
             exclude=exclude,

@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.kernels.neighbours.program import Builder
-from staticgraph.rewrites.captured_graph.canonical_ops import Call, dtype, shape
+from staticgraph.rewrites.captured_graph.canonical_ops import Call, shape
 
 
 class NotByRow(Exception):
@@ -95,27 +95,7 @@ def row_calls(node: Call) -> RowCalls | None:
                 result = node.target(*args, **kwargs)
     except Exception:  # whatever an operation says of tensors without memory
         return None
-    if any(_rounds(call, node) for call in noted.calls):
-        return None
     return RowCalls(operands, noted.calls, result)
-
-
-def _rounds(call: _Call, node: Call) -> bool:
-    """Whether a call rounds what programs keep in float32, to a dtype that the model has from
-    casts alone, and so asks for the rounding; elsewhere it is the dtype that rows are kept in."""
-    kind = None if call.name != "aten::_to_copy" else call.result.dtype
-    if kind is None or not kind.is_floating_point or kind.itemsize >= 4:
-        return False
-    return not any(
-        dtype(other) is kind
-        and not _is_cast(other)
-        and kind not in map(dtype, other.all_input_nodes)
-        for other in node.graph.nodes
-    )
-
-
-def _is_cast(node: Call) -> bool:
-    return node.op == "call_method" and node.target in ("to", "half", "bfloat16", "type", "type_as")
 
 
 def leaf(node: Call, calls: RowCalls, rows: int, place: str) -> tuple[str, tuple[int, ...]]:
@@ -447,8 +427,7 @@ def _same(w: _Writer, x: Tensor, **kwargs: Any) -> int:
     to = kwargs.get("dtype") or x.dtype
     if x.dtype is torch.bool and to.is_floating_point:
         return w.b.point("where", _place(w, x), 1.0, 0.0)
-    floats = to.is_floating_point and x.is_floating_point()
-    if to is not x.dtype and (not floats or torch.float64 in (to, x.dtype)):
+    if to is not x.dtype and not (to.is_floating_point and x.is_floating_point()):
         raise NotByRow("another dtype")
     return _place(w, x)
 
