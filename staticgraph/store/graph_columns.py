@@ -204,8 +204,9 @@ class GraphColumns:
         Raises:
             StoreCorrupt: if a checksum differs; the message names the array and the graphs.
         """
-        parts = ((part(), None) for part in self._parts())
-        if graphs is not None:
+        if graphs is None:
+            parts = ((part(), None) for part in self._parts())
+        else:
             parts, _ = self._by_part(np.asarray(graphs, np.int64))
         for part, ids in parts:
             if part.checks is not None:

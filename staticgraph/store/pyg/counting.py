@@ -19,7 +19,7 @@ from staticgraph.errors import BadGraph
 from staticgraph.schema import EDGE_INDEX, LEVELS, Axis, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.objects import ObjectColumn
-from staticgraph.store.pyg.levels import axis_of, level_in
+from staticgraph.store.pyg.levels import axis_of, level_in, rows_in
 from staticgraph.store.pyg.rules import asks_nothing, counted_by, counted_level, increments_of
 from staticgraph.text.how_many import how_many
 
@@ -243,7 +243,7 @@ class CountedFields:
 
     def _expected_counts(self, schema: Schema) -> dict[str, tuple[Level, ...]]:
         """Returns the schema's counts and sets the axes' rows; rejects graphs that differ."""
-        none = np.zeros(len(self.nodes), np.int64)
+        none, remedy = np.zeros(len(self.nodes), np.int64), "convert the new graphs as the training"
         known = {"graph": none + 1, "": none, **self._known()}
         steps = {key: self._planned_steps(key, none) for key in self.values}
         for axis in schema.axes:
@@ -258,7 +258,7 @@ class CountedFields:
             if self.cat_dims[key] != cat_dim:
                 raise BadGraph(
                     f"graph 0 gives {self.cat_dims[key]} as __cat_dim__ of {key!r}; the plan was "
-                    f"made for {cat_dim}: convert the new graphs as the training data"
+                    f"made for {cat_dim}: {remedy} data"
                 )
             for level, each in steps[key]:
                 if not np.array_equal(each, known[level]):
@@ -266,9 +266,18 @@ class CountedFields:
                     raise BadGraph(
                         f"graph {odd} adds {each[odd]} to {key!r} (__inc__), where the plan was "
                         f"made for values that count {' and '.join(levels) or 'nothing'}, of which "
-                        f"it has {known[level][odd]}: convert the new graphs as the training data "
-                        "was"
+                        f"it has {known[level][odd]}: {remedy} data was"
                     )
+        for item in schema:
+            lengths, expected = self._lengths(item.name), known[item.level] * item.rows
+            if (lengths != expected).any():
+                odd = int((lengths != expected).argmax())
+                totals = {"node": self.nodes, "edge": self.edges}
+                raise BadGraph(
+                    f"{item.name!r} has {rows_in(lengths, totals, odd)}; the plan was made for "
+                    f"{item.describe()}, which is {how_many(expected[odd], 'row')}: {remedy} data "
+                    "was"
+                )
         return {key: levels for key, (levels, _) in self.planned.items()}
 
     def _planned_steps(self, key: str, none: IntArray) -> list[tuple[Level, IntArray]]:

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import EDGE_INDEX, LEVELS, Axis, Level
-from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array, IndexRule
 from staticgraph.store.graph_columns import GraphColumns, Kept
 from staticgraph.store.pyg.counting import CountedFields
@@ -240,7 +239,6 @@ class PygReader(CountedFields):
         """Returns the level of an attribute over the whole data set, and its rows per graph."""
         lengths = self._lengths(key)
         if self.schema is not None:
-            self._check_lengths(key, lengths)
             return self.schema[key].level, self.schema[key].rows
         if key == EDGE_INDEX:
             return "edge", 1
@@ -276,23 +274,6 @@ class PygReader(CountedFields):
             axis = shared[-1 if self.types else 0] if shared else key
             return self._on_axis(key, axis, lengths), 1
         raise BadGraph(odd_rows(key, lengths, candidates))
-
-    def _check_lengths(self, key: str, lengths: IntArray) -> None:
-        """Rejects graphs whose number of rows differs from that of the schema's level."""
-        assert self.schema is not None
-        item, totals = self.schema[key], {"node": self.nodes, "edge": self.edges}
-        counts: dict[str, Any] = {
-            "graph": [item.rows] * len(lengths),
-            **self._known(),
-        }
-        expected = np.asarray(counts[item.level], dtype=np.int64)
-        if (lengths != expected).any():
-            odd = int((lengths != expected).argmax())
-            raise BadGraph(
-                f"{key!r} has {rows_in(lengths, totals, odd)}; the plan was made for "
-                f"{item.describe()}, which is {how_many(expected[odd], 'row')}: convert the new "
-                "graphs as the training data was"
-            )
 
     def _check_rows(self, key: str, tensors: Sequence[Tensor]) -> None:
         first = tensors[0]
