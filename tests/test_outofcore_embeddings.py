@@ -21,7 +21,7 @@ from staticgraph.outofcore import (
     SampledLoader,
     partition,
 )
-from staticgraph.outofcore.buffer.buffer import PartitionBuffer
+from staticgraph.outofcore.disk.buffer import PartitionBuffer
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
 
 

@@ -21,7 +21,7 @@ from staticgraph.outofcore import (
     SampledGNN,
     partition,
 )
-from staticgraph.outofcore.buffer.resident_graph import Neighbours
+from staticgraph.outofcore.disk.buffer import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSampler
 from staticgraph.outofcore.sampling.link_sampling import LinkEnds, take_out
 from staticgraph.outofcore.training.link_step import link_loss

@@ -12,7 +12,7 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from staticgraph import BucketPlan, Capacity, StaticGraphRunner
 from staticgraph.outofcore import SampledGNN
-from staticgraph.outofcore.buffer.resident_graph import Neighbours
+from staticgraph.outofcore.disk.buffer import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSampler
 from staticgraph.outofcore.sampling.sampled_graph import (
     SampledGraphs,

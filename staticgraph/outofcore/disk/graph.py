@@ -66,8 +66,7 @@ class PartitionedGraph:
     def __init__(self, folder: str | Path, *, verify: bool = False, cached: bool = True) -> None:
         # Absolute, so that later reads do not depend on the current directory.
         self.folder, self.cached = Path(folder).absolute(), cached
-        self.manifest: Manifest = Manifest.load(self.folder, verify)
-        m = self.manifest
+        self.manifest: Manifest = (m := Manifest.load(self.folder, verify))
         self.num_nodes: int = m.num_nodes
         self.num_edges: int = m.num_edges
         self.num_partitions: int = m.num_partitions
@@ -129,10 +128,9 @@ class PartitionedGraph:
 
         Computed as SHA-256 of the files' checksums.
         """
-        files = self.manifest.files
         numbers = [self.num_nodes, self.num_partitions, self.partition_size]
-        for name in ("node_ids.npy", "offsets.npy", "edges.bin"):
-            numbers += [files[name].bytes, *files[name].blocks, *files[name].crc32]
+        for file in (self.manifest.files[name] for name in (NODE_IDS, OFFSETS, EDGES)):
+            numbers += [file.bytes, *file.blocks, *file.crc32]
         return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:16]
 
     def nodes_of(self, partition: int) -> int:
@@ -236,8 +234,7 @@ class PartitionedGraph:
         array = read_array(path, REMEDY, mmap_mode)
         if not isinstance(array, np.ndarray) or (array.dtype, array.shape) != (dtype, (length,)):
             raise StoreCorrupt(
-                f"{path} is not {dtype} of shape ({length},), as the manifest says: partition the "
-                "graph again"
+                f"{path} is not {dtype} of shape ({length},), as the manifest says: {REMEDY}"
             )
         return array
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.jit import loop
-from staticgraph.outofcore.buffer.resident_graph import Neighbours
+from staticgraph.outofcore.disk.buffer import Neighbours
 from staticgraph.packing.random import STEP, mix
 
 IntArray = NDArray[np.int64]

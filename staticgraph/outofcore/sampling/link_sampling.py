@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from staticgraph.outofcore.buffer.resident_graph import ResidentGraph
+from staticgraph.outofcore.disk.buffer import ResidentGraph
 from staticgraph.outofcore.sampling.dense import DenseSample
 
 IntArray = NDArray[np.int64]

@@ -21,9 +21,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import BadGraph
-from staticgraph.outofcore.buffer.buffer import PartitionBuffer
-from staticgraph.outofcore.buffer.resident_graph import ResidentGraph
 from staticgraph.outofcore.disk.array_files import class_labels
+from staticgraph.outofcore.disk.buffer import PartitionBuffer, ResidentGraph
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph, require_direction
 from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory, NodePolicy
 from staticgraph.outofcore.policies.schedule import Schedule, State
@@ -271,7 +270,13 @@ class SampledLoader:
                     sample = sampler.sample(rows, key)
                     bucket = self._graphs.bucket_of(sample)
                     if bucket is None:
-                        self._check_more_than_one(batch, sample)
+                        if len(batch) == 1:
+                            nodes, edges = size_of(sample, self.gcn_norm)
+                            raise ValueError(
+                                f"one seed reaches {how_many(nodes, 'node')} and "
+                                f"{how_many(edges, 'edge')}, and the plan's largest bucket is "
+                                f"{self.plan.capacities[-1]}: give a larger one, or no plan"
+                            )
                         self.statistics.splits += 1
                         middle = len(batch) // 2
                         waiting += batch[middle:], batch[:middle]
@@ -282,16 +287,6 @@ class SampledLoader:
                 numbers = resident.node_of[rows[:seeds]]
                 nodes = np.asarray(self.graph.node_ids[numbers])
                 yield SampledBatch(graph, numbers, nodes, rows, resident.number, ends)
-
-    def _check_more_than_one(self, seeds: NDArray[Any], sample: DenseSample) -> None:
-        """Checks that a batch which no bucket holds can be halved."""
-        if len(seeds) == 1:
-            nodes, edges = size_of(sample, self.gcn_norm)
-            raise ValueError(
-                f"one seed reaches {how_many(nodes, 'node')} and {how_many(edges, 'edge')}, and "
-                f"the plan's largest bucket is {self.plan.capacities[-1]}: give a larger one, or "
-                "no plan"
-            )
 
     def _draw(
         self, items: NDArray[Any], resident: ResidentGraph, rng: np.random.Generator

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from staticgraph.errors import Diverged
-from staticgraph.outofcore.buffer.buffer import PartitionBuffer
+from staticgraph.outofcore.disk.buffer import PartitionBuffer
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
 from staticgraph.outofcore.policies.policy import EdgePolicy
