@@ -40,10 +40,9 @@ from staticgraph.store.columns import (
     offsets_of_counts,
     require_finite,
 )
-from staticgraph.store.indices import check_indices
+from staticgraph.store.indices import check_indices, first_order, sorted_edges
 from staticgraph.store.objects import ObjectColumn, ObjectsOf
 from staticgraph.store.positions import graph_number, one_graph, several_graphs
-from staticgraph.store.sorted_edges import first_order, sorted_edges
 from staticgraph.store.structure import STRUCTURE
 from staticgraph.text.how_many import how_many
 

@@ -29,7 +29,7 @@ from staticgraph.memory.budget import MemoryBudget
 from staticgraph.schema import POINTERS, Field, Schema, dtype_name
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
-from staticgraph.store.columns import Array, sort_by_node
+from staticgraph.store.columns import Array, narrowest, sort_by_node
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import table
@@ -214,11 +214,9 @@ def _labels(rows: Array) -> Array | None:
 
 def _narrow(array: Array) -> Tensor:
     """Returns integers in the narrowest dtype of :data:`NARROW`, with at least one row."""
-    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
-    for dtype in NARROW:
-        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
-            return _at_least_one(array.astype(dtype, copy=False))
-    return _at_least_one(array.view(np.int64))  # uint64 values beyond int64: the same bits
+    dtype = narrowest(array, NARROW)
+    # uint64 values beyond int64: the same bits
+    return _at_least_one(array.astype(dtype, copy=False) if dtype else array.view(np.int64))
 
 
 def _at_least_one(array: Array) -> Tensor:
