@@ -169,11 +169,8 @@ class GraphColumns:
 
     @classmethod
     def zeros(cls, schema: Schema) -> Self:
-        """Builds a store of one graph: one node, no edges, no rows on any axis, all zeros.
-
-        If an index refers to rows that do not exist here, only the schema of the result is
-        meaningful.
-        """
+        """Builds a store of one graph: one node, no edges, no rows on any axis, all zeros (also in
+        an index of rows that do not exist here)."""
         length = {"node": 1, "graph": 1}
         rows = {item.name: length.get(item.level, 0) * item.rows for item in schema}
         none, nothing = np.empty(0, np.int64), np.zeros(2, np.int64)
@@ -345,12 +342,8 @@ class GraphColumns:
     def held(self, ids: IntArray, pointers: bool = True) -> tuple[GraphColumns, IntArray]:
         """Returns the store that a batch of these graphs is copied from, and their positions in it.
 
-        The columns of that store are in-memory or mapped arrays, and these graphs were checked as
-        by :meth:`verify`.
-
-        Args:
-            ids: ``[g]`` graph indices in this store.
-            pointers: whether row pointers and the transpose will be read.
+        The columns of that store are in-memory or mapped arrays, without row pointers and transpose
+        if these are not needed, and these graphs ``[g]`` were checked as by :meth:`verify`.
         """
         self.verify(ids)
         return self, ids
@@ -464,10 +457,7 @@ def assembled(
     name: str = "data",
     checks: Checks | None = None,
 ) -> Kept:
-    """Builds a store of a class from arrays by the names of :meth:`GraphColumns.arrays`.
-
-    They are not checked here.
-    """
+    """Builds a store from unchecked arrays, by the names of :meth:`GraphColumns.arrays`."""
     parts: dict[str, dict[str, Array]] = defaultdict(dict)
     for full, array in arrays.items():
         what, _, key = full.partition(".")
@@ -489,12 +479,7 @@ def assembled(
 
 
 class StoredGraphs(Sequence[Any]):
-    """Some graphs of a store, each assembled when it is read.
-
-    Args:
-        store: the store.
-        graphs: ``[g]`` int64, which graphs.
-    """
+    """Some graphs ``[g]`` int64 of a store, each assembled when it is read."""
 
     def __init__(self, store: GraphColumns, graphs: IntArray) -> None:
         self.store = store

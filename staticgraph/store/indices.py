@@ -92,12 +92,9 @@ class Outside(NamedTuple):
 
 
 def first_outside(field: Field, column: Array, offsets: Offsets) -> Outside | None:
-    """Returns the first out-of-range value of an index field; None if there is none.
+    """Returns the first out-of-range value of an index field's column ``[rows, *shape]``, or None.
 
-    Args:
-        field: an index field.
-        column: ``[rows, *shape]`` integers.
-        offsets: ``[n + 1]`` for each level that the field indexes, and for its own level.
+    Offsets are those of its own level, and of the levels that it indexes.
     """
     flat = column.reshape(-1, field.width)
     owner = graph_of_row(field, offsets)
@@ -156,10 +153,10 @@ def sorted_edges(
 
     Args:
         edge_src, edge_dst: ``[sum e]``, numbered within their graphs, in any order.
-        schema: the schema of the columns, which says whether edges are columns.
+        schema: says whether edges are columns.
         columns: one array per field, ``[rows of its level, *shape]``.
         offsets: level -> ``[n + 1]``, where each graph's rows begin.
-        name: the data set's name in error messages.
+        name: the data set's, for messages.
 
     Raises:
         BadGraph: if an edge points outside its graph, or the number of edges does not match the
@@ -208,9 +205,8 @@ def first_order(
     """Returns the attributes of a store whose edges are in their original order again.
 
     Args:
-        schema, columns: those of the sorted store.
+        schema, columns, offsets: those of the sorted store.
         ends: its sources and destinations.
-        offsets: level -> ``[n + 1]``, where each graph's rows begin.
         origins: edge level -> original position of each edge in its graph; levels that were not
             moved are left out, or empty.
     """

@@ -95,11 +95,7 @@ class Shards:
     def of_parts(cls, folder: Path, name: str, count: int | None = None) -> Shards | None:
         """Returns the parts that the writers of all shards committed; None if there are none.
 
-        Args:
-            folder: the folder of the parts.
-            name: the store's name in messages.
-            count: the number of shards that were written; None if the last one that is there is
-                last.
+        ``count`` shards were written; None if the last one that is there is last.
 
         Raises:
             BadGraph: a shard has no part and did not end without graphs, or there are more shards
@@ -203,11 +199,7 @@ class Sharded(GraphColumns):
 
     Args:
         shards: the folders.
-        verify: as for :meth:`GraphStore.load`.
-        by_rank: a loader gives each rank a range of the graphs of its own.
-
-    Attributes:
-        shards: the folders.
+        verify, by_rank: as for :meth:`GraphStore.load`.
 
     Raises:
         BadGraph: if a shard's fields differ from those of the first.

@@ -27,11 +27,7 @@ from staticgraph.text.how_many import how_many
 class CountedFields:
     """The fields of all graphs as they are collected, with the results of PyG's rules for each.
 
-    Args:
-        name: the data set's name in messages.
-        exclude: attributes to leave out.
-        schema: the fields to expect; None infers them.
-        levels: attribute -> its level, where it cannot be inferred.
+    Args are those of :meth:`staticgraph.GraphStore.from_pyg`.
     """
 
     # Attributes that PyG reserves, or that repeat the offsets.
@@ -48,8 +44,7 @@ class CountedFields:
         self.excluded: frozenset[str] = self.ignored.union(exclude)
         self.schema = schema
         self.levels = levels
-        # Whether a graph without edge_index is rejected even if no graph has one; and one without
-        # labels.
+        # Whether a graph is rejected without edge_index even if none has one, and without labels.
         self.needs_edges: bool = False
         self.needs_labels: bool = schema is None
         self.without_edges: bool | None = None

@@ -103,46 +103,39 @@ def _one_by_one(dataset: Any) -> tuple[Iterable[Any], int | None]:
 
     An object with a length and indexing is read by index, as PyG's data sets are meant to be.
     """
+    kind, refusal = f"a {type(dataset).__name__}", ""
+    by_index = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if isinstance(dataset, str | Path):
-        raise BadGraph(
+        refusal = (
             f"{str(dataset)!r} is a name, not a data set: sg.datasets.open(...) opens it, or pass "
             "a list of torch_geometric.data.Data"
         )
-    if isinstance(dataset, Batch):
-        raise BadGraph(
-            f"a {type(dataset).__name__} is not a list of graphs: pass batch.to_data_list(), or "
-            "the "
-            "data set that it is of"
+    elif isinstance(dataset, Batch):
+        refusal = (
+            f"{kind} is not a list of graphs: pass batch.to_data_list(), or the data set that it "
+            "is of"
         )
-    if isinstance(dataset, DataLoader):
-        raise BadGraph(
-            f"a {type(dataset).__name__} gives batches, not graphs: pass its graphs, loader.dataset"
+    elif isinstance(dataset, DataLoader):
+        refusal = f"{kind} gives batches, not graphs: pass its graphs, loader.dataset"
+    elif hasattr(dataset, "to_dict") and hasattr(dataset, "num_nodes"):
+        refusal = f"{kind} is a single graph: pass a list, [data]"
+    elif isinstance(dataset, Mapping):
+        refusal = f"{kind} is not a data set: pass a list of its graphs, [*graphs.values()]"
+    elif not by_index and not hasattr(dataset, "__iter__"):
+        refusal = (
+            f"{kind} is not a data set: pass a list of torch_geometric.data.Data, or anything that "
+            "gives them one by one"
         )
-    if hasattr(dataset, "to_dict") and hasattr(dataset, "num_nodes"):
-        raise BadGraph(f"a {type(dataset).__name__} is a single graph: pass a list, [data]")
-    if isinstance(dataset, Mapping):
-        raise BadGraph(
-            f"a {type(dataset).__name__} is not a data set: pass a list of its graphs, "
-            "[*graphs.values()]"
-        )
-    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+    if refusal:
+        raise BadGraph(refusal)
+    if by_index:
         return (dataset[number] for number in range(len(dataset))), len(dataset)
-    if not hasattr(dataset, "__iter__"):
-        raise BadGraph(
-            f"a {type(dataset).__name__} is not a data set: pass a list of "
-            "torch_geometric.data.Data, or anything that gives them one by one"
-        )
     return dataset, len(dataset) if hasattr(dataset, "__len__") else None
 
 
 def summary_of(store: GraphColumns, dropped: Mapping[str, str], frozen: str | None) -> str:
-    """Returns ``name: 3 graphs, 1.2 MiB: x float32 [9] per node, ...; dropped: ...``.
-
-    Args:
-        store: the new store.
-        dropped: attribute -> why it was dropped.
-        frozen: the name of the transform that was applied once.
-    """
+    """Returns ``name: 3 graphs, 1.2 MiB: x float32 [9] per node, ...; dropped: ...``, with why each
+    attribute was dropped, and the transform that was applied once."""
     fields = ", ".join(f"{field.name} {field.describe()}" for field in store.schema)
     parts = [
         f"{how_many(len(store), 'graph')}, {human_bytes(store.nbytes)}: {fields or 'no field'}"

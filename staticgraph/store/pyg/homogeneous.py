@@ -42,11 +42,7 @@ class PygReader(CountedFields):
     """Collects the tensors of every graph, then decides levels and concatenates."""
 
     def add(self, number: int, data: Any) -> None:
-        """Reads one graph.
-
-        Args:
-            number: its index in the data set, for messages.
-            data: a ``Data``.
+        """Reads one graph, of this number in the data set.
 
         Raises:
             BadGraph: if it is not a ``Data``, or a field is invalid; the message names it.
@@ -189,12 +185,7 @@ class PygReader(CountedFields):
         )
 
     def store(self, kind: type[Kept], check_finite: bool | tuple[str, ...]) -> Kept:
-        """Builds a store from all graphs that were read.
-
-        Args:
-            kind: the class of the store.
-            check_finite: reject NaN and infinity in every floating field except ``y`` (True), or in
-                the named ones.
+        """Builds a store of a class from all graphs that were read.
 
         Raises:
             BadGraph: if a field differs from graph to graph, or from the given schema.

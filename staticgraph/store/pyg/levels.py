@@ -97,11 +97,8 @@ def level_in(name: str) -> Level | None:
 
 
 def level_by_name(key: str, rows: int) -> Level:
-    """Returns the level of a field that has one row per node and also one row per edge.
-
-    Args:
-        key: its name.
-        rows: its rows over all graphs; if there are none, either level is correct.
+    """Returns the level of a field that has one row per node and also one row per edge, by its
+    name; if it has no rows in any graph, either level is correct.
 
     Raises:
         BadGraph: if the name does not indicate a level.
@@ -124,8 +121,8 @@ def odd_rows(key: str, lengths: IntArray, levels: Mapping[str, IntArray]) -> str
 
     Args:
         key: the field.
-        lengths: its rows in each graph, not all equal.
-        levels: candidate levels, such as ``node``, with each graph's number of rows.
+        lengths: ``[n]`` its rows in each graph, not all equal.
+        levels: candidate levels -> ``[n]``.
     """
     if not lengths.any():
         return (
@@ -158,13 +155,8 @@ def odd_rows(key: str, lengths: IntArray, levels: Mapping[str, IntArray]) -> str
 
 
 def rows_in(lengths: IntArray, levels: Mapping[str, Sequence[int] | IntArray], graph: int) -> str:
-    """Returns ``7 rows in graph 1, which has 3 nodes and 3 edges``.
-
-    Args:
-        lengths: ``[n]`` rows of a field in each graph.
-        levels: level -> ``[n]`` rows of it in each graph.
-        graph: the graph.
-    """
+    """Returns ``7 rows in graph 1, which has 3 nodes and 3 edges``: ``[n]`` rows of a field in each
+    graph, and of each level."""
     rows = [
         how_many(counts[graph], what) if what in ("node", "edge") else f"{counts[graph]} of {what}"
         for what, counts in levels.items()
