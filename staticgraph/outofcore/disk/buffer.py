@@ -75,9 +75,7 @@ class ResidentGraph:
     """One state of the buffer.
 
     Args:
-        graph: the graph.
-        number: the state's number.
-        state: what is resident and trained on.
+        graph, number, state: the graph, the state's number, and what is resident and trained on.
         slot_of: ``[p]``; the slot of each partition, -1 if it is not resident.
         values: ``[rows, F]`` the buffer's features or embeddings.
         direction: the direction of the neighbours; None if nothing is sampled.

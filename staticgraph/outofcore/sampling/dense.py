@@ -63,12 +63,7 @@ class DenseSampler:
         self._position = np.full(neighbours.rows, -1, np.int32)
 
     def sample(self, seeds: IntArray, seed: int) -> DenseSample:
-        """Samples the neighbourhood of distinct rows.
-
-        Args:
-            seeds: ``[n]`` distinct rows.
-            seed: the random seed of the draws.
-        """
+        """Samples the neighbourhood of ``[n]`` distinct rows; ``seed`` determines the draws."""
         place = self._position
         nodes = [np.ascontiguousarray(seeds, np.int64)]
         draws, hops = [], [0, len(seeds)]

@@ -95,14 +95,9 @@ class SampledGraphs:
         degrees: IntArray,
         whole_degrees: IntArray,
     ) -> StaticBatch:
-        """Pads a sample.
+        """Pads a sample to a bucket that holds it.
 
-        Args:
-            sample: the sample.
-            bucket: one that holds it.
-            nodes: ``[n, ...]`` fields of its nodes.
-            degrees: ``[n]`` neighbours that could be drawn, without self-loops.
-            whole_degrees: ``[n]`` the same in the whole graph.
+        ``nodes`` are ``[n, ...]`` fields of its nodes, and degrees as of :func:`gcn_weights`.
         """
         source, destination = sampled_edges(sample, closed=self.closed)
         columns = dict(nodes)
@@ -154,7 +149,7 @@ def most_of_one(
         seeds: the number of seeds.
         widths: draws per node, hop by hop.
         rows: the nodes that are resident at once.
-        edges: the edges of the graph, of a direction each.
+        edges: of the graph, of a direction each.
         closed: each node has a self-loop.
     """
     hop = min(seeds, rows)
@@ -246,14 +241,7 @@ def padded_graph(
 def whole_graph(
     graph: PartitionedGraph, direction: Direction, x: FloatArray, *, weights: bool
 ) -> StaticBatch:
-    """Returns all edges of a graph as a batch, its nodes in the graph's order, in memory.
-
-    Args:
-        graph: the graph.
-        direction: the direction of its edges, as in sampling.
-        x: ``[N, F]``.
-        weights: as for :func:`graph_of_edges`.
-    """
+    """Returns all edges of a graph, in a direction as in sampling, as :func:`graph_of_edges`."""
     edges = graph.read_edges().astype(np.int64)
     source, destination = (
         np.concatenate([edges[:, end if side else -1 - end] for end in ENDS[direction]])

@@ -172,10 +172,9 @@ def link_loss(
     """Returns the softmax cross-entropy, summed over real edges and both directions.
 
     Args:
-        decoder: scores an edge.
+        decoder, ends: what scores an edge, and the edges, on the device of the rows.
         rows: ``[seeds or more, D]``, the embeddings of the batch's seeds, or their encoding.
         relations: ``[2, R, D]``.
-        ends: the edges, on the device of the rows.
         chunks: the chunks of the batch, each with its own negatives.
     """
     nodes = rows[ends.source], rows[ends.destination]
