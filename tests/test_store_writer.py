@@ -127,6 +127,30 @@ def test_a_shard_that_ended_without_graphs_is_not_missing(merged, tmp_path):
     assert not (tmp_path / "s.parts").exists()
 
 
+def test_what_a_writer_leaves_out_or_refuses_it_does_of_a_store_too(tmp_path):
+    graphs = [Data(x=torch.rand(3, 2), y=torch.rand(1), num_nodes=3) for _ in range(2)]
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    writer = StoreWriter(tmp_path / "s", exclude="y")
+    writer.extend(store)
+    assert [field.name for field in writer.finish().schema] == ["x"]
+    graphs[1].x[0, 1] = torch.nan
+    writer = StoreWriter(tmp_path / "t", check_finite=True)
+    writer.extend(sg.GraphStore.from_pyg(graphs, progress=False))
+    with pytest.raises(BadGraph, match=r"graph 1 has x\[0\] = .*nan"):
+        writer.finish()
+
+
+def test_the_current_folder_has_a_name(tmp_path, monkeypatch):
+    (tmp_path / "s").mkdir()
+    monkeypatch.chdir(tmp_path / "s")
+    with pytest.raises(FileNotFoundError, match=r"\. is not a store: it has no manifest\.json"):
+        sg.GraphStore.load(".")
+    writer = StoreWriter(".", levels=OF_NODES)
+    writer.extend(_with([1, 2]))
+    assert writer.finish(merged=False).name == "s"
+    assert len(sg.GraphStore.load(tmp_path / "s")) == 2
+
+
 @pytest.mark.parametrize("merged", [True, False])
 def test_any_changed_byte_of_a_part_is_refused_when_the_store_is_finished(merged, tmp_path):
     """Also in a file's header, which a mapped array does not read."""

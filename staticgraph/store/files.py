@@ -11,6 +11,7 @@ sees half of one, and after a kill the previous store is still there
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,12 @@ VERSION = 2
 WHOLE_BYTES = 64 * 2**20
 REMEDY = "build the store again"
 BLOCKS, SUMS = "checks.blocks", "checks.crc32"
+
+
+def parts_folder(folder: Path) -> Path:
+    """Returns the folder of an unfinished store's parts, which is next to the store's."""
+    place = Path(os.path.abspath(folder))
+    return place.with_name(f"{place.name}.parts")
 
 
 def file_of(name: str) -> str:
@@ -197,7 +204,7 @@ def read_manifest(root: Path) -> dict[str, Any]:
     """
     path = root / MANIFEST
     if not path.exists():
-        parts = root.with_name(f"{root.name}.parts")
+        parts = parts_folder(root)
         raise FileNotFoundError(
             f"{root} is not a store: it has no {MANIFEST}"
             + (

@@ -28,7 +28,7 @@ from staticgraph.files import scratch
 from staticgraph.files.folder import exchange, repair, require_replaceable
 from staticgraph.schema import Level, Schema
 from staticgraph.store.columns import Array, names_of_fields
-from staticgraph.store.files import KIND, MANIFEST, save
+from staticgraph.store.files import KIND, MANIFEST, parts_folder, save
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore, ShardedStore
 from staticgraph.store.joined_parts import require_same_fields, slices
@@ -85,15 +85,16 @@ class StoreWriter:
             shard = whole_option("shard", shard, 0)
             if shard >= MOST_SHARDS:
                 raise ValueError(f"shard={shard} must be below {MOST_SHARDS}")
-        self.folder: Path = Path(folder).expanduser()
+        # Absolute, since "." is another folder once it was replaced.
+        self.folder: Path = Path(os.path.abspath(Path(folder).expanduser()))
         self._shard, self._part_graphs = shard, part_graphs
-        self._name = name or self.folder.name
         self._levels = dict(levels or {})
         self._exclude, self._check_finite = names_of_fields(exclude), check_finite
         self._overwrite, self._keep_order = overwrite, keep_order
         self._waiting: list[Any] = []
         self._finished = False
         self._parts = parts_folder(self.folder)
+        self._name = name or self._parts.stem
         self._unfinished, self._empty = (
             self._parts / f"{shard or 0:05d}{end}" for end in (UNFINISHED, EMPTY)
         )
@@ -126,7 +127,7 @@ class StoreWriter:
 
     def extend(self, graphs: Iterable[Any]) -> None:
         """Adds all graphs of a data set, a generator or another store, in their order."""
-        if isinstance(graphs, GraphStore):
+        if isinstance(graphs, GraphStore) and not (self._exclude or self._check_finite):
             for part in slices(graphs, self._part_graphs):
                 self.append_part(part)
             return
@@ -272,11 +273,6 @@ class StoreWriter:
             self.finish()
         else:
             self.commit()
-
-
-def parts_folder(folder: Path) -> Path:
-    """Returns the folder of an unfinished store's parts."""
-    return folder.with_name(f"{folder.name}.parts")
 
 
 def _remove_parts(parts: Path) -> None:
