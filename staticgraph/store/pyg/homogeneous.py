@@ -23,7 +23,7 @@ from torch import Tensor
 from staticgraph.errors import BadGraph
 from staticgraph.schema import EDGE_INDEX, LEVELS, Axis, Level
 from staticgraph.store.columns import Array, IndexRule
-from staticgraph.store.graph_columns import GraphColumns, Kept
+from staticgraph.store.graph_columns import Kept
 from staticgraph.store.pyg.counting import CountedFields
 from staticgraph.store.pyg.levels import (
     as_array,
@@ -221,10 +221,7 @@ class PygReader(CountedFields):
             axes=axes | {Axis(name): lengths for name, lengths in self.axes.items()},
             rules={key: IndexRule(self.cat_dims[key], counts[key]) for key in self.values},
         )
-        store = replace(store, objects=self.objects(store.schema))
-        if self.schema is not None:
-            self._check_schema(store)
-        return store
+        return replace(store, objects=self.objects(store.schema))
 
     def _level(self, key: str, is_index: bool = False) -> tuple[Level, int]:
         """Returns the level of an attribute over the whole data set, and its rows per graph."""
@@ -274,14 +271,4 @@ class PygReader(CountedFields):
                     f"{key!r} is {tensor.dtype} with rows of shape {list(tensor.shape[1:])} in "
                     f"graph {number}, but {first.dtype} with rows of shape "
                     f"{list(first.shape[1:])} in graph 0: make them the same in every graph"
-                )
-
-    def _check_schema(self, store: GraphColumns) -> None:
-        assert self.schema is not None
-        for item in self.schema:
-            field = store.schema[item.name]
-            if (field.dtype, field.shape) != (item.dtype, item.shape):
-                raise BadGraph(
-                    f"graph 0 has {item.name!r} as {field.describe()}; the plan was made for "
-                    f"{item.describe()}: convert the new graphs as the training data was"
                 )

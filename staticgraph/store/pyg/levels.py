@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from staticgraph.errors import BadGraph
@@ -67,6 +68,12 @@ def as_array(key: str, tensor: Tensor) -> Array:
         raise BadGraph(
             f"{key!r} is {dtype}, which a store cannot keep; give it as float32"
         ) from None
+
+
+def odd_graph(values: ArrayLike, expected: ArrayLike) -> int | None:
+    """Returns the first graph of which two numbers ``[n]`` differ; None if there is none."""
+    differ = np.asarray(values) != np.asarray(expected)
+    return int(differ.argmax()) if differ.any() else None
 
 
 def axis_of(name: str, axes: Iterable[Axis]) -> Axis | None:
