@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import BadGraph
 from staticgraph.outofcore.disk.array_files import class_labels
 from staticgraph.outofcore.disk.buffer import PartitionBuffer, ResidentGraph
@@ -29,14 +30,15 @@ from staticgraph.outofcore.policies.schedule import Schedule, State
 from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
 from staticgraph.outofcore.sampling.link_sampling import LinkEnds, LinkSeeds, take_out
 from staticgraph.outofcore.sampling.sampled_graph import (
-    SampledGraphs,
     SampleStatistics,
+    batch_of,
     most_of_one,
     plan_of,
     schema_of,
     size_of,
 )
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.schema import Schema
 from staticgraph.store.positions import positions_in
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
@@ -180,15 +182,25 @@ class SampledLoader:
         """One more than the largest label; 0 without labels."""
         return 0 if self._labels is None else int(self._labels.max(initial=-1)) + 1
 
-    @property
+    @cached_property
     def plan(self) -> BucketPlan:
         """The buckets of the batches, for a :class:`staticgraph.StaticGraphRunner`."""
-        return self._graphs.plan
+        if self._plan is not None:
+            return self._plan
+        ways = 2 if self.direction == "both" else 1
+        bound = most_of_one(
+            1 if self.task == "node" else 2 + self._links.negatives // self._links.chunks,
+            [ways * fanout for fanout in self.fanouts],
+            self.policy.slots(self.graph.num_partitions) * self.graph.partition_size,
+            ways * self.graph.num_edges,
+            closed=self.gcn_norm,
+        )
+        return plan_of(self._trials(), bound, self._schema)
 
-    @property
+    @cached_property
     def statistics(self) -> SampleStatistics:
         """How the buckets were used."""
-        return self._graphs.statistics
+        return SampleStatistics([0] * len(self.plan.capacities))
 
     def schedule(self, epoch: int) -> Schedule:
         """Returns the schedule of the buffer for an epoch."""
@@ -268,7 +280,7 @@ class SampledLoader:
                 seeds, graph = len(rows), None
                 if sampler is not None:
                     sample = sampler.sample(rows, key)
-                    bucket = self._graphs.bucket_of(sample)
+                    bucket = self._bucket_of(sample)
                     if bucket is None:
                         if len(batch) == 1:
                             nodes, edges = size_of(sample, self.gcn_norm)
@@ -306,8 +318,9 @@ class SampledLoader:
         if self._labels is not None:
             nodes["y"] = np.full(len(rows), -1)
             nodes["y"][:seeds] = self._labels[resident.node_of[rows[:seeds]]]
-        degrees, whole_degrees = resident.degrees[rows], resident.whole_degrees[rows]
-        return self._graphs.batch(sample, bucket, nodes, degrees, whole_degrees)
+        degrees, whole = resident.degrees[rows], resident.whole_degrees[rows]
+        layout = self._layouts[bucket]
+        return batch_of(layout, sample, nodes, degrees, whole, closed=self.gcn_norm)
 
     def _items(self, resident: ResidentGraph) -> NDArray[Any]:
         """Returns what a state trains on: its edges, or the rows of its seeds."""
@@ -319,22 +332,24 @@ class SampledLoader:
     # ------------------------------------------------------------------ static shapes
 
     @cached_property
-    def _graphs(self) -> SampledGraphs:
-        schema = schema_of(
-            self.states.width, labels=self._labels is not None, weights=self.gcn_norm
-        )
-        plan = self._plan
-        if plan is None:
-            ways = 2 if self.direction == "both" else 1
-            bound = most_of_one(
-                1 if self.task == "node" else 2 + self._links.negatives // self._links.chunks,
-                [ways * fanout for fanout in self.fanouts],
-                self.policy.slots(self.graph.num_partitions) * self.graph.partition_size,
-                ways * self.graph.num_edges,
-                closed=self.gcn_norm,
-            )
-            plan = plan_of(self._trials(), bound, schema)
-        return SampledGraphs(plan, schema, self.gcn_norm)
+    def _schema(self) -> Schema:
+        labels = self._labels is not None
+        return schema_of(self.states.width, labels=labels, weights=self.gcn_norm)
+
+    @cached_property
+    def _layouts(self) -> list[SlotLayout]:
+        return [SlotLayout(k, each, self._schema) for k, each in enumerate(self.plan.capacities)]
+
+    def _bucket_of(self, sample: DenseSample) -> int | None:
+        """Returns the first bucket that holds a sample, and counts its use; or None."""
+        nodes, edges = size_of(sample, self.gcn_norm)
+        for number, capacity in enumerate(self.plan.capacities):
+            if nodes <= capacity.node_limit and edges <= capacity.edge_limit:
+                self.statistics.batches[number] += 1
+                self.statistics.real_rows += nodes
+                self.statistics.padded_rows += capacity.nodes
+                return number
+        return None
 
     def _trials(self) -> list[IntArray]:
         """Returns nodes and edges of trial samples of a few states; only their edges are read."""
