@@ -158,6 +158,17 @@ def test_training_on_a_gpu_gives_what_the_cpu_gives(graph, tmp_path, mode, place
     on_cpu.close()
 
 
+def test_no_partition_and_no_rate_are_refused_by_name(graph, tmp_path):
+    """The data was said to be damaged."""
+    trainer = plain(graph, InMemory(), tmp_path / "e")
+    for number in (-1, graph.num_partitions):
+        with pytest.raises(IndexError, match=f"partition {number} of {graph.num_partitions}"):
+            trainer.rows(number)
+    trainer.close()
+    with pytest.raises(ValueError, match="encoder_rate=nan: give a number"):
+        encoded(graph, InMemory(), tmp_path / "f", encoder_rate=float("nan"))
+
+
 def test_what_cannot_work_is_refused(graph, tmp_path):
     with pytest.raises(ValueError, match=r"fanouts=\[3\]: an encoder runs over .* both or neither"):
         LinkTrainer(graph, InMemory(), SMALL, tmp_path / "e", fanouts=[3])

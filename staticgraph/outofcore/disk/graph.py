@@ -134,7 +134,13 @@ class PartitionedGraph:
         return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:16]
 
     def nodes_of(self, partition: int) -> int:
-        """Returns the number of nodes in a partition; the last may have fewer."""
+        """Returns the number of nodes in a partition; the last may have fewer.
+
+        Raises:
+            IndexError: if there is no such partition.
+        """
+        if not 0 <= partition < self.num_partitions:
+            raise IndexError(f"partition {partition} of {self.num_partitions}")
         return min(self.partition_size, self.num_nodes - partition * self.partition_size)
 
     def read_cells(self, cells: Sequence[Cell]) -> NDArray[Any]:

@@ -160,11 +160,9 @@ class SampledLoader:
         self.fanouts: tuple[int, ...] = _checked_fanouts(fanouts, task)
         self.graph, self.policy, self.task = graph, policy, task
         self.gcn_norm, self.direction = gcn_norm, direction
-        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
+        self.shuffle, self.seed, self.epoch = shuffle, whole_option("seed", seed, 0), 0
         self.waited_s: float = 0.0
-        self._links = LinkSeeds(
-            self.batch_size, whole_option("chunks", chunks, 1), negatives, degree_fraction
-        )
+        self._links = LinkSeeds(self.batch_size, chunks, negatives, degree_fraction)
         self._exclude = exclude
         self._plan, self._iteration = plan, 0
         self._seeds = np.sort(
