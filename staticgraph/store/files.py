@@ -27,7 +27,7 @@ from staticgraph.files.checksum import (
     require_length,
     require_written,
 )
-from staticgraph.files.folder import Kind, repair, replacing
+from staticgraph.files.folder import Kind, replacing
 from staticgraph.schema import Schema
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.store import MANIFEST as MANIFEST
@@ -109,28 +109,15 @@ def save(store: GraphColumns, folder: str | Path, *, overwrite: bool = False) ->
 
 
 def load(
-    kind: type[Kept], folder: str | Path, *, verify: bool | None = None, digest: str | None = None
+    kind: type[Kept], root: Path, manifest: Mapping[str, Any], *, verify: bool | None = None
 ) -> Kept:
-    """Opens a folder that :func:`save` wrote; columns are memory-mapped, read-only.
-
-    Args:
-        kind: the class to open it as.
-        folder: the folder.
-        verify: True checks every byte now, False each block when it is first read, and None chooses
-            True up to 64 MiB. ``store.verify()`` checks the rest.
-        digest: of the manifest that is expected; None for any.
+    """Opens a folder that :func:`save` wrote as a class of store, given its manifest; columns are
+    memory-mapped, read-only.
 
     Raises:
-        FileNotFoundError: if there is no store.
-        StoreCorrupt: for another format or version, a missing or truncated file, a wrong checksum,
-            arrays that do not fit together, or another store than is expected; the message names
-            the file, array and graph.
+        StoreCorrupt: for a missing or truncated file, a wrong checksum, or arrays that do not fit
+            together; the message names the file, array and graph.
     """
-    root = Path(folder).expanduser()
-    repair(root)
-    manifest = read_manifest(root)
-    if digest is not None and document.digest(manifest) != digest:
-        raise StoreCorrupt(f"{root} is not the store that was listed")
     try:
         return _load(kind, root, manifest, verify)
     except Damage as error:

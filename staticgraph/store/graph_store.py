@@ -149,7 +149,8 @@ class GraphStore(GraphColumns):
         if (folders := Shards.find(place)) is not None:
             return ShardedStore(folders, verify=verify, by_rank=by_rank)
         assert isinstance(place, Path)
-        return replace(files.load(cls, place, verify=verify), by_rank=by_rank)
+        store = files.load(cls, place, files.read_manifest(place), verify=verify)
+        return replace(store, by_rank=by_rank)
 
     def to(
         self,

@@ -269,13 +269,13 @@ class Sharded(GraphColumns):
         name = f"shard {number} of the {len(self.shards.folders)} of {self.name}"
         try:
             repair(folder)
-            if number not in digests:
-                digests[number] = document.digest(files.read_manifest(folder))
-            elif not folder.is_dir():
+            if number in digests and not folder.is_dir():
                 raise StoreCorrupt(f"{folder} is not here")
-            store = files.load(
-                GraphColumns, folder, verify=number in self._unchecked, digest=digests[number]
-            )
+            manifest = files.read_manifest(folder)
+            digest = document.digest(manifest)
+            if digests.setdefault(number, digest) != digest:
+                raise StoreCorrupt(f"{folder} is not the store that was listed")
+            store = files.load(GraphColumns, folder, manifest, verify=number in self._unchecked)
         except StoreCorrupt as error:
             raise StoreCorrupt(f"{name}: {error}. The others are as they were: {REMEDY}") from None
         self._unchecked.discard(number)
