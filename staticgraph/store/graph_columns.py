@@ -297,7 +297,7 @@ class GraphColumns:
         places = np.concatenate([*parts, ends[:0]]) + np.repeat(ends - counts, counts)
         return None if (places == np.arange(len(places))).all() else places
 
-    def with_splits(self, /, **splits: ArrayLike) -> Self:
+    def with_splits(self, **splits: ArrayLike) -> Self:
         """Returns the same store with these named splits.
 
         Each split is a list of graph indices, such as ``range(900)``, or a boolean mask with one

@@ -103,34 +103,42 @@ def _one_by_one(dataset: Any) -> tuple[Iterable[Any], int | None]:
 
     An object with a length and indexing is read by index, as PyG's data sets are meant to be.
     """
-    kind, refusal = f"a {type(dataset).__name__}", ""
-    by_index = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if refusal := _refusal_of(dataset):
+        raise BadGraph(refusal)
+    if _by_index(dataset):
+        return (dataset[number] for number in range(len(dataset))), len(dataset)
+    return dataset, len(dataset) if hasattr(dataset, "__len__") else None
+
+
+def _by_index(dataset: Any) -> bool:
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+
+
+def _refusal_of(dataset: Any) -> str:
+    """Returns why something is no data set, and what to pass instead; empty if it may be one."""
+    kind = f"a {type(dataset).__name__}"
     if isinstance(dataset, str | Path):
-        refusal = (
+        return (
             f"{str(dataset)!r} is a name, not a data set: sg.datasets.open(...) opens it, or pass "
             "a list of torch_geometric.data.Data"
         )
-    elif isinstance(dataset, Batch):
-        refusal = (
+    if isinstance(dataset, Batch):
+        return (
             f"{kind} is not a list of graphs: pass batch.to_data_list(), or the data set that it "
             "is of"
         )
-    elif isinstance(dataset, DataLoader):
-        refusal = f"{kind} gives batches, not graphs: pass its graphs, loader.dataset"
-    elif hasattr(dataset, "to_dict") and hasattr(dataset, "num_nodes"):
-        refusal = f"{kind} is a single graph: pass a list, [data]"
-    elif isinstance(dataset, Mapping):
-        refusal = f"{kind} is not a data set: pass a list of its graphs, [*graphs.values()]"
-    elif not by_index and not hasattr(dataset, "__iter__"):
-        refusal = (
+    if isinstance(dataset, DataLoader):
+        return f"{kind} gives batches, not graphs: pass its graphs, loader.dataset"
+    if hasattr(dataset, "to_dict") and hasattr(dataset, "num_nodes"):
+        return f"{kind} is a single graph: pass a list, [data]"
+    if isinstance(dataset, Mapping):
+        return f"{kind} is not a data set: pass a list of its graphs, [*graphs.values()]"
+    if not hasattr(dataset, "__iter__") and not _by_index(dataset):
+        return (
             f"{kind} is not a data set: pass a list of torch_geometric.data.Data, or anything that "
             "gives them one by one"
         )
-    if refusal:
-        raise BadGraph(refusal)
-    if by_index:
-        return (dataset[number] for number in range(len(dataset))), len(dataset)
-    return dataset, len(dataset) if hasattr(dataset, "__len__") else None
+    return ""
 
 
 def summary_of(store: GraphColumns, dropped: Mapping[str, str], frozen: str | None) -> str:
