@@ -146,9 +146,9 @@ class Survey:
 
     def mapping(self, kind: str) -> OnAccess[Array]:
         """Returns the arrays ``kind.name`` over all parts, by name, each read on access."""
-        names = [name.partition(".") for name in self.shapes]
-        keys = [key for start, _, key in names if start == kind]
-        return OnAccess(keys, lambda key: self.read(f"{kind}.{key}"))
+        prefix = f"{kind}."
+        keys = [name.removeprefix(prefix) for name in self.shapes if name.startswith(prefix)]
+        return OnAccess(keys, lambda key: self.read(prefix + key))
 
 
 def gathered(

@@ -129,19 +129,13 @@ def write_list(folder: Path, store: GraphColumns) -> None:
             "dtype": ids.dtype.str,
             "shape": list(ids.shape),
         }
-    manifests = {part.name: files.read_manifest(part) for part in parts_in(folder).values()}
-    shards = [
-        {"folder": part, "graphs": manifest["graphs"], "digest": document.digest(manifest)}
-        for part, manifest in manifests.items()
-    ]
-    manifest = {
-        "format": FORMAT,
-        "version": VERSION,
-        "name": store.name,
-        "shards": shards,
-        "files": described,
-    }
-    document.save(folder / MANIFEST, manifest)
+    shards = []
+    for part in parts_in(folder).values():
+        manifest = files.read_manifest(part)
+        digest = document.digest(manifest)
+        shards.append({"folder": part.name, "graphs": manifest["graphs"], "digest": digest})
+    values = {"name": store.name, "shards": shards, "files": described}
+    document.save(folder / MANIFEST, {"format": FORMAT, "version": VERSION, **values})
 
 
 def _read_list(path: Path) -> Shards:

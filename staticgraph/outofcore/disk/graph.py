@@ -213,7 +213,7 @@ class PartitionedGraph:
         self._read_features[partition] = True
 
     def degrees(self, direction: Direction = "in", *, loops: bool = True) -> NDArray[np.int32]:
-        """Returns ``[N]`` degrees in the whole graph; without self-loops if not ``loops``.
+        """Returns ``[N]`` degrees in the whole graph, read-only; without self-loops if not ``loops``.
 
         Counted in one pass over the edges, one partition at a time, and cached.
 
@@ -229,6 +229,7 @@ class PartitionedGraph:
                     rows = rows[rows[:, 0] != rows[:, -1]]
                 for end in ENDS[direction]:
                     np.add.at(total, rows[:, end], 1)
+            total.flags.writeable = False  # the next caller, and the loaders, read the same array
             self._degrees[direction, loops] = total
         return self._degrees[direction, loops]
 

@@ -130,8 +130,8 @@ class LinkTrainer:
             )
         self.graph, self.policy, self.config, self.encoder = graph, policy, config, encoder
         self.decoder: DistMult = DECODERS[config.decoder]()
-        device = next((p.device for p in encoder.parameters()), None) if encoder else None
-        self._device = device or torch.device("cpu")
+        parameters = () if encoder is None else encoder.parameters()
+        self._device = next((each.device for each in parameters), torch.device("cpu"))
         options_text = f"{encoder} {list(fanouts)} {direction} {encoder_rate} {exclude}"
         width = config.dimension if encoder is None else self._output_width(encoder)
         relations = self.decoder.initial(max(1, graph.num_relations), width).to(self._device)

@@ -123,9 +123,10 @@ class CountedFields:
             if key == EDGE_INDEX and all(np.array_equal(steps, self.nodes) for steps in joined):
                 counts[key] = ("node",)
                 continue
-            if ends := self._ends_of(key):
+            owner = axis_of(key, (axis for axis in self.types if axis.kind == "edge"))
+            if owner is not None and key.endswith("index"):
+                counts[key] = ends = owner.type[::2]
                 self._check_ends(key, columns, ends)
-                counts[key] = ends
                 continue
             joins = key == EDGE_INDEX  # the endpoints of edges, which are never edges
             others = ("edge",) if self.nodes_told else LEVELS
@@ -147,12 +148,8 @@ class CountedFields:
         """Returns each graph's number of rows on every level but that of graphs."""
         return {level: np.asarray(rows) for level, rows in self.rows.items()} | self.axes
 
-    def _ends_of(self, key: str) -> tuple[Level, ...]:
-        """Returns the node types that an index of a type of edges joins; () for other fields."""
-        owner = axis_of(key, (axis for axis in self.types if axis.kind == "edge"))
-        return owner.type[::2] if owner is not None and key.endswith("index") else ()
-
     def _check_ends(self, key: str, columns: list[IntArray], ends: tuple[Level, ...]) -> None:
+        """Rejects an index of a type of edges that does not count the nodes at their ends."""
         for place, end in enumerate(ends):
             rows = np.asarray(self.rows[end])
             steps = columns[min(place, len(columns) - 1)] if columns else 0 * rows
