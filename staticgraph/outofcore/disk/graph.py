@@ -213,7 +213,7 @@ class PartitionedGraph:
         self._read_features[partition] = True
 
     def degrees(self, direction: Direction = "in", *, loops: bool = True) -> NDArray[np.int32]:
-        """Returns ``[N]`` degrees in the whole graph, read-only; without self-loops if not ``loops``.
+        """Returns ``[N]`` degrees in the whole graph, read-only, with self-loops or without.
 
         Counted in one pass over the edges, one partition at a time, and cached.
 
