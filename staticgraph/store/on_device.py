@@ -143,14 +143,6 @@ def move(
     )
 
 
-def fits(store: GraphColumns, device: str | torch.device, share: float, pointers: bool) -> bool:
-    """Returns whether a device can collate a store, and this share of its memory holds it."""
-    if _odd(store):
-        return False
-    total = sum(nbytes for _, _, nbytes in _sizes(store, *encoded(store, pointers)))
-    return total <= share * MemoryBudget.of_device(device).max_bytes
-
-
 def encoded(
     store: GraphColumns, pointers: bool
 ) -> tuple[dict[str, Tensor], dict[str, DeviceColumn]]:
@@ -159,7 +151,7 @@ def encoded(
     Raises:
         ValueError: if the store has axes or index fields of its own.
     """
-    if odd := _odd(store):
+    if odd := odd_rows(store):
         raise ValueError(
             f"{store.name} has rows or indices of its own ({', '.join(odd)}); a device collates "
             "nodes, edges and graphs of one kind: leave it on the host, "
@@ -178,7 +170,8 @@ def encoded(
     return structure, columns
 
 
-def _odd(store: GraphColumns) -> list[str]:
+def odd_rows(store: GraphColumns) -> list[str]:
+    """Returns the names of axes and index fields, which a device does not collate."""
     axes = [axis.name for axis in store.schema.axes]
     return axes + [field.name for field in store.schema if field.is_index]
 
