@@ -159,7 +159,7 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
 
 
 def _array(root: Path, name: str, file: Mapping[str, Any], verified: bool) -> Array:
-    """Maps one array; if ``whole``, or not checked by block, it is checked now."""
+    """Maps one array; if ``verified``, or not checked by block, its bytes are checked now."""
     path = root / file_of(name)
     length = int(file["bytes"])
     require_length(path, length, REMEDY)

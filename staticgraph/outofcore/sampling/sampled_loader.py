@@ -108,9 +108,9 @@ class SampledLoader:
         plan: the buckets; if None, they are estimated from the first states of an epoch.
         shuffle: use the seeds in random order; otherwise in the graph's order.
         seed: the seed of all random draws.
-        states: the source of the buffer's states; None for the graph's features.
 
     Attributes:
+        states: the buffer, of the graph's features; training on edges exchanges it.
         epoch: the number of complete iterations.
         waited_s: seconds that the consumer waited for batches.
 
@@ -147,13 +147,10 @@ class SampledLoader:
         plan: BucketPlan | None = None,
         shuffle: bool = True,
         seed: int = 0,
-        states: PartitionBuffer | None = None,
     ) -> None:
         of_nodes = {"seeds": seeds is not None, "labels": labels is not None}
         of_links = {"negatives": negatives, "degree_fraction": degree_fraction, "exclude": exclude}
         _check_task(task, policy, of_nodes if task == "link" else of_links)
-        if task == "node" and states is not None and states.mutable:
-            raise ValueError("embeddings are trained along edges: give the loader task='link'")
         require_direction(direction)
         classes = None if labels is None else class_labels(labels, graph.num_nodes)
         self.batch_size: int = whole_option("batch_size", batch_size, 1)
@@ -173,7 +170,7 @@ class SampledLoader:
             ]
         )
         self._labels = None if classes is None else classes[graph.node_ids]
-        self.states: PartitionBuffer = states or PartitionBuffer(graph, direction)
+        self.states: PartitionBuffer = PartitionBuffer(graph, direction)
 
     @property
     def classes(self) -> int:
