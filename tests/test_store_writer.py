@@ -128,14 +128,21 @@ def test_a_shard_that_ended_without_graphs_is_not_missing(merged, tmp_path):
 
 
 def test_what_a_writer_leaves_out_or_refuses_it_does_of_a_store_too(tmp_path):
-    graphs = [Data(x=torch.rand(3, 2), y=torch.rand(1), num_nodes=3) for _ in range(2)]
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    ring = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    graphs = [
+        Data(x=torch.rand(3, 2), y=torch.rand(1), a=torch.rand(3), edge_index=ring)
+        for _ in range(2)
+    ]
+    store = sg.GraphStore.from_pyg(graphs, levels={"a": "edge"}, progress=False)
     writer = StoreWriter(tmp_path / "s", exclude="y")
     writer.extend(store)
-    assert [field.name for field in writer.finish().schema] == ["x"]
+    assert {field.name: field.level for field in writer.finish().schema} == {
+        "x": "node",
+        "a": "edge",
+    }
     graphs[1].x[0, 1] = torch.nan
     writer = StoreWriter(tmp_path / "t", check_finite=True)
-    writer.extend(sg.GraphStore.from_pyg(graphs, progress=False))
+    writer.extend(sg.GraphStore.from_pyg(graphs, levels={"a": "edge"}, progress=False))
     with pytest.raises(BadGraph, match=r"graph 1 has x\[0\] = .*nan"):
         writer.finish()
 

@@ -127,10 +127,12 @@ class StoreWriter:
 
     def extend(self, graphs: Iterable[Any]) -> None:
         """Adds all graphs of a data set, a generator or another store, in their order."""
-        if isinstance(graphs, GraphStore) and not (self._exclude or self._check_finite):
-            for part in slices(graphs, self._part_graphs):
-                self.append_part(part)
-            return
+        if isinstance(graphs, GraphStore):
+            self._take_levels(graphs.schema)
+            if not (self._exclude or self._check_finite):
+                for part in slices(graphs, self._part_graphs):
+                    self.append_part(part)
+                return
         for graph in graphs:
             self.append(graph)
 
@@ -200,10 +202,13 @@ class StoreWriter:
     def _expect(self, schema: Schema) -> Schema:
         """Expects fields, and their levels, since later lengths could match others by chance."""
         self.schema = schema
-        levels = {} if schema.hetero else {field.name: field.level for field in schema}
-        self._levels = {**levels, **self._levels}
+        self._take_levels(schema)
         self._keep_order |= schema.keep_order
         return schema
+
+    def _take_levels(self, schema: Schema) -> None:
+        levels = {} if schema.hetero else {field.name: field.level for field in schema}
+        self._levels = {**levels, **self._levels}
 
     # ------------------------------------------------------------------ ending
 
