@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from staticgraph.errors import BadGraph
 from staticgraph.files.folder import repair
 from staticgraph.schema import Level, Schema
 from staticgraph.store import files
@@ -133,23 +134,22 @@ class GraphStore(GraphColumns):
         """
         if shards not in (None, "by-rank"):
             raise ValueError(f"shards={shards!r}; choose 'by-rank', or leave it out")
-        place = (
-            Path(folder).expanduser()
-            if isinstance(folder, str | Path)
-            else [Path(each).expanduser() for each in folder]
-        )
-        if isinstance(place, Path):
-            repair(place)
+        single = isinstance(folder, str | Path)
         by_rank = shards is not None
-        if by_rank and not (isinstance(place, Path) and (place / files.MANIFEST).exists()):
+        places = [Path(each).expanduser() for each in ([folder] if single else folder)]
+        if not places:
+            raise BadGraph("no shard was given; a store needs at least one")
+        if single:
+            repair(places[0])
+        if by_rank and not (single and (places[0] / files.MANIFEST).exists()):
             raise ValueError(
                 f"shards={shards!r} needs one finished store, and {folder} is none: finish it with "
                 "StoreWriter(...).finish(), or join several with GraphStore.load([...]).save(...)"
             )
-        if (folders := Shards.find(place)) is not None:
+        folders = Shards.find(places[0]) if single else Shards(tuple(places), "shards")
+        if folders is not None:
             return ShardedStore(folders, verify=verify, by_rank=by_rank)
-        assert isinstance(place, Path)
-        store = files.load(cls, place, files.read_manifest(place), verify=verify)
+        store = files.load(cls, places[0], files.read_manifest(places[0]), verify=verify)
         return replace(store, by_rank=by_rank)
 
     def to(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import resource
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -70,21 +70,13 @@ class Shards:
     splits: Mapping[str, Array] | None = None
 
     @classmethod
-    def find(cls, place: Path | Sequence[Path]) -> Shards | None:
-        """Returns the shards at a path; None if it holds a single store, or nothing.
-
-        Args:
-            place: a folder with a list, a writer's ``.parts`` folder, or a sequence of store
-                folders.
+    def find(cls, place: Path) -> Shards | None:
+        """Returns the shards in a folder with a list, or in a writer's ``.parts``; else None.
 
         Raises:
             StoreCorrupt: if the list is not what was written.
-            BadGraph: if the sequence is empty, or a shard of a writer is missing.
+            BadGraph: if a shard of a writer is missing.
         """
-        if not isinstance(place, Path):
-            if not place:
-                raise BadGraph("no shard was given; a store needs at least one")
-            return cls(tuple(place), "shards")
         if LIST.is_that_of(place):
             return _read_list(place / MANIFEST)
         if place.suffix == ".parts" and not (place / MANIFEST).is_file():
