@@ -60,7 +60,7 @@ MOST_ROOMS = 31
 FLOORS_OF = {
     "batches": ("slots", "collation", "batch", "padding", "loading"),
     "nn": ("context", "utils", "attention", "norm", "aggr", "pool", "conv"),
-    "outofcore": ("policies", "disk", "buffer", "sampling", "training"),
+    "outofcore": ("policies", "disk", "sampling", "training"),
     "rewrites": ("captured_graph", "passes", "neighbours", "attention", "embeddings", "layers"),
     "steps": ("state", "loss", "tracing", "computation", "compilation"),
     "serving": ("bodies", "engine", "http"),

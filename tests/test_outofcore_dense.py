@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
 
-from staticgraph.outofcore.buffer.resident_graph import Neighbours
+from staticgraph.outofcore.disk.buffer import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
 
 

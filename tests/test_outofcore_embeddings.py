@@ -18,10 +18,9 @@ from staticgraph.outofcore import (
     InMemory,
     LinkTrainer,
     PartitionedGraph,
-    SampledLoader,
     partition,
 )
-from staticgraph.outofcore.buffer.buffer import PartitionBuffer
+from staticgraph.outofcore.disk.buffer import PartitionBuffer
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
 
 
@@ -181,14 +180,6 @@ def test_an_error_of_the_reading_thread_reaches_training(graph, tmp_path):
     with pytest.raises(StoreCorrupt, match="CRC-32"):
         trainer.train_epoch()
     trainer.close()
-
-
-def test_embeddings_are_not_the_states_of_a_loader_of_nodes(graph, tmp_path):
-    file = made(tmp_path, graph.num_partitions, graph.partition_size)
-    states = PartitionBuffer(graph, "in", file)
-    with pytest.raises(ValueError, match="trained along edges: give the loader task='link'"):
-        SampledLoader(graph, InMemory(), [2], 4, states=states)
-    states.close()
 
 
 # ---------------------------------------------------------------------- one trainer, one place

@@ -21,7 +21,7 @@ from staticgraph.outofcore import (
     SampledGNN,
     partition,
 )
-from staticgraph.outofcore.buffer.resident_graph import Neighbours
+from staticgraph.outofcore.disk.buffer import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSampler
 from staticgraph.outofcore.sampling.link_sampling import LinkEnds, take_out
 from staticgraph.outofcore.training.link_step import link_loss
@@ -156,6 +156,17 @@ def test_training_on_a_gpu_gives_what_the_cpu_gives(graph, tmp_path, mode, place
         assert on_gpu.train_epoch().loss == pytest.approx(on_cpu.train_epoch().loss, rel=1e-2)
     on_gpu.close()
     on_cpu.close()
+
+
+def test_no_partition_and_no_rate_are_refused_by_name(graph, tmp_path):
+    """The data was said to be damaged."""
+    trainer = plain(graph, InMemory(), tmp_path / "e")
+    for number in (-1, graph.num_partitions):
+        with pytest.raises(IndexError, match=f"partition {number} of {graph.num_partitions}"):
+            trainer.rows(number)
+    trainer.close()
+    with pytest.raises(ValueError, match="encoder_rate=nan: give a number"):
+        encoded(graph, InMemory(), tmp_path / "f", encoder_rate=float("nan"))
 
 
 def test_what_cannot_work_is_refused(graph, tmp_path):

@@ -22,7 +22,7 @@ from staticgraph.outofcore import (
     SampledLoader,
     partition,
 )
-from staticgraph.outofcore.buffer.buffer import PartitionBuffer
+from staticgraph.outofcore.disk.buffer import PartitionBuffer
 
 N, TRAIN = 90, np.arange(5, 35)
 
@@ -194,6 +194,9 @@ def test_an_iteration_that_another_one_ended_says_so(graph, policy):
         (InMemory(), {"task": "link", "seeds": [1]}, "with seeds=: they are of nodes.*partition"),
         (InMemory(), {"negatives": 4, "exclude": True}, "with negatives=, exclude="),
         (InMemory(), {"task": "link", "negatives": -1}, "negatives=-1"),
+        (InMemory(), {"task": "link", "negatives": 4.5}, "negatives=4.5: give a whole number"),
+        (InMemory(), {"task": "link", "degree_fraction": "all"}, "degree_fraction='all': give"),
+        (InMemory(), {"seed": -1}, "seed=-1: give a whole number of at least 0"),
         (InMemory(), {"task": "link", "degree_fraction": 1.5}, "degree_fraction=1.5"),
         (InMemory(), {"fanouts": [-1]}, r"fanouts=\[-1\].*for all neighbours the largest degree"),
         (InMemory(), {"fanouts": 5}, "fanouts=5: give a list"),

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from support.drawn import examples
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
-from staticgraph import BucketPlan, Capacity, StaticGraphRunner
+from staticgraph import Capacity, StaticGraphRunner
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.outofcore import SampledGNN
-from staticgraph.outofcore.buffer.resident_graph import Neighbours
+from staticgraph.outofcore.disk.buffer import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSampler
 from staticgraph.outofcore.sampling.sampled_graph import (
-    SampledGraphs,
+    batch_of,
     schema_of,
     size_of,
 )
@@ -38,15 +39,14 @@ def edge_list(sample) -> torch.Tensor:
     return torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T
 
 
-def batch_of(sample, x, degrees, whole=None, *, closed=False, extra=5):
+def padded(sample, x, degrees, whole=None, *, closed=False, extra=5):
     """Pads a sample whose nodes have rows ``x`` of the buffer."""
     nodes, edges = size_of(sample, closed)
     schema = schema_of(x.shape[1], labels=False, weights=closed)
-    plan = BucketPlan.of([Capacity.distinct(nodes + extra, edges + extra, 2)])
-    graphs = SampledGraphs(plan, schema, closed)
+    layout = SlotLayout(0, Capacity.distinct(nodes + extra, edges + extra, 2), schema)
     rows = sample.nodes
     whole = degrees if whole is None else whole
-    return graphs.batch(sample, 0, {"x": x[rows]}, degrees[rows], whole[rows])
+    return batch_of(layout, sample, {"x": x[rows]}, degrees[rows], whole[rows], closed=closed)
 
 
 def outputs(model, batch):
@@ -68,7 +68,7 @@ def test_every_node_and_edge_of_a_sample_is_in_its_batch_once(rows, edges, fanou
     sampler = DenseSampler(Neighbours.of(*ends, rows, "both"), fanouts)
     sample = sampler.sample(np.random.default_rng(seed).permutation(rows)[: max(1, rows // 3)], 1)
     x = np.arange(rows, dtype=np.float32)[:, None] + 1
-    batch = batch_of(sample, x, sampler.neighbours.degrees(), closed=closed)
+    batch = padded(sample, x, sampler.neighbours.degrees(), closed=closed)
     n, e = batch.real_nodes, batch.real_edges
     assert batch.x[:n, 0].tolist() == (sample.nodes + 1).tolist()
     wanted = edge_list(sample)
@@ -97,7 +97,7 @@ def test_full_fan_out_equals_the_whole_graph_with_loops_and_repeated_edges(kind,
         model.layers[0] = GATConv(4, 2, heads=4)
     model.layers[0].load_state_dict(conv.state_dict())
     x = torch.randn(rows, 4)
-    batch = batch_of(sample, x.numpy(), neighbours.degrees(), closed=kind == "gcn")
+    batch = padded(sample, x.numpy(), neighbours.degrees(), closed=kind == "gcn")
     both = np.concatenate([ends, ends[::-1]], axis=1) if direction == "both" else ends
     # float32 in another order of the edges.
     torch.testing.assert_close(
@@ -116,7 +116,7 @@ def test_gcn_over_a_part_is_the_mean_of_what_is_resident_with_degrees_of_the_who
     assert (degrees < whole[:resident]).any()
     sample = DenseSampler(neighbours, [int(degrees.max())]).sample(np.arange(resident), 0)
     x = torch.randn(resident, 4)
-    batch = batch_of(sample, x.numpy(), degrees, whole[:resident], closed=True)
+    batch = padded(sample, x.numpy(), degrees, whole[:resident], closed=True)
     model = SampledGNN("gcn", 4, 8, 3, 1)
     layer = model.layers[0]
     out = outputs(model, batch)
@@ -130,7 +130,9 @@ def test_gcn_over_a_part_is_the_mean_of_what_is_resident_with_degrees_of_the_who
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(("cheb", 2, 2, 2, 2), "choose one of sage, gcn, gat"),
-     (("gat", 2, 6, 2, 2, 0.0, 4), "multiple of heads")],
+     (("gat", 2, 6, 2, 2, 0.0, 4), "multiple of heads"),
+     (("sage", 2, 6, 2, 0), "layers=0: give a whole number of at least 1"),
+     (("gat", 2, 6, 2, 2, 0.0, 0), "heads=0: give a whole number of at least 1")],
 )  # fmt: skip
 def test_models_that_do_not_exist_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):

@@ -68,6 +68,14 @@ def test_any_choice_of_cells_is_what_reading_one_by_one_gives(tmp_path):
     assert graph.edge_file.reads - before == 3
 
 
+def test_degrees_of_no_direction_are_refused_and_others_are_not_changed(tmp_path):
+    graph = partition([[0], [1]], 2, 1, tmp_path / "g")
+    with pytest.raises(ValueError, match="direction='up'; choose one of in, out, both"):
+        graph.degrees("up")
+    with pytest.raises(ValueError, match="read-only"):  # a loader's weights would change with it
+        graph.degrees()[0] = 7
+
+
 def test_small_chunks_a_file_and_a_function_give_the_same_file(tmp_path):
     edges = random_edges(30, 500)
     np.save(tmp_path / "edges.npy", edges)

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph.errors import BadGraph, StoreCorrupt
-from staticgraph.store.shards import parts_in
+from staticgraph.store.sharded import parts_in
 from staticgraph.store.writer import StoreWriter, parts_folder
 
 
@@ -111,6 +111,51 @@ def test_a_shard_that_is_missing_or_ended_early_is_named(merged, tmp_path):
     found = StoreWriter(folder).finish(merged=merged, shards=3, splits={"train": np.arange(5)})
     expected = sg.GraphStore.from_pyg(graphs, levels=OF_NODES, name="s")
     assert_same_files(found, expected.with_splits(train=range(5)))
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_shard_that_ended_without_graphs_is_not_missing(merged, tmp_path):
+    graphs, folder = _with(list(range(3))), tmp_path / "s"
+    for shard, share in ((0, graphs[:2]), (1, []), (2, graphs[2:]), (3, [])):
+        with StoreWriter(folder, shard=shard, levels=OF_NODES) as writer:
+            writer.extend(share)
+    assert len(sg.GraphStore.load(tmp_path / "s.parts")) == 3
+    with StoreWriter(folder, shard=1, levels=OF_NODES) as writer:  # begun again, and ended again
+        found = writer.finish(merged=merged, shards=4)
+    assert_same_files(found, sg.GraphStore.from_pyg(graphs, levels=OF_NODES, name="s"))
+    assert [*tmp_path.rglob("*.empty")] == []
+    assert not (tmp_path / "s.parts").exists()
+
+
+def test_what_a_writer_leaves_out_or_refuses_it_does_of_a_store_too(tmp_path):
+    ring = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    graphs = [
+        Data(x=torch.rand(3, 2), y=torch.rand(1), a=torch.rand(3), edge_index=ring)
+        for _ in range(2)
+    ]
+    store = sg.GraphStore.from_pyg(graphs, levels={"a": "edge"}, progress=False)
+    writer = StoreWriter(tmp_path / "s", exclude="y")
+    writer.extend(store)
+    assert {field.name: field.level for field in writer.finish().schema} == {
+        "x": "node",
+        "a": "edge",
+    }
+    graphs[1].x[0, 1] = torch.nan
+    writer = StoreWriter(tmp_path / "t", check_finite=True)
+    writer.extend(sg.GraphStore.from_pyg(graphs, levels={"a": "edge"}, progress=False))
+    with pytest.raises(BadGraph, match=r"graph 1 has x\[0\] = .*nan"):
+        writer.finish()
+
+
+def test_the_current_folder_has_a_name(tmp_path, monkeypatch):
+    (tmp_path / "s").mkdir()
+    monkeypatch.chdir(tmp_path / "s")
+    with pytest.raises(FileNotFoundError, match=r"\. is not a store: it has no manifest\.json"):
+        sg.GraphStore.load(".")
+    writer = StoreWriter(".", levels=OF_NODES)
+    writer.extend(_with([1, 2]))
+    assert writer.finish(merged=False).name == "s"
+    assert len(sg.GraphStore.load(tmp_path / "s")) == 2
 
 
 @pytest.mark.parametrize("merged", [True, False])

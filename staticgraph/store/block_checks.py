@@ -38,11 +38,9 @@ class Checks:
 
     Args:
         name: the store's folder, for messages.
-        schema: the store's schema.
-        arrays: all of its arrays, by name.
-        blocks: ``[b + 1]`` int64, the first graph of each block.
-        sums: ``[b, a]`` uint32, CRC-32 of each block of each array that is checked by block, in the
-            order of ``arrays``; None if all bytes have been checked already.
+        schema, arrays: the store's.
+        blocks: as :func:`blocks_of`.
+        sums: as :func:`sums_of`; None if all bytes have been checked already.
     """
 
     def __init__(

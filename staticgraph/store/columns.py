@@ -55,6 +55,13 @@ class IndexRule(NamedTuple):
     counts: tuple[str, ...] = ()
 
 
+def narrowest(array: Array, dtypes: Iterable[type[np.integer]]) -> type[np.integer] | None:
+    """Returns the first of these dtypes that holds all whole numbers of an array; else None."""
+    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+    fits = (each for each in dtypes if np.iinfo(each).min <= low and high <= np.iinfo(each).max)
+    return next(fits, None)
+
+
 def compact(column: Array) -> Array:
     """Returns the same values in the smallest dtype that holds them exactly.
 
@@ -67,11 +74,8 @@ def compact(column: Array) -> Array:
     if column.dtype == np.bool_ or not column.size:
         return column.copy()
     if column.dtype.kind in "iu":
-        low, high = int(column.min()), int(column.max())
-        for dtype in (np.uint8, np.int16, np.uint16, np.int32, np.int64):
-            if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
-                return column.astype(dtype, order="C")
-        return column.copy()
+        dtype = narrowest(column, (np.uint8, np.int16, np.uint16, np.int32, np.int64))
+        return column.astype(dtype or column.dtype, order="C")
     with np.errstate(invalid="ignore"):
         narrow = column.astype(np.uint8, order="C")
     exact = np.array_equal(narrow, column) and not np.signbit(column).any()
@@ -219,10 +223,8 @@ def require_finite(
 def checked_splits(splits: Mapping[str, ArrayLike], n: int, name: str) -> dict[str, IntArray]:
     """Returns the splits as int64 graph indices.
 
-    A boolean mask with one entry per graph selects the graphs where it is true.
-
     Raises:
-        BadGraph: if a split is neither a list of existing graphs nor a mask.
+        BadGraph: if a split is neither a list of existing graphs nor a mask of all graphs.
     """
     return {
         key: positions_in(ids, n, f"split {key!r} of {name}", error=BadGraph)
@@ -243,14 +245,8 @@ def _counting_sort(keys: IntArray, ptr: IntArray, order: IntArray) -> None:
 
 
 def sort_by_key(keys: Array, num_keys: int) -> tuple[IntArray, IntArray]:
-    """Returns the permutation that sorts keys stably, and ``[num_keys + 1]`` where each begins.
-
-    Linear time.
-
-    Args:
-        keys: ``[n]`` whole numbers from 0 and below ``num_keys``.
-        num_keys: the number of possible keys.
-    """
+    """Returns the permutation that sorts ``[n]`` keys from 0 and below ``num_keys`` stably, in
+    linear time, and ``[num_keys + 1]`` where each begins."""
     order, ptr = np.empty(len(keys), np.int64), np.zeros(num_keys + 1, np.int64)
     _counting_sort(np.ascontiguousarray(keys, np.int64), ptr, order)
     return order, ptr
@@ -259,10 +255,8 @@ def sort_by_key(keys: Array, num_keys: int) -> tuple[IntArray, IntArray]:
 def sort_by_node(
     ends: Array, node_offsets: IntArray, edge_offsets: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Returns the permutation that sorts the edges of all graphs by an end, and ``[sum n + 1]``.
-
-    The latter says where the edges of each node begin.
-    """
+    """Returns the permutation that sorts the edges of all graphs by an end, and ``[sum n + 1]``
+    where the edges of each node begin."""
     first = np.repeat(np.asarray(node_offsets[:-1], np.int64), np.diff(edge_offsets))
     return sort_by_key(ends + first, int(node_offsets[-1]))
 

@@ -11,6 +11,7 @@ sees half of one, and after a kill the previous store is still there
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from staticgraph.files.checksum import (
     require_length,
     require_written,
 )
-from staticgraph.files.folder import Kind, repair, replacing
+from staticgraph.files.folder import Kind, replacing
 from staticgraph.schema import Schema
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.store import MANIFEST as MANIFEST
@@ -47,6 +48,12 @@ REMEDY = "build the store again"
 BLOCKS, SUMS = "checks.blocks", "checks.crc32"
 
 
+def parts_folder(folder: Path) -> Path:
+    """Returns the folder of an unfinished store's parts, which is next to the store's."""
+    place = Path(os.path.abspath(folder))
+    return place.with_name(f"{place.name}.parts")
+
+
 def file_of(name: str) -> str:
     """Returns the file name of an array, quoted because node and edge types may have any name."""
     return f"{quote(name, safe=' ')}.npy"
@@ -56,25 +63,9 @@ KIND = Kind("store", FORMAT, MANIFEST, lambda manifest: map(file_of, manifest["f
 
 
 def save(store: GraphColumns, folder: str | Path, *, overwrite: bool = False) -> None:
-    """Writes a store to ``folder``, of one in shards with the memory needed for one shard.
-
-    Args:
-        store: the graphs.
-        folder: the target folder; created if missing.
-        overwrite: replace an existing store.
-
-    Raises:
-        FileExistsError: if the folder holds a store and ``overwrite`` is false, or anything that is
-            not part of a store; the message names it, and nothing is changed.
-    """
-    store.verify()
-    write(store, folder, overwrite=overwrite)
-
-
-def write(store: GraphColumns, folder: str | Path, *, overwrite: bool = False) -> None:
     """Writes a store that was checked against its checksums, each array from front to back.
 
-    Its arguments, and what it raises, are those of :func:`save`.
+    Its arguments, and what it raises, are those of :meth:`staticgraph.GraphStore.save`.
     """
     survey = Survey(store._parts())
     with replacing(folder, KIND, overwrite) as scratch:
@@ -118,28 +109,15 @@ def write(store: GraphColumns, folder: str | Path, *, overwrite: bool = False) -
 
 
 def load(
-    kind: type[Kept], folder: str | Path, *, verify: bool | None = None, digest: str | None = None
+    kind: type[Kept], root: Path, manifest: Mapping[str, Any], *, verify: bool | None = None
 ) -> Kept:
-    """Opens a folder that :func:`save` wrote; columns are memory-mapped, read-only.
-
-    Args:
-        kind: the class to open it as.
-        folder: the folder.
-        verify: True checks every byte now, False each block when it is first read, and None chooses
-            True up to 64 MiB. ``store.verify()`` checks the rest.
-        digest: of the manifest that is expected; None for any.
+    """Opens a folder that :func:`save` wrote as a class of store, given its manifest; columns are
+    memory-mapped, read-only.
 
     Raises:
-        FileNotFoundError: if there is no store.
-        StoreCorrupt: for another format or version, a missing or truncated file, a wrong checksum,
-            arrays that do not fit together, or another store than is expected; the message names
-            the file, array and graph.
+        StoreCorrupt: for a missing or truncated file, a wrong checksum, or arrays that do not fit
+            together; the message names the file, array and graph.
     """
-    root = Path(folder).expanduser()
-    repair(root)
-    manifest = read_manifest(root)
-    if digest is not None and document.digest(manifest) != digest:
-        raise StoreCorrupt(f"{root} is not the store that was listed")
     try:
         return _load(kind, root, manifest, verify)
     except Damage as error:
@@ -181,7 +159,7 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
 
 
 def _array(root: Path, name: str, file: Mapping[str, Any], verified: bool) -> Array:
-    """Maps one array; if ``whole``, or not checked by block, it is checked now."""
+    """Maps one array; if ``verified``, or not checked by block, its bytes are checked now."""
     path = root / file_of(name)
     length = int(file["bytes"])
     require_length(path, length, REMEDY)
@@ -213,7 +191,7 @@ def read_manifest(root: Path) -> dict[str, Any]:
     """
     path = root / MANIFEST
     if not path.exists():
-        parts = root.with_name(f"{root.name}.parts")
+        parts = parts_folder(root)
         raise FileNotFoundError(
             f"{root} is not a store: it has no {MANIFEST}"
             + (

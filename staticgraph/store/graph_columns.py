@@ -15,10 +15,11 @@ of ``.npy`` files, memory-mapped when loaded, with a manifest that holds the ver
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self, SupportsIndex, TypeVar
 
 import numpy as np
@@ -39,10 +40,9 @@ from staticgraph.store.columns import (
     offsets_of_counts,
     require_finite,
 )
-from staticgraph.store.indices import check_indices
+from staticgraph.store.indices import check_indices, first_order, sorted_edges
 from staticgraph.store.objects import ObjectColumn, ObjectsOf
 from staticgraph.store.positions import graph_number, one_graph, several_graphs
-from staticgraph.store.sorted_edges import first_order, sorted_edges
 from staticgraph.store.structure import STRUCTURE
 from staticgraph.text.how_many import how_many
 
@@ -169,11 +169,8 @@ class GraphColumns:
 
     @classmethod
     def zeros(cls, schema: Schema) -> Self:
-        """Builds a store of one graph: one node, no edges, no rows on any axis, all zeros.
-
-        If an index refers to rows that do not exist here, only the schema of the result is
-        meaningful.
-        """
+        """Builds a store of one graph: one node, no edges, no rows on any axis, all zeros (also in
+        an index of rows that do not exist here)."""
         length = {"node": 1, "graph": 1}
         rows = {item.name: length.get(item.level, 0) * item.rows for item in schema}
         none, nothing = np.empty(0, np.int64), np.zeros(2, np.int64)
@@ -203,8 +200,9 @@ class GraphColumns:
         Raises:
             StoreCorrupt: if a checksum differs; the message names the array and the graphs.
         """
-        parts = ((part(), None) for part in self._parts())
-        if graphs is not None:
+        if graphs is None:
+            parts = ((part(), None) for part in self._parts())
+        else:
             parts, _ = self._by_part(np.asarray(graphs, np.int64))
         for part, ids in parts:
             if part.checks is not None:
@@ -305,9 +303,6 @@ class GraphColumns:
         Each split is a list of graph indices, such as ``range(900)``, or a boolean mask with one
         entry per graph.
         """
-        return self._with_splits(splits)
-
-    def _with_splits(self, splits: Mapping[str, ArrayLike]) -> Self:
         other = object.__new__(type(self))
         checked = Splits(checked_splits(splits, len(self), self.name))
         vars(other).update(vars(self), splits=checked)
@@ -347,19 +342,25 @@ class GraphColumns:
     def held(self, ids: IntArray, pointers: bool = True) -> tuple[GraphColumns, IntArray]:
         """Returns the store that a batch of these graphs is copied from, and their positions in it.
 
-        The columns of that store are in-memory or mapped arrays, and these graphs were checked as
-        by :meth:`verify`.
-
-        Args:
-            ids: ``[g]`` graph indices in this store.
-            pointers: whether row pointers and the transpose will be read.
+        The columns of that store are in-memory or mapped arrays, without row pointers and transpose
+        if these are not needed, and these graphs ``[g]`` were checked as by :meth:`verify`.
         """
         self.verify(ids)
         return self, ids
 
+    @cached_property
+    def _starts(self) -> IntArray:
+        """``[parts + 1]``: the first graph of each store in one folder, or in memory, that this one
+        consists of."""
+        return np.array([0, len(self)])
+
+    def _open(self, number: int) -> GraphColumns:
+        """Returns one of these stores."""
+        return self
+
     def _parts(self) -> list[Callable[[], GraphColumns]]:
-        """Returns what opens the stores in one folder, or in memory, that this one consists of."""
-        return [lambda: self]
+        """Returns what opens each of them."""
+        return [partial(self._open, number) for number in range(len(self._starts) - 1)]
 
     def _by_part(self, ids: IntArray) -> tuple[Iterable[tuple[GraphColumns, IntArray]], IntArray]:
         """Returns each part, opened in its turn, and its graphs; and their places in ``ids``."""
@@ -367,12 +368,15 @@ class GraphColumns:
 
     def _opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
         """Yields the parts of graphs ``first`` to ``last - 1``, each with its first index."""
-        yield 0, self
+        if first < last:
+            begin, end = np.searchsorted(self._starts, [first, last - 1], side="right") - 1
+            for number in range(begin, end + 1):
+                yield int(self._starts[number]), self._open(number)
 
     def _part_of(self, graph: int) -> tuple[GraphColumns, int]:
         """Returns the part that holds a graph, and the graph's index in it."""
-        begin, part = next(self._opened(graph, graph + 1))
-        return part, graph - begin
+        number = bisect_right(self._starts, graph) - 1
+        return self._open(number), graph - int(self._starts[number])
 
     def __getitem__(self, which: SupportsIndex | slice | ArrayLike) -> Any:
         """Returns a graph as it went in, a ``Data`` or ``HeteroData``, or a list of graphs.
@@ -453,10 +457,7 @@ def assembled(
     name: str = "data",
     checks: Checks | None = None,
 ) -> Kept:
-    """Builds a store of a class from arrays by the names of :meth:`GraphColumns.arrays`.
-
-    They are not checked here.
-    """
+    """Builds a store from unchecked arrays, by the names of :meth:`GraphColumns.arrays`."""
     parts: dict[str, dict[str, Array]] = defaultdict(dict)
     for full, array in arrays.items():
         what, _, key = full.partition(".")
@@ -478,12 +479,7 @@ def assembled(
 
 
 class StoredGraphs(Sequence[Any]):
-    """Some graphs of a store, each assembled when it is read.
-
-    Args:
-        store: the store.
-        graphs: ``[g]`` int64, which graphs.
-    """
+    """Some graphs ``[g]`` int64 of a store, each assembled when it is read."""
 
     def __init__(self, store: GraphColumns, graphs: IntArray) -> None:
         self.store = store

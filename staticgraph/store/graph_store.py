@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from staticgraph.errors import BadGraph
 from staticgraph.files.folder import repair
 from staticgraph.schema import Level, Schema
 from staticgraph.store import files
 from staticgraph.store.graph_columns import GraphColumns
-from staticgraph.store.sharded import Sharded
-from staticgraph.store.shards import Shards
+from staticgraph.store.sharded import Sharded, Shards
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +90,17 @@ class GraphStore(GraphColumns):
         )
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Writes the store to a folder; see :func:`staticgraph.store.files.save`."""
+        """Writes the store to a folder, of one in shards with the memory needed for one shard.
+
+        Args:
+            folder: the target folder; created if missing.
+            overwrite: replace an existing store.
+
+        Raises:
+            FileExistsError: if the folder holds a store and ``overwrite`` is false, or anything
+                that is not part of a store; the message names it, and nothing is changed.
+        """
+        self.verify()
         files.save(self, folder, overwrite=overwrite)
 
     @classmethod
@@ -124,23 +134,23 @@ class GraphStore(GraphColumns):
         """
         if shards not in (None, "by-rank"):
             raise ValueError(f"shards={shards!r}; choose 'by-rank', or leave it out")
-        place = (
-            Path(folder).expanduser()
-            if isinstance(folder, str | Path)
-            else [Path(each).expanduser() for each in folder]
-        )
-        if isinstance(place, Path):
-            repair(place)
+        single = isinstance(folder, str | Path)
         by_rank = shards is not None
-        if by_rank and not (isinstance(place, Path) and (place / files.MANIFEST).exists()):
+        places = [Path(each).expanduser() for each in ([folder] if single else folder)]
+        if not places:
+            raise BadGraph("no shard was given; a store needs at least one")
+        if single:
+            repair(places[0])
+        if by_rank and not (single and (places[0] / files.MANIFEST).exists()):
             raise ValueError(
                 f"shards={shards!r} needs one finished store, and {folder} is none: finish it with "
                 "StoreWriter(...).finish(), or join several with GraphStore.load([...]).save(...)"
             )
-        if (folders := Shards.find(place)) is not None:
+        folders = Shards.find(places[0]) if single else Shards(tuple(places), "shards")
+        if folders is not None:
             return ShardedStore(folders, verify=verify, by_rank=by_rank)
-        assert isinstance(place, Path)
-        return replace(files.load(cls, place, verify=verify), by_rank=by_rank)
+        store = files.load(cls, places[0], files.read_manifest(places[0]), verify=verify)
+        return replace(store, by_rank=by_rank)
 
     def to(
         self,

@@ -1,24 +1,41 @@
-"""Index fields: values that refer to rows of their graph.
+"""Values that refer to rows of their graph: index fields, and edges, sorted by destination.
 
 A batch adds to each value the number of rows before its graph (PyG's ``__inc__``), so an
 out-of-range value would silently point into another graph. Such values are rejected when a store is
-built, with an error that names the graph. Values that refer to edges are renumbered when edges are
-sorted by destination; a graph that is read back has its original values.
+built, with an error that names the graph.
+
+Sums over neighbours need no atomics if the incoming edges of a node are adjacent, so a store sorts
+edges once, graph by graph. Edge fields are permuted with them, index fields that refer to edges are
+renumbered, and the original position of each edge is kept, so that a graph can be read back as it
+went in, and a whole store be put back in order for a model that reads edges by their position
+(:func:`first_order`). Invariant: for homogeneous graphs, ``edge_index`` becomes ``src`` and ``dst``
+with pointers; for heterogeneous data, or if edges join two levels, each ``edge_index`` stays a
+column and these are empty.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Field, Schema
-from staticgraph.sizes.whole_numbers import IntArray
-from staticgraph.store.columns import Array
+from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
+from staticgraph.store.columns import (
+    Array,
+    compact,
+    graph_at,
+    local_positions,
+    row_pointers,
+    sort_by_destination,
+)
+from staticgraph.text.how_many import how_many
 
 Offsets = Mapping[str, IntArray]
+NONE: IntArray = np.empty(0, np.int64)
 
 
 def graph_of_row(field: Field, offsets: Offsets) -> IntArray:
@@ -57,15 +74,7 @@ def check_indices(schema: Schema, columns: Mapping[str, Array], offsets: Offsets
 
 
 class Outside(NamedTuple):
-    """An out-of-range value of an index field.
-
-    Attributes:
-        field: the field's name.
-        graph: the graph's index.
-        value: the value.
-        level: the level that it refers to.
-        most: the graph's rows of that level.
-    """
+    """A value of an index field beyond the ``most`` rows that its graph has of a level."""
 
     field: str
     graph: int
@@ -83,12 +92,9 @@ class Outside(NamedTuple):
 
 
 def first_outside(field: Field, column: Array, offsets: Offsets) -> Outside | None:
-    """Returns the first out-of-range value of an index field; None if there is none.
+    """Returns the first out-of-range value of an index field's column ``[rows, *shape]``, or None.
 
-    Args:
-        field: an index field.
-        column: ``[rows, *shape]`` integers.
-        offsets: ``[n + 1]`` for each level that the field indexes, and for its own level.
+    Offsets are those of its own level, and of the levels that it indexes.
     """
     flat = column.reshape(-1, field.width)
     owner = graph_of_row(field, offsets)
@@ -133,3 +139,114 @@ def renumbered(
             column = column[order]
         changed[field.name] = column
     return changed
+
+
+def sorted_edges(
+    edge_src: Array,
+    edge_dst: Array,
+    schema: Schema,
+    columns: Mapping[str, Array],
+    offsets: Mapping[str, IntArray],
+    name: str,
+) -> dict[str, Any]:
+    """Returns the attributes of a store whose edges are sorted by destination, graph by graph.
+
+    Args:
+        edge_src, edge_dst: ``[sum e]``, numbered within their graphs, in any order.
+        schema: says whether edges are columns.
+        columns: one array per field, ``[rows of its level, *shape]``.
+        offsets: level -> ``[n + 1]``, where each graph's rows begin.
+        name: the data set's, for messages.
+
+    Raises:
+        BadGraph: if an edge points outside its graph, or the number of edges does not match the
+            graphs.
+    """
+    src, dst = np.asarray(edge_src), np.asarray(edge_dst)
+    targets = {
+        level: (columns[index][:, 1], schema[index].counts[1])
+        for level, index in schema.edge_fields
+    }
+    if schema.one_kind:
+        _check(src, dst, offsets["node"], offsets["edge"], name)
+        targets = {"edge": (dst, "node")}
+    moved, origins = dict(columns), dict[str, Array]()
+    for level, (target, nodes) in targets.items():
+        order = sort_by_destination(target, offsets[nodes], offsets[level])
+        if order is None:
+            continue
+        moved = renumbered(schema, moved, offsets, level, order)
+        origins[level] = compact(local_positions(order, offsets[level]))
+        if schema.one_kind:
+            src, dst = src[order], dst[order]
+    row_ptr = transpose = NONE
+    if schema.one_kind:
+        row_ptr, transpose = row_pointers(src, dst, offsets["node"], offsets["edge"])
+    else:
+        src = dst = NONE
+    return {
+        "edge_src": compact(src),
+        "edge_dst": compact(dst),
+        "row_ptr": row_ptr.astype(pointer_dtype(int(offsets["edge"][-1])), copy=False),
+        "transpose": compact(transpose),
+        "edge_origin": origins.pop("edge", np.empty(0, np.uint8)),
+        "columns": {key: compact(column) for key, column in moved.items()},
+        "origins": origins,
+    }
+
+
+def first_order(
+    schema: Schema,
+    ends: tuple[Array, Array],
+    columns: Mapping[str, Array],
+    offsets: Mapping[str, IntArray],
+    origins: Mapping[str, Array],
+) -> dict[str, Any]:
+    """Returns the attributes of a store whose edges are in their original order again.
+
+    Args:
+        schema, columns, offsets: those of the sorted store.
+        ends: its sources and destinations.
+        origins: edge level -> original position of each edge in its graph; levels that were not
+            moved are left out, or empty.
+    """
+    (src, dst), columns = ends, dict(columns)
+    for level, origin in origins.items():
+        if not len(origin):
+            continue
+        bounds = offsets[level]
+        order = np.empty(len(origin), np.int64)
+        order[origin + np.repeat(bounds[:-1], np.diff(bounds))] = np.arange(len(origin))
+        columns = renumbered(schema, columns, offsets, level, order)
+        columns |= {item.name: compact(columns[item.name]) for item in schema if item.counts}
+        if schema.one_kind:
+            src, dst = src[order], dst[order]
+    return {
+        "schema": replace(schema, keep_order=True),
+        "edge_src": src,
+        "edge_dst": dst,
+        "columns": columns,
+        **dict.fromkeys(("row_ptr", "transpose", "edge_origin"), NONE),
+        "origins": {},
+    }
+
+
+def _check(src: Array, dst: Array, nodes: IntArray, edges: IntArray, name: str) -> None:
+    """Rejects edges that are not integers, are miscounted, or point outside their graphs."""
+    if src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
+        raise BadGraph(f"{name}: edges are {src.dtype} and {dst.dtype}; use whole numbers")
+    if not len(src) == len(dst) == edges[-1]:
+        raise BadGraph(
+            f"{name}: {how_many(len(src), 'source')} and {how_many(len(dst), 'destination')} for "
+            f"{how_many(edges[-1], 'edge')}"
+        )
+    most = np.repeat(np.diff(nodes), np.diff(edges))
+    wrong = (src < 0) | (dst < 0) | (src >= most) | (dst >= most)
+    if wrong.any():
+        edge = int(wrong.argmax())
+        graph = graph_at(edges, edge)
+        raise BadGraph(
+            f"graph {graph} has {how_many(most[edge], 'node')}, but its edge "
+            f"{edge - edges[graph]} joins {src[edge]} -> {dst[edge]}: node numbers must be "
+            f"from 0 and below {most[edge]}; fix edge_index or set num_nodes"
+        )

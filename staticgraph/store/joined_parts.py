@@ -39,9 +39,6 @@ CONTINUED = (*OFFSETS, "row_ptr")
 class Survey:
     """The schema, lengths and dtypes of the concatenation of several parts.
 
-    Args:
-        parts: the parts in order; at least one.
-
     Attributes:
         schema: the schema of all parts.
         shapes: the shape over all parts of every array but the splits, by name.
@@ -149,9 +146,9 @@ class Survey:
 
     def mapping(self, kind: str) -> OnAccess[Array]:
         """Returns the arrays ``kind.name`` over all parts, by name, each read on access."""
-        names = [name.partition(".") for name in self.shapes]
-        keys = [key for start, _, key in names if start == kind]
-        return OnAccess(keys, lambda key: self.read(f"{kind}.{key}"))
+        prefix = f"{kind}."
+        keys = [name.removeprefix(prefix) for name in self.shapes if name.startswith(prefix)]
+        return OnAccess(keys, lambda key: self.read(prefix + key))
 
 
 def gathered(
@@ -303,10 +300,7 @@ def require_same_fields(
 ) -> None:
     """Checks that two schemas have the same fields and axes, and agree on the order of edges.
 
-    Args:
-        first, other: the schemas.
-        names: what has the first and what the other, for messages.
-        meaning: returns what must be equal of a field.
+    ``meaning`` returns what must be equal of a field; ``names`` say for messages what has them.
 
     Raises:
         BadGraph: if they differ; the message names a field.

@@ -54,12 +54,7 @@ class ObjectColumn(NamedTuple):
 
 
 class OnAccess(Mapping[str, V]):
-    """A mapping whose values are read when they are accessed.
-
-    Args:
-        names: the keys.
-        read: returns the value of a key.
-    """
+    """A mapping whose values are read when they are accessed."""
 
     def __init__(self, names: Collection[str], read: Callable[[str], V]) -> None:
         self._names, self._read = names, read
@@ -81,11 +76,8 @@ class OnAccess(Mapping[str, V]):
 
 class ObjectsOf(OnAccess[list[Any]]):
     """What the host knows of some graphs: their objects by name, each a list in the graphs' order,
-    and where their edges were before sorting.
-
-    Args:
-        store: a :class:`staticgraph.store.graph_columns.GraphColumns`.
-        graphs: indices of graphs in it.
+    and where their edges were before sorting; read from a
+    :class:`staticgraph.store.graph_columns.GraphColumns`.
     """
 
     def __init__(self, store: Any, graphs: IntArray) -> None:

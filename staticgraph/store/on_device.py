@@ -29,7 +29,7 @@ from staticgraph.memory.budget import MemoryBudget
 from staticgraph.schema import POINTERS, Field, Schema, dtype_name
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
-from staticgraph.store.columns import Array, sort_by_node
+from staticgraph.store.columns import Array, narrowest, sort_by_node
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import table
@@ -143,14 +143,6 @@ def move(
     )
 
 
-def fits(store: GraphColumns, device: str | torch.device, share: float, pointers: bool) -> bool:
-    """Returns whether a device can collate a store, and this share of its memory holds it."""
-    if _odd(store):
-        return False
-    total = sum(nbytes for _, _, nbytes in _sizes(store, *encoded(store, pointers)))
-    return total <= share * MemoryBudget.of_device(device).max_bytes
-
-
 def encoded(
     store: GraphColumns, pointers: bool
 ) -> tuple[dict[str, Tensor], dict[str, DeviceColumn]]:
@@ -159,7 +151,7 @@ def encoded(
     Raises:
         ValueError: if the store has axes or index fields of its own.
     """
-    if odd := _odd(store):
+    if odd := odd_rows(store):
         raise ValueError(
             f"{store.name} has rows or indices of its own ({', '.join(odd)}); a device collates "
             "nodes, edges and graphs of one kind: leave it on the host, "
@@ -178,7 +170,8 @@ def encoded(
     return structure, columns
 
 
-def _odd(store: GraphColumns) -> list[str]:
+def odd_rows(store: GraphColumns) -> list[str]:
+    """Returns the names of axes and index fields, which a device does not collate."""
     axes = [axis.name for axis in store.schema.axes]
     return axes + [field.name for field in store.schema if field.is_index]
 
@@ -214,11 +207,9 @@ def _labels(rows: Array) -> Array | None:
 
 def _narrow(array: Array) -> Tensor:
     """Returns integers in the narrowest dtype of :data:`NARROW`, with at least one row."""
-    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
-    for dtype in NARROW:
-        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
-            return _at_least_one(array.astype(dtype, copy=False))
-    return _at_least_one(array.view(np.int64))  # uint64 values beyond int64: the same bits
+    dtype = narrowest(array, NARROW)
+    # uint64 values beyond int64: the same bits
+    return _at_least_one(array.astype(dtype, copy=False) if dtype else array.view(np.int64))
 
 
 def _at_least_one(array: Array) -> Tensor:

@@ -52,7 +52,6 @@ def several_graphs(which: object, total: int) -> IntArray:
     Args:
         which: a slice; ``[n]`` indices, where negative ones count from the end; an iterator or set
             of indices; or ``[total]`` bool.
-        total: the number of graphs.
 
     Returns:
         ``[n]`` int64, in the given order.
@@ -91,10 +90,8 @@ def positions_in(
     Args:
         values: ``[n]`` whole numbers, or ``[total]`` bool.
         total: how many items there are.
-        what: what the values are, for messages.
-        item: what they number.
-        error: the exception to raise.
-        outside: the exception for a number of no item, if it is another one.
+        what, item: what the values are, and what they number, for messages.
+        error, outside: the exceptions to raise, ``outside`` for a number of no item.
 
     Raises:
         ValueError: (or ``error``) if they are neither whole numbers nor a mask of all items, or

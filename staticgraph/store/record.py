@@ -75,13 +75,8 @@ def graph_of(**values: Any) -> Any:
 
 def graph_in(schema: Schema, values: dict[str, Any], rows: Mapping[str, int]) -> Any:
     """Returns one graph of a schema as PyG's ``Data`` or ``HeteroData``; without PyG as a
-    :class:`Record`, the fields of a type under ``type.field``.
-
-    Args:
-        schema: of the graph's store.
-        values: its tensors, by the name of the field.
-        rows: its number of rows, by level.
-    """
+    :class:`Record`, the fields of a type under ``type.field``. ``values`` are its tensors by field,
+    and ``rows`` its number of rows by level."""
     if not has_pyg():
         nodes = {} if schema.hetero else {"num_nodes": rows["node"]}
         return Record(**values, **nodes)
@@ -91,12 +86,8 @@ def graph_in(schema: Schema, values: dict[str, Any], rows: Mapping[str, int]) ->
 
 
 def graph_at(store: Any, graph: int) -> Any:
-    """Returns a graph of a store as it went in.
-
-    Args:
-        store: a :class:`staticgraph.store.graph_columns.GraphColumns` in one folder, or in memory.
-        graph: its index.
-    """
+    """Returns a graph, as it went in, of a :class:`staticgraph.store.graph_columns.GraphColumns` in
+    one folder, or in memory."""
     schema: Schema = store.schema
     sizes = store.narrow_sizes[graph].tolist()
     rows: dict[str, int] = dict(zip(("node", "edge", *store.offsets), sizes, strict=True))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from staticgraph.errors import StoreCorrupt
-from staticgraph.schema import LEVELS, Field, Schema
+from staticgraph.schema import LEVELS, Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.indices import first_outside
@@ -100,10 +100,7 @@ def checked_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
 def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> None:
     """Checks the schema, and the offsets, lengths, shapes and dtypes of all arrays.
 
-    Args:
-        schema: the schema in the manifest.
-        arrays: the arrays, by the names of :meth:`GraphStore.arrays`.
-        graphs: the number of graphs in the manifest.
+    ``arrays`` are by the names of :meth:`GraphStore.arrays`, the others those of the manifest.
 
     Raises:
         StoreCorrupt: a :class:`Damage` that names the array, and the graph if known.
@@ -156,8 +153,12 @@ def check_graphs(schema: Schema, arrays: Mapping[str, Array], first: int, last: 
     for axis in schema.edge_axes:
         here.check_permutation(f"origins.{axis.name}", axis.name)
     for field in schema:
-        if field.counts:
-            here.check_index(field)
+        name = f"column.{field.name}"
+        if field.counts and (wrong := first_outside(field, here.arrays[name], here.bounds)):
+            raise Damage(
+                f"{name} has {wrong.value} in graph {first + wrong.graph}, which counts "
+                f"{wrong.level!r}, of which it has {wrong.most}: {REMEDY}"
+            )
 
 
 class _Stretch:
@@ -218,15 +219,6 @@ class _Stretch:
         times = np.bincount(order, minlength=len(order))
         self._refuse(name, level, times[order] > 1, values, "there twice")
         return order
-
-    def check_index(self, field: Field) -> None:
-        """Checks that the values of an index field are rows of the levels that they refer to."""
-        name = f"column.{field.name}"
-        if wrong := first_outside(field, self.arrays[name], self.bounds):
-            raise Damage(
-                f"{name} has {wrong.value} in graph {self.first + wrong.graph}, which counts "
-                f"{wrong.level!r}, of which it has {wrong.most}: {REMEDY}"
-            )
 
     def _refuse(self, name: str, level: str, wrong: Array, values: Array, why: str) -> None:
         if wrong.any():

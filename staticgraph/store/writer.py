@@ -28,19 +28,17 @@ from staticgraph.files import scratch
 from staticgraph.files.folder import exchange, repair, require_replaceable
 from staticgraph.schema import Level, Schema
 from staticgraph.store.columns import Array, names_of_fields
-from staticgraph.store.files import KIND, MANIFEST, save, write
+from staticgraph.store.files import KIND, MANIFEST, parts_folder, save
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore, ShardedStore
 from staticgraph.store.joined_parts import require_same_fields, slices
-from staticgraph.store.shards import Shards, parts_in, write_list
+from staticgraph.store.sharded import EMPTY, UNFINISHED, Shards, parts_in, write_list
 from staticgraph.text.numeric_options import whole_option
 
 # A part of molecules takes some 10 MB, and 100 million graphs take 5,000 folders.
 PART_GRAPHS = 20_000
 # The number of a shard has five digits in the names of its parts.
 MOST_SHARDS = 10**5
-# A file of this name beside the parts says that the writer of a shard has not ended.
-UNFINISHED = ".unfinished"
 
 
 class StoreWriter:
@@ -87,15 +85,19 @@ class StoreWriter:
             shard = whole_option("shard", shard, 0)
             if shard >= MOST_SHARDS:
                 raise ValueError(f"shard={shard} must be below {MOST_SHARDS}")
-        self.folder: Path = Path(folder).expanduser()
+        # Absolute, since "." is another folder once it was replaced.
+        self.folder: Path = Path(os.path.abspath(Path(folder).expanduser()))
         self._shard, self._part_graphs = shard, part_graphs
-        self._name = name or self.folder.name
         self._levels = dict(levels or {})
         self._exclude, self._check_finite = names_of_fields(exclude), check_finite
         self._overwrite, self._keep_order = overwrite, keep_order
         self._waiting: list[Any] = []
+        self._finished = False
         self._parts = parts_folder(self.folder)
-        self._unfinished = self._parts / f"{shard or 0:05d}{UNFINISHED}"
+        self._name = name or self._parts.stem
+        self._unfinished, self._empty = (
+            self._parts / f"{shard or 0:05d}{end}" for end in (UNFINISHED, EMPTY)
+        )
         _clean(self.folder, self._parts)
         parts = parts_in(self._parts)
         stores = [
@@ -126,9 +128,11 @@ class StoreWriter:
     def extend(self, graphs: Iterable[Any]) -> None:
         """Adds all graphs of a data set, a generator or another store, in their order."""
         if isinstance(graphs, GraphStore):
-            for part in slices(graphs, self._part_graphs):
-                self.append_part(part)
-            return
+            self._take_levels(graphs.schema)
+            if not (self._exclude or self._check_finite):
+                for part in slices(graphs, self._part_graphs):
+                    self.append_part(part)
+                return
         for graph in graphs:
             self.append(graph)
 
@@ -153,6 +157,9 @@ class StoreWriter:
         self._write_waiting()
         if self._shard is not None:
             self._unfinished.unlink(missing_ok=True)
+            if not (self.committed or self._finished):
+                self._parts.mkdir(parents=True, exist_ok=True)
+                self._empty.touch()
 
     def _write_waiting(self) -> None:
         if not self._waiting:
@@ -186,6 +193,8 @@ class StoreWriter:
         if self._shard is not None and not self._unfinished.exists():
             self._parts.mkdir(parents=True, exist_ok=True)
             self._unfinished.touch()
+            self._empty.unlink(missing_ok=True)
+        store.verify()
         save(store.with_splits(), self._parts / f"{self._shard or 0:05d}-{self._number:07d}")
         self._number += 1
         self.committed += len(store)
@@ -193,10 +202,13 @@ class StoreWriter:
     def _expect(self, schema: Schema) -> Schema:
         """Expects fields, and their levels, since later lengths could match others by chance."""
         self.schema = schema
-        levels = {} if schema.hetero else {field.name: field.level for field in schema}
-        self._levels = {**levels, **self._levels}
+        self._take_levels(schema)
         self._keep_order |= schema.keep_order
         return schema
+
+    def _take_levels(self, schema: Schema) -> None:
+        levels = {} if schema.hetero else {field.name: field.level for field in schema}
+        self._levels = {**levels, **self._levels}
 
     # ------------------------------------------------------------------ ending
 
@@ -235,18 +247,20 @@ class StoreWriter:
                 "its commit() if that is all"
             )
         # Every byte is checked, the headers of files included.
-        store = ShardedStore(parts, verify=True)._with_splits(splits or {})
+        store = ShardedStore(parts, verify=True).with_splits(**(splits or {}))
         if merged:
-            write(store, self.folder, overwrite=self._overwrite)
+            save(store, self.folder, overwrite=self._overwrite)
         else:
             target = Path(os.path.realpath(self.folder))
             require_replaceable(target, KIND, self._overwrite)
             write_list(self._parts, store)
             exchange(self._parts, target)
+            for path in target.glob(f"*{EMPTY}"):
+                path.unlink()
         finished = GraphStore.load(self.folder)
         if merged:
             _remove_parts(self._parts)
-        self._number = self.committed = 0
+        self._number, self.committed, self._finished = 0, 0, True
         return finished
 
     def __enter__(self) -> Self:
@@ -264,11 +278,6 @@ class StoreWriter:
             self.finish()
         else:
             self.commit()
-
-
-def parts_folder(folder: Path) -> Path:
-    """Returns the folder of an unfinished store's parts."""
-    return folder.with_name(f"{folder.name}.parts")
 
 
 def _remove_parts(parts: Path) -> None:

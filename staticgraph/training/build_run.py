@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,15 +19,16 @@ from torch import Tensor
 from torch.nn import Module
 
 from staticgraph import models
-from staticgraph.errors import BadGraph, CheckpointCorrupt
+from staticgraph.errors import BadGraph, BudgetExceeded, CheckpointCorrupt
 from staticgraph.files.checksum import crc32_of_array
+from staticgraph.memory.budget import MemoryBudget
 from staticgraph.models.named import built, built_without_data, is_spec, require_trainable
 from staticgraph.runner.ways import WAYS, Auto
 from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.on_device import DeviceStore, fits
+from staticgraph.store.on_device import DeviceStore, odd_rows
 from staticgraph.training.config import SIZES, TrainConfig
 from staticgraph.training.options import ModelOptions
 from staticgraph.training.tasks import named_loss, task_of
@@ -67,8 +69,10 @@ def source_of(
         device: the device of the run.
         pointers: whether batches need row pointers.
     """
-    if place == "auto" and device.type == "cuda":
-        place = "device" if fits(store, device, SHARE_FOR_DATA, pointers) else "host"
+    if place == "auto" and device.type == "cuda" and not odd_rows(store):
+        budget = MemoryBudget.of_device(device, safety=SHARE_FOR_DATA)
+        with suppress(BudgetExceeded):
+            return store.to(device, pointers=pointers, budget=budget)
     return store.to(device, pointers=pointers) if place == "device" else store
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from staticgraph.outofcore.buffer.buffer import StateTime
+    from staticgraph.outofcore.disk.buffer import StateTime
 
 # Okabe and Ito's palette, which is distinguishable with any colour vision.
 BLUE, ORANGE, GREEN, RED, PINK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"

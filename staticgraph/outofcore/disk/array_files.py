@@ -52,11 +52,7 @@ WIDEST_BYTES = 8
 
 
 def feature_rows(features: ArrayLike | str | Path, num_nodes: int) -> NDArray[Any]:
-    """Returns ``[N, F]`` features, memory-mapped if they are in a file.
-
-    Args:
-        features: an array, memory-mapped or not, a host tensor, lists, or the path of an ``.npy``.
-        num_nodes: N.
+    """Returns ``[N, F]`` features (see :func:`array_of`), memory-mapped if they are in a file.
 
     Raises:
         BadGraph: if the shape is another one, or the dtype is not one that torch and NumPy share.
@@ -74,15 +70,9 @@ def feature_rows(features: ArrayLike | str | Path, num_nodes: int) -> NDArray[An
 def check_form(
     edges: NDArray[Any], rows: Sequence[int], name: str, error: type[ValueError] = BadGraph
 ) -> None:
-    """Checks that edges are whole numbers, one edge per column.
+    """Checks that edges are whole numbers, one edge per column, with one of these numbers of rows.
 
     Tables of edges have one row per edge in many libraries: the message says how to turn them.
-
-    Args:
-        edges: an array.
-        rows: the numbers of rows that are taken: 2, or 3 with relations.
-        name: the name of the edges in the message.
-        error: the exception to raise.
 
     Raises:
         BadGraph: (or ``error``) if they are not.
@@ -106,15 +96,9 @@ def check_edges(
 ) -> None:
     """Checks that the ends of ``[2 or 3, n]`` edges are nodes, and relations are not negative.
 
-    Args:
-        edges: source, destination, relation.
-        num_nodes: N.
-        where: what the message begins with.
-        first: the number of the first of these edges.
-        error: the exception to raise.
-
     Raises:
-        BadGraph: (or ``error``) if one is not; the message names the edge.
+        BadGraph: (or ``error``) if one is not; the message begins with ``where`` and names the
+            edge, counted from ``first``.
     """
     if not edges.size:
         return

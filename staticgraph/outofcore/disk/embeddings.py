@@ -100,14 +100,8 @@ class EmbeddingFile:
     ) -> EmbeddingFile:
         """Writes the initial values, commits them as epoch 0 and opens the file.
 
-        Args:
-            folder: the folder, created if missing; embeddings in it are replaced.
-            num_partitions: p.
-            partition_size: rows per record.
-            dimension: D.
-            initial: returns a partition's values ``[partition_size, D]``.
-            extras: arrays to keep with every commit.
-            cached: keep data that was read or written in the page cache.
+        The folder is created if missing; embeddings in it are replaced. ``initial`` returns a
+        partition's values ``[partition_size, dimension]``; the rest are as of the class.
         """
         root = Path(folder)
         root.mkdir(parents=True, exist_ok=True)

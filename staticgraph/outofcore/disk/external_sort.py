@@ -36,15 +36,8 @@ Edges = ArrayLike | str | Path | EdgeFunction
 
 
 class EdgeSource:
-    """Edges in chunks, front to back.
-
-    Args:
-        edges: ``[2, E]`` or ``[3, E]`` integers (source, destination, relation), the path of such
-            an ``.npy`` file, which is memory-mapped, or a function that returns an iterator over
-            such arrays. Anything that NumPy can convert is accepted as an array, such as a host
-            tensor or lists.
-        num_nodes: N; every endpoint is below it.
-        chunk: edges in memory at once.
+    """Edges in chunks, front to back; the arguments are those of
+    :func:`staticgraph.outofcore.partition`.
 
     Raises (while iterating):
         BadGraph: if an endpoint is outside ``[0, N)``, a relation is negative or at least
@@ -101,7 +94,6 @@ def sort_edges(
         new_ids: ``[N]``; the new number of each node.
         size: nodes per partition.
         folder: an empty folder.
-        progress: called with a stage and the number of edges processed in it.
 
     Returns:
         Where each cell begins, ``[p * p + 1]`` int64, in edges; the columns of a row; and the

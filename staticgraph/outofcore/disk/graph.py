@@ -40,6 +40,12 @@ Direction = Literal["in", "out", "both"]
 ENDS: dict[Direction, tuple[int, ...]] = {"in": (-1,), "out": (0,), "both": (-1, 0)}
 
 
+def require_direction(direction: Direction) -> None:
+    """Raises ValueError, with the choices, if this is no direction."""
+    if direction not in ENDS:
+        raise ValueError(f"direction={direction!r}; choose one of {', '.join(ENDS)}")
+
+
 class PartitionedGraph:
     """A folder written by :func:`staticgraph.outofcore.partition`.
 
@@ -60,8 +66,7 @@ class PartitionedGraph:
     def __init__(self, folder: str | Path, *, verify: bool = False, cached: bool = True) -> None:
         # Absolute, so that later reads do not depend on the current directory.
         self.folder, self.cached = Path(folder).absolute(), cached
-        self.manifest: Manifest = Manifest.load(self.folder, verify)
-        m = self.manifest
+        self.manifest: Manifest = (m := Manifest.load(self.folder, verify))
         self.num_nodes: int = m.num_nodes
         self.num_edges: int = m.num_edges
         self.num_partitions: int = m.num_partitions
@@ -123,14 +128,19 @@ class PartitionedGraph:
 
         Computed as SHA-256 of the files' checksums.
         """
-        files = self.manifest.files
         numbers = [self.num_nodes, self.num_partitions, self.partition_size]
-        for name in ("node_ids.npy", "offsets.npy", "edges.bin"):
-            numbers += [files[name].bytes, *files[name].blocks, *files[name].crc32]
+        for file in (self.manifest.files[name] for name in (NODE_IDS, OFFSETS, EDGES)):
+            numbers += [file.bytes, *file.blocks, *file.crc32]
         return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:16]
 
     def nodes_of(self, partition: int) -> int:
-        """Returns the number of nodes in a partition; the last may have fewer."""
+        """Returns the number of nodes in a partition; the last may have fewer.
+
+        Raises:
+            IndexError: if there is no such partition.
+        """
+        if not 0 <= partition < self.num_partitions:
+            raise IndexError(f"partition {partition} of {self.num_partitions}")
         return min(self.partition_size, self.num_nodes - partition * self.partition_size)
 
     def read_cells(self, cells: Sequence[Cell]) -> NDArray[Any]:
@@ -203,10 +213,14 @@ class PartitionedGraph:
         self._read_features[partition] = True
 
     def degrees(self, direction: Direction = "in", *, loops: bool = True) -> NDArray[np.int32]:
-        """Returns ``[N]`` degrees in the whole graph; without self-loops if not ``loops``.
+        """Returns ``[N]`` degrees in the whole graph, read-only, with self-loops or without.
 
         Counted in one pass over the edges, one partition at a time, and cached.
+
+        Raises:
+            ValueError: if there is no such direction.
         """
+        require_direction(direction)
         if (direction, loops) not in self._degrees:
             total = np.zeros(self.num_nodes, np.int32)
             for source in range(self.num_partitions):
@@ -215,6 +229,7 @@ class PartitionedGraph:
                     rows = rows[rows[:, 0] != rows[:, -1]]
                 for end in ENDS[direction]:
                     np.add.at(total, rows[:, end], 1)
+            total.flags.writeable = False  # the next caller, and the loaders, read the same array
             self._degrees[direction, loops] = total
         return self._degrees[direction, loops]
 
@@ -226,8 +241,7 @@ class PartitionedGraph:
         array = read_array(path, REMEDY, mmap_mode)
         if not isinstance(array, np.ndarray) or (array.dtype, array.shape) != (dtype, (length,)):
             raise StoreCorrupt(
-                f"{path} is not {dtype} of shape ({length},), as the manifest says: partition the "
-                "graph again"
+                f"{path} is not {dtype} of shape ({length},), as the manifest says: {REMEDY}"
             )
         return array
 

@@ -178,12 +178,7 @@ def visits(
     """Returns ``[N]``: the expected visits to each node by one random walk from each training node.
 
     A walk moves from a node to the source of a uniformly chosen incoming edge, as sampling does.
-
-    Args:
-        source: the edges, read ``hops + 1`` times.
-        training: distinct training nodes.
-        num_nodes: N.
-        hops: steps per walk.
+    The edges are read ``hops + 1`` times.
     """
     degrees = np.zeros(num_nodes, np.int64)
     for rows in source:
@@ -204,15 +199,8 @@ def visits(
 def _write_tables(
     folder: Path, node_ids: NDArray[np.int64], offsets: NDArray[np.int64], p: int, row_bytes: int
 ) -> dict[str, FileRecord]:
-    """Writes node ids, cell offsets and cell checksums next to the sorted edges.
-
-    Args:
-        folder: the folder with the edges.
-        node_ids: the caller's number for each new number.
-        offsets: ``[p * p + 1]`` edges before each cell.
-        p: the number of partitions.
-        row_bytes: bytes of an edge.
-    """
+    """Writes node numbers ``[N]``, cell offsets ``[p * p + 1]`` and checksums of cells next to the
+    sorted edges."""
     begins = (offsets[:-1] * row_bytes).tolist()
     sums = np.array(FileRecord.of(folder / EDGES, begins).crc32, np.uint32)
     files = {EDGES: FileRecord.of(folder / EDGES, begins[::p])}

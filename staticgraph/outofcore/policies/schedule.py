@@ -73,11 +73,8 @@ class Schedule:
 def edge_permutation_bias(schedule: Schedule, cell_sizes: ArrayLike | None = None) -> float:
     """Returns the largest difference in progress between two partitions, from 0 to 1.
 
-    Partitions that no edge touches are ignored.
-
-    Args:
-        schedule: the schedule of one epoch.
-        cell_sizes: ``[p, p]`` edges per cell; all equal if None.
+    Partitions that no edge touches are ignored. ``cell_sizes`` are ``[p, p]`` edges per cell; all
+    equal if None.
 
     Raises:
         ValueError: if ``cell_sizes`` does not have the schedule's number of partitions.

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.jit import loop
-from staticgraph.outofcore.buffer.resident_graph import Neighbours
+from staticgraph.outofcore.disk.buffer import Neighbours
 from staticgraph.packing.random import STEP, mix
 
 IntArray = NDArray[np.int64]
@@ -63,12 +63,7 @@ class DenseSampler:
         self._position = np.full(neighbours.rows, -1, np.int32)
 
     def sample(self, seeds: IntArray, seed: int) -> DenseSample:
-        """Samples the neighbourhood of distinct rows.
-
-        Args:
-            seeds: ``[n]`` distinct rows.
-            seed: the random seed of the draws.
-        """
+        """Samples the neighbourhood of ``[n]`` distinct rows; ``seed`` determines the draws."""
         place = self._position
         nodes = [np.ascontiguousarray(seeds, np.int64)]
         draws, hops = [], [0, len(seeds)]

@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from staticgraph.outofcore.buffer.resident_graph import ResidentGraph
+from staticgraph.outofcore.disk.buffer import ResidentGraph
 from staticgraph.outofcore.sampling.dense import DenseSample
+from staticgraph.text.numeric_options import real_option, whole_option
 
 IntArray = NDArray[np.int64]
 
@@ -61,8 +62,8 @@ class LinkSeeds:
         degree_fraction: share of them drawn as endpoints of the state's edges.
 
     Raises:
-        ValueError: if there are fewer than 0 negatives, the share is not from 0 to 1, or the chunks
-            do not divide the batch and the negatives.
+        ValueError: if negatives or chunks are no whole numbers from 0 or 1 on, the share not from
+            0 to 1, or the chunks do not divide the batch and the negatives.
     """
 
     batch_size: int
@@ -71,15 +72,14 @@ class LinkSeeds:
     degree_fraction: float
 
     def __post_init__(self) -> None:
-        if self.negatives < 0 or not 0.0 <= self.degree_fraction <= 1.0:
-            raise ValueError(
-                f"negatives={self.negatives}, degree_fraction={self.degree_fraction}: give a "
-                "number of nodes from 0 on, and a share of them, 0 to 1"
-            )
+        whole_option("chunks", self.chunks, 1)
+        whole_option("negatives", self.negatives, 0)
+        if real_option("degree_fraction", self.degree_fraction, 0.0) > 1.0:
+            raise ValueError(f"degree_fraction={self.degree_fraction} is a share, 0 to 1")
         if self.batch_size % self.chunks or self.negatives % self.chunks:
             raise ValueError(
                 f"chunks={self.chunks} do not divide batch_size={self.batch_size} and "
-                f"negatives={self.negatives}: give multiples of one number"
+                f"negatives={self.negatives}: one of the two is not a multiple"
             )
 
     def draw(

@@ -60,55 +60,24 @@ class SampleStatistics:
         return self.real_rows / self.padded_rows if self.padded_rows else 1.0
 
 
-class SampledGraphs:
-    """Makes static batches of samples.
+def batch_of(
+    layout: SlotLayout,
+    sample: DenseSample,
+    nodes: dict[str, NDArray[np.generic]],
+    degrees: IntArray,
+    whole_degrees: IntArray,
+    *,
+    closed: bool,
+) -> StaticBatch:
+    """Pads a sample to the slot of a bucket that holds it.
 
-    Args:
-        plan: the buckets.
-        schema: the fields of a batch, among ``x``, ``y`` and ``edge_weight``.
-        closed: each node has exactly one self-loop, as GCN's normalisation needs.
+    ``nodes`` are ``[n, ...]`` fields of its nodes, and degrees as of :func:`gcn_weights`. If
+    ``closed``, each node has exactly one self-loop, as GCN's normalisation needs.
     """
-
-    def __init__(self, plan: BucketPlan, schema: Schema, closed: bool = False) -> None:
-        self.plan: BucketPlan = plan
-        self.schema: Schema = schema
-        self.closed = closed
-        self.statistics: SampleStatistics = SampleStatistics([0] * len(plan.capacities))
-        self._layouts = [SlotLayout(k, each, schema) for k, each in enumerate(plan.capacities)]
-
-    def bucket_of(self, sample: DenseSample) -> int | None:
-        """Returns the first bucket that holds a sample, and counts its use; or None."""
-        nodes, edges = size_of(sample, self.closed)
-        for number, capacity in enumerate(self.plan.capacities):
-            if nodes <= capacity.node_limit and edges <= capacity.edge_limit:
-                self.statistics.batches[number] += 1
-                self.statistics.real_rows += nodes
-                self.statistics.padded_rows += capacity.nodes
-                return number
-        return None
-
-    def batch(
-        self,
-        sample: DenseSample,
-        bucket: int,
-        nodes: dict[str, NDArray[np.generic]],
-        degrees: IntArray,
-        whole_degrees: IntArray,
-    ) -> StaticBatch:
-        """Pads a sample.
-
-        Args:
-            sample: the sample.
-            bucket: one that holds it.
-            nodes: ``[n, ...]`` fields of its nodes.
-            degrees: ``[n]`` neighbours that could be drawn, without self-loops.
-            whole_degrees: ``[n]`` the same in the whole graph.
-        """
-        source, destination = sampled_edges(sample, closed=self.closed)
-        columns = dict(nodes)
-        if "edge_weight" in self.schema:
-            columns["edge_weight"] = gcn_weights(source, destination, degrees, whole_degrees)
-        return padded_graph(self._layouts[bucket], len(sample.nodes), source, destination, columns)
+    source, destination = sampled_edges(sample, closed=closed)
+    if "edge_weight" in layout.schema:
+        nodes = {**nodes, "edge_weight": gcn_weights(source, destination, degrees, whole_degrees)}
+    return padded_graph(layout, len(sample.nodes), source, destination, nodes)
 
 
 def schema_of(width: int, *, labels: bool, weights: bool) -> Schema:
@@ -154,7 +123,7 @@ def most_of_one(
         seeds: the number of seeds.
         widths: draws per node, hop by hop.
         rows: the nodes that are resident at once.
-        edges: the edges of the graph, of a direction each.
+        edges: of the graph, of a direction each.
         closed: each node has a self-loop.
     """
     hop = min(seeds, rows)
@@ -246,14 +215,7 @@ def padded_graph(
 def whole_graph(
     graph: PartitionedGraph, direction: Direction, x: FloatArray, *, weights: bool
 ) -> StaticBatch:
-    """Returns all edges of a graph as a batch, its nodes in the graph's order, in memory.
-
-    Args:
-        graph: the graph.
-        direction: the direction of its edges, as in sampling.
-        x: ``[N, F]``.
-        weights: as for :func:`graph_of_edges`.
-    """
+    """Returns all edges of a graph, in a direction as in sampling, as :func:`graph_of_edges`."""
     edges = graph.read_edges().astype(np.int64)
     source, destination = (
         np.concatenate([edges[:, end if side else -1 - end] for end in ENDS[direction]])

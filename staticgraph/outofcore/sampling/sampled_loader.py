@@ -20,24 +20,25 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import BadGraph
-from staticgraph.outofcore.buffer.buffer import PartitionBuffer
-from staticgraph.outofcore.buffer.resident_graph import ResidentGraph
 from staticgraph.outofcore.disk.array_files import class_labels
-from staticgraph.outofcore.disk.graph import ENDS, Direction, PartitionedGraph
+from staticgraph.outofcore.disk.buffer import PartitionBuffer, ResidentGraph
+from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph, require_direction
 from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory, NodePolicy
 from staticgraph.outofcore.policies.schedule import Schedule, State
 from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
 from staticgraph.outofcore.sampling.link_sampling import LinkEnds, LinkSeeds, take_out
 from staticgraph.outofcore.sampling.sampled_graph import (
-    SampledGraphs,
     SampleStatistics,
+    batch_of,
     most_of_one,
     plan_of,
     schema_of,
     size_of,
 )
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.schema import Schema
 from staticgraph.store.positions import positions_in
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
@@ -107,9 +108,9 @@ class SampledLoader:
         plan: the buckets; if None, they are estimated from the first states of an epoch.
         shuffle: use the seeds in random order; otherwise in the graph's order.
         seed: the seed of all random draws.
-        states: the source of the buffer's states; None for the graph's features.
 
     Attributes:
+        states: the buffer, of the graph's features; training on edges exchanges it.
         epoch: the number of complete iterations.
         waited_s: seconds that the consumer waited for batches.
 
@@ -146,25 +147,19 @@ class SampledLoader:
         plan: BucketPlan | None = None,
         shuffle: bool = True,
         seed: int = 0,
-        states: PartitionBuffer | None = None,
     ) -> None:
         of_nodes = {"seeds": seeds is not None, "labels": labels is not None}
         of_links = {"negatives": negatives, "degree_fraction": degree_fraction, "exclude": exclude}
         _check_task(task, policy, of_nodes if task == "link" else of_links)
-        if task == "node" and states is not None and states.mutable:
-            raise ValueError("embeddings are trained along edges: give the loader task='link'")
-        if direction not in ENDS:
-            raise ValueError(f"direction={direction!r}; choose one of {', '.join(ENDS)}")
+        require_direction(direction)
         classes = None if labels is None else class_labels(labels, graph.num_nodes)
         self.batch_size: int = whole_option("batch_size", batch_size, 1)
         self.fanouts: tuple[int, ...] = _checked_fanouts(fanouts, task)
         self.graph, self.policy, self.task = graph, policy, task
         self.gcn_norm, self.direction = gcn_norm, direction
-        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
+        self.shuffle, self.seed, self.epoch = shuffle, whole_option("seed", seed, 0), 0
         self.waited_s: float = 0.0
-        self._links = LinkSeeds(
-            self.batch_size, whole_option("chunks", chunks, 1), negatives, degree_fraction
-        )
+        self._links = LinkSeeds(self.batch_size, chunks, negatives, degree_fraction)
         self._exclude = exclude
         self._plan, self._iteration = plan, 0
         self._seeds = np.sort(
@@ -175,22 +170,32 @@ class SampledLoader:
             ]
         )
         self._labels = None if classes is None else classes[graph.node_ids]
-        self.states: PartitionBuffer = states or PartitionBuffer(graph, direction)
+        self.states: PartitionBuffer = PartitionBuffer(graph, direction)
 
     @property
     def classes(self) -> int:
         """One more than the largest label; 0 without labels."""
         return 0 if self._labels is None else int(self._labels.max(initial=-1)) + 1
 
-    @property
+    @cached_property
     def plan(self) -> BucketPlan:
         """The buckets of the batches, for a :class:`staticgraph.StaticGraphRunner`."""
-        return self._graphs.plan
+        if self._plan is not None:
+            return self._plan
+        ways = 2 if self.direction == "both" else 1
+        bound = most_of_one(
+            1 if self.task == "node" else 2 + self._links.negatives // self._links.chunks,
+            [ways * fanout for fanout in self.fanouts],
+            self.policy.slots(self.graph.num_partitions) * self.graph.partition_size,
+            ways * self.graph.num_edges,
+            closed=self.gcn_norm,
+        )
+        return plan_of(self._trials(), bound, self._schema)
 
-    @property
+    @cached_property
     def statistics(self) -> SampleStatistics:
         """How the buckets were used."""
-        return self._graphs.statistics
+        return SampleStatistics([0] * len(self.plan.capacities))
 
     def schedule(self, epoch: int) -> Schedule:
         """Returns the schedule of the buffer for an epoch."""
@@ -270,9 +275,15 @@ class SampledLoader:
                 seeds, graph = len(rows), None
                 if sampler is not None:
                     sample = sampler.sample(rows, key)
-                    bucket = self._graphs.bucket_of(sample)
+                    bucket = self._bucket_of(sample)
                     if bucket is None:
-                        self._check_more_than_one(batch, sample)
+                        if len(batch) == 1:
+                            nodes, edges = size_of(sample, self.gcn_norm)
+                            raise ValueError(
+                                f"one seed reaches {how_many(nodes, 'node')} and "
+                                f"{how_many(edges, 'edge')}, and the plan's largest bucket is "
+                                f"{self.plan.capacities[-1]}: give a larger one, or no plan"
+                            )
                         self.statistics.splits += 1
                         middle = len(batch) // 2
                         waiting += batch[middle:], batch[:middle]
@@ -283,16 +294,6 @@ class SampledLoader:
                 numbers = resident.node_of[rows[:seeds]]
                 nodes = np.asarray(self.graph.node_ids[numbers])
                 yield SampledBatch(graph, numbers, nodes, rows, resident.number, ends)
-
-    def _check_more_than_one(self, seeds: NDArray[Any], sample: DenseSample) -> None:
-        """Checks that a batch which no bucket holds can be halved."""
-        if len(seeds) == 1:
-            nodes, edges = size_of(sample, self.gcn_norm)
-            raise ValueError(
-                f"one seed reaches {how_many(nodes, 'node')} and {how_many(edges, 'edge')}, and "
-                f"the plan's largest bucket is {self.plan.capacities[-1]}: give a larger one, or "
-                "no plan"
-            )
 
     def _draw(
         self, items: NDArray[Any], resident: ResidentGraph, rng: np.random.Generator
@@ -312,8 +313,9 @@ class SampledLoader:
         if self._labels is not None:
             nodes["y"] = np.full(len(rows), -1)
             nodes["y"][:seeds] = self._labels[resident.node_of[rows[:seeds]]]
-        degrees, whole_degrees = resident.degrees[rows], resident.whole_degrees[rows]
-        return self._graphs.batch(sample, bucket, nodes, degrees, whole_degrees)
+        degrees, whole = resident.degrees[rows], resident.whole_degrees[rows]
+        layout = self._layouts[bucket]
+        return batch_of(layout, sample, nodes, degrees, whole, closed=self.gcn_norm)
 
     def _items(self, resident: ResidentGraph) -> NDArray[Any]:
         """Returns what a state trains on: its edges, or the rows of its seeds."""
@@ -325,22 +327,24 @@ class SampledLoader:
     # ------------------------------------------------------------------ static shapes
 
     @cached_property
-    def _graphs(self) -> SampledGraphs:
-        schema = schema_of(
-            self.states.width, labels=self._labels is not None, weights=self.gcn_norm
-        )
-        plan = self._plan
-        if plan is None:
-            ways = 2 if self.direction == "both" else 1
-            bound = most_of_one(
-                1 if self.task == "node" else 2 + self._links.negatives // self._links.chunks,
-                [ways * fanout for fanout in self.fanouts],
-                self.policy.slots(self.graph.num_partitions) * self.graph.partition_size,
-                ways * self.graph.num_edges,
-                closed=self.gcn_norm,
-            )
-            plan = plan_of(self._trials(), bound, schema)
-        return SampledGraphs(plan, schema, self.gcn_norm)
+    def _schema(self) -> Schema:
+        labels = self._labels is not None
+        return schema_of(self.states.width, labels=labels, weights=self.gcn_norm)
+
+    @cached_property
+    def _layouts(self) -> list[SlotLayout]:
+        return [SlotLayout(k, each, self._schema) for k, each in enumerate(self.plan.capacities)]
+
+    def _bucket_of(self, sample: DenseSample) -> int | None:
+        """Returns the first bucket that holds a sample, and counts its use; or None."""
+        nodes, edges = size_of(sample, self.gcn_norm)
+        for number, capacity in enumerate(self.plan.capacities):
+            if nodes <= capacity.node_limit and edges <= capacity.edge_limit:
+                self.statistics.batches[number] += 1
+                self.statistics.real_rows += nodes
+                self.statistics.padded_rows += capacity.nodes
+                return number
+        return None
 
     def _trials(self) -> list[IntArray]:
         """Returns nodes and edges of trial samples of a few states; only their edges are read."""

@@ -14,6 +14,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.computation.model_arguments import Forward
 from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.text.numeric_options import whole_option
 
 KINDS = ("sage", "gcn", "gat")
 
@@ -32,8 +33,8 @@ class SampledGNN(nn.Module):
         heads: heads of ``gat``, concatenated, except in its last layer, which has one.
 
     Raises:
-        ValueError: for another ``kind``, or if ``hidden`` of ``gat`` is not a multiple of
-            ``heads``.
+        ValueError: for another ``kind``, no layers or heads, or if ``hidden`` of ``gat`` is not a
+            multiple of ``heads``.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class SampledGNN(nn.Module):
         super().__init__()
         if kind not in KINDS:
             raise ValueError(f"kind={kind!r}; choose one of {', '.join(KINDS)}")
+        layers, heads = whole_option("layers", layers, 1), whole_option("heads", heads, 1)
         if kind == "gat" and layers > 1 and hidden % heads:
             raise ValueError(f"hidden={hidden} is not a multiple of heads={heads}")
         self.layers: nn.ModuleList = nn.ModuleList()

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from staticgraph.errors import Diverged
-from staticgraph.outofcore.buffer.buffer import PartitionBuffer
+from staticgraph.outofcore.disk.buffer import PartitionBuffer
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
 from staticgraph.outofcore.policies.policy import EdgePolicy
@@ -53,6 +53,7 @@ from staticgraph.outofcore.training.link_step import (
 )
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.text.numeric_options import real_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +130,14 @@ class LinkTrainer:
             )
         self.graph, self.policy, self.config, self.encoder = graph, policy, config, encoder
         self.decoder: DistMult = DECODERS[config.decoder]()
-        device = next((p.device for p in encoder.parameters()), None) if encoder else None
-        self._device = device or torch.device("cpu")
+        parameters = () if encoder is None else encoder.parameters()
+        self._device = next((each.device for each in parameters), torch.device("cpu"))
         options_text = f"{encoder} {list(fanouts)} {direction} {encoder_rate} {exclude}"
         width = config.dimension if encoder is None else self._output_width(encoder)
         relations = self.decoder.initial(max(1, graph.num_relations), width).to(self._device)
         # Without relations, a decoder's are those of one fixed relation.
         self._relations = nn.Parameter(relations, requires_grad=graph.num_relations > 0)
+        real_option("encoder_rate", encoder_rate, 0.0)  # kept as it is in the folder's text
         groups: list[dict[str, Any]] = [{"params": [self._relations], "lr": config.rate}]
         if encoder is not None:
             groups.append({"params": list(encoder.parameters()), "lr": encoder_rate})
@@ -147,7 +149,7 @@ class LinkTrainer:
             fanouts,
             config.batch_size,
             "link",
-            negatives=2 * config.chunks * config.negatives,
+            negatives=config.drawn,
             chunks=config.chunks,
             degree_fraction=config.degree_fraction,
             exclude=exclude,
@@ -355,10 +357,11 @@ class LinkTrainer:
 
     def _values(self, partition: int) -> NDArray[np.float32]:
         """Returns ``[nodes of the partition, D]``: the embeddings on disk."""
+        rows = self.graph.nodes_of(partition)
         shape = 2, self.graph.partition_size, self.config.dimension
         values, sums = np.empty(shape, np.float32)
         self.file.read(partition, values, sums)
-        return values[: self.graph.nodes_of(partition)]
+        return values[:rows]
 
     def _output_width(self, encoder: nn.Module) -> int:
         """Returns the width of the encoder's rows, from a run on two nodes without edges."""

@@ -32,9 +32,7 @@ def open_embeddings(
     """Opens or creates the embeddings of a run.
 
     Args:
-        folder: their folder.
-        graph: the graph, for its partitions.
-        config: the configuration, for dimension, spread and seed.
+        folder, graph, config: of the run.
         description: of further options that must be unchanged to continue.
         extras: arrays committed with the initial values.
 

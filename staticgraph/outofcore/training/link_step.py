@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from staticgraph.jit import loop
-from staticgraph.outofcore.sampling.link_sampling import LinkEnds
+from staticgraph.outofcore.sampling.link_sampling import LinkEnds, LinkSeeds
 from staticgraph.text.numeric_options import real_option, whole_option
 
 EPSILON = np.float32(1e-10)
@@ -157,12 +157,13 @@ class LinkConfig:
             object.__setattr__(self, name, number)
         for name in ("degree_fraction", "rate", "spread"):
             object.__setattr__(self, name, real_option(name, getattr(self, name), 0.0))
-        if self.batch_size % self.chunks:
-            raise ValueError(
-                f"batch_size={self.batch_size} is not a multiple of chunks={self.chunks}"
-            )
-        if self.degree_fraction > 1.0:
-            raise ValueError(f"degree_fraction={self.degree_fraction} is a share, 0 to 1")
+        # Refuses what cannot be drawn.
+        LinkSeeds(self.batch_size, self.chunks, self.drawn, self.degree_fraction)
+
+    @property
+    def drawn(self) -> int:
+        """The nodes drawn as negatives of a full batch."""
+        return 2 * self.chunks * self.negatives
 
 
 def link_loss(
@@ -171,10 +172,9 @@ def link_loss(
     """Returns the softmax cross-entropy, summed over real edges and both directions.
 
     Args:
-        decoder: scores an edge.
+        decoder, ends: what scores an edge, and the edges, on the device of the rows.
         rows: ``[seeds or more, D]``, the embeddings of the batch's seeds, or their encoding.
         relations: ``[2, R, D]``.
-        ends: the edges, on the device of the rows.
         chunks: the chunks of the batch, each with its own negatives.
     """
     nodes = rows[ends.source], rows[ends.destination]

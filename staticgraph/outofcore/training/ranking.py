@@ -119,15 +119,8 @@ def filtered_places(
 
 
 def triples_of(edges: ArrayLike, graph: PartitionedGraph, name: str) -> NDArray[np.int64]:
-    """Returns ``[3, n]`` int64 in the caller's numbering; relation 0 if the graph has none.
-
-    NumPy and torch accept negative indices, which are refused here.
-
-    Args:
-        edges: ``[3, n]`` integers (source, destination, relation), or ``[2, n]`` for a graph
-            without relations; a NumPy array, a tensor or lists.
-        graph: the graph, for its number of nodes and whether it has relations.
-        name: the name of the edges in error messages.
+    """Returns ``[3, n]`` int64 in the caller's numbering; relation 0 if the graph has none, where
+    ``[2, n]`` will do.
 
     Raises:
         BadGraph: for another shape or dtype, nodes that do not exist, or relations that are
@@ -175,12 +168,8 @@ def _no_candidates(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns pairs of a query and a node that is no candidate of it, ascending by query.
 
-    They are the true endpoint itself, and all known ones.
-
-    Args:
-        tested: ``[3, T]`` edges, of which each is a query.
-        true: ``[3, K]`` known edges.
-        way: which end of an edge the query knows.
+    They are the true endpoint itself, and all known ones. Each of the ``[3, T]`` tested edges is a
+    query that knows one end; ``[3, K]`` edges are true.
     """
     relations = 1 + int(max(tested[2].max(initial=0), true[2].max(initial=0)))
     codes, known = (edges[way] * relations + edges[2] for edges in (tested, true))

@@ -10,16 +10,17 @@ match it is rejected.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from staticgraph.errors import BadGraph
-from staticgraph.schema import EDGE_INDEX, LEVELS, Axis, Level, Schema
+from staticgraph.schema import EDGE_INDEX, LEVELS, Axis, Field, Level, Schema, dtype_name
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.objects import ObjectColumn
-from staticgraph.store.pyg.levels import axis_of, level_in
+from staticgraph.store.pyg.levels import axis_of, level_in, odd_graph, rows_in
 from staticgraph.store.pyg.rules import asks_nothing, counted_by, counted_level, increments_of
 from staticgraph.text.how_many import how_many
 
@@ -27,11 +28,7 @@ from staticgraph.text.how_many import how_many
 class CountedFields:
     """The fields of all graphs as they are collected, with the results of PyG's rules for each.
 
-    Args:
-        name: the data set's name in messages.
-        exclude: attributes to leave out.
-        schema: the fields to expect; None infers them.
-        levels: attribute -> its level, where it cannot be inferred.
+    Args are those of :meth:`staticgraph.GraphStore.from_pyg`.
     """
 
     # Attributes that PyG reserves, or that repeat the offsets.
@@ -48,8 +45,7 @@ class CountedFields:
         self.excluded: frozenset[str] = self.ignored.union(exclude)
         self.schema = schema
         self.levels = levels
-        # Whether a graph without edge_index is rejected even if no graph has one; and one without
-        # labels.
+        # Whether a graph is rejected without edge_index even if none has one, and without labels.
         self.needs_edges: bool = False
         self.needs_labels: bool = schema is None
         self.without_edges: bool | None = None
@@ -71,11 +67,13 @@ class CountedFields:
         self.nodes_told = True
         # A graph whose class has rules of its own, so that they can be called again.
         self.ruled: tuple[int, Any] | None = None
-        # With a schema, what each field counts, and its __cat_dim__.
-        self.planned: dict[str, tuple[tuple[Level, ...], int | None]] = {}
+        # With a schema, its fields and, where it is none of them, edge_index.
+        self.planned: dict[str, Field] = {}
         if schema is not None:
-            edges = {EDGE_INDEX: (("node",), 1)} if schema.one_kind else {}
-            self.planned = {item.name: (item.counts, item.cat_dim) for item in schema} | edges
+            self.planned = {item.name: item for item in schema}
+            if schema.one_kind:
+                joined = Field(EDGE_INDEX, "edge", (2,), "int64", cat_dim=1, counts=("node",))
+                self.planned[EDGE_INDEX] = joined
 
     def set_aside(self, number: int, key: str, value: Any) -> None:
         """Records a value that is not a tensor: a string, None, a list."""
@@ -116,7 +114,7 @@ class CountedFields:
         Rows that are neither nodes nor edges become an axis.
         """
         if self.schema is not None:
-            return self._expected_counts(self.schema)
+            return self._check_planned(self.schema)
         counts: dict[str, tuple[Level, ...]] = {}
         alike = np.array_equal(self.nodes, self.edges)
         for key, increments in self.increments.items():
@@ -125,9 +123,10 @@ class CountedFields:
             if key == EDGE_INDEX and all(np.array_equal(steps, self.nodes) for steps in joined):
                 counts[key] = ("node",)
                 continue
-            if ends := self._ends_of(key):
+            owner = axis_of(key, (axis for axis in self.types if axis.kind == "edge"))
+            if owner is not None and key.endswith("index"):
+                counts[key] = ends = owner.type[::2]
                 self._check_ends(key, columns, ends)
-                counts[key] = ends
                 continue
             joins = key == EDGE_INDEX  # the endpoints of edges, which are never edges
             others = ("edge",) if self.nodes_told else LEVELS
@@ -149,18 +148,12 @@ class CountedFields:
         """Returns each graph's number of rows on every level but that of graphs."""
         return {level: np.asarray(rows) for level, rows in self.rows.items()} | self.axes
 
-    def _ends_of(self, key: str) -> tuple[Level, ...]:
-        """Returns the node types that an index of a type of edges joins; () for other fields."""
-        owner = axis_of(key, (axis for axis in self.types if axis.kind == "edge"))
-        return owner.type[::2] if owner is not None and key.endswith("index") else ()
-
     def _check_ends(self, key: str, columns: list[IntArray], ends: tuple[Level, ...]) -> None:
+        """Rejects an index of a type of edges that does not count the nodes at their ends."""
         for place, end in enumerate(ends):
             rows = np.asarray(self.rows[end])
             steps = columns[min(place, len(columns) - 1)] if columns else 0 * rows
-            wrong = steps != rows
-            if wrong.any():
-                odd = int(wrong.argmax())
+            if (odd := odd_graph(steps, rows)) is not None:
                 raise BadGraph(
                     f"graph {odd} adds {steps[odd]} to row {place} of {key!r} (__inc__), but has "
                     f"{how_many(rows[odd], 'node')} of type {end!r}: let __inc__ say so, "
@@ -241,7 +234,7 @@ class CountedFields:
                 return name
         return ""
 
-    def _expected_counts(self, schema: Schema) -> dict[str, tuple[Level, ...]]:
+    def _check_planned(self, schema: Schema) -> dict[str, tuple[Level, ...]]:
         """Returns the schema's counts and sets the axes' rows; rejects graphs that differ."""
         none = np.zeros(len(self.nodes), np.int64)
         known = {"graph": none + 1, "": none, **self._known()}
@@ -254,26 +247,44 @@ class CountedFields:
                 each for pairs in steps.values() for level, each in pairs if level == axis.name
             ]
             known[axis.name] = self.axes[axis.name] = rows[0] if rows else none
-        for key, (levels, cat_dim) in self.planned.items():
-            if self.cat_dims[key] != cat_dim:
-                raise BadGraph(
-                    f"graph 0 gives {self.cat_dims[key]} as __cat_dim__ of {key!r}; the plan was "
-                    f"made for {cat_dim}: convert the new graphs as the training data"
+        for key, item in self.planned.items():
+            first, lengths = self.values[key][0], self._lengths(key)
+            expected = known[item.level] * item.rows
+            form = replace(item, dtype=dtype_name(first), shape=tuple(first.shape[1:]))
+            problem = ""  # what comes last explains what comes before it
+            if key in schema and form != item:
+                problem = (
+                    f"graph 0 has {key!r} as {form.describe()}; the plan was made for "
+                    f"{item.describe()}"
+                )
+            if (odd := odd_graph(lengths, expected)) is not None:
+                totals = {"node": self.nodes, "edge": self.edges}
+                problem = (
+                    f"{key!r} has {rows_in(lengths, totals, odd)}; the plan was made for "
+                    f"{item.describe()}, which is {how_many(expected[odd], 'row')}"
                 )
             for level, each in steps[key]:
-                if not np.array_equal(each, known[level]):
-                    odd = int((each != known[level]).argmax())
-                    raise BadGraph(
+                if (odd := odd_graph(each, known[level])) is not None:
+                    problem = (
                         f"graph {odd} adds {each[odd]} to {key!r} (__inc__), where the plan was "
-                        f"made for values that count {' and '.join(levels) or 'nothing'}, of which "
-                        f"it has {known[level][odd]}: convert the new graphs as the training data "
-                        "was"
+                        f"made for values that count {' and '.join(item.counts) or 'nothing'}, of "
+                        f"which it has {known[level][odd]}"
                     )
-        return {key: levels for key, (levels, _) in self.planned.items()}
+            if self.cat_dims[key] != item.cat_dim:
+                problem = (
+                    f"graph 0 gives {self.cat_dims[key]} as __cat_dim__ of {key!r}; the plan was "
+                    f"made for {item.cat_dim}"
+                )
+            if problem:
+                raise BadGraph(f"{problem}: convert the new graphs as the training data was")
+        return {key: item.counts for key, item in self.planned.items()}
 
     def _planned_steps(self, key: str, none: IntArray) -> list[tuple[Level, IntArray]]:
         """Returns the level that each scalar of a row has in the schema, and its increments."""
-        levels, columns = self.planned[key][0] or ("",), increments_of(key, self.increments[key])
+        levels, columns = (
+            self.planned[key].counts or ("",),
+            increments_of(key, self.increments[key]),
+        )
         columns = columns or [none]
         return [
             (levels[min(place, len(levels) - 1)], columns[min(place, len(columns) - 1)])
@@ -285,8 +296,7 @@ class CountedFields:
         rows = self._known().get(axis)
         if rows is None:
             rows = self.axes[axis] = lengths
-        if not np.array_equal(rows, lengths):
-            odd = int((rows != lengths).argmax())
+        if (odd := odd_graph(rows, lengths)) is not None:
             raise BadGraph(
                 f"{key!r} has {how_many(lengths[odd], 'row')} in graph {odd}, which has "
                 f"{rows[odd]} {axis}: fields of one axis have as many rows; give it another name "

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import EDGE_INDEX, LEVELS, Axis, Level
-from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array, IndexRule
-from staticgraph.store.graph_columns import GraphColumns, Kept
+from staticgraph.store.graph_columns import Kept
 from staticgraph.store.pyg.counting import CountedFields
 from staticgraph.store.pyg.levels import (
     as_array,
@@ -43,11 +42,7 @@ class PygReader(CountedFields):
     """Collects the tensors of every graph, then decides levels and concatenates."""
 
     def add(self, number: int, data: Any) -> None:
-        """Reads one graph.
-
-        Args:
-            number: its index in the data set, for messages.
-            data: a ``Data``.
+        """Reads one graph, of this number in the data set.
 
         Raises:
             BadGraph: if it is not a ``Data``, or a field is invalid; the message names it.
@@ -190,12 +185,7 @@ class PygReader(CountedFields):
         )
 
     def store(self, kind: type[Kept], check_finite: bool | tuple[str, ...]) -> Kept:
-        """Builds a store from all graphs that were read.
-
-        Args:
-            kind: the class of the store.
-            check_finite: reject NaN and infinity in every floating field except ``y`` (True), or in
-                the named ones.
+        """Builds a store of a class from all graphs that were read.
 
         Raises:
             BadGraph: if a field differs from graph to graph, or from the given schema.
@@ -231,16 +221,12 @@ class PygReader(CountedFields):
             axes=axes | {Axis(name): lengths for name, lengths in self.axes.items()},
             rules={key: IndexRule(self.cat_dims[key], counts[key]) for key in self.values},
         )
-        store = replace(store, objects=self.objects(store.schema))
-        if self.schema is not None:
-            self._check_schema(store)
-        return store
+        return replace(store, objects=self.objects(store.schema))
 
     def _level(self, key: str, is_index: bool = False) -> tuple[Level, int]:
         """Returns the level of an attribute over the whole data set, and its rows per graph."""
         lengths = self._lengths(key)
         if self.schema is not None:
-            self._check_lengths(key, lengths)
             return self.schema[key].level, self.schema[key].rows
         if key == EDGE_INDEX:
             return "edge", 1
@@ -277,23 +263,6 @@ class PygReader(CountedFields):
             return self._on_axis(key, axis, lengths), 1
         raise BadGraph(odd_rows(key, lengths, candidates))
 
-    def _check_lengths(self, key: str, lengths: IntArray) -> None:
-        """Rejects graphs whose number of rows differs from that of the schema's level."""
-        assert self.schema is not None
-        item, totals = self.schema[key], {"node": self.nodes, "edge": self.edges}
-        counts: dict[str, Any] = {
-            "graph": [item.rows] * len(lengths),
-            **self._known(),
-        }
-        expected = np.asarray(counts[item.level], dtype=np.int64)
-        if (lengths != expected).any():
-            odd = int((lengths != expected).argmax())
-            raise BadGraph(
-                f"{key!r} has {rows_in(lengths, totals, odd)}; the plan was made for "
-                f"{item.describe()}, which is {how_many(expected[odd], 'row')}: convert the new "
-                "graphs as the training data was"
-            )
-
     def _check_rows(self, key: str, tensors: Sequence[Tensor]) -> None:
         first = tensors[0]
         for number, tensor in enumerate(tensors):
@@ -302,14 +271,4 @@ class PygReader(CountedFields):
                     f"{key!r} is {tensor.dtype} with rows of shape {list(tensor.shape[1:])} in "
                     f"graph {number}, but {first.dtype} with rows of shape "
                     f"{list(first.shape[1:])} in graph 0: make them the same in every graph"
-                )
-
-    def _check_schema(self, store: GraphColumns) -> None:
-        assert self.schema is not None
-        for item in self.schema:
-            field = store.schema[item.name]
-            if (field.dtype, field.shape) != (item.dtype, item.shape):
-                raise BadGraph(
-                    f"graph 0 has {item.name!r} as {field.describe()}; the plan was made for "
-                    f"{item.describe()}: convert the new graphs as the training data was"
                 )

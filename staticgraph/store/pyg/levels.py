@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from staticgraph.errors import BadGraph
@@ -69,6 +70,12 @@ def as_array(key: str, tensor: Tensor) -> Array:
         ) from None
 
 
+def odd_graph(values: ArrayLike, expected: ArrayLike) -> int | None:
+    """Returns the first graph of which two numbers ``[n]`` differ; None if there is none."""
+    differ = np.asarray(values) != np.asarray(expected)
+    return int(differ.argmax()) if differ.any() else None
+
+
 def axis_of(name: str, axes: Iterable[Axis]) -> Axis | None:
     """Returns the axis of which ``axis.field`` is a field; None if it is of none of them."""
     owners = [axis for axis in axes if name.startswith(f"{axis.name}.")]
@@ -97,11 +104,8 @@ def level_in(name: str) -> Level | None:
 
 
 def level_by_name(key: str, rows: int) -> Level:
-    """Returns the level of a field that has one row per node and also one row per edge.
-
-    Args:
-        key: its name.
-        rows: its rows over all graphs; if there are none, either level is correct.
+    """Returns the level of a field that has one row per node and also one row per edge, by its
+    name; if it has no rows in any graph, either level is correct.
 
     Raises:
         BadGraph: if the name does not indicate a level.
@@ -124,8 +128,8 @@ def odd_rows(key: str, lengths: IntArray, levels: Mapping[str, IntArray]) -> str
 
     Args:
         key: the field.
-        lengths: its rows in each graph, not all equal.
-        levels: candidate levels, such as ``node``, with each graph's number of rows.
+        lengths: ``[n]`` its rows in each graph, not all equal.
+        levels: candidate levels -> ``[n]``.
     """
     if not lengths.any():
         return (
@@ -158,13 +162,8 @@ def odd_rows(key: str, lengths: IntArray, levels: Mapping[str, IntArray]) -> str
 
 
 def rows_in(lengths: IntArray, levels: Mapping[str, Sequence[int] | IntArray], graph: int) -> str:
-    """Returns ``7 rows in graph 1, which has 3 nodes and 3 edges``.
-
-    Args:
-        lengths: ``[n]`` rows of a field in each graph.
-        levels: level -> ``[n]`` rows of it in each graph.
-        graph: the graph.
-    """
+    """Returns ``7 rows in graph 1, which has 3 nodes and 3 edges``: ``[n]`` rows of a field in each
+    graph, and of each level."""
     rows = [
         how_many(counts[graph], what) if what in ("node", "edge") else f"{counts[graph]} of {what}"
         for what, counts in levels.items()

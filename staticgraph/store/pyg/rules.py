@@ -58,14 +58,7 @@ def has_stock_rules(data: Any) -> bool:
 
 
 def said_by(data: Any, key: str, value: Tensor, number: int, store: Any) -> Said:
-    """Calls a graph's rules for one of its fields, as PyG's collation does.
-
-    Args:
-        data: the graph.
-        key: the field's name.
-        value: its tensor.
-        number: the graph's index, for messages.
-        store: the storage of the graph that holds the field.
+    """Calls a graph's rules for the tensor of one of its fields, as PyG's collation does.
 
     Raises:
         BadGraph: if a rule raises, or no batch of fixed shape can follow its result.
@@ -129,10 +122,6 @@ def _increments(
 def increments_of(key: str, increments: list[tuple[int, ...]]) -> list[IntArray]:
     """Returns ``[n]`` increments for each scalar of a row; one array if all are the same.
 
-    Args:
-        key: the field's name, for messages.
-        increments: those of each graph.
-
     Raises:
         BadGraph: if graphs give different numbers of increments.
     """
@@ -166,13 +155,8 @@ OF_NODES = ("x", "feat", "pos", "batch", "node_type", "n_id")
 def counted_by(data: Any, key: str, number: int) -> tuple[Level, ...] | None:
     """Returns the level that a field's values refer to: ``node``, ``edge``, or ``""`` for neither.
 
-    The tuple has one entry for all scalars of a row, or one per scalar. None if the graph's class
-    gives no clear answer.
-
-    Args:
-        data: a graph with as many nodes as edges, whose class has rules of its own.
-        key: the field's name.
-        number: the graph's index, for messages.
+    The tuple has one entry for all scalars of a row, or one per scalar. None if the graph's class,
+    which has rules of its own, gives no clear answer.
     """
     larger = _with_row(data, OF_NODES)
     larger.num_nodes = int(data.num_nodes) + 1

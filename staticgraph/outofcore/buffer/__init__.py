@@ -1,1 +1,0 @@
-"""The buffer of resident partitions, and their contents."""
