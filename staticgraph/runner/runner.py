@@ -52,7 +52,7 @@ from staticgraph.runner.verification import Verification, verify
 from staticgraph.runner.ways import Auto, Execution
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.modes import Mode
-from staticgraph.steps.computation.model_arguments import Forward
+from staticgraph.steps.computation.model_call import Forward
 from staticgraph.steps.computation.model_setup import (
     StepOptions,
     Subject,

@@ -179,7 +179,7 @@ class StaticBatch(BatchArrays):
                 f"batch[{name!r}]: graphs are not read by number inside a forward; "
                 "outside of it, batch.to_data_list() gives them"
             )
-        if self.layout.schema.hetero and name not in self._tensors:
+        if name not in self._tensors and self.layout.schema.hetero:
             axis = axis_of(self.layout.schema, name)
             if axis is not None:
                 return TypeView(self, axis)

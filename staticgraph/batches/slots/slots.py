@@ -22,7 +22,7 @@ from torch import Tensor
 from staticgraph.batches.slots.batch_memory import note
 from staticgraph.errors import NotStatic, PlanMismatch, SlotsExhausted
 from staticgraph.kernels.collate.arguments import COPY, LINE, ZERO
-from staticgraph.schema import COUNTS, ORDERS, Field, Schema
+from staticgraph.schema import COUNTS, ORDERS, Field, Level, Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import pointer_dtype
 from staticgraph.store.columns import Array
@@ -103,7 +103,11 @@ class SlotLayout:
                 "the fused kernels take graphs with one type of nodes, and edges sorted by "
                 "destination (no keep_order=True): kernels=False"
             )
-        for name in ("nbytes", "_cuts"):  # not first in a trace, which cannot take their lock
+        for name in (
+            "nbytes",
+            "rows",
+            "_cuts",
+        ):  # not first in a trace, which cannot take their lock
             getattr(self, name)
 
     def _check_indices(self) -> None:
@@ -212,10 +216,15 @@ class SlotLayout:
         )
 
     @cached_property
+    def rows(self) -> dict[Level, int]:
+        """The levels that the rows of a tensor of a batch can have, with how many there are."""
+        levels = ("graph",) if self.schema.hetero else ("graph", "node", "edge")
+        return {level: self.capacity.rows(level) for level in (*levels, *self.axes)}
+
+    @cached_property
     def lengths(self) -> frozenset[int]:
         """The numbers of rows that its arrays have, padding included."""
-        levels = ["node", "edge", "graph", *(axis.name for axis in self.schema.axes)]
-        rows = {self.capacity.rows(level) for level in levels}
+        rows = {self.capacity.nodes, self.capacity.edges, *self.rows.values()}
         fields = {self.capacity.rows(field.level) * field.rows for field in self.schema}
         return frozenset(rows | fields)
 

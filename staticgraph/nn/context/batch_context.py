@@ -22,13 +22,18 @@ from torch import Tensor
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.errors import NotStatic
-from staticgraph.internals.dispatch import traced_here
 from staticgraph.internals.fakes import FakeTensor
-from staticgraph.nn.context.bound_batch import bind, present, unbind
+from staticgraph.nn.context.bound_batch import (
+    RowKind,
+    SizeRegister,
+    bind,
+    leaves,
+    present,
+    traced_here,
+    unbind,
+)
 from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
-from staticgraph.nn.context.leaf_calls import leaves
-from staticgraph.nn.context.row_queries import APART, FLAT, find_record
-from staticgraph.nn.context.rows import RowKind, SizeRegister, rows_of_batch
+from staticgraph.nn.context.row_queries import APART, FLAT, Asked
 from staticgraph.nn.context.search_room import SearchRoom
 from staticgraph.text.how_many import how_many
 
@@ -63,7 +68,7 @@ class BatchContext:
 
         With ``leaves``, the forward is being traced to be rewritten.
         """
-        bind(self, batch, rows_of_batch(batch), leaves)
+        bind(self, batch, leaves)
 
     def leave(self) -> None:
         """Ends the last :meth:`enter` of this context in this thread; does nothing without one."""
@@ -90,6 +95,12 @@ class BatchContext:
     def _blocks(self) -> dict[tuple[int, int], DenseLayout] | None:
         binding = present()
         return None if binding is None else binding.blocks
+
+    @property
+    def _asked(self) -> Asked | None:
+        binding = present()
+        assert binding is not None, "no batch is bound"
+        return binding.asked
 
     @property
     def present(self) -> StaticBatch:
@@ -249,7 +260,7 @@ class BatchContext:
             NotStatic: rows of the bucket have the same count as a tensor whose size is the same in
                 every bucket.
         """
-        rows, noted = self._known_rows(size), find_record()
+        rows, noted = self._known_rows(size), self._asked
         if noted is not None:
             if rows is None:
                 noted.size(size)
@@ -288,7 +299,7 @@ class BatchContext:
         Raises:
             NotStatic: as :meth:`rows_of`.
         """
-        noted = find_record()
+        noted = self._asked
         self._check_apart_from_places(value.shape[0])
         if noted is None:
             return None if getattr(norm, APART, False) else self.rows_of(value)
@@ -314,7 +325,7 @@ class BatchContext:
             for count, rows in self._rows.entries
             if rows.counted and count and size % count == 0
         ]
-        noted = find_record()
+        noted = self._asked
         if noted is None:
             known = getattr(norm, FLAT, None)
             if known is None:
@@ -360,7 +371,7 @@ class BatchContext:
                 (:mod:`staticgraph.rewrites.aggregation.edge_graphs`).
         """
         capacity, tensors = self.present.capacity, self.present.tensors()
-        for field in self.present.layout.schema:
+        for field in self.present.layout.schema.fields:
             if len(field.counts) == 1 and index is tensors[field.name] and index.dim() == 1:
                 return capacity.rows(field.counts[0])
         rows = self.find_rows(index.size(0)) if index.dim() == 1 else None

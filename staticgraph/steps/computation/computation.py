@@ -28,10 +28,9 @@ from staticgraph.batches.batch.own_class import built_like
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.sizes import SizedLayout
 from staticgraph.errors import NotStatic
-from staticgraph.internals.dispatch import traced_here
 from staticgraph.kernels.edges import order_edges
 from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.nn.context.bound_batch import Restored, remember
+from staticgraph.nn.context.bound_batch import Restored, remember, traced_here
 from staticgraph.nn.context.leaf_calls import FACTS, batch_facts
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.late_layers import Newcomers
@@ -39,18 +38,19 @@ from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
 from staticgraph.nn.refused_layers import refused_options
 from staticgraph.nn.utils.own_sizes import asks, note_counts, with_own_sizes
 from staticgraph.schema import COUNTS, POINTERS, Level
-from staticgraph.steps.computation.model_arguments import forward_of, optional_fields
-from staticgraph.steps.computation.model_setup import Subject, name_of
-from staticgraph.steps.computation.provenance import (
+from staticgraph.steps.computation.model_call import (
     Path,
     Provenance,
+    forward_of,
     level_in,
+    optional_fields,
     output_tensors,
     row_level,
-    run_elsewhere,
     sanitized,
     zero_padding,
 )
+from staticgraph.steps.computation.model_setup import Subject, name_of
+from staticgraph.steps.computation.provenance import run_elsewhere
 from staticgraph.steps.loss.mean_loss import LossTerms, mean_loss, share_of_loss
 from staticgraph.steps.state.training_hooks import HeardHooks
 from staticgraph.steps.state.training_state import untouched
@@ -157,8 +157,7 @@ class Computation:
         if self.optional is None:
             self.optional = optional_fields(self._model, batch)
         training = self._model.training
-        provenance, capacity = self._known.get(training), batch.capacity
-        sizes = {capacity.rows(level) for level in batch.levels}
+        provenance, sizes = self._known.get(training), {*batch.layout.rows.values()}
         if provenance is None or provenance.sizes & sizes:
             self._sizes |= sizes | (frozenset() if provenance is None else provenance.sizes)
             restored = untouched(self._model, beside=self._beside, trained=False)
@@ -210,7 +209,7 @@ class Computation:
     def levels(self, out: Any, batch: StaticBatch) -> dict[Path, Level | None]:
         """Returns the level of each tensor of an output.
 
-        See :func:`staticgraph.steps.computation.provenance.level_in`.
+        See :func:`staticgraph.steps.computation.model_call.level_in`.
         """
         return level_in(out, batch, self.known(batch), self._rows)
 
@@ -429,7 +428,7 @@ def _refuse(values: Tensor, batch: StaticBatch) -> None:
             "batch's; return one value per row, such as F.mse_loss(out, batch.y, reduction='none')"
         )
     else:
-        rows = ", ".join(f"{batch.capacity.rows(name)} {name} rows" for name in batch.levels)
+        rows = ", ".join(f"{count} {name} rows" for name, count in batch.layout.rows.items())
         shapes = (
             f"it gives a tensor of shape {shape}, and the bucket has {rows}; return one value per "
             "row, such as F.mse_loss(out, batch.y, reduction='none'), in place of loss[mask] "
