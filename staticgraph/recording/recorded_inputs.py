@@ -48,10 +48,10 @@ class RecordedCollation:
     """
 
     def __init__(
-        self, store: DeviceStore, inputs: Mapping[int, StaticBatch], replays: Replays | None = None
+        self, store: DeviceStore, inputs: Mapping[int, StaticBatch], replays: Replays
     ) -> None:
         self.store = store
-        self._replays = Replays() if replays is None else replays
+        self._replays = replays
         most = max(batch.num_graphs for batch in inputs.values())
         self._ids = torch.full((most,), -1, dtype=torch.int32, device=store.device)
         self._of_bucket = {b: self._ids[: batch.num_graphs] for b, batch in inputs.items()}
@@ -102,37 +102,32 @@ class RecordedCollation:
 
 
 class RecordedInputs:
-    """The inputs of one runner's recordings.
+    """The inputs of one runner's recordings, filled with padding alone at first: finite values to
+    warm up with.
 
     Args:
+        layouts: of all buckets.
         device: the device of the model.
 
     Attributes:
         batches: for each bucket, the batch that its recordings read.
+        buffer: ``[bytes]`` uint8, the memory of all of them.
         collation: makes batches from ids, if the store is on the device.
         unrecorded_fills: how many batches were made from ids without a recording.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, layouts: list[SlotLayout], device: torch.device) -> None:
         self.batches: dict[int, StaticBatch] = {}
         self.collation: RecordedCollation | None = None
         self.unrecorded_fills: int = 0
         self._device = device
-        self._slot: Slot | None = None
+        slot = Slot(layouts, device, pinned=False)
+        self.buffer: Tensor = slot.buffer
         self._whole: dict[int, Tensor] = {}  # the same memory as one tensor, for a single copy
-
-    def prepare(self, layouts: list[SlotLayout]) -> None:
-        """Allocates the slot, filled with padding alone: finite values to warm up with."""
-        self._slot = slot = Slot(layouts, self._device, pinned=False)
         for layout in layouts:
             self.batches[layout.bucket] = StaticBatch(layout, slot.tensors(layout.bucket))
             self._whole[layout.bucket] = slot.whole(layout.bucket)
             self.blank(layout.bucket)
-
-    @property
-    def buffer(self) -> Tensor | None:
-        """``[bytes]`` uint8: the memory of the inputs of all buckets; None before ``prepare``."""
-        return None if self._slot is None else self._slot.buffer
 
     def blank(self, bucket: int) -> StaticBatch:
         """Fills a bucket's input with padding alone, and returns it."""

@@ -51,6 +51,9 @@ REMEDY = (
     "stands in the way; use mode='reduce-overhead' or 'default'"
 )
 
+# In place of a result: nothing is recorded for it.
+MISSED = object()
+
 
 class RecordedSteps:
     """Records and replays the functions of one model.
@@ -59,6 +62,8 @@ class RecordedSteps:
         subject: its model's parameters are watched; its dtype is part of the keys.
         work: what is recorded.
         recording: how to record.
+        layouts: of all buckets.
+        store: a dataset on the device, whose ids are accepted, too; None for none.
 
     Raises:
         NotStatic: the optimizer's step cannot be recorded.
@@ -69,12 +74,15 @@ class RecordedSteps:
         subject: Subject,
         work: RecordedWork,
         recording: Recording,
+        layouts: list[SlotLayout],
+        store: DeviceStore | None = None,
     ) -> None:
         self.scope: Scope = work.scope
         self.frozen: bool = False
         self._model = subject.model
         self._device = subject.device
         self._recorder: Recorder | None = recording.recorder_on(self._device)
+        recorder = self._recorder
         optimizer = subject.optimizer
         self._autocast = subject.precision
         self._misses = Misses(recording.on_miss)
@@ -82,7 +90,7 @@ class RecordedSteps:
         self._watched: RecordableOptimizer | None = None
         if self.scope == "step" and optimizer is not None:
             self._watched = RecordableOptimizer(optimizer)
-        self._inputs = RecordedInputs(self._device)
+        self._inputs = RecordedInputs(layouts, self._device)
         self._one_launch = recording.one_launch
         self._subject = subject
         self._recordings: dict[RecordingKey, ModelRecording] = {}
@@ -92,20 +100,13 @@ class RecordedSteps:
         self._recorded_model = RecordedModel(
             self._model, optimizer, self.scope != "step", {n: f for n, f in functions.items() if f}
         )
+        if store is not None:
+            replays = self._recorded_model.replays
+            self._inputs.collation = RecordedCollation(store, self._inputs.batches, replays)
+            if not self._one_launch:
+                self._inputs.collation.record(recorder)
 
     # ------------------------------------------------------------------ recording
-
-    def prepare(self, layouts: list[SlotLayout]) -> None:
-        """Allocates the input slot, which all buckets share: no two recordings run at once."""
-        self._inputs.prepare(layouts)
-
-    def collate_from(self, store: DeviceStore) -> None:
-        """Makes everything recorded from now on accept ids of a store, too."""
-        assert self._recorder is not None
-        collation = RecordedCollation(store, self._inputs.batches, self._recorded_model.replays)
-        self._inputs.collation = collation
-        if not self._one_launch:
-            collation.record(self._recorder)
 
     def key(self, bucket: int, work: str) -> RecordingKey:
         """Returns the key of a bucket's work."""
@@ -206,15 +207,12 @@ class RecordedSteps:
 
     # ------------------------------------------------------------------ replaying
 
-    def has(self, bucket: int, work: str) -> bool:
-        """Whether a key is recorded."""
-        return self.key(bucket, work) in self._recordings
-
     def run(self, work: str, batch: StaticBatch) -> Any:
         """Replays a batch's recording.
 
         The results are copies, which later replays leave alone, or, if large, lent until the next
-        replay of any of these recordings. A key without a recording is recorded now, unless frozen.
+        replay of any of these recordings. A key without a recording is recorded now; if frozen, it
+        is :data:`MISSED`, for the caller to run in eager.
 
         Raises:
             NotStatic: frozen without a recording and ``on_miss="error"``; or parameters, optimizer
@@ -229,7 +227,7 @@ class RecordedSteps:
         if recording is None:
             if self.frozen:
                 self._misses.note(self.key(bucket, work), lambda: self.counts)
-                return self._work.once(work, batch)
+                return MISSED
             self.record(bucket, work)
             recording = self._recordings[self.key(bucket, work)]
         arrays, ids = batch.tensors(), None
@@ -292,13 +290,13 @@ class RecordedSteps:
     def forward(self, batch: StaticBatch) -> Any:
         """Returns the output of a batch in the model's current mode, as part of autograd's graph.
 
-        Its backward is a replay, too. See :mod:`staticgraph.recording.recorded_pair` for what it
-        raises.
+        Its backward is a replay, too; :data:`MISSED` as of :meth:`run`. See
+        :mod:`staticgraph.recording.recorded_pair` for what it raises.
         """
         key = self._pair_key(batch.bucket, self._model.training)
         if key not in self._pairs and self.frozen:
             self._misses.note(key, lambda: self.counts)
-            return self._work.computed("forward", batch, compiles=False)
+            return MISSED
         self.record_forward(batch.bucket, self._model.training)
         arrays = batch.tensors()
         return self._pairs[key].run(batch, lambda: self._inputs.take(batch, arrays))
@@ -306,8 +304,8 @@ class RecordedSteps:
     # ------------------------------------------------------------------ ending
 
     @property
-    def buffer(self) -> Tensor | None:
-        """``[bytes]`` uint8: the memory of the inputs of all buckets; None before ``prepare``."""
+    def buffer(self) -> Tensor:
+        """``[bytes]`` uint8: the memory of the inputs of all buckets."""
         return self._inputs.buffer
 
     @property

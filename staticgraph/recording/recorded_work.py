@@ -1,10 +1,7 @@
 """What a recording records: the work of a key, as a function without arguments.
 
 It reads the bucket's input slot and returns tensors. A ``step`` goes as far as its scope says: to
-the gradients, or through the optimizer. The same work can run once in eager, for a batch whose key
-has no recording.
-
-The invariant: recorded work, and work run in eager instead, end in the same state.
+the gradients, or through the optimizer.
 
 The problem of the optimizer's step, which is recorded in pieces of even size: torch's fused
 optimizers give each 65,536 numbers of a tensor to one thread block, and each launch 36 tensors, so
@@ -87,26 +84,6 @@ class RecordedWork:
             return self.compiled.run(work, batch)
         with self.computation.active():
             return self.computation.run(work, batch)
-
-    def once(self, work: str, batch: StaticBatch) -> Any:
-        """Does the work in eager, where there is no recording.
-
-        Raises:
-            NonFiniteLoss: the loss is NaN or infinite; nothing was updated.
-        """
-        if work == "forward":
-            with torch.no_grad():
-                return self.computed(work, batch, compiles=False)
-        self.update.zero_grad()
-        loss = self.computed(work, batch, compiles=False)
-        if self.averaging is not None:
-            return self._trained(loss, batch)
-        if self.finite is not None:
-            self.finite.before_update(loss, batch)
-        loss.backward()
-        if self.scope == "step":
-            self.update()
-        return loss.detach()
 
     def _trained(self, result: Any, batch: StaticBatch) -> Any:
         """Continues from what a step computed as far as the scope goes.

@@ -39,7 +39,7 @@ from staticgraph.checking.padding_check import PaddingCheck, next_look
 from staticgraph.distributed.ranks import smallest_budget
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.runner import compile_cache
-from staticgraph.runner.memory_commitments import Commitments
+from staticgraph.runner.memory_commitments import FROM_IDS, OF_PAIRS, Commitments
 from staticgraph.runner.steps import Steps
 from staticgraph.runner.trials import Trials, trial_batch
 from staticgraph.runner.verification import FirstSteps
@@ -366,12 +366,11 @@ class Preparation:
         """Commits, in advance, the gradients of recordings beyond one step per bucket."""
         if self.commitments is None:
             return
-        buckets = len(self._steps.plan.capacities)
         if "step" in phases and self._steps.joins_collation:
-            self.commitments.steps_from_ids(buckets)
+            self.commitments.more_gradients(FROM_IDS)
         recorded = self._execution.records and self._steps.records("forward")
         if "forward" in phases and recorded:
-            self.commitments.pairs(buckets)
+            self.commitments.more_gradients(OF_PAIRS)
 
     def _prepare(
         self,

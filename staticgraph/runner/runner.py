@@ -44,7 +44,7 @@ from staticgraph.runner.model_locks import (
     check_not_traced,
     refuse_without_gradients,
 )
-from staticgraph.runner.own_batches import as_static, train_parts
+from staticgraph.runner.own_batches import as_static
 from staticgraph.runner.preparation import Preparation
 from staticgraph.runner.report import Report
 from staticgraph.runner.steps import Steps
@@ -339,7 +339,7 @@ class StaticGraphRunner(Inference):
 
     def _step_parts(self, parts: SplitBatch) -> Tensor:
         with self._turns.step:
-            loss = train_parts(self.steps, [take(self, part, "step") for part in parts])
+            loss = self.steps.train_parts([take(self, part, "step") for part in parts])
             self.steps.count()
         return loss
 

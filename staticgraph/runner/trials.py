@@ -45,7 +45,7 @@ from staticgraph.runner.way_choice import (
     save,
     settled,
 )
-from staticgraph.runner.ways import LEAST_ROUNDS, Auto
+from staticgraph.runner.ways import LEAST_ROUNDS, Auto, SharedStopwatch
 from staticgraph.schema import Schema
 from staticgraph.steps.compilation.modes import FUSED, OWN, without_fused
 from staticgraph.steps.state.training_hooks import without_callbacks
@@ -95,7 +95,8 @@ class Trials:
         self._without_fused = without_fused()
         self._options = options
         self._prepare = prepare
-        self._stopwatch = options.stopwatch(subject.device)
+        stopwatch, ranks = options.stopwatch(subject.device), steps.ranks
+        self._stopwatch = stopwatch if ranks is None else SharedStopwatch(stopwatch, ranks)
         self._device_type = subject.device.type
         self._until = self._stopwatch.now() + options.limit_s
         self._times: dict[tuple[int, str], dict[str, list[float]]] = {}

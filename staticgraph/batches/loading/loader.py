@@ -32,7 +32,7 @@ from staticgraph.batches.slots.slots import Lease, Slot, SlotLayout, SlotPool
 from staticgraph.epochs.batcher import Batcher, Draw
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.epochs.epoch import BatchIds
-from staticgraph.epochs.oversize import Oversize
+from staticgraph.epochs.used_graphs import Oversize
 from staticgraph.errors import PlanMismatch
 from staticgraph.packing.random import stream_of
 from staticgraph.plans.plan import BucketPlan
