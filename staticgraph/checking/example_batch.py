@@ -308,7 +308,7 @@ def portion_of(batch: StaticBatch) -> StaticBatch | None:
     if real is None:
         return None
     try:
-        rows = read(batch.to_data_list()[: max(FEWEST, real.graphs // PORTION)], schema)
+        rows = read(batch.to_data_list(max(FEWEST, real.graphs // PORTION)), schema)
         spare = min(rows.real.nodes // PORTION + 1, FEWEST)
         counts = rows.real._replace(
             nodes=rows.real.nodes + spare,

@@ -14,6 +14,7 @@ from staticgraph.batches.batch.own_class import static_of
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.padding.padder import Padder, SplitBatch
 from staticgraph.batches.padding.read_batch import is_graph
+from staticgraph.batches.slots.slots import UNPLANNED
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.runner.counters import BucketStatistics
@@ -87,7 +88,7 @@ def _grow(runner: Any, padder: Padder) -> None:
     recorded, warm = steps.recorded is not None, steps.compiled.warmed_up
     steps.close()
     steps.grow(plan.capacities)
-    runner.statistics[bucket:] = [BucketStatistics(capacity, runner.device)]
+    runner.statistics[bucket:UNPLANNED] = [BucketStatistics(capacity, runner.device)]
     if not warm:
         return
     steps.compiled.warmed_up = False

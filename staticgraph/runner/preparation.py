@@ -162,7 +162,8 @@ class Preparation:
             self.schema = batch.layout.schema
         padding = None if self.has_recorded else self.padding
         if padding is not None and padding.wanted(work, batch, self.taken):
-            padding.check_batch(batch, work)
+            with _rarely_collected():
+                padding.check_batch(batch, work)
         batch = self._choose_on(batch, work)
         if padding is not None and work == "step" and self.commitments is None:
             self.compared.compare(batch)

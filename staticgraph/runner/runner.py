@@ -27,7 +27,6 @@ from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.batches.padding.padder import Padder, SplitBatch
-from staticgraph.batches.slots.slots import UNPLANNED
 from staticgraph.distributed.lost_rank import Watching
 from staticgraph.distributed.ranks import Ranks, check_not_wrapped
 from staticgraph.epochs.blocks import Blocks
@@ -332,8 +331,7 @@ class StaticGraphRunner(Inference):
             statistics = self.statistics[batch.bucket]
             started = statistics.started()
             loss = self.steps.train(batch)
-            if batch.bucket != UNPLANNED:
-                statistics.ended(started)
+            statistics.ended(started)
             self.steps.count()
         return loss
 

@@ -314,11 +314,12 @@ class StaticBatch(BatchArrays):
         was moved."""
         return moved_edges(self.layout.schema, self._objects).get(level)
 
-    def to_data_list(self) -> list[Any]:
-        """Returns the real graphs as ``Data`` or ``HeteroData``, edges sorted by destination."""
-        graphs = to_data_list(self)
+    def to_data_list(self, most: int | None = None) -> list[Any]:
+        """Returns the real graphs, or the first ``most`` of them, as ``Data`` or ``HeteroData``,
+        edges sorted by destination."""
+        graphs = to_data_list(self, most)
         for name, values in self._objects.items():
-            for data, value in zip(graphs, values, strict=True):
+            for data, value in zip(graphs, values, strict=False):
                 setattr(data, name, value)
         return graphs
 
