@@ -42,6 +42,8 @@ class RecordedCollation:
 
     Attributes:
         store: the graphs.
+        ids: of each bucket, ``[G]`` int32, where the ids of a batch are read.
+        bodies: of each bucket, the function that makes its input from the ids that are there.
 
     Raises:
         ValueError: the steps read row pointers, and the store was moved to the device without them.
@@ -54,20 +56,16 @@ class RecordedCollation:
         self._replays = replays
         most = max(batch.num_graphs for batch in inputs.values())
         self._ids = torch.full((most,), -1, dtype=torch.int32, device=store.device)
-        self._of_bucket = {b: self._ids[: batch.num_graphs] for b, batch in inputs.items()}
-        self._bodies = {
+        self.ids: dict[int, Tensor] = {b: self._ids[: i.num_graphs] for b, i in inputs.items()}
+        self.bodies: dict[int, Callable[[], None]] = {
             bucket: partial(
                 collate,
-                self._of_bucket[bucket],
+                self.ids[bucket],
                 collate_arguments(store, batch.layout, batch.tensors()),
             )
             for bucket, batch in inputs.items()
         }
         self._recordings: dict[int, Recorded] = {}
-
-    def body(self, bucket: int) -> Callable[[], None]:
-        """Returns the function that makes a bucket's input from the ids currently in its slot."""
-        return self._bodies[bucket]
 
     def clear(self) -> None:
         """Sets the ids to those of a batch of padding alone."""
@@ -75,19 +73,11 @@ class RecordedCollation:
 
     def record(self, recorder: Recorder, only: int | None = None) -> None:
         """Makes a recording for every bucket, or only for one, in the pool of the steps."""
-        for bucket, body in self._bodies.items():
+        for bucket, body in self.bodies.items():
             if bucket in self._recordings or only not in (None, bucket):
                 continue
             recorder.warm(body, 1)  # compiles the kernels
             self._recordings[bucket] = recorder.record(body)
-
-    def send(self, bucket: int, batch: CollatedTensors) -> None:
-        """Writes a batch's ids to where they are read.
-
-        Raises:
-            StaleBatch: the batch was given back.
-        """
-        batch.send_ids(self._of_bucket[bucket])
 
     def fill(self, bucket: int, batch: CollatedTensors) -> bool:
         """Makes a batch in its bucket's input, by the bucket's own recording.
@@ -96,7 +86,7 @@ class RecordedCollation:
         """
         if batch.store is not self.store or bucket not in self._recordings:
             return False
-        self.send(bucket, batch)
+        batch.send_ids(self.ids[bucket])
         self._replays.run(self._recordings[bucket])
         return True
 
@@ -125,8 +115,9 @@ class RecordedInputs:
         self.buffer: Tensor = slot.buffer
         self._whole: dict[int, Tensor] = {}  # the same memory as one tensor, for a single copy
         for layout in layouts:
-            self.batches[layout.bucket] = StaticBatch(layout, slot.tensors(layout.bucket))
-            self._whole[layout.bucket] = slot.whole(layout.bucket)
+            views = slot.of(layout.bucket)
+            self.batches[layout.bucket] = StaticBatch(layout, views.tensors)
+            self._whole[layout.bucket] = views.whole
             self.blank(layout.bucket)
 
     def blank(self, bucket: int) -> StaticBatch:

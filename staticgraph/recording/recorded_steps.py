@@ -189,7 +189,7 @@ class RecordedSteps:
         if not key.from_ids:
             return whole
         assert self._inputs.collation is not None
-        collate = self._inputs.collation.body(key.bucket)
+        collate = self._inputs.collation.bodies[key.bucket]
 
         def from_ids() -> Any:
             """Makes the batch from the ids in the slot, then does the work."""
@@ -246,7 +246,7 @@ class RecordedSteps:
         if work == "step" and self._watched is not None:
             self._watched.before_replay()
         if collation is not None and ids is not None:
-            collation.send(bucket, ids)
+            ids.send_ids(collation.ids[bucket])
         else:
             self._inputs.take(batch, arrays)
         result = self._recorded_model.replay(recording, work == "step")

@@ -289,6 +289,10 @@ def report_of(runner: Any) -> Report:
         report = runner.statistics[bucket].report(bucket, compiled, replayed, late)
         return replace(report, **(commitments.of_bucket(bucket) if commitments else {}))
 
+    padded = None if runner.padder is None else runner.padder.counts
+    fallbacks = fallbacks_of(runner)
+    if padded is not None and padded.overflowed + padded.unplanned:
+        fallbacks = *fallbacks, str(padded)
     of_own_size = runner.statistics[UNPLANNED]
     unplanned = [of_own_size.report(UNPLANNED, ())] if of_own_size.batches else []
     return Report(
@@ -302,7 +306,7 @@ def report_of(runner: Any) -> Report:
         cold_start_s=prepared.cold_s,
         replays={str(key): count for key, count in replays.items()},
         buckets=(*map(report_bucket, range(len(runner.plan.capacities))), *unplanned),
-        fallbacks=fallbacks_of(runner),
+        fallbacks=fallbacks,
         versions=versions(STEPS),
         choices=prepared.choices,
         attention=attention_choices(

@@ -14,7 +14,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Unpack
@@ -453,11 +452,7 @@ class StaticGraphRunner(Inference):
 
     def report(self) -> Report:
         """Returns what ran so far, per bucket."""
-        report = report_of(self)
-        counts = None if self.padder is None else self.padder.counts
-        if counts is None or not counts.overflowed + counts.unplanned:
-            return report
-        return replace(report, fallbacks=(*report.fallbacks, str(counts)))
+        return report_of(self)
 
 
 def prepare(

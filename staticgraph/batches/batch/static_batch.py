@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +28,7 @@ from staticgraph.batches.batch.derived_attributes import (
     exchanged,
 )
 from staticgraph.batches.batch.predictions import to_data_list, unpadded
-from staticgraph.batches.collation.collate import padded
+from staticgraph.batches.collation.collate import fill
 from staticgraph.batches.slots.batch_memory import note
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import Lease, SlotLayout
@@ -119,9 +118,8 @@ class StaticBatch(BatchArrays):
 
         A compiled step is warmed up with it before any data is read.
         """
-        store = GraphColumns.zeros(layout.schema)
-        padding = padded(store, np.empty(0, np.int64), layout)
-        return cls(layout, {name: t.to(device) for name, t in padding.tensors.items()})
+        padding = filled(layout, GraphColumns.zeros(layout.schema), ()).to(device)
+        return cls(layout, padding.tensors())
 
     def release(self) -> None:
         """Gives the memory back before the batch is dropped; any later use raises.
@@ -342,6 +340,8 @@ def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> Stati
         GraphTooLarge: together the graphs exceed the capacity.
     """
     graphs = several_graphs(ids, len(store))
-    arrays = padded(store, graphs, layout)
-    note(arrays.buffer, layout.lengths)
-    return StaticBatch(layout, arrays.tensors, arrays.real, objects=store.objects_of(graphs))
+    buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
+    tensors = layout.tensors(buffer)
+    real = fill(store, graphs, layout, {name: each.numpy() for name, each in tensors.items()})
+    note(buffer, layout.lengths)
+    return StaticBatch(layout, tensors, real, objects=store.objects_of(graphs))

@@ -251,7 +251,8 @@ class SlotLayout:
 
 
 class Views(NamedTuple):
-    """A slot's memory as one bucket sees it."""
+    """A slot's memory as one bucket sees it: tensors, on the host the same as NumPy arrays, and
+    ``[bytes]`` uint8 of all of them, for a single copy."""
 
     tensors: dict[str, Tensor]
     arrays: dict[str, Array]
@@ -299,25 +300,15 @@ class Slot:
             if present != self._made_on:
                 self.buffer.record_stream(present)
 
-    def tensors(self, bucket: int) -> dict[str, Tensor]:
-        """Returns the arrays of a bucket as tensors; always the same objects."""
-        return (self.views.get(bucket) or self._make_views(bucket)).tensors
-
-    def arrays(self, bucket: int) -> dict[str, Array]:
-        """Returns the same memory as NumPy arrays (host slots only)."""
-        return (self.views.get(bucket) or self._make_views(bucket)).arrays
-
-    def whole(self, bucket: int) -> Tensor:
-        """``[bytes]`` uint8: all arrays of a bucket, for a single copy; always the same object."""
-        return (self.views.get(bucket) or self._make_views(bucket)).whole
-
-    def _make_views(self, bucket: int) -> Views:
-        layout = self._layouts[bucket]
-        with torch.inference_mode(False):
-            tensors = layout.tensors(self.buffer)
-        on_host = self.buffer.device.type == "cpu"
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items()} if on_host else {}
-        self.views[bucket] = Views(tensors, arrays, self.buffer[: layout.nbytes])
+    def of(self, bucket: int) -> Views:
+        """Returns the arrays of a bucket; always the same objects."""
+        if bucket not in self.views:
+            layout = self._layouts[bucket]
+            with torch.inference_mode(False):
+                tensors = layout.tensors(self.buffer)
+            on_host = self.buffer.device.type == "cpu"
+            arrays = {name: tensor.numpy() for name, tensor in tensors.items()} if on_host else {}
+            self.views[bucket] = Views(tensors, arrays, self.buffer[: layout.nbytes])
         return self.views[bucket]
 
 
