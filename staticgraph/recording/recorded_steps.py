@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -138,7 +139,7 @@ class RecordedSteps:
         if self._recorder is None:
             raise NotStatic(f"{key} cannot be recorded: the runner was closed")
         inputs = self._inputs.blank(bucket)
-        if self._work.finite is not None:
+        if self._work.finite.watches:
             self._work.finite.prepare(bucket)
 
         def before() -> None:
@@ -184,8 +185,8 @@ class RecordedSteps:
     def _body(self, key: RecordingKey) -> Callable[[], Any]:
         """Returns the function to record: it reads the input slot and returns tensors."""
         assert self._recorder is not None
-        inputs = self._inputs.batches[key.bucket]
-        whole = self._work.body(key.work, inputs, self._recorder.compiles)
+        work = self._work.step if key.work == "step" else self._work.forward
+        whole = partial(work, self._inputs.batches[key.bucket], self._recorder.compiles)
         if not key.from_ids:
             return whole
         assert self._inputs.collation is not None
@@ -265,11 +266,8 @@ class RecordedSteps:
             return key
         if self._recorder is None:
             raise NotStatic(f"{key} cannot be recorded: the runner was closed")
-        inputs, compiles = self._inputs.blank(bucket), self._recorder.compiles
-
-        def compute(batch: StaticBatch) -> Any:
-            """Computes the model's output over a batch, compiled if the recorder compiles."""
-            return self._work.computed("forward", batch, compiles)
+        inputs = self._inputs.blank(bucket)
+        compute = partial(self._work.computed, "forward", compiles=self._recorder.compiles)
 
         def before() -> None:
             """Sets the model's mode, and finds out which results are rows."""

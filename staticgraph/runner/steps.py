@@ -201,7 +201,7 @@ class Steps:
                 self.compiled,
                 self.update,
                 self.recording.scope,
-                self.finite if self.finite.watches else None,
+                self.finite,
                 self.averaging,
             )
             layouts = [self.layout(b, schema) for b in range(len(self.plan.capacities))]

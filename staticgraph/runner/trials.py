@@ -145,6 +145,10 @@ class Trials:
                 self._steps.close()
             if file is not None and not self.waiting and (ranks is None or ranks.first):
                 save(file, choices, made_for)
+        return self._use(choices)
+
+    def _use(self, choices: Sequence[WayChoice]) -> tuple[WayChoice, ...]:
+        """Makes every key run in its chosen way from now on."""
         self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in choices})
         return tuple(choices)
 
@@ -217,9 +221,7 @@ class Trials:
             All choices so far.
         """
         self.time(batch, phase, self.waiting.pop((batch.bucket, phase)))
-        choices = self.choices()
-        self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in choices})
-        return tuple(choices)
+        return self._use(self.choices())
 
     def choices(self) -> list[WayChoice]:
         """Returns the choice for each measured key, smallest bucket first.
