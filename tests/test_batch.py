@@ -35,7 +35,6 @@ CAPACITY = sg.Capacity.distinct(nodes=60, edges=90, graphs=12)
 def test_unpad_of_pad_is_the_graph(graphs):
     store = store_of(graphs)
     batch = sg.StaticBatch.of(store, range(len(graphs)), CAPACITY)
-    assert len(batch.to_data_list(2)) == min(2, len(graphs))
     for found, expected in zip(batch.to_data_list(), graphs, strict=True):
         assert_same_graph(found, by_destination(expected))
 

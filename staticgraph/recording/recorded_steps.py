@@ -47,11 +47,6 @@ from staticgraph.steps.state.training_state import train
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.how_many import how_many
 
-REMEDY = (
-    "A host read, a copy from the host, a hook that synchronises, or activation checkpointing "
-    "stands in the way; use mode='reduce-overhead' or 'default'"
-)
-
 # In place of a result: nothing is recorded for it.
 MISSED = object()
 
@@ -163,7 +158,7 @@ class RecordedSteps:
                     self._inputs.collation.clear()
                 body = self._body(each)
                 self._recordings[each] = self._recorded_model.record(
-                    self._recorder, (body,), str(each), REMEDY, before, between
+                    self._recorder, (body,), str(each), before, between
                 )
 
     @contextmanager
@@ -241,7 +236,7 @@ class RecordedSteps:
             joined = self._recordings.get(RecordingKey(*key[:4], from_ids=True))
             if joined is not None:
                 ids, recording = arrays, joined
-        self._recorded_model.check(recording, "call warmup() again", looked_in_epoch(batch))
+        self._recorded_model.check(recording, looked_in_epoch(batch))
         if (behind := recording.bodies[0].behind) is not None:
             behind()
         if work == "step" and self._watched is not None:
@@ -278,7 +273,7 @@ class RecordedSteps:
         model, recorder = self._recorded_model, self._recorder
         with self._all_or_none():
             self._pairs[key] = RecordedPair(
-                key, self._subject, model, recorder, compute, inputs, before, REMEDY
+                key, self._subject, model, recorder, compute, inputs, before
             )
             if self._inputs.collation is not None and self._one_launch:
                 self._inputs.collation.clear()

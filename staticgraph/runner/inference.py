@@ -204,7 +204,6 @@ class Inference:
                 self.steps.computation,
                 self.subject,
                 replace(self.plan, schema=schema),
-                schema,
                 graphs_of(self.plan) if example is None else example,
                 overwrite=overwrite,
                 progress=progress,

@@ -113,13 +113,7 @@ class StaticGraphRunner(Inference):
         NotStatic: the optimizer's step cannot be recorded.
         TypeError: the model is not a module, the loss is a loss module of torch, the optimizer
             needs a closure, or an option repeats one of a given ``Subject``.
-
-    Attributes:
-        steps: runs the batches, without locking or statistics: for tools that look inside, such as
-            the dry run. A training loop does not need it.
     """
-
-    steps: Steps
 
     def __init__(
         self,

@@ -125,6 +125,11 @@ class Auto:
         limit_s = real_option("limit_s", self.limit_s, 0, infinite=True)
         object.__setattr__(self, "limit_s", limit_s)
 
+    @classmethod
+    def of(cls, mode: str | Auto) -> Auto | None:
+        """The measuring options of a mode; None if the mode is itself one of the ways."""
+        return mode if isinstance(mode, Auto) else cls() if mode == "auto" else None
+
     def on(self, device: torch.device, can_record: bool) -> Auto | None:
         """The options for a device, with the ways to measure there; None if nothing is measured."""
         left_out = {OWN} if not can_record else set()
@@ -169,9 +174,8 @@ class Execution:
         if subject.accumulate > 1 and recording.scope == "step":
             recording = replace(recording, scope="forward_backward")
         ranks = ranks_for(distributed, device) if subject.trains else None
-        name, auto = (mode, None) if isinstance(mode, str) else ("auto", mode)
-        if name == "auto":
-            auto = (auto or Auto()).on(device, recording.records_on(device))
+        name, auto = mode if isinstance(mode, str) else "auto", Auto.of(mode)
+        auto = auto and auto.on(device, recording.records_on(device))
         resolved = resolve(name, device.type, recording.anywhere)
         if auto is not None and not resolved.compiled:
             until = f"auto: eager on {device.type}, until warmup() has measured"

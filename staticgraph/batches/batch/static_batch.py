@@ -312,14 +312,9 @@ class StaticBatch(BatchArrays):
         was moved."""
         return moved_edges(self.layout.schema, self._objects).get(level)
 
-    def to_data_list(self, most: int | None = None) -> list[Any]:
-        """Returns the real graphs, or the first ``most`` of them, as ``Data`` or ``HeteroData``,
-        edges sorted by destination."""
-        graphs = to_data_list(self, most)
-        for name, values in self._objects.items():
-            for data, value in zip(graphs, values, strict=False):
-                setattr(data, name, value)
-        return graphs
+    def to_data_list(self) -> list[Any]:
+        """Returns the real graphs as ``Data`` or ``HeteroData``, edges sorted by destination."""
+        return first_graphs(self)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, self._tensors[name]) for name in self._tensors if name != COUNTS)
@@ -331,6 +326,15 @@ class StaticBatch(BatchArrays):
 
 
 _OWN = (*BatchArrays.__slots__, *StaticBatch.__slots__)
+
+
+def first_graphs(batch: StaticBatch, most: int | None = None) -> list[Any]:
+    """Does the work of :meth:`StaticBatch.to_data_list` for the first ``most`` graphs alone."""
+    graphs = to_data_list(batch, most)
+    for name, values in batch._objects.items():
+        for data, value in zip(graphs, values, strict=False):
+            setattr(data, name, value)
+    return graphs
 
 
 def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> StaticBatch:

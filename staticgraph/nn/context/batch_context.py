@@ -81,9 +81,10 @@ class BatchContext:
         return None if binding is None else binding.batch
 
     @property
-    def _rows(self) -> SizeRegister | None:
+    def _rows(self) -> SizeRegister:
         binding = present()
-        return None if binding is None else binding.rows
+        assert binding is not None, "no batch is bound"
+        return binding.rows
 
     @property
     def _made(self) -> dict[Hashable, Any]:
@@ -92,9 +93,10 @@ class BatchContext:
         return binding.made
 
     @property
-    def _blocks(self) -> dict[tuple[int, int], DenseLayout] | None:
+    def _blocks(self) -> dict[tuple[int, int], DenseLayout]:
         binding = present()
-        return None if binding is None else binding.blocks
+        assert binding is not None, "no batch is bound"
+        return binding.blocks
 
     @property
     def _asked(self) -> Asked | None:
@@ -141,12 +143,10 @@ class BatchContext:
     @property
     def known_sizes(self) -> list[int]:
         """The row counts that have a meaning."""
-        assert self._rows is not None
         return [size for size, _ in self._rows.entries]
 
     def register(self, size: int, rows: RowKind) -> None:
         """Declares what tensors of leading size ``size`` are in the rest of this forward."""
-        assert self._rows is not None
         known = self._rows.get(size)
         if known is not None and known.counted is not None:
             raise AssertionError(f"{size} rows are {known.what} already, not {rows.what}")
@@ -188,7 +188,6 @@ class BatchContext:
     def may_become(self, size: int, what: str) -> bool:
         """Whether tensors of this leading size can be registered as ``what``: the size has no
         meaning yet, or this one. A recorded run takes no note of the query."""
-        assert self._rows is not None
         known = self._rows.get(size)
         return known is None or known.what == what
 
@@ -282,7 +281,6 @@ class BatchContext:
         """
         rows = self.find_rows(value.shape[0]) if value.dim() else None
         if rows is None:
-            assert self._rows is not None
             known = ", ".join(f"{size} ({rows.what})" for size, rows in self._rows.entries)
             raise NotStatic(
                 f"a tensor of shape {list(value.shape)} has no rows of this batch, so which of "
@@ -319,7 +317,6 @@ class BatchContext:
         size = value.shape[0]
         if value.dim() != 2 or self._known_rows(size) is not None or getattr(norm, APART, False):
             return 1
-        assert self._rows is not None
         levels = [
             (rows.counted, size // count)
             for count, rows in self._rows.entries
@@ -455,7 +452,6 @@ class BatchContext:
             groups: rows of the block.
             width: places in each.
         """
-        assert self._blocks is not None
         rows = self.rows_of(index)
         known = self._blocks.get((groups, width))
         if known is not None and len(known.place_of_node) == len(index):
@@ -468,7 +464,6 @@ class BatchContext:
 
     def find_block(self, shape: torch.Size) -> DenseLayout | None:
         """Returns the block of this shape that :meth:`block` made last, or None."""
-        assert self._blocks is not None
         return self._blocks.get((shape[0], shape[1])) if len(shape) == 2 else None
 
     def largest(self) -> int | Tensor:

@@ -229,7 +229,7 @@ def leaves() -> bool:
 
 def bind(context: Any, batch: StaticBatch, leaves: bool = False) -> None:
     """Binds a batch in this thread."""
-    traced = torch.compiler.is_dynamo_compiling() or tracing_context() is not None
+    traced = traced_here()
     task = -1 if traced else current_graph_task()
     binding = Binding(context, batch, rows_of_batch(batch), _HERE.binding, task, leaves)
     if not traced:
