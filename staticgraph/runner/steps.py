@@ -289,7 +289,7 @@ class Steps:
             The mean loss, 0-dim, detached.
         """
         if not self._model.training:
-            train(self._model)
+            self._model.train()
         if batch.real is None:
             self.finite.note_single_rows(batch, self.computation.known(batch).norms)
         if self.averaging is not None:

@@ -62,7 +62,7 @@ _OURS = re.compile(r"G\['(?!__)|G\['__import_staticgraph_|.*\.torch_geometric\.t
 _MADE = re.compile(r"G\['___unnamed_scope_\w+'\](\['_tuple_new'\].*)?$|G\['__import_\w+'\]$")
 # Cells, set once, of the function that ``Computation.of_tensors`` makes; the class of its context.
 _CELLS = re.compile(
-    r"L\['(layout|names|known|work|leaves|any_bucket)'\]|L\['run'\]\.__self__\._context\)"
+    r"L\['(layout|names|known|work|leaves|any_bucket)'\]|L\['run'\]\.__self__\.context\)"
 )
 # Prefixes of guards on an object's class and on what it holds, which the patterns ignore.
 _CLASS = re.compile(r"^(dict\()?(type\()?")

@@ -100,6 +100,7 @@ class Computation:
 
     Attributes:
         precision: the precision that it runs in.
+        context: the one through which the model's converted layers see the batch.
         shared: whether a step returns its share of a mean over ranks
             (:class:`~staticgraph.distributed.reduction.Share`), not the mean over its own rows.
         newcomers: notices layers that the model is given later.
@@ -128,20 +129,15 @@ class Computation:
         self._differentiable = subject.differentiable
         for path, why in refused_options(model).items():
             raise NotStatic(f"{path or 'the model'}: {why}")
-        self._context = context_of(model)
+        self.context: BatchContext = context_of(model)
         self.newcomers: Newcomers = Newcomers(model)
         self.hooks: HeardHooks = HeardHooks(model)
 
     def settle(self) -> None:
         """Makes newly added layers static; discards what is known of the model's results."""
         self.newcomers.seen()
-        self._context = context_of(self._model)
+        self.context = context_of(self._model)
         self._known.clear()
-
-    @property
-    def context(self) -> BatchContext:
-        """The context through which the model's converted layers see the batch."""
-        return self._context
 
     def active(self) -> Restored:
         """A ``with`` block around :meth:`run`; afterwards, the previous binding is restored."""
@@ -171,11 +167,11 @@ class Computation:
                     self._sizes,
                 )
             if self._own_sizes:
-                note_counts(batch, self._context.counted)
+                note_counts(batch, self.context.counted)
             for path in provenance.uncounted:
                 flag_single_rows(self._model.get_submodule(path), self._device)
             self._known[training] = provenance
-            self._context.apart = {**self._context.apart, **provenance.apart}
+            self.context.apart = {**self.context.apart, **provenance.apart}
         return provenance
 
     def _output_elsewhere(self, batch: StaticBatch) -> Any:
@@ -233,7 +229,7 @@ class Computation:
         with self.precision():
             batch, result, seen = self._forward_of(batch, leaves)
             out = zero_padding(result, batch, level_in(result, batch, known, self._rows))
-            out = _refused(out, self._context.overflows)
+            out = _refused(out, self.context.overflows)
             shared = self.shared and work == "step"
             result = out if work == "forward" else self._mean_loss(out, seen, batch, known, shared)
             if work == "both":
@@ -241,7 +237,7 @@ class Computation:
         if torch.is_grad_enabled() and not traced_here():
             remember([tensor for _, tensor in output_tensors(result)])
         if not keep:
-            self._context.leave()
+            self.context.leave()
         return result
 
     def plain(self, data: Any) -> Any:
@@ -262,7 +258,7 @@ class Computation:
             batch = sanitized(batch)
         if self._differentiable:
             batch = self._with_derivatives(batch)
-        self._context.enter(batch, leaves)
+        self.context.enter(batch, leaves)
         if leaves and batch.layout.schema.one_kind:
             _state_facts(batch)
         # Attributes that the model sets on its batch last for this forward only.
@@ -337,7 +333,7 @@ class Computation:
             NotStatic: the layer makes rows that later layers would have to know of.
         """
         self.hooks.note()
-        layout, names, context = like.layout, tuple(like.tensors()), self._context
+        layout, names, context = like.layout, tuple(like.tensors()), self.context
 
         def function(*tensors: Tensor) -> Any:
             """Runs the layer over a batch of the first of these tensors."""
