@@ -33,7 +33,7 @@ SIZES = {
     "staticgraph/lightning": (4, 2390),  # own loaders, its own backward, predictions in order
     "staticgraph/memory": (6, 3775),  # models of other versions are refused
     "staticgraph/models": (5, 1413),  # typed graphs refused by name
-    "staticgraph/nn": (43, 21646),  # searches with rows as data need, copies of batch in a trace
+    "staticgraph/nn": (43, 21625),  # searches with rows as data need, copies of batch in a trace
     "staticgraph/outofcore": (29, 18207),  # annotated attributes, a bounded message
     "staticgraph/packing": (17, 12974),
     "staticgraph/plans": (13, 9893),  # a large graph among small ones, few of them too

@@ -27,6 +27,7 @@ from staticgraph.nn.context.bound_batch import (
     RowKind,
     SizeRegister,
     bind,
+    bound_here,
     leaves,
     present,
     traced_here,
@@ -82,41 +83,29 @@ class BatchContext:
 
     @property
     def _rows(self) -> SizeRegister:
-        binding = present()
-        assert binding is not None, "no batch is bound"
-        return binding.rows
+        return bound_here().rows
 
     @property
     def _made(self) -> dict[Hashable, Any]:
-        binding = present()
-        assert binding is not None, "no batch is bound"
-        return binding.made
+        return bound_here().made
 
     @property
     def _blocks(self) -> dict[tuple[int, int], DenseLayout]:
-        binding = present()
-        assert binding is not None, "no batch is bound"
-        return binding.blocks
+        return bound_here().blocks
 
     @property
     def _asked(self) -> Asked | None:
-        binding = present()
-        assert binding is not None, "no batch is bound"
-        return binding.asked
+        return bound_here().asked
 
     @property
     def present(self) -> StaticBatch:
         """The batch that is bound in this thread; there must be one."""
-        binding = present()
-        assert binding is not None, "no batch is bound"
-        return binding.batch
+        return bound_here().batch
 
     @property
     def real(self) -> RealCounts | None:
         """The real counts as host numbers; None inside a compiled step."""
-        binding = present()  # not self.present: tracing follows every call
-        assert binding is not None, "no batch is bound"
-        return binding.batch.real
+        return bound_here().batch.real
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Returns the result of ``make``, computed once per forward and kept for later layers.
@@ -166,8 +155,7 @@ class BatchContext:
         Raises:
             NotStatic: in a backward, if the layer was called more than once with as many rows.
         """
-        binding = present()
-        assert binding is not None
+        binding = bound_here()
         sizes = binding.made.setdefault(("free size", asker, at_least), [])
         if binding.again and sizes:
             if len(sizes) > 1:
@@ -221,8 +209,7 @@ class BatchContext:
 
     def _known_rows(self, size: int) -> RowKind | None:
         """The meaning of a size: registered rows, or a dense block laid out flat."""
-        binding = present()  # looked up once: tracing follows every call
-        assert binding is not None
+        binding = bound_here()
         rows = binding.rows.get(size)
         if rows is None and (make := self._places_of(size)) is not None:
             rows = make()
@@ -240,8 +227,7 @@ class BatchContext:
         Raises:
             NotStatic: the size is both.
         """
-        binding = present()
-        assert binding is not None
+        binding = bound_here()
         if (places := binding.made.get("places")) is None:
             return
         rows = binding.rows.get(size)

@@ -221,6 +221,13 @@ def present() -> Binding | None:
     return _OF_TASK.get(task, binding)
 
 
+def bound_here() -> Binding:
+    """The innermost binding of this thread, of which there must be one."""
+    binding = present()
+    assert binding is not None, "no batch is bound"
+    return binding
+
+
 def leaves() -> bool:
     """Whether a step is being traced to be rewritten, so that leaves should be called."""
     binding = present()
