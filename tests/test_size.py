@@ -40,7 +40,7 @@ SIZES = {
     "staticgraph/probing": (10, 4813),  # what is held out is not fitted
     "staticgraph/recording": (11, 8723),  # the optimizer's moved in, what is carried over
     "staticgraph/rewrites": (42, 34192),  # any message over any edges, products on a CPU
-    "staticgraph/runner": (19, 16502),  # loaders, warm-ups over graphs, eager unpadded
+    "staticgraph/runner": (19, 16571),  # loaders, warm-ups over graphs, eager unpadded
     "staticgraph/serving": (15, 8463),  # connections that end, a request that fails alone
     "staticgraph/sizes": (6, 2875),  # graphs of one size, paths in a trace
     "staticgraph/steps": (29, 20319),  # which rows a field counts, tables written by a lookup
