@@ -59,7 +59,7 @@ def collate(
 ) -> None:
     """Fills one slot with every batch: only the copy."""
     for batch in batches:
-        fill(store, batch.ids, loader.layouts[batch.bucket], slot.arrays(batch.bucket))
+        fill(store, batch.ids, loader.layouts[batch.bucket], slot.of(batch.bucket).arrays)
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ def main() -> None:
     contenders: dict[str, Callable[[], None]] = {
         name: partial(pass_over, loader, device) for name, loader in loaders.items()
     }
-    slot, batches = Slot(static.layouts, torch.device("cpu"), pinned=False), static.batcher.epoch(0)
+    slot, batches = Slot(static.layouts, torch.device("cpu"), False), static.batcher.epoch(0)
     contenders["collate alone"] = partial(collate, store, static, batches, slot)
     results: dict[str, Any] = {}
     for name, seconds in interleave(contenders, options.rounds).items():

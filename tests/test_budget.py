@@ -14,7 +14,7 @@ from staticgraph.memory.budget import MemoryBudget, scaled
 from staticgraph.memory.fit import Fit
 from staticgraph.memory.memory_model import BatchBytes, MemoryModel, ResidentBytes
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.runner.memory_commitments import Commitments
+from staticgraph.runner.memory_commitments import FROM_IDS, OF_PAIRS, Commitments
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes, parse_bytes
 
@@ -207,7 +207,7 @@ def test_a_cpu_has_memory_too():
 
 
 @given(
-    st.lists(st.sampled_from(["bucket 0", "bucket 1", "ids", "pairs"]), max_size=12),
+    st.lists(st.sampled_from(["bucket 0", "bucket 1", FROM_IDS, OF_PAIRS]), max_size=12),
     st.integers(0, 6),
     st.floats(0, 0.5),
 )
@@ -222,9 +222,9 @@ def test_what_is_committed_grows_and_never_passes_the_cap(wanted, sets, overhead
             commitments.use(int(name[-1]))
         elif 2 * len(committed | {name}) > sets:
             with pytest.raises(BudgetExceeded, match="the cap is"):
-                (commitments.steps_from_ids if name == "ids" else commitments.pairs)(2)
+                commitments.more_gradients(name)
         else:
-            (commitments.steps_from_ids if name == "ids" else commitments.pairs)(2)
+            commitments.more_gradients(name)
             committed.add(name)
         after = commitments.stats.bytes_committed
         assert before <= after <= budget.max_bytes

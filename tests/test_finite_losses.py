@@ -127,7 +127,9 @@ def test_warming_up_leaves_no_flag(store):
 
 def test_between_checks_nothing_is_read_on_the_host(store, monkeypatch):
     """On a device that is ahead of the host a read waits; here a fake device detects reads."""
-    finite = FiniteLosses([sg.Capacity.of(c) for c in CAPACITIES], torch.device("cpu"), every=5)
+    finite = FiniteLosses(
+        [sg.Capacity.of(c) for c in CAPACITIES], torch.device("cpu"), 5, nn.Identity()
+    )
     monkeypatch.setattr(finite, "_device", torch.device("meta"))
     finite.prepare(0)
     monkeypatch.setattr(finite, "_device", torch.device("cuda"))

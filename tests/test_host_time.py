@@ -24,7 +24,7 @@ from staticgraph.recording.graph_recorder import Recorded
 MODELS = {"gine": 5, "gps": 10}
 MOST = 36
 # Files that one step enters.
-MOST_EAGER, MOST_REPLAYED = 24, 8
+MOST_EAGER, MOST_REPLAYED = 16, 8
 
 
 class NothingRecorded(ArenaRecorder):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from dataclasses import dataclass
 from itertools import chain, product
 from types import SimpleNamespace
@@ -635,7 +636,11 @@ def test_a_batch_that_fills_too_little_of_its_bucket_runs_in_eager_at_its_own_si
     assert_follows(runner, net, plain, batches)
     sparse = padder(GRAPHS[:2])
     assert sparse.num_nodes == sparse.real.nodes + 1
-    assert (padder.counts.unplanned, runner.report().buckets[0].batches) == (4, 2)
+    bucket, own = runner.report().buckets
+    assert (padder.counts.unplanned, bucket.batches, own.batches) == (4, 2, 3)
+    assert (own.bucket, own.real_graphs) == (-1, 8)
+    assert own.step_ms is not None
+    assert re.search(r"own sizes  +-  +-  +-  +3 ", str(runner.report()))
     assert "4 ran in eager at their own size" in str(runner.report())
     out = runner.eval_step(GRAPHS[:2]).out
     assert torch.allclose(out[:2], plain.eval()(Batch.from_data_list(GRAPHS[:2])), rtol=1e-9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 
 import numpy as np
@@ -173,6 +174,29 @@ def test_a_portion_holds_the_first_graphs_of_a_batch(data):
     for level in portion.levels:  # padding of every kind, and not as much as in the bucket
         planned = batch.capacity.graphs if level == "graph" else batch.capacity.rows(level) // 2
         assert real.of(level) < portion.capacity.rows(level) <= planned
+
+
+def test_a_check_waits_for_no_collection_of_garbage(esol, monkeypatch):
+    """One of everything that torch holds took as long as twenty steps."""
+    plan = sg.plan_buckets(esol, 128)
+    model = sg.models.build("gine", esol, hidden=16, layers=4)
+    runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=adam(model))
+    runner.warmup(esol, progress=False)
+    loader = runner.loader(esol, shuffle=True)
+    checks, collections = [], []
+    check = runner.preparation.padding.check_batch
+
+    def noted(*args):
+        before = sum(each["collections"] for each in gc.get_stats())
+        check(*args)
+        checks.append(args)
+        collections.append(sum(each["collections"] for each in gc.get_stats()) - before)
+
+    monkeypatch.setattr(runner.preparation.padding, "check_batch", noted)
+    for _ in range(2):
+        for batch in loader:
+            runner.step(batch)
+    assert (len(checks), sum(collections)) == (1, 0)
 
 
 def test_an_error_comes_again_and_leaves_the_model_usable():

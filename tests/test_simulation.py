@@ -214,9 +214,8 @@ def test_every_graph_once_from_slots_that_nobody_overwrites(where, monkeypatch):
                 STORE, PLAN, shuffle=True, seed=seed, num_workers=workers, slots=slots,
                 device="cpu" if device is None else "cuda", rank=number, world_size=ranks,
             )  # fmt: skip
-            inputs = RecordedInputs(torch.device("cuda"))
-            if where == "recorded":
-                inputs.prepare(list(loader.layouts))
+            layouts = list(loader.layouts) if where == "recorded" else []
+            inputs = RecordedInputs(layouts, torch.device("cuda")) if layouts else None
             planned = [chosen.ids.tolist() for chosen in loader._batcher.batches(0)]
             steps = iter(range(len(planned)))  # enumerate and zip would keep a batch
             for batch in loader:

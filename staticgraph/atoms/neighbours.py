@@ -24,9 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from staticgraph.errors import GraphTooLarge, MissingPackage
-from staticgraph.internals.dispatch import traced_here
-from staticgraph.nn.context.bound_batch import present
-from staticgraph.nn.context.rows import RowKind
+from staticgraph.nn.context.bound_batch import RowKind, present, traced_here
 from staticgraph.nn.pool.neighbours import first_places, padding_ends
 from staticgraph.text.numeric_options import real_option
 

@@ -50,7 +50,7 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.attention_choices import attention_choices
 from staticgraph.steps.compilation.modes import without_fused
 from staticgraph.steps.computation.computation import Computation
-from staticgraph.steps.computation.model_arguments import Forward, forward_of
+from staticgraph.steps.computation.model_call import Forward, forward_of
 from staticgraph.steps.computation.model_setup import StepOptions, Subject
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.steps.loss.weighted_means import stock_mean

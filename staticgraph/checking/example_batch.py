@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.batch_arrays import field_mask, wide_mask
-from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch, first_graphs
 from staticgraph.batches.padding.padder import unplanned_layout
 from staticgraph.batches.padding.read_batch import read
 from staticgraph.batches.slots.slots import SlotLayout
@@ -80,21 +80,16 @@ def example_of(
     """
     if isinstance(example, StaticBatch):
         return example if example.real is not None or not pointers else None
-    made_up = example is None
-    if example is None and schema is None:
-        return None
     for bucket, capacity in enumerate(plan.capacities):
-        store = example if example is not None else _made_up(_known(schema), capacity)
-        ids = _fitting(store, capacity)
-        if ids:
+        store = example
+        if store is None:
+            if schema is None:
+                return None
+            store = _made_up(schema, capacity)
+        if ids := _fitting(store, capacity):
             batch = StaticBatch.of(store, ids, capacity, bucket, pointers)
-            return _zeros_and_ones(batch) if made_up else batch
+            return _zeros_and_ones(batch) if example is None else batch
     return None
-
-
-def _known(schema: Schema | None) -> Schema:
-    assert schema is not None
-    return schema
 
 
 def _zeros_and_ones(batch: StaticBatch) -> StaticBatch:
@@ -308,7 +303,7 @@ def portion_of(batch: StaticBatch) -> StaticBatch | None:
     if real is None:
         return None
     try:
-        rows = read(batch.to_data_list()[: max(FEWEST, real.graphs // PORTION)], schema)
+        rows = read(first_graphs(batch, max(FEWEST, real.graphs // PORTION)), schema)
         spare = min(rows.real.nodes // PORTION + 1, FEWEST)
         counts = rows.real._replace(
             nodes=rows.real.nodes + spare,

@@ -28,7 +28,7 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.compiled_function import with_own_code
 from staticgraph.steps.compilation.guards import drop_what_is_known
 from staticgraph.steps.computation.computation import Computation
-from staticgraph.steps.computation.model_arguments import Forward
+from staticgraph.steps.computation.model_call import Forward
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.steps.tracing.trace import tracing_options

@@ -120,6 +120,8 @@ class Outcome(NamedTuple):
             for name, value in values.items()
             if value is not None
         }
+        if not there:
+            return
 
         @cache
         def largest() -> float:

@@ -37,7 +37,7 @@ _MACHINERY = frozenset(
         "checking.check",
         "checking.watching",
         "internals.hooks",
-        "steps.computation.model_arguments",
+        "steps.computation.model_call",
         "steps.computation.computation",
         "steps.tracing.trace",
     )

@@ -23,8 +23,6 @@ from numpy.typing import ArrayLike
 
 from staticgraph.epochs.blocks import ORDER_VERSION, Blocks, Order, Room, block_order
 from staticgraph.epochs.epoch import BatchIds, Epoch, EpochStats, RankBatches, dealt, side_by_side
-from staticgraph.epochs.main_bucket import main_bucket
-from staticgraph.epochs.oversize import Oversize, settle_oversize
 from staticgraph.epochs.strategies import (
     EpochBatches,
     OfflineParts,
@@ -35,12 +33,15 @@ from staticgraph.epochs.strategies import (
     streamed_epoch,
 )
 from staticgraph.epochs.used_graphs import (
+    Oversize,
     checked_bounds,
     checked_indices,
     histogram_of,
+    main_bucket,
     narrow_sizes_of,
     pieces,
     planned_columns,
+    settle_oversize,
 )
 from staticgraph.packing.placement import limits_array, size_limits
 from staticgraph.packing.random import shuffle as shuffle_in_place

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,7 +60,7 @@ __all__ = [
     "shapes_before",
     "switched_back",
     "to_copy",
-    "traced_here",
+    "tracing_context",
     "transforms_active",
     "tree_flatten",
     "tree_leaves",
@@ -185,19 +186,10 @@ DisableTorchFunctionSubclass: Callable[[], AbstractContextManager[None]] = (
 current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
-def traced_here() -> bool:
-    """Returns whether the code of this thread is being traced or exported.
-
-    ``torch.compiler.is_compiling()`` is true in every thread while one of them compiles.
-    """
-    if torch.compiler.is_dynamo_compiling():  # a trace treats it as True and stops here
-        return True
-    return TracingContext.try_get() is not None
-
-
-def version_of(tensor: Tensor) -> int:
-    """Returns how often a tensor was written to in place."""
-    return tensor._version
+# What this thread traces or exports; None for nothing.
+tracing_context: Callable[[], Any] = TracingContext.try_get
+# How often a tensor was written to in place.
+version_of: Callable[[Tensor], int] = attrgetter("_version")
 
 
 def preserved_versions(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:

@@ -26,8 +26,9 @@ from staticgraph.nn.custom_loop import bound
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording_keys import Recording
 from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.steps.computation.model_call import Path, output_tensors
 from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.steps.computation.provenance import Path, Stems, output_tensors
+from staticgraph.steps.computation.provenance import Stems
 
 # What an argument is: the batch, one of its arrays or counts, or a constant value.
 Named = tuple[str, Any]

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.internals.dispatch import traced_here, tree_leaves
-from staticgraph.nn.context.bound_batch import Restored, remember
+from staticgraph.internals.dispatch import tree_leaves
+from staticgraph.nn.context.bound_batch import Restored, remember, traced_here
 from staticgraph.nn.convert import context_of
 
 

@@ -26,8 +26,9 @@ from staticgraph.batches.batch.real_batch import RealBatch
 from staticgraph.batches.batch.static_batch import STANDS_IN, StaticBatch
 from staticgraph.nn import refused_layers
 from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.bound_batch import leaves
 from staticgraph.nn.context.dispatch import dispatch, stock
-from staticgraph.nn.context.leaf_calls import leaf, leaves
+from staticgraph.nn.context.leaf_calls import leaf
 from staticgraph.nn.conv import relations
 from staticgraph.nn.pool import dense as dense_pools
 from staticgraph.nn.pool import neighbours

@@ -40,7 +40,7 @@ from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.reserves import with_pairs, with_reserves
 from staticgraph.sizes.whole_numbers import IntArray
-from staticgraph.steps.computation.model_arguments import Forward
+from staticgraph.steps.computation.model_call import Forward
 from staticgraph.steps.computation.model_setup import Subject
 
 # Graphs in the smallest probe; the largest fitted one has ten times as many.

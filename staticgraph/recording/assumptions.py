@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from operator import is_
 from typing import Any, NamedTuple
@@ -31,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from staticgraph.internals.hooks import MESSAGE_HOOKS, MODULE_HOOKS
-from staticgraph.steps.state.reachable_state import LIBRARIES, globals_in, names_in, of_library
+from staticgraph.steps.state.reachable_state import LIBRARIES, around, names_in, of_library
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial)
@@ -276,17 +275,7 @@ def _of_function(
     function: types.FunctionType, depth: int, met: set[int]
 ) -> Iterator[tuple[str, Any]]:
     names = tuple(names_in(function.__code__))
-    around: dict[str, Any] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # the cell is still empty
-            around[name] = cell.cell_contents
-    code = function.__code__
-    module_globals = function.__globals__
-    around |= {name: module_globals[name] for name in globals_in(code) if name in module_globals}
-    defaults = function.__defaults__ or ()
-    of_defaults = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-    around |= dict(zip(of_defaults, defaults, strict=True)) | (function.__kwdefaults__ or {})
-    for name, value in around.items():
+    for name, value in around(function):
         yield from _of_value(name, value, names, depth, met)
 
 

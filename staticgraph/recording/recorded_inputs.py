@@ -42,32 +42,30 @@ class RecordedCollation:
 
     Attributes:
         store: the graphs.
+        ids: of each bucket, ``[G]`` int32, where the ids of a batch are read.
+        bodies: of each bucket, the function that makes its input from the ids that are there.
 
     Raises:
         ValueError: the steps read row pointers, and the store was moved to the device without them.
     """
 
     def __init__(
-        self, store: DeviceStore, inputs: Mapping[int, StaticBatch], replays: Replays | None = None
+        self, store: DeviceStore, inputs: Mapping[int, StaticBatch], replays: Replays
     ) -> None:
         self.store = store
-        self._replays = Replays() if replays is None else replays
+        self._replays = replays
         most = max(batch.num_graphs for batch in inputs.values())
         self._ids = torch.full((most,), -1, dtype=torch.int32, device=store.device)
-        self._of_bucket = {b: self._ids[: batch.num_graphs] for b, batch in inputs.items()}
-        self._bodies = {
+        self.ids: dict[int, Tensor] = {b: self._ids[: i.num_graphs] for b, i in inputs.items()}
+        self.bodies: dict[int, Callable[[], None]] = {
             bucket: partial(
                 collate,
-                self._of_bucket[bucket],
+                self.ids[bucket],
                 collate_arguments(store, batch.layout, batch.tensors()),
             )
             for bucket, batch in inputs.items()
         }
         self._recordings: dict[int, Recorded] = {}
-
-    def body(self, bucket: int) -> Callable[[], None]:
-        """Returns the function that makes a bucket's input from the ids currently in its slot."""
-        return self._bodies[bucket]
 
     def clear(self) -> None:
         """Sets the ids to those of a batch of padding alone."""
@@ -75,19 +73,11 @@ class RecordedCollation:
 
     def record(self, recorder: Recorder, only: int | None = None) -> None:
         """Makes a recording for every bucket, or only for one, in the pool of the steps."""
-        for bucket, body in self._bodies.items():
+        for bucket, body in self.bodies.items():
             if bucket in self._recordings or only not in (None, bucket):
                 continue
             recorder.warm(body, 1)  # compiles the kernels
             self._recordings[bucket] = recorder.record(body)
-
-    def send(self, bucket: int, batch: CollatedTensors) -> None:
-        """Writes a batch's ids to where they are read.
-
-        Raises:
-            StaleBatch: the batch was given back.
-        """
-        batch.send_ids(self._of_bucket[bucket])
 
     def fill(self, bucket: int, batch: CollatedTensors) -> bool:
         """Makes a batch in its bucket's input, by the bucket's own recording.
@@ -96,43 +86,39 @@ class RecordedCollation:
         """
         if batch.store is not self.store or bucket not in self._recordings:
             return False
-        self.send(bucket, batch)
+        batch.send_ids(self.ids[bucket])
         self._replays.run(self._recordings[bucket])
         return True
 
 
 class RecordedInputs:
-    """The inputs of one runner's recordings.
+    """The inputs of one runner's recordings, filled with padding alone at first: finite values to
+    warm up with.
 
     Args:
+        layouts: of all buckets.
         device: the device of the model.
 
     Attributes:
         batches: for each bucket, the batch that its recordings read.
+        buffer: ``[bytes]`` uint8, the memory of all of them.
         collation: makes batches from ids, if the store is on the device.
         unrecorded_fills: how many batches were made from ids without a recording.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, layouts: list[SlotLayout], device: torch.device) -> None:
         self.batches: dict[int, StaticBatch] = {}
         self.collation: RecordedCollation | None = None
         self.unrecorded_fills: int = 0
         self._device = device
-        self._slot: Slot | None = None
+        slot = Slot(layouts, device, pinned=False)
+        self.buffer: Tensor = slot.buffer
         self._whole: dict[int, Tensor] = {}  # the same memory as one tensor, for a single copy
-
-    def prepare(self, layouts: list[SlotLayout]) -> None:
-        """Allocates the slot, filled with padding alone: finite values to warm up with."""
-        self._slot = slot = Slot(layouts, self._device, pinned=False)
         for layout in layouts:
-            self.batches[layout.bucket] = StaticBatch(layout, slot.tensors(layout.bucket))
-            self._whole[layout.bucket] = slot.whole(layout.bucket)
+            views = slot.of(layout.bucket)
+            self.batches[layout.bucket] = StaticBatch(layout, views.tensors)
+            self._whole[layout.bucket] = views.whole
             self.blank(layout.bucket)
-
-    @property
-    def buffer(self) -> Tensor | None:
-        """``[bytes]`` uint8: the memory of the inputs of all buckets; None before ``prepare``."""
-        return None if self._slot is None else self._slot.buffer
 
     def blank(self, bucket: int) -> StaticBatch:
         """Fills a bucket's input with padding alone, and returns it."""

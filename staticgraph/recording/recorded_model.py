@@ -1,4 +1,4 @@
-"""What all recordings of one model have in common: those of a runner's steps, and of hops' steps.
+"""What all recordings of one model have in common.
 
 A recording is warmed up, and changes no parameter, gradient, optimizer state or random state. Its
 replay writes its own gradients, which then become the parameters'. It reads parameters at their
@@ -42,6 +42,11 @@ NUMBERS = (int, float)
 # replay.
 EVERY = 512
 _REQUIRES_GRAD = attrgetter("requires_grad")
+REMEDY = (
+    "A host read, a copy from the host, a hook that synchronises, or activation checkpointing "
+    "stands in the way; use mode='reduce-overhead' or 'default'"
+)
+AGAIN = "call warmup() again"
 
 
 _NUMBERS = itertools.count()
@@ -108,12 +113,12 @@ class RecordedModel:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
-        steps_outside: bool = True,
-        functions: Mapping[str, object] | None = None,
+        optimizer: torch.optim.Optimizer | None,
+        steps_outside: bool,
+        functions: Mapping[str, object],
     ) -> None:
         self.replays: Replays = Replays()
-        self._model, self._optimizer, self._functions = model, optimizer, functions or {}
+        self._model, self._optimizer, self._functions = model, optimizer, functions
         self._steps_outside = steps_outside
         self._signature: Signature | None = None
         self._shown: ModelRecording | None = None  # the one whose gradients the parameters have
@@ -123,8 +128,7 @@ class RecordedModel:
         recorder: Recorder,
         bodies: Sequence[Callable[..., Any]],
         what: str,
-        remedy: str,
-        before: Callable[[], None] = lambda: None,
+        before: Callable[[], None],
         between: Callable[[], None] = lambda: None,
     ) -> ModelRecording:
         """Warms up and records; everything the run touches is restored.
@@ -134,7 +138,6 @@ class RecordedModel:
             bodies: the functions to record, one recording each; each but the first is called with
                 the result of the one before.
             what: the name of the work, for the message.
-            remedy: what usually prevents recording, and what to do.
             before: runs first, and is undone with the rest; what it registers stays, and is
                 recorded.
             between: runs after the warm-up and before the recording.
@@ -188,7 +191,7 @@ class RecordedModel:
             raise
         except Exception as error:
             raise NotStatic(
-                f"{what} cannot be recorded: {type(error).__name__}: {error}\n{remedy}"
+                f"{what} cannot be recorded: {type(error).__name__}: {error}\n{REMEDY}"
             ) from error
         signature.settle()
         self._signature = signature
@@ -230,12 +233,11 @@ class RecordedModel:
             return True
         return any(a == b != c for a, b, c in zip(first, again, other, strict=False))
 
-    def check(self, recording: ModelRecording, remedy: str, looked: set[int] | None = None) -> None:
+    def check(self, recording: ModelRecording, looked: set[int] | None) -> None:
         """Refuses to replay a model that is not the one that was recorded.
 
         Args:
             recording: the one to replay.
-            remedy: what to do, for the message.
             looked: the numbers of the recordings that have checked the model in this epoch; None
                 outside of any epoch.
 
@@ -246,7 +248,7 @@ class RecordedModel:
         if _addresses(recording.parameters) != recording.addresses:
             raise NotStatic(
                 f"{recording.what}: a parameter has another address than when it was recorded "
-                f"(moved with .to(), or replaced); {remedy}"
+                f"(moved with .to(), or replaced); {AGAIN}"
             )
         signature = self._signature
         assert signature is not None
@@ -260,7 +262,7 @@ class RecordedModel:
             or (looked is not None and recording.number not in looked)
         ):
             if changes := signature.changes(recording.flags):
-                raise NotStatic(f"{recording.what}: {changes_in_words(changes, remedy)}")
+                raise NotStatic(f"{recording.what}: {changes_in_words(changes, AGAIN)}")
             if looked is not None:
                 looked.add(recording.number)
             if not recording.holds:

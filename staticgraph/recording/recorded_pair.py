@@ -47,7 +47,6 @@ class RecordedPair:
         compute: returns the model's output over a batch.
         inputs: the batch that the recording reads.
         before: called first, and undone afterwards.
-        remedy: what usually prevents recording, and what to do.
 
     Attributes:
         recording: both bodies, with the addresses of the parameters.
@@ -70,7 +69,6 @@ class RecordedPair:
         compute: Callable[[StaticBatch], Any],
         inputs: StaticBatch,
         before: Callable[[], None],
-        remedy: str,
     ) -> None:
         self.name: str = str(key)
         name = self.name
@@ -108,7 +106,7 @@ class RecordedPair:
 
         # Required gradients are checked at every call: nothing here writes a parameter's gradient.
         self.recording: ModelRecording = recorded_model.record(
-            recorder, (forward, backward), name, remedy, before
+            recorder, (forward, backward), name, before
         )
         first, second = self.recording.bodies
         self.differentiable: list[bool] = [_has_gradient(out) for out in first.result]
@@ -130,7 +128,7 @@ class RecordedPair:
             NotStatic: a parameter has moved, a parameter or a field requires a gradient that was
                 not recorded, or the model has changed, as far as it is checked now.
         """
-        self._model.check(self.recording, "call warmup() again", looked_in_epoch(batch))
+        self._model.check(self.recording, looked_in_epoch(batch))
         if torch.is_grad_enabled():
             self._check_wanted(batch)
             fields = [batch[name] for name in self.fields]

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,10 +47,8 @@ from staticgraph.steps.state.training_state import train
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.how_many import how_many
 
-REMEDY = (
-    "A host read, a copy from the host, a hook that synchronises, or activation checkpointing "
-    "stands in the way; use mode='reduce-overhead' or 'default'"
-)
+# In place of a result: nothing is recorded for it.
+MISSED = object()
 
 
 class RecordedSteps:
@@ -59,6 +58,8 @@ class RecordedSteps:
         subject: its model's parameters are watched; its dtype is part of the keys.
         work: what is recorded.
         recording: how to record.
+        layouts: of all buckets.
+        store: a dataset on the device, whose ids are accepted, too; None for none.
 
     Raises:
         NotStatic: the optimizer's step cannot be recorded.
@@ -69,12 +70,15 @@ class RecordedSteps:
         subject: Subject,
         work: RecordedWork,
         recording: Recording,
+        layouts: list[SlotLayout],
+        store: DeviceStore | None = None,
     ) -> None:
         self.scope: Scope = work.scope
         self.frozen: bool = False
         self._model = subject.model
         self._device = subject.device
         self._recorder: Recorder | None = recording.recorder_on(self._device)
+        recorder = self._recorder
         optimizer = subject.optimizer
         self._autocast = subject.precision
         self._misses = Misses(recording.on_miss)
@@ -82,7 +86,7 @@ class RecordedSteps:
         self._watched: RecordableOptimizer | None = None
         if self.scope == "step" and optimizer is not None:
             self._watched = RecordableOptimizer(optimizer)
-        self._inputs = RecordedInputs(self._device)
+        self._inputs = RecordedInputs(layouts, self._device)
         self._one_launch = recording.one_launch
         self._subject = subject
         self._recordings: dict[RecordingKey, ModelRecording] = {}
@@ -92,20 +96,13 @@ class RecordedSteps:
         self._recorded_model = RecordedModel(
             self._model, optimizer, self.scope != "step", {n: f for n, f in functions.items() if f}
         )
+        if store is not None:
+            replays = self._recorded_model.replays
+            self._inputs.collation = RecordedCollation(store, self._inputs.batches, replays)
+            if not self._one_launch:
+                self._inputs.collation.record(recorder)
 
     # ------------------------------------------------------------------ recording
-
-    def prepare(self, layouts: list[SlotLayout]) -> None:
-        """Allocates the input slot, which all buckets share: no two recordings run at once."""
-        self._inputs.prepare(layouts)
-
-    def collate_from(self, store: DeviceStore) -> None:
-        """Makes everything recorded from now on accept ids of a store, too."""
-        assert self._recorder is not None
-        collation = RecordedCollation(store, self._inputs.batches, self._recorded_model.replays)
-        self._inputs.collation = collation
-        if not self._one_launch:
-            collation.record(self._recorder)
 
     def key(self, bucket: int, work: str) -> RecordingKey:
         """Returns the key of a bucket's work."""
@@ -137,7 +134,7 @@ class RecordedSteps:
         if self._recorder is None:
             raise NotStatic(f"{key} cannot be recorded: the runner was closed")
         inputs = self._inputs.blank(bucket)
-        if self._work.finite is not None:
+        if self._work.finite.watches:
             self._work.finite.prepare(bucket)
 
         def before() -> None:
@@ -161,7 +158,7 @@ class RecordedSteps:
                     self._inputs.collation.clear()
                 body = self._body(each)
                 self._recordings[each] = self._recorded_model.record(
-                    self._recorder, (body,), str(each), REMEDY, before, between
+                    self._recorder, (body,), str(each), before, between
                 )
 
     @contextmanager
@@ -183,12 +180,12 @@ class RecordedSteps:
     def _body(self, key: RecordingKey) -> Callable[[], Any]:
         """Returns the function to record: it reads the input slot and returns tensors."""
         assert self._recorder is not None
-        inputs = self._inputs.batches[key.bucket]
-        whole = self._work.body(key.work, inputs, self._recorder.compiles)
+        work = self._work.step if key.work == "step" else self._work.forward
+        whole = partial(work, self._inputs.batches[key.bucket], self._recorder.compiles)
         if not key.from_ids:
             return whole
         assert self._inputs.collation is not None
-        collate = self._inputs.collation.body(key.bucket)
+        collate = self._inputs.collation.bodies[key.bucket]
 
         def from_ids() -> Any:
             """Makes the batch from the ids in the slot, then does the work."""
@@ -206,15 +203,12 @@ class RecordedSteps:
 
     # ------------------------------------------------------------------ replaying
 
-    def has(self, bucket: int, work: str) -> bool:
-        """Whether a key is recorded."""
-        return self.key(bucket, work) in self._recordings
-
     def run(self, work: str, batch: StaticBatch) -> Any:
         """Replays a batch's recording.
 
         The results are copies, which later replays leave alone, or, if large, lent until the next
-        replay of any of these recordings. A key without a recording is recorded now, unless frozen.
+        replay of any of these recordings. A key without a recording is recorded now; if frozen, it
+        is :data:`MISSED`, for the caller to run in eager.
 
         Raises:
             NotStatic: frozen without a recording and ``on_miss="error"``; or parameters, optimizer
@@ -229,7 +223,7 @@ class RecordedSteps:
         if recording is None:
             if self.frozen:
                 self._misses.note(self.key(bucket, work), lambda: self.counts)
-                return self._work.once(work, batch)
+                return MISSED
             self.record(bucket, work)
             recording = self._recordings[self.key(bucket, work)]
         arrays, ids = batch.tensors(), None
@@ -242,13 +236,13 @@ class RecordedSteps:
             joined = self._recordings.get(RecordingKey(*key[:4], from_ids=True))
             if joined is not None:
                 ids, recording = arrays, joined
-        self._recorded_model.check(recording, "call warmup() again", looked_in_epoch(batch))
+        self._recorded_model.check(recording, looked_in_epoch(batch))
         if (behind := recording.bodies[0].behind) is not None:
             behind()
         if work == "step" and self._watched is not None:
             self._watched.before_replay()
         if collation is not None and ids is not None:
-            collation.send(bucket, ids)
+            ids.send_ids(collation.ids[bucket])
         else:
             self._inputs.take(batch, arrays)
         result = self._recorded_model.replay(recording, work == "step")
@@ -267,11 +261,8 @@ class RecordedSteps:
             return key
         if self._recorder is None:
             raise NotStatic(f"{key} cannot be recorded: the runner was closed")
-        inputs, compiles = self._inputs.blank(bucket), self._recorder.compiles
-
-        def compute(batch: StaticBatch) -> Any:
-            """Computes the model's output over a batch, compiled if the recorder compiles."""
-            return self._work.computed("forward", batch, compiles)
+        inputs = self._inputs.blank(bucket)
+        compute = partial(self._work.computed, "forward", compiles=self._recorder.compiles)
 
         def before() -> None:
             """Sets the model's mode, and finds out which results are rows."""
@@ -282,7 +273,7 @@ class RecordedSteps:
         model, recorder = self._recorded_model, self._recorder
         with self._all_or_none():
             self._pairs[key] = RecordedPair(
-                key, self._subject, model, recorder, compute, inputs, before, REMEDY
+                key, self._subject, model, recorder, compute, inputs, before
             )
             if self._inputs.collation is not None and self._one_launch:
                 self._inputs.collation.clear()
@@ -292,13 +283,13 @@ class RecordedSteps:
     def forward(self, batch: StaticBatch) -> Any:
         """Returns the output of a batch in the model's current mode, as part of autograd's graph.
 
-        Its backward is a replay, too. See :mod:`staticgraph.recording.recorded_pair` for what it
-        raises.
+        Its backward is a replay, too; :data:`MISSED` as of :meth:`run`. See
+        :mod:`staticgraph.recording.recorded_pair` for what it raises.
         """
         key = self._pair_key(batch.bucket, self._model.training)
         if key not in self._pairs and self.frozen:
             self._misses.note(key, lambda: self.counts)
-            return self._work.computed("forward", batch, compiles=False)
+            return MISSED
         self.record_forward(batch.bucket, self._model.training)
         arrays = batch.tensors()
         return self._pairs[key].run(batch, lambda: self._inputs.take(batch, arrays))
@@ -306,8 +297,8 @@ class RecordedSteps:
     # ------------------------------------------------------------------ ending
 
     @property
-    def buffer(self) -> Tensor | None:
-        """``[bytes]`` uint8: the memory of the inputs of all buckets; None before ``prepare``."""
+    def buffer(self) -> Tensor:
+        """``[bytes]`` uint8: the memory of the inputs of all buckets."""
         return self._inputs.buffer
 
     @property

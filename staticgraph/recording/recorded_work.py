@@ -1,10 +1,7 @@
 """What a recording records: the work of a key, as a function without arguments.
 
 It reads the bucket's input slot and returns tensors. A ``step`` goes as far as its scope says: to
-the gradients, or through the optimizer. The same work can run once in eager, for a batch whose key
-has no recording.
-
-The invariant: recorded work, and work run in eager instead, end in the same state.
+the gradients, or through the optimizer.
 
 The problem of the optimizer's step, which is recorded in pieces of even size: torch's fused
 optimizers give each 65,536 numbers of a tensor to one thread block, and each launch 36 tensors, so
@@ -16,7 +13,7 @@ and in the runs before it, not in replays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,35 +48,46 @@ class RecordedWork:
     compiled: CompiledSteps
     update: Update
     scope: Scope
-    finite: FiniteLosses | None
+    finite: FiniteLosses
     averaging: Averaging | None
 
-    def body(self, work: str, inputs: StaticBatch, compiles: bool) -> Callable[[], Any]:
-        """Returns the function to record for some work.
+    def forward(self, inputs: StaticBatch, compiles: bool) -> Any:
+        """Computes the output alone, without an autograd graph.
 
         Args:
-            work: ``forward``, without gradients, or ``step``.
             inputs: the batch over the bucket's input slot.
-            compiles: whether to record the compiled functions or eager ones.
+            compiles: whether to run the compiled functions or eager ones.
         """
-        if work == "forward":
+        with torch.no_grad():
+            return self.computed("forward", inputs, compiles)
 
-            def forward() -> Any:
-                """Computes the output alone, without an autograd graph."""
-                with torch.no_grad():
-                    return self.computed(work, inputs, compiles)
+    def step(self, inputs: StaticBatch, compiles: bool) -> Any:
+        """Computes forward, loss and as much of the update as is recorded.
 
-            return forward
+        Args:
+            inputs, compiles: as for :meth:`forward`.
 
-        def step() -> Any:
-            """Computes forward, loss and as much of the update as is recorded."""
-            self.update.zero_grad()
-            result = self.computed(work, inputs, compiles)
-            if self.averaging is not None:
-                self.averaging.check_recordable(result)
-            return self._trained(result, inputs)
-
-        return step
+        Returns:
+            The mean loss, or the share of it that is still to be averaged.
+        """
+        self.update.zero_grad()
+        result = self.computed("step", inputs, compiles)
+        if self.averaging is None:
+            self.finite.note(result.detach(), inputs)
+            result.backward()
+            loss = result.detach()
+        else:
+            self.averaging.check_recordable(result)
+            result = self.averaging.join_rows(result)
+            result.total.backward()
+            if self.scope != "step":
+                return result.detach()
+            loss = self.averaging(result, inputs)
+            self.finite.note(loss, inputs)
+        if self.scope == "step":
+            with EvenUpdate():
+                self.update()
+        return loss
 
     def computed(self, work: str, batch: StaticBatch, compiles: bool) -> Any:
         """Returns a batch's output or mean loss, with gradients if autograd is enabled."""
@@ -87,50 +95,6 @@ class RecordedWork:
             return self.compiled.run(work, batch)
         with self.computation.active():
             return self.computation.run(work, batch)
-
-    def once(self, work: str, batch: StaticBatch) -> Any:
-        """Does the work in eager, where there is no recording.
-
-        Raises:
-            NonFiniteLoss: the loss is NaN or infinite; nothing was updated.
-        """
-        if work == "forward":
-            with torch.no_grad():
-                return self.computed(work, batch, compiles=False)
-        self.update.zero_grad()
-        loss = self.computed(work, batch, compiles=False)
-        if self.averaging is not None:
-            return self._trained(loss, batch)
-        if self.finite is not None:
-            self.finite.before_update(loss, batch)
-        loss.backward()
-        if self.scope == "step":
-            self.update()
-        return loss.detach()
-
-    def _trained(self, result: Any, batch: StaticBatch) -> Any:
-        """Continues from what a step computed as far as the scope goes.
-
-        Returns:
-            The mean loss, or the share of it that is still to be averaged.
-        """
-        if self.averaging is None:
-            if self.finite is not None:
-                self.finite.note(result.detach(), batch)
-            result.backward()
-            loss = result.detach()
-        else:
-            result = self.averaging.join_rows(result)
-            result.total.backward()
-            if self.scope != "step":
-                return result.detach()
-            loss = self.averaging(result, batch)
-            if self.finite is not None:
-                self.finite.note(loss, batch)
-        if self.scope == "step":
-            with EvenUpdate():
-                self.update()
-        return loss
 
 
 # Numbers in a piece, a multiple of what torch's kernels load at once.

@@ -76,7 +76,7 @@ def counters() -> Counters:
         for statistics in runner.statistics:
             batches += statistics.batches
             real += statistics.real_rows
-            rows += statistics.batches * statistics.physical_rows
+            rows += statistics.physical_rows
     return Counters(
         torch_counters["stats"]["unique_graphs"],
         recordings,
@@ -126,10 +126,14 @@ class BucketStatistics:
     """Counts of one bucket, in plain numbers.
 
     Times on CUDA are pairs of events, read only for a report and reused once their time is dropped.
+
+    Args:
+        capacity: of the bucket; None for batches that kept their own sizes.
+        device: of the batches.
     """
 
-    def __init__(self, capacity: Capacity, device: torch.device) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: Capacity | None, device: torch.device) -> None:
+        self._rows = (capacity.nodes, capacity.edges, capacity.graphs) if capacity else (0, 0, 0)
         self._device = device
         # Training batches are counted separately: evaluation packs as many graphs as fit.
         self._batches = [0, 0]
@@ -160,8 +164,9 @@ class BucketStatistics:
 
     @property
     def physical_rows(self) -> int:
-        """How many rows of nodes, edges and graphs the bucket has."""
-        return self.capacity.nodes + self.capacity.edges + self.capacity.graphs
+        """How many rows of nodes, edges and graphs they had with padding; as many, to within a few,
+        where they kept their own sizes."""
+        return self.batches * sum(self._rows) or self.real_rows
 
     def started(self) -> float:
         """Starts timing a step, on CUDA by an event, without synchronising; for :meth:`ended`."""
@@ -197,16 +202,16 @@ class BucketStatistics:
         if self._events:
             torch.cuda.synchronize(self._device)
             times = [start.elapsed_time(end) for start, end in self._events]
-        physical = np.array([self.capacity.nodes, self.capacity.edges, self.capacity.graphs])
         training = self._batches[True] > 0
         batches, real = self._batches[training], np.array(self._real[training])
-        filled = real / np.maximum(1, physical * batches)
-        shares = [float(share) for share in filled] if batches else [None] * 3
+        filled = real / np.maximum(1, np.array(self._rows) * batches)
+        shares = [float(share) for share in filled] if batches and any(self._rows) else [None] * 3
+        nodes, edges, graphs = self._rows
         return BucketReport(
             bucket=bucket,
-            nodes=self.capacity.nodes,
-            edges=self.capacity.edges,
-            graphs=self.capacity.graphs,
+            nodes=nodes,
+            edges=edges,
+            graphs=graphs,
             batches=self._batches[True],
             eval_batches=self._batches[False],
             real_graphs=int(real[2]),
@@ -239,16 +244,15 @@ def take(runner: Any, batch: StaticBatch, work: str) -> StaticBatch:
     if steps.computation.newcomers.came:
         preparation.forget()
     batch = steps.accept(batch)
-    planned = batch.bucket != UNPLANNED
     alone = steps.ranks is None or work != "step"
-    if not planned and (preparation.commitments is not None or not alone):
+    if batch.bucket == UNPLANNED and (preparation.commitments is not None or not alone):
         raise ValueError(
             "a batch that kept its own size (min_fill=) runs in eager, which a memory budget has "
             "no room for and other ranks do not wait for: leave out min_fill="
         )
     if preparation.commitments is not None:
         preparation.commitments.use(batch.bucket)
-    if batch.real is not None and planned:
+    if batch.real is not None:
         runner.statistics[batch.bucket].count(batch.real, work)
     training = work == "step" or runner.subject.model.training
     preparation.taken += training
@@ -285,6 +289,12 @@ def report_of(runner: Any) -> Report:
         report = runner.statistics[bucket].report(bucket, compiled, replayed, late)
         return replace(report, **(commitments.of_bucket(bucket) if commitments else {}))
 
+    padded = None if runner.padder is None else runner.padder.counts
+    fallbacks = fallbacks_of(runner)
+    if padded is not None and padded.overflowed + padded.unplanned:
+        fallbacks = *fallbacks, str(padded)
+    of_own_size = runner.statistics[UNPLANNED]
+    unplanned = [of_own_size.report(UNPLANNED, ())] if of_own_size.batches else []
     return Report(
         model=type(subject.model).__name__,
         device=device_name(subject.device),
@@ -295,8 +305,8 @@ def report_of(runner: Any) -> Report:
         warm_start=prepared.cold_s is not None,
         cold_start_s=prepared.cold_s,
         replays={str(key): count for key, count in replays.items()},
-        buckets=tuple(map(report_bucket, range(len(runner.plan.capacities)))),
-        fallbacks=fallbacks_of(runner),
+        buckets=(*map(report_bucket, range(len(runner.plan.capacities))), *unplanned),
+        fallbacks=fallbacks,
         versions=versions(STEPS),
         choices=prepared.choices,
         attention=attention_choices(

@@ -34,7 +34,6 @@ from staticgraph.runner.export_manifest import (
 )
 from staticgraph.runner.prediction import require_rows
 from staticgraph.runner.trials import trial_batch
-from staticgraph.schema import Schema
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_state import evaluating, untouched
@@ -66,7 +65,6 @@ def export(
     computation: Computation,
     subject: Subject,
     plan: BucketPlan,
-    schema: Schema,
     example: StaticBatch | GraphColumns | None = None,
     *,
     overwrite: bool = False,
@@ -74,6 +72,8 @@ def export(
 ) -> str:
     """Writes the folder; see :meth:`staticgraph.StaticGraphRunner.export`."""
     packages, inputs, shapes = [], [], []
+    schema = plan.schema
+    assert schema is not None
     device = subject.device.type
     with (
         replacing(folder, KIND, overwrite) as new,

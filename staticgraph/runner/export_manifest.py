@@ -22,7 +22,7 @@ import io
 import platform
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -110,13 +110,14 @@ class ExportManifest:
                 f"{folder} has no {FILE}: make it with runner.export({str(folder)!r})"
             )
         content = (folder / FILE).read_bytes()  # the bytes hashed are those parsed
-        kind = document.read_document(
+        manifest = document.read_document(
             folder / FILE, "an exported model", _build, ExportRefused, content
         )
-        return kind(digest_of(content))
+        return replace(manifest, digest=digest_of(content))
 
 
-def _build(values: dict[str, Any]) -> Any:
+def _build(values: dict[str, Any]) -> ExportManifest:
+    """Returns the manifest of these values, without its digest."""
     if (values.get("format"), values.get("version")) != (FORMAT, VERSION):
         raise ValueError(
             f"not an exported model of version {VERSION}, but {values.get('format')!r} "
@@ -131,25 +132,18 @@ def _build(values: dict[str, Any]) -> Any:
     machine = {_text(key): value for key, value in values["machine"].items()}
     machine["instructions"] = list(map(_text, _list(machine.get("instructions", []))))
     categories = _categories(values.get("categories", {}), plan.schema)
-
-    def manifest_of(digest: str) -> ExportManifest:
-        """Returns the manifest with a digest."""
-        return ExportManifest(
-            plan,
-            packages,
-            inputs,
-            values["output"],
-            bool(values["pointers"]),
-            _text(values["device"]),
-            _text(values["model"]),
-            {_text(key): _text(value) for key, value in values["versions"].items()},
-            machine,
-            digest,
-            categories,
-        )
-
-    manifest_of("")  # raises here if a value is wrong
-    return manifest_of
+    return ExportManifest(
+        plan,
+        packages,
+        inputs,
+        values["output"],
+        bool(values["pointers"]),
+        _text(values["device"]),
+        _text(values["model"]),
+        {_text(key): _text(value) for key, value in values["versions"].items()},
+        machine,
+        categories=categories,
+    )
 
 
 def _categories(values: dict[str, Any], schema: Schema) -> dict[str, tuple[int, ...]]:

@@ -53,7 +53,7 @@ class Inference:
         steps: runs the batches, without locking or statistics: for tools that look inside, such as
             the dry run. A training loop does not need it.
         preparation: prepares the steps, and looks at batches that it has not seen the like of.
-        statistics: what was counted of each bucket.
+        statistics: what was counted of each bucket, and last of batches of their own sizes.
         padder: pads batches that are not a loader's; None until there is one.
     """
 
@@ -68,7 +68,7 @@ class Inference:
         self.steps: Steps = steps
         self.preparation: Preparation = preparation
         self.statistics: list[BucketStatistics] = [
-            BucketStatistics(capacity, self.device) for capacity in steps.plan.capacities
+            BucketStatistics(capacity, self.device) for capacity in (*steps.plan.capacities, None)
         ]
         self._turns = turns
         self._evaluating = Evaluation(steps.subject.model)
@@ -204,7 +204,6 @@ class Inference:
                 self.steps.computation,
                 self.subject,
                 replace(self.plan, schema=schema),
-                schema,
                 graphs_of(self.plan) if example is None else example,
                 overwrite=overwrite,
                 progress=progress,

@@ -35,8 +35,13 @@ from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 
 STEP, GRADIENTS = "step (largest bucket)", "gradients"
+# Recordings with gradients of their own, beside those of the training steps, and how to do without.
 FROM_IDS = "gradients of steps from ids"
 OF_PAIRS = "gradients of forwards with a backward"
+INSTEAD = {
+    FROM_IDS: "make each batch in a recording of its own, Recording(one_launch=False)",
+    OF_PAIRS: "leave 'forward' out of warmup(phases=...)",
+}
 WHAT_NOW = "All recordings were torn down, eager steps still run:"
 
 
@@ -125,45 +130,26 @@ class Commitments:
         step = int(self.predicted[bucket] * self._overhead)
         self._committed[STEP] = max(self._committed.get(STEP, 0), step - self._gradients)
 
-    def steps_from_ids(self, buckets: int) -> None:
-        """Commits the gradients of recordings that also make their own batches.
-
-        Each holds its own set, in addition to those of the recordings that take any batch.
+    def more_gradients(self, name: str) -> None:
+        """Commits the gradients of further recordings of every bucket; each holds its own set.
 
         Args:
-            buckets: how many buckets have such a recording.
+            name: :data:`FROM_IDS` or :data:`OF_PAIRS`.
 
         Raises:
             BudgetExceeded: this exceeds the cap; nothing was recorded yet.
         """
-        self._own_gradients(
-            FROM_IDS, buckets, "make each batch in a recording of its own, "
-            "Recording(one_launch=False)"
-        )  # fmt: skip
-
-    def pairs(self, buckets: int) -> None:
-        """Commits the gradients of recorded forwards with their backwards.
-
-        Each holds its own set, in addition to those of the training steps.
-
-        Args:
-            buckets: how many buckets have such a recording.
-
-        Raises:
-            BudgetExceeded: this exceeds the cap; nothing was recorded yet.
-        """
-        self._own_gradients(OF_PAIRS, buckets, "leave 'forward' out of warmup(phases=...)")
-
-    def _own_gradients(self, name: str, buckets: int, remedy: str) -> None:
+        buckets = len(self._plan.capacities)
         nbytes = buckets * self._gradients
-        others = sum(self._committed.get(n, 0) for n in (FROM_IDS, OF_PAIRS) if n != name)
+        others = sum(self._committed.get(n, 0) for n in INSTEAD if n != name)
         needed = self.breakdown.total_bytes + others + nbytes
         if needed > self._cap:
             raise BudgetExceeded(
                 f"{name}, a set for each of {how_many(buckets, 'bucket')}, want "
                 f"{human_bytes(nbytes)} in addition to the plan; that makes "
                 f"{human_bytes(needed)}, the cap "
-                f"is {human_bytes(self._cap)}: raise the cap to {needed:,} bytes, or {remedy}",
+                f"is {human_bytes(self._cap)}: raise the cap to {needed:,} bytes, "
+                f"or {INSTEAD[name]}",
                 self.breakdown,
                 needed,
             )

@@ -22,7 +22,7 @@ from typing import Final, NoReturn
 import torch
 
 from staticgraph.errors import NotStatic
-from staticgraph.internals.dispatch import traced_here
+from staticgraph.nn.context.bound_batch import traced_here
 
 _MODULES: weakref.WeakKeyDictionary[torch.nn.Module, _Lock] = weakref.WeakKeyDictionary()
 _NUMBERS = itertools.count()

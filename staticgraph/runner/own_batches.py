@@ -3,26 +3,21 @@
 A batch that is not a :class:`staticgraph.StaticBatch` is padded when it is given to a runner: by
 the :class:`staticgraph.Padder` that the runner was made with or, for PyG's graphs, by one over its
 plan. Several ranks agree on the size of a capacity that is added, by a maximum over ranks, before
-anybody compiles or records. An evaluation waits for no other rank. A batch in several parts is one
-step: the gradients of the parts are added up with the weights of their rows.
+anybody compiles or records. An evaluation waits for no other rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from staticgraph.batches.batch.own_class import static_of
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.padding.padder import Padder, SplitBatch
 from staticgraph.batches.padding.read_batch import is_graph
+from staticgraph.batches.slots.slots import UNPLANNED
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.runner.counters import BucketStatistics
-from staticgraph.runner.steps import Steps
 from staticgraph.store.graph_columns import StoredGraphs
 
 
@@ -93,7 +88,7 @@ def _grow(runner: Any, padder: Padder) -> None:
     recorded, warm = steps.recorded is not None, steps.compiled.warmed_up
     steps.close()
     steps.grow(plan.capacities)
-    runner.statistics[bucket:] = [BucketStatistics(capacity, runner.device)]
+    runner.statistics[bucket:UNPLANNED] = [BucketStatistics(capacity, runner.device)]
     if not warm:
         return
     steps.compiled.warmed_up = False
@@ -108,48 +103,3 @@ def _grow(runner: Any, padder: Padder) -> None:
                 preparation.prepare(way, number, phase, plan.schema)
     preparation.finish()
     steps.finite.clear()
-
-
-def train_parts(steps: Steps, parts: Sequence[StaticBatch]) -> Tensor:
-    """Runs one training step over parts of one bucket, in eager: the mean over the rows of all.
-
-    Returns:
-        The mean loss, 0-dim, detached.
-
-    Raises:
-        ValueError: several ranks train, or the loss adds the mean of other rows.
-    """
-    if steps.averaging is not None:
-        raise ValueError(
-            "a split batch is one step of several parts, and other ranks would wait for each of "
-            "them: use overflow='grow' where several processes train"
-        )
-    steps._state.keep()
-    computation, shared = steps.computation, steps.computation.shared
-    try:
-        steps.update.zero_grad()
-        total = weight = torch.zeros((), device=parts[0].device)
-        computation.shared = True
-        for part in parts:
-            with computation.active():
-                share = computation.run("step", part, keep=True)
-                if share.rows is not None:
-                    raise ValueError(
-                        "the loss adds the mean of other rows, which a batch in parts cannot "
-                        "weight: use overflow='grow'"
-                    )
-                steps.finite.before_update(share.total.detach(), part)
-                share.total.backward()
-            total, weight = total + share.total.detach(), weight + share.weight.detach()
-        weight = torch.where(weight == 0, 1, weight)
-        for parameter in steps.subject.parameters():
-            if parameter.grad is not None:
-                parameter.grad.div_(weight)
-    except BaseException:
-        steps._state.restore()
-        raise
-    finally:
-        computation.shared = shared
-    if steps.accumulated.add():
-        steps.update()
-    return (total / weight).detach()

@@ -15,7 +15,7 @@ from staticgraph.batches.padding.read_batch import is_pyg_batch, split
 from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Level, Schema
-from staticgraph.steps.computation.provenance import Path, name_of, output_tensors
+from staticgraph.steps.computation.model_call import Path, name_of, output_tensors
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 

@@ -39,7 +39,7 @@ from staticgraph.checking.padding_check import PaddingCheck, next_look
 from staticgraph.distributed.ranks import smallest_budget
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.runner import compile_cache
-from staticgraph.runner.memory_commitments import Commitments
+from staticgraph.runner.memory_commitments import FROM_IDS, OF_PAIRS, Commitments
 from staticgraph.runner.steps import Steps
 from staticgraph.runner.trials import Trials, trial_batch
 from staticgraph.runner.verification import FirstSteps
@@ -162,7 +162,8 @@ class Preparation:
             self.schema = batch.layout.schema
         padding = None if self.has_recorded else self.padding
         if padding is not None and padding.wanted(work, batch, self.taken):
-            padding.check_batch(batch, work)
+            with _rarely_collected():
+                padding.check_batch(batch, work)
         batch = self._choose_on(batch, work)
         if padding is not None and work == "step" and self.commitments is None:
             self.compared.compare(batch)
@@ -242,56 +243,17 @@ class Preparation:
         steps_to_come: int | None = None,
     ) -> None:
         """Prepares every bucket in every phase; see :meth:`StaticGraphRunner.warmup`."""
-        example: StaticBatch | GraphColumns | None
         self.forget()
-        if isinstance(source, DeviceStore):
-            self._steps.store, example = source, source.host
-        elif source is None or isinstance(source, GraphColumns):
-            example = source
-        else:
-            example = static_of(source) or stored_batch(source, self.schema)
-        if example is None:
-            example = graphs_of(self._steps.plan)
+        example = self._example_in(source)
         if example is not None:
             self.schema = _schema_of(example)
         self._check_padding(example)
-        execution = self._execution
-        if not execution.compiles:
+        if not self._execution.compiles:
             return
         schema = self.fields_of(None, "warmup(example=store) or a batch")
         if phases is None:
             phases = ("step", "eval") if self._subject.trains else ("eval",)
-        self._prepare_all(schema, example, tuple(phases), progress, cache, choices, steps_to_come)
-
-    def _check_padding(self, example: StaticBatch | GraphColumns | None) -> None:
-        """Checks padding before anything is compiled.
-
-        Without an example it runs on made-up graphs, and the first batch is checked as well, unless
-        that is replayed.
-        """
-        execution = self._execution
-        made_up = execution.compiles and not execution.only_fused
-        if self.padding is None or (example is None and not made_up):
-            return
-        device, schema = self._device, self.schema
-        batch = example_of(self._steps.plan, schema, example, self._subject.pointers)
-        if batch is None:
-            return
-        phase = "step" if self._subject.trains else "eval"
-        self.padding.check_batch(batch.to(device), phase, example is not None)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def _prepare_all(
-        self,
-        schema: Schema,
-        example: StaticBatch | GraphColumns | None,
-        phases: tuple[str, ...],
-        progress: bool,
-        cache: str | Path | bool | None,
-        choices: str | Path | None,
-        steps_to_come: int | None,
-    ) -> None:
+        phases = tuple(phases)
         # Largest first: later, smaller recordings fit into the memory of earlier ones.
         keys = [(b, p) for b in reversed(range(len(self._steps.plan.capacities))) for p in phases]
         device, auto = self._device, self._execution.auto
@@ -332,6 +294,33 @@ class Preparation:
         self.finish()
         self._steps.finite.clear()  # the warm-up's losses are not losses of data
 
+    def _example_in(self, source: Any) -> StaticBatch | GraphColumns | None:
+        """Returns a batch, or graphs, to prepare with: those of the plan where nothing is given."""
+        if isinstance(source, DeviceStore):
+            self._steps.store, source = source, source.host
+        elif source is not None and not isinstance(source, GraphColumns):
+            source = static_of(source) or stored_batch(source, self.schema)
+        return graphs_of(self._steps.plan) if source is None else source
+
+    def _check_padding(self, example: StaticBatch | GraphColumns | None) -> None:
+        """Checks padding before anything is compiled.
+
+        Without an example it runs on made-up graphs, and the first batch is checked as well, unless
+        that is replayed.
+        """
+        execution = self._execution
+        made_up = execution.compiles and not execution.only_fused
+        if self.padding is None or (example is None and not made_up):
+            return
+        device, schema = self._device, self.schema
+        batch = example_of(self._steps.plan, schema, example, self._subject.pointers)
+        if batch is None:
+            return
+        phase = "step" if self._subject.trains else "eval"
+        self.padding.check_batch(batch.to(device), phase, example is not None)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _compare(self, schema: Schema, example: StaticBatch | GraphColumns, progress: bool) -> None:
         """Compares the first step of every bucket with eager, and prints what it cost."""
         steps, first = self._steps, self.compared
@@ -366,12 +355,11 @@ class Preparation:
         """Commits, in advance, the gradients of recordings beyond one step per bucket."""
         if self.commitments is None:
             return
-        buckets = len(self._steps.plan.capacities)
         if "step" in phases and self._steps.joins_collation:
-            self.commitments.steps_from_ids(buckets)
+            self.commitments.more_gradients(FROM_IDS)
         recorded = self._execution.records and self._steps.records("forward")
         if "forward" in phases and recorded:
-            self.commitments.pairs(buckets)
+            self.commitments.more_gradients(OF_PAIRS)
 
     def _prepare(
         self,

@@ -20,7 +20,8 @@ class BucketReport:
     """The report of one bucket.
 
     Efficiencies are real rows over physical rows, of the training batches, or of the others if
-    nothing was trained. Times are in milliseconds. None where nothing was measured.
+    nothing was trained. Times are in milliseconds. None where nothing was measured. Bucket -1, of 0
+    rows, stands for batches that kept their own sizes and ran in eager.
     """
 
     bucket: int
@@ -95,10 +96,11 @@ class Report:
         """One line per bucket; columns with nothing to report are left out."""
         buckets = self.buckets
         columns: dict[str, list[object]] = {
-            "bucket": [b.bucket for b in buckets],
-            "nodes": [f"{b.nodes:,}" for b in buckets],
-            "edges": [f"{b.edges:,}" for b in buckets],
-            "graphs": [f"{b.graphs:,}" for b in buckets],
+            "bucket": ["own sizes" if b.bucket < 0 else b.bucket for b in buckets],
+            **{
+                rows: ["-" if b.bucket < 0 else f"{getattr(b, rows):,}" for b in buckets]
+                for rows in ("nodes", "edges", "graphs")
+            },
             "steps": [f"{b.batches:,}" for b in buckets],
             "evals": [f"{b.eval_batches:,}" for b in buckets],
             "nodes filled": [percent(b.node_efficiency) for b in buckets],

@@ -14,7 +14,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Unpack
@@ -27,7 +26,6 @@ from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.batches.padding.padder import Padder, SplitBatch
-from staticgraph.batches.slots.slots import UNPLANNED
 from staticgraph.distributed.lost_rank import Watching
 from staticgraph.distributed.ranks import Ranks, check_not_wrapped
 from staticgraph.epochs.blocks import Blocks
@@ -44,7 +42,7 @@ from staticgraph.runner.model_locks import (
     check_not_traced,
     refuse_without_gradients,
 )
-from staticgraph.runner.own_batches import as_static, train_parts
+from staticgraph.runner.own_batches import as_static
 from staticgraph.runner.preparation import Preparation
 from staticgraph.runner.report import Report
 from staticgraph.runner.steps import Steps
@@ -52,7 +50,7 @@ from staticgraph.runner.verification import Verification, verify
 from staticgraph.runner.ways import Auto, Execution
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.modes import Mode
-from staticgraph.steps.computation.model_arguments import Forward
+from staticgraph.steps.computation.model_call import Forward
 from staticgraph.steps.computation.model_setup import (
     StepOptions,
     Subject,
@@ -115,13 +113,7 @@ class StaticGraphRunner(Inference):
         NotStatic: the optimizer's step cannot be recorded.
         TypeError: the model is not a module, the loss is a loss module of torch, the optimizer
             needs a closure, or an option repeats one of a given ``Subject``.
-
-    Attributes:
-        steps: runs the batches, without locking or statistics: for tools that look inside, such as
-            the dry run. A training loop does not need it.
     """
-
-    steps: Steps
 
     def __init__(
         self,
@@ -332,14 +324,13 @@ class StaticGraphRunner(Inference):
             statistics = self.statistics[batch.bucket]
             started = statistics.started()
             loss = self.steps.train(batch)
-            if batch.bucket != UNPLANNED:
-                statistics.ended(started)
+            statistics.ended(started)
             self.steps.count()
         return loss
 
     def _step_parts(self, parts: SplitBatch) -> Tensor:
         with self._turns.step:
-            loss = train_parts(self.steps, [take(self, part, "step") for part in parts])
+            loss = self.steps.train_parts([take(self, part, "step") for part in parts])
             self.steps.count()
         return loss
 
@@ -455,11 +446,7 @@ class StaticGraphRunner(Inference):
 
     def report(self) -> Report:
         """Returns what ran so far, per bucket."""
-        report = report_of(self)
-        counts = None if self.padder is None else self.padder.counts
-        if counts is None or not counts.overflowed + counts.unplanned:
-            return report
-        return replace(report, fallbacks=(*report.fallbacks, str(counts)))
+        return report_of(self)
 
 
 def prepare(

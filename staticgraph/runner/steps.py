@@ -11,6 +11,7 @@ mean loss; ``forward``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,7 @@ from staticgraph.distributed.ranks import Ranks
 from staticgraph.distributed.reduction import Share
 from staticgraph.errors import NotStatic
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.recording.recorded_steps import RecordedSteps
+from staticgraph.recording.recorded_steps import MISSED, RecordedSteps
 from staticgraph.recording.recorded_work import RecordedWork
 from staticgraph.recording.recording_keys import Recording
 from staticgraph.runner.ways import Execution
@@ -200,14 +201,11 @@ class Steps:
                 self.compiled,
                 self.update,
                 self.recording.scope,
-                self.finite if self.finite.watches else None,
+                self.finite,
                 self.averaging,
             )
-            self.recorded = RecordedSteps(self.subject, work, self.recording)
-            buckets = range(len(self.plan.capacities))
-            self.recorded.prepare([self.layout(bucket, schema) for bucket in buckets])
-            if self.store is not None:
-                self.recorded.collate_from(self.store)
+            layouts = [self.layout(b, schema) for b in range(len(self.plan.capacities))]
+            self.recorded = RecordedSteps(self.subject, work, self.recording, layouts, self.store)
         return self.recorded
 
     def untouched(self) -> AbstractContextManager[None]:
@@ -252,7 +250,10 @@ class Steps:
         phase = self.phase(work)
         way = way or self.way_of(batch.bucket, phase)
         if way == OWN and self.records(phase):
-            return self._replayed(work, batch, phase == "forward")
+            result = self._replayed(work, batch, phase == "forward")
+            if result is not MISSED:
+                return result
+            way = "eager"
         if way != "eager":
             self.computation.check_not_single(batch)
             return self.compiled.run(work, batch, way == FUSED)
@@ -268,7 +269,8 @@ class Steps:
         return self.run("step" if phase == "step" else "forward", batch, way)
 
     def _replayed(self, work: str, batch: StaticBatch, gradients: bool = False) -> Any:
-        """Replays a recording, after a check for single rows if the counts call for one."""
+        """Replays a recording, after a check for single rows if the counts call for one; MISSED
+        where there is none."""
         real = batch.real
         if real is not None and (1 in real or real.extra):
             self.computation.check_not_single(batch)
@@ -287,7 +289,7 @@ class Steps:
             The mean loss, 0-dim, detached.
         """
         if not self._model.training:
-            train(self._model)
+            self._model.train()
         if batch.real is None:
             self.finite.note_single_rows(batch, self.computation.known(batch).norms)
         if self.averaging is not None:
@@ -295,26 +297,64 @@ class Steps:
         way = way or self.way_of(batch.bucket, "step")
         if way == OWN and (scope := self.recording.scope) != "forward":
             loss = self._replayed("step", batch)
-            if scope != "step":
-                if self.averaging is not None:
-                    loss = self._averaged(loss, batch)
-                if self.accumulated.add():
-                    self.update()
-            return loss
-        self._state.keep()
-        try:
+            if loss is not MISSED:
+                if scope != "step":
+                    if self.averaging is not None:
+                        loss = self._averaged(loss, batch)
+                    if self.accumulated.add():
+                        self.update()
+                return loss
+            way = "eager"
+        with self._state:
             self.update.zero_grad()
             if way == "eager":
                 with self.computation.active():
                     loss = self._backward(self.computation.run("step", batch, keep=True), batch)
             else:
                 loss = self._backward(self.run("step", batch, way), batch)
-        except BaseException:  # a KeyboardInterrupt, too
-            self._state.restore()
-            raise
         if self.accumulated.add():
             self.update()
         return loss.detach().clone() if self._copies_loss else loss.detach()
+
+    def train_parts(self, parts: Sequence[StaticBatch]) -> Tensor:
+        """Runs one training step over parts of one bucket, in eager: the mean over the rows of all.
+
+        Returns:
+            The mean loss, 0-dim, detached.
+
+        Raises:
+            ValueError: several ranks train, or the loss adds the mean of other rows.
+        """
+        if self.averaging is not None:
+            raise ValueError(
+                "a split batch is one step of several parts, and other ranks would wait for each "
+                "of them: use overflow='grow' where several processes train"
+            )
+        total = weight = torch.zeros((), device=parts[0].device)
+        self.computation.shared = True
+        try:
+            with self._state:
+                self.update.zero_grad()
+                for part in parts:
+                    with self.computation.active():
+                        share = self.computation.run("step", part, keep=True)
+                        if share.rows is not None:
+                            raise ValueError(
+                                "the loss adds the mean of other rows, which a batch in parts "
+                                "cannot weight: use overflow='grow'"
+                            )
+                        self.finite.before_update(share.total.detach(), part)
+                        share.total.backward()
+                    total, weight = total + share.total.detach(), weight + share.weight.detach()
+                weight = torch.where(weight == 0, 1, weight)
+                for parameter in self.subject.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.div_(weight)
+        finally:
+            self.computation.shared = False
+        if self.accumulated.add():
+            self.update()
+        return (total / weight).detach()
 
     def count(self) -> None:
         """Counts one finished training step; reads the flags of earlier steps when that is due.

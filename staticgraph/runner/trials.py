@@ -32,7 +32,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.padding.padder import unplanned_layout
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import SlotLayout
-from staticgraph.errors import GraphTooLarge, NotStatic
+from staticgraph.errors import NotStatic
 from staticgraph.files import jit_cache
 from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.runner.steps import Steps
@@ -45,7 +45,7 @@ from staticgraph.runner.way_choice import (
     save,
     settled,
 )
-from staticgraph.runner.ways import LEAST_ROUNDS, Auto
+from staticgraph.runner.ways import LEAST_ROUNDS, Auto, SharedStopwatch
 from staticgraph.schema import Schema
 from staticgraph.steps.compilation.modes import FUSED, OWN, without_fused
 from staticgraph.steps.state.training_hooks import without_callbacks
@@ -95,7 +95,8 @@ class Trials:
         self._without_fused = without_fused()
         self._options = options
         self._prepare = prepare
-        self._stopwatch = options.stopwatch(subject.device)
+        stopwatch, ranks = options.stopwatch(subject.device), steps.ranks
+        self._stopwatch = stopwatch if ranks is None else SharedStopwatch(stopwatch, ranks)
         self._device_type = subject.device.type
         self._until = self._stopwatch.now() + options.limit_s
         self._times: dict[tuple[int, str], dict[str, list[float]]] = {}
@@ -144,6 +145,10 @@ class Trials:
                 self._steps.close()
             if file is not None and not self.waiting and (ranks is None or ranks.first):
                 save(file, choices, made_for)
+        return self._use(choices)
+
+    def _use(self, choices: Sequence[WayChoice]) -> tuple[WayChoice, ...]:
+        """Makes every key run in its chosen way from now on."""
         self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in choices})
         return tuple(choices)
 
@@ -216,9 +221,7 @@ class Trials:
             All choices so far.
         """
         self.time(batch, phase, self.waiting.pop((batch.bucket, phase)))
-        choices = self.choices()
-        self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in choices})
-        return tuple(choices)
+        return self._use(self.choices())
 
     def choices(self) -> list[WayChoice]:
         """Returns the choice for each measured key, smallest bucket first.
@@ -352,21 +355,15 @@ def trial_batch(layout: SlotLayout, example: Any, device: torch.device) -> Stati
         batch = with_pointers(example) if layout.pointers else example.without_pointers()
         return batch.clone().to(device)
     if isinstance(example, GraphColumns):
-        sizes = example.sizes
-        fit = np.flatnonzero(
-            (sizes[:, 0] <= min(capacity.max_graph_nodes, capacity.node_limit))
-            & (sizes[:, 1] <= capacity.edge_limit)
-        )
+        limits = np.array(capacity.size_limits)
+        sizes = example.sizes[:, : len(limits)]
+        fit = np.flatnonzero((sizes <= limits).all(1) & (sizes[:, 0] <= capacity.max_graph_nodes))
         ids = fit[:0]
         for order in (fit, fit[sizes[fit, 0].argsort(kind="stable")]):
             if len(ids) < 2:
-                used = np.cumsum(sizes[order[: capacity.graph_limit], :2], axis=0)
-                within = (used <= (capacity.node_limit, capacity.edge_limit)).all(1)
-                ids = order[: int(within.sum())]
-        while len(ids):
-            try:
-                batch = StaticBatch.of(example, ids, capacity, layout.bucket, layout.pointers)
-                return batch.to(device)
-            except GraphTooLarge:  # another component of the capacity is full
-                ids = ids[: len(ids) // 2]
+                used = np.cumsum(sizes[order[: capacity.graph_limit]], axis=0)
+                ids = order[: int((used <= limits).all(1).sum())]
+        if len(ids):
+            batch = StaticBatch.of(example, ids, capacity, layout.bucket, layout.pointers)
+            return batch.to(device)
     return StaticBatch.blank(layout, device)

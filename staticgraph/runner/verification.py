@@ -36,7 +36,7 @@ from staticgraph.checking.outcome import CLEAR, Difference, Outcome, Tolerance
 from staticgraph.errors import users_level
 from staticgraph.runner.steps import Steps
 from staticgraph.steps.compilation.modes import FUSED
-from staticgraph.steps.computation.provenance import output_tensors
+from staticgraph.steps.computation.model_call import output_tensors
 from staticgraph.steps.state.training_hooks import without_callbacks
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import as_preformatted, table

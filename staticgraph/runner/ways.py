@@ -66,6 +66,29 @@ class Stopwatch:
         return start.elapsed_time(end)
 
 
+class SharedStopwatch(Stopwatch):
+    """A stopwatch that returns the slowest rank's times.
+
+    Args:
+        own: this rank's stopwatch.
+        ranks: the ranks that measure.
+    """
+
+    def __init__(self, stopwatch: Stopwatch, ranks: Ranks) -> None:
+        self._stopwatch, self._ranks = stopwatch, ranks
+        self._begun = stopwatch.now()
+
+    def now(self) -> float:
+        """Returns seconds since this was made, the largest of all ranks."""
+        return self._ranks.largest(self._stopwatch.now() - self._begun)
+
+    def milliseconds(self, way: str, step: Callable[[], Any]) -> float:
+        """Returns how long one step took on the slowest rank; raises on all if it does on one."""
+        with self._ranks.together():
+            taken = self._stopwatch.milliseconds(way, step)
+        return self._ranks.largest(taken)
+
+
 @dataclass(frozen=True, slots=True)
 class Auto:
     """How the fastest way of each bucket is found; ``mode="auto"`` is ``mode=Auto()``.
@@ -150,10 +173,9 @@ class Execution:
         recording, device = recording or Recording(), subject.device
         if subject.accumulate > 1 and recording.scope == "step":
             recording = replace(recording, scope="forward_backward")
-        auto = Auto.of(mode)
         ranks = ranks_for(distributed, device) if subject.trains else None
-        auto = shared(auto and auto.on(device, recording.records_on(device)), ranks)
-        name = mode if isinstance(mode, str) else "auto"
+        name, auto = mode if isinstance(mode, str) else "auto", Auto.of(mode)
+        auto = auto and auto.on(device, recording.records_on(device))
         resolved = resolve(name, device.type, recording.anywhere)
         if auto is not None and not resolved.compiled:
             until = f"auto: eager on {device.type}, until warmup() has measured"
@@ -194,39 +216,3 @@ class Execution:
         The user did not request that graph, so where it cannot be captured, all runs in eager.
         """
         return self.auto is not None and set(self.auto.ways) <= {"eager", FUSED}
-
-
-class SharedStopwatch(Stopwatch):
-    """A stopwatch that returns the slowest rank's times.
-
-    Args:
-        own: this rank's stopwatch.
-        ranks: the ranks that measure.
-    """
-
-    def __init__(self, stopwatch: Stopwatch, ranks: Ranks) -> None:
-        self._stopwatch, self._ranks = stopwatch, ranks
-        self._begun = stopwatch.now()
-
-    def now(self) -> float:
-        """Returns seconds since this was made, the largest of all ranks."""
-        return self._ranks.largest(self._stopwatch.now() - self._begun)
-
-    def milliseconds(self, way: str, step: Callable[[], Any]) -> float:
-        """Returns how long one step took on the slowest rank; raises on all if it does on one."""
-        with self._ranks.together():
-            taken = self._stopwatch.milliseconds(way, step)
-        return self._ranks.largest(taken)
-
-
-def shared(auto: Auto | None, ranks: Ranks | None) -> Auto | None:
-    """Returns the same options, measured by :class:`SharedStopwatch` if there are several ranks."""
-    if auto is None or ranks is None:
-        return auto
-    this_ranks = auto.stopwatch
-
-    def stopwatch(device: torch.device) -> Stopwatch:
-        """Makes a stopwatch whose times are the slowest rank's."""
-        return SharedStopwatch(this_ranks(device), ranks)
-
-    return replace(auto, stopwatch=stopwatch)

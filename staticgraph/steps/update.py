@@ -142,7 +142,7 @@ def drop_gradients(module: torch.nn.Module) -> None:
 
 
 class StepState:
-    """What a training step writes before its update, put back where no update follows.
+    """A ``with`` block around a training step: what it writes is put back if it ends early.
 
     That is every buffer (running statistics and their counters), small tensors that the loss and
     the forward write to, and the numbers and flags that the user's own modules hold; not
@@ -172,8 +172,8 @@ class StepState:
         self._listed = False
 
     @torch.no_grad()
-    def keep(self) -> None:
-        """Copies the state; called before a step."""
+    def __enter__(self) -> None:
+        """Copies the state."""
         if not self._listed or self._bound() != self._listed_as:
             self._list()
         if self._norms:
@@ -188,9 +188,12 @@ class StepState:
             for values in self._attributes
         ]
 
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is not None:  # a KeyboardInterrupt, too
+            self._restore()
+
     @torch.no_grad()
-    def restore(self) -> None:
-        """Puts back what :meth:`keep` copied, in place."""
+    def _restore(self) -> None:
         for values, before in self._before:
             values |= {
                 name: value for name, value in before.items() if values.get(name) is not value

@@ -124,9 +124,9 @@ class Export:
         subject = Subject(nn.Linear(1, 1), check_padding=False)
         stubs = {"_compile": compiled, "check_entries": lambda *_: None}
         with mock.patch.multiple(export, **stubs):
-            plan, schema = sg.BucketPlan.of([(10, 20, 4)]), store_of(1).schema
-            plan = sg.BucketPlan(plan.capacities, schema=schema)
-            export.export(path, mock.Mock(), subject, plan, schema, overwrite=True, progress=False)
+            capacities = sg.BucketPlan.of([(10, 20, 4)]).capacities
+            plan = sg.BucketPlan(capacities, schema=store_of(1).schema)
+            export.export(path, mock.Mock(), subject, plan, overwrite=True, progress=False)
 
     @staticmethod
     def read(path: Path) -> int:

@@ -93,11 +93,11 @@ class BatchArrays:
             ValueError: the leading dimension is that of no level.
         """
         rows = value.shape[0] if value.dim() else -1
-        for level in self.levels:
-            if rows == self.layout.capacity.rows(level):
+        for level, count in self.layout.rows.items():
+            if rows == count:
                 return level
         plural = {"graph": "graphs", "node": "nodes", "edge": "edges"}
-        choices = [f"{self.capacity.rows(name)} ({plural.get(name, name)})" for name in self.levels]
+        choices = [f"{rows} ({plural.get(name, name)})" for name, rows in self.layout.rows.items()]
         expected = f"{', '.join(choices[:-1])} or {choices[-1]}"
         raise ValueError(
             f"a tensor of shape {list(value.shape)} has no rows of this batch: expected a leading "
@@ -107,9 +107,7 @@ class BatchArrays:
     @property
     def levels(self) -> tuple[Level, ...]:
         """The levels that the rows of a tensor of this batch can have."""
-        schema = self.layout.schema
-        of_axes = tuple(axis.name for axis in schema.axes)
-        return ("graph", *of_axes) if schema.hetero else ("graph", "node", "edge", *of_axes)
+        return tuple(self.layout.rows)
 
     @property
     def node_types(self) -> list[str]:

@@ -107,9 +107,9 @@ def _counted_within(piece: Tensor, field: Field, graph: int, before: dict[str, T
     return flat.view(piece.shape)
 
 
-def to_data_list(batch: BatchArrays) -> list[Any]:
-    """Returns the real graphs as ``Data`` or ``HeteroData``; without PyG, as ``Record``."""
-    schema, graphs = batch.layout.schema, batch.real_counts.graphs
+def to_data_list(batch: BatchArrays, most: int | None = None) -> list[Any]:
+    """Returns the first real graphs as ``Data`` or ``HeteroData``; without PyG, as ``Record``."""
+    schema, graphs = batch.layout.schema, len(range(batch.real_counts.graphs)[:most])
     values = {field.name: pieces(batch, field) for field in schema}
     bounds = {axis.name: starts(batch, axis.name).diff().tolist() for axis in schema.axes}
     rows = [{name: counts[g] for name, counts in bounds.items()} for g in range(graphs)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +28,7 @@ from staticgraph.batches.batch.derived_attributes import (
     exchanged,
 )
 from staticgraph.batches.batch.predictions import to_data_list, unpadded
-from staticgraph.batches.collation.collate import padded
+from staticgraph.batches.collation.collate import fill
 from staticgraph.batches.slots.batch_memory import note
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import Lease, SlotLayout
@@ -119,9 +118,8 @@ class StaticBatch(BatchArrays):
 
         A compiled step is warmed up with it before any data is read.
         """
-        store = GraphColumns.zeros(layout.schema)
-        padding = padded(store, np.empty(0, np.int64), layout)
-        return cls(layout, {name: t.to(device) for name, t in padding.tensors.items()})
+        padding = filled(layout, GraphColumns.zeros(layout.schema), ()).to(device)
+        return cls(layout, padding.tensors())
 
     def release(self) -> None:
         """Gives the memory back before the batch is dropped; any later use raises.
@@ -179,7 +177,7 @@ class StaticBatch(BatchArrays):
                 f"batch[{name!r}]: graphs are not read by number inside a forward; "
                 "outside of it, batch.to_data_list() gives them"
             )
-        if self.layout.schema.hetero and name not in self._tensors:
+        if name not in self._tensors and self.layout.schema.hetero:
             axis = axis_of(self.layout.schema, name)
             if axis is not None:
                 return TypeView(self, axis)
@@ -316,11 +314,7 @@ class StaticBatch(BatchArrays):
 
     def to_data_list(self) -> list[Any]:
         """Returns the real graphs as ``Data`` or ``HeteroData``, edges sorted by destination."""
-        graphs = to_data_list(self)
-        for name, values in self._objects.items():
-            for data, value in zip(graphs, values, strict=True):
-                setattr(data, name, value)
-        return graphs
+        return first_graphs(self)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, self._tensors[name]) for name in self._tensors if name != COUNTS)
@@ -334,6 +328,15 @@ class StaticBatch(BatchArrays):
 _OWN = (*BatchArrays.__slots__, *StaticBatch.__slots__)
 
 
+def first_graphs(batch: StaticBatch, most: int | None = None) -> list[Any]:
+    """Does the work of :meth:`StaticBatch.to_data_list` for the first ``most`` graphs alone."""
+    graphs = to_data_list(batch, most)
+    for name, values in batch._objects.items():
+        for data, value in zip(graphs, values, strict=False):
+            setattr(data, name, value)
+    return graphs
+
+
 def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> StaticBatch:
     """Does the work of :meth:`StaticBatch.of` with an existing layout, for stores with its fields.
 
@@ -341,6 +344,8 @@ def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> Stati
         GraphTooLarge: together the graphs exceed the capacity.
     """
     graphs = several_graphs(ids, len(store))
-    arrays = padded(store, graphs, layout)
-    note(arrays.buffer, layout.lengths)
-    return StaticBatch(layout, arrays.tensors, arrays.real, objects=store.objects_of(graphs))
+    buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
+    tensors = layout.tensors(buffer)
+    real = fill(store, graphs, layout, {name: each.numpy() for name, each in tensors.items()})
+    note(buffer, layout.lengths)
+    return StaticBatch(layout, tensors, real, objects=store.objects_of(graphs))

@@ -20,11 +20,7 @@ Every fill writes every element of the slot, so nothing of an earlier batch rema
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-import torch
-from torch import Tensor
 
 from staticgraph.batches.collation.collate_axes import (
     fill_axis,
@@ -277,34 +273,3 @@ def _look_up_rows(
         for k in range(offsets[g] * width, offsets[g + 1] * width):
             target[at] = lookup[source[k]]
             at += 1
-
-
-class Padded(NamedTuple):
-    """The filled arrays of a bucket.
-
-    Attributes:
-        buffer: ``[nbytes]`` uint8, which the tensors are views of.
-        tensors: by name, in the layout's order.
-        real: how many of their rows are real.
-    """
-
-    buffer: Tensor
-    tensors: dict[str, Tensor]
-    real: RealCounts
-
-
-def padded(store: GraphColumns, graphs: IntArray, layout: SlotLayout) -> Padded:
-    """Pads some graphs of a store to a bucket's shapes.
-
-    Args:
-        store: the graphs.
-        graphs: ``[g]`` int64, which graphs; empty gives padding alone.
-        layout: the bucket's layout.
-
-    Raises:
-        GraphTooLarge: together they exceed the capacity.
-    """
-    buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
-    tensors = layout.tensors(buffer)
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    return Padded(buffer, tensors, fill(store, graphs, layout, arrays))

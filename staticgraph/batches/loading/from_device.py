@@ -101,7 +101,7 @@ class CollatedTensors(Mapping[str, Tensor]):
         self._ids = ids
         self._layout = layout
         self._lease = lease
-        self._arrays = lease.slot.tensors(layout.bucket)
+        self._arrays = lease.slot.of(layout.bucket).tensors
         self._made = False
 
     @property

@@ -32,7 +32,7 @@ from staticgraph.batches.slots.slots import Lease, Slot, SlotLayout, SlotPool
 from staticgraph.epochs.batcher import Batcher, Draw
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.epochs.epoch import BatchIds
-from staticgraph.epochs.oversize import Oversize
+from staticgraph.epochs.used_graphs import Oversize
 from staticgraph.errors import PlanMismatch
 from staticgraph.packing.random import stream_of
 from staticgraph.plans.plan import BucketPlan
@@ -280,7 +280,7 @@ class StaticLoader:
                 try:
                     if self._transform is not None:
                         draw = (self._batcher.seed, epoch, self._batcher.rank, number)
-                        layout, arrays = self.layouts[ids.bucket], slot.tensors(ids.bucket)
+                        layout, arrays = self.layouts[ids.bucket], slot.of(ids.bucket).tensors
                         apply_transform(self._transform, layout, arrays, real, draw)
                     batch = self._hand_over(ids, slot, real)
                 except BaseException:
@@ -311,7 +311,7 @@ class StaticLoader:
         if slot.released is not None:
             slot.released.synchronize()  # the copy out of this pinned slot must have finished
         assert isinstance(self.store, GraphStore)
-        return fill(self.store, ids.ids, self.layouts[ids.bucket], slot.arrays(ids.bucket))
+        return fill(self.store, ids.ids, self.layouts[ids.bucket], slot.of(ids.bucket).arrays)
 
     def _fill_each(self, batches: Iterator[BatchIds]) -> Generator[Filled, None, None]:
         for ids in batches:
@@ -358,7 +358,7 @@ class StaticLoader:
         objects = self.store.objects_of(ids.ids)
         target = slot if self._staging is None else self._to_device(layout, slot)
         return StaticBatch(
-            layout, target.tensors(ids.bucket), real, Lease(self._pool, target), objects
+            layout, target.of(ids.bucket).tensors, real, Lease(self._pool, target), objects
         )
 
     def _to_device(self, layout: SlotLayout, slot: Slot) -> Slot:

@@ -36,7 +36,6 @@ class Rows:
     """What a padder asks of the rows of a batch."""
 
     device: torch.device = _CPU
-    nodes_per_graph: IntArray
     real: RealCounts
 
     @property
@@ -59,7 +58,6 @@ class StoredRows(Rows):
     def __init__(self, graphs: StoredGraphs) -> None:
         self._graphs = graphs
         sizes = graphs.store.sizes[graphs.graphs]
-        self.nodes_per_graph: IntArray = sizes[:, 0]
         nodes, edges, *more = sizes.sum(axis=0).tolist()
         names = graphs.store.schema.components[2:]
         largest = int(sizes[:, 0].max()) if len(sizes) else 0
@@ -120,14 +118,9 @@ class BatchRows(Rows):
     first: int = 0
 
     @cached_property
-    def nodes_per_graph(self) -> IntArray:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """``[g]`` int64."""
-        return np.diff(self.node_ptr)
-
-    @cached_property
     def real(self) -> RealCounts:  # pyright: ignore[reportIncompatibleVariableOverride]
         """How many rows of each level there are."""
-        sizes = self.nodes_per_graph
+        sizes = np.diff(self.node_ptr)
         extra = tuple((axis.name, len(self.owners[axis.name])) for axis in self.schema.axes)
         most = int(sizes.max()) if len(sizes) else 0
         return RealCounts(int(self.node_ptr[-1]), self.edges, len(sizes), most, extra)
@@ -252,8 +245,7 @@ class BatchRows(Rows):
         arrays["graph_ids"][:graphs] = np.arange(self.first, self.first + graphs)
         if not self.schema.hetero:
             arrays["ptr"][: graphs + 1] = self.node_ptr
-            nodes = np.repeat(np.arange(graphs), self.nodes_per_graph)
-            arrays["batch"][: real.nodes] = nodes
+            arrays["batch"][: real.nodes] = owners_of(self.node_ptr)
         for level in layout.axes:
             owner = self.owners[level]
             arrays[f"{level}_batch"][: len(owner)] = owner

@@ -249,7 +249,7 @@ class Padder:
 
     def bucket_of(self, rows: Rows) -> int | None:
         """Returns the smallest bucket that takes these rows; None without one."""
-        return next((b for b in range(len(self._layouts)) if self._fits(rows, b)), None)
+        return next((x.bucket for x in self._layouts if rows.real.fit(x.capacity)), None)
 
     def fill(self, rows: Rows, bucket: int) -> StaticBatch:
         """Returns rows in the shapes of a bucket that takes them."""
@@ -303,20 +303,6 @@ class Padder:
         self.counts.grown += 1
         self.plan = replace(self.plan, capacities=(*self.plan.capacities[:planned], capacity))
         self._layouts = [*self._layouts[:planned], SlotLayout(planned, capacity, schema)]
-
-    def _fits(self, rows: Rows, bucket: int) -> bool:
-        """Whether a bucket takes these rows."""
-        capacity, real = self._layouts[bucket].capacity, rows.real
-        return (
-            real.nodes <= capacity.node_limit
-            and real.edges <= capacity.edge_limit
-            and real.graphs <= capacity.graph_limit
-            and real.largest <= capacity.max_graph_nodes
-            and all(
-                count <= limit
-                for (_, count), limit in zip(real.extra, capacity.extra_limits, strict=True)
-            )
-        )
 
     def _halved(self, rows: Rows) -> list[Rows]:
         """Returns parts of rows that each fit a bucket."""

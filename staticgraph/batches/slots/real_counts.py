@@ -36,6 +36,16 @@ class RealCounts(NamedTuple):
         counts = {"node": self.nodes, "edge": self.edges, "graph": self.graphs}
         return counts[level] if level in counts else dict(self.extra)[level]
 
+    def fit(self, capacity: Capacity) -> bool:
+        """Whether a bucket has room for them."""
+        return (
+            self.nodes <= capacity.node_limit
+            and self.edges <= capacity.edge_limit
+            and self.graphs <= capacity.graph_limit
+            and self.largest <= capacity.max_graph_nodes
+            and all(rows < dict(capacity.extra)[name] for name, rows in self.extra)
+        )
+
 
 def real_counts(
     store: GraphColumns, ids: IntArray, capacity: Capacity, names: IntArray | None = None
@@ -46,16 +56,9 @@ def real_counts(
         GraphTooLarge: the counts exceed the capacity.
     """
     nodes, edges, largest = _totals(ids, store.node_offsets, store.edge_offsets)
-    if (
-        nodes <= capacity.node_limit
-        and edges <= capacity.edge_limit
-        and len(ids) <= capacity.graph_limit
-        and largest <= capacity.max_graph_nodes
-    ):
-        if not store.offsets:
-            return RealCounts(nodes, edges, len(ids), largest)
-        extra = _extra(store, ids, capacity)
-        return RealCounts(nodes, edges, len(ids), largest, extra)
+    real = RealCounts(nodes, edges, len(ids), largest)
+    if real.fit(capacity):
+        return real._replace(extra=_extra(store, ids, capacity)) if store.offsets else real
     sizes = store.sizes[ids]
     worst = int(sizes[:, 0].argmax())
     raise GraphTooLarge(

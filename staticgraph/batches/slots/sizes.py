@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.slots.slots import UNPLANNED, SlotLayout
-from staticgraph.schema import Schema
+from staticgraph.schema import Level, Schema
 from staticgraph.sizes.capacity import Capacity
 
 
@@ -63,4 +63,5 @@ class SizedLayout:
         self.schema: Schema = like.schema
         self.pointers: bool = like.pointers
         self.capacity: Capacity = cast(Any, Sizes(like.capacity, shape))
+        self.rows: dict[Level, int] = {level: self.capacity.rows(level) for level in like.rows}
         self.bucket: int = UNPLANNED

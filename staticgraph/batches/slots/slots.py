@@ -22,7 +22,7 @@ from torch import Tensor
 from staticgraph.batches.slots.batch_memory import note
 from staticgraph.errors import NotStatic, PlanMismatch, SlotsExhausted
 from staticgraph.kernels.collate.arguments import COPY, LINE, ZERO
-from staticgraph.schema import COUNTS, ORDERS, Field, Schema
+from staticgraph.schema import COUNTS, ORDERS, Field, Level, Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import pointer_dtype
 from staticgraph.store.columns import Array
@@ -103,7 +103,11 @@ class SlotLayout:
                 "the fused kernels take graphs with one type of nodes, and edges sorted by "
                 "destination (no keep_order=True): kernels=False"
             )
-        for name in ("nbytes", "_cuts"):  # not first in a trace, which cannot take their lock
+        for name in (
+            "nbytes",
+            "rows",
+            "_cuts",
+        ):  # not first in a trace, which cannot take their lock
             getattr(self, name)
 
     def _check_indices(self) -> None:
@@ -212,10 +216,15 @@ class SlotLayout:
         )
 
     @cached_property
+    def rows(self) -> dict[Level, int]:
+        """The levels that the rows of a tensor of a batch can have, with how many there are."""
+        levels = ("graph",) if self.schema.hetero else ("graph", "node", "edge")
+        return {level: self.capacity.rows(level) for level in (*levels, *self.axes)}
+
+    @cached_property
     def lengths(self) -> frozenset[int]:
         """The numbers of rows that its arrays have, padding included."""
-        levels = ["node", "edge", "graph", *(axis.name for axis in self.schema.axes)]
-        rows = {self.capacity.rows(level) for level in levels}
+        rows = {self.capacity.nodes, self.capacity.edges, *self.rows.values()}
         fields = {self.capacity.rows(field.level) * field.rows for field in self.schema}
         return frozenset(rows | fields)
 
@@ -242,7 +251,8 @@ class SlotLayout:
 
 
 class Views(NamedTuple):
-    """A slot's memory as one bucket sees it."""
+    """A slot's memory as one bucket sees it: tensors, on the host the same as NumPy arrays, and
+    ``[bytes]`` uint8 of all of them, for a single copy."""
 
     tensors: dict[str, Tensor]
     arrays: dict[str, Array]
@@ -290,25 +300,15 @@ class Slot:
             if present != self._made_on:
                 self.buffer.record_stream(present)
 
-    def tensors(self, bucket: int) -> dict[str, Tensor]:
-        """Returns the arrays of a bucket as tensors; always the same objects."""
-        return (self.views.get(bucket) or self._make_views(bucket)).tensors
-
-    def arrays(self, bucket: int) -> dict[str, Array]:
-        """Returns the same memory as NumPy arrays (host slots only)."""
-        return (self.views.get(bucket) or self._make_views(bucket)).arrays
-
-    def whole(self, bucket: int) -> Tensor:
-        """``[bytes]`` uint8: all arrays of a bucket, for a single copy; always the same object."""
-        return (self.views.get(bucket) or self._make_views(bucket)).whole
-
-    def _make_views(self, bucket: int) -> Views:
-        layout = self._layouts[bucket]
-        with torch.inference_mode(False):
-            tensors = layout.tensors(self.buffer)
-        on_host = self.buffer.device.type == "cpu"
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items()} if on_host else {}
-        self.views[bucket] = Views(tensors, arrays, self.buffer[: layout.nbytes])
+    def of(self, bucket: int) -> Views:
+        """Returns the arrays of a bucket; always the same objects."""
+        if bucket not in self.views:
+            layout = self._layouts[bucket]
+            with torch.inference_mode(False):
+                tensors = layout.tensors(self.buffer)
+            on_host = self.buffer.device.type == "cpu"
+            arrays = {name: tensor.numpy() for name, tensor in tensors.items()} if on_host else {}
+            self.views[bucket] = Views(tensors, arrays, self.buffer[: layout.nbytes])
         return self.views[bucket]
 
 

@@ -22,13 +22,19 @@ from torch import Tensor
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.errors import NotStatic
-from staticgraph.internals.dispatch import traced_here
 from staticgraph.internals.fakes import FakeTensor
-from staticgraph.nn.context.bound_batch import bind, present, unbind
+from staticgraph.nn.context.bound_batch import (
+    RowKind,
+    SizeRegister,
+    bind,
+    bound_here,
+    leaves,
+    present,
+    traced_here,
+    unbind,
+)
 from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
-from staticgraph.nn.context.leaf_calls import leaves
-from staticgraph.nn.context.row_queries import APART, FLAT, find_record
-from staticgraph.nn.context.rows import RowKind, SizeRegister, rows_of_batch
+from staticgraph.nn.context.row_queries import APART, FLAT, Asked
 from staticgraph.nn.context.search_room import SearchRoom
 from staticgraph.text.how_many import how_many
 
@@ -63,7 +69,7 @@ class BatchContext:
 
         With ``leaves``, the forward is being traced to be rewritten.
         """
-        bind(self, batch, rows_of_batch(batch), leaves)
+        bind(self, batch, leaves)
 
     def leave(self) -> None:
         """Ends the last :meth:`enter` of this context in this thread; does nothing without one."""
@@ -76,34 +82,30 @@ class BatchContext:
         return None if binding is None else binding.batch
 
     @property
-    def _rows(self) -> SizeRegister | None:
-        binding = present()
-        return None if binding is None else binding.rows
+    def _rows(self) -> SizeRegister:
+        return bound_here().rows
 
     @property
     def _made(self) -> dict[Hashable, Any]:
-        binding = present()
-        assert binding is not None, "no batch is bound"
-        return binding.made
+        return bound_here().made
 
     @property
-    def _blocks(self) -> dict[tuple[int, int], DenseLayout] | None:
-        binding = present()
-        return None if binding is None else binding.blocks
+    def _blocks(self) -> dict[tuple[int, int], DenseLayout]:
+        return bound_here().blocks
+
+    @property
+    def _asked(self) -> Asked | None:
+        return bound_here().asked
 
     @property
     def present(self) -> StaticBatch:
         """The batch that is bound in this thread; there must be one."""
-        binding = present()
-        assert binding is not None, "no batch is bound"
-        return binding.batch
+        return bound_here().batch
 
     @property
     def real(self) -> RealCounts | None:
         """The real counts as host numbers; None inside a compiled step."""
-        binding = present()  # not self.present: tracing follows every call
-        assert binding is not None, "no batch is bound"
-        return binding.batch.real
+        return bound_here().batch.real
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Returns the result of ``make``, computed once per forward and kept for later layers.
@@ -130,12 +132,10 @@ class BatchContext:
     @property
     def known_sizes(self) -> list[int]:
         """The row counts that have a meaning."""
-        assert self._rows is not None
         return [size for size, _ in self._rows.entries]
 
     def register(self, size: int, rows: RowKind) -> None:
         """Declares what tensors of leading size ``size`` are in the rest of this forward."""
-        assert self._rows is not None
         known = self._rows.get(size)
         if known is not None and known.counted is not None:
             raise AssertionError(f"{size} rows are {known.what} already, not {rows.what}")
@@ -155,8 +155,7 @@ class BatchContext:
         Raises:
             NotStatic: in a backward, if the layer was called more than once with as many rows.
         """
-        binding = present()
-        assert binding is not None
+        binding = bound_here()
         sizes = binding.made.setdefault(("free size", asker, at_least), [])
         if binding.again and sizes:
             if len(sizes) > 1:
@@ -177,7 +176,6 @@ class BatchContext:
     def may_become(self, size: int, what: str) -> bool:
         """Whether tensors of this leading size can be registered as ``what``: the size has no
         meaning yet, or this one. A recorded run takes no note of the query."""
-        assert self._rows is not None
         known = self._rows.get(size)
         return known is None or known.what == what
 
@@ -211,8 +209,7 @@ class BatchContext:
 
     def _known_rows(self, size: int) -> RowKind | None:
         """The meaning of a size: registered rows, or a dense block laid out flat."""
-        binding = present()  # looked up once: tracing follows every call
-        assert binding is not None
+        binding = bound_here()
         rows = binding.rows.get(size)
         if rows is None and (make := self._places_of(size)) is not None:
             rows = make()
@@ -230,8 +227,7 @@ class BatchContext:
         Raises:
             NotStatic: the size is both.
         """
-        binding = present()
-        assert binding is not None
+        binding = bound_here()
         if (places := binding.made.get("places")) is None:
             return
         rows = binding.rows.get(size)
@@ -249,7 +245,7 @@ class BatchContext:
             NotStatic: rows of the bucket have the same count as a tensor whose size is the same in
                 every bucket.
         """
-        rows, noted = self._known_rows(size), find_record()
+        rows, noted = self._known_rows(size), self._asked
         if noted is not None:
             if rows is None:
                 noted.size(size)
@@ -271,7 +267,6 @@ class BatchContext:
         """
         rows = self.find_rows(value.shape[0]) if value.dim() else None
         if rows is None:
-            assert self._rows is not None
             known = ", ".join(f"{size} ({rows.what})" for size, rows in self._rows.entries)
             raise NotStatic(
                 f"a tensor of shape {list(value.shape)} has no rows of this batch, so which of "
@@ -288,7 +283,7 @@ class BatchContext:
         Raises:
             NotStatic: as :meth:`rows_of`.
         """
-        noted = find_record()
+        noted = self._asked
         self._check_apart_from_places(value.shape[0])
         if noted is None:
             return None if getattr(norm, APART, False) else self.rows_of(value)
@@ -308,13 +303,12 @@ class BatchContext:
         size = value.shape[0]
         if value.dim() != 2 or self._known_rows(size) is not None or getattr(norm, APART, False):
             return 1
-        assert self._rows is not None
         levels = [
             (rows.counted, size // count)
             for count, rows in self._rows.entries
             if rows.counted and count and size % count == 0
         ]
-        noted = find_record()
+        noted = self._asked
         if noted is None:
             known = getattr(norm, FLAT, None)
             if known is None:
@@ -360,7 +354,7 @@ class BatchContext:
                 (:mod:`staticgraph.rewrites.aggregation.edge_graphs`).
         """
         capacity, tensors = self.present.capacity, self.present.tensors()
-        for field in self.present.layout.schema:
+        for field in self.present.layout.schema.fields:
             if len(field.counts) == 1 and index is tensors[field.name] and index.dim() == 1:
                 return capacity.rows(field.counts[0])
         rows = self.find_rows(index.size(0)) if index.dim() == 1 else None
@@ -444,7 +438,6 @@ class BatchContext:
             groups: rows of the block.
             width: places in each.
         """
-        assert self._blocks is not None
         rows = self.rows_of(index)
         known = self._blocks.get((groups, width))
         if known is not None and len(known.place_of_node) == len(index):
@@ -457,7 +450,6 @@ class BatchContext:
 
     def find_block(self, shape: torch.Size) -> DenseLayout | None:
         """Returns the block of this shape that :meth:`block` made last, or None."""
-        assert self._blocks is not None
         return self._blocks.get((shape[0], shape[1])) if len(shape) == 2 else None
 
     def largest(self) -> int | Tensor:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.nn.context.leaf_calls import leaf, leaves
+from staticgraph.nn.context.bound_batch import leaves
+from staticgraph.nn.context.leaf_calls import leaf
 
 
 class DenseLayout(NamedTuple):

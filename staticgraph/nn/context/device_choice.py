@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from staticgraph.internals.dispatch import traced_here
+from staticgraph.nn.context.bound_batch import traced_here
 
 _HERE = threading.local()
 

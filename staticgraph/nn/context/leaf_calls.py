@@ -19,8 +19,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from staticgraph.nn.context.bound_batch import present
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -28,12 +26,6 @@ def leaf(function: Function) -> Function:
     """Decorates a function of tensors and numbers that a trace keeps as one call."""
     torch.compiler.allow_in_graph(function)
     return function
-
-
-def leaves() -> bool:
-    """Whether a step is being traced to be rewritten, so that leaves should be called."""
-    binding = present()
-    return binding is not None and binding.leaves
 
 
 @leaf

@@ -16,8 +16,6 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from staticgraph.internals.dispatch import traced_here
-
 # Set on a norm that was seen to run over a tensor of the model's own, none of whose rows is
 # padding. The class has the attribute too: in a captured step, a guard on a missing attribute goes
 # through an exception, which costs a microsecond per norm and call.
@@ -92,9 +90,5 @@ def _asking() -> torch.nn.Module | None:
     return None
 
 
+# The record that batches are bound with.
 ASKED: ContextVar[Asked | None] = ContextVar("asked", default=None)
-
-
-def find_record() -> Asked | None:
-    """The record to write to; None in an actual step, and while one is compiled."""
-    return None if torch.compiler.is_dynamo_compiling() or traced_here() else ASKED.get()

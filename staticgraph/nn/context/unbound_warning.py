@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.slots.batch_memory import stands_in_batch
-from staticgraph.internals.dispatch import traced_here
+from staticgraph.nn.context.bound_batch import traced_here
 
 _WARNED: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 

@@ -27,7 +27,7 @@ from torch_geometric.nn.models.dimenet import triplets
 
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.nn.context.rows import RowKind
+from staticgraph.nn.context.bound_batch import RowKind
 
 
 def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:

@@ -26,7 +26,7 @@ from torch_geometric.utils import scatter, softmax
 
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.nn.context.rows import RowKind
+from staticgraph.nn.context.bound_batch import RowKind
 
 Pooled = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor]
 

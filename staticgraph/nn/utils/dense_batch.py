@@ -20,9 +20,8 @@ from torch_geometric.utils import to_dense_adj, to_dense_batch
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import DisableTorchFunctionSubclass
 from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.nn.context.bound_batch import present
+from staticgraph.nn.context.bound_batch import leaves, present
 from staticgraph.nn.context.dense_layout import attendable, attendable_places
-from staticgraph.nn.context.leaf_calls import leaves
 from staticgraph.nn.context.marked_tensor import marked
 
 

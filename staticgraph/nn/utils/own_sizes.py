@@ -30,8 +30,8 @@ from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
-from staticgraph.internals.dispatch import DisableTorchFunctionSubclass, traced_here
-from staticgraph.nn.context.bound_batch import Binding, present
+from staticgraph.internals.dispatch import DisableTorchFunctionSubclass
+from staticgraph.nn.context.bound_batch import Binding, present, traced_here
 from staticgraph.nn.context.marked_tensor import marked
 from staticgraph.schema import Schema
 

@@ -27,9 +27,9 @@ from torch_geometric.utils import (
 from torch_geometric.utils.loop import compute_loop_attr
 
 from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.bound_batch import RowKind, leaves
 from staticgraph.nn.context.dispatch import stock
-from staticgraph.nn.context.leaf_calls import leaf, leaves
-from staticgraph.nn.context.rows import RowKind
+from staticgraph.nn.context.leaf_calls import leaf
 
 Edges = tuple[Tensor, Tensor | None]
 WITHOUT = "edges without self-loops"

@@ -12,7 +12,7 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.steps.computation.model_arguments import Forward
+from staticgraph.steps.computation.model_call import Forward
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.text.numeric_options import whole_option
 

@@ -24,7 +24,7 @@ from staticgraph.outofcore.sampling.sampled_graph import whole_graph
 from staticgraph.outofcore.sampling.sampled_loader import SampledLoader
 from staticgraph.outofcore.training.gnn import reads_gcn_weights, run_whole
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.steps.computation.model_arguments import Forward
+from staticgraph.steps.computation.model_call import Forward
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.store.positions import positions_in
 from staticgraph.text.how_many import how_many

@@ -18,7 +18,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import BatchFailed
 from staticgraph.serving.bodies.checked_graphs import first_line
 from staticgraph.sizes.whole_numbers import IntArray
-from staticgraph.steps.computation.provenance import Path
+from staticgraph.steps.computation.model_call import Path
 from staticgraph.store.graph_columns import GraphColumns, assembled
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.joined_parts import gathered

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from staticgraph.errors import NotStatic
-from staticgraph.internals.dispatch import TreeSpec, traced_here, tree_flatten, tree_unflatten
-from staticgraph.nn.context.bound_batch import Restored, present
+from staticgraph.internals.dispatch import TreeSpec, tree_flatten, tree_unflatten
+from staticgraph.nn.context.bound_batch import Restored, present, traced_here
 from staticgraph.nn.context.leaf_calls import FACTS
 from staticgraph.steps.compilation.compiled_function import CompiledFunction
 from staticgraph.steps.compilation.modes import FUSED, Mode

@@ -27,14 +27,13 @@ from staticgraph.internals.tracing import (
     TorchDynamoException,
     TracingContext,
     counters,
-    switched,
     watched,
 )
 from staticgraph.kernels.register import NAMESPACE
 from staticgraph.steps.compilation.graph_trees import skipped_recordings
-from staticgraph.steps.compilation.guards import GuardedCall, checked, drop_what_is_known
+from staticgraph.steps.compilation.guards import COMPILING, GuardedCall, checked, drop_what_is_known
 from staticgraph.steps.compilation.modes import Mode
-from staticgraph.steps.compilation.shared_trace import COMPILING, SharedTrace
+from staticgraph.steps.compilation.shared_trace import SharedTrace
 from staticgraph.steps.tracing.obstacles import obstacles, unrecordable
 from staticgraph.steps.tracing.trace import (
     KEEP_IN_TENSORS,
@@ -236,7 +235,7 @@ class CompiledFunction:
                 return result
         result = self._call(*tensors)
         if self._fused:
-            self._next = GuardedCall(self._function, self._call, self._refused)
+            self._next = GuardedCall(self._function, self._call)
         return result
 
     def _in_numbers(self, graph: torch.fx.GraphModule) -> Any:
@@ -250,11 +249,6 @@ class CompiledFunction:
 
     def _compiled(self, tensors: tuple[Tensor, ...]) -> Any:
         return self._call(*tensors)
-
-    def _refused(self, *tensors: Tensor) -> Any:
-        """Calls torch.compile's function after a guard failed; raises before it traces again."""
-        with COMPILING, switched(error_on_recompile=True):
-            return self._call(*tensors)
 
     def _again(self, tensors: tuple[Tensor, ...]) -> Any:
         try:

@@ -22,6 +22,7 @@ runs, are not checked.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -36,7 +37,14 @@ from staticgraph.internals.dispatch import (
     switched_back,
     version_of,
 )
-from staticgraph.internals.tracing import as_usual, drop_guards, traced, unwatched, watched
+from staticgraph.internals.tracing import (
+    as_usual,
+    drop_guards,
+    switched,
+    traced,
+    unwatched,
+    watched,
+)
 from staticgraph.steps.tracing.obstacles import place_of
 
 HOME = "staticgraph.steps.computation.computation"  # where the steps' functions are made
@@ -54,7 +62,7 @@ _OURS = re.compile(r"G\['(?!__)|G\['__import_staticgraph_|.*\.torch_geometric\.t
 _MADE = re.compile(r"G\['___unnamed_scope_\w+'\](\['_tuple_new'\].*)?$|G\['__import_\w+'\]$")
 # Cells, set once, of the function that ``Computation.of_tensors`` makes; the class of its context.
 _CELLS = re.compile(
-    r"L\['(layout|names|known|work|leaves|any_bucket)'\]|L\['run'\]\.__self__\._context\)"
+    r"L\['(layout|names|known|work|leaves|any_bucket)'\]|L\['run'\]\.__self__\.context\)"
 )
 # Prefixes of guards on an object's class and on what it holds, which the patterns ignore.
 _CLASS = re.compile(r"^(dict\()?(type\()?")
@@ -98,23 +106,20 @@ def drop_what_is_known(function: Callable[..., Any]) -> int:
     return drop_guards(dropped)
 
 
+# torch compiles one function at a time, and its counters and settings are process-wide.
+COMPILING = threading.RLock()
+
+
 class GuardedCall:
     """A function that torch.compile has traced once, called again.
 
     Args:
         function: the function that was compiled, of tensors alone, ``def function(*tensors)``.
         call: what ``torch.compile`` returned for it.
-        refused: called instead if a guard fails; by default ``call``, which then traces again.
     """
 
-    def __init__(
-        self,
-        function: FunctionType,
-        call: Callable[..., Any],
-        refused: Callable[..., Any] | None = None,
-    ) -> None:
+    def __init__(self, function: FunctionType, call: Callable[..., Any]) -> None:
         self._call = call
-        self._refused = refused or call
         self._traced = traced(function)
         code = function.__code__
         if code.co_argcount or not code.co_flags & 4:  # it takes something other than *tensors
@@ -144,6 +149,11 @@ class GuardedCall:
             if not traced.holds(bindings):
                 return self._refused(*tensors)
         return traced.run(*tensors)  # watched operation by operation, as it would be untraced
+
+    def _refused(self, *tensors: Tensor) -> Any:
+        """Calls torch.compile's function after a guard failed; raises before it traces again."""
+        with COMPILING, switched(error_on_recompile=True):
+            return self._call(*tensors)
 
 
 _PART = torch.ops.higher_order.tag_activation_checkpoint

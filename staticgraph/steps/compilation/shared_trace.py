@@ -30,16 +30,12 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import switched_back
 from staticgraph.internals.symbols import APPLY, Symbols, as_number, mark_symbolic
-from staticgraph.internals.tracing import switched
 from staticgraph.steps.compilation.guards import GuardedCall
 
 # Compiles a graph in numbers; None if the bucket has to be traced alone.
 Compile = Callable[[GraphModule], Callable[..., Any] | None]
 # A graph in a bucket's sizes, of the inputs that Dynamo passes to the symbolic one.
 Run = Callable[[tuple[Any, ...]], Any]
-
-# torch compiles one function at a time, and its counters and settings are process-wide.
-COMPILING = threading.RLock()
 
 
 class SharedTrace:
@@ -110,7 +106,7 @@ class SharedTrace:
             return None
         finally:
             self._first = None
-        self._guarded = GuardedCall(self._function, self._call, self._refused)
+        self._guarded = GuardedCall(self._function, self._call)
         return result, self._here.run
 
     def run(self, run: Run, sizes: Tensor, tensors: tuple[Tensor, ...]) -> Any:
@@ -125,10 +121,6 @@ class SharedTrace:
         guards itself."""
         self._here.run = run
         return self._call(*tensors, sizes)
-
-    def _refused(self, *arguments: Tensor) -> Any:
-        with COMPILING, switched(error_on_recompile=True):
-            return self._call(*arguments)
 
     def _take(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         if self._first is None:

@@ -28,10 +28,9 @@ from staticgraph.batches.batch.own_class import built_like
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.sizes import SizedLayout
 from staticgraph.errors import NotStatic
-from staticgraph.internals.dispatch import traced_here
 from staticgraph.kernels.edges import order_edges
 from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.nn.context.bound_batch import Restored, remember
+from staticgraph.nn.context.bound_batch import Restored, remember, traced_here
 from staticgraph.nn.context.leaf_calls import FACTS, batch_facts
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.late_layers import Newcomers
@@ -39,18 +38,19 @@ from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
 from staticgraph.nn.refused_layers import refused_options
 from staticgraph.nn.utils.own_sizes import asks, note_counts, with_own_sizes
 from staticgraph.schema import COUNTS, POINTERS, Level
-from staticgraph.steps.computation.model_arguments import forward_of, optional_fields
-from staticgraph.steps.computation.model_setup import Subject, name_of
-from staticgraph.steps.computation.provenance import (
+from staticgraph.steps.computation.model_call import (
     Path,
     Provenance,
+    forward_of,
     level_in,
+    optional_fields,
     output_tensors,
     row_level,
-    run_elsewhere,
     sanitized,
     zero_padding,
 )
+from staticgraph.steps.computation.model_setup import Subject, name_of
+from staticgraph.steps.computation.provenance import run_elsewhere
 from staticgraph.steps.loss.mean_loss import LossTerms, mean_loss, share_of_loss
 from staticgraph.steps.state.training_hooks import HeardHooks
 from staticgraph.steps.state.training_state import untouched
@@ -100,6 +100,7 @@ class Computation:
 
     Attributes:
         precision: the precision that it runs in.
+        context: the one through which the model's converted layers see the batch.
         shared: whether a step returns its share of a mean over ranks
             (:class:`~staticgraph.distributed.reduction.Share`), not the mean over its own rows.
         newcomers: notices layers that the model is given later.
@@ -128,20 +129,15 @@ class Computation:
         self._differentiable = subject.differentiable
         for path, why in refused_options(model).items():
             raise NotStatic(f"{path or 'the model'}: {why}")
-        self._context = context_of(model)
+        self.context: BatchContext = context_of(model)
         self.newcomers: Newcomers = Newcomers(model)
         self.hooks: HeardHooks = HeardHooks(model)
 
     def settle(self) -> None:
         """Makes newly added layers static; discards what is known of the model's results."""
         self.newcomers.seen()
-        self._context = context_of(self._model)
+        self.context = context_of(self._model)
         self._known.clear()
-
-    @property
-    def context(self) -> BatchContext:
-        """The context through which the model's converted layers see the batch."""
-        return self._context
 
     def active(self) -> Restored:
         """A ``with`` block around :meth:`run`; afterwards, the previous binding is restored."""
@@ -157,8 +153,7 @@ class Computation:
         if self.optional is None:
             self.optional = optional_fields(self._model, batch)
         training = self._model.training
-        provenance, capacity = self._known.get(training), batch.capacity
-        sizes = {capacity.rows(level) for level in batch.levels}
+        provenance, sizes = self._known.get(training), {*batch.layout.rows.values()}
         if provenance is None or provenance.sizes & sizes:
             self._sizes |= sizes | (frozenset() if provenance is None else provenance.sizes)
             restored = untouched(self._model, beside=self._beside, trained=False)
@@ -172,11 +167,11 @@ class Computation:
                     self._sizes,
                 )
             if self._own_sizes:
-                note_counts(batch, self._context.counted)
+                note_counts(batch, self.context.counted)
             for path in provenance.uncounted:
                 flag_single_rows(self._model.get_submodule(path), self._device)
             self._known[training] = provenance
-            self._context.apart = {**self._context.apart, **provenance.apart}
+            self.context.apart = {**self.context.apart, **provenance.apart}
         return provenance
 
     def _output_elsewhere(self, batch: StaticBatch) -> Any:
@@ -210,7 +205,7 @@ class Computation:
     def levels(self, out: Any, batch: StaticBatch) -> dict[Path, Level | None]:
         """Returns the level of each tensor of an output.
 
-        See :func:`staticgraph.steps.computation.provenance.level_in`.
+        See :func:`staticgraph.steps.computation.model_call.level_in`.
         """
         return level_in(out, batch, self.known(batch), self._rows)
 
@@ -234,7 +229,7 @@ class Computation:
         with self.precision():
             batch, result, seen = self._forward_of(batch, leaves)
             out = zero_padding(result, batch, level_in(result, batch, known, self._rows))
-            out = _refused(out, self._context.overflows)
+            out = _refused(out, self.context.overflows)
             shared = self.shared and work == "step"
             result = out if work == "forward" else self._mean_loss(out, seen, batch, known, shared)
             if work == "both":
@@ -242,7 +237,7 @@ class Computation:
         if torch.is_grad_enabled() and not traced_here():
             remember([tensor for _, tensor in output_tensors(result)])
         if not keep:
-            self._context.leave()
+            self.context.leave()
         return result
 
     def plain(self, data: Any) -> Any:
@@ -263,7 +258,7 @@ class Computation:
             batch = sanitized(batch)
         if self._differentiable:
             batch = self._with_derivatives(batch)
-        self._context.enter(batch, leaves)
+        self.context.enter(batch, leaves)
         if leaves and batch.layout.schema.one_kind:
             _state_facts(batch)
         # Attributes that the model sets on its batch last for this forward only.
@@ -338,7 +333,7 @@ class Computation:
             NotStatic: the layer makes rows that later layers would have to know of.
         """
         self.hooks.note()
-        layout, names, context = like.layout, tuple(like.tensors()), self._context
+        layout, names, context = like.layout, tuple(like.tensors()), self.context
 
         def function(*tensors: Tensor) -> Any:
             """Runs the layer over a batch of the first of these tensors."""
@@ -429,7 +424,7 @@ def _refuse(values: Tensor, batch: StaticBatch) -> None:
             "batch's; return one value per row, such as F.mse_loss(out, batch.y, reduction='none')"
         )
     else:
-        rows = ", ".join(f"{batch.capacity.rows(name)} {name} rows" for name in batch.levels)
+        rows = ", ".join(f"{count} {name} rows" for name, count in batch.layout.rows.items())
         shapes = (
             f"it gives a tensor of shape {shape}, and the bucket has {rows}; return one value per "
             "row, such as F.mse_loss(out, batch.y, reduction='none'), in place of loss[mask] "

@@ -16,7 +16,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from staticgraph.schema import Level
-from staticgraph.steps.computation.model_arguments import Forward
+from staticgraph.steps.computation.model_call import Forward
 from staticgraph.steps.loss.finite_losses import EVERY
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.steps.state.recordable_optimizer import parameters_of

@@ -14,26 +14,16 @@ columns; this needs neither.
 
 If a model cannot run over such a batch (because numbers of the plan are written into it), a sole
 output is taken by its leading dimension, and each of several must be named by ``rows=``.
-
-A step also computes something in the padding rows. In outputs that are rows they are set to zero,
-so that a sum over all rows by mistake is still finite. In inputs, every fill of a slot already sets
-them to zero; only a batch from elsewhere can carry NaN or infinities in its padding, which no later
-mask undoes (zero times NaN is NaN in a weight's gradient). ``sanitize=True`` sets them to zero
-inside the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from staticgraph.batches.batch.batch_arrays import field_mask, wide_mask
-from staticgraph.batches.batch.containers import parts_of, with_parts
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
@@ -41,126 +31,12 @@ from staticgraph.internals.dispatch import TorchDispatchMode, tree_leaves
 from staticgraph.nn.context.row_queries import APART, ASKED, FLAT, Asked, NeedsStems
 from staticgraph.schema import Level
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.computation.model_call import Provenance, output_tensors, row_level
 from staticgraph.steps.loss.mean_loss import LossTerms
 from staticgraph.steps.loss.weighted_means import StockMeans, warn_of_stock_means
-from staticgraph.text.how_many import how_many
 
-# A tensor in an output: its keys and positions, from the outermost inwards.
-Path = tuple[Any, ...]
-# The only output, and the loss.
-SOLE: Path = ()
-LOSS = "loss"
 # How far the sizes of a second run are from the first's, so that sums and halves differ, too.
 STEP = 6
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """What is known of a model's results.
-
-    Attributes:
-        levels: the level of the rows of each tensor in the output, None for the model's own; empty
-            if the model did not run.
-        loss: likewise for the loss; ``""`` if unknown.
-        norms: the paths of norms over rows of the batch, with the level.
-        uncounted: the paths of norms over rows that a pool chose, whose number the host does not
-            know.
-        apart: sizes of the model's own tensors that layers queried, each with the layer.
-        ran: whether the model ran over other sizes.
-        sizes: those sizes.
-        guessed: whether outputs are taken by their leading dimensions alone.
-    """
-
-    levels: Mapping[Path, Level | None] = field(default_factory=dict)
-    loss: Level | None = ""
-    norms: tuple[tuple[str, Level], ...] = ()
-    uncounted: tuple[str, ...] = ()
-    apart: Mapping[int, str] = field(default_factory=dict)
-    ran: bool = False
-    sizes: frozenset[int] = frozenset()
-    guessed: bool = False
-
-
-def level_in(out: Any, batch: StaticBatch, known: Provenance, rows: Mapping[Any, Any]) -> Any:
-    """Maps the path of each tensor in an output to the level of its rows, None for no rows.
-
-    Args:
-        out: a tensor, or tuples, lists and dicts of them; anything else has no rows.
-        batch: what it was computed from.
-        known: what a run over another batch found.
-        rows: ``{key or position: level}`` from the user, None for no rows.
-
-    Raises:
-        ValueError: the level cannot be known, or ``rows`` names a tensor that does not exist.
-    """
-    tensors = dict(output_tensors(out))
-    chosen = {str(key): level for key, level in rows.items()}
-    names = [name_of(path) for path in tensors] if chosen else []
-    if unknown := [key for key in rows if str(key) not in names]:
-        raise ValueError(
-            f"rows={{{unknown[0]!r}: ...}}, but the model's output has "
-            + (", ".join(map(repr, names)) if SOLE not in tensors else "one tensor, without a name")
-        )
-    levels: dict[Path, Level | None] = {}
-    for path, value in tensors.items():
-        level = row_level(value, batch)
-        if chosen and name_of(path) in chosen:
-            levels[path] = _as_said(chosen[name_of(path)], path, value, batch)
-        elif level is None or known.ran:
-            levels[path] = level if known.levels.get(path) == level else None
-        elif len(tensors) > 1 and not known.guessed:
-            raise ValueError(
-                f"the model's output {name_of(path)!r} of shape {list(value.shape)} may be rows "
-                f"({level}) or the model's own, and the model does not run over a batch of other "
-                f"sizes, which would tell: say rows={{{name_of(path)!r}: {level!r}}}, or None for "
-                "no rows"
-            )
-        else:
-            levels[path] = level
-    return levels
-
-
-def output_tensors(out: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Yields the tensors of an output that may be rows, each with its path."""
-    if isinstance(out, Tensor):
-        yield path, out
-        return
-    for key, item in parts_of(out) or ():
-        yield from output_tensors(item, (*path, key))
-
-
-def name_of(path: Path) -> str:
-    """The name of an output's tensor in ``rows=`` and messages: ``embedding``, ``a.0``."""
-    return ".".join(map(str, path))
-
-
-def row_level(value: Tensor, batch: StaticBatch) -> Level | None:
-    """Returns the level whose rows a tensor has by its leading dimension; None for none."""
-    if not value.dim():
-        return None
-    for level in batch.levels:
-        # No guard on a size that depends on data: the trace should fail at the line that made the
-        # size, not here.
-        if guard_or_false(value.shape[0] == batch.capacity.rows(level)):
-            return level
-    return None
-
-
-def _as_said(level: Level | None, path: Path, value: Tensor, batch: StaticBatch) -> Level | None:
-    if level is None:
-        return None
-    if level not in batch.levels:
-        raise ValueError(f"rows: no level {level!r}; there are {', '.join(batch.levels)}")
-    if value.dim() == 0 or value.shape[0] != batch.capacity.rows(level):
-        raise ValueError(
-            f"rows={{{name_of(path)!r}: {level!r}}}, but the output has the shape "
-            f"{list(value.shape)} in a bucket of {how_many(batch.capacity.rows(level), 'row')} of "
-            "this level"
-        )
-    return level
-
-
-# ---------------------------------------------------------------------- the run over other sizes
 
 
 def run_elsewhere(
@@ -343,41 +219,3 @@ class Stems(TorchDispatchMode):
             named = zip(func._schema.arguments, args, strict=False)
             self.mark([a for s, a in named if s.alias_info and s.alias_info.is_write])
         return out
-
-
-def zero_padding(
-    out: Any, batch: StaticBatch, levels: Mapping[Path, Level | None], path: Path = ()
-) -> Any:
-    """Returns ``out`` with zeros in the padding rows of the tensors whose level is known.
-
-    Tuples, lists and dicts are searched; anything else is left alone.
-    """
-    if isinstance(out, Tensor):
-        level = levels.get(path)
-        if level is None:
-            return out
-        return _zero_but(batch[f"{level}_mask"], out)
-    parts = parts_of(out)
-    if parts is None:
-        return out
-    return with_parts(out, [zero_padding(item, batch, levels, (*path, key)) for key, item in parts])
-
-
-def sanitized(batch: StaticBatch) -> StaticBatch:
-    """Returns the batch with zeros in every padding row of every field, whatever they contained."""
-    clean = {}
-    for each in batch.layout.schema:
-        if each.is_index:
-            continue  # an index must keep its padding, which refers to padding rows
-        value = batch[each.name]
-        mask = field_mask(batch, each)
-        clean[each.name] = _zero_but(mask, value)
-    return batch.replace(**clean)
-
-
-def _zero_but(mask: Tensor, value: Tensor) -> Tensor:
-    """Returns the value where the mask is True, else zero, in the value's own dtype.
-
-    With the number 0, bool would become int64, which indexes rows instead of masking them.
-    """
-    return torch.where(wide_mask(mask, value), value, False if value.dtype == torch.bool else 0)

@@ -49,28 +49,22 @@ class FiniteLosses:
         every: after how many steps to read the flags; 0 watches nothing.
         model: its norms over single rows are reported, and its layers whose overflow makes a loss
             NaN are named as the likely cause.
-
-    Raises:
-        ValueError: ``every`` is negative.
     """
 
     def __init__(
         self,
         capacities: Sequence[Capacity],
         device: torch.device,
-        every: int = EVERY,
-        model: torch.nn.Module | None = None,
+        every: int,
+        model: torch.nn.Module,
     ) -> None:
-        if every < 0:
-            raise ValueError(f"check_finite={every}; give a number of steps, or 0 for no check")
         self._capacities = capacities
         self._device, self._model = device, model
         self._every = every
         self._steps = 0
         self._reads = True
         # Per bucket: NaN once a loss was not finite, else 0; and the ids of the first such batch,
-        # or
-        # else of the latest batch. Each launch here is paid in every step.
+        # else of the latest one. Each launch here is paid in every step.
         self._flags: dict[int, tuple[Tensor, Tensor]] = {}
         # Per level: True once a batch of unknown counts had a single real row, and the norms on it.
         self._levels: dict[Level, tuple[Tensor, set[str]]] = {}
@@ -242,14 +236,13 @@ class FiniteLosses:
 
     def _norm_flags(self) -> Iterator[tuple[Tensor, set[str]]]:
         """The flags of norms over chosen rows, each with the path of its norm."""
-        modules = () if self._model is None else self._model.named_modules()
-        for path, module in modules:
+        for path, module in self._model.named_modules():
             if (flag := vars(module).get(SINGLE)) is not None:
                 yield flag, {path or "the model"}
 
     def _broken(self) -> str | None:
         """The path of a parameter that is not finite."""
-        parameters = () if self._model is None else self._model.named_parameters()
+        parameters = self._model.named_parameters()
         return next((path for path, value in parameters if not value.isfinite().all()), None)
 
     def _warn_of_single_rows(self) -> None:
@@ -274,7 +267,7 @@ class FiniteLosses:
         likely = "".join(
             f"A likely cause: more edges than {path} has rows for, which {path}.grow() adds to "
             "(then warm up again). "
-            for path in ([] if self._model is None else searches_of(self._model))
+            for path in searches_of(self._model)
         )
         return NonFiniteLoss(
             f"the loss of the batch of graphs {named}{more} {what}. {likely}Look for NaN and "

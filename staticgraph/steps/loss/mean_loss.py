@@ -1,17 +1,24 @@
 """The mean of a loss over real rows and labelled targets.
 
 ``loss(out, batch)`` returns one value per row. Padded rows, and targets that are NaN (OGB's way of
-saying "no label", see :mod:`staticgraph.steps.loss.missing_labels`), must contribute neither to the
-mean nor to a gradient. Rows may have weights, whose sum the mean then divides by. A term that
-belongs to no row (a penalty on parameters) is added once per update, and of other rows (a KL term
-over nodes) the mean is added. So a loss returns ``values``, ``(values, weights)`` or ``(values,
-weights, added)``.
+saying "no label"), must contribute neither to the mean nor to a gradient. Rows may have weights,
+whose sum the mean then divides by. A term that belongs to no row (a penalty on parameters) is added
+once per update, and of other rows (a KL term over nodes) the mean is added. So a loss returns
+``values``, ``(values, weights)`` or ``(values, weights, added)``.
+
+Labels may be missing in whatever float fields a loss reads, and zero times NaN is NaN in a
+gradient. So the loss receives the batch with zeros for NaN, and the batch notes which float fields
+were read; an entry that is NaN in one of them is left out. NaN is searched for in the step itself,
+on the device: later data may have missing labels even if the data that the step was compiled for
+had none. Invariant: a NaN that cannot be left out, because the loss has another shape than the
+field, raises an error if the data are known to have NaN, and otherwise makes the loss NaN; never a
+number.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +29,8 @@ from staticgraph.batches.batch.own_class import static_of
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.distributed.reduction import Share
 from staticgraph.internals.dispatch import shapes_before
-from staticgraph.steps.loss.missing_labels import check_labelled, for_loss, labelled
+from staticgraph.internals.tracing import watched
+from staticgraph.schema import LEVELS, Field
 
 Loss = Callable[[Any, StaticBatch], Any]
 # Dtypes too narrow for a sum of many values.
@@ -173,12 +181,20 @@ def _sum_of_added(added: Tensor, batch: StaticBatch) -> tuple[Tensor, Tensor]:
 def _terms(
     loss: Loss, out: Any, batch: StaticBatch, received: StaticBatch
 ) -> tuple[LossTerms, Sequence[str]]:
-    """Returns the loss terms, and the float fields that the loss read."""
-    seen, fields = for_loss(batch, received)
-    terms = LossTerms.of(loss(out, seen))
+    """Returns the loss terms, and the float fields that the loss read.
+
+    Only a field that is unchanged since the model received it can be a label.
+    """
+    arrays, came = batch.tensors(), received.tensors()
+    floats = [
+        field.name
+        for field in batch.layout.schema.fields
+        if field.dtype.startswith("float") and arrays.get(field.name) is came[field.name]
+    ]
+    fields = ReadFields(arrays, floats)
+    terms = LossTerms.of(loss(out, batch.with_tensors(fields)))
     if terms.weights is None:
-        check_not_broadcast(terms.values, out)
-        _check_level(terms.values, out, received)
+        _check_not_broadcast(terms.values, out, received)
     return terms, fields.read
 
 
@@ -224,7 +240,7 @@ def masked_mean(
     if weights is None:
         _warn_of_pairs(values, batch)
     if values.requires_grad and values.device.type == "cpu":
-        check_labelled(values, batch)
+        _check_labelled(values, batch)
     return _mean(values, batch, read, weights)
 
 
@@ -284,7 +300,7 @@ def _masked_sum(
             "that are NaN are left out anyway, without a mask"
         ) from None
     mask = wide_mask(rows, values).expand(values.shape)
-    mask, lost = labelled(values, batch, mask, read)
+    mask, lost = _labelled(values, batch, mask, read)
     wide = _added_up_in(values)
     if weights is None:
         total, count = torch.where(mask, values, 0).sum(dtype=wide), mask.sum()
@@ -292,6 +308,117 @@ def _masked_sum(
         shares = torch.where(mask, weights.to(wide), 0)
         total, count = (torch.where(shares != 0, values, 0) * shares).sum(), shares.sum()
     return total if lost is None else torch.where(lost, torch.nan, total), count
+
+
+class ReadFields(Mapping[str, Tensor]):
+    """The arrays of a batch, with zeros for NaN in float fields; notes which float fields are read.
+
+    Args:
+        tensors: the arrays.
+        floats: the names of the float fields.
+
+    Attributes:
+        read: the float fields that were read, in order.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], floats: Sequence[str]) -> None:
+        self._tensors = tensors
+        self._floats = floats
+        self.read: list[str] = []
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = self._tensors[name]
+        if name not in self._floats:
+            return value
+        if name not in self.read:
+            self.read.append(name)
+        return torch.where(torch.isnan(value), 0, value)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def get(self, name: str, default: Tensor | None = None) -> Tensor | None:  # pyright: ignore
+        """Returns the named field, noted as read; ``default`` if there is none."""
+        return self[name] if name in self._tensors else default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _labelled(
+    values: Tensor, batch: StaticBatch, mask: Tensor, read: Sequence[str]
+) -> tuple[Tensor, Tensor | None]:
+    """Removes from ``mask`` the entries of a loss whose label is missing.
+
+    Args:
+        values: the loss, one or several values per row.
+        batch: with its original labels, NaN included.
+        mask: bool, of the shape of ``values``.
+        read: the float fields that the loss read.
+
+    Returns:
+        The mask, and a 0-dim bool: whether a label is missing that the mask cannot leave out; None
+        if there is no such field.
+
+    Raises:
+        ValueError: some values of a field are known to be missing, and the loss has another shape.
+    """
+    lost: Tensor | None = None
+    if not read:
+        return mask, lost
+    level = batch.level_of(values)
+    for field in batch.layout.schema.fields:
+        if field.name not in read:
+            continue
+        label = batch[field.name]
+        if field.level == level and label.numel() == values.numel():
+            mask = mask & ~torch.isnan(label).view(values.shape)
+        elif _of_another_type(field, level, batch):
+            continue  # ``batch.y_dict`` reads the labels of all types; a loss is over one type
+        elif field.has_nan:
+            raise ValueError(
+                f"some values of {field.name!r} are missing (NaN), so the loss must have the shape "
+                f"of {field.name}, {list(label.shape)}, for them to be left out; it has "
+                f"{list(values.shape)}"
+            )
+        else:
+            missing = torch.isnan(label).any()
+            lost = missing if lost is None else lost | missing
+    return mask, lost
+
+
+def _check_labelled(values: Tensor, batch: StaticBatch) -> None:
+    """Refuses values of a loss on the CPU that were computed from missing labels.
+
+    Leaving them out of a mean keeps them out of its value, not of its gradient: the derivative of
+    such a value is NaN, and zero times NaN is NaN in every parameter.
+
+    Raises:
+        ValueError: a value is NaN where a float field of its shape is.
+    """
+    fields = batch.tensors()
+    if torch.compiler.is_compiling() or isinstance(fields, ReadFields):
+        return  # a runner's own loss, whose labels are replaced
+    if not watched() and bool(torch.isnan(values.detach().sum())):
+        for field in batch.layout.schema:
+            label = fields[field.name]
+            same = label.numel() == values.numel() and label.is_floating_point()
+            if same and bool((torch.isnan(values.view(label.shape)) & torch.isnan(label)).any()):
+                raise ValueError(
+                    f"some values of the loss were computed from labels that are missing (NaN) in "
+                    f"{field.name!r}, which makes every gradient NaN even where they are left out "
+                    "of the mean: give masked_mean the loss as a function, "
+                    f"sg.masked_mean(lambda batch: F.mse_loss(out, batch.{field.name}, "
+                    "reduction='none'), batch)"
+                )
+
+
+def _of_another_type(field: Field, level: str, batch: StaticBatch) -> bool:
+    axis = batch.layout.schema.axis(field.level)
+    return axis is not None and len(axis.type) > 0 and field.level != level
 
 
 def _added_up_in(values: Tensor) -> torch.dtype:
@@ -310,50 +437,32 @@ def _rounded(mean: Tensor, values: Tensor) -> Tensor:
     return mean.to(values.dtype) if values.dtype in HALVES else mean
 
 
-def check_not_broadcast(values: Tensor, out: object) -> None:
-    """Refuses the loss of an output ``[R, 1]`` against a target ``[R]``.
+def _check_not_broadcast(values: Tensor, out: object, batch: StaticBatch) -> None:
+    """Refuses the loss of an output ``[R, 1]`` against a target ``[R]``, or of another level.
 
     It compares each row with every target, ``[R, R]``, and its mean looks like any other number.
 
     Raises:
         ValueError: the loss was broadcast in this way.
     """
-    if not isinstance(out, Tensor) or out.dim() != 2 or not isinstance(values, Tensor):
+    if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[1] != 1 or values.dim() != 2:
         return
-    rows = out.shape[0]
-    if rows > 1 and out.shape[1] == 1 and tuple(values.shape) == (rows, rows):
+    rows, columns = values.shape
+    if rows != out.shape[0] or columns == 1:  # a bucket may have just one edge
+        return
+    shapes = (
+        f"the loss of an output of shape {list(out.shape)} has the shape {list(values.shape)}: "
+    )
+    if rows == columns:
         raise ValueError(
-            f"the loss of an output of shape {list(out.shape)} has the shape {list(values.shape)}: "
-            "each row was compared with every row's target; use out.squeeze(1), or "
+            f"{shapes}each row was compared with every row's target; use out.squeeze(1), or "
             "batch.y.view(-1, 1); a loss of pairs gives (values, weights), 0 where a pair counts "
             "for nothing"
         )
-
-
-def _check_level(values: Tensor, out: object, batch: StaticBatch) -> None:
-    """Refuses the loss of an output ``[G, 1]`` against a target of nodes ``[N]``, or vice versa.
-
-    It compares each row with every row of another level.
-
-    Raises:
-        ValueError: the loss was broadcast in this way.
-    """
-    if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[1] != 1 or values.dim() != 2:
-        return
-    if batch.layout.schema.hetero or values.shape[1] == 1:  # a bucket may have just one edge
-        return
-    masks = {"graph": batch.graph_mask, "node": batch.node_mask, "edge": batch.edge_mask}
-    rows = {level: mask.shape[0] for level, mask in masks.items()}
-    of = next((level for level, count in rows.items() if count == values.shape[1]), None)
-    of_output = next((level for level, count in rows.items() if count == out.shape[0]), None)
-    if (
-        of is not None
-        and of_output is not None
-        and of != of_output
-        and values.shape[0] == out.shape[0]
-    ):
+    levels = {count: level for level, count in batch.layout.rows.items() if level in LEVELS}
+    if "node" in batch.layout.rows and rows in levels and columns in levels:
         raise ValueError(
-            f"the loss of an output of shape {list(out.shape)} has the shape {list(values.shape)}: "
-            f"the model gives a row per {of_output}, and the target has a row per {of}; pool nodes "
-            "to graphs in the model, or give the target the level of the output"
+            f"{shapes}the model gives a row per {levels[rows]}, and the target has a row per "
+            f"{levels[columns]}; pool nodes to graphs in the model, or give the target the level "
+            "of the output"
         )

@@ -20,6 +20,7 @@ import dis
 import functools
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -108,7 +109,7 @@ def _reached_from(value: Any, called: bool) -> Iterator[Any]:
             yield from getattr(value.__self__, "__dict__", {}).values()
     elif isinstance(value, FunctionType):
         if not of_library(value):
-            yield from _of_function(value)
+            yield from (item for _, item in around(value))
     elif isinstance(value, dict | list | tuple | deque):
         if len(value) <= MOST_ITEMS:
             yield from value.values() if isinstance(value, dict) else value
@@ -119,17 +120,18 @@ def _reached_from(value: Any, called: bool) -> Iterator[Any]:
         yield type(value).__dict__.get("__call__")
 
 
-def _of_function(function: FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # the cell is still empty
-            continue
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    for name in globals_in(function.__code__):
+def around(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yields what a function finds by name outside of its arguments: enclosing variables, defaults
+    and globals."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # the cell is still empty
+            yield name, cell.cell_contents
+    yield from zip(code.co_varnames[code.co_argcount - len(defaults) :], defaults, strict=False)
+    yield from (function.__kwdefaults__ or {}).items()
+    for name in globals_in(code):
         if name in function.__globals__:
-            yield function.__globals__[name]
+            yield name, function.__globals__[name]
 
 
 def names_in(code: CodeType) -> Iterator[str]:

@@ -116,7 +116,9 @@ class SavedTraining:
         self._grads = [(parameter, parameter.grad) for parameter in parameters]
         self._flags = [(m, m.training) for m in modules] if trained else []
         self._optimizer = None if optimizer is None else SavedOptimizer(optimizer)
-        self._attributes = _Attributes(modules) if attributes else None
+        # Plain attributes and bound buffers of modules.
+        kept = [values for m in modules for values in (vars(m), m._buffers)] if attributes else ()
+        self._attributes = [(values, dict(values)) for values in kept]
         self._containers = [(each, copy(each)) for each in held.containers if attributes]
         self._random = torch.get_rng_state()
         self._on_host = np.random.get_state(), random.getstate()  # noqa: NPY002
@@ -138,8 +140,8 @@ class SavedTraining:
             module.training = flag
         if self._optimizer is not None:
             self._optimizer.restore()
-        if self._attributes is not None:
-            self._attributes.restore()
+        for present, before in self._attributes:
+            _put_back(present, before)
         for container, items in self._containers:
             _put_items_back(container, items)
         torch.set_rng_state(self._random)
@@ -147,19 +149,6 @@ class SavedTraining:
         random.setstate(self._on_host[1])
         for device, state in self._cuda_random.items():
             torch.cuda.set_rng_state(state, device)
-
-
-class _Attributes:
-    """The plain attributes and bound buffers of modules."""
-
-    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
-        self._modules = [(m, dict(vars(m)), dict(m._buffers)) for m in modules]
-
-    def restore(self) -> None:
-        """Restores the attributes and buffers of the modules."""
-        for module, attributes, buffers in self._modules:
-            _put_back(vars(module), attributes)
-            _put_back(module._buffers, buffers)
 
 
 def _put_back(present: dict[str, Any], before: dict[str, Any]) -> None:

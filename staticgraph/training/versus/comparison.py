@@ -32,7 +32,7 @@ from staticgraph.checking.plain_batch import plain_batch
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.runner.counters import device_name
 from staticgraph.runner.way_choice import choose
-from staticgraph.steps.computation.model_arguments import Forward
+from staticgraph.steps.computation.model_call import Forward
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.steps.tracing.obstacles import Obstacle

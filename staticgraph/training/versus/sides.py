@@ -31,7 +31,7 @@ from staticgraph.probing.resident_bytes import distinct_bytes, state_bytes
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.schema import Schema
 from staticgraph.steps.compilation.modes import MODES
-from staticgraph.steps.computation.model_arguments import Forward, forward_of
+from staticgraph.steps.computation.model_call import Forward, forward_of
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss, LossTerms
 from staticgraph.steps.state.training_state import untouched
