@@ -40,10 +40,11 @@ from staticgraph.checking.watching import Watch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.bound_batch import Restored
+from staticgraph.nn.context.marked_tensor import asks
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.norm.batch_norm import SINGLE
 from staticgraph.nn.refused_layers import refused_options, unheard_hooks
-from staticgraph.nn.utils.own_sizes import asks, note_counts, with_own_sizes
+from staticgraph.nn.utils.own_sizes import note_counts, with_own_sizes
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.attention import AttentionRow
 from staticgraph.sizes.capacity import Capacity

@@ -89,7 +89,7 @@ def rewrite(module: GraphModule, target: RewriteTarget, inputs: Sequence[Any] = 
         inputs: the inputs as passed to the backend; in a dry run their fake mode makes tensors.
 
     Raises:
-        NotStatic: an index of graphs was taken for one of nodes, and given the wrong size.
+        NotStatic: a rewrite failed.
     """
     fakes = [example for example in inputs if isinstance(example, FakeTensor)]
     captured = Captured(module, target, fakes[0].fake_mode if fakes else None)
@@ -100,7 +100,6 @@ def rewrite(module: GraphModule, target: RewriteTarget, inputs: Sequence[Any] = 
             canonicalize(captured)
             drop_unread(captured.graph)
             drop_twins(captured.graph)
-            pools.check(captured)
             for rule in ORDER:
                 captured.look_again()
                 rule(captured)

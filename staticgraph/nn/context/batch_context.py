@@ -34,15 +34,11 @@ from staticgraph.nn.context.bound_batch import (
     unbind,
 )
 from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
+from staticgraph.nn.context.marked_tensor import GraphsOfRows, note_size
 from staticgraph.nn.context.row_queries import APART, FLAT, Asked
 from staticgraph.nn.context.search_room import SearchRoom
 from staticgraph.text.how_many import how_many
 
-EDGE_GRAPHS = (
-    "an index over edges without a size is taken to name nodes, and this one names graphs "
-    "(batch[edge_index[0]]): pass size= or dim_size= at this call (batch.num_graphs, or batch_size "
-    "where the forward names it), or add up by destination first and then by batch"
-)
 _PASS_SIZE = (
     "pass size=, dim_size= or num_nodes= at this call (batch.num_graphs for graphs, x.size(0) for "
     "nodes)"
@@ -344,19 +340,20 @@ class BatchContext:
     def size_for(self, index: Tensor) -> int:
         """Returns how many groups an index without a given size names.
 
-        An index field of the data names what it counts. Any other vector over nodes names graphs,
-        and one over edges names nodes.
+        An index field of the data names what it counts, and rows of ``batch`` name graphs. Any
+        other vector over nodes names graphs, and one over edges names nodes.
 
         Raises:
             NotStatic: it is none of these, so that only its values could tell; or its values, where
-                there are any, name something else. A trace has no values, so there an index over
-                edges that names graphs is found afterwards
-                (:mod:`staticgraph.rewrites.aggregation.edge_graphs`).
+                there are any (a trace has none), name something else.
         """
         capacity, tensors = self.present.capacity, self.present.tensors()
         for field in self.present.layout.schema.fields:
             if len(field.counts) == 1 and index is tensors[field.name] and index.dim() == 1:
                 return capacity.rows(field.counts[0])
+        if isinstance(index, GraphsOfRows):
+            note_size("graph")
+            return capacity.graphs
         rows = self.find_rows(index.size(0)) if index.dim() == 1 else None
         if rows is None or rows.groups is None:
             raise NotStatic(
@@ -364,7 +361,11 @@ class BatchContext:
                 f"from its values, which a recorded step cannot do: {_PASS_SIZE}"
             )
         if rows.counted == "edge" and self._names_graphs(index):
-            raise NotStatic(EDGE_GRAPHS)
+            raise NotStatic(
+                "an index over edges without a size is taken to name nodes, and this one names "
+                "graphs: index batch itself (batch[edge_index[0]]), pass size= or dim_size= at "
+                "this call (batch.num_graphs), or add up by destination first and then by batch"
+            )
         if rows.counted == "node" and not self._may_name_graphs(index):
             raise NotStatic(
                 "an index over nodes without a size is taken to name graphs, and this one names "

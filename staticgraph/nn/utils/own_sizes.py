@@ -20,9 +20,6 @@ seen to read sizes (:func:`asks`), so no other model is traced differently.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, ClassVar
 
 import torch
@@ -32,10 +29,8 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import DisableTorchFunctionSubclass
 from staticgraph.nn.context.bound_batch import Binding, present, traced_here
-from staticgraph.nn.context.marked_tensor import marked
+from staticgraph.nn.context.marked_tensor import GraphsOfRows, marked, note_size
 from staticgraph.schema import Schema
-
-_ASKED: ContextVar[list[str] | None] = ContextVar("asked_sizes", default=None)
 
 # Not ``clone``: what is changed in place is copied first.
 _VIEWS = {
@@ -54,13 +49,9 @@ _OF_SIZES = {
 _REPEATS = {Tensor.repeat_interleave, torch.repeat_interleave}
 _IN_PLACE = {Tensor.add_, Tensor.sub_, Tensor.mul_}  # also ``n += 1``
 _SUMS = {Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add}
+_SELECTS = ("index_select", "_new_index_select")  # torch's own, and the one PyG wraps it with
 _NONZERO = {Tensor.nonzero, torch.nonzero}
 _CHANGES = {Tensor.sub, Tensor.__sub__, torch.sub, Tensor.ne, Tensor.__ne__, torch.ne}
-
-
-def _noted(what: str) -> None:
-    if not traced_here() and (names := _ASKED.get()) is not None:
-        names.append(what)
 
 
 def _plain(func: Any, args: Any, kwargs: Any) -> Any:
@@ -92,7 +83,7 @@ class _Number(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         batch = _present()
         if batch is not None and (func in _HOST or func in _OF_SIZES):
-            _noted(cls.levels[0])
+            note_size(cls.levels[0])
             rows = _most_rows(batch, cls.levels)
             return rows if func in _HOST else func(*_with_number(args, cls, rows), **kwargs or {})
         out = _of_size(func, args, kwargs)
@@ -109,7 +100,7 @@ class _Last(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         batch = _present()
         if func in _HOST and batch is not None:
-            _noted(cls.levels[0])
+            note_size(cls.levels[0])
             return _most_rows(batch, cls.levels) - 1
         out = _of_size(func, args, kwargs)
         if func in _CASTS:
@@ -142,7 +133,7 @@ class _Changes(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         batch = _present()
         if func in _NONZERO and batch is not None:
-            _noted("first nodes")
+            note_size("first nodes")
             places = batch.ptr[1:-1] - 1
             return (places,) if (kwargs or {}).get("as_tuple") else places[:, None]
         return _plain(func, args, kwargs)
@@ -156,6 +147,13 @@ class _Part(Tensor):
         out = _plain(func, args, kwargs)
         both = len(args) == 2 and isinstance(args[0], cls) and isinstance(args[1], cls)
         return marked(out, _Changes) if func in _CHANGES and both else out
+
+
+class _Graphs(GraphsOfRows):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = _plain(func, args, kwargs)
+        return marked(out, cls) if _is_view(func, out) and out.dim() == 1 else out
 
 
 class _Vector(Tensor):
@@ -176,14 +174,25 @@ class _Vector(Tensor):
                 return marked(out, cls.last)
             if cls.every_graph and type(args[1]) is slice and _is_shift(args[1]):
                 return marked(out, _Part)
-            return out
+            return cls._chosen(out) if isinstance(args[1], Tensor) else out
+        if func.__name__ in _SELECTS:
+            return cls._chosen(out)
         return marked(out, cls) if _is_view(func, out) else out
+
+    @classmethod
+    def _chosen(cls, out: Tensor) -> Tensor:
+        """Some of its values, in any order."""
+        return out
 
 
 class _OfRows(_Vector):
     """The graph of each row of a level; a graph may have no such rows."""
 
     ascends = True
+
+    @classmethod
+    def _chosen(cls, out: Tensor) -> Tensor:
+        return marked(out, _Graphs) if out.dim() == 1 else out
 
 
 class _OfNodes(_OfRows):
@@ -228,7 +237,7 @@ class _Counts(Tensor):
             counts = _plain(Tensor.detach, (repeats,), None)
             level = _counted_level(binding, cls.field, counts)
             if level:
-                _noted("counts")
+                note_size("counts")
                 counts = torch.where(*_of_padding(binding.batch, level, counts))
                 args = tuple(counts if each is repeats else each for each in args)
                 kwargs = {**kwargs, "output_size": binding.batch.capacity.rows(level)}
@@ -346,14 +355,3 @@ def with_own_sizes(batch: StaticBatch) -> StaticBatch:
         kinds.setdefault("edge_index", _kind_of(_Ends, ("node", "node")))
         kinds |= {name: _kind_of_counts(name) for name in _count_fields(schema)}
     return batch.replace(**{name: marked(tensors[name], kind) for name, kind in kinds.items()})
-
-
-@contextmanager
-def asks() -> Iterator[list[str]]:
-    """Collects the sizes that are read from marked indices inside the block."""
-    names: list[str] = []
-    token = _ASKED.set(names)
-    try:
-        yield names
-    finally:
-        _ASKED.reset(token)

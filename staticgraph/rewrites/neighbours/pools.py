@@ -3,10 +3,6 @@
 The nodes of a graph are contiguous in memory, and so are its edges, which are sorted by destination
 (both ends of an edge are in one graph): a reduction over them is a program whose edges are these
 rows, one after another.
-
-Without a size, an index of the graphs of edges looks by its length like one of nodes, and where no
-values are available only the captured graph can tell: :func:`check` refuses nodes with the wrong
-size.
 """
 
 from __future__ import annotations
@@ -16,11 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from staticgraph.errors import NotStatic
 from staticgraph.kernels.edges import Edges
 from staticgraph.kernels.neighbours import Builder, Result, neighbours_of
 from staticgraph.kernels.neighbours.program import known
-from staticgraph.nn.context.batch_context import EDGE_GRAPHS
 from staticgraph.nn.functions import softmaxed
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     GATHER,
@@ -33,7 +27,6 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     tensor,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured
-from staticgraph.rewrites.captured_graph.user_code import line_of
 
 NAME = "pools"
 # PyG's reductions that programs have, by their names there.
@@ -54,22 +47,6 @@ def edge_pointers(row_ptr: Tensor, ptr: Tensor) -> Tensor:
 def narrowed(ptr: Tensor) -> Tensor:
     """``[G + 1]`` in int32, as loops on a CPU read it."""
     return ptr.to(torch.int32)
-
-
-def check(captured: Captured) -> None:
-    """Refuses an index of graphs that was taken for one of nodes.
-
-    Raises:
-        NotStatic: there is one.
-    """
-    for node in captured.graph.nodes:
-        place = {SCATTER: 3, softmaxed: 2}.get(node.target) if node.op == "call_function" else None
-        if place is None or not _is_of_edges(captured, node.args[1]):
-            continue
-        if node.args[place] == captured.nodes:
-            line, layer = line_of(node)
-            where = f"{layer or 'the model'}, {line}"
-            raise NotStatic(f"{where}: {EDGE_GRAPHS}")
 
 
 def rewrite(captured: Captured) -> None:

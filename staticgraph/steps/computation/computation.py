@@ -32,11 +32,12 @@ from staticgraph.kernels.edges import order_edges
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.bound_batch import Restored, remember, traced_here
 from staticgraph.nn.context.leaf_calls import FACTS, batch_facts
+from staticgraph.nn.context.marked_tensor import asks
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.late_layers import Newcomers
 from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
 from staticgraph.nn.refused_layers import refused_options
-from staticgraph.nn.utils.own_sizes import asks, note_counts, with_own_sizes
+from staticgraph.nn.utils.own_sizes import note_counts, with_own_sizes
 from staticgraph.schema import COUNTS, POINTERS, Level
 from staticgraph.steps.computation.model_call import (
     Path,
