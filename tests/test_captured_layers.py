@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.rewritten import CAPACITY, IDS, garbage, in_plain_pyg, seeded, sines
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATv2Conv, GINEConv, TopKPooling, global_add_pool
 
 import staticgraph as sg
@@ -32,11 +33,14 @@ class Branching(nn.Module):
     def block(self, conv):
         return conv
 
+    def call(self, conv, *args):
+        return conv(*args)
+
     def forward(self, x, edge_index, edge_attr, batch, batch_size):
         h = self.atoms(x.to(self.head.weight))
         edge_attr = self.bonds(edge_attr.to(h))
         for conv in self.convs:
-            h = h + conv(h, edge_index, edge_attr).tanh()
+            h = h + self.call(conv, h, edge_index, edge_attr).tanh()
             if float(h.detach().abs().max()) > 1e9:
                 h = h / 10
         return self.head(global_add_pool(h, batch, batch_size))
@@ -105,6 +109,18 @@ class Nested(Branching):
 @pytest.mark.filterwarnings("ignore:.*fused by themselves")
 def test_of_a_layer_that_cannot_be_captured_those_inside_are(esol):
     assert_as_eager(Nested, few(esol), ["convs.0", "convs.1.conv"])
+
+
+class Checkpointed(Branching):
+    def call(self, conv, *args):
+        if conv is self.convs[0]:
+            return conv(*args)
+        return checkpoint(conv, *args, use_reentrant=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*fused by themselves")
+def test_a_checkpointed_layer_stays_in_eager_which_its_backward_runs_again(esol):
+    assert_as_eager(Checkpointed, few(esol), ["convs.0"])
 
 
 class Chosen(nn.Module):

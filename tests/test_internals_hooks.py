@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GINConv, MessagePassing
 
 from staticgraph.internals import hooks
@@ -51,3 +53,16 @@ def test_each_kind_of_hook_on_messages_is_seen():
         assert hooks.message_hooks(conv) is None
         getattr(conv, name)(nothing)
         assert hooks.message_hooks(conv) == name.removeprefix("register_"), name
+
+
+def test_hooks_of_what_is_saved_are_seen():
+    seen = []
+
+    def part(x):
+        seen.append(hooks.saves_are_hooked())
+        return x.sin()
+
+    x = torch.ones(1, requires_grad=True)
+    part(x)
+    checkpoint(part, x, use_reentrant=False)
+    assert seen == [False, True]

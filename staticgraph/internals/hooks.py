@@ -19,6 +19,7 @@ __all__ = [
     "checkpoints_told",
     "has_pyg",
     "message_hooks",
+    "saves_are_hooked",
     "unhooked",
     "user_unhooked",
 ]
@@ -70,6 +71,12 @@ def checkpoints_told(tell: Callable[[], None]) -> Iterator[None]:
     finally:
         setattr(module, name, stock)
         del function.apply
+
+
+def saves_are_hooked() -> bool:
+    """Returns whether tensors saved for backward go through hooks, as in a checkpoint, which runs a
+    part of the forward again and counts what that saves."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 # Attributes in which modules store hooks.

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import TreeSpec, tree_flatten, tree_unflatten
+from staticgraph.internals.hooks import saves_are_hooked
 from staticgraph.nn.context.bound_batch import Restored, present, traced_here
 from staticgraph.nn.context.leaf_calls import FACTS
 from staticgraph.steps.compilation.compiled_function import CompiledFunction
@@ -154,7 +155,8 @@ class _Layer:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the layer, captured if it can be."""
-        if traced_here():  # as a part of another one
+        # As a part of another one, or of a checkpoint, whose backward runs the layer's own forward.
+        if traced_here() or saves_are_hooked():
             return self.forward(*args, **kwargs)
         binding, layers = present(), self._layers
         arguments = None if binding is None else _Arguments.take_apart(binding.batch, args, kwargs)
