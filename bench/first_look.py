@@ -284,7 +284,7 @@ class Look(NamedTuple):
         runner, batches = self.contender.runner, self.contender.batches
         if runner is None or batches is None:
             return {"answer": f"{self.contender.name} is no mode of a runner"}
-        verified = verify(runner, batches[0], 1e-3 if self.precision == "fp32" else 5e-2)
+        verified = verify(runner, batches[0])
         print(verified)
         return {"passed": verified.passed, "errors": verified.errors, "moved": verified.moved}
 

@@ -51,21 +51,29 @@ def test_verify_finds_stale_inputs(hiv, monkeypatch):
     assert "fields that move the output: NONE" in str(verification)
 
 
-@pytest.mark.parametrize("kind", ["gradients", "optimizer"])
-def test_verify_finds_what_is_wrong_after_a_step(hiv, kind, monkeypatch):
-    runner = runner_of(Net(), hiv)
+@pytest.mark.parametrize(
+    ("kind", "factor", "dtype"),
+    [
+        ("gradients", 1.01, torch.float32),
+        ("optimizer", 1.01, torch.float32),
+        ("gradients", 1 + 1e-6, torch.float64),
+    ],
+)
+def test_verify_finds_what_is_wrong_after_a_step(hiv, kind, factor, dtype, monkeypatch):
+    runner = runner_of(Net().to(dtype), hiv)
     batch = batches_of(hiv, 1)[0]
     step, weight = runner.step, runner.model.head.weight
 
     def wrong(batch):
         loss = step(batch)
         average = runner.subject.optimizer.state[weight]["exp_avg"]
-        (weight.grad if kind == "gradients" else average).mul_(1.01)
+        (weight.grad if kind == "gradients" else average).mul_(factor)
         return loss
 
     monkeypatch.setattr(runner, "step", wrong)
-    errors = runner.verify(batch).errors
-    assert [name for name, error in errors.items() if error > 1e-3] == [kind]
+    verification = runner.verify(batch)
+    errors, tolerance = verification.errors, verification.tolerance
+    assert [name for name, error in errors.items() if error > tolerance] == [kind]
 
 
 class Normed(torch.nn.Module):

@@ -37,6 +37,7 @@ from staticgraph.errors import users_level
 from staticgraph.runner.steps import Steps
 from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.steps.computation.model_call import output_tensors
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_hooks import without_callbacks
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import as_preformatted, table
@@ -114,13 +115,18 @@ class FirstSteps:
         eager = eager_step()
         if len(stepped.draws) != len(eager.draws) or not all(draw.hashed for draw in stepped.draws):
             return None
-        dtype = next(p.dtype for p in subject.model.parameters())
-        tolerance = Tolerance.of(subject.autocast or dtype).other_order
+        tolerance = tolerance_of(subject)
         # An autocast rounds far more than a parameter's last place.
         rounding = 0.0 if subject.autocast is None else torch.finfo(subject.autocast).eps
         for name in [n for n in eager.values if n.startswith(KINDS["parameters"])]:
             del eager.values[name]  # Adam moves them by a whole learning rate even for rounding
         return eager.clear_difference(stepped, tolerance, lambda: eager_step(rounding))
+
+
+def tolerance_of(subject: Subject) -> float:
+    """The largest relative difference that passes, in the dtype that the model computes in."""
+    dtype = next((p.dtype for p in subject.model.parameters()), torch.float32)
+    return Tolerance.of(subject.autocast or dtype).other_order
 
 
 def after_step(
@@ -189,8 +195,6 @@ def _unclear(
     return masks
 
 
-# TF32 and bfloat16 round more coarsely and need a larger one.
-TOLERANCE = Tolerance.of(torch.float32).other_order
 # Share by which parameters are moved for a second look, far more than rounding.
 MOVED = 1e-3
 _NO_MODEL = torch.nn.Module()
@@ -239,13 +243,12 @@ class Verification:
         return [f"parameters: without {elements} whose gradient is rounding, of either sign"]
 
 
-def verify(runner: Any, batch: StaticBatch, tolerance: float = TOLERANCE) -> Verification:
+def verify(runner: Any, batch: StaticBatch) -> Verification:
     """Compares a runner's step and forward with eager on one batch, without changing anything.
 
     Args:
         runner: warmed up. Dropout must be off (p=0 or frozen) for the steps to be comparable.
         batch: of one of its buckets, on its device, with real graphs in it.
-        tolerance: the largest relative difference that passes.
     """
     plain = batch.replace()
     plain.real = None  # eager over the same physical rows
@@ -271,7 +274,7 @@ def verify(runner: Any, batch: StaticBatch, tolerance: float = TOLERANCE) -> Ver
         errors,
         tuple(name for name, did in moved.items() if did),
         tuple(name for name, did in moved.items() if not did),
-        tolerance,
+        tolerance_of(subject),
         left_out,
     )
 

@@ -25,7 +25,8 @@ class Net(nn.Module):
         self.head = nn.Linear(8, 1)
 
     def forward(self, x, edge_index, edge_attr, batch):
-        h = self.conv(self.atoms(x.float()), edge_index, self.bonds(edge_attr.float()))
+        x, edge_attr = x.to(self.head.weight), edge_attr.to(self.head.weight)
+        h = self.conv(self.atoms(x), edge_index, self.bonds(edge_attr))
         return self.head(self.dropout(global_add_pool(h, batch)) / 30)
 
 
