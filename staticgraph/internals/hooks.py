@@ -76,7 +76,8 @@ def checkpoints_told(tell: Callable[[], None]) -> Iterator[None]:
 def saves_are_hooked() -> bool:
     """Returns whether tensors saved for backward go through hooks, as in a checkpoint, which runs a
     part of the forward again and counts what that saves."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+    return autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 # Attributes in which modules store hooks.

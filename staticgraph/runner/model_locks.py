@@ -22,7 +22,7 @@ from typing import Final, NoReturn
 import torch
 
 from staticgraph.errors import NotStatic
-from staticgraph.nn.context.bound_batch import traced_here
+from staticgraph.internals.dispatch import tracing_context
 
 _MODULES: weakref.WeakKeyDictionary[torch.nn.Module, _Lock] = weakref.WeakKeyDictionary()
 _NUMBERS = itertools.count()
@@ -137,7 +137,7 @@ def check_not_traced(name: str) -> None:
     Raises:
         NotStatic: the call would become part of the traced step.
     """
-    if traced_here():
+    if torch.compiler.is_dynamo_compiling() or tracing_context() is not None:
         raise NotStatic(
             f"{name} of a runner stands inside a compiled step: a step in eager can hold another "
             "runner; in a compiled one call the other model itself, model(...), or compute its "
