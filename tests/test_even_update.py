@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, bce
 from support.runners import made_runner
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -61,8 +60,5 @@ def test_a_recorded_step_updates_in_pieces(hiv, monkeypatch):
     plan = sg.BucketPlan.of(CAPACITIES[:1], batch_size=30)
     model = Net(0.0)
     adam = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), fused=True, capturable=True)
-    runner = made_runner(
-        model, plan, "cuda-graph", loss=bce, optimizer=adam, recorder=ArenaRecorder
-    )
-    runner.warmup(hiv)
+    made_runner(model, plan, "cuda-graph", loss=bce, optimizer=adam).warmup(hiv)
     assert set(called) == {sum(1 for _ in model.parameters())}

@@ -17,7 +17,6 @@ from support.collated import (
     padded_ids,
 )
 from support.drawn import examples
-from support.examples import EXAMPLES
 from support.graphs import graph_lists
 from torch_geometric.data import Data
 
@@ -27,21 +26,7 @@ from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.errors import StaleBatch
 from staticgraph.kernels.collate import collate_reference
 from staticgraph.memory.budget import MemoryBudget
-from staticgraph.store.on_device import BITS, LABELS, DeviceStore
-
-SETS = ["hiv", "esol", "MUTAG", "PROTEINS", "NCI1"]
-
-
-@pytest.fixture(scope="module", params=SETS)
-def example(request) -> sg.GraphStore:
-    if request.param in ("hiv", "esol"):
-        return request.getfixturevalue(request.param)
-    return sg.datasets.open(EXAMPLES / f"{request.param}.npz")
-
-
-@pytest.fixture(scope="module")
-def moved(example) -> DeviceStore:
-    return example.to("cpu")
+from staticgraph.store.on_device import BITS, LABELS
 
 
 class TestStore:
