@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 
 import pytest
 import torch
@@ -87,13 +86,11 @@ def test_a_users_own_loader_gives_what_plain_pyg_gives(esol, tmp_path):
     assert_same_losses(module, twin)
 
 
+@pytest.mark.filterwarnings("error:.*cannot be told", "error:.*padding rows take part")
 @pytest.mark.parametrize("kind", [Whole, InParts])
 def test_a_training_step_as_it_is_gives_what_plain_pyg_gives(esol, tmp_path, kind):
     module, twin, data = make_module(kind), make_module(kind), data_of(esol)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*cannot be told")
-        warnings.filterwarnings("error", message=".*padding rows take part")
-        trainer_of(tmp_path, limit_val_batches=0).fit(module, datamodule=data)
+    trainer_of(tmp_path, limit_val_batches=0).fit(module, datamodule=data)
     by_hand(twin, data)
     assert len(module.losses) == 14
     assert_same_losses(module, twin)

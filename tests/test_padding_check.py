@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 
 import pytest
 import torch
@@ -144,12 +143,11 @@ class Crossing(nn.Module):
         return global_add_pool(x + near_zero, data.batch, data.num_graphs)
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_slope_that_rounding_alone_makes_jump_is_no_leak():
     """Only float32 differs: the sums of another number of rows cross the zero of a ReLU."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = Crossing()
-        runner_of(model).step(BATCH)
+    model = Crossing()
+    runner_of(model).step(BATCH)
     assert {value.dtype for value in (model.scale, model.scale.grad)} == {torch.float32}
     assert torch.get_default_dtype() is torch.float32
     with pytest.raises(sg.errors.PaddingLeaks, match="number of padding rows"):
@@ -174,6 +172,7 @@ class PooledTwice(nn.Module):
         return self.head(global_mean_pool(h, batch))
 
 
+@pytest.mark.filterwarnings("ignore:PooledTwice chooses among equal rows")
 @pytest.mark.parametrize("saturated", [False, True])
 def test_pools_of_symmetric_molecules_are_not_flagged(esol, saturated):
     """How the machine rounds decides whether any choice differs, and with it the warning. Scores
@@ -186,9 +185,7 @@ def test_pools_of_symmetric_molecules_are_not_flagged(esol, saturated):
             model.conv.lin.weight.data *= 10
             model.next_conv.lin.weight.data *= 10
         runner = sg.StaticGraphRunner(model, plan, mode="eager")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "PooledTwice chooses among equal rows")
-            assert runner.predict(esol[:30]).isfinite().all()
+        assert runner.predict(esol[:30]).isfinite().all()
 
 
 class Latent(Probe):

@@ -4,7 +4,6 @@ recorded or compiled step keeps the precision it was made in, and a mismatch is 
 from __future__ import annotations
 
 import copy
-import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -188,12 +187,11 @@ def test_an_error_inside_a_captured_region_leaves_no_region_entered():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_an_autocast_that_warmup_did_not_know_is_named():
     runner = runner_of("fused").warmup(STORE, phases=("eval",))
     batch = batches()[0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        runner.eval_step(batch)
+    runner.eval_step(batch)
     with around(), pytest.warns(UserWarning, match=r"autocast=torch\.bfloat16 in place of"):
         runner.eval_step(batch)
 
