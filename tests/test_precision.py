@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.alike import sgd, squared, update
-from support.arena import ArenaRecorder
 from support.graphs import drawn_graphs
+from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
@@ -55,16 +55,7 @@ def batches():
 
 
 def runner_of(mode="eager", autocast=None, on_miss="error"):
-    model = Net()
-    return sg.StaticGraphRunner(
-        model,
-        [CAPACITY],
-        mode,
-        loss=squared,
-        optimizer=sgd(model, RATE),
-        autocast=autocast,
-        recording=sg.Recording(recorder=ArenaRecorder, on_miss=on_miss),
-    )
+    return sgd_runner(Net(), [CAPACITY], mode, rate=RATE, autocast=autocast, on_miss=on_miss)
 
 
 def around(enabled=True):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.alike import assert_same_gradients, assert_same_state, same, sgd
 from support.arena import HostRead
-from support.gine_net import CAPACITIES, Net, adam, batches_of, eager_of, fixed
+from support.gine_net import Net, adam, batches_of, eager_of, fixed
 from support.places import Place
 from support.recorded_net import runner_of
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -188,9 +188,7 @@ def test_closing_frees_everything_and_warmup_starts_anew(hiv):
 
 
 def test_pointers_that_a_model_does_not_read_are_left_out(hiv):
-    plan = sg.BucketPlan.of(CAPACITIES)
-    runner = runner_of(Net(), hiv)
-    plain = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
-    pointed = sg.StaticBatch.of(hiv, range(30), plan.capacities[0], pointers=True)
+    runner, (plain,) = runner_of(Net(), hiv), batches_of(hiv, 1)
+    pointed = sg.StaticBatch.of(hiv, range(30), plain.capacity, pointers=True)
     assert "row_ptr" in pointed
     assert torch.equal(runner.eval_step(plain).out, runner.eval_step(pointed).out)
