@@ -61,17 +61,13 @@ def test_resume_in_the_middle_of_an_epoch(esol, plan, workers):
     broken = sg.StaticLoader(esol, plan, shuffle=True, seed=1, num_workers=workers)
     ids_of(broken)
     stream = iter(broken)
-    done = [_ids(next(stream)) for _ in range(7)]
+    done = [real_ids(next(stream)) for _ in range(7)]
     state = broken.state_dict()
     del stream
     resumed = sg.StaticLoader(esol, plan, shuffle=True, seed=1, num_workers=workers)
     resumed.load_state_dict(state)
     assert done + ids_of(resumed) == expected[1]
     assert ids_of(resumed) == expected[2]
-
-
-def _ids(batch) -> list[int]:
-    return real_ids(batch)
 
 
 def test_breaking_off_starts_the_next_epoch(esol, plan):

@@ -39,6 +39,11 @@ def graph(tmp_path_factory):
     return made(tmp_path_factory.mktemp("a") / "g")
 
 
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("b") / "g", training=TRAIN)
+
+
 LABELS = np.arange(N) % 7
 
 
