@@ -18,7 +18,6 @@ from support.collated import (
 )
 from support.drawn import examples
 from support.graphs import graph_lists
-from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph.batches.collation.collate_arguments import collate_arguments
@@ -138,11 +137,3 @@ class TestLoader:
             sg.StaticLoader(store, [(700, 1500, 33)], pointers=True)
         with pytest.raises(ValueError, match=r"is on cpu.*device='cuda'"):
             sg.StaticLoader(store, [(700, 1500, 33)], device="cuda")
-        with pytest.raises(sg.errors.GraphTooLarge, match=r"graph \d+ has 55 nodes"):
-            sg.StaticLoader(store, [(50, 300, 9)])
-        with pytest.raises(sg.PlanMismatch):
-            sg.StaticLoader(store, sg.plan_buckets(one_graph(), batch_size=1))
-
-
-def one_graph() -> sg.GraphStore:
-    return sg.GraphStore.from_pyg([Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))])

@@ -469,8 +469,6 @@ def test_batches_that_differ_from_the_plans_are_refused():
     )
     with pytest.raises(BadGraph, match="'x' is float64"):
         padder({**batch, "x": batch["x"].double()})
-    with pytest.raises(BadGraph, match="not grouped by graph"):
-        padder({**batch, "of": torch.tensor([0, 1, 0, 1])})
     with pytest.raises(TypeError, match="which rows a dict has is not known"):
         sg.Padder([(9, 4, 5)])(batch)
 

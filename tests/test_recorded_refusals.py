@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.alike import assert_same_state
 from support.arena import ArenaRecorder, HostRead
-from support.gine_net import CAPACITIES, Net, adam, batches_of, eager_of
+from support.gine_net import Net, adam, batches_of, eager_of
 from support.recorded_net import runner_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -159,10 +159,6 @@ class TestRefusals:
         assert "could not be put back" in notes
         assert f"the teardown failed as well: RuntimeError: {refusal}" in notes
         assert optimizer.param_groups[0]["lr"] == 0.01, "a number again, without reading the device"
-
-    def test_without_cuda(self):
-        with pytest.raises(ValueError, match="records CUDA graphs, but the model is on cpu"):
-            sg.StaticGraphRunner(Net(), CAPACITIES, mode="cuda-graph")
 
 
 def test_a_miss_after_warmup_is_an_error_or_eager(hiv):

@@ -211,26 +211,6 @@ def test_the_report_counts_what_ran(hiv, plan, tmp_path):
     assert "fallbacks: none" in str(report)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"loss": torch.nn.MSELoss()}, r"loss=MSELoss\(\) takes a target.*reduction='none'"),
-        ({"model": lambda batch: batch}, "the model is a function, not a torch.nn.Module"),
-        ({"optimizer": torch.optim.LBFGS}, "LBFGS calls the model several times a step"),
-    ],
-)
-def test_what_cannot_run_is_refused_when_the_runner_is_made(plan, given, says):
-    model = given.get("model", Linear())
-    optimizer = given.get("optimizer")
-    with pytest.raises(TypeError, match=says):
-        sg.StaticGraphRunner(
-            model,
-            plan,
-            loss=given.get("loss"),
-            optimizer=optimizer and optimizer(model.parameters()),
-        )
-
-
 def test_what_a_step_cannot_take_is_named(hiv, plan):
     batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
     runner = sg.StaticGraphRunner(Linear(), plan)
