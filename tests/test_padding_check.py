@@ -13,7 +13,7 @@ from support.alike import adam, assert_same_state
 from support.layer_cases import CASES, C
 from support.layer_model import model_of
 from support.obstacle_models import Tied
-from support.parity import BATCH, CAPACITY, STORE, graphs
+from support.parity import BATCH, MANY, MANY_PLAN, STORE
 from support.probes import (
     NAMED,
     PLAN,
@@ -319,12 +319,12 @@ def test_a_part_that_begins_in_a_later_epoch_is_found_in_one_of_the_next(mode):
 
 def test_a_part_that_begins_in_a_later_epoch_is_found_among_a_few_graphs():
     model = make_model(Later)
-    store = sg.GraphStore.from_pyg([g for seed in range(8) for g in graphs(seed)])
-    runner = runner_of(model, plan=[tuple(8 * rows for rows in CAPACITY)])
-    [runner.step(batch) for batch in runner.loader(store, exact=False)]
+    runner = runner_of(model, plan=MANY_PLAN)
+    loader = runner.loader(sg.GraphStore.from_pyg(MANY), exact=False)
+    [runner.step(batch) for batch in loader]
     model.since += 1
     with pytest.raises(sg.errors.PaddingLeaks, match="reaches real rows"):
-        runner.step(next(iter(runner.loader(store, exact=False))))
+        runner.step(next(iter(loader)))
 
 
 def in_units_of_the_spread(out, batch):
@@ -341,7 +341,7 @@ def more_for_each_missing_label(out, batch):
     ("later", "unlabelled"), [(in_units_of_the_spread, 0), (more_for_each_missing_label, -1)]
 )
 def test_a_loss_that_begins_to_read_missing_labels_is_found_among_a_few_graphs(later, unlabelled):
-    model, molecules = make_model(Probe), [graph for seed in range(8) for graph in graphs(seed)]
+    model, molecules = make_model(Probe), [graph.clone() for graph in MANY]
     model.since = 0
     molecules[unlabelled].y[:, 0] = torch.nan
 
@@ -349,13 +349,12 @@ def test_a_loss_that_begins_to_read_missing_labels_is_found_among_a_few_graphs(l
         """A mean of squares, and from an epoch on the other one."""
         return later(out, batch) if model.since else (out - batch.y).square()
 
-    store = sg.GraphStore.from_pyg(molecules)
-    plan = [tuple(8 * rows for rows in CAPACITY)]
-    runner = sgd_runner(model, plan, loss=loss)
-    [runner.step(batch) for batch in runner.loader(store, exact=False)]
+    runner = sgd_runner(model, MANY_PLAN, loss=loss)
+    loader = runner.loader(sg.GraphStore.from_pyg(molecules), exact=False)
+    [runner.step(batch) for batch in loader]
     model.since = 1
     with pytest.raises(sg.errors.PaddingLeaks, match="the loss"):
-        runner.step(next(iter(runner.loader(store, exact=False))))
+        runner.step(next(iter(loader)))
 
 
 def test_a_part_that_begins_when_a_buffer_is_written_to_is_found_in_the_same_epoch():

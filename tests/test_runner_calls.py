@@ -7,7 +7,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from support.arena import ArenaRecorder
 from support.linear_net import Linear
 from support.molecule_steps import TRAIN, adam, loader_of
 from support.runners import made_runner
@@ -235,14 +234,9 @@ def test_fields_in_another_order_are_taken_by_name_and_of_another_shape_refused(
         return sg.GraphStore.from_pyg([graph] * 2)
 
     first = stored(a=2, b=2)
-    plan, recording = sg.plan_buckets(first, 2), sg.Recording(recorder=ArenaRecorder)
-    runner = sg.StaticGraphRunner(
-        torch.nn.Linear(2, 1),
-        plan,
-        mode,
-        forward=lambda net, batch: net(batch.a - 2 * batch.b),
-        recording=recording if mode == "cuda-graph" else None,
-    ).warmup(first)
+    plan = sg.plan_buckets(first, 2)
+    forward = lambda net, batch: net(batch.a - 2 * batch.b)  # noqa: E731
+    runner = made_runner(torch.nn.Linear(2, 1), plan, mode, forward=forward).warmup(first)
     batches = [
         sg.StaticBatch.of(store, [0, 1], plan.capacities[0])
         for store in (first, stored(b=2, a=2), stored(a=3, b=1))

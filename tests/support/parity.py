@@ -62,6 +62,8 @@ def graphs(seed: int = 0) -> list[Data]:
     return data_list
 
 
+MANY = [graph for seed in range(8) for graph in graphs(seed)]
+MANY_PLAN = [tuple(8 * rows for rows in CAPACITY)]
 STORE = sg.GraphStore.from_pyg(graphs(), progress=False)
 BATCH = sg.StaticBatch.of(STORE, range(len(NODES)), CAPACITY)
 
