@@ -86,6 +86,8 @@ def test_other_things_are_named(store, plan):
     }.items():
         with pytest.raises(TypeError, match=text):
             sg.StaticGraphRunner(model, plan, **{option: "node"})
+    with pytest.raises(TypeError, match="a GraphStore is not a plan"):
+        sg.StaticGraphRunner(model, store)
     with pytest.raises(TypeError, match="takes a padded batch, not a DataBatch"):
         sg.masked_mean(torch.ones(4), Batch.from_data_list(list(store[:4])))  # pyright: ignore
 
