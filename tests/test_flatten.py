@@ -171,6 +171,7 @@ def graph(nodes: int = 3, **fields) -> Data:
             "its name does not tell: pass levels={'a': 'node'} or levels={'a': 'edge'}",
         ),
         ([graph(), graph(2)], "graph 1 has 2 nodes, but its edge 1 joins 1 -> 2: node numbers"),
+        ([graph(edge_index=RING - 1)], "graph 0 has 3 nodes, but its edge 0 joins -1 -> 0"),
         ([graph(edge_index=RING.t()[:, :1])], "graph 0 has an edge_index of shape [3, 1] and"),
         ([graph(edge_index=RING.float())], "dtype torch.float32; expected int64 [2, edges]"),
         ([graph(x=torch.ones(3, 2).bfloat16())], "'x' is bfloat16, which a store cannot keep"),
