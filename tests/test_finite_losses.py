@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from support.alike import assert_same_state, squared
+from support.alike import assert_same_state, same, squared
 from support.gine_net import adam
 from support.graphs import drawn_graphs
 from support.runners import made_runner
@@ -186,8 +186,7 @@ def test_a_step_happens_whole_or_not_at_all(store, mode):
     def stopped(error):
         with pytest.raises(error):
             runner.step(batch_of(store, 6 if error is NonFiniteLoss else 9))
-        for now, value in zip(state(), before, strict=True):
-            assert torch.equal(now, value)
+        assert same(state(), before)
 
     before, bound = state(), model.bound
     stopped(NonFiniteLoss)

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from support.alike import real_ids
+from support.alike import real_ids, same
 
 import staticgraph as sg
 from staticgraph.batches.loading.loader_options import ELSEWHERE
@@ -50,8 +50,7 @@ def test_workers_change_nothing(esol, plan, workers):
     helped = sg.StaticLoader(esol, plan, shuffle=True, seed=5, num_workers=workers)
     for _ in range(2):
         for one, other in zip(alone, helped, strict=True):
-            for name, value in one.tensors().items():
-                assert torch.equal(value, other.tensors()[name]), name
+            assert same(dict(one.tensors()), dict(other.tensors()))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
