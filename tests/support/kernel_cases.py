@@ -290,3 +290,5 @@ DROPPED: dict[str, Dropped] = {
 FEW = Sizes(60, 140, 6)
 DTYPES = [torch.float32, torch.bfloat16]
 NAMES = (*CASES, *DROPPED)
+# Collation has bytes for results, and tests of its own.
+COMPARED = sorted((CASES.keys() | MORE.keys() | DROPPED.keys()) - {"collate"})
