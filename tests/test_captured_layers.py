@@ -60,7 +60,7 @@ def trained(model, store, mode):
 
 
 def few(esol):
-    return sg.GraphStore.from_pyg([esol[i] for i in range(64)], progress=False)
+    return sg.GraphStore.from_pyg(esol[:64], progress=False)
 
 
 def assert_as_eager(build, store, layers, predicts=False):
@@ -69,7 +69,7 @@ def assert_as_eager(build, store, layers, predicts=False):
     for mode in ("eager", "fused"):
         runner = trained(model, store, mode)
         losses = [float(runner.step(batch)) for batch in runner.loader(store)]
-        outs = runner.predict([store[i] for i in range(9)]) if predicts else ()
+        outs = runner.predict(store[:9]) if predicts else ()
         found[mode] = [torch.tensor(losses), outs, *runner.model.state_dict().values()]
     torch.testing.assert_close(found["fused"], found["eager"], rtol=1e-9, atol=1e-10)
     assert runner.steps.compiled.apart["step"].paths == layers
@@ -256,7 +256,7 @@ def test_an_added_bucket_has_layers_of_its_own(esol):
     )
     functions = runner.steps.compiled.apart["forward"].functions
     before = set(functions)
-    runner([esol[i] for i in range(16)])
+    runner(esol[:16])
     after = runner.steps.compiled.apart["forward"].functions
     assert before
     assert {form.bucket for _, form in after} > {form.bucket for _, form in before}

@@ -74,7 +74,7 @@ def _plain_step(model, optimizer, store, ids) -> tuple[float, dict]:
     """One PyG step of a single process over all graphs together, unpadded."""
     if not ids:
         return 0.0, _after_nothing(model, optimizer)
-    data = Batch.from_data_list([store[i] for i in ids])
+    data = Batch.from_data_list(store[ids])
     out = model(data.x, data.edge_index, data.edge_attr, data.batch)
     known = ~data.y.isnan()
     loss = F.mse_loss(out[known], data.y[known])

@@ -44,7 +44,7 @@ def runner_of(kind: str) -> sg.StaticGraphRunner:
 @pytest.fixture(scope="module")
 def graphs():
     store = sg.datasets.open(EXAMPLES / "esol.npz")
-    return [store[i] for i in range(20)]
+    return store[:20]
 
 
 @pytest.fixture(scope="module")

@@ -386,7 +386,7 @@ def test_a_layer_that_keeps_the_first_batch_is_refused():
 
 
 def test_a_list_of_graphs_is_no_store():
-    graphs = [STORE[i] for i in range(3)]
+    graphs = STORE[:3]
     with pytest.raises(TypeError, match=r"sg.GraphStore.from_pyg\(graphs\)"):
         sg.plan_buckets(graphs, batch_size=2)
     with pytest.raises(TypeError, match=r"sg.GraphStore.from_pyg\(graphs\)"):

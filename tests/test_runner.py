@@ -26,7 +26,7 @@ def plan(hiv):
 
 def graphs_of(store, batch) -> list[Data]:
     """The same graphs, with edges in their original order."""
-    return [store[i] for i in real_ids(batch)]
+    return store[real_ids(batch)]
 
 
 def unpadded(store, batch) -> Batch:

@@ -115,7 +115,7 @@ def test_a_model_that_asks_for_a_batch_of_pyg_takes_the_same_branch(hiv, plan, m
     if mode == "fused" and torch.__version__ < "2.12":
         pytest.skip("torch 2.11 follows no copy.deepcopy")
     model = Asks()
-    graphs = [hiv[i] for i in range(20)]
+    graphs = hiv[:20]
     expected = model.eval()(Batch.from_data_list(graphs))
     out = sg.StaticGraphRunner(model, plan, mode=mode).predict(graphs)
     torch.testing.assert_close(out, expected.detach())
@@ -151,7 +151,7 @@ def test_dropout_that_was_put_back_into_training_is_sampled(hiv, plan, mode):
         return model[1](model[0](batch.x, batch.edge_index, batch.batch, batch.num_graphs))
 
     runner = sg.StaticGraphRunner(model, plan, mode=mode, forward=call)
-    graphs = [hiv[i] for i in range(20)]
+    graphs = hiv[:20]
     plain = runner.predict(graphs)
     assert torch.equal(runner.predict(graphs), plain)
     model.eval()
@@ -263,5 +263,5 @@ def test_a_fused_forward_may_copy_a_batch_that_nothing_has_measured(esol):
     capacity, model = (210, 430, 9), Copying()
     runner = made_runner(model, [capacity], "fused", check_padding=False)
     batch = sg.StaticBatch.of(esol, [3, 1, 4], capacity)
-    graphs = Batch.from_data_list([esol[i] for i in (3, 1, 4)])
+    graphs = Batch.from_data_list(esol[[3, 1, 4]])
     torch.testing.assert_close(runner(batch)[batch.graph_mask], model(graphs))

@@ -220,7 +220,7 @@ def test_which_data_is_read_from_smiles(trained, hiv):
     """The data itself says so: PyG's molecules have other features in the same fields."""
     assert has_molecules(trained.schema), "esol comes with the package, as an .npz"
     assert has_molecules(hiv.schema)
-    again = sg.GraphStore.from_pyg([hiv[i] for i in range(3)]).schema
+    again = sg.GraphStore.from_pyg(hiv[:3]).schema
     assert fits_molecules(again)
     assert not has_molecules(again)
     assert not fits_molecules(sg.GraphStore.from_pyg([sg_graph()]).schema)

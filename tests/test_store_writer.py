@@ -179,10 +179,10 @@ def test_any_changed_byte_of_a_part_is_refused_when_the_store_is_finished(merged
 
 
 def test_stores_and_arrays_are_appended(tmp_path, esol):
-    few = sg.GraphStore.from_pyg([esol[i] for i in range(40)], name="few")
+    few = sg.GraphStore.from_pyg(esol[:40], name="few")
     with StoreWriter(tmp_path / "s", part_graphs=25) as writer:
-        writer.extend(sg.GraphStore.from_pyg([few[i] for i in range(20)], name="a"))
-        writer.extend([few[i] for i in range(20, 40)])
+        writer.extend(sg.GraphStore.from_pyg(few[:20], name="a"))
+        writer.extend(few[20:40])
     assert_same_files(sg.GraphStore.load(tmp_path / "s"), few)
     with StoreWriter(tmp_path / "t") as writer:
         for begin in (0, 2):

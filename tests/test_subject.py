@@ -178,7 +178,7 @@ def test_one_call_is_the_same_as_its_parts(esol):
     optimizer = sgd(twin, 1e-4)
     seen, sizes = [], []
     for batch in loader:
-        graphs = [esol[k] for k in real_ids(batch)]
+        graphs = esol[real_ids(batch)]
         sizes.append(len(graphs))
         data = Batch.from_data_list(graphs)
         loss = squared(twin(data.x, data.batch, data.num_graphs), data).mean()
