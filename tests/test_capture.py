@@ -81,7 +81,6 @@ class TestAFailedCapture:
                 cuda.refuse("operation not permitted when stream is capturing")
                 return super().forward(x, edge_index, edge_attr, batch)
 
-        torch.manual_seed(0)
         model = Refused()
         twin = copy.deepcopy(model)
         runner = made_runner(

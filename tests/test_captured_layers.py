@@ -60,7 +60,7 @@ def trained(model, store, mode):
 
 
 def few(esol):
-    return sg.GraphStore.from_pyg(esol[:64], progress=False)
+    return sg.GraphStore.from_pyg(esol[:64])
 
 
 def assert_as_eager(build, store, layers, predicts=False):

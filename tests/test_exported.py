@@ -70,8 +70,8 @@ def test_an_exported_model_gives_what_the_runner_gives(exported, graphs):
         futures = [server.submit([graph]) for graph in graphs]
         found = torch.cat([future.result(60) for future in futures])
     torch.testing.assert_close(found, expected, **CLOSE)
-    other = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=4)
-    batch = next(iter(sg.StaticLoader(sg.GraphStore.from_pyg(graphs, progress=False), other)))
+    other = sg.plan_buckets(sg.GraphStore.from_pyg(graphs), batch_size=4)
+    batch = next(iter(sg.StaticLoader(sg.GraphStore.from_pyg(graphs), other)))
     with pytest.raises(sg.PlanMismatch, match="not one of this model's: use batches"):
         model.predict_batch(batch)
 
@@ -338,7 +338,7 @@ def test_an_output_that_depends_on_the_bucket_is_refused():
 @pytest.mark.slow
 @pytest.mark.release
 def test_a_model_that_divides_by_the_number_of_graphs_is_exported_over_graphs(graphs, tmp_path):
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     model = torch.nn.Linear(9, 2)
 
     def forward(model, batch):

@@ -164,7 +164,6 @@ class Counting(nn.Module):
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 def test_a_step_happens_whole_or_not_at_all(store, mode):
     """Refused for its loss, or interrupted anywhere before its update."""
-    torch.manual_seed(0)
     model, centre, stop = Counting(), torch.zeros(1), {}
 
     def loss(out, batch):

@@ -101,7 +101,6 @@ class Layers(nn.Module):
 
 
 def test_layers_by_onednn_train_as_in_plain_pyg(onednn, esol, monkeypatch):
-    torch.manual_seed(0)
     model = Layers()
     plain = copy.deepcopy(model)
     graphs = esol[:24]

@@ -36,6 +36,10 @@ def graph(tmp_path_factory) -> str:
     return str(path)
 
 
+def report_in(folder) -> dict:
+    return json.loads((folder / "report.json").read_text(), parse_constant=pytest.fail)
+
+
 def test_partition_of_arrays(tmp_path, capsys):
     np.save(tmp_path / "e.npy", np.array([[0, 1], [1, 2]]))
     np.save(tmp_path / "x.npy", np.ones((3, 2), np.float32))
@@ -54,16 +58,16 @@ def test_links_train_report_and_go_on(triples, tmp_path, capsys):
     captured = capsys.readouterr()
     assert "MRR" in captured.out
     assert "waited" in captured.err
-    report = json.loads((tmp_path / "report.json").read_text())
+    report = report_in(tmp_path)
     assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2]
     assert 0 < report["test"]["mrr"] < 1
     assert (tmp_path / "schedule.png").read_bytes()[:4] == b"\x89PNG"
     # Two epochs are committed; a third continues from them and equals three epochs in one run.
     assert cli.main([*arguments, "--epochs", "3"]) == 0
-    gone_on = json.loads((tmp_path / "report.json").read_text())
+    gone_on = report_in(tmp_path)
     assert [epoch["epoch"] for epoch in gone_on["epochs"]] == [1, 2, 3]
     assert cli.main([*arguments, "--epochs", "3", "--overwrite"]) == 0
-    at_once = json.loads((tmp_path / "report.json").read_text())
+    at_once = report_in(tmp_path)
     assert at_once["test"] == gone_on["test"]
     assert "--overwrite" in refusal([*arguments, "--partitions", "4"], capsys)
 
@@ -71,9 +75,9 @@ def test_links_train_report_and_go_on(triples, tmp_path, capsys):
 def test_memory_chooses_the_sizes(triples, tmp_path, capsys):
     arguments = [*LINKS, "--data", triples, "--out", str(tmp_path)]
     assert cli.main([*arguments, "--memory", "7K"]) == 0
-    assert json.loads((tmp_path / "report.json").read_text())["partitions"] > 1
+    assert report_in(tmp_path)["partitions"] > 1
     assert cli.main([*arguments, "--memory", "1G", "--overwrite"]) == 0
-    assert json.loads((tmp_path / "report.json").read_text())["partitions"] == 1
+    assert report_in(tmp_path)["partitions"] == 1
     assert "K, M, G and T" in refusal([*arguments, "--memory", "many"], capsys)
 
 
@@ -111,9 +115,8 @@ def test_policies_of_the_other_task_are_refused(graph, tmp_path, capsys):
 def printed_report(folder, capsys):
     """The report on stdout, which is the one in the folder and has finite numbers, and stderr."""
     printed, err = capsys.readouterr()
-    texts = printed, (folder / "report.json").read_text()
-    report, saved = (json.loads(text, parse_constant=pytest.fail) for text in texts)
-    assert report == saved
+    report = json.loads(printed, parse_constant=pytest.fail)
+    assert report == report_in(folder)
     return report, err
 
 

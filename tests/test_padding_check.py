@@ -541,7 +541,6 @@ def test_padding_graphs_of_no_node_and_of_one_are_met_before_training(feature):
         def forward(self, x, batch, ptr):
             return self.head(feature(self.lin(x), batch, ptr))
 
-    torch.manual_seed(0)
     ends = [torch.arange(n) for n in (3, 4, 5)]
     data = [
         Data(x=torch.randn(len(e), 4), edge_index=torch.stack([e, e.roll(1)]), y=torch.ones(1, 1))

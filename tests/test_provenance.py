@@ -67,7 +67,6 @@ class Several(nn.Module):
 @pytest.mark.parametrize("mode", ["eager", "traced", "cuda-graph"])
 def test_outputs_of_the_models_own_are_left_alone(store, batch, kind, mode, monkeypatch):
     mode = mode_of(mode, monkeypatch)
-    torch.manual_seed(0)
     model = Several(kind)
     # The products and the sum include padding, as a model's own tensors may.
     runner = made_runner(model, [CAPACITY], mode, loss=mse, check_padding=False)
@@ -110,7 +109,6 @@ class WithTable(nn.Module):
 @pytest.mark.parametrize("mode", ["eager", "traced", "cuda-graph"])
 def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels, monkeypatch):
     mode = mode_of(mode, monkeypatch)
-    torch.manual_seed(0)
     model = WithTable()
     plain = copy.deepcopy(model)
     data = Batch.from_data_list(batch.to_data_list())

@@ -127,7 +127,6 @@ def test_a_scheduler_costs_no_host_read_a_step(hiv, made_first, as_tensor):
                 raise HostRead("a value is read on the host")
             return func(*args, **(kwargs or {}))
 
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     rates = [torch.tensor(0.01) if as_tensor else 0.01 for _ in range(2)]

@@ -133,7 +133,7 @@ def test_what_a_writer_leaves_out_or_refuses_it_does_of_a_store_too(tmp_path):
         Data(x=torch.rand(3, 2), y=torch.rand(1), a=torch.rand(3), edge_index=ring)
         for _ in range(2)
     ]
-    store = sg.GraphStore.from_pyg(graphs, levels={"a": "edge"}, progress=False)
+    store = sg.GraphStore.from_pyg(graphs, levels={"a": "edge"})
     writer = StoreWriter(tmp_path / "s", exclude="y")
     writer.extend(store)
     assert {field.name: field.level for field in writer.finish().schema} == {
@@ -142,7 +142,7 @@ def test_what_a_writer_leaves_out_or_refuses_it_does_of_a_store_too(tmp_path):
     }
     graphs[1].x[0, 1] = torch.nan
     writer = StoreWriter(tmp_path / "t", check_finite=True)
-    writer.extend(sg.GraphStore.from_pyg(graphs, levels={"a": "edge"}, progress=False))
+    writer.extend(sg.GraphStore.from_pyg(graphs, levels={"a": "edge"}))
     with pytest.raises(BadGraph, match=r"graph 1 has x\[0\] = .*nan"):
         writer.finish()
 

@@ -120,7 +120,7 @@ def test_rows_that_a_plan_of_a_list_lacks_are_named_before_the_first_batch():
     for graph, pairs in zip(graphs, [3, 1, 2, 5], strict=True):
         graph.edge_label_index = torch.zeros(2, pairs, dtype=torch.long)
     plan = sg.plan_stream(graphs, 2)
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     message = r"data counts edge_label_index .* Capacity\(..., extra="
     with pytest.raises(sg.PlanMismatch, match=message):
         sg.StaticGraphRunner(torch.nn.Linear(1, 1), plan, mode="eager").warmup(progress=False)

@@ -94,7 +94,7 @@ def check(case: Case) -> None:
 
 def _check(case: Case) -> None:
     graphs = case.data.expected()
-    store = sg.GraphStore.from_pyg(graphs, levels=case.data.levels, progress=False)
+    store = sg.GraphStore.from_pyg(graphs, levels=case.data.levels)
     plan = sg.plan_buckets(store, case.batch_size, **({} if case.batch_size else {"graphs": 4}))
     plain = case.net.build()
     model = copy.deepcopy(plain)

@@ -64,7 +64,7 @@ def graphs(seed: int = 0) -> list[Data]:
 
 MANY = [graph for seed in range(8) for graph in graphs(seed)]
 MANY_PLAN = [tuple(8 * rows for rows in CAPACITY)]
-STORE = sg.GraphStore.from_pyg(graphs(), progress=False)
+STORE = sg.GraphStore.from_pyg(graphs())
 BATCH = sg.StaticBatch.of(STORE, range(len(NODES)), CAPACITY)
 
 

@@ -15,7 +15,7 @@ D = torch.float64
 
 
 GRAPHS = drawn_graphs((2 + number % 5 for number in range(24)), x=("node", 4), y=("graph", 2))
-STORE = sg.GraphStore.from_pyg(GRAPHS, progress=False)
+STORE = sg.GraphStore.from_pyg(GRAPHS)
 PLAN = sg.plan_buckets(STORE, batch_size=8)
 
 
