@@ -34,7 +34,7 @@ class Reads(Net):
 
 
 def test_a_batch_made_inside_is_named_with_what_to_write(esol):
-    few = sg.GraphStore.from_pyg([esol[i] for i in range(20)])
+    few = sg.GraphStore.from_pyg(esol[:20])
     plan = sg.plan_buckets(few, 8)
     report = sg.check(Together(), plan, few)
     (found,) = [o for o in report.obstacles if "from_data_list" in o.line]
@@ -52,7 +52,7 @@ def test_a_batch_made_inside_is_named_with_what_to_write(esol):
     ],
 )
 def test_a_loss_without_rows_is_told_what_it_gave(esol, loss, says):
-    few = sg.GraphStore.from_pyg([esol[i] for i in range(20)])
+    few = sg.GraphStore.from_pyg(esol[:20])
     model = Net()
     optimizer = adam(model)
     plan = sg.plan_buckets(few, 8)

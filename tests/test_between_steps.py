@@ -102,6 +102,14 @@ def test_a_layer_that_padding_reaches_is_found_when_it_comes():
         grown(Growing, change)
 
 
+def begun(model, plan=PLAN):
+    """A fused runner after its first step, and the batches that follow."""
+    runner = sg.StaticGraphRunner(model, plan, "fused", loss=squared, optimizer=sgd(model))
+    batches = iter(runner.loader(STORE))
+    runner.step(next(batches))
+    return runner, batches
+
+
 HOOKS = {
     "a layer's": lambda m: m.head.register_forward_hook(lambda layer, given, out: out * 2),
     "before a layer": lambda m: m.head.register_forward_pre_hook(lambda layer, given: None),
@@ -115,9 +123,7 @@ HOOKS = {
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_hook_that_comes_after_the_first_step_is_not_left_out(name):
     model = make_net()
-    runner = sg.StaticGraphRunner(model, PLAN, "fused", loss=squared, optimizer=sgd(model))
-    batches = iter(runner.loader(STORE, indices=range(24)))
-    runner.step(next(batches))
+    runner, batches = begun(model)
     handle = HOOKS[name](model)
     with pytest.raises(sg.NotStatic):
         runner.step(next(batches))
@@ -135,9 +141,7 @@ def test_an_eager_step_follows_a_hook(name):
 def test_a_hook_that_goes_after_the_first_step_is_not_heard_on(name):
     model = make_net()
     handle = HOOKS[name](model)
-    runner = sg.StaticGraphRunner(model, PLAN, "fused", loss=squared, optimizer=sgd(model))
-    batches = iter(runner.loader(STORE, indices=range(24)))
-    runner.step(next(batches))
+    runner, batches = begun(model)
     HOOKS[name](make_net())  # a hook of another model
     runner.step(next(batches))
     handle.remove()
@@ -298,9 +302,7 @@ def test_a_fused_forward_may_bind_tensors(warm):
 
 def test_a_model_of_another_dtype_is_named_by_a_fused_step():
     model = make_net()
-    runner = sg.StaticGraphRunner(model, FOURS, "fused", loss=squared, optimizer=sgd(model))
-    batches = iter(runner.loader(STORE))
-    runner.step(next(batches))
+    runner, batches = begun(model, FOURS)
     model.head.float()
     with pytest.raises(sg.NotStatic, match=r"head\.weight was torch\.float64 .* torch\.float32"):
         runner.step(next(batches))

@@ -4,7 +4,6 @@ that is not bound warns."""
 from __future__ import annotations
 
 import textwrap
-import warnings
 
 import pytest
 import torch
@@ -93,6 +92,7 @@ def test_a_compiled_model_compiles_once_a_bucket(hiv):
     assert len(graphs) == 2
 
 
+@pytest.mark.filterwarnings("error")
 def test_what_was_bound_before_is_so_again(hiv):
     one, two = net(), net()
     first, second, _ = batches_of(hiv, 3)
@@ -101,12 +101,11 @@ def test_what_was_bound_before_is_so_again(hiv):
         with pytest.raises(ZeroDivisionError), sg.bound(two, second):
             called(two, second).sum().item() // 0
         assert called(one, first).shape == before.shape
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        out = called(one.eval(), Batch.from_data_list(first.to_data_list()))
+    out = called(one.eval(), Batch.from_data_list(first.to_data_list()))
     assert len(out) == first.real.graphs
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("converted", [True, False])
 def test_a_model_that_is_not_bound_says_so_once(hiv, converted):
     model = net()
@@ -118,25 +117,22 @@ def test_a_model_that_is_not_bound_says_so_once(hiv, converted):
         called(model, batch)
     assert [w.filename for w in caught] == [__file__]
     for given in (batch, batch.clone()):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            called(model, given)
+        called(model, given)
     other = net()
     with pytest.warns(UserWarning, match="Net"):
         called(other, batch.clone())
 
 
+# Raised by PyG's inspector on Python 3.14.
+@pytest.mark.filterwarnings("ignore:Failing to pass a value to:DeprecationWarning")
+@pytest.mark.filterwarnings("error")
 def test_nothing_is_said_of_plain_pyg(hiv):
     sg.convert(net())
     batch = batches_of(hiv, 1)[0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        # Raised by PyG's inspector on Python 3.14.
-        warnings.filterwarnings("ignore", "Failing to pass a value to", DeprecationWarning)
-        called(net(), Batch.from_data_list(batch.to_data_list()))
-        called(net(), batch.to_data_list()[0])
-        global_mean_pool(batch.x.double(), batch.batch)  # a direct call: the user may mean it
-        static_step(net(), batch)
+    called(net(), Batch.from_data_list(batch.to_data_list()))
+    called(net(), batch.to_data_list()[0])
+    global_mean_pool(batch.x.double(), batch.batch)  # a direct call: the user may mean it
+    static_step(net(), batch)
 
 
 class Attending(nn.Module):
@@ -152,6 +148,7 @@ class Attending(nn.Module):
         return global_add_pool(scores * x, batch, data.num_graphs).sum(1)
 
 
+@pytest.mark.filterwarnings("error:.*batch of fixed shape")
 def test_nothing_is_said_of_a_rewritten_step(hiv):
     graphs = []
     for number in range(30):
@@ -161,10 +158,8 @@ def test_nothing_is_said_of_a_rewritten_step(hiv):
     store = sg.GraphStore.from_pyg(graphs)
     plan = sg.plan_buckets(store, batch_size=15)
     runner = made_runner(Attending(), plan, "fused", check_padding=False)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*batch of fixed shape")
-        for batch in sg.StaticLoader(store, plan):
-            runner(batch)
+    for batch in sg.StaticLoader(store, plan):
+        runner(batch)
 
 
 def test_a_plain_model_over_a_loader_is_told_of(tmp_path):

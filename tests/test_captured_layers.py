@@ -7,7 +7,9 @@ import copy
 
 import pytest
 import torch
+from support.alike import assert_same_gradients
 from support.rewritten import CAPACITY, IDS, garbage, in_plain_pyg, seeded, sines
+from support.runners import sgd_runner
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATv2Conv, GINEConv, TopKPooling, global_add_pool
@@ -46,33 +48,29 @@ class Branching(nn.Module):
         return self.head(global_add_pool(h, batch, batch_size))
 
 
-def trained(model, store, mode, **options):
+def trained(model, store, mode):
     model = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
     plan = sg.plan_buckets(store, batch_size=8)
     loss = nn.MSELoss(reduction="none")
 
     def each(out, batch):
         return loss(out, batch.y.to(out))[:, 0]
 
-    runner = sg.StaticGraphRunner(
-        model, plan, loss=each, optimizer=optimizer, mode=mode, check_padding=False, **options
-    )
-    return model, runner
+    return sgd_runner(model, plan, mode, loss=each, rate=1e-6, check_padding=False)
 
 
 def few(esol):
-    return sg.GraphStore.from_pyg([esol[i] for i in range(64)], progress=False)
+    return sg.GraphStore.from_pyg(esol[:64])
 
 
 def assert_as_eager(build, store, layers, predicts=False):
     torch.manual_seed(0)
     model, found = build().double(), {}
     for mode in ("eager", "fused"):
-        trained_model, runner = trained(model, store, mode)
+        runner = trained(model, store, mode)
         losses = [float(runner.step(batch)) for batch in runner.loader(store)]
-        outs = runner.predict([store[i] for i in range(9)]) if predicts else ()
-        found[mode] = [torch.tensor(losses), outs, *trained_model.state_dict().values()]
+        outs = runner.predict(store[:9]) if predicts else ()
+        found[mode] = [torch.tensor(losses), outs, *runner.model.state_dict().values()]
     torch.testing.assert_close(found["fused"], found["eager"], rtol=1e-9, atol=1e-10)
     assert runner.steps.compiled.apart["step"].paths == layers
     return runner
@@ -181,7 +179,7 @@ class Plain(Branching):
 
 
 def test_without_a_layer_to_fuse_the_reason_is_an_error(esol):
-    _, runner = trained(Plain(), few(esol), "fused")
+    runner = trained(Plain(), few(esol), "fused")
     with pytest.raises(sg.NotStatic, match="follows from data"):
         runner.step(next(iter(runner.loader(few(esol)))))
 
@@ -189,7 +187,7 @@ def test_without_a_layer_to_fuse_the_reason_is_an_error(esol):
 @pytest.mark.filterwarnings("ignore:.*fused by themselves")
 def test_nothing_is_captured_after_the_warm_up(esol):
     store = few(esol)
-    _, runner = trained(Branching(), store, "fused")
+    runner = trained(Branching(), store, "fused")
     runner.warmup(store, phases=["step"])
     layers = runner.steps.compiled.apart["step"]
     before = dict(layers.functions)
@@ -212,8 +210,7 @@ def test_padding_is_inert_in_a_captured_layer(esol):
     sines(out).backward()
     assert runner.steps.compiled.apart["forward"].paths == ["convs.0", "convs.1"]
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
-    for ours, plain in zip(model.parameters(), stock.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-9, atol=1e-10)
+    assert_same_gradients(model, stock, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(list(model.buffers()), list(stock.buffers()))
 
 
@@ -259,7 +256,7 @@ def test_an_added_bucket_has_layers_of_its_own(esol):
     )
     functions = runner.steps.compiled.apart["forward"].functions
     before = set(functions)
-    runner([esol[i] for i in range(16)])
+    runner(esol[:16])
     after = runner.steps.compiled.apart["forward"].functions
     assert before
     assert {form.bucket for _, form in after} > {form.bucket for _, form in before}

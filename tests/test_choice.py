@@ -320,7 +320,6 @@ def test_a_bare_warmup_measures_with_real_graphs(hiv, planned, monkeypatch):
             timed.append((way, phase, int(batch.graph_mask.sum())))
         run(self, way, batch, phase)
 
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     optimizer, other = adam(model), adam(twin)

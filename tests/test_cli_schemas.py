@@ -39,7 +39,7 @@ MORE = {"plan limits": ["--certify"], "train": ["--epochs", "2"], "bench": ["--e
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, esol) -> Path:
     folder = tmp_path_factory.mktemp("schemas")
-    make_place(folder, [esol[i] for i in range(20)])
+    make_place(folder, esol[:20])
     return folder
 
 

@@ -38,7 +38,7 @@ from staticgraph.training import options
 def place(tmp_path_factory, esol) -> Path:
     """A folder with a tiny example of every input."""
     folder = tmp_path_factory.mktemp("values")
-    make_place(folder, [esol[i] for i in range(20)])
+    make_place(folder, esol[:20])
     return folder
 
 

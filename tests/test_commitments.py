@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from support.alike import sgd, squared
-from support.arena import ArenaRecorder
-from support.runners import made_runner
+from support.alike import assert_same_state, sgd, squared
+from support.runners import sgd_runner
 
 import staticgraph as sg
 from staticgraph import models
@@ -14,20 +15,14 @@ from staticgraph.plans.by_memory import in_tiles, sized_plan
 from staticgraph.probing.resident_bytes import distinct_bytes
 
 BUCKETS = [(120, 260, 9), (240, 520, 17)]
-RECORDED = {"mode": "cuda-graph", "scope": "forward_backward", "recorder": ArenaRecorder}
+RECORDED = {"mode": "cuda-graph", "scope": "forward_backward"}
 
 
 def made(store, budget, memory=None, name="gcn", **options):
     torch.manual_seed(0)
     model = models.build(name, store, hidden=16, layers=1)
-    return made_runner(
-        model,
-        options.pop("plan", BUCKETS),
-        loss=squared,
-        optimizer=sgd(model, 0.1),
-        budget=budget if memory is None else budget.with_memory(memory),
-        **options,
-    )
+    budget = budget if memory is None else budget.with_memory(memory)
+    return sgd_runner(model, options.pop("plan", BUCKETS), rate=0.1, budget=budget, **options)
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +39,7 @@ def breakdown(memory, **options):
 
 @pytest.fixture(scope="module")
 def floor(memory):
-    return (
-        sg.MemoryBudget(1)
-        .breakdown(memory, [sg.Capacity(*bucket) for bucket in BUCKETS])
-        .total_bytes
-    )
+    return breakdown(memory).total_bytes
 
 
 @pytest.fixture(scope="module")
@@ -131,14 +122,14 @@ def test_a_late_overrun_tears_down_everything_and_leaves_the_process_usable(
 ):
     runner = made(esol, sg.MemoryBudget(recorded_floor), memory, **RECORDED)
     allocator = runner.preparation.commitments.allocator = GivenAllocator(peak=10 * recorded_floor)
-    weights = [p.detach().clone() for p in runner.model.parameters()]
+    weights = copy.deepcopy(runner.model.state_dict())
     with pytest.raises(sg.BudgetExceeded, match=r"measured, .* predicted.*eager steps still run"):
         runner.warmup(esol)
     assert allocator.trims
     assert runner.stats().bytes_committed == 0
     assert runner.steps.recorded is None
     assert not len(runner.steps.compiled)
-    assert all(map(torch.equal, runner.model.parameters(), weights))
+    assert_same_state(runner.model, weights)
     again = made(esol, sg.MemoryBudget("1GiB"), memory)
     assert torch.isfinite(again.step(batch_of(esol, 0)))
     with pytest.raises(sg.BudgetExceeded) as caught:

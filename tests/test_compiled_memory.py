@@ -86,7 +86,7 @@ def test_a_compiled_step_is_predicted_and_takes_less_than_its_operations(
         pytest.skip(reason)
     shapes = probing.SHAPES
     monkeypatch.setattr(probing, "SHAPES", shapes[:1] + shapes[3:6] + shapes[7:])
-    sg.GraphStore.from_pyg([esol[i] for i in range(200)], name="few").save(tmp_path / "few")
+    sg.GraphStore.from_pyg(esol[:200], name="few").save(tmp_path / "few")
     command = ["probe", "--data", str(tmp_path / "few"), "--like", "cuda", "--kernels"]
     command += ["--model", "support.dryrun_models:Neighbours", "--json"]
     compiled = MemoryModel.from_dict(printed_json([*command, "--compiled"], capsys))

@@ -136,7 +136,7 @@ def test_gradients_come_back_through_a_recorded_container(esol, kind):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_predictions_stand_in_the_same_container(esol, kind):
-    graphs = [esol[i] for i in range(5)]
+    graphs = esol[:5]
     found = runner_of(esol, KINDS[kind], "eager").predict(graphs)
     rows, nodes = runner_of(esol, KINDS["tuple"], "eager").predict(graphs)
     assert type(found) is type(KINDS[kind](0, 0))

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
-from support.arena import ArenaRecorder
 from support.threaded import (
     CAPACITY,
     GRAPHS,
@@ -113,7 +112,7 @@ def test_a_compiled_step_changes_no_setting_of_the_process(monkeypatch):
 
 def test_nothing_of_pyg_happens_around_a_replay():
     model = Net()
-    runner = runner_of(model, mode="cuda-graph", recorder=ArenaRecorder, on_miss="error")
+    runner = runner_of(model, mode="cuda-graph", on_miss="error")
     runner.warmup(STORE)
     batches = [batch_of(), batch_of(10)]
     called: set[str] = set()

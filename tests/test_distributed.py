@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from support.alike import real_ids, sgd, update, warned_of
+from support.alike import real_ids, same, sgd, squared, update, warned_of
 from support.arena import ArenaRecorder
-from support.ranked_net import BATCH, GRAPHS, model_of, runner_of, squared, state_of, store_of
+from support.ranked_net import BATCH, GRAPHS, model_of, ranked, runner_of, state_of, store_of
 from support.ranks import on_ranks
 from support.runners import sgd_runner
 from torch import nn
@@ -26,33 +26,34 @@ from staticgraph.runner.ways import Auto, Stopwatch
 TOLERANCE = 1e-10
 
 
-def trained_on_rank(missing: bool, options: dict) -> list[tuple]:
+def trained_on_rank(missing: bool, buckets: int | None, min_steps: int) -> list[tuple]:
     """Train an epoch on this rank; return each step's graphs, loss and model state."""
     store = store_of(missing)
-    buckets = options.get("buckets")
     plan = sg.plan_buckets(store, None if buckets else BATCH, num_buckets=buckets, graphs=BATCH)
     model = model_of(sync=True, seed=dist.get_rank())  # all ranks train rank 0's
-    runner = sgd_runner(
-        model,
-        plan,
-        options.get("mode", "eager"),
-        loss=squared,
-        rate=0.05,
-        recorder=ArenaRecorder,
-        scope=options.get("scope", "step"),
-    )
-    loader = runner.loader(store, shuffle=True, seed=3, min_steps=options.get("min_steps", 0))
-    if options.get("mode"):
-        runner.warmup(store)
-    found = []
-    for batch in loader:
+    return _epoch(runner_of(model, plan), store, shuffle=True, seed=3, min_steps=min_steps)
+
+
+def _epoch(runner, store, **options) -> list[tuple]:
+    steps = []
+    for batch in runner.loader(store, **options):
         ids = real_ids(batch)
-        found.append((ids, float(runner.step(batch)), state_of(model)))
-    return found
+        steps.append((ids, float(runner.step(batch)), state_of(runner.model)))
+    return steps
 
 
-def check_equal(world_size: int, missing: bool = False, **options) -> None:
-    ranks = on_ranks(world_size, trained_on_rank, missing, options)
+def _near(state: dict, expected: dict) -> None:
+    """Asserts that a model's state is another's but for the counts of batches."""
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        if "num_batches" not in name:
+            assert torch.allclose(state[name], value, rtol=0, atol=TOLERANCE), name
+
+
+def check_equal(
+    world_size: int, missing: bool = False, buckets: int | None = None, min_steps: int = 0
+) -> None:
+    ranks = on_ranks(world_size, trained_on_rank, missing, buckets, min_steps)
     store = store_of(missing)
     model = model_of(sync=False)
     optimizer = sgd(model, 0.05)
@@ -64,11 +65,8 @@ def check_equal(world_size: int, missing: bool = False, **options) -> None:
         expected, states = _plain_step(model, optimizer, store, ids)
         for _, loss, state in step:
             assert loss == pytest.approx(expected, abs=TOLERANCE)
-            assert state.keys() == states.keys()
-            for name, value in states.items():
-                if "num_batches" not in name:
-                    assert torch.allclose(state[name], value, rtol=0, atol=TOLERANCE), name
-                assert torch.equal(state[name], step[0][2][name]), name
+            _near(state, states)
+            assert same(state, step[0][2])
     assert sorted(seen) == list(range(GRAPHS))
 
 
@@ -76,7 +74,7 @@ def _plain_step(model, optimizer, store, ids) -> tuple[float, dict]:
     """One PyG step of a single process over all graphs together, unpadded."""
     if not ids:
         return 0.0, _after_nothing(model, optimizer)
-    data = Batch.from_data_list([store[i] for i in ids])
+    data = Batch.from_data_list(store[ids])
     out = model(data.x, data.edge_index, data.edge_attr, data.batch)
     known = ~data.y.isnan()
     loss = F.mse_loss(out[known], data.y[known])
@@ -130,13 +128,11 @@ def test_ranks_in_different_buckets_are_one_process(mode):
     optimizer = sgd(model, 0.05)
     steps = list(zip(*on_ranks(2, _padded_on_rank, mode), strict=True))
     assert [[bucket for bucket, *_ in step] for step in steps] == [[1, 0], [0, 1], [1, 1]]
-    for (_, first, loss, state), (_, second, other, same) in steps:
+    for (_, first, loss, state), (_, second, other, others) in steps:
         expected, states = _plain_step(model, optimizer, store_of(), [*first, *second])
         assert loss == other == pytest.approx(expected, abs=TOLERANCE)
-        for name, value in states.items():
-            if "num_batches" not in name:
-                assert torch.allclose(state[name], value, rtol=0, atol=TOLERANCE), name
-            assert torch.equal(state[name], same[name]), name
+        _near(state, states)
+        assert same(state, others)
 
 
 def test_ranks_with_missing_labels_weigh_what_is_labelled():
@@ -151,8 +147,7 @@ def _without_one_label() -> sg.GraphStore:
 
 def _first_step_without_one_label() -> tuple[list[int], float]:
     store, model = _without_one_label(), model_of(sync=True)
-    plan = sg.plan_buckets(store, BATCH)
-    runner = sgd_runner(model, plan, loss=squared, rate=0.05)
+    runner = runner_of(model, sg.plan_buckets(store, BATCH))
     batch = next(iter(runner.loader(store)))
     return real_ids(batch), float(runner.step(batch))
 
@@ -171,13 +166,10 @@ def _trained_both_ways(scope: str) -> tuple[list, list, dict]:
     """Train an epoch on this rank in eager and recorded, with norms over this rank's rows alone."""
     runs = []
     for mode in ("eager", "cuda-graph"):
-        store, model = store_of(), model_of(sync=False)
-        runner = runner_of(
-            model, sg.plan_buckets(store, BATCH), mode, recorder=ArenaRecorder, scope=scope
-        )
+        store, runner = ranked(sync=False, mode=mode, scope=scope)
         runner.warmup(store)
         steps = [float(runner.step(batch)) for batch in runner.loader(store, shuffle=True)]
-        runs.append((steps, state_of(model)))
+        runs.append((steps, state_of(runner.model)))
         replays = sum(runner.report().replays.values())
     (eager, _), (recorded, state) = runs
     torch.testing.assert_close(state, runs[0][1], rtol=0, atol=TOLERANCE)
@@ -197,8 +189,7 @@ def test_a_recorded_step_is_averaged_beside_its_recording(scope):
 
 
 def _recorded_with_sync() -> str:
-    store, model = store_of(), model_of(sync=True)
-    runner = runner_of(model, sg.plan_buckets(store, BATCH), "cuda-graph")
+    store, runner = ranked(mode="cuda-graph")
     with pytest.raises(sg.NotStatic) as caught:
         runner.warmup(store)
     return str(caught.value)
@@ -237,23 +228,12 @@ def _with_added(kind: str, mode: str) -> tuple[list, list[str]]:
     store, model = store_of(True), Latent()
 
     def loss(out, batch):
-        values = F.mse_loss(out[0], batch.y, reduction="none")
-        return values, None, _added(kind, model, out[1], batch)
+        return squared(out[0], batch), None, _added(kind, model, out[1], batch)
 
-    runner = sgd_runner(
-        model,
-        sg.plan_buckets(store, BATCH),
-        mode,
-        loss=loss,
-        rate=0.05,
-        recorder=ArenaRecorder,
-        check_padding=False,
-    )
-    steps = []
+    plan = sg.plan_buckets(store, BATCH)
+    runner = sgd_runner(model, plan, mode, loss, rate=0.05, check_padding=False)
     with warned_of("adds a scalar") as told:
-        for batch in runner.loader(store, shuffle=True):
-            ids = real_ids(batch)
-            steps.append((ids, float(runner.step(batch)), state_of(model)))
+        steps = _epoch(runner, store, shuffle=True)
     return steps, told
 
 
@@ -316,13 +296,8 @@ class _Favourite(Stopwatch):
 
 
 def _chosen(file: str) -> list:
-    store, model = store_of(), model_of(sync=False)
-    runner = runner_of(
-        model,
-        sg.plan_buckets(store, BATCH),
-        Auto(ways=("eager", "cuda-graph"), on_cpu=True, stopwatch=_Favourite),
-        recorder=ArenaRecorder,
-    )
+    ways = Auto(ways=("eager", "cuda-graph"), on_cpu=True, stopwatch=_Favourite)
+    store, runner = ranked(sync=False, mode=ways, recorder=ArenaRecorder)
     # Only rank 0 has the file; choices that not all ranks have are measured on all.
     runner.warmup(store, choices=file if dist.get_rank() == 0 else None)
     losses = [float(runner.step(batch)) for batch in runner.loader(store)]

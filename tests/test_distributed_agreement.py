@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from support.alike import warned_of
+from support.alike import squared, warned_of
 from support.arena import ArenaRecorder
-from support.ranked_net import BATCH, model_of, runner_of, squared, state_of, store_of
+from support.ranked_net import BATCH, model_of, ranked, runner_of, state_of, store_of
 from support.ranks import RankFailed, on_ranks
-from support.runners import sgd_runner
 from torch import nn
 
 import staticgraph as sg
@@ -58,18 +57,15 @@ def test_every_rank_says_what_is_not_alike(case, said):
 
 def _one_bad_graph() -> str:
     """The error of a step whose loss is infinite on rank 1 alone."""
-    store, model = store_of(), model_of(sync=True)
-    runner = sgd_runner(
-        model,
-        sg.plan_buckets(store, BATCH),
-        loss=lambda out, batch: squared(out, batch) / (dist.get_rank() == 0),
-        rate=0.05,
-        check_padding=False,
-    )
-    before = state_of(model)
+
+    def loss(out, batch):
+        return squared(out, batch) / (dist.get_rank() == 0)
+
+    store, runner = ranked(loss=loss, check_padding=False)
+    before = state_of(runner.model)
     with pytest.raises(sg.NonFiniteLoss) as caught:
         runner.step(next(iter(runner.loader(store))))
-    after = state_of(model)
+    after = state_of(runner.model)
     assert all(torch.equal(after[n], v) for n, v in before.items() if n.endswith("weight"))
     return str(caught.value)
 
@@ -82,9 +78,7 @@ def test_a_loss_that_is_not_finite_ends_the_step_on_every_rank():
 
 def _other_loader(case: str) -> str:
     """The error of the first step whose loader is another one on rank 1."""
-    store, model, second = store_of(), model_of(sync=True), dist.get_rank() == 1
-    plan = sg.plan_buckets(store, BATCH)
-    runner = runner_of(model, plan)
+    (store, runner), second = ranked(), dist.get_rank() == 1
     options = {"shuffle": True, "seed": 4 if case == "seed" and second else 3}
     if case == "indices":
         options["indices"] = np.arange(100) if second else np.arange(1, 101)
@@ -134,18 +128,14 @@ def test_loaders_that_differ_are_an_error_on_every_rank(case, said):
 
 
 def _raises_alone(ending: str) -> str:
-    store, model, rank = store_of(), model_of(sync=True), dist.get_rank()
-
     def loss(out, batch):
-        if rank == 1 and runner.steps.averaging._steps == 3:
+        if dist.get_rank() == 1 and runner.steps.averaging._steps == 3:
             if ending == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise KeyError("no such target")
         return squared(out, batch)
 
-    runner = sgd_runner(
-        model, sg.plan_buckets(store, BATCH), loss=loss, rate=0.05, check_padding=False
-    )
+    store, runner = ranked(loss=loss, check_padding=False)
     for batch in runner.loader(store):
         try:
             runner.step(batch)
@@ -185,9 +175,8 @@ class _Crowded(Stopwatch):
 
 
 def _timed_without_memory() -> tuple[set[str], list[float]]:
-    store, model = store_of(), model_of(sync=False)
     ways = Auto(ways=("eager", "cuda-graph"), on_cpu=True, stopwatch=_Crowded)
-    runner = runner_of(model, sg.plan_buckets(store, BATCH), ways, recorder=ArenaRecorder)
+    store, runner = ranked(sync=False, mode=ways, recorder=ArenaRecorder)
     runner.warmup(store)
     losses = [float(runner.step(batch)) for batch in runner.loader(store)]
     return {choice.way for choice in runner.report().choices}, losses
@@ -201,7 +190,6 @@ def test_a_way_without_memory_on_one_rank_is_left_out_on_all():
 
 def _recorded_on_one_rank_alone(way: str) -> list[str]:
     """Rank 1's recorder fails; returns what the warm-up raised, or what it chose."""
-    store, model = store_of(), model_of(sync=False)
 
     class Failing(ArenaRecorder):
         def record(self, *args, **options):
@@ -210,7 +198,7 @@ def _recorded_on_one_rank_alone(way: str) -> list[str]:
             return super().record(*args, **options)
 
     mode = Auto(ways=("eager", "cuda-graph"), on_cpu=True) if way == "auto" else "cuda-graph"
-    runner = runner_of(model, sg.plan_buckets(store, BATCH), mode, recorder=Failing)
+    store, runner = ranked(sync=False, mode=mode, recorder=Failing)
     if way == "auto":
         runner.warmup(store)
         losses = [float(runner.step(batch)) for batch in runner.loader(store)]
@@ -231,12 +219,10 @@ def test_a_recording_that_fails_on_one_rank_fails_on_all():
 
 
 def _same_graphs(rank_given: bool) -> list[str]:
-    store, model = store_of(), model_of(sync=True)
-    plan = sg.plan_buckets(store, BATCH)
-    runner = runner_of(model, plan)
+    store, runner = ranked()
     own = {"rank": dist.get_rank(), "world_size": 2} if rank_given else {}
     with warned_of("trains on the same graphs") as told:
-        for batch in sg.StaticLoader(store, plan, **own):
+        for batch in sg.StaticLoader(store, runner.plan, **own):
             runner.step(batch)
     return told
 
@@ -249,12 +235,9 @@ def test_ranks_with_the_same_graphs_are_warned_of():
 
 
 def _destroyed() -> tuple[bool, str]:
-    store, model = store_of(), model_of(sync=True)
-    plan = [sg.Capacity(200, 300, 20)]
-    runner = sgd_runner(model, plan, loss=squared, rate=0.05)
+    store, runner = ranked()
     ranks = Ranks.of()
-    batch = sg.StaticBatch.of(store, range(5), plan[0])
-    runner.step(batch)
+    runner.step(next(iter(runner.loader(store))))
     group = weakref.ref(ranks.group)
     gc.disable()  # reference cycles stay until the interpreter ends
     dist.destroy_process_group()

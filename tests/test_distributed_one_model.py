@@ -9,9 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from support.alike import real_ids, update, warned_of
-from support.ranked_net import BATCH, model_of, squared, state_of, store_of
+from support.alike import real_ids, squared, update, warned_of
+from support.ranked_net import BATCH, model_of, state_of, store_of
 from support.ranks import on_ranks
 from support.runners import sgd_runner
 from torch import nn
@@ -46,7 +45,7 @@ class Trained:
     def loss(self, out, batch):
         if self.case == "projected":
             out = self.project(out)
-        values = F.mse_loss(out, batch.y, reduction="none")
+        values = squared(out, batch)
         weighted = self.case in ("beside", "later")
         return values * (-self.weight).exp() + self.weight if weighted else values
 
@@ -171,7 +170,7 @@ def _drifts(name: str) -> tuple[int, str]:
     """Changes one parameter of rank 1 in place after step 9; returns the step of the error."""
     rank_averaging.EVERY = 5
     store, model = store_of(), model_of(sync=True)
-    runner = sgd_runner(model, sg.plan_buckets(store, BATCH), loss=squared, rate=1e-3)  # fmt: skip
+    runner = sgd_runner(model, sg.plan_buckets(store, BATCH), rate=1e-3)
     steps = 0
     for _ in range(2):
         for batch in runner.loader(store, shuffle=True):

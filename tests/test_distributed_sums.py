@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from support.ranked_net import BATCH, model_of, squared, store_of
+from support.alike import squared
+from support.ranked_net import BATCH, model_of, store_of
 from support.ranks import on_ranks
 from support.runners import sgd_runner
 from torch import nn
@@ -118,11 +119,9 @@ def _budgets() -> tuple[str, int]:
     memory = sg.probe(model, store, loss=squared, reader="fake")
     needs = alone.with_memory(memory).check(memory, plan.capacities).total_bytes
     enough = needs if dist.get_rank() != 1 else needs - 1
+    budget = sg.MemoryBudget(enough, device=f"card {dist.get_rank()}").with_memory(memory)
     with pytest.raises(sg.BudgetExceeded) as caught:
-        sgd_runner(
-            model, plan, loss=squared, rate=0.05,
-            budget=sg.MemoryBudget(enough, device=f"card {dist.get_rank()}").with_memory(memory),
-        )  # fmt: skip
+        sgd_runner(model, plan, budget=budget)
     return str(caught.value), caught.value.floor_bytes - needs
 
 

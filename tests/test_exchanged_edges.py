@@ -51,7 +51,7 @@ def losses(mode: str, kind: type[Net], change) -> tuple[list, list]:
     runner = sg.StaticGraphRunner(model, PLAN, mode, loss=squared, optimizer=optimizers[0])
     found, expected = [], []
     for batch in runner.loader(STORE):
-        data = Batch.from_data_list([STORE[i] for i in real_ids(batch)])
+        data = Batch.from_data_list(STORE[real_ids(batch)])
         change(batch)
         found.append(float(runner.step(batch)))
         change(data)

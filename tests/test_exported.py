@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -43,7 +44,7 @@ def runner_of(kind: str) -> sg.StaticGraphRunner:
 @pytest.fixture(scope="module")
 def graphs():
     store = sg.datasets.open(EXAMPLES / "esol.npz")
-    return [store[i] for i in range(20)]
+    return store[:20]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def exported(tmp_path_factory):
     """A folder, its digest and the runner that wrote it."""
     folder, runner = tmp_path_factory.mktemp("exports") / "gps", runner_of("gps")
     runner.model.train()
-    before = {name: value.clone() for name, value in runner.model.state_dict().items()}
+    before = copy.deepcopy(runner.model.state_dict())
     digest = runner.export(folder, progress=False)
     assert runner.model.training, "nothing of the model has changed"
     assert_same_state(runner.model, before)
@@ -69,8 +70,8 @@ def test_an_exported_model_gives_what_the_runner_gives(exported, graphs):
         futures = [server.submit([graph]) for graph in graphs]
         found = torch.cat([future.result(60) for future in futures])
     torch.testing.assert_close(found, expected, **CLOSE)
-    other = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=4)
-    batch = next(iter(sg.StaticLoader(sg.GraphStore.from_pyg(graphs, progress=False), other)))
+    other = sg.plan_buckets(sg.GraphStore.from_pyg(graphs), batch_size=4)
+    batch = next(iter(sg.StaticLoader(sg.GraphStore.from_pyg(graphs), other)))
     with pytest.raises(sg.PlanMismatch, match="not one of this model's: use batches"):
         model.predict_batch(batch)
 
@@ -337,7 +338,7 @@ def test_an_output_that_depends_on_the_bucket_is_refused():
 @pytest.mark.slow
 @pytest.mark.release
 def test_a_model_that_divides_by_the_number_of_graphs_is_exported_over_graphs(graphs, tmp_path):
-    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store = sg.GraphStore.from_pyg(graphs)
     model = torch.nn.Linear(9, 2)
 
     def forward(model, batch):

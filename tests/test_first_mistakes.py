@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from support.alike import adam, squared
@@ -44,16 +42,15 @@ def runner_of(model, plan, trained):
     )
 
 
+@pytest.mark.filterwarnings("error")
 def test_an_optimizer_of_another_model_is_told():
     plan = [(100, 200, 5)]
     with pytest.warns(UserWarning, match="the optimizer has none of the parameters of Net"):
         runner_of(Net(), plan, Net())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = Net()
-        runner_of(model, plan, model)
-        runner_of(model, plan, model.head)  # a part of the model
-        runner_of(model.requires_grad_(False), plan, Net())  # the model has nothing to train
+    model = Net()
+    runner_of(model, plan, model)
+    runner_of(model, plan, model.head)  # a part of the model
+    runner_of(model.requires_grad_(False), plan, Net())  # the model has nothing to train
 
 
 def test_a_path_is_no_plan():

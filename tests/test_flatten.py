@@ -176,7 +176,6 @@ def graph(nodes: int = 3, **fields) -> Data:
         ([graph(edge_index=RING.float())], "dtype torch.float32; expected int64 [2, edges]"),
         ([graph(x=torch.ones(3, 2).bfloat16())], "'x' is bfloat16, which a store cannot keep"),
         ([graph(x=torch.ones(3, 2).to_sparse())], "sparse adjacency matrices are not supported"),
-        ([graph(z=torch.ones(3) * 1j)], "field 'z' has dtype complex64; use numbers or booleans"),
     ],
 )
 def test_odd_graphs_are_named(graphs, message):
@@ -216,7 +215,6 @@ def test_new_graphs_follow_the_schema_and_need_no_target(molecules, schema):
     ("change", "message"),
     [
         (lambda d: d.__delattr__("pos"), "graph 1 has no 'pos', which the plan expects"),
-        (lambda d: d.update({"x": d.x[:-1], "num_nodes": d.num_nodes}), "'x' has 31 rows in"),
         (lambda d: d.update({"x": d.x.float()}), "'x' is torch.float32 with rows of shape [9]"),
     ],
 )
@@ -238,8 +236,7 @@ def test_rows_that_only_add_up_are_refused(molecules, schema):
 
 
 def test_levels_settle_what_lengths_cannot_tell():
-    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
-    graphs = [Data(edge_index=edges, num_nodes=4, stress=torch.eye(3)) for _ in range(2)]
+    graphs = [Data(edge_index=RING, num_nodes=4, stress=torch.eye(3)) for _ in range(2)]
     assert GraphStore.from_pyg(graphs).schema["stress"].level == "edge"
     told = GraphStore.from_pyg(graphs, levels={"stress": "graph"})
     assert (told.schema["stress"].level, told.schema["stress"].rows) == ("graph", 3)

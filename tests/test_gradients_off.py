@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.arena import ArenaRecorder
 from support.linear_net import Linear
 from support.runners import sgd_runner
 
@@ -19,7 +18,7 @@ OFF = [torch.no_grad, torch.inference_mode]
 def runner_of(mode="eager"):
     torch.manual_seed(0)
     model = Linear()
-    return sgd_runner(model, [CAPACITY], mode, rate=1e-5, recorder=ArenaRecorder)
+    return sgd_runner(model, [CAPACITY], mode, rate=1e-5)
 
 
 @pytest.mark.parametrize("off", OFF)

@@ -61,7 +61,7 @@ def test_follow_batch_is_pygs(store):
     plan = sg.plan_buckets(store, batch_size=6)
     for batch in sg.StaticLoader(store, plan, follow_batch=names, shuffle=True):
         ids = real_ids(batch)
-        expected = Batch.from_data_list([store[i] for i in ids], follow_batch=names)
+        expected = Batch.from_data_list(store[ids], follow_batch=names)
         for name in names:
             rows = len(expected[f"{name}_batch"])
             owner, ptr = batch[f"{name}_batch"], batch[f"{name}_ptr"]
@@ -88,6 +88,6 @@ def test_a_model_may_ask_for_it_by_name(store):
     model = Net()
     plan = sg.plan_buckets(store, batch_size=6)
     assert sg.check(model, plan, store).ok
-    found = sg.StaticGraphRunner(model, plan, mode="eager").predict([store[i] for i in range(5)])
+    found = sg.StaticGraphRunner(model, plan, mode="eager").predict(store[:5])
     edges = torch.tensor([[float(store[i].num_edges)] for i in range(5)])
     torch.testing.assert_close(found, model.lin(edges))

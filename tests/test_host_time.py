@@ -140,38 +140,3 @@ def test_settings_of_equal_value_are_no_change_and_cost_one_comparison(hiv):
     runner.optimizer.param_groups[0]["betas"] = (0.5, 0.999)
     with pytest.raises(sg.NotStatic, match=r"optimizer's betas changed"):
         runner.step(batch)
-
-
-class TestStatistics:
-    def test_events_of_a_step_that_failed_are_no_time_and_old_ones_serve_again(self, monkeypatch):
-        from staticgraph.runner import counters
-
-        made = []
-
-        class Event:
-            def __init__(self, enable_timing):
-                assert enable_timing
-                made.append(self)
-
-            def record(self, stream):
-                Event.now += 1
-                self.at = Event.now
-
-            def elapsed_time(self, other):
-                return float(other.at - self.at)
-
-        Event.now = 0
-        monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the model's")
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-
-        monkeypatch.setattr(counters, "TIMES_KEPT", 3)
-        bucket = counters.BucketStatistics(sg.Capacity.of((9, 8, 3)), torch.device("cuda"))
-        for number in range(8):
-            started = bucket.started()
-            if number % 3 == 1:
-                continue  # it failed
-            bucket.ended(started)
-        report = bucket.report(0, ())
-        assert report.step_ms == 1.0
-        assert len(made) == 2 * 3, "three pairs are kept, and one of them is taken for the next"

@@ -8,20 +8,18 @@ import os
 
 import pytest
 import torch
-from support.kernel_cases import CASES, DROPPED, FEW, MORE, Sizes
+from support.kernel_cases import COMPARED, DROPPED, FEW, Sizes
 from support.kernel_oracle import SAMPLES, cases, with_gaps, wrong_results
 from support.kernel_results import operator_calls, results
 
 threads = importlib.import_module("staticgraph.kernels.threads")
-# Collation has bytes for results, and a test of its own.
-NAMES = sorted((CASES.keys() | MORE.keys() | DROPPED.keys()) - {"collate"})
 # Loops compute in single precision, also of half precisions, or in double. Compiling them takes
 # most of the time, and both are compiled from the same lines.
 SINGLE = [torch.float32, torch.bfloat16, torch.float16]
 DTYPES = [*SINGLE, torch.float64] if os.environ.get("EVERY_CASE") else SINGLE
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COMPARED)
 def test_an_operator_is_its_reference(name):
     """Results and gradients; operands of every other sample have gaps."""
     wrong = []
@@ -32,7 +30,7 @@ def test_an_operator_is_its_reference(name):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in DROPPED])
+@pytest.mark.parametrize("name", [name for name in COMPARED if name not in DROPPED])
 def test_a_nan_stays_one_and_spreads_no_further(name):
     with torch.no_grad(), cases(2, 3):
         found = results(name, torch.float32, "cpu", FEW, layout=one_nan)
@@ -53,7 +51,7 @@ def one_nan(value):
 
 
 @pytest.mark.skipif(not threads.AVAILABLE, reason="torch has no libgomp of its own")
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("linear")])
+@pytest.mark.parametrize("name", [name for name in COMPARED if not name.startswith("linear")])
 def test_the_bits_are_the_same_on_any_number_of_threads(name, monkeypatch):
     """Even more threads than rows. Products of linear layers are a library's."""
     monkeypatch.setattr(threads, "SMALL", 0)
@@ -71,7 +69,7 @@ def test_the_bits_are_the_same_on_any_number_of_threads(name, monkeypatch):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", [name for name in NAMES if " " not in name])
+@pytest.mark.parametrize("name", [name for name in COMPARED if " " not in name])
 def test_registration_is_sound(name):
     """torch's own checks of every operator that a case calls, forward and backward: schema, shapes
     and tracing."""

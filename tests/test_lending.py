@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.alike import sgd, squared
-from support.arena import ArenaRecorder
+from support.alike import sgd
 from support.gine_net import CAPACITIES, Net, batches_of
-from support.runners import made_runner
+from support.runners import made_runner, sgd_runner
 from torch import nn
 
 import staticgraph as sg
@@ -36,8 +35,7 @@ def limit(monkeypatch):
 
 
 def runner_of(model, hiv):
-    runner = made_runner(model, CAPACITIES, "cuda-graph")
-    return runner.warmup(hiv)
+    return made_runner(model, CAPACITIES, "cuda-graph").warmup(hiv)
 
 
 def test_an_output_held_over_a_step_is_an_error(hiv, limit):
@@ -46,12 +44,8 @@ def test_an_output_held_over_a_step_is_an_error(hiv, limit):
     with torch.no_grad():
         runner.model.eval()
         out = runner(first)
-        nodes, kept, view, product = (
-            out["nodes"],
-            out["nodes"].clone(),
-            out["nodes"][:10, 2:].t(),
-            out["nodes"] * 2,
-        )
+        nodes = out["nodes"]
+        kept, view, product = nodes.clone(), nodes[:10, 2:].t(), nodes * 2
         assert isinstance(nodes, torch.Tensor)
         real = first.node_mask
         expected = runner.model.linear(first.x.float())[real]
@@ -87,7 +81,6 @@ def test_any_other_recording_may_write_there(hiv, limit, bucket, role):
         model,
         CAPACITIES,
         "cuda-graph",
-        recorder=ArenaRecorder,
         loss=lambda out, batch: out["graphs"].square().mean(1, keepdim=True),
         optimizer=sgd(model, 0.1, fused=True),
         check_padding=False,
@@ -109,7 +102,7 @@ def test_a_batch_that_is_made_by_a_recording_ends_a_loan(esol, limit):
     """Collation has recordings of its own, in the same pool."""
     model = Nodes()
     plan = sg.BucketPlan.of([(410, 850, 31)])
-    runner = made_runner(model, plan, "cuda-graph", recorder=ArenaRecorder, one_launch=False)
+    runner = made_runner(model, plan, "cuda-graph", one_launch=False)
     moved = esol.to("cpu")
     runner.warmup(moved)
     batches = iter(sg.StaticLoader(moved, plan, exact=False))
@@ -148,7 +141,7 @@ def test_predictions_of_nodes_read_each_output_in_time(hiv, limit):
             return super().forward(x, batch, batch_size)["nodes"]
 
     model = Alone()
-    graphs = [hiv[i] for i in range(60)]
+    graphs = hiv[:60]
     found = runner_of(model, hiv).predict(graphs)
     for piece, graph in zip(found, graphs, strict=True):
         assert torch.allclose(piece, model.linear(graph.x.float()), atol=1e-5)
@@ -157,15 +150,7 @@ def test_predictions_of_nodes_read_each_output_in_time(hiv, limit):
 def test_losses_are_copies(hiv, monkeypatch):
     """Whatever the limit, losses, also evaluation's, belong to the caller."""
     monkeypatch.setattr(lent_outputs, "CLONED_BYTES", 64)
-    model = Net()
-    runner = made_runner(
-        model,
-        CAPACITIES,
-        "cuda-graph",
-        recorder=ArenaRecorder,
-        loss=squared,
-        optimizer=sgd(model, 0.0, fused=True),
-    ).warmup(hiv)
+    runner = sgd_runner(Net(), CAPACITIES, "cuda-graph").warmup(hiv)
     first, _, second = batches_of(hiv, 3)
     result, loss = runner.eval_step(first), runner.step(first)
     values = float(result.loss), float(loss)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 
 import pytest
 import torch
@@ -87,13 +86,11 @@ def test_a_users_own_loader_gives_what_plain_pyg_gives(esol, tmp_path):
     assert_same_losses(module, twin)
 
 
+@pytest.mark.filterwarnings("error:.*cannot be told", "error:.*padding rows take part")
 @pytest.mark.parametrize("kind", [Whole, InParts])
 def test_a_training_step_as_it_is_gives_what_plain_pyg_gives(esol, tmp_path, kind):
     module, twin, data = make_module(kind), make_module(kind), data_of(esol)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*cannot be told")
-        warnings.filterwarnings("error", message=".*padding rows take part")
-        trainer_of(tmp_path, limit_val_batches=0).fit(module, datamodule=data)
+    trainer_of(tmp_path, limit_val_batches=0).fit(module, datamodule=data)
     by_hand(twin, data)
     assert len(module.losses) == 14
     assert_same_losses(module, twin)
@@ -135,7 +132,7 @@ def test_logging_and_predictions_know_real_graphs_alone(esol, tmp_path):
         float(_weighted(module.losses, [32] * 6 + [8])), rel=1e-5
     )
     module.eval()
-    graphs = [esol[i] for i in range(200, 260)]
+    graphs = esol[200:260]
     whole = Batch.from_data_list(graphs)
     with torch.no_grad():
         expected = F.l1_loss(module(whole), whole.y)
@@ -146,7 +143,7 @@ def test_logging_and_predictions_know_real_graphs_alone(esol, tmp_path):
     outs = torch.cat([out for _, out in found])
     assert ids.tolist() == list(range(260, 300))
     with torch.no_grad():
-        expected = module(Batch.from_data_list([esol[int(i)] for i in ids]))
+        expected = module(Batch.from_data_list(esol[ids]))
     assert torch.allclose(outs, expected, atol=1e-5)
 
 
@@ -334,7 +331,7 @@ def test_a_copied_module_calls_itself(esol, tmp_path):
     copied, state = copies[0]
     other = make_module(Whole)
     other.load_state_dict(state)
-    data = Batch.from_data_list([esol[i] for i in range(5)])
+    data = Batch.from_data_list(esol[:5])
     assert torch.allclose(copied.eval()(data), other.eval()(data), atol=1e-6)
 
 

@@ -4,7 +4,6 @@ and gradients, in every mode; where the two means would differ silently, a warni
 from __future__ import annotations
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -107,6 +106,7 @@ RECIPES = [
 ]
 
 
+@pytest.mark.filterwarnings("error:.*its own mean divides")
 @pytest.mark.parametrize(
     ("loss", "mode"),
     [(loss, "eager") for loss in RECIPES]
@@ -119,9 +119,7 @@ def test_loss_and_gradients_are_those_of_plain_pyg(loss, mode, monkeypatch):
     data = Batch.from_data_list(labelled_graphs())
     expected = plain_of(loss, plain(data.x, data.batch, 10), data)
     expected.backward()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*its own mean divides")
-        found = runner.step(labelled_batch())
+    found = runner.step(labelled_batch())
     assert found.item() == pytest.approx(expected.item(), rel=1e-10)
     assert_same_gradients(model, plain, rtol=0, atol=1e-10)
 
@@ -207,6 +205,7 @@ def test_a_mean_by_rows_of_what_torch_averages_by_weights_is_said(loss):
     assert "return (values, weights)" in str(report)
 
 
+@pytest.mark.filterwarnings("error")
 def test_targets_that_the_default_ignore_index_leaves_out_are_said():
     data = labelled_graphs()
     data[3].kind[:] = -100
@@ -218,9 +217,7 @@ def test_targets_that_the_default_ignore_index_leaves_out_are_said():
 
     with pytest.warns(UserWarning, match=words):
         runner_of(plain, Net()).step(batch)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        runner_of(lambda out, batch: (plain(out, batch), batch.kind != -100), Net()).step(batch)
+    runner_of(lambda out, batch: (plain(out, batch), batch.kind != -100), Net()).step(batch)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +274,7 @@ def test_a_mean_in_a_loss_is_told_from_plain_pygs_with_what_to_write():
         runner_of(beside_it, Net()).step(batch)
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_mean_of_pairs_is_warned_of_and_a_width_that_is_the_number_of_rows_is_not():
     """Ten targets per graph in a bucket of ten graphs are ``[10, 10]`` on purpose."""
     store = sg.GraphStore.from_pyg(
@@ -287,12 +285,10 @@ def test_a_mean_of_pairs_is_warned_of_and_a_width_that_is_the_number_of_rows_is_
     )
     batch = sg.StaticBatch.of(store, range(9), (40, 20, 10))
     wide, one = torch.nn.Linear(10, 10), torch.nn.Linear(10, 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        sg.masked_mean((wide(batch.y) - batch.y).square(), batch).backward()
-        sg.masked_mean(F.mse_loss(wide(batch.y), batch.y, reduction="none"), batch)
-        with torch.no_grad():
-            sg.masked_mean((wide(batch.y) - batch.y).square(), batch)
+    sg.masked_mean((wide(batch.y) - batch.y).square(), batch).backward()
+    sg.masked_mean(F.mse_loss(wide(batch.y), batch.y, reduction="none"), batch)
+    with torch.no_grad():
+        sg.masked_mean((wide(batch.y) - batch.y).square(), batch)
     flat, out = batch.y[:, 0], one(batch.y)
     pairs = (
         (out - flat).square(),

@@ -21,6 +21,10 @@ from staticgraph.text.how_many import how_many
 coefficient = st.one_of(st.just(0.0), st.floats(1.0, 1e5))
 
 
+def linear_points(capacities=CAPACITIES):
+    return points_of(TERMS["linear"], (1e3, 10.0, 1.0, 1.0, 1.0), capacities)
+
+
 @given(st.tuples(*[coefficient] * 5))
 @examples(50)
 def test_a_linear_truth_is_found_and_extrapolates(coefficients):
@@ -88,7 +92,7 @@ def test_with_the_margin_no_measured_point_is_under_predicted():
 
 @pytest.mark.parametrize("count", range(6))
 def test_too_few_points_are_refused(count):
-    points = points_of(TERMS["linear"], (1e3, 10.0, 1.0, 1.0, 1.0))[:count]
+    points = linear_points()[:count]
     with pytest.raises(FitRefused, match=f"{how_many(count, 'point')} for the 5 unknowns"):
         fit(points, "linear")
 
@@ -96,11 +100,11 @@ def test_too_few_points_are_refused(count):
 def test_collinear_points_are_refused():
     line = [Capacity(100 * k, 210 * k, 10 * k, 30) for k in range(1, 9)]
     with pytest.raises(FitRefused, match=r"do not tell .*nodes, edges.* apart"):
-        fit(points_of(TERMS["linear"], (1e3, 10.0, 1.0, 1.0, 1.0), line))
+        fit(linear_points(line))
 
 
 def test_a_residual_over_five_percent_is_refused():
-    points = points_of(TERMS["linear"], (1e3, 10.0, 1.0, 1.0, 1.0))
+    points = linear_points()
     points[-1] = points[-1]._replace(nbytes=2 * points[-1].nbytes)
     with pytest.raises(FitRefused, match=r"misses .* by \d+\.\d%.*measured.*fitted"):
         fit(points, "linear")
@@ -114,7 +118,7 @@ def test_negative_curvature_falls_back_to_the_line_with_a_word():
 
 
 def test_a_point_without_bytes_is_refused():
-    points = points_of(TERMS["linear"], (1e3, 10.0, 1.0, 1.0, 1.0))
+    points = linear_points()
     for nothing in (0.0, math.nan, math.inf):
         with pytest.raises(FitRefused, match="no positive number of bytes"):
             fit([*points, FitPoint(HELD_OUT, nothing)])

@@ -8,11 +8,11 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import assert_same_gradients, sgd
+from support.alike import assert_same_gradients
 from support.graphs import LABELLED_CAPACITY as CAPACITY
 from support.graphs import labelled_batch, labelled_graphs
 from support.places import mode_of
-from support.runners import made_runner
+from support.runners import made_runner, sgd_runner
 from torch import nn
 from torch_geometric.data import Batch, HeteroData
 from torch_geometric.nn import global_add_pool
@@ -35,15 +35,7 @@ class Net(nn.Module):
 
 def runner_of(loss, mode="eager", store=None, model=None, **options):
     model = Net() if model is None else model
-    options |= {"scope": "forward_backward"}
-    runner = made_runner(
-        model,
-        [CAPACITY],
-        mode,
-        loss=loss,
-        optimizer=sgd(model, 0.0),
-        **options,
-    )
+    runner = sgd_runner(model, [CAPACITY], mode, loss, scope="forward_backward", **options)
     return runner if store is None else runner.warmup(store, phases=("step",))
 
 

@@ -24,7 +24,7 @@ def call(model: torch.nn.Module, graphs: list[Data]) -> torch.Tensor:
 @pytest.mark.parametrize("name", models.NAMES)
 def test_a_batch_gives_what_each_graph_gives_alone(name, pool, esol):
     model = models.build(name, esol, hidden=16, layers=2, num_outputs=3, pool=pool).double().eval()
-    graphs = [esol[i] for i in (0, 1, int(esol.sizes[:, 0].argmin()), 7)]
+    graphs = esol[[0, 1, int(esol.sizes[:, 0].argmin()), 7]]
     together = call(model, graphs)
     assert together.shape == (4, 3)
     alone = torch.cat([model(g.x, g.edge_index, g.edge_attr) for g in graphs])
@@ -34,7 +34,7 @@ def test_a_batch_gives_what_each_graph_gives_alone(name, pool, esol):
 @pytest.mark.parametrize("name", models.NAMES)
 def test_every_parameter_learns(name, esol):
     model = models.build(name, esol, hidden=16, layers=2)
-    call(model, [esol[i] for i in range(8)]).square().sum().backward()
+    call(model, esol[:8]).square().sum().backward()
     without = {key for key, value in model.named_parameters() if value.grad is None}
     assert not without, f"{name}: {without} take no part in the output"
 
@@ -45,7 +45,7 @@ def test_static_batches_give_the_same(name, esol):
     model = models.build(name, esol, hidden=16, layers=2).double()
     plain = copy.deepcopy(model)
     ids = [3, 1, 4, 1059]
-    expected = call(plain, [esol[i] for i in ids])
+    expected = call(plain, esol[ids])
     runner = sg.StaticGraphRunner(model, [(200, 400, 7)], loss=lambda out, _: out.square())
     batch = sg.StaticBatch.of(esol, ids, (200, 400, 7))
     out = runner(batch)[batch.graph_mask]

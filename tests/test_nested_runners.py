@@ -9,7 +9,6 @@ import threading
 
 import pytest
 import torch
-from support.arena import ArenaRecorder
 from support.places import mode_of
 from support.runners import made_runner, sgd_runner
 from support.threaded import (
@@ -50,8 +49,7 @@ def test_a_teacher_runs_inside_a_students_forward(mode, monkeypatch):
     out = plain_student(*given, lambda: plain_teacher(*given).detach())
     expected = loss(out, data).mean()
 
-    recorder = ArenaRecorder if mode == "cuda-graph" else None
-    teaching = runner_of(teacher, mode=mode, recorder=recorder, loss=None)
+    teaching = runner_of(teacher, mode=mode, loss=None)
     if mode != "eager":
         teaching.warmup(STORE)
 
@@ -134,7 +132,7 @@ def test_a_step_inside_its_own_forward_is_refused():
 
 def test_a_runner_inside_its_own_warmup_is_refused():
     model = Net()
-    runner = runner_of(model, mode="cuda-graph", recorder=ArenaRecorder)
+    runner = runner_of(model, mode="cuda-graph")
     model.middle = lambda: runner.eval_step(batch_of())
     with pytest.raises(sg.NotStatic, match=r"a forward of a model inside its own warmup\(\)"):
         runner.warmup(STORE)

@@ -151,7 +151,6 @@ def test_a_layer_that_drops_weights_trains_in_eager(esol):
             h = self.gps(x.float(), None, batch)
             return global_add_pool(h, batch, batch_size)[:, :1]
 
-    torch.manual_seed(0)
     model = Model()
     plan = sg.plan_buckets(esol, batch_size=32)
     runner = sgd_runner(model, plan, loss=lambda out, data: (out - data.y).square(), rate=1e-4)

@@ -7,9 +7,8 @@ import copy
 import numpy as np
 import pytest
 import torch
-from support.alike import sgd
 from support.dryrun_models import CUTOFF, Forces
-from support.runners import made_runner
+from support.runners import made_runner, sgd_runner
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_mean_pool
@@ -43,16 +42,13 @@ def loss(out, data):
     return (energy - data.y).square(), (force - data.force).square()
 
 
-def runner_of(model, batch, **options):
+def runner_of(model, batch):
     def both(out, given):
         energy, force = loss(out, given)
         per_graph = global_mean_pool(force, given.batch, given.num_graphs)
         return energy + per_graph.mean(1, keepdim=True)
 
-    optimizer = sgd(model, 0.0)
-    return made_runner(
-        model, [batch.capacity], loss=both, optimizer=optimizer, differentiable=("pos",), **options
-    )
+    return sgd_runner(model, [batch.capacity], "auto", both, differentiable=("pos",))
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "one graph"])

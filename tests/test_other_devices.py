@@ -13,34 +13,37 @@ import staticgraph as sg
 from staticgraph.batches.loading.from_device import SlotIds
 from staticgraph.batches.slots.slots import Slot
 from staticgraph.kernels import register
-from staticgraph.runner.counters import BucketStatistics
+from staticgraph.runner import counters
 from staticgraph.runner.ways import Stopwatch
 
 OTHER = torch.device("cuda", 1)
 
 
 class Event:
-    """A fake ``torch.cuda.Event``: by default it records on the current device's stream."""
+    """A fake ``torch.cuda.Event``: by default it records on the current device's stream, and every
+    record takes a millisecond."""
 
     recorded: list[str]
+    made: int
 
     def __init__(self, enable_timing: bool = False) -> None:
-        pass
+        Event.made += 1
 
     def record(self, stream: str | None = None) -> None:
         self.recorded.append(stream or "stream of the present device")
+        self.at = len(self.recorded)
 
     def synchronize(self) -> None:
         pass
 
     def elapsed_time(self, end: Event) -> float:
-        return 1.0
+        return float(end.at - self.at)
 
 
 @pytest.fixture
 def recorded(monkeypatch):
     """The streams that events were recorded on."""
-    Event.recorded = []
+    Event.recorded, Event.made = [], 0
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
@@ -53,9 +56,20 @@ def test_a_way_is_timed_on_its_stream(recorded):
 
 
 def test_a_step_is_timed_on_its_stream(recorded):
-    statistics = BucketStatistics(sg.Capacity(10, 12, 2), OTHER)
+    statistics = counters.BucketStatistics(sg.Capacity(10, 12, 2), OTHER)
     statistics.ended(statistics.started())
     assert recorded == ["stream of cuda:1"] * 2
+
+
+def test_events_of_a_step_that_failed_are_no_time_and_old_ones_serve_again(recorded, monkeypatch):
+    monkeypatch.setattr(counters, "TIMES_KEPT", 3)
+    bucket = counters.BucketStatistics(sg.Capacity(9, 8, 3), OTHER)
+    for number in range(8):
+        started = bucket.started()
+        if number % 3 != 1:  # the others fail
+            bucket.ended(started)
+    assert bucket.report(0, ()).step_ms == 1.0
+    assert Event.made == 2 * 3, "three pairs are kept, and one of them is taken for the next"
 
 
 def test_ids_are_written_again_after_the_copy_on_their_stream(recorded, monkeypatch):

@@ -177,7 +177,6 @@ def test_rows_that_are_all_the_same_stand_in_the_middle(tmp_path, decoder):
         ({"negatives": 0}, "negatives=0: give a whole number of at least 1"),
         ({"degree_fraction": 1.5}, "a share"),
         ({"rate": -0.1}, "rate=-0.1: give a number of at least 0"),
-        ({"rate": float("nan")}, "rate=nan"),
         ({"spread": float("inf")}, "spread=inf"),
         ({"seed": -1}, "seed=-1"),
         ({"dimension": 8.5}, "dimension=8.5: give a whole number"),

@@ -27,11 +27,12 @@ from staticgraph.outofcore.disk.buffer import PartitionBuffer
 N, TRAIN = 90, np.arange(5, 35)
 
 
-def made(folder, p=6, training=None):
-    rng = np.random.default_rng(0)
-    edges = rng.integers(0, N, (2, 500))
-    features = np.arange(N * 3, dtype=np.float32).reshape(N, 3)
-    return partition(edges, N, p, folder, features=features, training_nodes=training), edges
+EDGES = np.random.default_rng(0).integers(0, N, (2, 500))
+FEATURES = np.arange(N * 3, dtype=np.float32).reshape(N, 3)
+
+
+def made(folder, training=None):
+    return partition(EDGES, N, 6, folder, features=FEATURES, training_nodes=training)
 
 
 @pytest.fixture(scope="module")
@@ -53,29 +54,27 @@ LABELS = np.arange(N) % 7
 @pytest.mark.parametrize("policy", [Dispersed(2), Dispersed(4, 1), Dispersed(3, 3)])
 @pytest.mark.parametrize("direction", ["in", "out", "both"])
 def test_a_state_sees_exactly_the_edges_between_resident_nodes(graph, policy, direction):
-    graph, edges = graph
     states = PartitionBuffer(graph, direction)
     schedule = policy.epoch(6, tuple(range(6)), np.random.default_rng(1))
-    features = np.arange(N * 3, dtype=np.float32).reshape(N, 3)
     for resident, state in zip(states.run(schedule), schedule.states, strict=True):
         here = resident.node_of >= 0
         original = graph.node_ids[resident.node_of[here]]
         assert sorted(set(resident.node_of[here] // graph.partition_size)) == list(state.partitions)
-        np.testing.assert_array_equal(resident.values[here], features[original])
+        np.testing.assert_array_equal(resident.values[here], FEATURES[original])
         # Degrees are those of the whole graph, whatever is resident; self-loops do not count.
-        joined = edges[:, edges[0] != edges[1]]
+        joined = EDGES[:, EDGES[0] != EDGES[1]]
         both = {"in": joined[1:], "out": joined[:1], "both": joined}[direction]
         degrees = np.bincount(both.ravel(), minlength=N)
         np.testing.assert_array_equal(resident.whole_degrees[here], degrees[original])
         assert (resident.whole_degrees[~here] == 0).all()
-        inside = np.isin(edges, original).all(axis=0)
+        inside = np.isin(EDGES, original).all(axis=0)
         ways = {"in": [(0, 1)], "out": [(1, 0)], "both": [(0, 1), (1, 0)]}[direction]
         for (near, far), pointers, indices in zip(
             ways, resident.neighbours.pointers, resident.neighbours.indices, strict=True
         ):
             own = np.repeat(np.arange(len(here)), np.diff(pointers))
             found = [graph.node_ids[resident.node_of[rows]] for rows in (indices, own)]
-            expected = edges[[near, far]][:, inside]
+            expected = EDGES[[near, far]][:, inside]
             assert sorted(zip(*map(list, found), strict=True)) == sorted(map(tuple, expected.T))
     assert states.partitions_read == schedule.reads
     states.close()
@@ -100,7 +99,7 @@ def two_buckets():
      ("cached", Dispersed(2, 1))],
 )  # fmt: skip
 def test_each_training_node_comes_once_with_its_features_and_label(request, which, policy):
-    graph, _ = request.getfixturevalue(which)
+    graph = request.getfixturevalue(which)
     loader = SampledLoader(graph, policy, [3, 2], 8, seeds=TRAIN, labels=LABELS)
     for _ in range(2):
         seeds = []
@@ -117,7 +116,6 @@ def test_each_training_node_comes_once_with_its_features_and_label(request, whic
 
 
 def test_the_same_seed_gives_the_same_batches(graph):
-    graph, _ = graph
     runs = []
     for seed in (0, 0, 1):
         loader = SampledLoader(graph, Dispersed(3), [3, 2], 8, labels=LABELS, seed=seed)
@@ -131,7 +129,6 @@ def test_the_same_seed_gives_the_same_batches(graph):
 
 
 def test_an_epoch_that_is_left_early_leaves_nothing_running(graph):
-    graph, _ = graph
     loader = SampledLoader(graph, Dispersed(2), [3], 4, labels=LABELS)
     for _ in loader:
         break
@@ -140,7 +137,6 @@ def test_an_epoch_that_is_left_early_leaves_nothing_running(graph):
 
 
 def test_a_small_plan_loses_no_seed_and_a_smaller_one_is_refused(graph):
-    graph, _ = graph
     tight = BucketPlan.of([(30, 40, 2)])
     loader = SampledLoader(graph, InMemory(), [3, 2], 16, labels=LABELS, plan=tight)
     seeds = [graph.node_ids[s] for seeds, _ in collected(loader) for s in seeds]
@@ -155,7 +151,6 @@ def test_a_small_plan_loses_no_seed_and_a_smaller_one_is_refused(graph):
 
 @pytest.mark.parametrize("policy", [InMemory(), Dispersed(2)])
 def test_an_iteration_that_another_one_ended_says_so(graph, policy):
-    graph, _ = graph
     loader = SampledLoader(graph, policy, [3], 8)
     first = iter(loader)
     next(first)
@@ -180,7 +175,6 @@ def test_an_iteration_that_another_one_ended_says_so(graph, policy):
         (Beta(2), {}, "nodes are trained with"),
         (NodeCache(2), {"task": "link"}, "links with Beta"),
         (InMemory(), {"batch_size": 0}, "batch_size=0"),
-        (InMemory(), {"batch_size": 8.0}, "batch_size=8.0: give a whole number"),
         (InMemory(), {"task": "graph"}, "'node' or 'link'"),
         (InMemory(), {"labels": LABELS[1:]}, "labels has 89 entries, the graph 90 nodes"),
         (InMemory(), {"labels": LABELS + 0.5}, "labels has 0.5 for node 0: give classes"),
@@ -194,25 +188,21 @@ def test_an_iteration_that_another_one_ended_says_so(graph, policy):
         (InMemory(), {"task": "link", "seeds": [1]}, "with seeds=: they are of nodes.*partition"),
         (InMemory(), {"negatives": 4, "exclude": True}, "with negatives=, exclude="),
         (InMemory(), {"task": "link", "negatives": -1}, "negatives=-1"),
-        (InMemory(), {"task": "link", "negatives": 4.5}, "negatives=4.5: give a whole number"),
-        (InMemory(), {"task": "link", "degree_fraction": "all"}, "degree_fraction='all': give"),
         (InMemory(), {"seed": -1}, "seed=-1: give a whole number of at least 0"),
-        (InMemory(), {"task": "link", "degree_fraction": 1.5}, "degree_fraction=1.5"),
         (InMemory(), {"fanouts": [-1]}, r"fanouts=\[-1\].*for all neighbours the largest degree"),
         (InMemory(), {"fanouts": 5}, "fanouts=5: give a list"),
         (InMemory(), {"direction": "up"}, "direction='up'; choose one of in, out, both"),
         (InMemory(), {"task": "link", "chunks": 0}, "chunks=0: give a whole number of at least 1"),
-        (InMemory(), {"task": "link", "chunks": 3}, "chunks=3 do not divide batch_size=4"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(graph, policy, options, message):
     options = {"fanouts": [2], "batch_size": 4, **options}
     with pytest.raises(ValueError, match=message):
-        SampledLoader(graph[0], policy, **options)
+        SampledLoader(graph, policy, **options)
 
 
 def test_an_error_of_a_thread_reaches_the_caller(tmp_path):
-    graph, _ = made(tmp_path / "g")
+    graph = made(tmp_path / "g")
     loader = SampledLoader(graph, Dispersed(2), [2], 8, labels=LABELS)
     (tmp_path / "g" / "features.bin").write_bytes(b"")
     with pytest.raises(StoreCorrupt, match=r"features\.bin ends at byte"):
@@ -225,7 +215,6 @@ def test_an_error_of_a_thread_reaches_the_caller(tmp_path):
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_recorded_training_equals_eager_training(graph, dropout):
     """Two buckets and many batches reveal stale inputs, stale gradients and mixed-up buckets."""
-    graph, _ = graph
     recorder, runs = ArenaRecorder(torch.device("cpu")), []
     for mode in ("eager", "cuda-graph"):
         torch.manual_seed(0)
@@ -252,7 +241,6 @@ def test_recorded_training_equals_eager_training(graph, dropout):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["cuda-graph", "default"])
 def test_training_on_a_gpu_equals_the_cpu(graph, place, mode):
-    graph, _ = graph
     losses = []
     for device, how in (("cpu", "eager"), (place.device, mode)):
         torch.manual_seed(0)
@@ -271,10 +259,9 @@ def test_training_on_a_gpu_equals_the_cpu(graph, place, mode):
 
 def test_training_on_the_whole_graph_equals_pyg_in_full_batch(graph):
     """All neighbours, all seeds in one batch: the same losses as PyG's own layers."""
-    graph, edges = graph
-    keep = edges[0] != edges[1]
+    keep = EDGES[0] != EDGES[1]
     rng = np.random.default_rng(1)
-    simple = np.unique(edges[:, keep], axis=1)
+    simple = np.unique(EDGES[:, keep], axis=1)
     features = rng.normal(size=(N, 3)).astype(np.float32)
     graph = partition(simple, N, 3, graph.folder.parent / "simple", features=features)
     degree = int(np.bincount(simple[1]).max())

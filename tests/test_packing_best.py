@@ -13,6 +13,7 @@ from support.packing_problems import alike, assert_packed, fewest_packs, load, p
 from staticgraph.packing import pack_histogram
 from staticgraph.packing.bound import packing_bound
 from staticgraph.packing.giants import giants_bound, packed_giants
+from staticgraph.packing.packing_result import Packing
 from staticgraph.packing.repair import fewer_by_repair
 from staticgraph.sizes.histogram import SizeHistogram
 
@@ -25,15 +26,26 @@ def scipy():
     pytest.importorskip("scipy")
 
 
+def at_most(histogram: SizeHistogram, graphs: float) -> np.ndarray:
+    """Limits of packs of about so many graphs, which every graph fits."""
+    limits = np.ceil(graphs * histogram.totals / histogram.num_graphs).astype(np.int64)
+    return np.maximum(limits, histogram.maxima)
+
+
+def best_of(histogram: SizeHistogram, limits, max_graphs: int | None = None) -> Packing:
+    best = pack_histogram(
+        histogram, limits, max_graphs=max_graphs, effort="best", time_limit=ENOUGH
+    )
+    best.check()
+    return best
+
+
 @examples(30)
 @given(problems(max_types=20, max_count=30))
 def test_best_is_valid_and_never_more_than_fast(problem):
     histogram, limits, max_graphs = problem
     fast = pack_histogram(histogram, limits, max_graphs=max_graphs)
-    best = pack_histogram(
-        histogram, limits, max_graphs=max_graphs, effort="best", time_limit=ENOUGH
-    )
-    best.check()
+    best = best_of(histogram, limits, max_graphs)
     assert_packed(best, histogram, limits, max_graphs)
     assert fast.volume_bound <= best.proven <= best.num_packs <= fast.num_packs
 
@@ -42,9 +54,7 @@ def test_best_is_valid_and_never_more_than_fast(problem):
 @given(problems(max_types=4, max_count=2))
 def test_what_is_proven_is_never_above_the_true_minimum(problem):
     histogram, limits, max_graphs = problem
-    best = pack_histogram(
-        histogram, limits, max_graphs=max_graphs, effort="best", time_limit=ENOUGH
-    )
+    best = best_of(histogram, limits, max_graphs)
     assert best.proven <= fewest_packs(histogram, limits, max_graphs) <= best.num_packs
 
 
@@ -56,8 +66,7 @@ def test_what_is_proven_is_never_above_the_true_minimum(problem):
 def test_at_the_bound_with_two_to_four_graphs_a_pack(name, limits):
     histogram = alike(name, 50_000)
     fast = pack_histogram(histogram, limits)
-    best = pack_histogram(histogram, limits, effort="best", time_limit=ENOUGH)
-    best.check()
+    best = best_of(histogram, limits)
     assert best.num_packs <= 1.0005 * best.proven < fast.num_packs
     other = packing_bound(histogram, limits, start=best)
     assert other.packs <= best.num_packs
@@ -72,8 +81,7 @@ def test_at_the_bound_with_two_to_four_graphs_a_pack(name, limits):
 def test_fast_is_within_one_percent_of_the_bound_with_two_or_three_graphs_a_pack(name, graphs):
     """Without exchanges in a sample of the packs it is 1.1 to 3% above the bound."""
     histogram = load("pcqm4mv2_train_APPROX") if name == "pcqm" else alike(name, 100_000)
-    limits = np.ceil(graphs * histogram.totals / histogram.num_graphs).astype(np.int64)
-    limits = np.maximum(limits, histogram.maxima)
+    limits = at_most(histogram, graphs)
     fast = pack_histogram(histogram, limits)
     fast.check()
     assert fast.num_packs <= 1.01 * packing_bound(histogram, limits, start=fast).packs
@@ -83,10 +91,7 @@ def test_fast_is_within_one_percent_of_the_bound_with_two_or_three_graphs_a_pack
 def test_at_the_bound_on_pcqm4mv2(graphs):
     """At three graphs per pack, a single relaxation leaves 63 packs too many out of 1,116,683."""
     histogram = load("pcqm4mv2_train_APPROX")
-    limits = np.ceil(graphs * histogram.totals / histogram.num_graphs).astype(np.int64)
-    limits = np.maximum(limits, histogram.maxima)
-    best = pack_histogram(histogram, limits, effort="best", time_limit=ENOUGH)
-    best.check()
+    best = best_of(histogram, at_most(histogram, graphs))
     assert best.num_packs == best.proven
 
 
@@ -102,14 +107,13 @@ def test_at_the_bound_on_pcqm4mv2(graphs):
 def test_at_the_bound_with_ten_graphs_a_pack(name, packs):
     """NCI1's 411 packs are full to the last edge; IMDB-BINARY's bound is set by its cliques."""
     histogram = load(name)
-    limits = np.ceil(10 * histogram.totals / histogram.num_graphs).astype(np.int64)
-    limits = np.maximum(limits, histogram.maxima)
+    limits = at_most(histogram, 10)
     start = pack_histogram(histogram, limits)
     repaired = fewer_by_repair(start, packs, np.inf)
     repaired.check()
     assert repaired.num_packs == packs
     if name != "ogbg-molhiv_train":  # linear programs of ten seconds prove 3,296 minimal
-        best = pack_histogram(histogram, limits, effort="best", time_limit=ENOUGH)
+        best = best_of(histogram, limits)
         assert best.num_packs == best.proven == packs
 
 
@@ -120,7 +124,7 @@ def test_a_clique_that_takes_all_edges_leaves_its_pack_empty_of_nodes():
     assert -(-histogram.totals[0] // 100) == 6
     # The 440 nodes of paths fill 4.4 packs; the 160 nodes of cliques take 4 packs alone.
     assert giants_bound(histogram, limits) == 9
-    best = pack_histogram(histogram, limits, effort="best", time_limit=ENOUGH)
+    best = best_of(histogram, limits)
     assert best.num_packs == best.proven == 9
 
 
@@ -134,9 +138,7 @@ def test_companions_of_a_giant_keep_the_limit_on_graphs():
 
 def test_thousands_of_sizes_are_at_the_bound_with_ten_graphs_a_pack():
     """In COLLAB, 39 cliques leave too few edges for graphs to fill their packs' nodes."""
-    histogram = load("tu_COLLAB")
-    best = pack_histogram(histogram, (745, 80238), effort="best", time_limit=ENOUGH)
-    best.check()
+    best = best_of(load("tu_COLLAB"), (745, 80238))
     assert best.num_packs == best.proven == 501
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from support.alike import adam, assert_same_state
 from support.layer_cases import CASES, C
 from support.layer_model import model_of
 from support.obstacle_models import Tied
-from support.parity import BATCH, CAPACITY, STORE, graphs
+from support.parity import BATCH, MANY, MANY_PLAN, STORE
 from support.probes import (
     NAMED,
     PLAN,
@@ -144,12 +143,11 @@ class Crossing(nn.Module):
         return global_add_pool(x + near_zero, data.batch, data.num_graphs)
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_slope_that_rounding_alone_makes_jump_is_no_leak():
     """Only float32 differs: the sums of another number of rows cross the zero of a ReLU."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = Crossing()
-        runner_of(model).step(BATCH)
+    model = Crossing()
+    runner_of(model).step(BATCH)
     assert {value.dtype for value in (model.scale, model.scale.grad)} == {torch.float32}
     assert torch.get_default_dtype() is torch.float32
     with pytest.raises(sg.errors.PaddingLeaks, match="number of padding rows"):
@@ -174,6 +172,7 @@ class PooledTwice(nn.Module):
         return self.head(global_mean_pool(h, batch))
 
 
+@pytest.mark.filterwarnings("ignore:PooledTwice chooses among equal rows")
 @pytest.mark.parametrize("saturated", [False, True])
 def test_pools_of_symmetric_molecules_are_not_flagged(esol, saturated):
     """How the machine rounds decides whether any choice differs, and with it the warning. Scores
@@ -186,9 +185,7 @@ def test_pools_of_symmetric_molecules_are_not_flagged(esol, saturated):
             model.conv.lin.weight.data *= 10
             model.next_conv.lin.weight.data *= 10
         runner = sg.StaticGraphRunner(model, plan, mode="eager")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "PooledTwice chooses among equal rows")
-            assert runner.predict(esol[:30]).isfinite().all()
+        assert runner.predict(esol[:30]).isfinite().all()
 
 
 class Latent(Probe):
@@ -322,12 +319,12 @@ def test_a_part_that_begins_in_a_later_epoch_is_found_in_one_of_the_next(mode):
 
 def test_a_part_that_begins_in_a_later_epoch_is_found_among_a_few_graphs():
     model = make_model(Later)
-    store = sg.GraphStore.from_pyg([g for seed in range(8) for g in graphs(seed)])
-    runner = runner_of(model, plan=[tuple(8 * rows for rows in CAPACITY)])
-    [runner.step(batch) for batch in runner.loader(store, exact=False)]
+    runner = runner_of(model, plan=MANY_PLAN)
+    loader = runner.loader(sg.GraphStore.from_pyg(MANY), exact=False)
+    [runner.step(batch) for batch in loader]
     model.since += 1
     with pytest.raises(sg.errors.PaddingLeaks, match="reaches real rows"):
-        runner.step(next(iter(runner.loader(store, exact=False))))
+        runner.step(next(iter(loader)))
 
 
 def in_units_of_the_spread(out, batch):
@@ -344,7 +341,7 @@ def more_for_each_missing_label(out, batch):
     ("later", "unlabelled"), [(in_units_of_the_spread, 0), (more_for_each_missing_label, -1)]
 )
 def test_a_loss_that_begins_to_read_missing_labels_is_found_among_a_few_graphs(later, unlabelled):
-    model, molecules = make_model(Probe), [graph for seed in range(8) for graph in graphs(seed)]
+    model, molecules = make_model(Probe), [graph.clone() for graph in MANY]
     model.since = 0
     molecules[unlabelled].y[:, 0] = torch.nan
 
@@ -352,13 +349,12 @@ def test_a_loss_that_begins_to_read_missing_labels_is_found_among_a_few_graphs(l
         """A mean of squares, and from an epoch on the other one."""
         return later(out, batch) if model.since else (out - batch.y).square()
 
-    store = sg.GraphStore.from_pyg(molecules)
-    plan = [tuple(8 * rows for rows in CAPACITY)]
-    runner = sgd_runner(model, plan, loss=loss)
-    [runner.step(batch) for batch in runner.loader(store, exact=False)]
+    runner = sgd_runner(model, MANY_PLAN, loss=loss)
+    loader = runner.loader(sg.GraphStore.from_pyg(molecules), exact=False)
+    [runner.step(batch) for batch in loader]
     model.since = 1
     with pytest.raises(sg.errors.PaddingLeaks, match="the loss"):
-        runner.step(next(iter(runner.loader(store, exact=False))))
+        runner.step(next(iter(loader)))
 
 
 def test_a_part_that_begins_when_a_buffer_is_written_to_is_found_in_the_same_epoch():
@@ -545,7 +541,6 @@ def test_padding_graphs_of_no_node_and_of_one_are_met_before_training(feature):
         def forward(self, x, batch, ptr):
             return self.head(feature(self.lin(x), batch, ptr))
 
-    torch.manual_seed(0)
     ends = [torch.arange(n) for n in (3, 4, 5)]
     data = [
         Data(x=torch.randn(len(e), 4), edge_index=torch.stack([e, e.roll(1)]), y=torch.ones(1, 1))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from support.alike import adam, same, squared
 from support.hetero_graphs import from_molecule
 from support.layer_cases import C
-from support.parity import BATCH, CAPACITY, STORE, graphs
+from support.parity import BATCH, CAPACITY, MANY, MANY_PLAN, STORE
 from support.probes import (
     PLAN,
     ByName,
@@ -136,10 +136,6 @@ def test_the_first_epoch_after_a_warm_up_is_not_checked_and_the_second_is():
     assert len(calls) == checked + len(first)
     second = [runner.step(batch) for batch in loader]
     assert len(calls) > checked + len(first) + len(second)
-
-
-MANY = [graph for seed in range(8) for graph in graphs(seed)]
-MANY_PLAN = [tuple(8 * rows for rows in CAPACITY)]
 
 
 def test_a_later_check_runs_a_few_graphs():

@@ -4,15 +4,14 @@ recorded or compiled step keeps the precision it was made in, and a mismatch is 
 from __future__ import annotations
 
 import copy
-import warnings
 from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
 from support.alike import sgd, squared, update
-from support.arena import ArenaRecorder
 from support.graphs import drawn_graphs
+from support.runners import sgd_runner
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
@@ -56,16 +55,7 @@ def batches():
 
 
 def runner_of(mode="eager", autocast=None, on_miss="error"):
-    model = Net()
-    return sg.StaticGraphRunner(
-        model,
-        [CAPACITY],
-        mode,
-        loss=squared,
-        optimizer=sgd(model, RATE),
-        autocast=autocast,
-        recording=sg.Recording(recorder=ArenaRecorder, on_miss=on_miss),
-    )
+    return sgd_runner(Net(), [CAPACITY], mode, rate=RATE, autocast=autocast, on_miss=on_miss)
 
 
 def around(enabled=True):
@@ -188,12 +178,11 @@ def test_an_error_inside_a_captured_region_leaves_no_region_entered():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_an_autocast_that_warmup_did_not_know_is_named():
     runner = runner_of("fused").warmup(STORE, phases=("eval",))
     batch = batches()[0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        runner.eval_step(batch)
+    runner.eval_step(batch)
     with around(), pytest.warns(UserWarning, match=r"autocast=torch\.bfloat16 in place of"):
         runner.eval_step(batch)
 

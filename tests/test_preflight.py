@@ -9,6 +9,7 @@ import textwrap
 import pytest
 import torch
 from support import obstacle_models
+from support.alike import assert_same_state
 from support.command import write_module
 from support.examples import EXAMPLES
 from support.layer_cases import CASES, C
@@ -62,7 +63,7 @@ def test_a_static_model_passes_and_is_not_changed():
     assert report.graphs == 1
     assert report.parity < 1e-9
     assert type(model.norm) is nn.BatchNorm1d
-    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert_same_state(model, before)
     rows = {row.path: row for row in report.modules}
     assert rows["conv"].how == "as it is"
     assert rows["norm"].how != "as it is"
@@ -385,7 +386,7 @@ def test_a_layer_that_keeps_the_first_batch_is_refused():
 
 
 def test_a_list_of_graphs_is_no_store():
-    graphs = [STORE[i] for i in range(3)]
+    graphs = STORE[:3]
     with pytest.raises(TypeError, match=r"sg.GraphStore.from_pyg\(graphs\)"):
         sg.plan_buckets(graphs, batch_size=2)
     with pytest.raises(TypeError, match=r"sg.GraphStore.from_pyg\(graphs\)"):

@@ -79,7 +79,7 @@ def snapshot(task):
 def test_a_probe_changes_nothing(esol, reader, trained):
     task = task_of(esol)
     if trained:  # state, gradients and running statistics to lose
-        graphs = [esol[i] for i in range(6)]
+        graphs = esol[:6]
         from torch_geometric.data import Batch
 
         batch = Batch.from_data_list(graphs)

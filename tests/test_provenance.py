@@ -7,8 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import assert_same_gradients, assert_same_state, sgd
-from support.arena import ArenaRecorder
+from support.alike import assert_same_gradients, assert_same_state
 from support.graphs import drawn_graphs
 from support.places import mode_of
 from support.runners import made_runner, sgd_runner
@@ -68,11 +67,9 @@ class Several(nn.Module):
 @pytest.mark.parametrize("mode", ["eager", "traced", "cuda-graph"])
 def test_outputs_of_the_models_own_are_left_alone(store, batch, kind, mode, monkeypatch):
     mode = mode_of(mode, monkeypatch)
-    torch.manual_seed(0)
     model = Several(kind)
-    options = {"recorder": ArenaRecorder} if mode == "cuda-graph" else {}
     # The products and the sum include padding, as a model's own tensors may.
-    runner = made_runner(model, [CAPACITY], mode, loss=mse, check_padding=False, **options)
+    runner = made_runner(model, [CAPACITY], mode, loss=mse, check_padding=False)
     runner.warmup(store, phases=("eval",))
     out = runner.eval_step(batch).out
     out = out if kind is dict else dict(zip(Several()(batch.x, batch.batch), out, strict=True))
@@ -112,7 +109,6 @@ class WithTable(nn.Module):
 @pytest.mark.parametrize("mode", ["eager", "traced", "cuda-graph"])
 def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels, monkeypatch):
     mode = mode_of(mode, monkeypatch)
-    torch.manual_seed(0)
     model = WithTable()
     plain = copy.deepcopy(model)
     data = Batch.from_data_list(batch.to_data_list())
@@ -120,16 +116,8 @@ def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels, monkeypa
     expected.backward()
     model = sg.convert(model, kernels=kernels)
     batch = sg.StaticBatch.of(store, range(20), CAPACITY, pointers=kernels)
-    optimizer = sgd(model, 0.0)
-    options = {"recorder": ArenaRecorder, "scope": "forward_backward"}
-    runner = made_runner(
-        model,
-        [CAPACITY],
-        mode,
-        loss=mse,
-        optimizer=optimizer,
-        **(options if mode == "cuda-graph" else {}),
-    ).warmup(store, phases=("step",))
+    runner = sgd_runner(model, [CAPACITY], mode, loss=mse, scope="forward_backward")
+    runner.warmup(store, phases=("step",))
     assert torch.allclose(runner.step(batch), expected.detach(), rtol=1e-4)
     assert_same_gradients(model, plain, rtol=0.001, atol=1e-05)
     assert_same_state(model, plain, rtol=1e-4, atol=1e-6)
@@ -267,7 +255,7 @@ def test_the_run_over_other_sizes_leaves_no_trace(batch):
 
     model = Random()
     runner = sg.StaticGraphRunner(model, [CAPACITY], loss=mse)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = copy.deepcopy(model.state_dict())
     torch.manual_seed(3)
     runner.steps.computation.known(batch)
     assert torch.initial_seed() == 3

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.alike import assert_same_gradients, assert_same_state, same, sgd
 from support.arena import HostRead
-from support.gine_net import CAPACITIES, Net, adam, batches_of, eager_of, fixed
+from support.gine_net import Net, adam, batches_of, eager_of, fixed
 from support.places import Place
 from support.recorded_net import runner_of
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -127,7 +127,6 @@ def test_a_scheduler_costs_no_host_read_a_step(hiv, made_first, as_tensor):
                 raise HostRead("a value is read on the host")
             return func(*args, **(kwargs or {}))
 
-    torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
     rates = [torch.tensor(0.01) if as_tensor else 0.01 for _ in range(2)]
@@ -188,9 +187,7 @@ def test_closing_frees_everything_and_warmup_starts_anew(hiv):
 
 
 def test_pointers_that_a_model_does_not_read_are_left_out(hiv):
-    plan = sg.BucketPlan.of(CAPACITIES)
-    runner = runner_of(Net(), hiv)
-    plain = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
-    pointed = sg.StaticBatch.of(hiv, range(30), plan.capacities[0], pointers=True)
+    runner, (plain,) = runner_of(Net(), hiv), batches_of(hiv, 1)
+    pointed = sg.StaticBatch.of(hiv, range(30), plain.capacity, pointers=True)
     assert "row_ptr" in pointed
     assert torch.equal(runner.eval_step(plain).out, runner.eval_step(pointed).out)

@@ -9,9 +9,8 @@ import pytest
 import torch
 from support.alike import assert_same_state
 from support.arena import ArenaRecorder, HostRead
-from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of
+from support.gine_net import Net, adam, batches_of, eager_of
 from support.recorded_net import runner_of
-from support.runners import made_runner
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import staticgraph as sg
@@ -149,9 +148,7 @@ class TestRefusals:
 
         model = Net()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True, capturable=True)
-        runner = made_runner(
-            model, CAPACITIES, "cuda-graph", loss=bce, optimizer=optimizer, recorder=Dying
-        )
+        runner = runner_of(model, hiv, optimizer, warm=False, recorder=Dying)
         try:
             with pytest.raises(sg.NotStatic, match="HostRead: the first error") as caught:
                 runner.warmup(hiv, phases=("step",))
@@ -162,10 +159,6 @@ class TestRefusals:
         assert "could not be put back" in notes
         assert f"the teardown failed as well: RuntimeError: {refusal}" in notes
         assert optimizer.param_groups[0]["lr"] == 0.01, "a number again, without reading the device"
-
-    def test_without_cuda(self):
-        with pytest.raises(ValueError, match="records CUDA graphs, but the model is on cpu"):
-            sg.StaticGraphRunner(Net(), CAPACITIES, mode="cuda-graph")
 
 
 def test_a_miss_after_warmup_is_an_error_or_eager(hiv):

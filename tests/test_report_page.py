@@ -53,7 +53,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, esol) -> Path:
     folder = tmp_path_factory.mktemp("page")
-    few = sg.GraphStore.from_pyg([esol[i] for i in range(80)], name="few<&>", progress=False)
+    few = sg.GraphStore.from_pyg(esol[:80], name="few<&>", progress=False)
     few.save(folder / "few")
     words = ["train", "--data", str(folder / "few"), *SMALL, "--out", str(folder / "run")]
     assert status_of(words) == 0

@@ -49,7 +49,7 @@ def bonds(nodes: int, count: int) -> Bonds:
 
 
 GRAPHS = [bonds(5, 4), bonds(2, 3), bonds(3, 0), bonds(7, 6)]
-STORE = sg.GraphStore.from_pyg(GRAPHS, progress=False)
+STORE = sg.GraphStore.from_pyg(GRAPHS)
 READER = Reader(STORE.schema, {}, False, 50, 1 << 20)
 
 
@@ -79,7 +79,7 @@ SIDE_BY_SIDE = ("edge_index", "ends")
 
 
 def same(found, graphs: list[Bonds]) -> None:
-    expected = sg.GraphStore.from_pyg(graphs, schema=STORE.schema, progress=False)
+    expected = sg.GraphStore.from_pyg(graphs, schema=STORE.schema)
     made = store_of(found, STORE.schema)
     for name, column in expected.columns.items():
         assert np.array_equal(made.columns[name], column), name
@@ -136,7 +136,7 @@ def test_a_graph_says_its_nodes_where_no_field_does():
         return json_of({"edge_index": [[0], [1]], "edge_attr": [[1.0]], **values})
 
     data = Data(edge_index=torch.tensor([[0], [1]]), edge_attr=torch.ones(1, 1), num_nodes=2)
-    schema = sg.GraphStore.from_pyg([data], levels={"edge_attr": "edge"}, progress=False).schema
+    schema = sg.GraphStore.from_pyg([data], levels={"edge_attr": "edge"}).schema
     reader = Reader(schema, {}, False, 50, 1 << 20)
     assert reader.json(of(num_nodes=2))["num_nodes"].tolist() == [2]
     for body in (of(), json_of({"edge_index": [[], []], "edge_attr": []})):

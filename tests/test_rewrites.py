@@ -120,7 +120,7 @@ def test_evaluation_is_that_of_plain_pyg(name, esol):
     stock = MODELS[name]().double()
     in_plain_pyg(stock, esol)
     runner = sg.StaticGraphRunner(copy.deepcopy(stock), [CAPACITY], "fused")
-    out = torch.cat([runner.predict([esol[i] for i in IDS])])
+    out = runner.predict(esol[IDS])
     assert torch.allclose(out, in_plain_pyg(stock.eval(), esol), rtol=0, atol=1e-10)
 
 
@@ -194,6 +194,6 @@ def test_a_layer_below_a_rewrite_may_be_trained_later(model, name, esol):
     model.weigh.requires_grad_(True)
     plain.weigh.requires_grad_(True)
     runner(batch).sum().backward()
-    graphs = Batch.from_data_list([esol[i] for i in IDS])
+    graphs = Batch.from_data_list(esol[IDS])
     plain(graphs.x, graphs.edge_index, graphs.edge_attr).sum().backward()
     torch.testing.assert_close(model.weigh.weight.grad, plain.weigh.weight.grad)

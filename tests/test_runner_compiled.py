@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from support.alike import same
 from support.graphs import double_graphs
 from support.linear_net import Linear
 from support.molecule_steps import TRAIN, Molecules, adam, bce, loader_of
@@ -76,8 +77,7 @@ class TestCompiled:
 
     def test_warmup_changes_nothing(self, trained):
         _, before, after, _ = trained
-        for name, value in before.items():
-            assert torch.equal(value, after[name]), name
+        assert same(before, after)
 
     def test_garbage_is_collected_as_before_after_a_warm_up(self, hiv, plan):
         """Not while a model is traced: a trace makes millions of objects."""

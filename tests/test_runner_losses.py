@@ -30,7 +30,7 @@ def batch(hiv, plan):
 def test_the_loss_is_the_mean_over_real_rows(hiv, plan, batch, level):
     model = Linear(level)
     runner = sg.StaticGraphRunner(model, plan, loss=lambda out, _: out.square())
-    data = Batch.from_data_list([hiv[i] for i in range(30)])
+    data = Batch.from_data_list(hiv[:30])
     expected = model(data.x, data.edge_index, data.batch, 30).square().mean()
     # Sums of at most a few thousand float32 squares: eps times their number bounds the error.
     found = runner.eval_step(batch).loss
@@ -120,7 +120,7 @@ def test_a_loss_without_a_gradient_is_named(plan, batch):
 
 def test_rows_of_one_level_against_targets_of_another(esol):
     """[G, 1] minus [N] has shape [G, N], whose mean would look like any other number."""
-    graphs = [esol[i] for i in range(40)]
+    graphs = esol[:40]
     for graph in graphs:
         graph.y = graph.x[:, 0].float()  # a target per node
     store = sg.GraphStore.from_pyg(graphs)

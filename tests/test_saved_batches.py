@@ -63,17 +63,19 @@ def test_what_was_saved_is_equal_after_the_slot_holds_other_graphs(way, pointers
     assert [g.num_nodes for g in found.to_data_list()] == [3, 3]
 
 
-def test_a_batch_whose_slot_was_given_back_is_not_saved():
+@pytest.fixture
+def batch():
     store = sg.GraphStore.from_pyg(graphs_of(4))
-    batch = next(iter(sg.StaticLoader(store, sg.plan_buckets(store, batch_size=2))))
+    return next(iter(sg.StaticLoader(store, sg.plan_buckets(store, batch_size=2))))
+
+
+def test_a_batch_whose_slot_was_given_back_is_not_saved(batch):
     batch.release()
     with pytest.raises(StaleBatch, match="gave its slot back"):
         torch.save(batch, io.BytesIO())
 
 
-def test_a_shallow_copy_stands_in_the_same_memory_and_is_set_alone():
-    store = sg.GraphStore.from_pyg(graphs_of(4))
-    batch = next(iter(sg.StaticLoader(store, sg.plan_buckets(store, batch_size=2))))
+def test_a_shallow_copy_stands_in_the_same_memory_and_is_set_alone(batch):
     other = copy.copy(batch)
     assert other.x.data_ptr() == batch.x.data_ptr()
     other.x = torch.zeros_like(batch.x)

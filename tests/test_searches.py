@@ -150,7 +150,6 @@ def test_a_step_equals_plain_pygs(name, mode):
 
 def test_as_many_triplets_as_edges():
     """Water: six edges, and six triplets, whose padding is not of a real edge."""
-    torch.manual_seed(0)
     model = MODELS["DimeNet++"]().double().eval()
     pos = torch.tensor([[0, 0, 0.1], [0, 0.8, -0.5], [0, -0.8, -0.5]], dtype=torch.float64)
     water = Data(pos=pos, z=torch.tensor([8, 1, 1]), y=torch.zeros(1, 1, dtype=torch.float64))

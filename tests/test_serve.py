@@ -148,14 +148,7 @@ def test_what_takes_long_to_read_holds_up_no_other_request():
 
 
 def test_a_body_without_a_length_is_read_no_further_than_the_limit(client):
-    sent = []
-
-    def chunks():
-        for _ in range(100):
-            sent.append(1)
-            yield b" " * 10_000
-
-    answer = client.post("/predict", content=chunks(), headers=JSON)
+    answer = client.post("/predict", content=iter([b" " * 10_000] * 100), headers=JSON)
     assert answer.status_code == 413
 
 
@@ -227,7 +220,7 @@ def test_which_data_is_read_from_smiles(trained, hiv):
     """The data itself says so: PyG's molecules have other features in the same fields."""
     assert has_molecules(trained.schema), "esol comes with the package, as an .npz"
     assert has_molecules(hiv.schema)
-    again = sg.GraphStore.from_pyg([hiv[i] for i in range(3)]).schema
+    again = sg.GraphStore.from_pyg(hiv[:3]).schema
     assert fits_molecules(again)
     assert not has_molecules(again)
     assert not fits_molecules(sg.GraphStore.from_pyg([sg_graph()]).schema)

@@ -51,22 +51,6 @@ def message_hook(model):
     model.conv.register_message_forward_hook(lambda *_: None)
 
 
-# Changes that no torch hook reports.
-QUIET = {
-    "frozen": (
-        lambda model: model.bonds.requires_grad_(False),
-        r"bonds\.weight\.requires_grad was True, is False; bonds\.bias\.requires_grad was",
-    ),
-    "norm in eval": (lambda m: m.conv.nn[1].eval(), r"conv\.nn\.1\.training was True, is False"),
-    "dropout": (half, r"dropout\.p was 0\.0, is 0\.5"),
-    "deleted": (lambda m: delattr(m.dropout, "inplace"), r"dropout\.inplace was False, is not"),
-    "class": (other_class, r"head was Linear, is Other"),
-    "forward": (other_forward, r"head\.forward was Linear\.forward, is a partial"),
-    "buffer's memory": (moved_buffer, r"conv\.nn\.1\.running_mean was at address"),
-    "parameter's memory": (moved_parameter, "has another address"),
-}
-
-
 def other_weight(model):
     model.head.weight = nn.Parameter(model.head.weight.detach().clone())
 
@@ -83,8 +67,20 @@ def more(model):
     model.bonds.register_parameter("extra", nn.Parameter(torch.ones(1)))
 
 
-# Changes that torch reports.
-TOLD = {
+CHANGES = {
+    # Changes that no torch hook reports.
+    "frozen": (
+        lambda model: model.bonds.requires_grad_(False),
+        r"bonds\.weight\.requires_grad was True, is False; bonds\.bias\.requires_grad was",
+    ),
+    "norm in eval": (lambda m: m.conv.nn[1].eval(), r"conv\.nn\.1\.training was True, is False"),
+    "dropout": (half, r"dropout\.p was 0\.0, is 0\.5"),
+    "deleted": (lambda m: delattr(m.dropout, "inplace"), r"dropout\.inplace was False, is not"),
+    "class": (other_class, r"head was Linear, is Other"),
+    "forward": (other_forward, r"head\.forward was Linear\.forward, is a partial"),
+    "buffer's memory": (moved_buffer, r"conv\.nn\.1\.running_mean was at address"),
+    "parameter's memory": (moved_parameter, "has another address"),
+    # Changes that torch reports.
     "hook": (hooked, r"atoms\.hooks was 0, is 1"),
     "hook of a parameter": (
         parameter_hook,
@@ -99,9 +95,9 @@ TOLD = {
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("what", QUIET | TOLD)
+@pytest.mark.parametrize("what", CHANGES)
 def test_a_change_before_the_first_replay_is_found_and_after_a_warm_up_is_no_change(hiv, what):
-    change, message = (QUIET | TOLD)[what]
+    change, message = CHANGES[what]
     model = Net()
     runner = runner_of(model, hiv)
     change(model)

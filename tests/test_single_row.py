@@ -4,15 +4,14 @@ running statistics stay, because one value says nothing about the variance of ot
 from __future__ import annotations
 
 import copy
-import warnings
 
 import pytest
 import torch
-from support.alike import assert_same_state, sgd
-from support.arena import ArenaRecorder
+from support.alike import assert_same_state
+from support.gine_net import fixed
 from support.graphs import drawn_graphs
 from support.places import mode_of
-from support.runners import made_runner
+from support.runners import sgd_runner
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch_geometric.nn import BatchNorm, TopKPooling, global_add_pool
@@ -52,20 +51,17 @@ def runner_of(store, model, mode="eager", kernels=False):
     """A warmed-up runner, except in mode ``default``, where Inductor would also compile an
     evaluation that no test needs."""
     sg.convert(model, kernels=kernels)
-    options = {"recorder": ArenaRecorder, "scope": "forward_backward"}
-    runner = made_runner(
-        model,
-        [CAPACITY],
-        mode,
-        loss=loss_of,
-        optimizer=sgd(model, 0.0),
-        **(options if mode == "cuda-graph" else {}),
-    )
+    runner = sgd_runner(model, [CAPACITY], mode, loss=loss_of, scope="forward_backward")
     return runner if mode == "default" else runner.warmup(store)
 
 
 def batch_of(store, ids):
     return sg.StaticBatch.of(store, ids, CAPACITY, pointers=True)
+
+
+def unknown(store, ids):
+    """A batch that does not say how many rows are real, as a compiled step sees it."""
+    return fixed(batch_of(store, ids))
 
 
 @pytest.mark.sampled(2)
@@ -80,68 +76,50 @@ def test_one_real_row_is_refused_as_torch_refuses_it(store, level, mode, kernels
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
         stock(store[0].x, torch.zeros(1, dtype=torch.int64), 1)
     runner = runner_of(store, model, mode, kernels)
-    before = {name: value.clone() for name, value in model.named_buffers()}
+    before = copy.deepcopy(model.state_dict())
     with pytest.raises(
         ValueError, match=r"expected more than 1 value per channel.*indices="
     ) as said:
         runner.step(batch_of(store, [0]))
     assert mode == "eager" or f"norm, over {level} rows" in str(said.value)
-    for name, value in before.items():
-        assert torch.equal(value, dict(model.named_buffers())[name]), name
+    assert_same_state(model, before)
     runner.step(batch_of(store, [0, 1]))
     runner.eval_step(batch_of(store, [0]))  # the running statistics work for any number of rows
 
 
+@pytest.mark.filterwarnings("error")
 def test_two_real_rows_and_discarded_flags_are_not_reported(store):
     model = Net("graph")
     runner = runner_of(store, model)
-    two = batch_of(store, [1, 2])
-    two.real = None
-    runner.step(two)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        runner.check_finite()
+    runner.step(unknown(store, [1, 2]))
+    runner.check_finite()
     flag_single_rows(model.norm, torch.device("cpu"))
     getattr(model.norm, SINGLE).fill_(True)
-    single = batch_of(store, [1])
-    single.real = None
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        runner.steps.finite.clear()
-        runner.check_finite()
-        runner.step(single)
-        runner.steps.finite.clear()
-        runner.check_finite()
+    runner.steps.finite.clear()
+    runner.check_finite()
+    runner.step(unknown(store, [1]))
+    runner.steps.finite.clear()
+    runner.check_finite()
 
 
-@pytest.mark.parametrize(
-    ("mode", "kernels"),
-    [
-        *(("eager", False), ("traced", False), ("cuda-graph", False)),
-        *(("eager", True), ("traced", True), ("cuda-graph", True)),
-    ],
-)
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("mode", ["eager", "traced", "cuda-graph"])
 def test_where_the_count_is_not_known_statistics_stay(store, mode, kernels, monkeypatch):
     mode = mode_of(mode, monkeypatch)
     model = Net("graph")
     runner = runner_of(store, model, mode, kernels)
-    batch = batch_of(store, [1])
-    batch.real = None
-    before = {name: value.clone() for name, value in model.named_buffers()}
+    batch = unknown(store, [1])
+    before = copy.deepcopy(model.state_dict())
     assert bool(torch.isfinite(runner.step(batch)))
-    for name, value in before.items():
-        assert torch.equal(value, dict(model.named_buffers())[name]), name
-    two = batch_of(store, [1, 2])
-    two.real = None
-    runner.step(two)
+    assert_same_state(model, before)
+    runner.step(unknown(store, [1, 2]))
     assert int(model.norm.num_batches_tracked) == 1
     assert not torch.equal(model.norm.running_var, before["norm.running_var"])
     with pytest.warns(UserWarning, match="^norm: had one real row .* left alone"):
         runner.check_finite()
     runner.step(batch)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        runner.check_finite()  # warns only once
+    runner.check_finite()  # warns only once
 
 
 @pytest.mark.sampled(2)
@@ -167,18 +145,16 @@ class Chosen(nn.Module):
         return global_add_pool(self.norm(x), batch, batch_size)
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("mode", ["eager", "traced", "cuda-graph"])
 def test_rows_that_a_pool_chose_are_flagged_on_the_device(store, mode, monkeypatch):
     """The batch knows its number of nodes, but not how many of them a pool selects."""
     mode = mode_of(mode, monkeypatch)
     model = Chosen()
     runner = runner_of(store, model, mode)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert not any("single" in name for name in before), "the flag is no part of the state"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        runner.step(batch_of(store, [1, 2]))
-        runner.check_finite()
+    assert "single" not in "".join(model.state_dict()), "the flag is no part of the state"
+    runner.step(batch_of(store, [1, 2]))
+    runner.check_finite()
     assert int(model.norm.num_batches_tracked) == 1
     runner.step(batch_of(store, [0]))
     assert int(model.norm.num_batches_tracked) == 1

@@ -267,9 +267,6 @@ def test_no_store_is_not_a_corrupt_one(tmp_path, saved):
 def test_columns_are_in_c_order(values):
     """Otherwise a transposed field would be copied whole for every batch: 5 of its 5.1 ms."""
     field = np.asfortranarray(values.reshape(4, 3))
-    none = np.empty(0, np.int64)
-    store = GraphStore.from_arrays(
-        np.full(4, 1), np.zeros(4, int), none, none, {"x": ("node", field)}
-    )
+    store = build([1] * 4, [0] * 4, NONE, NONE, x=("node", field))
     assert store.columns["x"].flags.c_contiguous
     assert np.array_equal(store.columns["x"], field)

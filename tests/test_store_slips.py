@@ -14,7 +14,7 @@ from staticgraph.training import options
 
 @pytest.fixture(scope="module")
 def graphs(esol):
-    return [esol[i] for i in range(12)]
+    return esol[:12]
 
 
 def test_a_split_that_there_is_not_says_how_to_name_one(graphs, tmp_path):

@@ -133,7 +133,7 @@ def test_what_a_writer_leaves_out_or_refuses_it_does_of_a_store_too(tmp_path):
         Data(x=torch.rand(3, 2), y=torch.rand(1), a=torch.rand(3), edge_index=ring)
         for _ in range(2)
     ]
-    store = sg.GraphStore.from_pyg(graphs, levels={"a": "edge"}, progress=False)
+    store = sg.GraphStore.from_pyg(graphs, levels={"a": "edge"})
     writer = StoreWriter(tmp_path / "s", exclude="y")
     writer.extend(store)
     assert {field.name: field.level for field in writer.finish().schema} == {
@@ -142,7 +142,7 @@ def test_what_a_writer_leaves_out_or_refuses_it_does_of_a_store_too(tmp_path):
     }
     graphs[1].x[0, 1] = torch.nan
     writer = StoreWriter(tmp_path / "t", check_finite=True)
-    writer.extend(sg.GraphStore.from_pyg(graphs, levels={"a": "edge"}, progress=False))
+    writer.extend(sg.GraphStore.from_pyg(graphs, levels={"a": "edge"}))
     with pytest.raises(BadGraph, match=r"graph 1 has x\[0\] = .*nan"):
         writer.finish()
 
@@ -179,10 +179,10 @@ def test_any_changed_byte_of_a_part_is_refused_when_the_store_is_finished(merged
 
 
 def test_stores_and_arrays_are_appended(tmp_path, esol):
-    few = sg.GraphStore.from_pyg([esol[i] for i in range(40)], name="few")
+    few = sg.GraphStore.from_pyg(esol[:40], name="few")
     with StoreWriter(tmp_path / "s", part_graphs=25) as writer:
-        writer.extend(sg.GraphStore.from_pyg([few[i] for i in range(20)], name="a"))
-        writer.extend([few[i] for i in range(20, 40)])
+        writer.extend(sg.GraphStore.from_pyg(few[:20], name="a"))
+        writer.extend(few[20:40])
     assert_same_files(sg.GraphStore.load(tmp_path / "s"), few)
     with StoreWriter(tmp_path / "t") as writer:
         for begin in (0, 2):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from support.alike import adam
-from support.arena import ArenaRecorder
 from support.plain_epochs import PLAN, STORE, make_net
 from support.runners import made_runner
 
@@ -91,8 +90,7 @@ def test_nothing_grows_with_the_steps(mode, steps):
     model, loss, random = make_net(), Loss(), Random(5)
     rate = torch.tensor(1e-3, dtype=torch.float64)
     optimizer = adam(model, lr=rate, fused=True, capturable=True)
-    recorded = {"recorder": ArenaRecorder} if mode == "cuda-graph" else {}
-    runner = made_runner(model, PLAN, mode, loss=loss, optimizer=optimizer, **recorded)
+    runner = made_runner(model, PLAN, mode, loss=loss, optimizer=optimizer)
     loader = sg.StaticLoader(STORE, PLAN, shuffle=True, seed=3, num_workers=1)
     runner.warmup(STORE)
     gc.collect()

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.alike import same
 from support.few_molecules import few_molecules
 from support.patience import patience
 from support.program import run_program
@@ -60,6 +61,11 @@ def uninterrupted(config, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture
+def run(tmp_path) -> Path:
+    return tmp_path / "run"
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return checkpoint.load(folder)["model"]
 
@@ -89,10 +95,10 @@ def test_the_report_adds_up(uninterrupted):
     json.loads((uninterrupted / "report.json").read_text(), parse_constant=pytest.fail)
 
 
-def test_graphs_on_the_device_change_no_result(uninterrupted, config, tmp_path):
+def test_graphs_on_the_device_change_no_result(uninterrupted, config, run):
     there = replace(config, store="device")
-    report = train.train(there, tmp_path / "run", progress=False)
-    assert_same_run(tmp_path / "run", uninterrupted)
+    report = train.train(there, run, progress=False)
+    assert_same_run(run, uninterrupted)
     assert "on the device" in report.data["place"]
     assert "on the host" in TrainReport.load(uninterrupted).data["place"]
     with pytest.raises(ValueError, match="store='disk': give one of auto, host, device"):
@@ -123,28 +129,25 @@ train.train(TrainConfig(**eval(sys.argv[1])), sys.argv[2], progress=False)
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_bit_for_bit(config, uninterrupted, tmp_path):
+def test_a_killed_run_goes_on_bit_for_bit(config, uninterrupted, run):
     """Killed in step 17 of 22, in the second epoch; the last checkpoint is after step 16."""
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
-    folder = tmp_path / "run"
-    done = run_program(["-c", KILLED, repr(settings), str(folder)], timeout=patience(60))
+    done = run_program(["-c", KILLED, repr(settings), str(run)], timeout=patience(60))
     assert done.returncode == -signal.SIGKILL
-    state = checkpoint.load(folder)
+    state = checkpoint.load(run)
     assert len(state["steps"]) == 16
     assert (state["loader"]["epoch"], state["loader"]["position"]) == (1, 5)
     with pytest.raises(FileNotFoundError, match="no run has finished there; continue it with"):
-        TrainReport.load(folder)
-    report = train.resume(folder, progress=False)
+        TrainReport.load(run)
+    report = train.resume(run, progress=False)
     assert report.resumed_at == 16
     assert "the buckets count what came after step 16" in str(report)
-    assert_same_run(folder, uninterrupted)
+    assert_same_run(run, uninterrupted)
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("stop_at", [1, 6, 11])
-def test_ctrl_c_stops_between_steps_and_goes_on(
-    stop_at, config, uninterrupted, tmp_path, monkeypatch
-):
+def test_ctrl_c_stops_between_steps_and_goes_on(stop_at, config, uninterrupted, run, monkeypatch):
     taken, step = [], sg.StaticGraphRunner.step
 
     def pressing(self, batch):
@@ -157,21 +160,21 @@ def test_ctrl_c_stops_between_steps_and_goes_on(
     monkeypatch.setattr(sg.StaticGraphRunner, "step", pressing)
     steps = how_many(stop_at, "step")
     with pytest.raises(train.Interrupted, match=f"stopped after {steps}; continue with"):
-        train.train(config, tmp_path / "run", progress=False)
-    assert len(checkpoint.load(tmp_path / "run")["steps"]) == stop_at
-    train.resume(tmp_path / "run", progress=False)
-    assert_same_run(tmp_path / "run", uninterrupted)
+        train.train(config, run, progress=False)
+    assert len(checkpoint.load(run)["steps"]) == stop_at
+    train.resume(run, progress=False)
+    assert_same_run(run, uninterrupted)
 
 
-def test_a_resumed_run_keeps_the_ways_that_were_chosen_by_time(config, tmp_path):
+def test_a_resumed_run_keeps_the_ways_that_were_chosen_by_time(config, run):
     """Another choice would round differently: the file is read, and nothing is measured again."""
     there = replace(config, compile_mode="auto", model="gin", epochs=1)
-    train.train(there, tmp_path / "run", progress=False)
-    file = tmp_path / "run" / "choices.json"
+    train.train(there, run, progress=False)
+    file = run / "choices.json"
     chosen = json.loads(file.read_text())
     assert {(c["bucket"], c["phase"]) for c in chosen["choices"]} >= {(0, "step"), (0, "eval")}
     before = file.stat().st_mtime_ns
-    report = train.resume(tmp_path / "run", {"epochs": 2}, progress=False)
+    report = train.resume(run, {"epochs": 2}, progress=False)
     assert len(report.epochs) == 2
     assert file.stat().st_mtime_ns == before
 
@@ -185,11 +188,11 @@ def test_a_second_signal_stops_at_once():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_more_epochs_continue_a_finished_run(config, uninterrupted, tmp_path):
+def test_more_epochs_continue_a_finished_run(config, uninterrupted, run):
     short = replace(config, epochs=1)
-    train.train(short, tmp_path / "run", progress=False)
-    train.resume(tmp_path / "run", {"epochs": 2, "workers": 1}, progress=False)
-    assert_same_run(tmp_path / "run", uninterrupted)
+    train.train(short, run, progress=False)
+    train.resume(run, {"epochs": 2, "workers": 1}, progress=False)
+    assert_same_run(run, uninterrupted)
 
 
 def test_what_decides_the_result_cannot_change(uninterrupted):
@@ -199,16 +202,16 @@ def test_what_decides_the_result_cannot_change(uninterrupted):
         train.resume(uninterrupted, {"epochs": 1}, progress=False)
 
 
-def test_a_run_is_not_overwritten_unasked(config, tmp_path):
+def test_a_run_is_not_overwritten_unasked(config, run):
     small = replace(config, model="gin", epochs=1)
-    train.train(small, tmp_path / "run", progress=False)
-    before = weights(tmp_path / "run")
+    train.train(small, run, progress=False)
+    before = weights(run)
     with pytest.raises(FileExistsError, match="holds a run already: continue it with --resume"):
-        train.train(small, tmp_path / "run", progress=False)
-    train.train(replace(small, seed=1), tmp_path / "run", overwrite=True, progress=False)
-    after = weights(tmp_path / "run")
-    assert any(not torch.equal(before[key], value) for key, value in after.items())
-    assert len(list((tmp_path / "run").glob("events.out.tfevents.*"))) == 1
+        train.train(small, run, progress=False)
+    train.train(replace(small, seed=1), run, overwrite=True, progress=False)
+    after = weights(run)
+    assert not same(before, after)
+    assert len(list(run.glob("events.out.tfevents.*"))) == 1
 
 
 # ---------------------------------------------------------------------- errors
@@ -245,10 +248,9 @@ def test_any_changed_byte_of_a_checkpoint_is_refused(tmp_path):
             checkpoint.load(tmp_path)
 
 
-def test_a_run_does_not_go_on_with_other_labels(config, molecules, uninterrupted, tmp_path):
+def test_a_run_does_not_go_on_with_other_labels(config, molecules, uninterrupted, tmp_path, run):
     """Sizes, and therefore the plan's digest, are the same; only the labels differ."""
     few = sg.GraphStore.load(molecules)
-    run = tmp_path / "run"
     shutil.copytree(uninterrupted, run)
     state = checkpoint.load(run)
     changed = tmp_path / "few"
@@ -262,12 +264,12 @@ def test_a_run_does_not_go_on_with_other_labels(config, molecules, uninterrupted
 
 @pytest.mark.usefixtures("painted")
 def test_without_the_packages_that_draw_and_log_a_run_leaves_their_files_out(
-    config, tmp_path, monkeypatch, capsys
+    config, run, monkeypatch, capsys
 ):
     for package in ("matplotlib", "tensorboard"):
         monkeypatch.setitem(sys.modules, package, None)
-    train.train(replace(config, epochs=1), tmp_path / "run", progress=False)
-    written = {path.name for path in (tmp_path / "run").iterdir()}
+    train.train(replace(config, epochs=1), run, progress=False)
+    written = {path.name for path in run.iterdir()}
     assert {"report.json", "steps.csv", "checkpoint.pt"} <= written
     assert not [name for name in written if name.endswith(".png") or "tfevents" in name]
     said = capsys.readouterr().err
@@ -276,9 +278,9 @@ def test_without_the_packages_that_draw_and_log_a_run_leaves_their_files_out(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_where_there_is_none(config, tmp_path):
+def test_cuda_where_there_is_none(config, run):
     with pytest.raises(ValueError, match=r"sees no CUDA device.*: leave device= out, or give"):
-        train.train(replace(config, device="cuda"), tmp_path / "run", progress=False)
+        train.train(replace(config, device="cuda"), run, progress=False)
 
 
 def test_overwriting_forgets_the_choices_of_the_run_before(tmp_path):

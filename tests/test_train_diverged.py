@@ -9,16 +9,15 @@ import pytest
 import torch
 from support.command import status_of
 from support.few_molecules import few_molecules
+from support.trained_run import trained
 from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph.errors import Diverged
 from staticgraph.training import checkpoint
-from staticgraph.training.config import TrainConfig
 from staticgraph.training.report import TrainReport, read_steps
 from staticgraph.training.run import Training
 from staticgraph.training.tasks import Evaluation
-from staticgraph.training.train import train
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +62,7 @@ def test_the_last_good_checkpoint_stays(data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Training, "_finish_epoch", spoil)
     with pytest.raises(Diverged, match="diverged in epoch 2: what was trained") as told:
-        train(TrainConfig(data, **SMALL), tmp_path, progress=False)
+        trained(data, tmp_path, **SMALL)
     assert told.value.epoch == 2
     assert len(checkpoint.load(tmp_path)["epochs"]) == 1
     assert TrainReport.load(tmp_path).diverged == 2
@@ -102,7 +101,7 @@ def test_one_epoch_with_a_finite_validation_loss_is_enough(data, tmp_path, monke
 
 def test_the_cause_names_the_graphs(data, tmp_path):
     with pytest.raises(Diverged) as told:
-        train(TrainConfig(data, **SMALL, lr=1e30), tmp_path, progress=False)
+        trained(data, tmp_path, **SMALL, lr=1e30)
     assert told.value.__cause__.graphs
 
 
@@ -112,5 +111,5 @@ def test_the_report_is_there_even_if_the_picture_fails(data, tmp_path, monkeypat
 
     monkeypatch.setattr("staticgraph.training.plots.save_picture", broken)
     with pytest.raises(RuntimeError, match="no fonts"):
-        train(TrainConfig(data, **{**SMALL, "epochs": 1}), tmp_path, progress=False)
+        trained(data, tmp_path, **{**SMALL, "epochs": 1})
     assert len(TrainReport.load(tmp_path).epochs) == 1

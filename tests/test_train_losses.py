@@ -60,7 +60,7 @@ def test_a_loss_by_name_trains_and_judges(data, tmp_path):
     report = trained(data, tmp_path / "run", epochs=1, loss="users_losses:absolute")
     model = Trained.load(tmp_path / "run", torch.device("cpu")).model
     store = sg.datasets.open(data)
-    val = [store[int(i)] for i in store.splits["val"]]
+    val = store[store.splits["val"]]
     batch = Batch.from_data_list(val)
     out = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, batch.num_graphs)
     error = (out - batch.y).detach()

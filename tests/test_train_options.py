@@ -59,7 +59,7 @@ def build(store):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, esol) -> str:
-    few = sg.GraphStore.from_pyg([esol[i] for i in range(110)], name="few", progress=False)
+    few = sg.GraphStore.from_pyg(esol[:110], name="few", progress=False)
     path = tmp_path_factory.mktemp("data") / "few"
     few.with_splits(train=range(80), val=range(80, 95), test=range(95, 110)).save(path)
     return str(path)
@@ -154,7 +154,7 @@ def test_a_run_stops_early(data, tmp_path):
 
 @pytest.mark.parametrize("settings", [{"early_stop": 2}, {"schedule": "plateau"}])
 def test_what_goes_by_validation_needs_some(settings, tmp_path, esol):
-    few = sg.GraphStore.from_pyg([esol[i] for i in range(20)], name="few", progress=False)
+    few = sg.GraphStore.from_pyg(esol[:20], name="few", progress=False)
     few.with_splits(train=range(20), val=(), test=()).save(tmp_path / "few")
     with pytest.raises(ValueError, match="few has no graphs to validate"):
         trained(str(tmp_path / "few"), tmp_path / "r", **settings)

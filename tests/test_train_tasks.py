@@ -25,7 +25,7 @@ def test_other_tasks(data, model, task, metric, tmp_path, hiv):
     if data == "hiv":  # 40 active molecules and 80 others
         y = hiv.columns["y"].ravel()
         ids = np.concatenate([np.flatnonzero(y == 1)[:40], np.flatnonzero(y == 0)[:80]])
-        few = sg.GraphStore.from_pyg([hiv[i] for i in ids], name="few")
+        few = sg.GraphStore.from_pyg(hiv[ids], name="few")
         spec = str(tmp_path / "few")
         few.with_splits(**sg.datasets.random_split(120, 0)).save(spec)
     settings = TrainConfig(
@@ -46,7 +46,7 @@ def test_evaluation_is_what_pygs_loader_gives(hiv):
     outs, ys = [], []
     model.eval()
     with torch.no_grad():
-        for data in DataLoader([hiv[i] for i in ids], batch_size=100):
+        for data in DataLoader(hiv[ids], batch_size=100):
             outs.append(model(data.x, data.edge_index, data.edge_attr, data.batch, data.num_graphs))
             ys.append(data.y)
     out, y = torch.cat(outs), torch.cat(ys)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch_geometric.transforms as T
-from support.alike import real_ids
+from support.alike import real_ids, same
 from support.graphs import drawn_graphs
 from torch_geometric.data import Batch, Data
 
@@ -33,11 +33,6 @@ def flips(data: Data) -> Data:
 
 def batches(loader) -> list[dict[str, torch.Tensor]]:
     return [{name: value.clone() for name, value in batch} for batch in loader]
-
-
-def same(left, right) -> bool:
-    pairs = zip(left, right, strict=True)
-    return all(torch.equal(a[name], b[name]) for a, b in pairs for name in a)
 
 
 def test_what_it_gives_is_what_it_gives_on_pygs_batch():

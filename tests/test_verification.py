@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import warnings
 from itertools import islice
 
 import pytest
 import torch
 import torch.nn.functional as F
-from support.alike import adam, assert_same_state, squared
+from support.alike import adam, assert_same_state, squared, warned_of
 from support.gine_net import Net, batches_of
 from support.recorded_net import runner_of
 from torch_geometric.nn import GCN, global_add_pool
@@ -180,11 +179,10 @@ def test_a_first_step_is_compared_with_eager(esol, kind, wrong, monkeypatch):
         monkeypatch.setattr(runner.steps, "train", train_wrong)
     batches = list(map(sg.StaticBatch.clone, islice(runner.loader(esol), 2)))
     state = copy.deepcopy(runner.model.state_dict())
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with warned_of("") as told:
         runner.preparation.compared.compare(batches[0])
         runner.preparation.compared.compare(batches[1])
-    assert [str(w.message)[:14] for w in told] == ["the first step"] * (wrong == "everywhere")
+    assert [text[:14] for text in told] == ["the first step"] * (wrong == "everywhere")
     assert_same_state(runner.model, state)
 
 
@@ -199,11 +197,10 @@ class Deep(torch.nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_rounding_in_an_autocast_is_no_wrong_first_step(esol):
     """Eager itself is as far from float32 as ``fused`` is from eager."""
     subject = dataclasses.replace(normed(0.1, Deep), autocast=torch.bfloat16)
     runner = sg.StaticGraphRunner(subject, sg.plan_buckets(esol, batch_size=32), mode="fused")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        runner.step(next(iter(runner.loader(esol))))
+    runner.step(next(iter(runner.loader(esol))))
     assert runner.preparation.compared.buckets

@@ -44,7 +44,7 @@ class Broken(Net):
 
 @pytest.fixture(scope="module")
 def few(esol) -> sg.GraphStore:
-    return sg.GraphStore.from_pyg([esol[i] for i in range(80)], name="few", progress=False)
+    return sg.GraphStore.from_pyg(esol[:80], name="few", progress=False)
 
 
 def tried(model: nn.Module, store: sg.GraphStore, *modes: str):
@@ -86,7 +86,7 @@ def test_the_losses_are_those_of_a_loop_by_hand(few, report):
     for ids in VersusSetting(model, few, squared, batch_size=16).course(
         len(report.sides[0].losses)
     ):
-        data = Batch.from_data_list([few[i] for i in ids])
+        data = Batch.from_data_list(few[ids])
         loss = F.mse_loss(model(data.x, data.edge_index, data.edge_attr, data.batch), data.y)
         update(optimizer, loss)
         losses.append(loss.item())

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from support.alike import same
 from support.gine_net import CAPACITIES, Net, batches_of, bce
 from torch_geometric.nn import GCNConv
 
@@ -27,7 +28,7 @@ def test_an_evaluation_between_a_forward_and_its_backward(hiv, between):
             getattr(runner, between)(first)
         loss.backward()
         grads.append([p.grad for p in net.parameters()])
-    assert all(torch.equal(one, two) for one, two in zip(*grads, strict=True))
+    assert same(*grads)
 
 
 def test_torch_func_over_plain_pyg_beside_batches(hiv):

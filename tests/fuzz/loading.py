@@ -103,7 +103,7 @@ def cases() -> st.SearchStrategy[Case]:
 
 def check(case: Case) -> None:
     graphs = case.data.graphs()
-    store = sg.GraphStore.from_pyg(graphs, levels=case.data.levels, progress=False)
+    store = sg.GraphStore.from_pyg(graphs, levels=case.data.levels)
     plan = case.plan(store)
     expected = case.data.expected()
     compared = check_typed_batch if isinstance(case.data, TypedSet) else check_batch

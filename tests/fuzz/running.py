@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from support.arena import ArenaRecorder
+from support.alike import real_ids
 from support.parity import bystanders, differing, nothing_else_changes
 from support.runners import made_runner
 from torch import Tensor, nn
@@ -94,7 +94,7 @@ def check(case: Case) -> None:
 
 def _check(case: Case) -> None:
     graphs = case.data.expected()
-    store = sg.GraphStore.from_pyg(graphs, levels=case.data.levels, progress=False)
+    store = sg.GraphStore.from_pyg(graphs, levels=case.data.levels)
     plan = sg.plan_buckets(store, case.batch_size, **({} if case.batch_size else {"graphs": 4}))
     plain = case.net.build()
     model = copy.deepcopy(plain)
@@ -115,7 +115,7 @@ def _check(case: Case) -> None:
     for number, batch in enumerate(loader):
         if number == STEPS:
             break
-        ids = batch.graph_ids[batch.graph_mask].tolist()
+        ids = real_ids(batch)
         data = Batch.from_data_list([graphs[i] for i in ids])
         given = _poisoned(batch) if case.poisoned else batch
         try:
@@ -149,7 +149,7 @@ def _kernels(case: Case) -> bool:
 def _mode(way: str) -> dict[str, Any]:
     if way.startswith("recorded"):
         scope = "forward_backward" if way == "recorded gradients" else "step"
-        return {"mode": "cuda-graph", "recorder": ArenaRecorder, "scope": scope}
+        return {"mode": "cuda-graph", "scope": scope}
     return {"mode": "default" if way == "compiled" else "eager"}
 
 
@@ -218,7 +218,7 @@ def _same_outputs(
     given = case.data.graphs()  # edges in the user's order
     with torch.no_grad():
         for batch in sg.StaticLoader(store, plan, exact=False, pointers=kernels):
-            ids = batch.graph_ids[batch.graph_mask].tolist()
+            ids = real_ids(batch)
             out = runner.eval_step(batch).out
             data = Batch.from_data_list([graphs[i] for i in ids])
             expected = case.net.plain(plain, data)

@@ -79,7 +79,7 @@ def make_place(folder: Path, graphs: list[Data]) -> None:
         folder: an existing folder.
         graphs: twenty graphs with labels.
     """
-    sg.GraphStore.from_pyg(graphs, name="few", progress=False).with_splits(
+    sg.GraphStore.from_pyg(graphs, name="few").with_splits(
         train=range(12), val=range(12, 16), test=range(16, 20)
     ).save(folder / "few")
     (folder / "sizes.csv").write_text("num_nodes,num_edges,count\n3,4,5\n5,8,2\n")

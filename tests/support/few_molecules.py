@@ -13,7 +13,7 @@ def few_molecules(
     esol: sg.GraphStore, graphs: int, folders: pytest.TempPathFactory, *, split: bool = False
 ) -> Path:
     """Saves a new store and returns its folder; with ``split``, four fifths are for training."""
-    few = sg.GraphStore.from_pyg([esol[i] for i in range(graphs)], name="few")
+    few = sg.GraphStore.from_pyg(esol[:graphs], name="few")
     path = folders.mktemp("data") / "few"
     if split:
         few = few.with_splits(**sg.datasets.random_split(graphs, 0))

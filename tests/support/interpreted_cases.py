@@ -31,11 +31,9 @@ from staticgraph.kernels.neighbours import op as neighbours_op  # noqa: E402
 from staticgraph.kernels.register import CUDA, LIBRARY  # noqa: E402
 from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
 from support.attending import assert_drops_its_share  # noqa: E402
-from support.kernel_cases import CASES, DROPPED, DTYPES, MORE, Sizes  # noqa: E402
+from support.kernel_cases import COMPARED, DTYPES, Sizes  # noqa: E402
 from support.kernel_oracle import SAMPLES, assert_running_statistics, wrong_results  # noqa: E402
 from support.sampled import in_turn  # noqa: E402
-
-NAMES = sorted((CASES.keys() | MORE.keys() | DROPPED.keys()) - {"collate"})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,7 +56,7 @@ CALLS = [(d, samples) for samples in (("no edges", "hubs"), ("isolated nodes",))
 
 
 @pytest.mark.sampled(8)
-@pytest.mark.parametrize(("name", "dtype", "samples"), in_turn(NAMES, CALLS))
+@pytest.mark.parametrize(("name", "dtype", "samples"), in_turn(COMPARED, CALLS))
 def test_triton_is_the_reference(name, dtype, samples):
     wrong = [line for sample in samples for line in wrong_results(name, sample, dtype)]
     assert not wrong, "\n".join(wrong)

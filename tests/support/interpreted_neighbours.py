@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,16 +55,13 @@ def on_triton(
     )
 
 
-def in_double(
-    program: Program, operands: Sequence[Tensor], codes: Sequence[Tensor], edges: Edges
+def in_torch(
+    dtype: torch.dtype, program: Program, operands: Sequence[Tensor], *given: Any
 ) -> list[Tensor]:
-    return neighbours_reference(program, [operand.double() for operand in operands], codes, edges)
+    return neighbours_reference(program, [operand.to(dtype) for operand in operands], *given)
 
 
-def in_single(
-    program: Program, operands: Sequence[Tensor], codes: Sequence[Tensor], edges: Edges
-) -> list[Tensor]:
-    return neighbours_reference(program, [operand.float() for operand in operands], codes, edges)
+in_single, in_double = (partial(in_torch, dtype) for dtype in (torch.float32, torch.float64))
 
 
 def assert_alike(call: Call) -> None:
@@ -128,14 +127,16 @@ def shuffled() -> Program:
     )
 
 
+def in_parts(builder: Builder, first: int, second: int, shape: tuple[int, int]) -> Any:
+    """Numbers of the source and then of the edge, read as rows."""
+    parts = [builder.operand("source", (first,)), builder.operand("edge", (second,))]
+    return builder.view(builder.cat(parts, 0), shape)
+
+
 def cut_in_rows(row: int) -> Program:
     """Parts that meet within a row of the shape in which they are read."""
     builder = Builder()
-    first, second = (
-        builder.operand("source", (4 * row + 2,)),
-        builder.operand("edge", (18 - 4 * row,)),
-    )
-    rows = builder.view(builder.cat([first, second], 0), (5, 4))
+    rows = in_parts(builder, 4 * row + 2, 18 - 4 * row, (5, 4))
     gated = builder.point("mul", rows, builder.operand("target", (5, 1)))
     return builder.program([Result(rows, "rows"), Result(gated, "sum")])
 
@@ -143,15 +144,13 @@ def cut_in_rows(row: int) -> Program:
 def cut_when_merged() -> Program:
     """Parts that meet within a row, where rows are read as one."""
     builder = Builder()
-    first, second = builder.operand("source", (5,)), builder.operand("edge", (7,))
-    return builder.program([Result(builder.view(builder.cat([first, second], 0), (2, 6)), "sum")])
+    return builder.program([Result(in_parts(builder, 5, 7, (2, 6)), "sum")])
 
 
 def cut_in_columns() -> Program:
     """Parts of which every third number is read, a column of rows of three."""
     builder = Builder()
-    first, second = builder.operand("source", (5,)), builder.operand("edge", (7,))
-    rows = builder.view(builder.cat([first, second], 0), (4, 3))
+    rows = in_parts(builder, 5, 7, (4, 3))
     columns = [builder.slice(rows, 1, column, column + 1) for column in range(3)]
     return builder.program([Result(column, "sum") for column in columns])
 

@@ -32,7 +32,7 @@ from staticgraph.kernels.edges import Edges, order_edges
 from staticgraph.kernels.graph_attention import draw_mask as draw_weights_mask
 from staticgraph.kernels.graph_attention import graph_attention_reference
 from staticgraph.kernels.linear import linear, linear_handed_on
-from staticgraph.kernels.neighbours import neighbours, neighbours_of
+from staticgraph.kernels.neighbours import Program, neighbours, neighbours_of
 from staticgraph.kernels.neighbours.program import known
 from staticgraph.kernels.table_sum import fold_codes
 from support.collated import layout_for, odd_graphs, padded_ids
@@ -183,6 +183,10 @@ def _ordered(_: Values, w: Where) -> list[Tensor]:
     return order_edges(w.edges.dst, w.edges.src, nodes, nodes)
 
 
+def _reduced(program: Program, rows: list[Tensor], edges: Edges, *codes: Tensor) -> list[Tensor]:
+    return list(neighbours(program, rows, codes, edges))
+
+
 Run = Callable[[Values, Where], Any]
 # The keys are an operator and what is specific to the case.
 CASES: dict[str, Run] = {
@@ -198,40 +202,28 @@ CASES: dict[str, Run] = {
     "linear": lambda v, w: _linear(v, bias=v["bias"], relu=True),
     "linear alone": lambda v, w: _linear(v),
     "linear read twice": lambda v, w: _read_twice(v),
-    "neighbours": lambda v, w: list(
-        neighbours(
-            pna(HEADS, WIDTH),
-            [v[name].view(-1, HEADS, WIDTH) for name in ("x", "right", "rows")],
-            (),
-            w.edges,
-        )
+    "neighbours": lambda v, w: _reduced(
+        pna(HEADS, WIDTH),
+        [v[name].view(-1, HEADS, WIDTH) for name in ("x", "right", "rows")],
+        w.edges,
     ),
-    "neighbours of GAT": lambda v, w: list(
-        neighbours(
-            gat(HEADS, WIDTH, loops=True),
-            [v["x"].view(-1, HEADS, WIDTH), v["own"], v["right"][:, :HEADS], v["edge"]],
-            (),
-            w.edges,
-        )
+    "neighbours of GAT": lambda v, w: _reduced(
+        gat(HEADS, WIDTH, loops=True),
+        [v["x"].view(-1, HEADS, WIDTH), v["own"], v["right"][:, :HEADS], v["edge"]],
+        w.edges,
     ),
-    "neighbours of GCN": lambda v, w: list(
-        neighbours(
-            gcn(COLUMNS), [v["x"], v["bias"], v["own"][:, :1], v["right"][:, :1]], (), w.edges
-        )
+    "neighbours of GCN": lambda v, w: _reduced(
+        gcn(COLUMNS), [v["x"], v["bias"], v["own"][:, :1], v["right"][:, :1]], w.edges
     ),
-    "neighbours of GINE": lambda v, w: list(
-        neighbours(gine(COLUMNS), [v["x"], v["rows"]], (), w.edges)
+    "neighbours of GINE": lambda v, w: _reduced(gine(COLUMNS), [v["x"], v["rows"]], w.edges),
+    "neighbours of NNConv": lambda v, w: _reduced(
+        nnconv(HEADS, WIDTH), [v["x"][:, :HEADS], v["rows"]], w.edges
     ),
-    "neighbours of NNConv": lambda v, w: list(
-        neighbours(nnconv(HEADS, WIDTH), [v["x"][:, :HEADS], v["rows"]], (), w.edges)
+    "neighbours of PaiNN": lambda v, w: _reduced(painn(COLUMNS), _vectors(v), w.edges),
+    "neighbours of a table": lambda v, w: _reduced(
+        gine(COLUMNS, "table", 0), [v["x"], v["table"]], w.edges, w.index[w.edges.src, 0]
     ),
-    "neighbours of PaiNN": lambda v, w: list(neighbours(painn(COLUMNS), _vectors(v), (), w.edges)),
-    "neighbours of a table": lambda v, w: list(
-        neighbours(
-            gine(COLUMNS, "table", 0), [v["x"], v["table"]], (w.index[w.edges.src, 0],), w.edges
-        )
-    ),
-    "neighbours of graphs": lambda v, w: list(neighbours(pools(COLUMNS), [v["x"]], (), w.graphs)),
+    "neighbours of graphs": lambda v, w: _reduced(pools(COLUMNS), [v["x"]], w.graphs),
     "table_sum": lambda v, w: table_sum(w.index, _offsets(w), v["tables"]),
 }
 
@@ -298,3 +290,5 @@ DROPPED: dict[str, Dropped] = {
 FEW = Sizes(60, 140, 6)
 DTYPES = [torch.float32, torch.bfloat16]
 NAMES = (*CASES, *DROPPED)
+# Collation has bytes for results, and tests of its own.
+COMPARED = sorted((CASES.keys() | MORE.keys() | DROPPED.keys()) - {"collate"})

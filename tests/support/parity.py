@@ -62,7 +62,9 @@ def graphs(seed: int = 0) -> list[Data]:
     return data_list
 
 
-STORE = sg.GraphStore.from_pyg(graphs(), progress=False)
+MANY = [graph for seed in range(8) for graph in graphs(seed)]
+MANY_PLAN = [tuple(8 * rows for rows in CAPACITY)]
+STORE = sg.GraphStore.from_pyg(graphs())
 BATCH = sg.StaticBatch.of(STORE, range(len(NODES)), CAPACITY)
 
 

@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
-from support.alike import sgd
-from support.runners import made_runner
+from support.runners import sgd_runner
 
 GRAPHS, BATCH = 150, 8  # on 4 ranks: steps of 32 graphs, and an incomplete last one
 
@@ -55,10 +53,6 @@ def store_of(missing: bool = False) -> sg.GraphStore:
     return sg.GraphStore.from_pyg(graphs, name="random")
 
 
-def squared(out, batch):
-    return F.mse_loss(out, batch.y, reduction="none")
-
-
 def model_of(sync: bool, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     model = Net().double()
@@ -68,8 +62,15 @@ def model_of(sync: bool, seed: int = 0) -> nn.Module:
 def runner_of(
     model: nn.Module, plan: Any, mode: Any = "eager", **options: Any
 ) -> sg.StaticGraphRunner:
-    optimizer = sgd(model, 0.05)
-    return made_runner(model, plan, mode, loss=squared, optimizer=optimizer, **options)
+    return sgd_runner(model, plan, mode, rate=0.05, **options)
+
+
+def ranked(
+    sync: bool = True, mode: Any = "eager", **options: Any
+) -> tuple[sg.GraphStore, sg.StaticGraphRunner]:
+    """All graphs, and this rank's runner over a plan of them."""
+    plan = sg.plan_buckets(store_of(), BATCH)
+    return store_of(), runner_of(model_of(sync), plan, mode, **options)
 
 
 def state_of(model: nn.Module) -> dict[str, torch.Tensor]:

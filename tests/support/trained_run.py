@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from staticgraph.training import checkpoint
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.report import TrainReport, read_steps
 from staticgraph.training.train import train
+from support.alike import same
 
 SMALL = {"model": "gin", "hidden": 8, "layers": 1, "batch_size": 16, "compile_mode": "eager"}
 
@@ -29,7 +28,7 @@ def assert_same_run(folder: Path, other: Path) -> None:
     """Two folders have the same steps, weights and measurements, but for times."""
     assert read_steps(folder / "steps.csv") == read_steps(other / "steps.csv")
     actual, expected = (checkpoint.load(path)["model"] for path in (folder, other))
-    assert all(torch.equal(actual[key], value) for key, value in expected.items())
+    assert same(actual, expected)
     ours, theirs = TrainReport.load(folder), TrainReport.load(other)
     timeless = [[e._replace(seconds=0) for e in report.epochs] for report in (ours, theirs)]
     assert timeless[0] == timeless[1]
