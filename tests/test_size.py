@@ -36,7 +36,7 @@ SIZES = {
     "staticgraph/nn": (
         43,
         21735,
-    ),  # searches with rows as data need, graphs of edges without a size
+    ),  # searches with rows as data need, graphs of edges
     "staticgraph/outofcore": (27, 18176),  # annotated attributes, a bounded message
     "staticgraph/packing": (17, 12974),
     "staticgraph/plans": (13, 9893),  # a large graph among small ones, few of them too
