@@ -31,7 +31,7 @@ from staticgraph.checking.plain_batch import (
     plain_batch,
     plain_loss,
 )
-from staticgraph.internals.dispatch import TorchDispatchMode, version_of
+from staticgraph.internals.dispatch import TorchDispatchMode, tree_map_only, version_of
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.bound_batch import Restored
 from staticgraph.recording.signature import Signature
@@ -393,28 +393,35 @@ class Comparer:
 
 @contextmanager
 def _model_in_double(model: torch.nn.Module) -> Iterator[None]:
-    """A ``with`` block in which a model's float32 tensors, and new ones, are of float64."""
+    """A ``with`` block in which a model computes what is float32 in float64."""
     tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dtype is torch.float32]
-    stored, default = [tensor.data for tensor in tensors], torch.get_default_dtype()
+    stored = [tensor.data for tensor in tensors]
     try:
-        torch.set_default_dtype(torch.float64)
         for tensor in tensors:
             tensor.data = tensor.data.double()
         with _Wider():
             yield
     finally:
-        torch.set_default_dtype(default)
         for tensor, data in zip(tensors, stored, strict=True):
             tensor.grad = None
             tensor.data = data
 
 
 class _Wider(TorchDispatchMode):
-    """While entered, ``x.float()`` gives float64."""
+    """While entered, new float32 tensors are of float64, and ``x.float()`` gives float64.
+
+    A default dtype would be that of all threads.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         wide = {"dtype": torch.float64} if (kwargs or {}).get("dtype") is torch.float32 else {}
-        return func(*args, **(kwargs or {}) | wide)
+        result = func(*args, **(kwargs or {}) | wide)
+        same = (func.is_view or func._schema.is_mutable) and "lift_fresh" not in func.name()
+        return result if same else tree_map_only(Tensor, _widened, result)
+
+
+def _widened(value: Tensor) -> Tensor:
+    return value.double() if value.dtype is torch.float32 else value
 
 
 def _in_double(fields: Mapping[str, Any]) -> dict[str, Tensor]:
