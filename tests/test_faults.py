@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support import gine_net, ranked_net, served_graphs
-from support.alike import adam, real_ids
+from support.alike import adam, real_ids, squared
 from support.arena import ArenaRecorder
 from support.faults import OPERATIONS, WRITES, every_fault, every_kill, no_memory, no_thread
 from support.ranks import RankFailed, on_ranks
@@ -152,7 +152,7 @@ def plain_runner(store):
         norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
     optimizer = adam(model, lr=0.01)
     return sg.StaticGraphRunner(
-        model, sg.plan_buckets(store, ranked_net.BATCH), "eager", loss=ranked_net.squared,
+        model, sg.plan_buckets(store, ranked_net.BATCH), "eager", loss=squared,
         optimizer=optimizer,
     )  # fmt: skip
 

@@ -25,7 +25,7 @@ class Net(nn.Module):
         self.head = nn.Linear(8, 1)
 
     def forward(self, x, edge_index, edge_attr, batch):
-        x, edge_attr = x.to(self.head.weight), edge_attr.to(self.head.weight)
+        x, edge_attr = x.to(self.atoms.weight), edge_attr.to(self.atoms.weight)
         h = self.conv(self.atoms(x), edge_index, self.bonds(edge_attr))
         return self.head(self.dropout(global_add_pool(h, batch)) / 30)
 
