@@ -139,6 +139,29 @@ def test_it_is_served_in_a_padders_batches_and_refused_once_sorted_edges_follow(
         runner.predict(stored(keep_order=False))
 
 
+class Crossing(nn.Module):
+    """A ReLU of numbers within rounding of zero: one that follows the order of edges, added and
+    taken away again, rounds them up or down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        x = x[:, :1].float()
+        places = torch.arange(1.0, 1 + len(edge_attr)) @ edge_attr.detach().float()
+        large = 100 * (1 + 256 * places[0].frac().abs())
+        near_zero = ((self.scale * x + large) - large - x + 1e-6).relu()
+        return global_add_pool(x + near_zero, batch).squeeze(1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_slope_that_rounding_alone_makes_jump_does_not_follow_the_order():
+    store, capacity = stored(keep_order=False), (60, 90, 9)
+    batch = sg.StaticBatch.of(store, range(6), capacity)
+    runner_of(Crossing(), [capacity]).step(batch)
+
+
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 def test_over_sorted_edges_it_is_refused_at_its_line(mode):
     """In the first step and in preflight, whether its dropout draws or not."""

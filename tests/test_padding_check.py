@@ -129,28 +129,41 @@ def test_a_choice_among_equal_rows_is_a_warning_and_no_leak():
 
 
 class Crossing(nn.Module):
-    """A ReLU of numbers within rounding of zero, which the number of rows rounds up or down."""
+    """A ReLU of numbers within rounding of zero: a number that padding changes, added and taken
+    away again, rounds them up or down."""
 
-    def __init__(self, leak: float = 0.0) -> None:
+    def __init__(self, of_padding, leak: float = 0.0) -> None:
         super().__init__()
-        self.scale, self.leak = nn.Parameter(torch.ones(2)), leak
+        self.scale = nn.Parameter(torch.ones(2))
+        self.of_padding, self.leak = of_padding, leak
 
     def forward(self, data):
         x = data.x[:, :2].float()
-        rows = 100.0 * len(x)
-        rounded = (self.scale * x + rows) - rows
-        near_zero = (rounded - x + 1e-6 + self.leak * len(x)).relu()
-        return global_add_pool(x + near_zero, data.batch, data.num_graphs)
+        large = 100.0 * self.of_padding(x)
+        rounded = (self.scale * x + large) - large
+        near_zero = (rounded - x + 1e-6 + self.leak * large).relu()
+        return torch.zeros(data.num_graphs, 2).index_add_(0, data.batch, x + near_zero)
+
+
+def spread(x):
+    """From 1 to 257, by the digits of a sum over all rows."""
+    return 1 + 256 * x.detach().abs().sum().frac()
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_slope_that_rounding_alone_makes_jump_is_no_leak():
-    """Only float32 differs: the sums of another number of rows cross the zero of a ReLU."""
-    model = Crossing()
-    runner_of(model).step(BATCH)
+@pytest.mark.parametrize(
+    ("of_padding", "said"),
+    [(len, "the number of padding rows changes the result"), (spread, "padding reaches real")],
+)
+def test_a_slope_that_rounding_alone_makes_jump_is_no_leak(of_padding, said):
+    """Only float32 differs; what padding changes in exact arithmetic is a leak as before."""
+    model = Crossing(of_padding)
+    runner = runner_of(model)
+    runner.step(BATCH)
     assert {value.dtype for value in (model.scale, model.scale.grad)} == {torch.float32}
-    with pytest.raises(sg.errors.PaddingLeaks, match="number of padding rows"):
-        runner_of(Crossing(leak=1e-3)).step(BATCH)
+    assert not runner.preparation.padding._comparer.written
+    with pytest.raises(sg.errors.PaddingLeaks, match=said):
+        runner_of(Crossing(of_padding, leak=1e-5)).step(BATCH)
 
 
 class PooledTwice(nn.Module):

@@ -7,11 +7,22 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from support.rewritten import OfNodes, assert_as_in_plain_pyg, difference, fired, seeded, summed
+from support.rewritten import (
+    CAPACITY,
+    IDS,
+    OfNodes,
+    assert_as_in_plain_pyg,
+    difference,
+    fired,
+    seeded,
+    summed,
+)
+from support.runners import made_runner
 from torch import nn
 from torch_geometric.nn import GCNConv, global_add_pool
 from torch_geometric.utils import scatter
 
+import staticgraph as sg
 from staticgraph.rewrites import RewriteTarget, rewrite
 from staticgraph.rewrites.captured_graph.canonical_ops import is_method
 
@@ -226,6 +237,21 @@ class Cast(OfNodes):
 def test_a_region_of_autocast_keeps_its_own_dtype(esol):
     largest, _ = difference(seeded(Cast), esol)
     assert largest <= 1e-4
+
+
+class CastBack(OfNodes):
+    """A message of float32 rows, rounded to what the layer is kept in."""
+
+    def forward(self, x, edge_index, batch, batch_size):
+        h = self.first(x.to(self.first.weight))
+        message = h[edge_index[0]].float().tanh().to(h.dtype)
+        return global_add_pool(summed(message, edge_index, h), batch, batch_size)
+
+
+def test_a_model_in_half_precision_keeps_its_casts_inside_messages(esol):
+    runner = made_runner(seeded(CastBack).bfloat16(), [CAPACITY], "fused", check_padding=False)
+    runner(sg.StaticBatch.of(esol, IDS, CAPACITY))
+    assert fired(runner)["neighbours"] == 1
 
 
 NEW_DIMENSIONS = {
