@@ -56,7 +56,7 @@ FIRES = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(6, always=["pna", "pna, apart", "own, differences", "gps"])
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, esol):
     model = seeded(lambda: MODELS[name](layers=layers_of(name)))

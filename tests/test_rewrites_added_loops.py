@@ -151,7 +151,7 @@ def with_loops():
     return sg.GraphStore.from_pyg(graphs)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, always=["Remaining"])
 @pytest.mark.parametrize("layer", FIRE)
 def test_it_is_as_in_plain_pyg_and_served(layer, esol):
     runner = assert_as_in_plain_pyg(seeded(lambda: Trunk(layer)), esol)

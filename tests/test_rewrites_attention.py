@@ -185,7 +185,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, always=["Multiplied", "ByColumns"])
 @pytest.mark.parametrize("name", CASES)
 def test_attention_is_that_of_plain_pyg_as_one_program(name, esol):
     conv, edges, whole, layers = CASES[name]

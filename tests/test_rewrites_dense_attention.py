@@ -199,7 +199,7 @@ def test_arguments_by_name_are_read_or_left_alone(esol):
     assert fired(runner)["graph_attention"] == 1  # of two: the softmax's operand is not positional
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, always=["Summed", "ModuleOfWeights", "OneHead", "Packed"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_spelling_goes_graph_by_graph_as_plain_pyg_computes(form, esol):
     runner = assert_as_in_plain_pyg(seeded(lambda: Attending(form, layers=1)), esol)

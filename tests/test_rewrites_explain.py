@@ -254,7 +254,7 @@ class IndexAdd(nn.Module):
         return torch.zeros_like(x).index_add_(0, edge_index[1], rows)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, always=["EdgeMLP"])
 @pytest.mark.parametrize("conv", [Summing, OwnConv, IndexAdd, EdgeMLP, partial(gatv2, edge_dim=8)])
 def test_where_the_forward_differentiates_messages_are_programs(conv, esol):
     """They have second derivatives, as the operator of norms has."""

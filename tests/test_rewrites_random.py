@@ -148,7 +148,13 @@ h2 = scatter((h1[src] + e0).relu(), dst, 0, n)""",
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(
+    4,
+    always=[
+        "rows that a message alone reads, of rows that a linear layer reads, too",
+        "comparisons that multiply",
+    ],
+)
 @pytest.mark.parametrize("cause", CAUSES)
 def test_causes_that_once_failed(cause, esol):
     check(CAUSES[cause].strip(), esol)

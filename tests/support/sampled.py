@@ -2,8 +2,9 @@
 ``@pytest.mark.release``: the test runs with ``EVERY_CASE=1`` alone.
 
 For tests whose cases differ only in the layer, the operator or the dtype, where most errors appear
-in many cases. ``make test-every`` runs all cases, which each release and each new version of torch
-or PyG requires. With a GPU, or if cases are named on the command line, nothing is left out.
+in many cases; ``sampled(3, always=["pna"])`` keeps the case of this id, which alone reaches some
+lines. ``make test-every`` runs all cases, which each release and each new version of torch or PyG
+requires. With a GPU, or if cases are named on the command line, nothing is left out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "sampled(k): of its cases every k-th runs; with EVERY_CASE=1 all"
+        "markers", "sampled(k, always=[...]): of its cases every k-th runs; with EVERY_CASE=1 all"
     )
     config.addinivalue_line("markers", "release: runs with EVERY_CASE=1")
 
@@ -47,9 +48,11 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
             families.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in families.values():
         marker: Any = cases[0].get_closest_marker("sampled")
+        always = marker.kwargs.get("always", ())
+        assert set(always) <= {case.callspec.id for case in cases}, cases
         seen: set[tuple[str, int]] = set()
-        for _ in range(-(-len(cases) // marker.args[0])):
-            kept = max(cases, key=lambda case: len(_values(case) - seen))  # the first of the best
+        for _ in range(max(len(always), -(-len(cases) // marker.args[0]))):
+            kept = max(cases, key=lambda c: (c.callspec.id in always, len(_values(c) - seen)))
             seen |= _values(kept)
             cases.remove(kept)
         omitted += cases
