@@ -5,7 +5,7 @@ import pytest
 
 from staticgraph import datasets
 from staticgraph.errors import BadGraph, UnknownDataset
-from staticgraph.outofcore.disk.array_files import open_array
+from staticgraph.outofcore.disk.inputs import open_array
 
 
 @pytest.fixture

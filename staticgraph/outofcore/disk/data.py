@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from staticgraph.datasets.npz import read_npz
 from staticgraph.errors import UnknownDataset
-from staticgraph.outofcore.disk.array_files import check_edges, check_form, class_labels
 from staticgraph.outofcore.disk.graph import PartitionedGraph
+from staticgraph.outofcore.disk.inputs import check_edges, check_form, class_labels
 from staticgraph.outofcore.disk.manifest import KIND
 from staticgraph.sizes.whole_numbers import whole_numbers
 from staticgraph.store.positions import positions_in

@@ -17,6 +17,7 @@ which caches by how often a node was sampled.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex
@@ -26,9 +27,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
 from staticgraph.files.folder import replacing
-from staticgraph.outofcore.disk.array_files import feature_rows
-from staticgraph.outofcore.disk.external_sort import Edges, EdgeSource, Progress, sort_edges
 from staticgraph.outofcore.disk.graph import PartitionedGraph
+from staticgraph.outofcore.disk.inputs import Edges, EdgeSource, feature_rows
 from staticgraph.outofcore.disk.manifest import (
     EDGES,
     FEATURES,
@@ -40,10 +40,13 @@ from staticgraph.outofcore.disk.manifest import (
     Manifest,
 )
 from staticgraph.outofcore.policies.tuning import EFFICIENT_READ_BYTES, filled_partitions
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.columns import sort_by_key
 from staticgraph.store.positions import positions_in
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
 
+Progress = Callable[[str, int], None]
 # Edges in memory at once: four copies of 4 Mi rows of three int64 take 400 MiB.
 CHUNK = 1 << 22
 
@@ -95,12 +98,9 @@ def partition(
     seed, chunk = whole("seed", seed), whole("chunk", chunk, 1)
     rows = None if features is None else feature_rows(features, num_nodes)
     source = EdgeSource(edges, num_nodes, chunk)
-    p = (
-        _auto(num_nodes, 200 if rows is None else rows.shape[1] * rows.itemsize)
-        if num_partitions == "auto"
-        else whole("num_partitions", num_partitions, 1)
-    )
-    size = _partition_size(num_nodes, p)
+    row_bytes = 200 if rows is None else rows.shape[1] * rows.itemsize
+    p = _partitions(num_partitions, num_nodes, row_bytes)
+    size = math.ceil(num_nodes / p)
     listed = [] if training_nodes is None else training_nodes
     first = np.unique(positions_in(listed, num_nodes, "training_nodes", "node", BadGraph))
     if near < 0 or (near and not len(first)):
@@ -109,19 +109,19 @@ def partition(
             "training_nodes, and hops of 0 or more"
         )
     with replacing(folder, KIND, overwrite) as scratch:
-        node_ids = _order(num_nodes, first, seed)
-        if near:
-            # In float32, so that ties keep their random order and are not decided by rounding.
-            often = visits(source, first, num_nodes, near).astype(np.float32)
-            rest = node_ids[len(first) :]
-            node_ids[len(first) :] = rest[np.argsort(-often[rest], kind="stable")]
+        node_ids = _order(source, first, num_nodes, near, seed)
         small = np.dtype(np.int32 if num_nodes < 2**31 else np.int64)
         new_ids = np.empty(num_nodes, small)
         new_ids[node_ids] = np.arange(num_nodes, dtype=small)
         offsets, columns, num_relations = sort_edges(
             source, new_ids, size, scratch, progress or (lambda stage, done: None)
         )
-        files = _write_tables(scratch, node_ids, offsets, p, columns * small.itemsize)
+        begins = offsets[:-1] * columns * small.itemsize
+        sums = np.array(FileRecord.of(scratch / EDGES, begins.tolist()).crc32, np.uint32)
+        files = {EDGES: FileRecord.of(scratch / EDGES, begins[::p].tolist())}
+        for name, array in ((NODE_IDS, node_ids), (OFFSETS, offsets), (SUMS, sums)):
+            np.save(scratch / name, array)
+            files[name] = FileRecord.of(scratch / name)
         described = None
         if rows is not None:
             files[FEATURES] = _write_features(rows, node_ids, size, scratch / FEATURES)
@@ -143,37 +143,40 @@ def partition(
     return PartitionedGraph(folder)
 
 
-def _partition_size(num_nodes: int, p: int) -> int:
-    """Returns ceil(N / p); rejects p if partitions at the end would be empty."""
-    size = math.ceil(num_nodes / p)
+def _partitions(asked: SupportsIndex | Literal["auto"], num_nodes: int, row_bytes: int) -> int:
+    """Returns p; rejects it if partitions at the end would be empty.
+
+    ``auto`` is partitions of one efficient read: a power of two, at most 1,024, none empty.
+    """
+    if asked == "auto":
+        p = 1 << max(1, min(1024, num_nodes * row_bytes // EFFICIENT_READ_BYTES)).bit_length() - 1
+        while filled_partitions(num_nodes, p) != p:
+            p //= 2
+        return p
+    p = whole_option("num_partitions", asked, 1, BadGraph)
     if (filled := filled_partitions(num_nodes, p)) != p:
         raise BadGraph(
             f"num_partitions={p} does not divide {how_many(num_nodes, 'node')}: partitions of "
-            f"{how_many(size, 'node')} fill only {filled} of them; choose num_partitions={filled}, "
-            "or fewer"
+            f"{how_many(math.ceil(num_nodes / p), 'node')} fill only {filled} of them; choose "
+            f"num_partitions={filled}, or fewer"
         )
-    return size
-
-
-def _auto(num_nodes: int, row_bytes: int) -> int:
-    """Returns p for partitions of one efficient read: a power of two, at most 1,024, none empty."""
-    partitions = max(1, min(1024, num_nodes * row_bytes // EFFICIENT_READ_BYTES))
-    p = 1 << (partitions.bit_length() - 1)
-    while filled_partitions(num_nodes, p) != p:
-        p //= 2
     return p
 
 
-def _order(num_nodes: int, first: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+def _order(source: EdgeSource, first: IntArray, num_nodes: int, near: int, seed: int) -> IntArray:
     """Returns the caller's number for each new number."""
-    rng = np.random.default_rng(seed)
-    rest = np.ones(num_nodes, dtype=bool)
-    rest[first] = False
-    return np.concatenate([rng.permutation(first), rng.permutation(np.flatnonzero(rest))])
+    rng, others = np.random.default_rng(seed), np.ones(num_nodes, bool)
+    others[first] = False
+    first, rest = rng.permutation(first), rng.permutation(np.flatnonzero(others))
+    if near:
+        # In float32, so that ties keep their random order and are not decided by rounding.
+        often = _visits(source, first, num_nodes, near).astype(np.float32)
+        rest = rest[np.argsort(-often[rest], kind="stable")]
+    return np.concatenate([first, rest])
 
 
-def visits(
-    source: EdgeSource, training: NDArray[np.int64], num_nodes: int, hops: int
+def _visits(
+    source: EdgeSource, training: IntArray, num_nodes: int, hops: int
 ) -> NDArray[np.float64]:
     """Returns ``[N]``: the expected visits to each node by one random walk from each training node.
 
@@ -196,23 +199,7 @@ def visits(
     return total
 
 
-def _write_tables(
-    folder: Path, node_ids: NDArray[np.int64], offsets: NDArray[np.int64], p: int, row_bytes: int
-) -> dict[str, FileRecord]:
-    """Writes node numbers ``[N]``, cell offsets ``[p * p + 1]`` and checksums of cells next to the
-    sorted edges."""
-    begins = (offsets[:-1] * row_bytes).tolist()
-    sums = np.array(FileRecord.of(folder / EDGES, begins).crc32, np.uint32)
-    files = {EDGES: FileRecord.of(folder / EDGES, begins[::p])}
-    for name, array in ((NODE_IDS, node_ids), (OFFSETS, offsets), (SUMS, sums)):
-        np.save(folder / name, array)
-        files[name] = FileRecord.of(folder / name)
-    return files
-
-
-def _write_features(
-    rows: NDArray[Any], ids: NDArray[np.int64], size: int, path: Path
-) -> FileRecord:
+def _write_features(rows: NDArray[Any], ids: IntArray, size: int, path: Path) -> FileRecord:
     """Writes features in the new order; returns the file's record, with one block per partition."""
     begins = range(0, len(ids), size)
     with path.open("wb") as file:
@@ -221,3 +208,80 @@ def _write_features(
             # Not tofile, whose error for a full disk only gives the number of items written.
             file.write(block.data)
     return FileRecord.of(path, [low * rows.shape[1] * rows.itemsize for low in begins])
+
+
+def sort_edges(
+    source: EdgeSource, new_ids: NDArray[np.integer], size: int, folder: Path, progress: Progress
+) -> tuple[IntArray, int, int]:
+    """Writes the edges to ``edges.bin``, by (source partition, destination partition), in two
+    passes.
+
+    The first renumbers the nodes, counts the edges of the p*p cells and appends each edge to the
+    spill file of its source partition. The counts determine where each cell goes, so the second
+    reads each spill file in slices, sorts a slice by destination partition (stable, linear) and
+    writes each run to its place. Within a cell, edges stay in their order. A slice is bounded, so
+    that a hub with most of the edges needs no extra memory.
+
+    Args:
+        source: the edges with the caller's node numbers; there are a few copies of a chunk of them.
+        new_ids: ``[N]``; the new number of each node. Edges are written in its dtype.
+        size: nodes per partition.
+        folder: an empty folder.
+
+    Returns:
+        Where each cell begins, ``[p * p + 1]`` int64, in edges; the columns of a row; and the
+        number of relations (0 without relations).
+    """
+    p, dtype = -(-len(new_ids) // size), new_ids.dtype
+    columns, relations, done = 2, 0, 0
+    counts = np.zeros(p * p, np.int64)
+    for rows in source:
+        if done and len(rows) != columns:
+            raise BadGraph(
+                f"edges up to {done} have {how_many(columns, 'row')}, later ones {len(rows)}: give "
+                "all of them with relations, or none"
+            )
+        columns = len(rows)
+        written = np.empty((rows.shape[1], columns), dtype)
+        written[:, 0], written[:, -1] = new_ids[rows[0]], new_ids[rows[1]]
+        if columns == 3:
+            written[:, 1] = rows[2]
+            relations = max(relations, int(rows[2].max(initial=-1)) + 1)
+        partitions = written[:, 0] // size
+        cells = partitions.astype(np.int64) * p + written[:, -1] // size
+        counts += np.bincount(cells, minlength=p * p)
+        for partition, run in _runs(written, partitions, p):
+            with (folder / f"spill-{partition}").open("ab") as file:
+                # Not tofile, whose error for a full disk only gives the number of items written.
+                file.write(run.data)
+        done += rows.shape[1]
+        progress("count", done)
+    offsets, done = np.concatenate([[0], np.cumsum(counts)]), 0
+    # Where the next edge of each cell goes.
+    positions = offsets[:-1].reshape(p, p).copy()
+    row_bytes = columns * dtype.itemsize
+    with (folder / EDGES).open("wb") as file:
+        file.truncate(int(offsets[-1]) * row_bytes)
+        for partition in np.flatnonzero(counts.reshape(p, p).any(axis=1)).tolist():
+            spill = folder / f"spill-{partition}"
+            with spill.open("rb") as spilled:
+                while (flat := np.fromfile(spilled, dtype, source.chunk * columns)).size:
+                    rows = flat.reshape(-1, columns)
+                    for destination, run in _runs(rows, rows[:, -1] // size, p):
+                        file.seek(int(positions[partition, destination]) * row_bytes)
+                        file.write(run.data)
+                        positions[partition, destination] += len(run)
+                    done += len(rows)
+                    progress("place", done)
+            spill.unlink()
+    return offsets, columns, relations
+
+
+def _runs(
+    rows: NDArray[Any], keys: NDArray[Any], num_keys: int
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yields each key that occurs, ascending, and its rows in their order."""
+    order, starts = sort_by_key(keys, num_keys)
+    ordered = rows[order]
+    for key in np.flatnonzero(np.diff(starts)).tolist():
+        yield key, ordered[starts[key] : starts[key + 1]]

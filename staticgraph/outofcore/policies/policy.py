@@ -41,17 +41,19 @@ class InMemory:
         """Returns the number of partitions resident at once."""
         return num_partitions
 
-    def group(self, num_partitions: int) -> int:
-        """Returns the number of partitions swapped together."""
-        return num_partitions
 
-
+@dataclass(frozen=True, slots=True)
 class _Buffered:
     """What policies with a buffer of fewer partitions than the graph share."""
 
-    __slots__ = ()
-
     buffer: int
+
+    def __post_init__(self) -> None:
+        if whole_option("buffer", self.buffer) < 2:
+            raise ValueError(
+                f"buffer={self.buffer}: edges cross partitions, and both must be resident; give at "
+                "least 2"
+            )
 
     def slots(self, num_partitions: int) -> int:
         """Returns the number of partitions resident at once."""
@@ -68,7 +70,7 @@ class _OfEdges(_Buffered):
     assignment: Assignment
 
     def __post_init__(self) -> None:
-        _check_buffer(self.buffer)
+        _Buffered.__post_init__(self)
         if self.assignment not in ("greedy", "random"):
             raise ValueError(f"assignment={self.assignment!r}; choose 'greedy' or 'random'")
 
@@ -109,7 +111,6 @@ class Beta(_OfEdges):
             unknown assignment.
     """
 
-    buffer: int
     assignment: Assignment = "greedy"
     _mixed: ClassVar[bool] = False
 
@@ -129,7 +130,6 @@ class Comet(_OfEdges):
             as :meth:`group`.
     """
 
-    buffer: int
     logical: int | None = None
     assignment: Assignment = "random"
 
@@ -184,11 +184,10 @@ class NodeCache(_Buffered):
         ValueError: if ``near`` is negative, or ``buffer`` is below 2.
     """
 
-    buffer: int
     near: int = 0
 
     def __post_init__(self) -> None:
-        _check_buffer(self.buffer)
+        _Buffered.__post_init__(self)
         whole_option("near", self.near, 0)
 
     def epoch(
@@ -225,11 +224,10 @@ class Dispersed(_Buffered):
         ValueError: if ``step`` is not from 1 to the buffer, or ``buffer`` is below 2.
     """
 
-    buffer: int
     step: int | None = None
 
     def __post_init__(self) -> None:
-        _check_buffer(self.buffer)
+        _Buffered.__post_init__(self)
         if self.step is not None and not 1 <= whole_option("step", self.step) <= self.buffer:
             raise ValueError(f"step={self.step} must be from 1 to the buffer of {self.buffer}")
 
@@ -298,10 +296,3 @@ def _assign(
         State(partitions, tuple(assigned))
         for partitions, assigned in zip(states, cells, strict=True)
     )
-
-
-def _check_buffer(buffer: int) -> None:
-    if whole_option("buffer", buffer) < 2:
-        raise ValueError(
-            f"buffer={buffer}: edges cross partitions, and both must be resident; give at least 2"
-        )

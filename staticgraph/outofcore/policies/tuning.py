@@ -74,7 +74,10 @@ def tune(
         if partitions is None:
             continue
         size = partitions // logical
-        needed = _bytes(num_nodes, num_edges, node_bytes, edge_bytes, partitions, size)
+        # Two groups resident, one read ahead and one written back; the edges of two states.
+        rows = 4 * size * math.ceil(num_nodes / partitions)
+        edges = 2 * math.ceil(num_edges * (2 * size / partitions) ** 2)
+        needed = rows * node_bytes + edges * edge_bytes
         if needed <= memory_bytes:
             return Tuning(partitions, 2 * size, logical, needed)
     raise ValueError(
@@ -82,13 +85,6 @@ def tune(
         f"{how_many(num_nodes, 'node')} of {node_bytes} bytes and {how_many(num_edges, 'edge')}; "
         f"the smallest takes {needed}: raise the memory, or lower the dimension"
     )
-
-
-def _bytes(n: int, e: int, node_bytes: int, edge_bytes: int, p: int, group: int) -> int:
-    """Returns bytes: two groups resident, one read ahead, one written back, two states' edges."""
-    nodes = 4 * group * math.ceil(n / p) * node_bytes
-    edges = 2 * math.ceil(e * (2 * group / p) ** 2) * edge_bytes
-    return nodes + edges
 
 
 def filled_partitions(num_nodes: int, partitions: int) -> int:

@@ -22,9 +22,9 @@ from numpy.typing import ArrayLike, NDArray
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import BadGraph
-from staticgraph.outofcore.disk.array_files import class_labels
 from staticgraph.outofcore.disk.buffer import PartitionBuffer, ResidentGraph
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph, require_direction
+from staticgraph.outofcore.disk.inputs import class_labels
 from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory, NodePolicy
 from staticgraph.outofcore.policies.schedule import Schedule, State
 from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler

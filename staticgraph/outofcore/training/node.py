@@ -19,7 +19,7 @@ from torch_geometric.nn import GCNConv
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import BadGraph, Diverged
-from staticgraph.outofcore.disk.array_files import class_labels
+from staticgraph.outofcore.disk.inputs import class_labels
 from staticgraph.outofcore.sampling.sampled_graph import whole_graph
 from staticgraph.outofcore.sampling.sampled_loader import SampledLoader
 from staticgraph.outofcore.training.gnn import reads_gcn_weights, run_whole

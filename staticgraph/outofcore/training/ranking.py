@@ -20,8 +20,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
-from staticgraph.outofcore.disk.array_files import check_edges, check_form
 from staticgraph.outofcore.disk.graph import PartitionedGraph
+from staticgraph.outofcore.disk.inputs import check_edges, check_form
 from staticgraph.outofcore.training.link import LinkTrainer
 from staticgraph.text.how_many import how_many
 

@@ -1,17 +1,30 @@
-"""Arrays as callers give them: files, features of nodes, classes."""
+"""Arrays as callers give them: edges, features of nodes, classes; in memory or in files.
+
+Edges are read in checked chunks, front to back, never all at once, so they may come from a function
+that generates them on the fly.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from torch_geometric.data.data import BaseData
 
 from staticgraph.errors import BadGraph
 from staticgraph.files.numpy_file import UNREADABLE, why_unreadable
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
+
+EdgeFunction = Callable[[], Iterable[NDArray[Any]]]
+Edges = ArrayLike | str | Path | EdgeFunction
+# Relations are written in the dtype of node numbers, which is int32 below 2**31 nodes.
+MOST_RELATIONS = 2**31 - 1
+# torch and NumPy share no real dtype wider than 8 bytes.
+WIDEST_BYTES = 8
 
 
 def open_array(path: str | Path) -> NDArray[Any]:
@@ -45,10 +58,6 @@ def array_of(values: ArrayLike | str | Path, name: str) -> NDArray[Any]:
         return np.asarray(values)
     except (TypeError, ValueError) as error:
         raise BadGraph(f"{name} is not an array of numbers ({error})") from error
-
-
-# torch and NumPy share no real dtype wider than 8 bytes.
-WIDEST_BYTES = 8
 
 
 def feature_rows(features: ArrayLike | str | Path, num_nodes: int) -> NDArray[Any]:
@@ -88,7 +97,7 @@ def check_form(
 
 
 def check_edges(
-    edges: NDArray[np.int64],
+    edges: IntArray,
     num_nodes: int,
     where: str = "",
     first: int = 0,
@@ -114,7 +123,52 @@ def check_edges(
         raise error(f"{where}edge {first + edge} has relation {edges[2, edge]}; count from 0")
 
 
-def class_labels(labels: ArrayLike, num_nodes: int) -> NDArray[np.int64]:
+class EdgeSource:
+    """Edges in chunks, front to back; the arguments are those of
+    :func:`staticgraph.outofcore.partition`.
+
+    Raises (while iterating):
+        BadGraph: if an endpoint is outside ``[0, N)``, a relation is negative or at least
+            ``2**31 - 1``, or an array has another form.
+    """
+
+    def __init__(self, edges: Edges, num_nodes: int, chunk: int) -> None:
+        self._num_nodes = num_nodes
+        self.chunk: int = chunk
+        if isinstance(edges, BaseData):  # is callable, like a function
+            raise BadGraph(
+                f"edges is a {type(edges).__name__}; give its edge_index, of several types of "
+                "edges all in one array with the number of the type as the third row"
+            )
+        if callable(edges):
+            self._pieces = cast(EdgeFunction, edges)
+            return
+        array = array_of(edges, "edges")
+        check_form(array, (2, 3), "edges")
+        self._pieces: EdgeFunction = lambda: [array]
+
+    def __iter__(self) -> Iterator[IntArray]:
+        """Yields ``[2 or 3, n]`` int64, n up to ``chunk``: source, destination, relation."""
+        start = 0
+        for values in self._pieces():
+            piece = array_of(values, "edges")
+            check_form(piece, (2, 3), f"edges from number {start} on" if start else "edges")
+            # Also once without edges: the number of rows says whether there are relations.
+            for low in range(0, max(1, piece.shape[1]), self.chunk):
+                rows = np.ascontiguousarray(piece[:, low : low + self.chunk], dtype=np.int64)
+                check_edges(rows, self._num_nodes, first=start + low)
+                if len(rows) == 3 and rows[2].max(initial=0) >= MOST_RELATIONS:
+                    edge = int(rows[2].argmax())
+                    raise BadGraph(
+                        f"edge {start + low + edge} has relation {rows[2, edge]}, and there is "
+                        f"room for {MOST_RELATIONS:,}: number relations from 0 on, such as by "
+                        "np.unique(relations, return_inverse=True)"
+                    )
+                yield rows
+            start += piece.shape[1]
+
+
+def class_labels(labels: ArrayLike, num_nodes: int) -> IntArray:
     """Returns ``[N]`` int64: the class of each node, -1 for a node without one.
 
     Raises:
