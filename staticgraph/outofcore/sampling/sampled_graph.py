@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from staticgraph.batches.batch.static_batch import StaticBatch, filled
 from staticgraph.batches.slots.slots import SlotLayout
-from staticgraph.outofcore.disk.graph import ENDS, Direction, PartitionedGraph
 from staticgraph.outofcore.sampling.dense import DenseSample
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Field, Schema
@@ -210,40 +209,3 @@ def padded_graph(
         name="sample",
     )
     return filled(layout, graph, [0])
-
-
-def whole_graph(
-    graph: PartitionedGraph, direction: Direction, x: FloatArray, *, weights: bool
-) -> StaticBatch:
-    """Returns all edges of a graph, in a direction as in sampling, as :func:`graph_of_edges`."""
-    edges = graph.read_edges().astype(np.int64)
-    source, destination = (
-        np.concatenate([edges[:, end if side else -1 - end] for end in ENDS[direction]])
-        for side in (0, 1)
-    )
-    return graph_of_edges(source, destination, x, weights=weights)
-
-
-def graph_of_edges(
-    source: IntArray, destination: IntArray, x: FloatArray, *, weights: bool
-) -> StaticBatch:
-    """Returns edges in any order as a batch without more padding than every batch has.
-
-    Args:
-        source, destination: ``[E]`` nodes.
-        x: ``[N, F]``.
-        weights: give each node one self-loop, and the edges GCN's normalisation.
-    """
-    columns: dict[str, NDArray[np.generic]] = {"x": x}
-    nodes = np.arange(len(x))
-    if weights:
-        others = source != destination
-        source, destination = (np.append(end[others], nodes) for end in (source, destination))
-    order = np.argsort(destination, kind="stable")
-    source, destination = source[order], destination[order]
-    if weights:
-        degrees = np.bincount(destination, minlength=len(x)) - 1
-        columns["edge_weight"] = gcn_weights(source, destination, degrees, degrees)
-    schema = schema_of(x.shape[1], labels=False, weights=weights)
-    capacity = Capacity.distinct(len(x) + 1, max(1, len(order)), 2)
-    return padded_graph(SlotLayout(0, capacity, schema), len(x), source, destination, columns)

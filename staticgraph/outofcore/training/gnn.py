@@ -6,12 +6,18 @@ Any PyG model will do. :class:`SampledGNN` is the one that the command line trai
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
-from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.slots.slots import SlotLayout
+from staticgraph.outofcore.disk.graph import ENDS, Direction
+from staticgraph.outofcore.sampling.sampled_graph import gcn_weights, padded_graph, schema_of
 from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_call import Forward
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.text.numeric_options import whole_option
@@ -88,9 +94,39 @@ def reads_gcn_weights(model: nn.Module | None) -> bool:
     return any(isinstance(each, GCNConv) and not each.normalize for each in modules)
 
 
-def run_whole(model: nn.Module, graph: StaticBatch, forward: Forward | None = None) -> Tensor:
-    """Returns ``[N, ...]``: a model's output on one graph, in evaluation mode, on the CPU."""
+def run_whole(
+    model: nn.Module,
+    edges: NDArray[Any],
+    x: NDArray[np.float32],
+    direction: Direction = "in",
+    forward: Forward | None = None,
+) -> Tensor:
+    """Returns ``[N, ...]``: a model's output on a whole graph, in evaluation mode, on the CPU.
+
+    Args:
+        model: any PyG model; layers that :func:`reads_gcn_weights` finds get a self-loop for each
+            node, and GCN's normalisation.
+        edges: ``[E, 2 or 3]`` source, (relation,) destination, in any order.
+        x: ``[N, F]``.
+        direction: as in sampling.
+        forward: ``forward(model, batch)``, as for the runner.
+    """
+    ends, columns = ENDS[direction], {"x": x}
+    source = np.concatenate([edges[:, -1 - end] for end in ends]).astype(np.int64)
+    destination = np.concatenate([edges[:, end] for end in ends]).astype(np.int64)
+    if weights := reads_gcn_weights(model):
+        others, nodes = source != destination, np.arange(len(x))
+        source, destination = (np.append(each[others], nodes) for each in (source, destination))
+    order = np.argsort(destination, kind="stable")
+    source, destination = source[order], destination[order]
+    if weights:
+        degrees = np.bincount(destination, minlength=len(x)) - 1
+        columns["edge_weight"] = gcn_weights(source, destination, degrees, degrees)
+    schema = schema_of(x.shape[1], labels=False, weights=weights)
+    # No more padding than every batch has.
+    capacity = Capacity.distinct(len(x) + 1, max(1, len(order)), 2)
+    graph = padded_graph(SlotLayout(0, capacity, schema), len(x), source, destination, columns)
     subject = Subject(model, forward=forward, check_padding=False)
-    runner = StaticGraphRunner(subject, [graph.capacity], "eager", distributed="off")
+    runner = StaticGraphRunner(subject, [capacity], "eager", distributed="off")
     out: Tensor = runner.predict_batch(graph.to(runner.device))
-    return out[: graph.real_nodes].cpu()
+    return out[: len(x)].cpu()

@@ -37,9 +37,8 @@ from staticgraph.outofcore.disk.buffer import PartitionBuffer
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
 from staticgraph.outofcore.policies.policy import EdgePolicy
-from staticgraph.outofcore.policies.schedule import Schedule, edge_permutation_bias
+from staticgraph.outofcore.policies.schedule import edge_permutation_bias
 from staticgraph.outofcore.sampling.link_sampling import LinkEnds
-from staticgraph.outofcore.sampling.sampled_graph import graph_of_edges, whole_graph
 from staticgraph.outofcore.sampling.sampled_loader import SampledBatch, SampledLoader
 from staticgraph.outofcore.training.gnn import reads_gcn_weights, run_whole
 from staticgraph.outofcore.training.link_embeddings import bytes_of, open_embeddings
@@ -133,7 +132,10 @@ class LinkTrainer:
         parameters = () if encoder is None else encoder.parameters()
         self._device = next((each.device for each in parameters), torch.device("cpu"))
         options_text = f"{encoder} {list(fanouts)} {direction} {encoder_rate} {exclude}"
-        width = config.dimension if encoder is None else self._output_width(encoder)
+        width = config.dimension
+        if encoder is not None:  # what it gives for two nodes without edges
+            nothing, x = np.empty((0, 2), np.int64), np.zeros((2, width), np.float32)
+            width = run_whole(encoder, nothing, x).size(1)
         relations = self.decoder.initial(max(1, graph.num_relations), width).to(self._device)
         # Without relations, a decoder's are those of one fixed relation.
         self._relations = nn.Parameter(relations, requires_grad=graph.num_relations > 0)
@@ -210,8 +212,8 @@ class LinkTrainer:
             return torch.from_numpy(self._values(partition))
         if self._encoded is None or self._encoded[0] != self.epoch:
             x = np.concatenate([self._values(k) for k in range(self.graph.num_partitions)])
-            graph = whole_graph(self.graph, self.loader.direction, x, weights=self.loader.gcn_norm)
-            self._encoded = self.epoch, run_whole(self.encoder, graph)
+            edges, direction = self.graph.read_edges(), self.loader.direction
+            self._encoded = self.epoch, run_whole(self.encoder, edges, x, direction)
         return self._encoded[1].split(self.graph.partition_size)[partition]
 
     def train_epoch(self, on_state: Callable[[int, int], None] | None = None) -> LinkEpoch:
@@ -229,7 +231,21 @@ class LinkTrainer:
         started, waited = time.perf_counter(), self.buffer.waited_s
         read_before = self.file.bytes_read
         try:
-            loss, edges, batches, schedule = self._pass(on_state)
+            self.loader.epoch = self.epoch
+            schedule = self.loader.schedule(self.epoch)
+            if self.encoder is not None:
+                self.encoder.train()
+            loss = torch.zeros((), dtype=torch.float64, device=self._device)
+            edges, batches, state = 0, 0, -1
+            for batch in self.loader:
+                if batch.state != state:
+                    self._refuse_divergence(loss)
+                    state = batch.state
+                    if on_state is not None:
+                        on_state(state, len(schedule.states))
+                assert batch.ends is not None
+                loss += self._train_batch(batch, batch.ends)
+                edges, batches = edges + int(batch.ends.mask.sum()), batches + 1
             parameters = self._parameters()
             self._refuse_divergence(loss, parameters)
             # Durable before the clock is read, since the epoch's figures are part of the commit.
@@ -279,31 +295,6 @@ class LinkTrainer:
                 f"{self.file.folder} holds. Train again with a lower rate",
                 number,
             )
-
-    def _pass(
-        self, on_state: Callable[[int, int], None] | None
-    ) -> tuple[Tensor, int, int, Schedule]:
-        """Trains one pass over all edges, without committing it.
-
-        Returns the sum of the losses, the edges, the batches and the schedule.
-        """
-        self.loader.epoch = self.epoch
-        schedule = self.loader.schedule(self.epoch)
-        if self.encoder is not None:
-            self.encoder.train()
-        loss = torch.zeros((), dtype=torch.float64, device=self._device)
-        edges = batches = 0
-        state = -1
-        for batch in self.loader:
-            if batch.state != state:
-                self._refuse_divergence(loss)
-                state = batch.state
-                if on_state is not None:
-                    on_state(state, len(schedule.states))
-            assert batch.ends is not None
-            loss += self._train_batch(batch, batch.ends)
-            edges, batches = edges + int(batch.ends.mask.sum()), batches + 1
-        return loss, edges, batches, schedule
 
     def _train_batch(self, batch: SampledBatch, ends: LinkEnds) -> Tensor:
         """Takes one step; returns the loss, summed over the edges."""
@@ -362,9 +353,3 @@ class LinkTrainer:
         values, sums = np.empty(shape, np.float32)
         self.file.read(partition, values, sums)
         return values[:rows]
-
-    def _output_width(self, encoder: nn.Module) -> int:
-        """Returns the width of the encoder's rows, from a run on two nodes without edges."""
-        nothing, x = np.empty(0, np.int64), np.zeros((2, self.config.dimension), np.float32)
-        graph = graph_of_edges(nothing, nothing, x, weights=reads_gcn_weights(encoder))
-        return run_whole(encoder, graph).size(1)

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import BadGraph, Diverged
 from staticgraph.outofcore.disk.inputs import class_labels
-from staticgraph.outofcore.sampling.sampled_graph import whole_graph
 from staticgraph.outofcore.sampling.sampled_loader import SampledLoader
 from staticgraph.outofcore.training.gnn import reads_gcn_weights, run_whole
 from staticgraph.runner.runner import StaticGraphRunner
@@ -105,7 +104,6 @@ class NodeTrainer:
         _require_fit(model, loader)
         self.model: torch.nn.Module = model
         self.loader: SampledLoader = loader
-        self._weights = reads_gcn_weights(model)
         self._forward = forward
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
             model.parameters(), rate, weight_decay=decay
@@ -181,19 +179,16 @@ class NodeTrainer:
                 f"of {how_many(len(numbers), 'node')} to evaluate on none has a label: give others"
             )
         numbers = numbers[known]
-        batch = whole_graph(graph, self.loader.direction, self._features(), weights=self._weights)
-        out = run_whole(self.model, batch, self._forward)[torch.from_numpy(graph.numbers[numbers])]
-        return float(correct_rows(out, torch.from_numpy(classes[numbers])).float().mean())
-
-    def _features(self) -> NDArray[np.float32]:
-        """Returns ``[N, F]``: the features of all nodes, in the graph's order."""
-        graph, p = self.loader.graph, self.loader.graph.num_partitions
         assert graph.manifest.features is not None
         dtype, width = graph.manifest.features
-        blocks = np.empty((p, graph.partition_size, width), dtype)
-        for partition in range(p):
-            graph.read_features(partition, blocks[partition])
-        return blocks.reshape(-1, width)[: graph.num_nodes].astype(np.float32, copy=False)
+        blocks = np.empty((graph.num_partitions, graph.partition_size, width), dtype)
+        for partition, block in enumerate(blocks):
+            graph.read_features(partition, block)
+        x = blocks.reshape(-1, width)[: graph.num_nodes].astype(np.float32, copy=False)
+        edges, direction = graph.read_edges(), self.loader.direction
+        out = run_whole(self.model, edges, x, direction, self._forward)
+        out = out[torch.from_numpy(graph.numbers[numbers])]
+        return float(correct_rows(out, torch.from_numpy(classes[numbers])).float().mean())
 
 
 def _require_fit(model: nn.Module, loader: SampledLoader) -> None:
