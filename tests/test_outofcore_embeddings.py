@@ -33,7 +33,8 @@ def made(folder, p=3, size=4, d=2) -> EmbeddingFile:
     def initial(k: int) -> np.ndarray:
         return np.full((size, d), k, np.float32)
 
-    return EmbeddingFile.create(folder, p, size, d, initial, {"note": np.arange(3)})
+    EmbeddingFile.create(folder, p, size, d, initial, {"note": np.arange(3)})
+    return EmbeddingFile(folder)
 
 
 # ---------------------------------------------------------------------- the file
@@ -99,7 +100,7 @@ def test_a_commit_waits_for_the_data_before_it_counts(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(os, "replace", recorded_replace)
-    file.commit()
+    file.commit({})
     assert calls[1].startswith(".commit.bin."), "the scratch file, named after its process"
     calls[1] = ".commit.bin"
     assert calls == ["embeddings.bin", ".commit.bin", "replace", tmp_path.name]
@@ -163,9 +164,9 @@ def test_draws_are_resident_uniform_and_independent_of_slots(graph, tmp_path):
     buffer = PartitionBuffer(graph, None, file)
     for resident in buffer.run(Beta(2).epoch(6, np.random.default_rng(1))):
         drawn = resident.node_of[resident.draw(np.random.default_rng(0), 40_000)]
-        assert set((drawn // graph.partition_size).tolist()) == set(resident.partitions)
+        assert set((drawn // graph.partition_size).tolist()) == set(resident.state.partitions)
         counts = np.unique(drawn, return_counts=True)[1]
-        nodes = sum(graph.nodes_of(k) for k in resident.partitions)
+        nodes = sum(graph.nodes_of(k) for k in resident.state.partitions)
         assert len(counts) == nodes
         expected = 40_000 / nodes
         chi2 = ((counts - expected) ** 2 / expected).sum()

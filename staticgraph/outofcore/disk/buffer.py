@@ -19,18 +19,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from staticgraph.outofcore.disk.embeddings import EmbeddingFile, FloatArray
+from staticgraph.outofcore.disk.embeddings import EmbeddingFile
 from staticgraph.outofcore.disk.graph import ENDS, Direction, PartitionedGraph
-from staticgraph.outofcore.policies.schedule import Schedule, State
+from staticgraph.outofcore.policies.schedule import Cell, Schedule, State
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import sort_by_key
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +70,7 @@ class Neighbours:
         return total
 
 
+@dataclass(eq=False)
 class ResidentGraph:
     """One state of the buffer.
 
@@ -81,8 +81,6 @@ class ResidentGraph:
         direction: the direction of the neighbours; None if nothing is sampled.
 
     Attributes:
-        partitions: the resident partitions, ascending.
-        train: the partitions whose nodes are trained on in this state (none in training on edges).
         edges: ``[n, 2 or 3]`` edges to train on, as rows (none in training on nodes).
         neighbours: the neighbours of each row, over all edges between resident partitions; empty
             without a direction.
@@ -93,37 +91,26 @@ class ResidentGraph:
 
     graph: PartitionedGraph
     number: int
-    partitions: tuple[int, ...]
+    state: State
     slot_of: IntArray
     values: NDArray[Any]
+    direction: InitVar[Direction | None]
 
-    def __init__(
-        self,
-        graph: PartitionedGraph,
-        number: int,
-        state: State,
-        slot_of: IntArray,
-        values: NDArray[Any],
-        direction: Direction | None,
-    ) -> None:
-        size, self.graph, self.number = graph.partition_size, graph, number
-        self.partitions, self.slot_of, self.values = state.partitions, slot_of, values
-        self.train: tuple[int, ...] = state.train
-        self.edges: NDArray[Any] = self._in_rows(graph.read_cells(state.cells))
-        firsts = [(partition * size, graph.nodes_of(partition)) for partition in state.partitions]
+    def __post_init__(self, direction: Direction | None) -> None:
+        graph, resident, rows = self.graph, self.state.partitions, len(self.values)
+        self.edges: NDArray[Any] = self._read(self.state.cells)
+        firsts = [(k * graph.partition_size, graph.nodes_of(k)) for k in resident]
         self._nodes = np.concatenate([np.arange(first, first + count) for first, count in firsts])
-        rows = self.rows(self._nodes)
-        self.node_of: IntArray = np.full(len(values), -1, np.int64)
-        self.node_of[rows] = self._nodes
-        self.whole_degrees: IntArray = np.zeros(len(values), np.int64)
-        if direction is not None:
-            self.whole_degrees[rows] = graph.degrees(direction, loops=False)[self._nodes]
+        places = self.rows(self._nodes)
+        self.node_of: IntArray = np.full(rows, -1, np.int64)
+        self.node_of[places] = self._nodes
+        self.whole_degrees: IntArray = np.zeros(rows, np.int64)
         self.neighbours: Neighbours = Neighbours((), ())
         self.degrees: IntArray = self.whole_degrees
         if direction is not None:
-            pairs = [(i, j) for i in state.partitions for j in state.partitions]
-            edges = self._in_rows(graph.read_cells(pairs))
-            self.neighbours = Neighbours.of(edges[:, 0], edges[:, -1], len(values), direction)
+            self.whole_degrees[places] = graph.degrees(direction, loops=False)[self._nodes]
+            edges = self._read([(i, j) for i in resident for j in resident])
+            self.neighbours = Neighbours.of(edges[:, 0], edges[:, -1], rows, direction)
             self.degrees = self.neighbours.degrees()
 
     def rows(self, nodes: NDArray[Any]) -> IntArray:
@@ -135,7 +122,9 @@ class ResidentGraph:
         """Draws the rows of resident nodes uniformly; the nodes do not depend on their slots."""
         return self.rows(self._nodes[rng.integers(len(self._nodes), size=count)])
 
-    def _in_rows(self, edges: NDArray[Any]) -> NDArray[Any]:
+    def _read(self, cells: Sequence[Cell]) -> NDArray[Any]:
+        """Returns ``[n, 2 or 3]``: the edges of resident cells, as rows."""
+        edges = self.graph.read_cells(cells)
         for end in (0, -1):
             edges[:, end] = self.rows(edges[:, end])
         return edges
@@ -196,7 +185,7 @@ class PartitionBuffer:
         if embeddings is not None:
             dtype, width = "float32", embeddings.dimension
         self.values: NDArray[Any] = np.empty((0, width), dtype)
-        self.sums: FloatArray = np.empty((0, width if self.mutable else 0), np.float32)
+        self.sums: NDArray[np.float32] = np.empty((0, width * self.mutable), np.float32)
         self._slot_of = np.full(graph.num_partitions, -1, dtype=np.int64)
         self._free: list[int] = []
         self._writing: list[Future[None]] = []

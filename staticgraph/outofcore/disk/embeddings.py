@@ -35,6 +35,8 @@ COMMIT = "commit.bin"
 # embeddings that lost a file.
 CREATING = ".creating"
 MAGIC = b"SGEMB001"
+# Of a partition: the place of its last write, and its checksum.
+WRITTEN = np.dtype([("place", np.uint8), ("crc32", np.uint32)])
 
 FloatArray = NDArray[np.float32]
 
@@ -67,14 +69,10 @@ class EmbeddingFile:
         _require_both(self.folder)
         self._read_or_written, commit = _read_commit(self.folder / COMMIT)
         self.epoch: int = int(commit.pop("epoch"))
-        self.num_partitions, self.partition_size, self.dimension = (
-            int(value) for value in commit.pop("shape")
-        )
-        # Of each partition: the place of its last write, and its checksum.
-        self._committed: tuple[NDArray[np.uint8], NDArray[np.uint32]] = (
-            commit.pop("place"),
-            commit.pop("crc32"),
-        )
+        self.num_partitions, self.partition_size, self.dimension = commit.pop("shape").tolist()
+        self._committed = np.empty(self.num_partitions, WRITTEN)
+        for field in ("place", "crc32"):
+            self._committed[field] = commit.pop(field)
         self.extras: dict[str, NDArray[Any]] = commit
         self.not_finite: set[int] = set()
         self.rollback()
@@ -86,19 +84,16 @@ class EmbeddingFile:
                 "was cut or belongs to other embeddings; start training again in an empty folder"
             )
 
-    @classmethod
+    @staticmethod
     def create(
-        cls,
         folder: str | Path,
         num_partitions: int,
         partition_size: int,
         dimension: int,
         initial: Callable[[int], FloatArray],
-        extras: Mapping[str, NDArray[Any]] | None = None,
-        *,
-        cached: bool = True,
-    ) -> EmbeddingFile:
-        """Writes the initial values, commits them as epoch 0 and opens the file.
+        extras: Mapping[str, NDArray[Any]],
+    ) -> None:
+        """Writes the initial values and commits them as epoch 0.
 
         The folder is created if missing; embeddings in it are replaced. ``initial`` returns a
         partition's values ``[partition_size, dimension]``; the rest are as of the class.
@@ -108,21 +103,19 @@ class EmbeddingFile:
         (root / CREATING).touch()
         (root / COMMIT).unlink(missing_ok=True)
         sums = np.zeros((partition_size, dimension), np.float32)
-        crc = np.zeros(num_partitions, np.uint32)
+        written = np.zeros(num_partitions, WRITTEN)
         with (root / DATA).open("wb") as file:
             for partition in range(num_partitions):
                 values = np.ascontiguousarray(initial(partition), np.float32)
                 assert values.shape == sums.shape
-                crc[partition] = _checksum(values, sums)
+                written["crc32"][partition] = _checksum(values, sums)
                 file.write(values.data)
                 file.write(sums.data)
             file.truncate(2 * num_partitions * 2 * sums.nbytes)
             os.fsync(file.fileno())
         shape = num_partitions, partition_size, dimension
-        place = np.zeros(num_partitions, np.uint8)
-        _write_commit(root, 0, shape, place, crc, extras or {})
+        _write_commit(root, 0, shape, written, extras)
         (root / CREATING).unlink()
-        return cls(root, cached=cached)
 
     @property
     def record_bytes(self) -> int:
@@ -145,17 +138,17 @@ class EmbeddingFile:
         self._file.read(offset + values.nbytes, sums)
         require_written(
             _checksum(values, sums),
-            int(self._crc[partition]),
+            int(self._written["crc32"][partition]),
             f"{self.folder / DATA}: partition {partition} at byte {offset}",
             "start training again or put back a copy",
         )
 
     def write(self, partition: int, values: FloatArray, sums: FloatArray) -> None:
         """Writes a partition to its uncommitted place."""
-        self._place[partition] = 1 - self._committed[0][partition]
+        self._written["place"][partition] = 1 - self._committed["place"][partition]
         offset = self._offset(partition)
         self._file.write(offset, values, sums)
-        self._crc[partition] = _checksum(values, sums)
+        self._written["crc32"][partition] = _checksum(values, sums)
         # In float64 a sum of float32 values cannot overflow, so it is finite iff all of them are.
         with np.errstate(invalid="ignore"):
             total = values.sum(dtype=np.float64) + sums.sum(dtype=np.float64)
@@ -181,26 +174,24 @@ class EmbeddingFile:
                 f"was at epoch {self.epoch}: go on with that one, or open the folder again"
             )
 
-    def commit(self, extras: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Commits everything written so far as the state that a restart finds.
+    def commit(self, extras: Mapping[str, NDArray[Any]]) -> None:
+        """Commits everything written so far, and these arrays, as what a restart finds.
 
         Raises:
             RuntimeError: if another trainer has committed since.
         """
         self.require_latest()
         self.sync()
-        arrays = self.extras if extras is None else dict(extras)
         shape = self.num_partitions, self.partition_size, self.dimension
-        _write_commit(self.folder, self.epoch + 1, shape, self._place, self._crc, arrays)
+        _write_commit(self.folder, self.epoch + 1, shape, self._written, extras)
         self._read_or_written = _head(self.folder)
         self.epoch += 1
-        self.extras = arrays
-        self._committed = self._place.copy(), self._crc.copy()
+        self.extras = dict(extras)
+        self._committed = self._written.copy()
 
     def rollback(self) -> None:
         """Discards everything written since the last commit."""
-        place, crc = self._committed
-        self._place, self._crc = place.copy(), crc.copy()
+        self._written = self._committed.copy()
         self.not_finite.clear()
 
     def close(self) -> None:
@@ -208,7 +199,7 @@ class EmbeddingFile:
         self._file.close()
 
     def _offset(self, partition: int) -> int:
-        place = int(self._place[partition])
+        place = int(self._written["place"][partition])
         return (place * self.num_partitions + partition) * self.record_bytes
 
 
@@ -247,16 +238,15 @@ def _write_commit(
     folder: Path,
     epoch: int,
     shape: tuple[int, int, int],
-    place: NDArray[np.uint8],
-    crc: NDArray[np.uint32],
+    written: NDArray[Any],
     extras: Mapping[str, NDArray[Any]],
 ) -> None:
     content = io.BytesIO()
-    arrays: dict[str, Any] = {f"extra.{name}": value for name, value in extras.items()}
-    np.savez(content, epoch=epoch, shape=shape, place=place, crc32=crc, **arrays)
+    arrays: dict[str, Any] = {"place": written["place"], "crc32": written["crc32"]}
+    arrays |= {f"extra.{name}": value for name, value in extras.items()}
+    np.savez(content, epoch=epoch, shape=shape, **arrays)
     body = content.getvalue()
-    contents = MAGIC + zlib.crc32(body).to_bytes(4, "little") + body
-    atomic.write_bytes(folder / COMMIT, contents)
+    atomic.write_bytes(folder / COMMIT, MAGIC + zlib.crc32(body).to_bytes(4, "little") + body)
 
 
 def _head(folder: Path) -> bytes:

@@ -321,7 +321,7 @@ class SampledLoader:
         """Returns what a state trains on: its edges, or the rows of its seeds."""
         if self.task == "link":
             return resident.edges
-        inside = np.isin(self._seeds // self.graph.partition_size, resident.train)
+        inside = np.isin(self._seeds // self.graph.partition_size, resident.state.train)
         return resident.rows(self._seeds[inside])
 
     # ------------------------------------------------------------------ static shapes

@@ -23,7 +23,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -264,8 +264,8 @@ class LinkTrainer:
                 waited_s=self.buffer.waited_s - waited,
             )
             unchanged = {name: self.file.extras[name] for name in ("identity", "partition")}
-            history = bytes_of((*self.history, result))
-            self.file.commit({**unchanged, "history": history, **parameters})
+            history = json.dumps([asdict(each) for each in (*self.history, result)])
+            self.file.commit({**unchanged, "history": bytes_of(history), **parameters})
         except BaseException:
             # Also after an interrupt: the next epoch must start from the same state as this one.
             self.buffer.abandon()

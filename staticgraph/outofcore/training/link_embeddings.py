@@ -8,9 +8,7 @@ rejected.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +38,6 @@ def open_embeddings(
         ValueError: if the folder holds embeddings of another partitioning or configuration.
     """
     text = f"{config} {graph.num_nodes} {graph.num_edges} {description}"
-    identity = np.frombuffer(text.encode(), np.uint8)
-    digest = np.frombuffer(graph.digest.encode(), np.uint8)
     try:
         file = EmbeddingFile(folder, cached=graph.cached)
     except FileNotFoundError:
@@ -52,11 +48,14 @@ def open_embeddings(
             rng = np.random.default_rng([config.seed, 0, partition])
             return config.spread * rng.standard_normal(shape, np.float32)
 
-        return EmbeddingFile.create(
-            folder, graph.num_partitions, graph.partition_size, config.dimension, initial,
-            {"identity": identity, "partition": digest, "history": bytes_of(()), **extras},
-            cached=graph.cached,
+        EmbeddingFile.create(
+            folder, graph.num_partitions, *shape, initial,
+            {
+                "identity": bytes_of(text), "partition": bytes_of(graph.digest),
+                "history": bytes_of("[]"), **extras,
+            },
         )  # fmt: skip
+        file = EmbeddingFile(folder, cached=graph.cached)
     recorded, trained = (
         file.extras.get(name, np.empty(0, np.uint8)).tobytes().decode()
         for name in ("partition", "identity")
@@ -76,7 +75,6 @@ def open_embeddings(
     return file
 
 
-def bytes_of(history: Sequence[Any]) -> NDArray[np.uint8]:
-    """Encodes epochs, dataclasses each, as an array that a commit can contain."""
-    text = json.dumps([asdict(epoch) for epoch in history], allow_nan=False)
+def bytes_of(text: str) -> NDArray[np.uint8]:
+    """Encodes a text as an array, which a commit can contain."""
     return np.frombuffer(text.encode(), np.uint8)
