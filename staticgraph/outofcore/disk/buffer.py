@@ -213,17 +213,15 @@ class PartitionBuffer:
             self.values = np.zeros((rows, self.width), self.values.dtype)
             self.sums = np.zeros((rows, self.sums.shape[1]), np.float32)
         self.abandon()
-        reads, coming = self._load(0, states[0], entering[0])
+        coming = self._request(0, states[0], entering[0])
         started, self.times = time.perf_counter(), []
         for number, state in enumerate(states):
             requested_s = time.perf_counter() - started
             resident = self._wait(coming)
-            for slot, partition, read in reads:
-                self._wait(read)
-                self._slot_of[partition] = slot
+            self._slot_of = resident.slot_of
             following = states[number + 1 : number + 2]
             for next_state in following:
-                reads, coming = self._load(number + 1, next_state, entering[number + 1])
+                coming = self._request(number + 1, next_state, entering[number + 1])
             began_s = time.perf_counter() - started
             self.partitions_read += len(entering[number])
             yield resident
@@ -245,41 +243,38 @@ class PartitionBuffer:
         """Waits for pending reads and writes and ends the thread."""
         self._thread.shutdown(wait=True)
 
-    def _read(self, partition: int, rows: slice) -> None:
-        """Reads a partition's values, in the thread."""
-        if self._embeddings is not None:
-            self._embeddings.read(partition, self.values[rows], self.sums[rows])
-        elif self.width:
-            self._graph.read_features(partition, self.values[rows])
-
     def _release(self, partitions: Sequence[int]) -> None:
         """Gives the slots of partitions back; the thread writes them before it reads others."""
         while self._writing and self._writing[0].done():
             self._writing.pop(0).result()
         for partition in partitions:
             slot = int(self._slot_of[partition])
-            self._slot_of[partition] = -1
             self._free.append(slot)
             if self._embeddings is not None:
                 rows = self._rows_of(slot)
                 arguments = partition, self.values[rows], self.sums[rows]
                 self._writing.append(self._thread.submit(self._embeddings.write, *arguments))
 
-    def _load(
-        self, number: int, state: State, entering: Sequence[int]
-    ) -> tuple[list[tuple[int, int, Future[None]]], Future[ResidentGraph]]:
-        """Requests that partitions are read into free slots, and the graph of their state.
-
-        Returns the slot of each partition, its number and its read; and the graph.
-        """
-        reads, slot_of = [], self._slot_of.copy()
+    def _request(self, number: int, state: State, entering: Sequence[int]) -> Future[ResidentGraph]:
+        """Requests a state: its partitions that enter get free slots."""
+        slot_of = np.full_like(self._slot_of, -1)
+        resident = list(state.partitions)
+        slot_of[resident] = self._slot_of[resident]
         for partition in entering:
-            slot_of[partition] = slot = self._free.pop(0)
-            read = self._thread.submit(self._read, partition, self._rows_of(slot))
-            reads.append((slot, partition, read))
-        return reads, self._thread.submit(
-            ResidentGraph, self._graph, number, state, slot_of, self.values, self._direction
-        )
+            slot_of[partition] = self._free.pop(0)
+        return self._thread.submit(self._load, number, state, entering, slot_of)
+
+    def _load(
+        self, number: int, state: State, entering: Sequence[int], slot_of: IntArray
+    ) -> ResidentGraph:
+        """Reads the partitions that enter, and the graph of their state, in the thread."""
+        for partition in entering:
+            rows = self._rows_of(slot_of[partition])
+            if self._embeddings is not None:
+                self._embeddings.read(partition, self.values[rows], self.sums[rows])
+            elif self.width:
+                self._graph.read_features(partition, self.values[rows])
+        return ResidentGraph(self._graph, number, state, slot_of, self.values, self._direction)
 
     def _rows_of(self, slot: int) -> slice:
         return slice(slot * self._size, (slot + 1) * self._size)
