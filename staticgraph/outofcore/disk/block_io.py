@@ -32,10 +32,11 @@ class BlockFile:
 
     path: Path
     cached: bool
+    descriptor: int = -1
 
     def __init__(self, path: Path, writable: bool = False, cached: bool = True) -> None:
         self.path, self.cached = path, cached
-        self.descriptor: int = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        self.descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
         self.bytes_read: int = 0
         self.reads: int = 0
 
@@ -81,6 +82,4 @@ class BlockFile:
             os.close(self.descriptor)
             self.descriptor = -1
 
-    def __del__(self) -> None:
-        if getattr(self, "descriptor", -1) >= 0:
-            self.close()
+    __del__ = close

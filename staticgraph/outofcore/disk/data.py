@@ -22,7 +22,7 @@ from staticgraph.errors import UnknownDataset
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.inputs import check_edges, check_form, class_labels
 from staticgraph.outofcore.disk.manifest import KIND
-from staticgraph.sizes.whole_numbers import whole_numbers
+from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.store.positions import positions_in
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
@@ -34,8 +34,6 @@ NAMES = {
     "cornell5": "fb100-Cornell5.npz",
 }
 PLACES = (Path("examples/data"), Path(__file__).parents[3] / "examples" / "data")
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

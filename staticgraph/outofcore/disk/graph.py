@@ -33,6 +33,7 @@ from staticgraph.outofcore.disk.manifest import (
     Manifest,
 )
 from staticgraph.outofcore.policies.schedule import Cell
+from staticgraph.sizes.whole_numbers import IntArray
 
 # Of sampling: the sources of incoming edges, the destinations of outgoing ones, or either.
 Direction = Literal["in", "out", "both"]
@@ -75,7 +76,7 @@ class PartitionedGraph:
         self.columns: int = m.columns
         self.dtype: np.dtype[Any] = np.dtype(m.index_dtype)
         p = m.num_partitions
-        self.offsets: NDArray[np.int64] = self._array(OFFSETS, np.dtype(np.int64), p * p + 1)
+        self.offsets: IntArray = self._array(OFFSETS, np.dtype(np.int64), p * p + 1)
         ends = (int(self.offsets[0]), int(self.offsets[-1]))
         if ends != (0, m.num_edges) or np.diff(self.offsets).min() < 0:
             raise StoreCorrupt(
@@ -92,7 +93,7 @@ class PartitionedGraph:
         self._degrees: dict[tuple[Direction, bool], NDArray[np.int32]] = {}
 
     @cached_property
-    def node_ids(self) -> NDArray[np.int64]:
+    def node_ids(self) -> IntArray:
         """``[N]`` the caller's number of each node, memory-mapped.
 
         Raises:
@@ -111,14 +112,14 @@ class PartitionedGraph:
         return ids
 
     @cached_property
-    def numbers(self) -> NDArray[np.int64]:
+    def numbers(self) -> IntArray:
         """``[N]`` the number of each of the caller's nodes: the inverse of ``node_ids``."""
         numbers = np.empty(self.num_nodes, np.int64)
         numbers[self.node_ids] = np.arange(self.num_nodes)
         return numbers
 
     @property
-    def cell_sizes(self) -> NDArray[np.int64]:
+    def cell_sizes(self) -> IntArray:
         """``[p, p]`` edges of each cell."""
         return np.diff(self.offsets).reshape(self.num_partitions, self.num_partitions)
 

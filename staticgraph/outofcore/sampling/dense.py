@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from staticgraph.jit import loop
 from staticgraph.outofcore.disk.buffer import Neighbours
 from staticgraph.packing.random import STEP, mix
-
-IntArray = NDArray[np.int64]
+from staticgraph.sizes.whole_numbers import IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +41,6 @@ class DenseSample:
     hops: tuple[int, ...]
     draws: tuple[NDArray[np.int32], ...]
 
-    @property
-    def num_edges(self) -> int:
-        """Number of sampled edges."""
-        return sum(int((drawn >= 0).sum()) for drawn in self.draws)
-
 
 class DenseSampler:
     """Samples from resident neighbours; not thread-safe.
@@ -59,7 +53,6 @@ class DenseSampler:
     def __init__(self, neighbours: Neighbours, fanouts: Sequence[int]) -> None:
         self.neighbours = neighbours
         self.fanouts: tuple[int, ...] = tuple(fanouts)
-        self.widths: tuple[int, ...] = tuple(f * len(neighbours.pointers) for f in fanouts)
         self._position = np.full(neighbours.rows, -1, np.int32)
 
     def sample(self, seeds: IntArray, seed: int) -> DenseSample:
@@ -68,13 +61,11 @@ class DenseSampler:
         nodes = [np.ascontiguousarray(seeds, np.int64)]
         draws, hops = [], [0, len(seeds)]
         place[nodes[0]] = np.arange(len(seeds))
-        for fanout, width in zip(self.fanouts, self.widths, strict=True):
-            drawn = np.full((len(nodes[-1]), width), -1, np.int32)
-            new = np.empty(drawn.size, np.int64)
-            count = 0
-            for way, (pointers, indices) in enumerate(
-                zip(self.neighbours.pointers, self.neighbours.indices, strict=True)
-            ):
+        ways = list(zip(self.neighbours.pointers, self.neighbours.indices, strict=True))
+        for fanout in self.fanouts:
+            drawn = np.full((len(nodes[-1]), fanout * len(ways)), -1, np.int32)
+            new, count = np.empty(drawn.size, np.int64), 0
+            for way, (pointers, indices) in enumerate(ways):
                 count = _sample_hop(
                     nodes[-1], pointers, indices, fanout, way, np.uint64(seed), place, hops[-1],
                     drawn[:, way * fanout : (way + 1) * fanout], new, count,

@@ -11,8 +11,8 @@ sample.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,13 +21,11 @@ from torch import Tensor
 
 from staticgraph.outofcore.disk.buffer import ResidentGraph
 from staticgraph.outofcore.sampling.dense import DenseSample
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.numeric_options import real_option, whole_option
 
-IntArray = NDArray[np.int64]
 
-
-@dataclass(frozen=True, slots=True)
-class LinkEnds:
+class LinkEnds(NamedTuple):
     """A batch of edges, padded to whole chunks; positions are indices into the batch's seeds.
 
     The last batch of a state may have fewer chunks than the others: padding it to B would waste a
@@ -48,7 +46,7 @@ class LinkEnds:
 
     def to(self, device: torch.device) -> LinkEnds:
         """Returns the same ends on a device."""
-        return LinkEnds(*(getattr(self, each.name).to(device) for each in fields(self)))
+        return LinkEnds(*(each.to(device) for each in self))
 
 
 @dataclass(frozen=True, slots=True)

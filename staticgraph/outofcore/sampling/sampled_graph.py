@@ -25,9 +25,9 @@ from staticgraph.outofcore.sampling.dense import DenseSample
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Field, Schema
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
 
-IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 
 # Relative to the mean of the trial; the first held all of 400 batches on the graphs tried.
@@ -87,9 +87,7 @@ def schema_of(width: int, *, labels: bool, weights: bool) -> Schema:
     return Schema(tuple(fields))
 
 
-def plan_of(
-    trials: Sequence[NDArray[np.int64]], bound: tuple[int, int], schema: Schema
-) -> BucketPlan:
+def plan_of(trials: Sequence[IntArray], bound: tuple[int, int], schema: Schema) -> BucketPlan:
     """Returns buckets for samples as in a trial.
 
     Args:
@@ -113,30 +111,10 @@ def plan_of(
     return replace(BucketPlan.of(capacities), schema=schema)
 
 
-def most_of_one(
-    seeds: int, widths: Sequence[int], rows: int, edges: int, *, closed: bool
-) -> tuple[int, int]:
-    """Returns the most nodes and edges that these many seeds can reach.
-
-    Args:
-        seeds: the number of seeds.
-        widths: draws per node, hop by hop.
-        rows: the nodes that are resident at once.
-        edges: of the graph, of a direction each.
-        closed: each node has a self-loop.
-    """
-    hop = min(seeds, rows)
-    nodes, drawn = hop, 0
-    for width in widths:
-        drawn += hop * width
-        hop = min(hop * width, rows)
-        nodes = min(nodes + hop, rows)
-    return nodes, min(drawn, edges) + closed * nodes
-
-
 def size_of(sample: DenseSample, closed: bool) -> tuple[int, int]:
     """Returns the nodes of a sample, and how many edges it has at most."""
-    return len(sample.nodes), sample.num_edges + closed * len(sample.nodes)
+    nodes = len(sample.nodes)
+    return nodes, sum(int((drawn >= 0).sum()) for drawn in sample.draws) + closed * nodes
 
 
 def sampled_edges(

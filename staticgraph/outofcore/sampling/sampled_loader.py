@@ -32,18 +32,17 @@ from staticgraph.outofcore.sampling.link_sampling import LinkEnds, LinkSeeds, ta
 from staticgraph.outofcore.sampling.sampled_graph import (
     SampleStatistics,
     batch_of,
-    most_of_one,
     plan_of,
     schema_of,
     size_of,
 )
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Schema
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.positions import positions_in
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
 
-IntArray = NDArray[np.int64]
 # The states of the first epoch that buckets are estimated from, and the samples of each.
 TRIAL_STATES, TRIAL_SAMPLES = 4, 24
 # Batches sampled ahead.
@@ -182,15 +181,19 @@ class SampledLoader:
         """The buckets of the batches, for a :class:`staticgraph.StaticGraphRunner`."""
         if self._plan is not None:
             return self._plan
+        # The most that the seeds of a batch of one node or edge can reach.
         ways = 2 if self.direction == "both" else 1
-        bound = most_of_one(
-            1 if self.task == "node" else 2 + self._links.negatives // self._links.chunks,
-            [ways * fanout for fanout in self.fanouts],
-            self.policy.slots(self.graph.num_partitions) * self.graph.partition_size,
-            ways * self.graph.num_edges,
-            closed=self.gcn_norm,
-        )
-        return plan_of(self._trials(), bound, self._schema)
+        rows = self.policy.slots(self.graph.num_partitions) * self.graph.partition_size
+        seeds = 1 if self.task == "node" else 2 + self._links.negatives // self._links.chunks
+        nodes = hop = min(seeds, rows)
+        edges = 0
+        for fanout in self.fanouts:
+            hop *= ways * fanout
+            edges += hop
+            hop = min(hop, rows)
+            nodes = min(nodes + hop, rows)
+        edges = min(edges, ways * self.graph.num_edges) + self.gcn_norm * nodes
+        return plan_of(self._trials(), (nodes, edges), self._schema)
 
     @cached_property
     def statistics(self) -> SampleStatistics:

@@ -129,8 +129,8 @@ class LinkTrainer:
             )
         self.graph, self.policy, self.config, self.encoder = graph, policy, config, encoder
         self.decoder: DistMult = DECODERS[config.decoder]()
-        parameters = () if encoder is None else encoder.parameters()
-        self._device = next((each.device for each in parameters), torch.device("cpu"))
+        layers = {} if encoder is None else dict(encoder.named_parameters())
+        self._device = next((each.device for each in layers.values()), torch.device("cpu"))
         options_text = f"{encoder} {list(fanouts)} {direction} {encoder_rate} {exclude}"
         width = config.dimension
         if encoder is not None:  # what it gives for two nodes without edges
@@ -140,9 +140,13 @@ class LinkTrainer:
         # Without relations, a decoder's are those of one fixed relation.
         self._relations = nn.Parameter(relations, requires_grad=graph.num_relations > 0)
         real_option("encoder_rate", encoder_rate, 0.0)  # kept as it is in the folder's text
-        groups: list[dict[str, Any]] = [{"params": [self._relations], "lr": config.rate}]
-        if encoder is not None:
-            groups.append({"params": list(encoder.parameters()), "lr": encoder_rate})
+        # What the optimizer trains.
+        self._trained = {"relations": self._relations}
+        self._trained |= {f"encoder.{name}": each for name, each in layers.items()}
+        groups: list[dict[str, Any]] = [
+            {"params": [self._relations], "lr": config.rate},
+            {"params": list(layers.values()), "lr": encoder_rate},
+        ]
         self.optimizer: torch.optim.Optimizer = torch.optim.Adagrad(groups, eps=float(EPSILON))
         # Options that cannot be are refused before there are embeddings that were made with them.
         self.loader: SampledLoader = SampledLoader(
@@ -323,15 +327,10 @@ class LinkTrainer:
 
     # ------------------------------------------------------------------ what is committed
 
-    def _trained(self) -> dict[str, nn.Parameter]:
-        """Returns what the optimizer trains, by name."""
-        named = [] if self.encoder is None else self.encoder.named_parameters()
-        return {"relations": self._relations, **{f"encoder.{name}": p for name, p in named}}
-
     def _parameters(self) -> dict[str, NDArray[Any]]:
         """Returns the parameters and their Adagrad sums, by name."""
         arrays: dict[str, NDArray[Any]] = {}
-        for name, parameter in self._trained().items():
+        for name, parameter in self._trained.items():
             arrays[f"parameter.{name}"] = parameter.detach().cpu().numpy().copy()
             arrays[f"sum.{name}"] = self.optimizer.state[parameter]["sum"].cpu().numpy().copy()
         return arrays
@@ -339,7 +338,7 @@ class LinkTrainer:
     def _restore(self) -> None:
         """Restores the committed parameters and sums."""
         with torch.no_grad():
-            for name, parameter in self._trained().items():
+            for name, parameter in self._trained.items():
                 parameter.copy_(torch.from_numpy(self.file.extras[f"parameter.{name}"]))
                 total = self.optimizer.state[parameter]["sum"]
                 total.copy_(torch.from_numpy(self.file.extras[f"sum.{name}"]))

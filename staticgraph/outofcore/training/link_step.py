@@ -27,6 +27,7 @@ from torch import Tensor
 
 from staticgraph.jit import loop
 from staticgraph.outofcore.sampling.link_sampling import LinkEnds, LinkSeeds
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.numeric_options import real_option, whole_option
 
 EPSILON = np.float32(1e-10)
@@ -193,7 +194,7 @@ def link_loss(
 
 @loop
 def adagrad_rows(
-    values: Rows, sums: Rows, rows: NDArray[np.int64], gradient: Rows, rate: np.float32 | float
+    values: Rows, sums: Rows, rows: IntArray, gradient: Rows, rate: np.float32 | float
 ) -> None:
     """Updates ``values[rows]`` and ``sums[rows]`` in place with the first n rows of ``gradient``.
 

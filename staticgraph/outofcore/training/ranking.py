@@ -23,6 +23,7 @@ from staticgraph.errors import BadGraph
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.inputs import check_edges, check_form
 from staticgraph.outofcore.training.link import LinkTrainer
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
 
 # Queries scored at once: with partitions of 16,384 nodes, a block of scores takes 32 MiB.
@@ -85,9 +86,17 @@ def filtered_places(
     """
     graph, new = trainer.graph, trainer.graph.numbers
     queries, true = triples_of(edges, graph, "edges"), triples_of(known, graph, "known")
-    require_trained(queries[2], graph.num_relations, "edges")
     if not queries.shape[1]:
         raise BadGraph(f"edges has shape {np.shape(edges)}: there is nothing to rank")
+    # Nothing was learned for relations beyond those of the training edges.
+    unknown = queries[2] >= max(1, graph.num_relations)
+    if unknown.any():
+        edge = int(unknown.argmax())
+        raise BadGraph(
+            f"edges: edge {edge} has relation {queries[2, edge]}, and "
+            f"the edges of training have {how_many(graph.num_relations, 'relation')}: leave out "
+            f"{how_many(int(unknown.sum()), 'edge')} with relations from {graph.num_relations} on"
+        )
     tested = np.concatenate([new[queries[:2]], queries[2:]])
     true = np.concatenate([new[true[:2]], true[2:]])
     values, relation = _rows_of(trainer, tested[:2]), torch.from_numpy(tested[2])
@@ -118,7 +127,7 @@ def filtered_places(
     return places, not_finite
 
 
-def triples_of(edges: ArrayLike, graph: PartitionedGraph, name: str) -> NDArray[np.int64]:
+def triples_of(edges: ArrayLike, graph: PartitionedGraph, name: str) -> IntArray:
     """Returns ``[3, n]`` int64 in the caller's numbering; relation 0 if the graph has none, where
     ``[2, n]`` will do.
 
@@ -136,23 +145,7 @@ def triples_of(edges: ArrayLike, graph: PartitionedGraph, name: str) -> NDArray[
     return triples
 
 
-def require_trained(relation: NDArray[np.int64], num_relations: int, name: str) -> None:
-    """Rejects relations beyond those of the training edges, for which nothing was learned.
-
-    Raises:
-        BadGraph: if there is one; the message names it, and the remedy.
-    """
-    unknown = relation >= max(1, num_relations)
-    if unknown.any():
-        edge = int(unknown.argmax())
-        raise BadGraph(
-            f"{name}: edge {edge} has relation {relation[edge]}, and "
-            f"the edges of training have {how_many(num_relations, 'relation')}: leave out "
-            f"{how_many(int(unknown.sum()), 'edge')} with relations from {num_relations} on"
-        )
-
-
-def _rows_of(trainer: LinkTrainer, nodes: NDArray[np.int64]) -> torch.Tensor:
+def _rows_of(trainer: LinkTrainer, nodes: IntArray) -> torch.Tensor:
     """Returns embeddings ``[*nodes.shape, D]``, gathered partition by partition."""
     out = torch.empty(*nodes.shape, trainer.rows(0).size(-1))
     partitions, inside = np.divmod(nodes, trainer.graph.partition_size)
@@ -163,9 +156,7 @@ def _rows_of(trainer: LinkTrainer, nodes: NDArray[np.int64]) -> torch.Tensor:
     return out
 
 
-def _no_candidates(
-    tested: NDArray[np.int64], true: NDArray[np.int64], way: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _no_candidates(tested: IntArray, true: IntArray, way: int) -> tuple[IntArray, IntArray]:
     """Returns pairs of a query and a node that is no candidate of it, ascending by query.
 
     They are the true endpoint itself, and all known ones. Each of the ``[3, T]`` tested edges is a
