@@ -117,7 +117,7 @@ def test_nodes_near_the_training_nodes_follow_them_by_expected_visits(tmp_path, 
     assert set(graph.node_ids[:3].tolist()) == {3, 7, 40}
     assert (np.diff(visits[graph.node_ids[3:]]) < 1e-6).all()
     np.testing.assert_array_equal(np.sort(graph.node_ids), np.arange(60))
-    assert (graph.manifest.near, graph.manifest.training_partitions) == (hops, (0, 1))
+    assert (graph.manifest.near, graph.manifest.training_partitions) == (hops, [0, 1])
 
 
 def test_only_a_partitioned_graph_is_replaced(tmp_path):

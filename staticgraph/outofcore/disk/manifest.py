@@ -39,18 +39,18 @@ class FileRecord:
     """One file: its length in bytes, where its blocks begin, and the CRC-32 of each block."""
 
     bytes: int
-    blocks: tuple[int, ...]
-    crc32: tuple[int, ...]
+    blocks: list[int]
+    crc32: list[int]
 
     @classmethod
     def of(cls, path: Path, blocks: Sequence[int] = (0,)) -> FileRecord:
         """Computes the record of a file; ``blocks`` are ascending offsets that start with 0."""
         ends = (*blocks[1:], path.stat().st_size)
         with path.open("rb") as file:
-            sums = tuple(
+            sums = [
                 crc32_of_stretch(file, end - begin) for begin, end in zip(blocks, ends, strict=True)
-            )
-        return cls(path.stat().st_size, tuple(blocks), sums)
+            ]
+        return cls(path.stat().st_size, list(blocks), sums)
 
     def check(self, path: Path, contents: bool) -> None:
         """Raises StoreCorrupt if the file is missing, or its length or contents differ."""
@@ -72,8 +72,8 @@ class Manifest:
     num_relations: int
     columns: int
     index_dtype: str
-    features: tuple[str, int] | None
-    training_partitions: tuple[int, ...]
+    features: Sequence[Any] | None  # the dtype, and F
+    training_partitions: Sequence[int]
     seed: int
     files: dict[str, FileRecord]
     near: int = 0
@@ -109,22 +109,11 @@ class Manifest:
 
     @classmethod
     def _from_values(cls, values: dict[str, Any]) -> Manifest:
-        rest = {k: v for k, v in values.items() if k not in ("format", "version")}
-        files = {
-            name: FileRecord(item["bytes"], tuple(item["blocks"]), tuple(item["crc32"]))
-            for name, item in rest.pop("files").items()
-        }
-        features, training = rest.pop("features"), tuple(rest.pop("training_partitions"))
-        manifest = cls(
-            **rest,
-            files=files,
-            features=None if features is None else (features[0], features[1]),
-            training_partitions=training,
-        )
-        manifest._require_consistent()
-        return manifest
+        files = {name: FileRecord(**record) for name, record in values["files"].items()}
+        others = {k: v for k, v in values.items() if k not in ("format", "version", "files")}
+        return cls(**others, files=files)
 
-    def _require_consistent(self) -> None:
+    def __post_init__(self) -> None:
         """Raises ValueError if sizes are inconsistent."""
         n, p, size = self.num_nodes, self.num_partitions, self.partition_size
         counts = [n, self.num_edges, p, size, self.num_relations, self.columns, self.near]

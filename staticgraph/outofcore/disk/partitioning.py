@@ -125,7 +125,7 @@ def partition(
         described = None
         if rows is not None:
             files[FEATURES] = _write_features(rows, node_ids, size, scratch / FEATURES)
-            described = (rows.dtype.newbyteorder("=").name, rows.shape[1])
+            described = [rows.dtype.newbyteorder("=").name, rows.shape[1]]
         Manifest(
             num_nodes=num_nodes,
             num_edges=int(offsets[-1]),
@@ -135,7 +135,7 @@ def partition(
             columns=columns,
             index_dtype=small.name,
             features=described,
-            training_partitions=tuple(range(math.ceil(len(first) / size))),
+            training_partitions=[*range(math.ceil(len(first) / size))],
             seed=seed,
             near=near,
             files=files,

@@ -111,7 +111,8 @@ def run_whole(
         direction: as in sampling.
         forward: ``forward(model, batch)``, as for the runner.
     """
-    ends, columns = ENDS[direction], {"x": x}
+    ends = ENDS[direction]
+    columns: dict[str, NDArray[Any]] = {"x": x}
     source = np.concatenate([edges[:, -1 - end] for end in ends]).astype(np.int64)
     destination = np.concatenate([edges[:, end] for end in ends]).astype(np.int64)
     if weights := reads_gcn_weights(model):
