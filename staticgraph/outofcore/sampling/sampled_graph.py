@@ -68,12 +68,23 @@ def batch_of(
     *,
     closed: bool,
 ) -> StaticBatch:
-    """Pads a sample to the slot of a bucket that holds it.
+    """Pads a sample to the slot of a bucket that holds it; each draw is an edge.
 
     ``nodes`` are ``[n, ...]`` fields of its nodes, and degrees as of :func:`gcn_weights`. If
-    ``closed``, each node has exactly one self-loop, as GCN's normalisation needs.
+    ``closed``, each node has exactly one self-loop, whatever loops were drawn, as GCN's
+    normalisation needs.
     """
-    source, destination = sampled_edges(sample, closed=closed)
+    sources, counts = [], []
+    last = np.empty((len(sample.nodes) - sample.hops[-2], 0), np.int32)
+    for first, drawn in zip(sample.hops, (*sample.draws, last), strict=False):
+        if closed:
+            loop = np.arange(first, first + len(drawn), dtype=np.int32)[:, None]
+            drawn = np.concatenate([loop, np.where(drawn == loop, -1, drawn)], axis=1)
+        real = drawn >= 0
+        sources.append(drawn[real])
+        counts.append(real.sum(axis=1))
+    source = np.concatenate(sources)
+    destination = np.repeat(np.arange(len(sample.nodes)), np.concatenate(counts))
     if "edge_weight" in layout.schema:
         nodes = {**nodes, "edge_weight": gcn_weights(source, destination, degrees, whole_degrees)}
     return padded_graph(layout, len(sample.nodes), source, destination, nodes)
@@ -95,19 +106,18 @@ def plan_of(trials: Sequence[IntArray], bound: tuple[int, int], schema: Schema) 
         bound: the most nodes and edges of a batch of one seed.
         schema: the fields of the batches.
     """
-    limits = [np.zeros(2, np.int64)]
-    for number, margin in enumerate(MARGINS, 1):
-        for sizes in trials:
-            mean, spread = sizes.mean(axis=0), DEVIATIONS * number * sizes.std(axis=0)
-            enough = np.ceil(np.maximum(mean * (1.0 + margin), mean + spread)).astype(np.int64)
-            limits[-1] = np.maximum(limits[-1], enough)
-        limits.append(limits[-1])
-    limits[-1] = np.maximum(limits[-1], bound)
-    capacities = []
-    for largest in limits:
-        nodes, edges = (-(-largest // ALIGNMENT) * ALIGNMENT).tolist()
+    mean = np.array([sizes.mean(axis=0) for sizes in trials])
+    spread = np.array([sizes.std(axis=0) for sizes in trials])
+    limits = [
+        np.maximum(mean * (1.0 + margin), mean + DEVIATIONS * number * spread).max(axis=0)
+        for number, margin in enumerate(MARGINS, 1)
+    ]
+    limits = np.maximum.accumulate(np.ceil([*limits, bound])).astype(np.int64)
+    capacities = [
         # A node and a graph are padding.
-        capacities.append(Capacity.distinct(nodes + ALIGNMENT, max(ALIGNMENT, edges), 2))
+        Capacity.distinct(nodes + ALIGNMENT, max(ALIGNMENT, edges), 2)
+        for nodes, edges in (-(-limits // ALIGNMENT) * ALIGNMENT).tolist()
+    ]
     return replace(BucketPlan.of(capacities), schema=schema)
 
 
@@ -115,25 +125,6 @@ def size_of(sample: DenseSample, closed: bool) -> tuple[int, int]:
     """Returns the nodes of a sample, and how many edges it has at most."""
     nodes = len(sample.nodes)
     return nodes, sum(int((drawn >= 0).sum()) for drawn in sample.draws) + closed * nodes
-
-
-def sampled_edges(
-    sample: DenseSample, *, closed: bool = False
-) -> tuple[NDArray[np.int32], IntArray]:
-    """Returns source and destination of each draw, ``[e]`` positions in ``sample.nodes``.
-
-    Destinations ascend. If ``closed``, each node has one self-loop, whatever loops were drawn.
-    """
-    sources, counts = [], []
-    last = np.empty((len(sample.nodes) - sample.hops[-2], 0), np.int32)
-    for first, drawn in zip(sample.hops, (*sample.draws, last), strict=False):
-        if closed:
-            loop = np.arange(first, first + len(drawn), dtype=np.int32)[:, None]
-            drawn = np.concatenate([loop, np.where(drawn == loop, -1, drawn)], axis=1)
-        real = drawn >= 0
-        sources.append(drawn[real])
-        counts.append(real.sum(axis=1))
-    return np.concatenate(sources), np.repeat(np.arange(len(sample.nodes)), np.concatenate(counts))
 
 
 def gcn_weights(

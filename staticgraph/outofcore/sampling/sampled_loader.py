@@ -153,7 +153,15 @@ class SampledLoader:
         require_direction(direction)
         classes = None if labels is None else class_labels(labels, graph.num_nodes)
         self.batch_size: int = whole_option("batch_size", batch_size, 1)
-        self.fanouts: tuple[int, ...] = _checked_fanouts(fanouts, task)
+        try:
+            self.fanouts: tuple[int, ...] = tuple(whole_option("fanouts", each) for each in fanouts)
+        except TypeError:
+            raise ValueError(f"fanouts={fanouts!r}: give a list, one for each hop") from None
+        if min(self.fanouts, default=0 if task == "node" else 1) < 1:
+            raise ValueError(
+                f"fanouts={list(self.fanouts)}: give at least one hop, each at least 1; for all "
+                "neighbours the largest degree, such as int(graph.degrees().max())"
+            )
         self.graph, self.policy, self.task = graph, policy, task
         self.gcn_norm, self.direction = gcn_norm, direction
         self.shuffle, self.seed, self.epoch = shuffle, whole_option("seed", seed, 0), 0
@@ -278,8 +286,8 @@ class SampledLoader:
                 seeds, graph = len(rows), None
                 if sampler is not None:
                     sample = sampler.sample(rows, key)
-                    bucket = self._bucket_of(sample)
-                    if bucket is None:
+                    graph, rows = self._graph_of(sample, ends, resident), sample.nodes
+                    if graph is None:
                         if len(batch) == 1:
                             nodes, edges = size_of(sample, self.gcn_norm)
                             raise ValueError(
@@ -291,9 +299,6 @@ class SampledLoader:
                         middle = len(batch) // 2
                         waiting += batch[middle:], batch[:middle]
                         continue
-                    if ends is not None and self._exclude:
-                        take_out(sample, ends)
-                    rows, graph = sample.nodes, self._graph_of(sample, bucket, resident)
                 numbers = resident.node_of[rows[:seeds]]
                 nodes = np.asarray(self.graph.node_ids[numbers])
                 yield SampledBatch(graph, numbers, nodes, rows, resident.number, ends)
@@ -304,20 +309,32 @@ class SampledLoader:
         """Returns the seeds of a batch of nodes or edges, as rows."""
         return (items, None) if self.task == "node" else self._links.draw(items, resident, rng)
 
-    def _graph_of(self, sample: DenseSample, bucket: int, resident: ResidentGraph) -> StaticBatch:
+    def _graph_of(
+        self, sample: DenseSample, ends: LinkEnds | None, resident: ResidentGraph
+    ) -> StaticBatch | None:
+        """Pads a sample to the first bucket that holds it, and counts its use; or None."""
         rows, seeds = sample.nodes, sample.hops[1]
+        n, e = size_of(sample, self.gcn_norm)
+        for layout in self._layouts:
+            if n <= layout.capacity.node_limit and e <= layout.capacity.edge_limit:
+                break
+        else:
+            return None
+        self.statistics.batches[layout.bucket] += 1
+        self.statistics.real_rows += n
+        self.statistics.padded_rows += layout.capacity.nodes
+        if ends is not None and self._exclude:
+            take_out(sample, ends)
         nodes: dict[str, NDArray[Any]] = {}
         if self.states.width:
             # What training changes is read when the batch's turn comes.
-            shape = len(rows), self.states.width
-            nodes["x"] = np.zeros(shape, np.float32)
+            nodes["x"] = np.zeros((n, self.states.width), np.float32)
             if not self.states.mutable:
                 nodes["x"] = resident.values[rows].astype(np.float32, copy=False)
         if self._labels is not None:
-            nodes["y"] = np.full(len(rows), -1)
+            nodes["y"] = np.full(n, -1)
             nodes["y"][:seeds] = self._labels[resident.node_of[rows[:seeds]]]
         degrees, whole = resident.degrees[rows], resident.whole_degrees[rows]
-        layout = self._layouts[bucket]
         return batch_of(layout, sample, nodes, degrees, whole, closed=self.gcn_norm)
 
     def _items(self, resident: ResidentGraph) -> NDArray[Any]:
@@ -337,17 +354,6 @@ class SampledLoader:
     @cached_property
     def _layouts(self) -> list[SlotLayout]:
         return [SlotLayout(k, each, self._schema) for k, each in enumerate(self.plan.capacities)]
-
-    def _bucket_of(self, sample: DenseSample) -> int | None:
-        """Returns the first bucket that holds a sample, and counts its use; or None."""
-        nodes, edges = size_of(sample, self.gcn_norm)
-        for number, capacity in enumerate(self.plan.capacities):
-            if nodes <= capacity.node_limit and edges <= capacity.edge_limit:
-                self.statistics.batches[number] += 1
-                self.statistics.real_rows += nodes
-                self.statistics.padded_rows += capacity.nodes
-                return number
-        return None
 
     def _trials(self) -> list[IntArray]:
         """Returns nodes and edges of trial samples of a few states; only their edges are read."""
@@ -386,16 +392,3 @@ def _check_task(
             f"task={task!r} with {policy}: nodes are trained with NodeCache, Dispersed or "
             "InMemory, links with Beta, Comet or InMemory"
         )
-
-
-def _checked_fanouts(fanouts: Sequence[int], task: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(whole_option("fanouts", fanout) for fanout in fanouts)
-    except TypeError:
-        raise ValueError(f"fanouts={fanouts!r}: give a list, one for each hop") from None
-    if min(numbers, default=0 if task == "node" else 1) < 1:
-        raise ValueError(
-            f"fanouts={list(numbers)}: give at least one hop, each at least 1; for all neighbours "
-            "the largest degree, such as int(graph.degrees().max())"
-        )
-    return numbers
