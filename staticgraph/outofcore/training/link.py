@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -140,14 +140,17 @@ class LinkTrainer:
         # Without relations, a decoder's are those of one fixed relation.
         self._relations = nn.Parameter(relations, requires_grad=graph.num_relations > 0)
         real_option("encoder_rate", encoder_rate, 0.0)  # kept as it is in the folder's text
-        # What the optimizer trains.
-        self._trained = {"relations": self._relations}
-        self._trained |= {f"encoder.{name}": each for name, each in layers.items()}
         groups: list[dict[str, Any]] = [
             {"params": [self._relations], "lr": config.rate},
             {"params": list(layers.values()), "lr": encoder_rate},
         ]
         self.optimizer: torch.optim.Optimizer = torch.optim.Adagrad(groups, eps=float(EPSILON))
+        # What is committed with the embeddings, by name: parameters and their Adagrad sums.
+        self._trained: dict[str, Tensor] = {}
+        trained = {f"encoder.{name}": each for name, each in layers.items()}
+        for name, parameter in ({"relations": self._relations} | trained).items():
+            self._trained[f"parameter.{name}"] = parameter
+            self._trained[f"sum.{name}"] = self.optimizer.state[parameter]["sum"]
         # Options that cannot be are refused before there are embeddings that were made with them.
         self.loader: SampledLoader = SampledLoader(
             graph,
@@ -164,7 +167,7 @@ class LinkTrainer:
             seed=config.seed,
         )
         self.file: EmbeddingFile = open_embeddings(
-            Path(folder), graph, config, "" if encoder is None else options_text, self._parameters()
+            Path(folder), graph, config, "" if encoder is None else options_text, self._arrays()
         )
         self._restore()
         ways: Direction | None = None if encoder is None else direction
@@ -250,8 +253,7 @@ class LinkTrainer:
                 assert batch.ends is not None
                 loss += self._train_batch(batch, batch.ends)
                 edges, batches = edges + int(batch.ends.mask.sum()), batches + 1
-            parameters = self._parameters()
-            self._refuse_divergence(loss, parameters)
+            self._refuse_divergence(loss)
             # Durable before the clock is read, since the epoch's figures are part of the commit.
             self.file.sync()
             result = LinkEpoch(
@@ -269,7 +271,7 @@ class LinkTrainer:
             )
             unchanged = {name: self.file.extras[name] for name in ("identity", "partition")}
             history = json.dumps([asdict(each) for each in (*self.history, result)])
-            self.file.commit({**unchanged, "history": bytes_of(history), **parameters})
+            self.file.commit({**unchanged, "history": bytes_of(history), **self._arrays()})
         except BaseException:
             # Also after an interrupt: the next epoch must start from the same state as this one.
             self.buffer.abandon()
@@ -280,18 +282,14 @@ class LinkTrainer:
             self._in_epoch = False
         return result
 
-    def _refuse_divergence(
-        self, loss: Tensor, parameters: Mapping[str, NDArray[Any]] | None = None
-    ) -> None:
+    def _refuse_divergence(self, loss: Tensor) -> None:
         """Raises Diverged if the loss, embeddings or parameters are not finite."""
-        reason = ""
+        wild = [name for name, each in self._trained.items() if not each.isfinite().all()]
+        reason = f"{wild[0]} is not finite" if wild else ""
+        if self.file.not_finite:
+            reason = f"embeddings of partition {min(self.file.not_finite)} are not finite"
         if not math.isfinite(value := float(loss)):
             reason = f"the loss is {value}"
-        elif self.file.not_finite:
-            reason = f"embeddings of partition {min(self.file.not_finite)} are not finite"
-        for name, array in (parameters or {}).items():
-            if not reason and not np.isfinite(array).all():
-                reason = f"{name} is not finite"
         if reason:
             number = self.epoch + 1
             raise Diverged(
@@ -327,23 +325,15 @@ class LinkTrainer:
 
     # ------------------------------------------------------------------ what is committed
 
-    def _parameters(self) -> dict[str, NDArray[Any]]:
-        """Returns the parameters and their Adagrad sums, by name."""
-        arrays: dict[str, NDArray[Any]] = {}
-        for name, parameter in self._trained.items():
-            arrays[f"parameter.{name}"] = parameter.detach().cpu().numpy().copy()
-            arrays[f"sum.{name}"] = self.optimizer.state[parameter]["sum"].cpu().numpy().copy()
-        return arrays
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        """Returns copies of what is trained, by name."""
+        return {k: each.detach().cpu().numpy().copy() for k, each in self._trained.items()}
 
     def _restore(self) -> None:
-        """Restores the committed parameters and sums."""
+        """Restores what was committed."""
         with torch.no_grad():
-            for name, parameter in self._trained.items():
-                parameter.copy_(torch.from_numpy(self.file.extras[f"parameter.{name}"]))
-                total = self.optimizer.state[parameter]["sum"]
-                total.copy_(torch.from_numpy(self.file.extras[f"sum.{name}"]))
-
-    # ------------------------------------------------------------------ the encoder
+            for name, each in self._trained.items():
+                each.copy_(torch.from_numpy(self.file.extras[name]))
 
     def _values(self, partition: int) -> NDArray[np.float32]:
         """Returns ``[nodes of the partition, D]``: the embeddings on disk."""

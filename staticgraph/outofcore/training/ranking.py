@@ -99,7 +99,12 @@ def filtered_places(
         )
     tested = np.concatenate([new[queries[:2]], queries[2:]])
     true = np.concatenate([new[true[:2]], true[2:]])
-    values, relation = _rows_of(trainer, tested[:2]), torch.from_numpy(tested[2])
+    owners, inside = np.divmod(tested[:2], graph.partition_size)
+    values = torch.empty(*owners.shape, trainer.rows(0).size(-1))
+    for partition in np.unique(owners).tolist():
+        here = owners == partition
+        values[torch.from_numpy(here)] = trainer.rows(partition)[torch.from_numpy(inside[here])]
+    relation = torch.from_numpy(tested[2])
     places, not_finite = np.empty((2, tested.shape[1])), 0
     for way in (0, 1):
         query = trainer.decoder.query(values[way], trainer.relations[way, relation])
@@ -143,17 +148,6 @@ def triples_of(edges: ArrayLike, graph: PartitionedGraph, name: str) -> IntArray
     if graph.columns == 2 and triples[2].any():
         raise BadGraph(f"{name} has relations, and {graph.folder} was partitioned without any")
     return triples
-
-
-def _rows_of(trainer: LinkTrainer, nodes: IntArray) -> torch.Tensor:
-    """Returns embeddings ``[*nodes.shape, D]``, gathered partition by partition."""
-    out = torch.empty(*nodes.shape, trainer.rows(0).size(-1))
-    partitions, inside = np.divmod(nodes, trainer.graph.partition_size)
-    for partition in np.unique(partitions).tolist():
-        here = torch.from_numpy(partitions == partition)
-        block = trainer.rows(partition)
-        out[here] = block[torch.from_numpy(inside)[here]]
-    return out
 
 
 def _no_candidates(tested: IntArray, true: IntArray, way: int) -> tuple[IntArray, IntArray]:
