@@ -69,9 +69,7 @@ def test_a_state_sees_exactly_the_edges_between_resident_nodes(graph, policy, di
         assert (resident.whole_degrees[~here] == 0).all()
         inside = np.isin(EDGES, original).all(axis=0)
         ways = {"in": [(0, 1)], "out": [(1, 0)], "both": [(0, 1), (1, 0)]}[direction]
-        for (near, far), pointers, indices in zip(
-            ways, resident.neighbours.pointers, resident.neighbours.indices, strict=True
-        ):
+        for (near, far), (pointers, indices) in zip(ways, resident.neighbours.ways, strict=True):
             own = np.repeat(np.arange(len(here)), np.diff(pointers))
             found = [graph.node_ids[resident.node_of[rows]] for rows in (indices, own)]
             expected = EDGES[[near, far]][:, inside]

@@ -37,35 +37,33 @@ class Neighbours:
     """Neighbours by row.
 
     Attributes:
-        pointers: one ``[rows + 1]`` per direction (incoming first).
-        indices: one ``[edges]`` per direction, int32 rows.
+        ways: for each direction (incoming first), where the neighbours of each row begin,
+            ``[rows + 1]``, and their rows, ``[edges]`` int32.
     """
 
-    pointers: tuple[IntArray, ...]
-    indices: tuple[NDArray[np.int32], ...]
+    ways: tuple[tuple[IntArray, NDArray[np.int32]], ...]
 
     @classmethod
     def of(
         cls, source: NDArray[Any], destination: NDArray[Any], rows: int, direction: Direction = "in"
     ) -> Neighbours:
         """Groups edges, given as rows ``[e]`` and ``[e]``, by row, in linear time and in order."""
-        ends, pointers, indices = (source, destination), [], []
+        ends, ways = (source, destination), []
         for end in ENDS[direction]:
-            order, pointer = sort_by_key(ends[end], rows)
-            pointers.append(pointer)
-            indices.append(np.asarray(ends[-1 - end], np.int32)[order])
-        return cls(tuple(pointers), tuple(indices))
+            order, pointers = sort_by_key(ends[end], rows)
+            ways.append((pointers, np.asarray(ends[-1 - end], np.int32)[order]))
+        return cls(tuple(ways))
 
     @property
     def rows(self) -> int:
         """Number of rows of the buffer."""
-        return len(self.pointers[0]) - 1
+        return len(self.ways[0][0]) - 1
 
     def degrees(self) -> IntArray:
         """Returns ``[rows]`` degrees over all directions, without self-loops."""
         total = np.zeros(self.rows, np.int64)
-        for pointer, neighbours in zip(self.pointers, self.indices, strict=True):
-            row_of = np.repeat(np.arange(self.rows), np.diff(pointer))
+        for pointers, neighbours in self.ways:
+            row_of = np.repeat(np.arange(self.rows), np.diff(pointers))
             total += np.bincount(row_of[row_of != neighbours], minlength=self.rows)
         return total
 
@@ -105,7 +103,7 @@ class ResidentGraph:
         self.node_of: IntArray = np.full(rows, -1, np.int64)
         self.node_of[places] = self._nodes
         self.whole_degrees: IntArray = np.zeros(rows, np.int64)
-        self.neighbours: Neighbours = Neighbours((), ())
+        self.neighbours: Neighbours = Neighbours(())
         self.degrees: IntArray = self.whole_degrees
         if direction is not None:
             self.whole_degrees[places] = graph.degrees(direction, loops=False)[self._nodes]

@@ -61,7 +61,7 @@ class DenseSampler:
         nodes = [np.ascontiguousarray(seeds, np.int64)]
         draws, hops = [], [0, len(seeds)]
         place[nodes[0]] = np.arange(len(seeds))
-        ways = list(zip(self.neighbours.pointers, self.neighbours.indices, strict=True))
+        ways = self.neighbours.ways
         for fanout in self.fanouts:
             drawn = np.full((len(nodes[-1]), fanout * len(ways)), -1, np.int32)
             new, count = np.empty(drawn.size, np.int64), 0
