@@ -46,7 +46,7 @@ def padded(sample, x, degrees, whole=None, *, closed=False, extra=5):
     layout = SlotLayout(0, Capacity.distinct(nodes + extra, edges + extra, 2), schema)
     rows = sample.nodes
     whole = degrees if whole is None else whole
-    return batch_of(layout, sample, {"x": x[rows]}, degrees[rows], whole[rows], closed=closed)
+    return batch_of(layout, sample, {"x": x[rows]}, degrees[rows], whole[rows])
 
 
 def outputs(model, batch):

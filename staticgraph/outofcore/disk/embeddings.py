@@ -8,6 +8,10 @@ Invariant: after a kill, opening finds exactly the last committed epoch. This ta
 space, but unlike a redo log it writes nothing twice.
 
 A record is ``partition_size`` rows of values followed by as many rows of Adagrad sums, float32.
+
+A folder records how its embeddings were trained, and over which partitioned graph: row i is the
+embedding of node i in the numbering of this graph only. To train further with another configuration
+would mix two runs, and with another numbering assign embeddings to wrong nodes: both are refused.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from staticgraph.files import atomic, scratch
 from staticgraph.files.checksum import require_written
 from staticgraph.files.folder import require_only_files
 from staticgraph.outofcore.disk.block_io import BlockFile
+from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.text.how_many import how_many
 
 DATA = "embeddings.bin"
@@ -201,6 +206,61 @@ class EmbeddingFile:
     def _offset(self, partition: int) -> int:
         place = int(self._written["place"][partition])
         return (place * self.num_partitions + partition) * self.record_bytes
+
+
+def open_embeddings(
+    folder: Path,
+    graph: PartitionedGraph,
+    dimension: int,
+    run: str,
+    initial: Callable[[int], FloatArray],
+    extras: Mapping[str, NDArray[Any]],
+) -> EmbeddingFile:
+    """Opens the embeddings of a run over a graph, or creates them.
+
+    Args:
+        folder, graph, dimension: of the run.
+        run: what must be unchanged to continue.
+        initial, extras: as for :meth:`EmbeddingFile.create`.
+
+    Raises:
+        ValueError: if the folder holds embeddings of another partitioning or run.
+    """
+    try:
+        file = EmbeddingFile(folder, cached=graph.cached)
+    except FileNotFoundError:
+        origin = {"identity": bytes_of(run), "partition": bytes_of(graph.digest)}
+        EmbeddingFile.create(
+            folder,
+            graph.num_partitions,
+            graph.partition_size,
+            dimension,
+            initial,
+            {**origin, **extras},
+        )
+        file = EmbeddingFile(folder, cached=graph.cached)
+    recorded, trained = (
+        file.extras.get(name, np.empty(0, np.uint8)).tobytes().decode()
+        for name in ("partition", "identity")
+    )
+    problem = ""
+    if recorded != graph.digest:
+        problem = (
+            f"of the partitioned graph {recorded or '(of an older version)'}; {graph.folder} is "
+            f"{graph.digest}, whose nodes have other numbers: partition with the same seed over "
+            "the same edges to go on"
+        )
+    elif trained != run:
+        problem = f"trained as {trained}; this is {run}: go on with the same"
+    if problem:
+        file.close()
+        raise ValueError(f"{folder} holds embeddings {problem}, or choose another folder")
+    return file
+
+
+def bytes_of(text: str) -> NDArray[np.uint8]:
+    """Encodes a text as an array, which a commit can contain."""
+    return np.frombuffer(text.encode(), np.uint8)
 
 
 def _require_both(folder: Path) -> None:

@@ -65,19 +65,16 @@ def batch_of(
     nodes: dict[str, NDArray[np.generic]],
     degrees: IntArray,
     whole_degrees: IntArray,
-    *,
-    closed: bool,
 ) -> StaticBatch:
     """Pads a sample to the slot of a bucket that holds it; each draw is an edge.
 
-    ``nodes`` are ``[n, ...]`` fields of its nodes, and degrees as of :func:`gcn_weights`. If
-    ``closed``, each node has exactly one self-loop, whatever loops were drawn, as GCN's
-    normalisation needs.
+    ``nodes`` are ``[n, ...]`` fields of its nodes, and degrees as of :func:`gcn_weights`. If edges
+    have weights, each node has exactly one self-loop, whatever loops were drawn.
     """
-    sources, counts = [], []
+    sources, counts, weighted = [], [], "edge_weight" in layout.schema
     last = np.empty((len(sample.nodes) - sample.hops[-2], 0), np.int32)
     for first, drawn in zip(sample.hops, (*sample.draws, last), strict=False):
-        if closed:
+        if weighted:
             loop = np.arange(first, first + len(drawn), dtype=np.int32)[:, None]
             drawn = np.concatenate([loop, np.where(drawn == loop, -1, drawn)], axis=1)
         real = drawn >= 0
@@ -85,7 +82,7 @@ def batch_of(
         counts.append(real.sum(axis=1))
     source = np.concatenate(sources)
     destination = np.repeat(np.arange(len(sample.nodes)), np.concatenate(counts))
-    if "edge_weight" in layout.schema:
+    if weighted:
         nodes = {**nodes, "edge_weight": gcn_weights(source, destination, degrees, whole_degrees)}
     return padded_graph(layout, len(sample.nodes), source, destination, nodes)
 

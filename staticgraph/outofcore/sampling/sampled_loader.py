@@ -335,7 +335,7 @@ class SampledLoader:
             nodes["y"] = np.full(n, -1)
             nodes["y"][:seeds] = self._labels[resident.node_of[rows[:seeds]]]
         degrees, whole = resident.degrees[rows], resident.whole_degrees[rows]
-        return batch_of(layout, sample, nodes, degrees, whole, closed=self.gcn_norm)
+        return batch_of(layout, sample, nodes, degrees, whole)
 
     def _items(self, resident: ResidentGraph) -> NDArray[Any]:
         """Returns what a state trains on: its edges, or the rows of its seeds."""

@@ -34,14 +34,13 @@ from torch import Tensor, nn
 
 from staticgraph.errors import Diverged
 from staticgraph.outofcore.disk.buffer import PartitionBuffer
-from staticgraph.outofcore.disk.embeddings import EmbeddingFile
+from staticgraph.outofcore.disk.embeddings import EmbeddingFile, bytes_of, open_embeddings
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
 from staticgraph.outofcore.policies.policy import EdgePolicy
 from staticgraph.outofcore.policies.schedule import edge_permutation_bias
 from staticgraph.outofcore.sampling.link_sampling import LinkEnds
 from staticgraph.outofcore.sampling.sampled_loader import SampledBatch, SampledLoader
 from staticgraph.outofcore.training.gnn import reads_gcn_weights, run_whole
-from staticgraph.outofcore.training.link_embeddings import bytes_of, open_embeddings
 from staticgraph.outofcore.training.link_step import (
     DECODERS,
     EPSILON,
@@ -131,7 +130,9 @@ class LinkTrainer:
         self.decoder: DistMult = DECODERS[config.decoder]()
         layers = {} if encoder is None else dict(encoder.named_parameters())
         self._device = next((each.device for each in layers.values()), torch.device("cpu"))
-        options_text = f"{encoder} {list(fanouts)} {direction} {encoder_rate} {exclude}"
+        run = f"{config} {graph.num_nodes} {graph.num_edges} "
+        if encoder is not None:
+            run += f"{encoder} {list(fanouts)} {direction} {encoder_rate} {exclude}"
         width = config.dimension
         if encoder is not None:  # what it gives for two nodes without edges
             nothing, x = np.empty((0, 2), np.int64), np.zeros((2, width), np.float32)
@@ -166,9 +167,17 @@ class LinkTrainer:
             direction=direction,
             seed=config.seed,
         )
+
+        def initial(partition: int) -> NDArray[np.float32]:
+            """Returns ``[rows, D]``, which depends only on the seed and the partition."""
+            rng = np.random.default_rng([config.seed, 0, partition])
+            shape = graph.partition_size, config.dimension
+            return config.spread * rng.standard_normal(shape, np.float32)
+
         self.file: EmbeddingFile = open_embeddings(
-            Path(folder), graph, config, "" if encoder is None else options_text, self._arrays()
-        )
+            Path(folder), graph, config.dimension, run, initial,
+            {"history": bytes_of("[]"), **self._arrays()},
+        )  # fmt: skip
         self._restore()
         ways: Direction | None = None if encoder is None else direction
         self.buffer: PartitionBuffer = PartitionBuffer(graph, ways, self.file)
