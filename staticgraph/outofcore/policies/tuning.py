@@ -43,11 +43,7 @@ class Tuning:
 
 
 def tune(
-    num_nodes: int,
-    num_edges: int,
-    node_bytes: int,
-    edge_bytes: int,
-    memory_bytes: int | str,
+    num_nodes: int, num_edges: int, node_bytes: int, edge_bytes: int, memory_bytes: int | str
 ) -> Tuning:
     """Chooses p, c and l.
 

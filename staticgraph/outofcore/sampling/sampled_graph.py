@@ -125,10 +125,7 @@ def size_of(sample: DenseSample, closed: bool) -> tuple[int, int]:
 
 
 def gcn_weights(
-    source: NDArray[np.integer],
-    destination: IntArray,
-    degrees: IntArray,
-    whole_degrees: IntArray,
+    source: NDArray[np.integer], destination: IntArray, degrees: IntArray, whole_degrees: IntArray
 ) -> FloatArray:
     """Returns ``[e]``: GCN's normalisation of edges with one self-loop per node.
 

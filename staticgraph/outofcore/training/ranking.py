@@ -45,10 +45,7 @@ class LinkScore:
 
 
 def evaluate_links(
-    trainer: LinkTrainer,
-    edges: ArrayLike,
-    known: ArrayLike,
-    hits: Sequence[int] = (1, 3, 10),
+    trainer: LinkTrainer, edges: ArrayLike, known: ArrayLike, hits: Sequence[int] = (1, 3, 10)
 ) -> LinkScore:
     """Ranks edges among all nodes.
 
