@@ -1,12 +1,11 @@
 """Reads blocks of a file into existing arrays with ``preadv``, and writes them back.
 
 Reads are few and large, go into memory that never moves, and use no shared file position, so that
-several threads can read one file. A short read is an error that names file and offset, because the
-manifest says that the bytes exist.
+several threads can read one file.
 
-The operating system keeps data that was read in its page cache. That is a second copy, which fills
-the free memory, and it hides from measurements whether the disk was read at all; ``cached=False``
-drops the pages as soon as a block is in its array, or on the disk.
+The operating system keeps data that was read in its page cache: a second copy, which hides from
+measurements whether the disk was read at all. ``cached=False`` drops the pages as soon as a block
+is in its array, or on the disk.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import StoreCorrupt
@@ -46,18 +46,18 @@ class BlockFile:
         Raises:
             StoreCorrupt: if the file ends before it is full.
         """
-        at, end = offset, offset + into.nbytes
-        while at < end:
-            count = os.preadv(self.descriptor, [into.data.cast("B")[at - offset :]], at)
+        at, view = offset, into.reshape(-1).view(np.uint8).data
+        while view:  # one call may read less
+            count = os.preadv(self.descriptor, [view], at)
             self.reads += 1
             if not count:
                 raise StoreCorrupt(
-                    f"{self.path} ends at byte {at}, {how_many(end - at, 'byte')} short of the "
+                    f"{self.path} ends at byte {at}, {how_many(len(view), 'byte')} short of the "
                     f"block that begins at {offset}: the file was cut; partition the graph again"
                 )
-            at += count
+            view, at = view[count:], at + count
         self.bytes_read += into.nbytes
-        self._forget(offset, end)
+        self._forget(offset, at)
 
     def write(self, offset: int, *arrays: NDArray[Any]) -> None:
         """Writes contiguous arrays, one after the other, from ``offset`` on."""
@@ -67,8 +67,7 @@ class BlockFile:
             while view:  # one call may write less
                 count = os.pwrite(self.descriptor, view, at)
                 view, at = view[count:], at + count
-        if not self.cached:
-            # Only clean pages can be dropped.
+        if not self.cached:  # only clean pages can be dropped
             os.fdatasync(self.descriptor)
         self._forget(offset, at)
 

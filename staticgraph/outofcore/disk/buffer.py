@@ -2,16 +2,14 @@
 
 Problem: a swap reads partitions and writes others back, and training should wait for neither. Idea:
 one thread does all reading and writing, in the order of requests. While a state trains, the
-partitions that only the next state needs are read into spare slots, and the graph of the next state
-is built; when the state ends, the partitions that leave are written while the next state already
-trains. Since there is a single queue, a partition that leaves and soon returns is read after it was
-written, without further locking. Invariant: memory is allocated once; a row's values are accessed
-only by the trainer while it is resident, and only by the thread otherwise, so no gradient is ever
-stale.
+partitions that only the next state needs are read into spare slots, and its graph is built; when
+the state ends, the partitions that leave are written while the next state already trains. Since
+there is a single queue, a partition that leaves and soon returns is read after it was written,
+without further locking. Invariant: a row's values are accessed only by the trainer while it is
+resident, and only by the thread otherwise, so no gradient is ever stale.
 
 Rows are places in the buffer, not nodes of the whole graph; a row without a resident node has no
-neighbours. With direction ``both``, the sources of a row's incoming edges and the destinations of
-its outgoing edges are kept separately.
+neighbours.
 """
 
 from __future__ import annotations
@@ -36,9 +34,8 @@ from staticgraph.store.columns import sort_by_key
 class Neighbours:
     """Neighbours by row.
 
-    Attributes:
-        ways: for each direction (incoming first), where the neighbours of each row begin,
-            ``[rows + 1]``, and their rows, ``[edges]`` int32.
+    ``ways`` holds, for each direction (incoming first), where the neighbours of each row begin,
+    ``[rows + 1]``, and their rows, ``[edges]`` int32.
     """
 
     ways: tuple[tuple[IntArray, NDArray[np.int32]], ...]

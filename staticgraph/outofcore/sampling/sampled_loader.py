@@ -229,10 +229,7 @@ class SampledLoader:
         """
         self._iteration += 1
         number = self._iteration
-        with (
-            ThreadPoolExecutor(1, "staticgraph-sampler") as thread,
-            closing(self._all_batches(thread)) as batches,
-        ):
+        with closing(self._all_batches()) as batches:
             while True:
                 started = time.perf_counter()
                 batch = next(batches, None)
@@ -251,24 +248,20 @@ class SampledLoader:
         """Ends the threads."""
         self.states.close()
 
-    def _all_batches(self, thread: ThreadPoolExecutor) -> Generator[SampledBatch, None, None]:
-        """Yields the batches of an epoch; those of a state are sampled ahead in the thread."""
-        for resident in self.states.run(self.schedule(self.epoch)):
-            batches = self._batches(resident)
-            ahead: deque[Future[SampledBatch | None]] = deque()
-            try:
-                while True:
-                    while len(ahead) < AHEAD:
+    def _all_batches(self) -> Generator[SampledBatch, None, None]:
+        """Yields the batches of an epoch; those of a state are sampled ahead in a thread."""
+        with ThreadPoolExecutor(1, "staticgraph-sampler") as thread:
+            for resident in self.states.run(self.schedule(self.epoch)):
+                batches = self._batches(resident)
+                ahead: deque[Future[SampledBatch | None]] = deque()
+                try:
+                    ahead.extend(thread.submit(next, batches, None) for _ in range(AHEAD))
+                    while (batch := ahead.popleft().result()) is not None:
                         ahead.append(thread.submit(next, batches, None))
-                    batch = ahead.popleft().result()
-                    if batch is None:
-                        break
-                    yield batch
-            finally:
-                for future in ahead:
-                    future.cancel()
-
-    # ------------------------------------------------------------------ sampling
+                        yield batch
+                finally:
+                    for future in ahead:
+                        future.cancel()
 
     def _batches(self, resident: ResidentGraph) -> Iterator[SampledBatch]:
         """Yields the batches of a state; in their place two halves where no bucket holds one."""
@@ -343,8 +336,6 @@ class SampledLoader:
             return resident.edges
         inside = np.isin(self._seeds // self.graph.partition_size, resident.state.train)
         return resident.rows(self._seeds[inside])
-
-    # ------------------------------------------------------------------ static shapes
 
     @cached_property
     def _schema(self) -> Schema:

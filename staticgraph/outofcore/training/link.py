@@ -332,8 +332,6 @@ class LinkTrainer:
         adagrad_rows(self.buffer.values, self.buffer.sums, rows, gradient, rate)
         return loss.detach()
 
-    # ------------------------------------------------------------------ what is committed
-
     def _arrays(self) -> dict[str, NDArray[Any]]:
         """Returns copies of what is trained, by name."""
         return {k: each.detach().cpu().numpy().copy() for k, each in self._trained.items()}
