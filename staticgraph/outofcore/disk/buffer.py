@@ -15,9 +15,10 @@ neighbours.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import InitVar, dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ class ResidentGraph:
         self.degrees: IntArray = self.whole_degrees
         if direction is not None:
             self.whole_degrees[places] = graph.degrees(direction, loops=False)[self._nodes]
-            edges = self._read([(i, j) for i in resident for j in resident])
+            edges = self._read(product(resident, resident))
             self.neighbours = Neighbours.of(edges[:, 0], edges[:, -1], rows, direction)
             self.degrees = self.neighbours.degrees()
 
@@ -117,7 +118,7 @@ class ResidentGraph:
         """Draws the rows of resident nodes uniformly; the nodes do not depend on their slots."""
         return self.rows(self._nodes[rng.integers(len(self._nodes), size=count)])
 
-    def _read(self, cells: Sequence[Cell]) -> NDArray[Any]:
+    def _read(self, cells: Iterable[Cell]) -> NDArray[Any]:
         """Returns ``[n, 2 or 3]``: the edges of resident cells, as rows."""
         edges = self.graph.read_cells(cells)
         for end in (0, -1):

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -144,7 +145,7 @@ class PartitionedGraph:
             raise IndexError(f"partition {partition} of {self.num_partitions}")
         return min(self.partition_size, self.num_nodes - partition * self.partition_size)
 
-    def read_cells(self, cells: Sequence[Cell]) -> NDArray[Any]:
+    def read_cells(self, cells: Iterable[Cell]) -> NDArray[Any]:
         """Returns ``[n, 2 or 3]``: source, (relation,) destination of the edges of these cells.
 
         Edges are in the order of the file; adjacent cells are read at once.
@@ -165,7 +166,7 @@ class PartitionedGraph:
     def read_edges(self) -> NDArray[Any]:
         """Returns the rows of :meth:`read_cells` for all edges, in memory."""
         every = range(self.num_partitions)
-        return self.read_cells([(i, j) for i in every for j in every])
+        return self.read_cells(product(every, every))
 
     def _check_cell(self, cell: int, edges: NDArray[Any]) -> None:
         """Checks the edges of a cell when it is first read."""
@@ -225,7 +226,7 @@ class PartitionedGraph:
         if (direction, loops) not in self._degrees:
             total = np.zeros(self.num_nodes, np.int32)
             for source in range(self.num_partitions):
-                rows = self.read_cells([(source, j) for j in range(self.num_partitions)])
+                rows = self.read_cells((source, j) for j in range(self.num_partitions))
                 if not loops:
                     rows = rows[rows[:, 0] != rows[:, -1]]
                 for end in ENDS[direction]:

@@ -1,12 +1,12 @@
 """Policies for the order of partitions in the buffer: BETA, COMET and everything at once.
 
 Problem: training on an edge needs the embeddings of both endpoints, so for each of the p*p edge
-cells, the buffer of c partitions must at some time hold both of its partitions, with as few reads
-as possible, and without an order of edges that hurts the model. BETA (Marius) keeps c-1 partitions
-and passes all others through the last place, which is close to the minimum of reads; but it uses
-each cell as soon as it can, so that consecutive batches are correlated. COMET (MariusGNN) runs BETA
-over a few logical partitions, which are random groups of physical ones, redrawn each epoch, and
-assigns each cell to a random one of the states that hold it.
+cells, the buffer of c partitions must at some time hold both of its partitions, with few reads, and
+without an order of edges that hurts the model. BETA (Marius) keeps c-1 partitions and passes all
+others through the last place, which is close to the minimum of reads; but it uses each cell as soon
+as it can, so that consecutive batches are correlated. COMET (MariusGNN) runs BETA over random
+groups of partitions, redrawn each epoch, and assigns each cell to a random one of the states that
+hold it.
 
 Invariant: every cell is used exactly once, with both endpoints resident, and one group is swapped
 between states. These are pure functions: no disk, no clock, no global random state.
@@ -14,8 +14,8 @@ between states. These are pure functions: no disk, no clock, no global random st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -34,8 +34,8 @@ class InMemory:
     def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
         """Returns one state with every cell; no random numbers are drawn."""
         everything = tuple(range(num_partitions))
-        cells = tuple((i, j) for i in everything for j in everything)
-        return Schedule(num_partitions, (State(everything, cells),))
+        state = State(everything, tuple(product(everything, everything)))
+        return Schedule(num_partitions, (state,))
 
     def slots(self, num_partitions: int) -> int:
         """Returns the number of partitions resident at once."""
@@ -87,10 +87,17 @@ class _OfEdges(_Buffered):
         groups = members.reshape(-1, size)
         states = [
             tuple(sorted(groups[list(state)].ravel().tolist()))
-            for state in beta_states(len(groups), self.buffer // size, rng)
+            for state in _beta_states(len(groups), self.buffer // size, rng)
         ]
-        assigned = _assign(states, num_partitions, self.assignment, rng)
-        return Schedule(num_partitions, assigned, group=size)
+        resident = np.zeros((len(states), num_partitions), bool)
+        for number, state in enumerate(states):
+            resident[number, list(state)] = True
+        cells: list[list[Cell]] = [[] for _ in states]
+        for i, j in product(range(num_partitions), repeat=2):
+            holding = np.flatnonzero(resident[:, i] & resident[:, j])
+            cells[holding[0] if self.assignment == "greedy" else rng.choice(holding)].append((i, j))
+        assigned = (State(*each) for each in zip(states, map(tuple, cells), strict=True))
+        return Schedule(num_partitions, tuple(assigned), group=size)
 
     def group(self, num_partitions: int) -> int:
         """Returns the number of partitions swapped together."""
@@ -107,8 +114,8 @@ class Beta(_OfEdges):
             ``random`` draws one of all states that hold it.
 
     Raises:
-        ValueError: for a buffer below two partitions, which holds no edge between partitions, or an
-            unknown assignment.
+        ValueError: for a smaller buffer, which holds no edge between partitions, or an unknown
+            assignment.
     """
 
     assignment: Assignment = "greedy"
@@ -126,8 +133,7 @@ class Comet(_OfEdges):
         assignment: as in :class:`Beta`; random as published.
 
     Raises:
-        ValueError: for a buffer below two partitions or an unknown assignment; :meth:`epoch` raises
-            as :meth:`group`.
+        ValueError: as for :class:`Beta`; :meth:`epoch` raises as :meth:`group`.
     """
 
     logical: int | None = None
@@ -176,9 +182,8 @@ class NodeCache(_Buffered):
 
     Args:
         buffer: the number of partitions that fit, at least 2.
-        near: the number of other places reserved in every epoch for the partitions right after the
-            training ones; all other places if there are fewer. For graphs from
-            ``partition(near=)``.
+        near: the most other places reserved in every epoch for the partitions right after the
+            training ones, for graphs from ``partition(near=)``.
 
     Raises:
         ValueError: if ``near`` is negative, or ``buffer`` is below 2.
@@ -251,7 +256,7 @@ class Dispersed(_Buffered):
 NodePolicy = NodeCache | Dispersed
 
 
-def beta_states(
+def _beta_states(
     num_partitions: int, buffer: int, rng: np.random.Generator
 ) -> list[tuple[int, ...]]:
     """Returns the buffers of BETA in order, each an ascending tuple, one partition apart.
@@ -274,25 +279,3 @@ def beta_states(
             inside[place] = outside.pop()
             states.append(tuple(sorted(inside)))
     return states
-
-
-def _assign(
-    states: Sequence[tuple[int, ...]],
-    num_partitions: int,
-    assignment: Assignment,
-    rng: np.random.Generator,
-) -> tuple[State, ...]:
-    """Assigns each cell to one of the states that hold both of its partitions."""
-    resident = np.zeros((len(states), num_partitions), dtype=bool)
-    for number, state in enumerate(states):
-        resident[number, list(state)] = True
-    cells: list[list[Cell]] = [[] for _ in states]
-    for i in range(num_partitions):
-        for j in range(num_partitions):
-            holding = np.flatnonzero(resident[:, i] & resident[:, j])
-            chosen = holding[0] if assignment == "greedy" else rng.choice(holding)
-            cells[chosen].append((i, j))
-    return tuple(
-        State(partitions, tuple(assigned))
-        for partitions, assigned in zip(states, cells, strict=True)
-    )

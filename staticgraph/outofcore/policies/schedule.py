@@ -6,9 +6,9 @@ from disk follows it.
 Its bias says how far it is from training on the edges in random order: after each state, each
 partition has processed some share of the edges that touch it. In random order all shares would be
 equal; the bias is the largest difference between any two, over all states: 0 is random, 1 means
-that one partition had finished before another began. MariusGNN takes the shares per node; on graphs
-with nodes of degree one, that bias is 1 for every policy, because such a node goes from none to all
-of its edges at once. Shares are therefore taken per partition, which weighs nodes by their edges.
+that one partition had finished before another began. MariusGNN takes the shares per node, which
+gives 1 for every policy on graphs with nodes of degree one: such a node goes from none to all of
+its edges at once. Shares per partition weigh nodes by their edges.
 """
 
 from __future__ import annotations

@@ -6,14 +6,13 @@ and relation, and the source given destination and the reverse relation. The los
 softmax cross-entropies. Source: Marius, OSDI 2021, sections 2 and 3.
 
 A decoder turns the known endpoint and the relation into a query, and scores candidates against it:
-DistMult and ComplEx by a product, TransE by a distance. One query thus serves many candidates at
-once, as training against shared negatives and ranking require. Every relation has a second set of
-parameters for the reverse direction (destination to source), as in Marius. Sources: Yang et al.,
-ICLR 2015; Trouillon et al., ICML 2016; Bordes et al., NeurIPS 2013.
+one query serves many candidates at once, as shared negatives and ranking require. Every relation
+has a second set of parameters for the reverse direction, as in Marius. Sources: Yang et al., ICLR
+2015; Trouillon et al., ICML 2016; Bordes et al., NeurIPS 2013.
 
 Only the rows that a batch touched are updated, by Adagrad: a row's squared gradients are added to
-its sums, and its values change by ``-rate * g / (sqrt(sum) + eps)``. Rows are distinct, so the loop
-has no conflicts and the result does not depend on their order. Source: Duchi et al., JMLR 2011.
+its sums, and its values change by ``-rate * g / (sqrt(sum) + eps)``. Rows are distinct, so the
+result does not depend on their order. Source: Duchi et al., JMLR 2011.
 """
 
 from __future__ import annotations
@@ -103,10 +102,9 @@ class TransE(DistMult):
     def scores(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Returns all negative distances: squares minus products.
 
-        One matrix product instead of the differences of all pairs, which would need memory for
-        pairs times columns. In float64, and rounded once: if a query and its candidate are near,
-        cancellation would leave only rounding errors in float32, which the gradient of the root
-        amplifies.
+        The differences of all pairs would need memory for pairs times columns. In float64, and
+        rounded once: if a query and its candidate are near, cancellation would leave only rounding
+        errors in float32, which the gradient of the root amplifies.
         """
         q, c = query.double(), candidates.double()
         products = 2.0 * (q @ c.transpose(-1, -2))
@@ -134,9 +132,8 @@ class LinkConfig:
         seed: the seed of all random draws.
 
     Raises:
-        ValueError: for an unknown decoder, a count that is not a whole number from 1 on, chunks
-            that do not divide the batch, a share outside 0 to 1, or a rate, spread or seed that is
-            negative or not finite.
+        ValueError: for an unknown decoder, a count below 1, chunks that do not divide the batch, a
+            share outside 0 to 1, or a rate, spread or seed that is negative or not finite.
     """
 
     decoder: str = "distmult"
