@@ -2,10 +2,9 @@
 
 Node numbers are the new ones assigned by partitioning: node v is in partition v // partition_size.
 ``node_ids`` maps them back to the caller's numbers. The graph is read-only; values that training
-changes are in :mod:`staticgraph.outofcore.disk.embeddings`.
-
-When a cell of edges or a partition of features is first read, it is checked against its checksum,
-and the nodes of the cell's edges against their partitions: all later code relies on this.
+changes are in :mod:`staticgraph.outofcore.disk.embeddings`. A cell of edges or a partition of
+features is checked when it is first read, against its checksum, and the nodes of the edges against
+their partitions: all later code relies on this.
 """
 
 from __future__ import annotations
@@ -77,14 +76,14 @@ class PartitionedGraph:
         self.columns: int = m.columns
         self.dtype: np.dtype[Any] = np.dtype(m.index_dtype)
         p = m.num_partitions
-        self.offsets: IntArray = self._array(OFFSETS, np.dtype(np.int64), p * p + 1)
+        self.offsets: IntArray = self._array(OFFSETS, "int64", p * p + 1)
         ends = (int(self.offsets[0]), int(self.offsets[-1]))
         if ends != (0, m.num_edges) or np.diff(self.offsets).min() < 0:
             raise StoreCorrupt(
                 f"{self.folder / OFFSETS} goes from {ends[0]} to {ends[1]}, in "
                 f"order or not; offsets ascend from 0 to {m.num_edges}: {REMEDY}"
             )
-        self._cell_sums: NDArray[np.uint32] = self._array(SUMS, np.dtype(np.uint32), p * p)
+        self._cell_sums = self._array(SUMS, "uint32", p * p)
         self._read_cells = np.zeros(p * p, bool)
         self._read_features = np.zeros(p, bool)
         self.edge_file: BlockFile = BlockFile(self.folder / EDGES, cached=cached)
@@ -101,7 +100,7 @@ class PartitionedGraph:
             StoreCorrupt: if they are not what was written, or not a permutation.
         """
         self.manifest.files[NODE_IDS].check(self.folder / NODE_IDS, contents=True)
-        ids = self._array(NODE_IDS, np.dtype(np.int64), self.num_nodes, mmap_mode="r")
+        ids = self._array(NODE_IDS, "int64", self.num_nodes, "r")
         visited = np.zeros(self.num_nodes, bool)
         if ids.min() >= 0 and ids.max() < self.num_nodes:
             visited[ids] = True
@@ -126,10 +125,7 @@ class PartitionedGraph:
 
     @property
     def digest(self) -> str:
-        """Sixteen hex digits that change with any edge, the node numbering or the partitioning.
-
-        Computed as SHA-256 of the files' checksums.
-        """
+        """Sixteen hex digits that change with any edge, the node numbering or the partitioning."""
         numbers = [self.num_nodes, self.num_partitions, self.partition_size]
         for file in (self.manifest.files[name] for name in (NODE_IDS, OFFSETS, EDGES)):
             numbers += [file.bytes, *file.blocks, *file.crc32]
@@ -201,11 +197,9 @@ class PartitionedGraph:
             ValueError: if the graph was partitioned without features.
             StoreCorrupt: if they are not what was written.
         """
-        if self.feature_file is None or self.manifest.features is None:
+        if self.feature_file is None:
             raise ValueError(f"{self.folder} was partitioned without features; give features=")
-        dtype, width = self.manifest.features
-        row_bytes = np.dtype(dtype).itemsize * width
-        begins, rows = partition * self.partition_size * row_bytes, into[: self.nodes_of(partition)]
+        begins, rows = partition * into.nbytes, into[: self.nodes_of(partition)]
         self.feature_file.read(begins, rows)
         if self._read_features[partition]:
             return
@@ -236,7 +230,7 @@ class PartitionedGraph:
         return self._degrees[direction, loops]
 
     def _array(
-        self, name: str, dtype: np.dtype[Any], length: int, mmap_mode: Literal["r"] | None = None
+        self, name: str, dtype: str, length: int, mmap_mode: Literal["r"] | None = None
     ) -> NDArray[Any]:
         """Loads a vector from a file whose bytes were checked, and checks its dtype and length."""
         path = self.folder / name

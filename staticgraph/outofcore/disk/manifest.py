@@ -1,9 +1,9 @@
 """The manifest of a partitioned graph's folder, which is checked whenever the graph is opened.
 
-The manifest holds the format version, the sizes, the length of each file, the CRC-32 of each block
-(a partition of features, a source partition of edges), and a digest of all of that, so that damage
-is reported with the file and the offset where it begins. It is written last: a folder without one
-is not a graph. A correct digest does not make it trusted: inconsistent sizes are rejected here, and
+It holds the format version, the sizes, the length of each file, the CRC-32 of each block (a
+partition of features, a source partition of edges), and a digest of all of that, so that damage is
+reported with the file and the offset where it begins. It is written last: a folder without one is
+not a graph. A correct digest does not make it trusted: inconsistent sizes are rejected here, and
 the values of files are checked when they are first read.
 """
 

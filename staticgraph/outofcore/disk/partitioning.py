@@ -8,10 +8,9 @@ only arrays with one entry per node are two of integers, and five more with ``ne
 MariusGNN, EuroSys 2023, section 3.
 
 Training nodes are few, so the nodes within reach of a model's hops often fit in the buffer. With
-``near``, the other nodes are numbered by how often random walks from the training nodes visit them,
-so that the partitions right after those of the training nodes hold their neighbourhoods. Related:
-PaGraph (Lin et al., SoCC 2020), which caches by degree, and GNNLab (Yang et al., EuroSys 2022),
-which caches by how often a node was sampled.
+``near``, the partitions right after those of the training nodes hold their neighbourhoods: the
+nodes that random walks from them visit most. Related: PaGraph (Lin et al., SoCC 2020), which caches
+by degree, and GNNLab (Yang et al., EuroSys 2022), which caches by how often a node was sampled.
 """
 
 from __future__ import annotations
