@@ -7,11 +7,10 @@ durable and then replaces one small file, which records the valid place of each 
 Invariant: after a kill, opening finds exactly the last committed epoch. This takes twice the disk
 space, but unlike a redo log it writes nothing twice.
 
-A record is ``partition_size`` rows of values followed by as many rows of Adagrad sums, float32.
-
-A folder records how its embeddings were trained, and over which partitioned graph: row i is the
-embedding of node i in the numbering of this graph only. To train further with another configuration
-would mix two runs, and with another numbering assign embeddings to wrong nodes: both are refused.
+A record is ``partition_size`` rows of values followed by as many rows of Adagrad sums, float32. A
+folder records how its embeddings were trained, and over which partitioned graph: to train further
+with another configuration would mix two runs, and with another numbering of the nodes assign
+embeddings to wrong ones.
 """
 
 from __future__ import annotations

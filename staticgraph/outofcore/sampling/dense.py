@@ -3,13 +3,12 @@
 Problem: sampling separately for every layer repeats work, since a node reached at two hops is
 sampled twice. Idea (MariusGNN, EuroSys 2023, section 4): a node's one-hop sample is drawn when the
 node is first reached, and is used by every layer that needs it. A sample therefore consists of the
-nodes, ordered by the hop at which they were first reached, and one array of draws per hop.
-Invariant: nodes are distinct, the seeds come first, and every entry of hop h's draws is a node of
-hop h + 1 or before.
+nodes, by the hop at which they were first reached, and one array of draws per hop. Invariant: nodes
+are distinct, the seeds come first, and every entry of hop h's draws is a node of hop h + 1 or
+before.
 
-Sampling is without replacement (Floyd), uniform, and keyed by (seed, row, direction) instead of a
-running state: a row's sample depends only on the seed of the batch, not on the order of batches or
-the number of threads.
+Sampling is uniform, without replacement (Floyd), and keyed by (seed, row, direction): a row's
+sample depends only on the seed of the batch, not on the order of batches or the number of threads.
 """
 
 from __future__ import annotations

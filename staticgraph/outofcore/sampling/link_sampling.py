@@ -1,12 +1,9 @@
 """Samples the neighbourhoods of batches of edges: endpoints and shared negatives are the seeds.
 
 An edge to be predicted is also in the sampled graph, and an encoder that sees it learns to look it
-up instead of predicting it. Every sampled entry that joins the endpoints of an edge of the batch is
-therefore removed, in both directions. Both endpoints are seeds, and a node's neighbours are sampled
-once, when it is first reached, so that only hop 0 has to be searched.
-
-Invariant: every edge is in exactly one batch, or in one of its halves if no bucket holds its
-sample.
+up. Every sampled entry that joins the endpoints of an edge of the batch is therefore removed, in
+both directions. Both endpoints are seeds, and a node's neighbours are sampled once, when it is
+first reached, so that only hop 0 has to be searched.
 """
 
 from __future__ import annotations

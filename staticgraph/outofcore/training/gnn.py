@@ -1,7 +1,4 @@
-"""Graph networks over sampled batches: plain stacks of PyG's layers, and runs on whole graphs.
-
-Any PyG model will do. :class:`SampledGNN` is the one that the command line trains.
-"""
+"""Graph networks over sampled batches: plain stacks of PyG's layers, and runs on whole graphs."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ KINDS = ("sage", "gcn", "gat")
 
 
 class SampledGNN(nn.Module):
-    """Layers of PyG with relu and dropout between them.
+    """Layers of PyG with relu and dropout between them, as the command line trains them.
 
     Args:
         kind: ``sage`` (mean), ``gcn`` or ``gat``. The layers of ``gcn`` do not normalise: they take

@@ -4,17 +4,16 @@ An epoch follows a policy's schedule: the buffer loads the states, and the edges
 are shuffled and trained on in batches. A decoder scores an edge from the embeddings of its ends or,
 with an encoder, from the output of a graph network over their sampled neighbourhoods. The touched
 rows get Adagrad's update at once, so staleness is 0, and the end of the epoch is a commit. A thread
-samples the neighbourhoods of a state's batches ahead, since they do not depend on values; values
-are gathered just before a batch's step, after all earlier updates.
+samples the neighbourhoods of a state's batches ahead; values are gathered just before a batch's
+step, after all earlier updates. The encoder sees only which nodes are neighbours; the decoder sees
+relations.
 
-Embeddings that are not finite are useless, and so is everything trained from them. An epoch whose
-loss, embeddings or parameters are not finite is therefore not committed: the disk keeps the last
-good epoch, and the error names the one that diverged. The loss is checked when a state ends, which
-costs nothing compared with a state; embeddings are checked as they are written.
+An epoch whose loss, embeddings or parameters are not finite is not committed: the disk keeps the
+last good epoch, and the error names the one that diverged. Loss and parameters are checked when a
+state ends, embeddings as they are written.
 
 Random draws depend only on (seed, epoch, state), so an interrupted epoch runs again exactly as it
-would have. The encoder sees only which nodes are neighbours; the decoder sees relations. Sources:
-Marius, OSDI 2021, sections 2 and 3; MariusGNN, EuroSys 2023, sections 4 and 7.
+would have. Sources: Marius, OSDI 2021, sections 2 and 3; MariusGNN, EuroSys 2023, sections 4 and 7.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 For each test edge, every node is a candidate for its destination and for its source; candidates
 that form an edge known to be true are excluded. All nodes are scored, partition by partition, so
 that the embedding table need not fit in memory; the rank is 1 plus the number of better candidates
-plus half the number of equal ones, so that a model which scores everything alike gains nothing. A
-score that is not finite is worse than every finite one, and a true endpoint with such a score is
-ranked last, so that a diverged model gains nothing either. Scores are computed in float64 and
-compared in float32: in float32 alone, the rounding of a product would decide between equal
-candidates. Source: Bordes et al., NeurIPS 2013.
+plus half the number of equal ones. A score that is not finite is worse than every finite one, and a
+true endpoint with such a score is ranked last, so that neither a model which scores everything
+alike nor a diverged one gains anything. Scores are computed in float64 and compared in float32: in
+float32 alone, the rounding of a product would decide between equal candidates. Source: Bordes et
+al., NeurIPS 2013.
 """
 
 from __future__ import annotations
