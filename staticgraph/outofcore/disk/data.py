@@ -33,6 +33,8 @@ NAMES = {
     "citeseer": "citeseer.npz",
     "cornell5": "fb100-Cornell5.npz",
 }
+# Of graphs without labels.
+GENERATED_CLASSES, GENERATED_FEATURES = 5, 16
 PLACES = (Path("examples/data"), Path(__file__).parents[3] / "examples" / "data")
 
 
@@ -141,12 +143,12 @@ def _split(edges: IntArray, held_out: float, seed: int) -> tuple[IntArray, IntAr
     return edges[:, order[2 * cut :]], edges[:, order[cut : 2 * cut]], edges[:, order[:cut]]
 
 
-def open_nodes(spec: str, *, classes: int = 5, width: int = 16, seed: int = 0) -> NodeData:
+def open_nodes(spec: str) -> NodeData:
     """Opens a graph with labelled nodes.
 
-    If the file has no labels, labels and features are generated: a label is the index of the
-    largest of ``classes`` random values that were averaged over neighbours, and features are a
-    noisy encoding of the labels.
+    If the file has no labels, labels and features are generated, the same each time: a label is the
+    index of the largest of five random values that were averaged over neighbours, and features are
+    a noisy encoding of the labels.
 
     Raises:
         UnknownDataset: if the file has another form.
@@ -170,12 +172,12 @@ def open_nodes(spec: str, *, classes: int = 5, width: int = 16, seed: int = 0) -
         ]
         labels = class_labels(file["label"], n)
         return NodeData(path.stem, edges, _dense(path, file, n), labels, *splits)
-    return _generated(path.stem, edges, n, classes, width, seed)
+    return _generated(path.stem, edges, n)
 
 
-def _generated(name: str, edges: IntArray, n: int, classes: int, width: int, seed: int) -> NodeData:
-    rng = np.random.default_rng(seed)
-    values = rng.normal(size=(n, classes))
+def _generated(name: str, edges: IntArray, n: int) -> NodeData:
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(n, GENERATED_CLASSES))
     degree = np.maximum(1, np.bincount(edges[1], minlength=n))[:, None]
     for _ in range(2):
         mean = np.zeros_like(values)
@@ -183,11 +185,10 @@ def _generated(name: str, edges: IntArray, n: int, classes: int, width: int, see
         values = 0.5 * values + mean / degree
         values = (values - values.mean(axis=0)) / values.std(axis=0)
     labels = values.argmax(axis=1)
-    hints = rng.normal(size=(classes, width))[labels]
-    features = (hints + 3.0 * rng.normal(size=(n, width))).astype(np.float32)
-    order = rng.permutation(n)
-    train, valid, test = np.split(order, [n // 10, n // 5])
-    return NodeData(name, edges, features, labels, train, valid, test)
+    hints = rng.normal(size=(GENERATED_CLASSES, GENERATED_FEATURES))[labels]
+    features = (hints + 3.0 * rng.normal(size=hints.shape)).astype(np.float32)
+    splits = np.split(rng.permutation(n), [n // 10, n // 5])
+    return NodeData(name, edges, features, labels, *splits)
 
 
 def _dense(path: Path, file: Mapping[str, NDArray[Any]], nodes: int) -> NDArray[np.float32]:

@@ -140,14 +140,12 @@ class Comet(_OfEdges):
     assignment: Assignment = "random"
 
     def group(self, num_partitions: int) -> int:
-        """Returns the number of physical partitions per logical one.
+        """Returns the number of physical partitions per logical one, of more than the buffer holds.
 
         Raises:
             ValueError: if the groups do not divide the partitions, or not a whole number of at
                 least two of them fits in the buffer.
         """
-        if self.buffer >= num_partitions:
-            return num_partitions
         logical = self.logical
         if logical is None:
             if 2 * num_partitions % self.buffer:
