@@ -5,7 +5,7 @@ import pytest
 
 from staticgraph import datasets
 from staticgraph.errors import BadGraph, UnknownDataset
-from staticgraph.outofcore.disk.inputs import open_array
+from staticgraph.outofcore.disk.inputs import array_of
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_an_npy_that_cannot_be_read(content, reason, tmp_path):
     path = tmp_path / "bad.npy"
     path.write_bytes(content)
     with pytest.raises(BadGraph, match=f"is not a .npy file of plain numbers: {reason}"):
-        open_array(path)
+        array_of(path, "edges")
 
 
 def test_one_large_graph_is_for_another_command(tmp_path):

@@ -161,7 +161,6 @@ class PartitionBuffer:
         mutable: whether training changes the values, so that a batch's must be read when its turn
             comes.
         waited_s: seconds that training waited for the thread.
-        partitions_read: the number of partitions read so far.
         times: the times of the states of the last run.
     """
 
@@ -187,7 +186,6 @@ class PartitionBuffer:
         self._writing: list[Future[None]] = []
         self._thread = ThreadPoolExecutor(1, "staticgraph-partitions")
         self.waited_s: float = 0.0
-        self.partitions_read: int = 0
         self.times: list[StateTime] = []
 
     @property
@@ -215,15 +213,14 @@ class PartitionBuffer:
             requested_s = time.perf_counter() - started
             resident = self._wait(coming)
             self._slot_of = resident.slot_of
-            following = states[number + 1 : number + 2]
-            for next_state in following:
-                coming = self._request(number + 1, next_state, entering[number + 1])
+            staying: tuple[int, ...] = ()
+            if number + 1 < len(states):
+                staying = states[number + 1].partitions
+                coming = self._request(number + 1, states[number + 1], entering[number + 1])
             began_s = time.perf_counter() - started
-            self.partitions_read += len(entering[number])
             yield resident
             times = requested_s, began_s, time.perf_counter() - started
             self.times.append(StateTime(state.partitions, entering[number], *times))
-            staying = {k for next_state in following for k in next_state.partitions}
             self._release([k for k in state.partitions if k not in staying])
         while self._writing:
             self._wait(self._writing.pop(0))
@@ -232,7 +229,7 @@ class PartitionBuffer:
         """Discards all resident partitions, after waiting for pending reads and writes."""
         self._thread.submit(lambda: None).result()
         self._writing.clear()
-        self._slot_of[:] = -1
+        self._slot_of = np.full_like(self._slot_of, -1)
         self._free = list(range(len(self.values) // self._size))
 
     def close(self) -> None:

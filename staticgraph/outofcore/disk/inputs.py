@@ -27,37 +27,28 @@ MOST_RELATIONS = 2**31 - 1
 WIDEST_BYTES = 8
 
 
-def open_array(path: str | Path) -> NDArray[Any]:
-    """Opens the array of an ``.npy`` file, memory-mapped.
+def array_of(values: ArrayLike | str | Path, name: str) -> NDArray[Any]:
+    """Returns an array, a host tensor or lists as an array; that of an ``.npy`` file memory-mapped.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        BadGraph: if the file is not an ``.npy`` file.
+        BadGraph: if they are not numbers of one shape, or the file is not an ``.npy`` file.
     """
+    if not isinstance(values, str | Path):
+        try:
+            return np.asarray(values)
+        except (TypeError, ValueError) as error:
+            raise BadGraph(f"{name} is not an array of numbers ({error})") from error
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(values, mmap_mode="r", allow_pickle=False)
     except UNREADABLE as error:
         raise BadGraph(
-            f"{path} is not a .npy file of plain numbers: {why_unreadable(path)}"
+            f"{values} is not a .npy file of plain numbers: {why_unreadable(values)}"
         ) from error
     if not isinstance(array, np.ndarray):
         array.close()
-        raise BadGraph(f"{path} is an archive of arrays; give an .npy, which holds one")
+        raise BadGraph(f"{values} is an archive of arrays; give an .npy, which holds one")
     return array
-
-
-def array_of(values: ArrayLike | str | Path, name: str) -> NDArray[Any]:
-    """Returns an array, a host tensor or lists as an array; a path as a memory-mapped array.
-
-    Raises:
-        BadGraph: if they are not numbers of one shape.
-    """
-    if isinstance(values, str | Path):
-        return open_array(values)
-    try:
-        return np.asarray(values)
-    except (TypeError, ValueError) as error:
-        raise BadGraph(f"{name} is not an array of numbers ({error})") from error
 
 
 def feature_rows(features: ArrayLike | str | Path, num_nodes: int) -> NDArray[Any]:

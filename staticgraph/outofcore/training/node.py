@@ -122,7 +122,7 @@ class NodeTrainer:
             ValueError: if no seed has a label.
         """
         started, waited = time.perf_counter(), self.loader.waited_s
-        read = self.loader.states.partitions_read
+        schedule = self.loader.schedule(self.loader.epoch)
         # Kept on the device: reading a number at each step would synchronise with every batch.
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.runner.device)
         self._loss.correct.zero_()
@@ -153,7 +153,7 @@ class NodeTrainer:
             accuracy=int(self._loss.correct) / labelled,
             seeds=seeds,
             batches=batches,
-            partitions_read=self.loader.states.partitions_read - read,
+            partitions_read=schedule.reads,
             seconds=time.perf_counter() - started,
             waited_s=self.loader.waited_s - waited,
         )
