@@ -18,6 +18,7 @@ result does not depend on their order. Source: Duchi et al., JMLR 2011.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -36,11 +37,14 @@ FLOOR = 1e-12
 
 
 class DistMult:
-    """<source, relation, destination>; relations are initialised to one."""
+    """<source, relation, destination>; relations are initialised to one, so that training begins
+    with plain dot products."""
+
+    start: ClassVar[float] = 1.0
 
     def initial(self, num_relations: int, dimension: int) -> Tensor:
-        """Returns ones, so that training begins with plain dot products."""
-        return torch.ones(2, num_relations, dimension)
+        """Returns initial relations, ``[2, R, D]``."""
+        return torch.full((2, num_relations, dimension), self.start)
 
     def query(self, known: Tensor, relation: Tensor) -> Tensor:
         """Returns the elementwise product of the known endpoint and the relation, ``[..., D]``."""
@@ -87,9 +91,7 @@ class ComplEx(DistMult):
 class TransE(DistMult):
     """-|source + relation - destination|; relations are initialised to zero."""
 
-    def initial(self, num_relations: int, dimension: int) -> Tensor:
-        """Returns zeros."""
-        return torch.zeros(2, num_relations, dimension)
+    start: ClassVar[float] = 0.0
 
     def query(self, known: Tensor, relation: Tensor) -> Tensor:
         """Returns the sum."""

@@ -81,21 +81,19 @@ def filtered_places(
     Raises:
         BadGraph: as :func:`evaluate_links`.
     """
-    graph, new = trainer.graph, trainer.graph.numbers
-    queries, true = triples_of(edges, graph, "edges"), triples_of(known, graph, "known")
-    if not queries.shape[1]:
+    graph = trainer.graph
+    tested, true = _triples(edges, graph, "edges"), _triples(known, graph, "known")
+    if not tested.shape[1]:
         raise BadGraph(f"edges has shape {np.shape(edges)}: there is nothing to rank")
     # Nothing was learned for relations beyond those of the training edges.
-    unknown = queries[2] >= max(1, graph.num_relations)
+    unknown = tested[2] >= max(1, graph.num_relations)
     if unknown.any():
         edge = int(unknown.argmax())
         raise BadGraph(
-            f"edges: edge {edge} has relation {queries[2, edge]}, and "
+            f"edges: edge {edge} has relation {tested[2, edge]}, and "
             f"the edges of training have {how_many(graph.num_relations, 'relation')}: leave out "
             f"{how_many(int(unknown.sum()), 'edge')} with relations from {graph.num_relations} on"
         )
-    tested = np.concatenate([new[queries[:2]], queries[2:]])
-    true = np.concatenate([new[true[:2]], true[2:]])
     owners, inside = np.divmod(tested[:2], graph.partition_size)
     values = torch.empty(*owners.shape, trainer.rows(0).size(-1))
     for partition in np.unique(owners).tolist():
@@ -129,8 +127,8 @@ def filtered_places(
     return places, not_finite
 
 
-def triples_of(edges: ArrayLike, graph: PartitionedGraph, name: str) -> IntArray:
-    """Returns ``[3, n]`` int64 in the caller's numbering; relation 0 if the graph has none, where
+def _triples(edges: ArrayLike, graph: PartitionedGraph, name: str) -> IntArray:
+    """Returns ``[3, n]`` int64 with the graph's numbers; relation 0 if the graph has none, where
     ``[2, n]`` will do.
 
     Raises:
@@ -144,6 +142,7 @@ def triples_of(edges: ArrayLike, graph: PartitionedGraph, name: str) -> IntArray
     check_edges(triples, graph.num_nodes, f"{name}: ")
     if graph.columns == 2 and triples[2].any():
         raise BadGraph(f"{name} has relations, and {graph.folder} was partitioned without any")
+    triples[:2] = graph.numbers[triples[:2]]
     return triples
 
 
