@@ -114,49 +114,37 @@ def check_edges(
         raise error(f"{where}edge {first + edge} has relation {edges[2, edge]}; count from 0")
 
 
-class EdgeSource:
-    """Edges in chunks, front to back; the arguments are those of
-    :func:`staticgraph.outofcore.partition`.
+def edge_chunks(edges: Edges, num_nodes: int, chunk: int) -> Iterator[IntArray]:
+    """Yields ``[2 or 3, n]`` int64, n up to ``chunk``: source, destination, relation, in order.
 
-    Raises (while iterating):
+    The arguments are those of :func:`staticgraph.outofcore.partition`.
+
+    Raises:
         BadGraph: if an endpoint is outside ``[0, N)``, a relation is negative or at least
             ``2**31 - 1``, or an array has another form.
     """
-
-    def __init__(self, edges: Edges, num_nodes: int, chunk: int) -> None:
-        self._num_nodes = num_nodes
-        self.chunk: int = chunk
-        if isinstance(edges, BaseData):  # is callable, like a function
-            raise BadGraph(
-                f"edges is a {type(edges).__name__}; give its edge_index, of several types of "
-                "edges all in one array with the number of the type as the third row"
-            )
-        if callable(edges):
-            self._pieces = cast(EdgeFunction, edges)
-            return
-        array = array_of(edges, "edges")
-        check_form(array, (2, 3), "edges")
-        self._pieces: EdgeFunction = lambda: [array]
-
-    def __iter__(self) -> Iterator[IntArray]:
-        """Yields ``[2 or 3, n]`` int64, n up to ``chunk``: source, destination, relation."""
-        start = 0
-        for values in self._pieces():
-            piece = array_of(values, "edges")
-            check_form(piece, (2, 3), f"edges from number {start} on" if start else "edges")
-            # Also once without edges: the number of rows says whether there are relations.
-            for low in range(0, max(1, piece.shape[1]), self.chunk):
-                rows = np.ascontiguousarray(piece[:, low : low + self.chunk], dtype=np.int64)
-                check_edges(rows, self._num_nodes, first=start + low)
-                if len(rows) == 3 and rows[2].max(initial=0) >= MOST_RELATIONS:
-                    edge = int(rows[2].argmax())
-                    raise BadGraph(
-                        f"edge {start + low + edge} has relation {rows[2, edge]}, and there is "
-                        f"room for {MOST_RELATIONS:,}: number relations from 0 on, such as by "
-                        "np.unique(relations, return_inverse=True)"
-                    )
-                yield rows
-            start += piece.shape[1]
+    if isinstance(edges, BaseData):  # is callable, like a function
+        raise BadGraph(
+            f"edges is a {type(edges).__name__}; give its edge_index, of several types of "
+            "edges all in one array with the number of the type as the third row"
+        )
+    start = 0
+    for values in cast(EdgeFunction, edges)() if callable(edges) else [edges]:
+        piece = array_of(values, "edges")
+        check_form(piece, (2, 3), f"edges from number {start} on" if start else "edges")
+        # Also once without edges: the number of rows says whether there are relations.
+        for low in range(0, max(1, piece.shape[1]), chunk):
+            rows = np.ascontiguousarray(piece[:, low : low + chunk], dtype=np.int64)
+            check_edges(rows, num_nodes, first=start + low)
+            if len(rows) == 3 and rows[2].max(initial=0) >= MOST_RELATIONS:
+                edge = int(rows[2].argmax())
+                raise BadGraph(
+                    f"edge {start + low + edge} has relation {rows[2, edge]}, and there is "
+                    f"room for {MOST_RELATIONS:,}: number relations from 0 on, such as by "
+                    "np.unique(relations, return_inverse=True)"
+                )
+            yield rows
+        start += piece.shape[1]
 
 
 def class_labels(labels: ArrayLike, num_nodes: int) -> IntArray:

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from staticgraph.errors import BadGraph
 from staticgraph.files.folder import replacing
 from staticgraph.outofcore.disk.graph import PartitionedGraph
-from staticgraph.outofcore.disk.inputs import Edges, EdgeSource, feature_rows
+from staticgraph.outofcore.disk.inputs import Edges, edge_chunks, feature_rows
 from staticgraph.outofcore.disk.manifest import (
     EDGES,
     FEATURES,
@@ -46,6 +46,8 @@ from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
 
 Progress = Callable[[str, int], None]
+# Reads the edges, front to back.
+EdgeSource = Callable[[], Iterator[IntArray]]
 # Edges in memory at once: four copies of 4 Mi rows of three int64 take 400 MiB.
 CHUNK = 1 << 22
 
@@ -96,7 +98,7 @@ def partition(
     num_nodes, near = whole("num_nodes", num_nodes, 1), whole("near", near)
     seed, chunk = whole("seed", seed), whole("chunk", chunk, 1)
     rows = None if features is None else feature_rows(features, num_nodes)
-    source = EdgeSource(edges, num_nodes, chunk)
+    source = partial(edge_chunks, edges, num_nodes, chunk)
     row_bytes = 200 if rows is None else rows.shape[1] * rows.itemsize
     p = _partitions(num_partitions, num_nodes, row_bytes)
     size = math.ceil(num_nodes / p)
@@ -113,7 +115,7 @@ def partition(
         new_ids = np.empty(num_nodes, small)
         new_ids[node_ids] = np.arange(num_nodes, dtype=small)
         offsets, columns, num_relations = sort_edges(
-            source, new_ids, size, scratch, progress or (lambda stage, done: None)
+            source, chunk, new_ids, size, scratch, progress or (lambda stage, done: None)
         )
         begins = offsets[:-1] * columns * small.itemsize
         sums = np.array(FileRecord.of(scratch / EDGES, begins.tolist()).crc32, np.uint32)
@@ -183,7 +185,7 @@ def _visits(
     The edges are read ``hops + 1`` times.
     """
     degrees = np.zeros(num_nodes, np.int64)
-    for rows in source:
+    for rows in source():
         degrees += np.bincount(rows[1], minlength=num_nodes)
     here = np.zeros(num_nodes)
     here[training] = 1.0
@@ -191,7 +193,7 @@ def _visits(
     for _ in range(hops):
         shares = np.zeros(num_nodes)
         here /= np.maximum(1, degrees)
-        for rows in source:
+        for rows in source():
             shares += np.bincount(rows[0], here[rows[1]], num_nodes)
         here = shares
         total += here
@@ -210,7 +212,12 @@ def _write_features(rows: NDArray[Any], ids: IntArray, size: int, path: Path) ->
 
 
 def sort_edges(
-    source: EdgeSource, new_ids: NDArray[np.integer], size: int, folder: Path, progress: Progress
+    source: EdgeSource,
+    chunk: int,
+    new_ids: NDArray[np.integer],
+    size: int,
+    folder: Path,
+    progress: Progress,
 ) -> tuple[IntArray, int, int]:
     """Writes the edges to ``edges.bin``, by (source partition, destination partition), in two
     passes.
@@ -222,7 +229,8 @@ def sort_edges(
     that a hub with most of the edges needs no extra memory.
 
     Args:
-        source: the edges with the caller's node numbers; there are a few copies of a chunk of them.
+        source: reads the edges, with the caller's node numbers.
+        chunk: edges in memory at once, in a few copies.
         new_ids: ``[N]``; the new number of each node. Edges are written in its dtype.
         size: nodes per partition.
         folder: an empty folder.
@@ -234,7 +242,7 @@ def sort_edges(
     p, dtype = -(-len(new_ids) // size), new_ids.dtype
     columns, relations, done = 2, 0, 0
     counts = np.zeros(p * p, np.int64)
-    for rows in source:
+    for rows in source():
         if done and len(rows) != columns:
             raise BadGraph(
                 f"edges up to {done} have {how_many(columns, 'row')}, later ones {len(rows)}: give "
@@ -264,7 +272,7 @@ def sort_edges(
         for partition in np.flatnonzero(counts.reshape(p, p).any(axis=1)).tolist():
             spill = folder / f"spill-{partition}"
             with spill.open("rb") as spilled:
-                while (flat := np.fromfile(spilled, dtype, source.chunk * columns)).size:
+                while (flat := np.fromfile(spilled, dtype, chunk * columns)).size:
                     rows = flat.reshape(-1, columns)
                     for destination, run in _runs(rows, rows[:, -1] // size, p):
                         file.seek(int(positions[partition, destination]) * row_bytes)
