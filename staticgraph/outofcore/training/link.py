@@ -153,19 +153,10 @@ class LinkTrainer:
             self._trained[f"sum.{name}"] = self.optimizer.state[parameter]["sum"]
         # Options that cannot be are refused before there are embeddings that were made with them.
         self.loader: SampledLoader = SampledLoader(
-            graph,
-            policy,
-            fanouts,
-            config.batch_size,
-            "link",
-            negatives=config.drawn,
-            chunks=config.chunks,
-            degree_fraction=config.degree_fraction,
-            exclude=exclude,
-            gcn_norm=reads_gcn_weights(encoder),
-            direction=direction,
-            seed=config.seed,
-        )
+            graph, policy, fanouts, config.batch_size, "link", negatives=config.drawn,
+            chunks=config.chunks, degree_fraction=config.degree_fraction, exclude=exclude,
+            gcn_norm=reads_gcn_weights(encoder), direction=direction, seed=config.seed,
+        )  # fmt: skip
 
         def initial(partition: int) -> NDArray[np.float32]:
             """Returns ``[rows, D]``, which depends only on the seed and the partition."""
@@ -277,9 +268,9 @@ class LinkTrainer:
                 seconds=time.perf_counter() - started,
                 waited_s=self.buffer.waited_s - waited,
             )
-            unchanged = {name: self.file.extras[name] for name in ("identity", "partition")}
             history = json.dumps([asdict(each) for each in (*self.history, result)])
-            self.file.commit({**unchanged, "history": bytes_of(history), **self._arrays()})
+            changed = {"history": bytes_of(history), **self._arrays()}
+            self.file.commit(self.file.extras | changed)
         except BaseException:
             # Also after an interrupt: the next epoch must start from the same state as this one.
             self.buffer.abandon()
