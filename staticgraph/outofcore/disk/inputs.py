@@ -159,12 +159,11 @@ def class_labels(labels: ArrayLike, num_nodes: int) -> IntArray:
             f"labels has {how_many(values.shape[0] if values.ndim else 1, 'entry')}, the graph "
             f"{how_many(num_nodes, 'node')}"
         )
-    if values.shape == (num_nodes, 1):
-        values = values[:, 0]
-    if values.ndim != 1:
+    if values.size != num_nodes:
         raise ValueError(
             f"labels has shape {values.shape}: give a class for each node, [{num_nodes}]"
         )
+    values = values.reshape(-1)
     with np.errstate(invalid="ignore"):
         whole = values.astype(np.int64)
     wrong = (whole != values) | (whole < -1)

@@ -41,10 +41,6 @@ class LinkEnds(NamedTuple):
     negatives: Tensor
     mask: Tensor
 
-    def to(self, device: torch.device) -> LinkEnds:
-        """Returns the same ends on a device."""
-        return LinkEnds(*(each.to(device) for each in self))
-
 
 @dataclass(frozen=True, slots=True)
 class LinkSeeds:

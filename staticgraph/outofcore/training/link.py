@@ -309,10 +309,9 @@ class LinkTrainer:
         out = x
         if self.runner is not None and batch.graph is not None:
             out = self.runner(batch.graph.to(self._device).replace(x=x))
-        loss = link_loss(
-            self.decoder, out, self._relations, ends.to(self._device),
-            len(ends.mask) * config.chunks // config.batch_size,
-        )  # fmt: skip
+        chunks = len(ends.mask) * config.chunks // config.batch_size
+        ends = LinkEnds(*(each.to(self._device) for each in ends))
+        loss = link_loss(self.decoder, out, self._relations, ends, chunks)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
