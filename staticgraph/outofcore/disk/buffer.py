@@ -17,7 +17,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -80,8 +81,6 @@ class ResidentGraph:
         edges: ``[n, 2 or 3]`` edges to train on, as rows (none in training on nodes).
         neighbours: the neighbours of each row, over all edges between resident partitions; empty
             without a direction.
-        degrees: ``[rows]`` degrees in ``neighbours``, without self-loops.
-        whole_degrees: ``[rows]`` degrees in the whole graph, without self-loops.
         node_of: ``[rows]`` the graph's node in each row, -1 if the row is unused.
     """
 
@@ -90,24 +89,33 @@ class ResidentGraph:
     state: State
     slot_of: IntArray
     values: NDArray[Any]
-    direction: InitVar[Direction | None]
+    direction: Direction | None
 
-    def __post_init__(self, direction: Direction | None) -> None:
+    def __post_init__(self) -> None:
         graph, resident, rows = self.graph, self.state.partitions, len(self.values)
         self.edges: NDArray[Any] = self._read(self.state.cells)
         firsts = [(k * graph.partition_size, graph.nodes_of(k)) for k in resident]
         self._nodes = np.concatenate([np.arange(first, first + count) for first, count in firsts])
-        places = self.rows(self._nodes)
         self.node_of: IntArray = np.full(rows, -1, np.int64)
-        self.node_of[places] = self._nodes
-        self.whole_degrees: IntArray = np.zeros(rows, np.int64)
+        self.node_of[self.rows(self._nodes)] = self._nodes
         self.neighbours: Neighbours = Neighbours(())
-        self.degrees: IntArray = self.whole_degrees
-        if direction is not None:
-            self.whole_degrees[places] = graph.degrees(direction, loops=False)[self._nodes]
+        if self.direction is not None:
             edges = self._read(product(resident, resident))
-            self.neighbours = Neighbours.of(edges[:, 0], edges[:, -1], rows, direction)
-            self.degrees = self.neighbours.degrees()
+            self.neighbours = Neighbours.of(edges[:, 0], edges[:, -1], rows, self.direction)
+
+    @cached_property
+    def degrees(self) -> IntArray:
+        """``[rows]`` degrees in ``neighbours``, without self-loops."""
+        return self.neighbours.degrees()
+
+    @cached_property
+    def whole_degrees(self) -> IntArray:
+        """``[rows]`` degrees in the whole graph, without self-loops, in the direction."""
+        assert self.direction is not None
+        degrees = np.zeros(len(self.values), np.int64)
+        whole = self.graph.degrees(self.direction, loops=False)
+        degrees[self.rows(self._nodes)] = whole[self._nodes]
+        return degrees
 
     def rows(self, nodes: NDArray[Any]) -> IntArray:
         """Returns the rows of resident nodes, given as node numbers of the graph."""

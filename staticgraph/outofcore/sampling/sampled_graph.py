@@ -63,13 +63,12 @@ def batch_of(
     layout: SlotLayout,
     sample: DenseSample,
     nodes: dict[str, NDArray[np.generic]],
-    degrees: IntArray,
-    whole_degrees: IntArray,
+    *degrees: IntArray,
 ) -> StaticBatch:
     """Pads a sample to the slot of a bucket that holds it; each draw is an edge.
 
-    ``nodes`` are ``[n, ...]`` fields of its nodes, and degrees as of :func:`gcn_weights`. If edges
-    have weights, each node has exactly one self-loop, whatever loops were drawn.
+    ``nodes`` are ``[n, ...]`` fields of its nodes. If edges have weights, each node has exactly one
+    self-loop, whatever loops were drawn, and there are the two degrees of :func:`gcn_weights`.
     """
     sources, counts, weighted = [], [], "edge_weight" in layout.schema
     last = np.empty((len(sample.nodes) - sample.hops[-2], 0), np.int32)
@@ -83,7 +82,7 @@ def batch_of(
     source = np.concatenate(sources)
     destination = np.repeat(np.arange(len(sample.nodes)), np.concatenate(counts))
     if weighted:
-        nodes = {**nodes, "edge_weight": gcn_weights(source, destination, degrees, whole_degrees)}
+        nodes = {**nodes, "edge_weight": gcn_weights(source, destination, *degrees)}
     return padded_graph(layout, len(sample.nodes), source, destination, nodes)
 
 

@@ -327,8 +327,8 @@ class SampledLoader:
         if self._labels is not None:
             nodes["y"] = np.full(n, -1)
             nodes["y"][:seeds] = self._labels[resident.node_of[rows[:seeds]]]
-        degrees, whole = resident.degrees[rows], resident.whole_degrees[rows]
-        return batch_of(layout, sample, nodes, degrees, whole)
+        degrees = (resident.degrees, resident.whole_degrees) if self.gcn_norm else ()
+        return batch_of(layout, sample, nodes, *(each[rows] for each in degrees))
 
     def _items(self, resident: ResidentGraph) -> NDArray[Any]:
         """Returns what a state trains on: its edges, or the rows of its seeds."""
