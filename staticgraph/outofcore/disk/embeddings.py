@@ -187,10 +187,9 @@ class EmbeddingFile:
         self.require_latest()
         self.sync()
         shape = self.num_partitions, self.partition_size, self.dimension
-        _write_commit(self.folder, self.epoch + 1, shape, self._written, extras)
-        self._read_or_written = _head(self.folder)
-        self.epoch += 1
-        self.extras = dict(extras)
+        epoch = self.epoch + 1
+        self._read_or_written = _write_commit(self.folder, epoch, shape, self._written, extras)
+        self.epoch, self.extras = epoch, dict(extras)
         self._committed = self._written.copy()
 
     def rollback(self) -> None:
@@ -228,15 +227,9 @@ def open_embeddings(
     try:
         file = EmbeddingFile(folder, cached=graph.cached)
     except FileNotFoundError:
-        origin = {"identity": bytes_of(run), "partition": bytes_of(graph.digest)}
-        EmbeddingFile.create(
-            folder,
-            graph.num_partitions,
-            graph.partition_size,
-            dimension,
-            initial,
-            {**origin, **extras},
-        )
+        extras = {"identity": bytes_of(run), "partition": bytes_of(graph.digest), **extras}
+        shape = graph.num_partitions, graph.partition_size, dimension
+        EmbeddingFile.create(folder, *shape, initial, extras)
         file = EmbeddingFile(folder, cached=graph.cached)
     recorded, trained = (
         file.extras.get(name, np.empty(0, np.uint8)).tobytes().decode()
@@ -299,13 +292,16 @@ def _write_commit(
     shape: tuple[int, int, int],
     written: NDArray[Any],
     extras: Mapping[str, NDArray[Any]],
-) -> None:
+) -> bytes:
+    """Returns what :func:`_head` then returns."""
     content = io.BytesIO()
     arrays: dict[str, Any] = {"place": written["place"], "crc32": written["crc32"]}
     arrays |= {f"extra.{name}": value for name, value in extras.items()}
     np.savez(content, epoch=epoch, shape=shape, **arrays)
     body = content.getvalue()
-    atomic.write_bytes(folder / COMMIT, MAGIC + zlib.crc32(body).to_bytes(4, "little") + body)
+    head = MAGIC + zlib.crc32(body).to_bytes(4, "little")
+    atomic.write_bytes(folder / COMMIT, head + body)
+    return head
 
 
 def _head(folder: Path) -> bytes:
