@@ -100,7 +100,7 @@ class EmbeddingFile:
         """Writes the initial values and commits them as epoch 0.
 
         The folder is created if missing; embeddings in it are replaced. ``initial`` returns a
-        partition's values ``[partition_size, dimension]``; the rest are as of the class.
+        partition's values ``[partition_size, dimension]`` float32; the rest are as of the class.
         """
         root = Path(folder)
         root.mkdir(parents=True, exist_ok=True)
@@ -110,8 +110,7 @@ class EmbeddingFile:
         written = np.zeros(num_partitions, WRITTEN)
         with (root / DATA).open("wb") as file:
             for partition in range(num_partitions):
-                values = np.ascontiguousarray(initial(partition), np.float32)
-                assert values.shape == sums.shape
+                values = initial(partition)
                 written["crc32"][partition] = _checksum(values, sums)
                 file.write(values.data)
                 file.write(sums.data)

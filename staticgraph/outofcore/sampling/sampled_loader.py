@@ -151,7 +151,6 @@ class SampledLoader:
         of_links = {"negatives": negatives, "degree_fraction": degree_fraction, "exclude": exclude}
         _check_task(task, policy, of_nodes if task == "link" else of_links)
         require_direction(direction)
-        classes = None if labels is None else class_labels(labels, graph.num_nodes)
         self.batch_size: int = whole_option("batch_size", batch_size, 1)
         try:
             self.fanouts: tuple[int, ...] = tuple(whole_option("fanouts", each) for each in fanouts)
@@ -176,7 +175,9 @@ class SampledLoader:
                 np.unique(positions_in(seeds, graph.num_nodes, "seeds", "node", BadGraph))
             ]
         )
-        self._labels = None if classes is None else classes[graph.node_ids]
+        self._labels = None
+        if labels is not None:
+            self._labels = class_labels(labels, graph.num_nodes)[graph.node_ids]
         self.states: PartitionBuffer = PartitionBuffer(graph, direction)
 
     @property
