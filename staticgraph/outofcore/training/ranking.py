@@ -99,32 +99,28 @@ def filtered_places(
     for partition in np.unique(owners).tolist():
         here = owners == partition
         values[torch.from_numpy(here)] = trainer.rows(partition)[torch.from_numpy(inside[here])]
-    relation = torch.from_numpy(tested[2])
-    places, not_finite = np.empty((2, tested.shape[1])), 0
-    for way in (0, 1):
-        query = trainer.decoder.query(values[way], trainer.relations[way, relation])
-        ends = values[1 - way].unsqueeze(1)
-        positive = trainer.decoder.ranked(query.unsqueeze(1), ends).flatten(1)
-        not_finite += int((~torch.isfinite(positive)).sum())
-        rows, nodes = _no_candidates(tested, true, way)
-        better, equal = np.zeros((2, len(query)))
-        for partition in range(graph.num_partitions):
-            block = trainer.rows(partition)
-            for first in range(0, len(query), QUERIES):
-                span = slice(first, first + QUERIES)
-                scores = trainer.decoder.ranked(query[span], block).numpy()
-                against = positive[span].numpy()
-                last = ~np.isfinite(against)
-                candidate = np.ones(scores.shape, bool)
-                pairs = slice(*np.searchsorted(rows, [first, first + QUERIES]))
-                owner, offset = np.divmod(nodes[pairs], graph.partition_size)
-                here = owner == partition
-                candidate[rows[pairs][here] - first, offset[here]] = False
-                higher = (scores > against) & (scores < np.inf)
-                better[span] += (candidate & (last | higher)).sum(axis=1)
-                equal[span] += (candidate & ~last & (scores == against)).sum(axis=1)
-        places[way] = 1.0 + better + 0.5 * equal
-    return places, not_finite
+    # Those that look for the destination, and after them those that look for the source.
+    relations = trainer.relations[:, torch.from_numpy(tested[2])]
+    query = trainer.decoder.query(values, relations).flatten(0, 1)
+    ends = values.flip(0).flatten(0, 1).unsqueeze(1)
+    positive = trainer.decoder.ranked(query.unsqueeze(1), ends).flatten(1).numpy()
+    rows, nodes = _no_candidates(tested, true)
+    better, equal = np.zeros((2, len(query)))
+    for partition in range(graph.num_partitions):
+        block = trainer.rows(partition)
+        for first in range(0, len(query), QUERIES):
+            span = slice(first, first + QUERIES)
+            scores, against = trainer.decoder.ranked(query[span], block).numpy(), positive[span]
+            last = ~np.isfinite(against)
+            candidate = np.ones(scores.shape, bool)
+            pairs = slice(*np.searchsorted(rows, [first, first + QUERIES]))
+            owner, offset = np.divmod(nodes[pairs], graph.partition_size)
+            here = owner == partition
+            candidate[rows[pairs][here] - first, offset[here]] = False
+            higher = (scores > against) & (scores < np.inf)
+            better[span] += (candidate & (last | higher)).sum(axis=1)
+            equal[span] += (candidate & ~last & (scores == against)).sum(axis=1)
+    return (1.0 + better + 0.5 * equal).reshape(2, -1), int((~np.isfinite(positive)).sum())
 
 
 def _triples(edges: ArrayLike, graph: PartitionedGraph, name: str) -> IntArray:
@@ -146,19 +142,21 @@ def _triples(edges: ArrayLike, graph: PartitionedGraph, name: str) -> IntArray:
     return triples
 
 
-def _no_candidates(tested: IntArray, true: IntArray, way: int) -> tuple[IntArray, IntArray]:
+def _no_candidates(tested: IntArray, true: IntArray) -> tuple[IntArray, IntArray]:
     """Returns pairs of a query and a node that is no candidate of it, ascending by query.
 
-    They are the true endpoint itself, and all known ones. Each of the ``[3, T]`` tested edges is a
-    query that knows one end; ``[3, K]`` edges are true.
+    They are the true endpoint itself, and all known ones. Each of the ``[3, T]`` tested edges is
+    two queries, each of which knows one end; ``[3, K]`` edges are true.
     """
     relations = 1 + int(max(tested[2].max(initial=0), true[2].max(initial=0)))
-    codes, known = (edges[way] * relations + edges[2] for edges in (tested, true))
-    order = np.argsort(known, kind="stable")
-    begins, ends = (np.searchsorted(known[order], codes, side) for side in ("left", "right"))
-    others = true[1 - way][order]
-    nodes = [
-        np.append(others[begin:end], node)
-        for begin, end, node in zip(begins, ends, tested[1 - way], strict=True)
-    ]
+    nodes: list[IntArray] = []
+    for way in (0, 1):
+        codes, known = (edges[way] * relations + edges[2] for edges in (tested, true))
+        order = np.argsort(known, kind="stable")
+        begins, ends = (np.searchsorted(known[order], codes, side) for side in ("left", "right"))
+        others = true[1 - way][order]
+        nodes += (
+            np.append(others[begin:end], node)
+            for begin, end, node in zip(begins, ends, tested[1 - way], strict=True)
+        )
     return np.repeat(np.arange(len(nodes)), [len(each) for each in nodes]), np.concatenate(nodes)
