@@ -14,8 +14,16 @@ It is self-contained: nothing else in the library imports it.
 from staticgraph.outofcore.disk import data
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.partitioning import partition
-from staticgraph.outofcore.policies.policy import Beta, Comet, Dispersed, InMemory, NodeCache
-from staticgraph.outofcore.policies.schedule import Schedule, State, edge_permutation_bias
+from staticgraph.outofcore.policies.policy import (
+    Beta,
+    Comet,
+    Dispersed,
+    InMemory,
+    NodeCache,
+    Schedule,
+    State,
+    edge_permutation_bias,
+)
 from staticgraph.outofcore.policies.tuning import Tuning, tune
 from staticgraph.outofcore.sampling.sampled_graph import SampleStatistics
 from staticgraph.outofcore.sampling.sampled_loader import SampledBatch, SampledLoader

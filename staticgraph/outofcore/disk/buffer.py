@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
 from staticgraph.outofcore.disk.graph import ENDS, Direction, PartitionedGraph
-from staticgraph.outofcore.policies.schedule import Cell, Schedule, State
+from staticgraph.outofcore.policies.policy import Cell, Schedule, State
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import sort_by_key
 

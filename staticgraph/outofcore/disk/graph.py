@@ -32,7 +32,7 @@ from staticgraph.outofcore.disk.manifest import (
     SUMS,
     Manifest,
 )
-from staticgraph.outofcore.policies.schedule import Cell
+from staticgraph.outofcore.policies.policy import Cell
 from staticgraph.sizes.whole_numbers import IntArray
 
 # Of sampling: the sources of incoming edges, the destinations of outgoing ones, or either.

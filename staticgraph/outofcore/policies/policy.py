@@ -15,16 +15,63 @@ between states. These are pure functions: no disk, no clock, no global random st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from staticgraph.outofcore.policies.schedule import Cell, Schedule, State
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
 
 Assignment = Literal["greedy", "random"]
+# A cell is the edges from one partition to another: (source partition, destination partition).
+Cell = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The buffer at one time.
+
+    Attributes:
+        partitions: resident partitions, ascending.
+        cells: the edges that are trained on; none in training on nodes.
+        train: the partitions whose training nodes are used; none in training on edges.
+    """
+
+    partitions: tuple[int, ...]
+    cells: tuple[Cell, ...] = ()
+    train: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The states of one epoch of training on edges or on nodes.
+
+    Attributes:
+        num_partitions: p.
+        states: in order.
+        group: physical partitions that move together (1 unless partitions are grouped).
+    """
+
+    num_partitions: int
+    states: tuple[State, ...]
+    group: int = 1
+
+    @property
+    def reads(self) -> int:
+        """Partitions read in the epoch, including those of the first state."""
+        return sum(len(partitions) for partitions in self.entering())
+
+    @property
+    def swaps(self) -> int:
+        """Number of groups of partitions read into the buffer after the first state."""
+        return self.reads // self.group - len(self.states[0].partitions) // self.group
+
+    def entering(self) -> list[tuple[int, ...]]:
+        """Returns, for each state, the partitions that the one before did not hold."""
+        held = [set(), *(set(state.partitions) for state in self.states)]
+        return [tuple(sorted(now - before)) for before, now in pairwise(held)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +136,7 @@ class _OfEdges(_Buffered):
             tuple(sorted(groups[list(state)].ravel().tolist()))
             for state in _beta_states(len(groups), self.buffer // size, rng)
         ]
-        resident = np.zeros((len(states), num_partitions), bool)
-        for number, state in enumerate(states):
-            resident[number, list(state)] = True
+        resident = np.array([np.isin(np.arange(num_partitions), state) for state in states])
         cells: list[list[Cell]] = [[] for _ in states]
         for i, j in product(range(num_partitions), repeat=2):
             holding = np.flatnonzero(resident[:, i] & resident[:, j])
@@ -114,8 +159,7 @@ class Beta(_OfEdges):
             ``random`` draws one of all states that hold it.
 
     Raises:
-        ValueError: for a smaller buffer, which holds no edge between partitions, or an unknown
-            assignment.
+        ValueError: for a smaller buffer, or an unknown assignment.
     """
 
     assignment: Assignment = "greedy"
@@ -202,7 +246,7 @@ class NodeCache(_Buffered):
             ValueError: if the training partitions leave no place for another.
         """
         others = np.setdiff1d(np.arange(num_partitions), training)
-        places = min(self.buffer, num_partitions) - len(training)
+        places = self.slots(num_partitions) - len(training)
         if places < min(1, len(others)):
             raise ValueError(
                 f"training nodes fill {how_many(len(training), 'partition')}, and a buffer of "
@@ -239,7 +283,7 @@ class Dispersed(_Buffered):
     ) -> Schedule:
         """Returns states that together hold all partitions; each trains once, in a random state."""
         order = rng.permutation(num_partitions).tolist()
-        buffer = min(self.buffer, num_partitions)
+        buffer = self.slots(num_partitions)
         step = self.step or max(1, buffer // 2)
         starts = [*range(0, num_partitions - buffer, step), num_partitions - buffer]
         held = [tuple(sorted(order[start : start + buffer])) for start in starts]
@@ -260,8 +304,7 @@ def _beta_states(
     """Returns the buffers of BETA in order, each an ascending tuple, one partition apart.
 
     A round keeps all but one place and passes every partition outside through that place; the kept
-    ones have then met all others, and are replaced for good, one by one, by partitions from
-    outside.
+    ones have then met all others, and are replaced for good, one by one.
     """
     order = rng.permutation(num_partitions).tolist()
     inside, outside = order[:buffer], order[buffer:]
@@ -277,3 +320,33 @@ def _beta_states(
             inside[place] = outside.pop()
             states.append(tuple(sorted(inside)))
     return states
+
+
+def edge_permutation_bias(schedule: Schedule, cell_sizes: ArrayLike | None = None) -> float:
+    """Returns how far a schedule is from training on the edges in random order, from 0 to 1.
+
+    After each state, each partition has processed some share of the edges that touch it: in random
+    order all shares would be equal, and 1 means that one partition had finished before another
+    began. The bias is the largest difference between any two, over all states. MariusGNN takes the
+    shares per node, which gives 1 for every policy where a node has one edge.
+
+    Partitions that no edge touches are ignored. ``cell_sizes`` are ``[p, p]`` edges per cell; all
+    equal if None.
+
+    Raises:
+        ValueError: if ``cell_sizes`` does not have the schedule's number of partitions.
+    """
+    p = schedule.num_partitions
+    sizes = np.ones((p, p)) if cell_sizes is None else np.asarray(cell_sizes, np.float64)
+    if sizes.shape != (p, p):
+        raise ValueError(f"cell_sizes has shape {sizes.shape}; the schedule has p={p}")
+    met = np.zeros((len(schedule.states), p))
+    for number, state in enumerate(schedule.states):
+        for i, j in state.cells:
+            met[number, [i, j]] += sizes[i, j]  # once, if both are the same
+    total = met.sum(axis=0)
+    touched = total > 0
+    if not touched.any():
+        return 0.0
+    progress = np.cumsum(met[:, touched], axis=0) / total[touched]
+    return float((progress.max(axis=1) - progress.min(axis=1)).max())

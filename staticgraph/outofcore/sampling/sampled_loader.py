@@ -25,8 +25,7 @@ from staticgraph.errors import BadGraph
 from staticgraph.outofcore.disk.buffer import PartitionBuffer, ResidentGraph
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph, require_direction
 from staticgraph.outofcore.disk.inputs import class_labels
-from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory, NodePolicy
-from staticgraph.outofcore.policies.schedule import Schedule, State
+from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory, NodePolicy, Schedule, State
 from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
 from staticgraph.outofcore.sampling.link_sampling import LinkEnds, LinkSeeds, take_out
 from staticgraph.outofcore.sampling.sampled_graph import (
