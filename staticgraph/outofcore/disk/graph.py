@@ -74,7 +74,6 @@ class PartitionedGraph:
         self.partition_size: int = m.partition_size
         self.num_relations: int = m.num_relations
         self.columns: int = m.columns
-        self.dtype: np.dtype[Any] = np.dtype(m.index_dtype)
         p = m.num_partitions
         self.offsets: IntArray = self._array(OFFSETS, "int64", p * p + 1)
         ends = (int(self.offsets[0]), int(self.offsets[-1]))
@@ -149,11 +148,10 @@ class PartitionedGraph:
         places = np.array(sorted(i * self.num_partitions + j for i, j in cells), np.int64)
         sizes = self.offsets[places + 1] - self.offsets[places]
         bounds = [0, *np.cumsum(sizes).tolist()]
-        rows = np.empty((bounds[-1], self.columns), dtype=self.dtype)
-        row_bytes = self.columns * self.dtype.itemsize
+        rows = np.empty((bounds[-1], self.columns), self.manifest.index_dtype)
         for run in np.split(np.arange(len(places)), np.flatnonzero(np.diff(places) != 1) + 1):
             if len(run):
-                begins = int(self.offsets[places[run[0]]]) * row_bytes
+                begins = int(self.offsets[places[run[0]]]) * rows.strides[0]
                 self.edge_file.read(begins, rows[bounds[run[0]] : bounds[run[-1] + 1]])
         for cell, low, high in zip(places.tolist(), bounds, bounds[1:], strict=False):
             self._check_cell(cell, rows[low:high])
@@ -168,8 +166,8 @@ class PartitionedGraph:
         """Checks the edges of a cell when it is first read."""
         if self._read_cells[cell]:
             return
-        byte = int(self.offsets[cell]) * self.columns * self.dtype.itemsize
         partitions = divmod(cell, self.num_partitions)
+        byte = int(self.offsets[cell]) * edges.strides[0]
         where = f"{self.edge_file.path}: cell {partitions} at byte {byte}"
         require_written(crc32_of_array(edges), int(self._cell_sums[cell]), where, REMEDY)
         for end, partition in zip((0, -1), partitions, strict=True):
