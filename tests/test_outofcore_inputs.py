@@ -83,6 +83,7 @@ def typed(relation: float) -> np.ndarray:
         ({"num_partitions": 0}, "at least 1"),
         ({"num_nodes": 0}, "num_nodes=0: give a whole number of at least 1"),
         ({"chunk": 0}, "chunk=0: give a whole number of at least 1"),
+        ({"seed": -1}, "seed=-1: give a whole number of at least 0"),
         ({"training_nodes": [30]}, "there are 30$"),
         ({"near": 2}, "near=2 hops from 0 training nodes: give training_nodes"),
         ({"near": -1, "training_nodes": [1]}, "near=-1 hops from 1 training node"),

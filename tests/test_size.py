@@ -37,7 +37,7 @@ SIZES = {
         43,
         21735,
     ),  # searches with rows as data need, graphs of edges
-    "staticgraph/outofcore": (25, 17176),  # annotated attributes, a bounded message
+    "staticgraph/outofcore": (24, 17129),  # annotated attributes, a bounded message
     "staticgraph/packing": (17, 12974),
     "staticgraph/plans": (13, 9893),  # a large graph among small ones, few of them too
     "staticgraph/probing": (10, 4813),  # what is held out is not fitted

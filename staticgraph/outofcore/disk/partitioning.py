@@ -96,7 +96,7 @@ def partition(
     """
     whole = partial(whole_option, error=BadGraph)
     num_nodes, near = whole("num_nodes", num_nodes, 1), whole("near", near)
-    seed, chunk = whole("seed", seed), whole("chunk", chunk, 1)
+    seed, chunk = whole("seed", seed, 0), whole("chunk", chunk, 1)
     rows = None if features is None else feature_rows(features, num_nodes)
     source = partial(edge_chunks, edges, num_nodes, chunk)
     row_bytes = 200 if rows is None else rows.shape[1] * rows.itemsize

@@ -28,8 +28,6 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
 
-FloatArray = NDArray[np.float32]
-
 # Relative to the mean of the trial; the first held all of 400 batches on the graphs tried.
 MARGINS = (0.05, 0.3)
 # The least margin in standard deviations: small batches vary by more than the relative margin.
@@ -125,7 +123,7 @@ def size_of(sample: DenseSample, closed: bool) -> tuple[int, int]:
 
 def gcn_weights(
     source: NDArray[np.integer], destination: IntArray, degrees: IntArray, whole_degrees: IntArray
-) -> FloatArray:
+) -> NDArray[np.float32]:
     """Returns ``[e]``: GCN's normalisation of edges with one self-loop per node.
 
     GCN is the mean over a node's closed neighbourhood of ``sqrt((1 + d_i) / (1 + d_j)) x_j``, with

@@ -128,11 +128,10 @@ class LinkTrainer:
         self.decoder: DistMult = DECODERS[config.decoder]()
         layers = {} if encoder is None else dict(encoder.named_parameters())
         self._device = next((each.device for each in layers.values()), torch.device("cpu"))
-        run = f"{config} {graph.num_nodes} {graph.num_edges} "
+        run, width = f"{config} {graph.num_nodes} {graph.num_edges} ", config.dimension
         if encoder is not None:
             run += f"{encoder} {list(fanouts)} {direction} {encoder_rate} {exclude}"
-        width = config.dimension
-        if encoder is not None:  # what it gives for two nodes without edges
+            # The width of what it gives for two nodes without edges.
             nothing, x = np.empty((0, 2), np.int64), np.zeros((2, width), np.float32)
             width = run_whole(encoder, nothing, x).size(1)
         relations = self.decoder.initial(max(1, graph.num_relations), width).to(self._device)
@@ -168,8 +167,9 @@ class LinkTrainer:
             {"history": bytes_of("[]"), **self._arrays()},
         )  # fmt: skip
         self._restore()
-        ways: Direction | None = None if encoder is None else direction
-        self.buffer: PartitionBuffer = PartitionBuffer(graph, ways, self.file)
+        self.buffer: PartitionBuffer = PartitionBuffer(
+            graph, None if encoder is None else direction, self.file
+        )
         self.loader.states = self.buffer
         self.runner: StaticGraphRunner | None = None
         if encoder is not None:
