@@ -1,8 +1,6 @@
-"""The memory of a compiled step: reading a dry run, the allocator's rounding, the probe."""
+"""The memory of a compiled step: what is refused, and a probe end to end."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 from support.command import printed_json
@@ -11,46 +9,11 @@ from torch import nn
 import staticgraph as sg
 from staticgraph.dryrun.compiled_probe import CompiledReader, probe
 from staticgraph.dryrun.device_guard import why_not
-from staticgraph.dryrun.report import BucketRun
 from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.probing import probe as probing
 from staticgraph.probing.fake_tensors import CUBLAS_WORKSPACES
-from staticgraph.probing.live_storages import CachingPool
 from staticgraph.probing.step_reading import Probed
 from staticgraph.steps.computation.model_setup import Subject
-
-MIB = 1 << 20
-MOMENTS = (
-    ("forward", "made", 1_500),
-    ("forward", "triton_a", 1_700),
-    ("backward", "aten::mm", 1_900),
-    ("optimizer", "aten::_fused_adam_", 1_400),
-)
-RUN = BucketRun("default", 0, "", "step", resident_bytes=1_000, peak_bytes=2_000)
-RUN = replace(RUN, reserved_bytes=2_300, moments=MOMENTS)
-
-
-def test_segments_are_taken_as_the_allocator_takes_them():
-    """Small: 2 MiB per segment, remainders split off and merged; large: 20 MiB, or the request."""
-    pool = CachingPool()
-    pool.allocate(1, 100)
-    pool.allocate(2, MIB)
-    assert pool.reserved_bytes == 2 * MIB
-    pool.allocate(3, MIB)  # 512 bytes short of fitting
-    assert pool.reserved_bytes == 4 * MIB
-    pool.free(1)
-    pool.free(2)
-    pool.allocate(4, MIB)
-    pool.allocate(5, MIB)  # room in both segments, the first one merged again
-    assert pool.reserved_bytes == 4 * MIB
-    pool.allocate(6, 3 * MIB)
-    pool.allocate(7, 9 * MIB)
-    assert pool.reserved_bytes == 24 * MIB
-    pool.allocate(8, 11 * MIB + 1)  # only 8 of the 20 MiB are left: its own segment, in 2 MiB steps
-    assert pool.reserved_bytes == 36 * MIB
-    pool.free(99)
-    pool.allocate(100, 0)
-    assert pool.reserved_bytes == 36 * MIB
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from support.alike import squared
@@ -119,33 +118,14 @@ def test_where_memory_ends_before_the_floor_what_was_read_is_fitted_and_said():
     assert memory.fit.predict(NEAR) == pytest.approx(9 * 200 + 50 * 20)
 
 
-def reading(operations, moments):
-    return Reading(
-        int(max(moments)),
-        moments=np.array(moments, dtype=np.float64),
-        operations=np.array(operations, dtype=np.int64),
-    )
-
-
-def test_extra_operations_fold_into_the_largest_moment_before_the_next_landmark():
-    one = reading([1, 7, 2, 3], [10, 20, 5, 30])
-    two = reading([1, 7, 7, 7, 2, 3], [11, 21, 22, 20, 6, 31])
-    assert [list(m) for m in match_moments([one, two])] == [[20, 5, 30], [22, 6, 31]]
-
-
-def test_what_comes_before_the_first_landmark_counts_too():
-    one, two = reading([7, 1, 2], [9, 4, 5]), reading([7, 7, 1, 2], [3, 8, 4, 5])
-    assert [max(m) for m in match_moments([one, two])] == [9, 8]
-    begins = reading([1, 2], [3, 6])
-    assert [list(m) for m in match_moments([one, begins])] == [[9, 5], [3, 6]], (
-        "into the first part"
-    )
+def test_a_loop_that_is_longer_in_one_step_is_one_moment_its_largest():
+    one = Reading(30, moments={"a": [10], "loop": [20], "b": [5, 30]})
+    two = Reading(31, moments={"a": [11], "loop": [21, 22, 20], "b": [6, 31], "more": [9]})
+    assert [list(m) for m in match_moments([one, two])] == [[10, 5, 30, 20], [11, 6, 31, 22]]
 
 
 @pytest.mark.parametrize(
-    "other",
-    [Reading(5), reading([8, 8, 8], [1, 2, 3])],
-    ids=["no moments", "nothing in common"],
+    "other", [Reading(5), Reading(3, moments={"c": [1, 2, 3]})], ids=["no moments", "nothing alike"]
 )
 def test_steps_that_cannot_be_matched_give_none(other):
-    assert match_moments([reading([1, 2, 9], [1, 2, 3]), other]) == [None, None]
+    assert match_moments([Reading(3, moments={"a": [1, 2, 3]}), other]) == [None, None]

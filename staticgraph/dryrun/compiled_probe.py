@@ -16,13 +16,11 @@ a fraction of a second.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal
-
-import numpy as np
 
 from staticgraph.dryrun.report import BucketRun
 from staticgraph.dryrun.start_child import emulated, packed
@@ -35,6 +33,9 @@ from staticgraph.probing.step_reading import Probed, Read, Reading
 from staticgraph.sizes.capacity import Capacity
 
 MODE = "default"
+# The caching allocator takes small blocks from segments of 2 MiB and others from segments of 20 MiB
+# (c10/cuda/CUDAAllocatorConfig.h, kSmallBuffer and kLargeBuffer); the last of each is not full.
+LAST_SEGMENTS = (2 + 20) << 20
 
 
 class CompiledReader:
@@ -93,17 +94,16 @@ class CompiledReader:
 
 def reading_of(run: BucketRun, updates: bool) -> Reading:
     """Converts a run's moments to a reading, without an update if the subject has no optimizer."""
-    step = [(name, live) for part, name, live in run.moments if part != "optimizer"]
-    update = [live for part, _, live in run.moments if part == "optimizer"]
-    moments = np.array([live for _, live in step], np.float64) - run.resident_bytes
-    return Reading(
-        step=int(moments.max()),
-        update=max(update) - run.resident_bytes if updates and update else 0,
-        # In bytes, not as a share: most of it is the last segment, regardless of the step.
-        workspaces=CUBLAS_WORKSPACES + max(0, run.reserved_bytes - run.peak_bytes),
-        moments=moments,
-        operations=np.array([zlib.crc32(name.encode()) for name, _ in step], np.int64),
-    )
+    moments: dict[str, list[int]] = {}
+    update = 0
+    for part, name, live in run.moments:
+        added = live - run.resident_bytes
+        if part != "optimizer":
+            moments.setdefault(name, []).append(added)
+        elif updates:
+            update = max(update, added)
+    most = max(chain(*moments.values()))
+    return Reading(most, update, workspaces=CUBLAS_WORKSPACES + LAST_SEGMENTS, moments=moments)
 
 
 def probe(

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from staticgraph.dryrun.report import PARTS, Cause
 from staticgraph.internals.dispatch import tree_leaves
-from staticgraph.probing.live_storages import CUDA_BLOCK, CachingPool, LiveStorages
+from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
 
 # Neither kernels nor waits: memory, queries, views under another name.
 NOTHING = frozenset(
@@ -67,7 +67,6 @@ class CountedStep:
     Attributes:
         resident_bytes: what existed before the run: parameters, optimizer state, inputs.
         peak_bytes: the most at once, including those.
-        reserved_bytes: what torch's caching allocator would have taken from the driver for it.
         launches: in order.
         operators: by part and name.
         moments: part, name and live bytes at each launch or allocation.
@@ -75,7 +74,6 @@ class CountedStep:
 
     resident_bytes: int
     peak_bytes: int = 0
-    reserved_bytes: int = 0
     launches: list[Launch] = field(default_factory=list)
     operators: dict[str, Counter[str]] = field(
         default_factory=lambda: {part: Counter() for part in PARTS}
@@ -211,8 +209,7 @@ def counted(body: Callable[[], Any], resident: Iterable[Tensor] = ()) -> tuple[A
     Returns:
         What the body returned, and what was counted.
     """
-    pool = CachingPool()
-    live = LiveStorages(CUDA_BLOCK, pool=pool)
+    live = LiveStorages(CUDA_BLOCK)
     live.watch(resident)
     step = CountedStep(live.live_bytes)
     live.reset_peak()
@@ -222,7 +219,7 @@ def counted(body: Callable[[], Any], resident: Iterable[Tensor] = ()) -> tuple[A
         result = body()
     finally:
         WATCH.step = WATCH.live = None
-    step.peak_bytes, step.reserved_bytes = live.peak_bytes, pool.reserved_bytes
+    step.peak_bytes = live.peak_bytes
     return result, step
 
 

@@ -210,7 +210,6 @@ class _Mode:
             operators={part: dict(calls) for part, calls in step.operators.items()},
             resident_bytes=step.resident_bytes,
             peak_bytes=step.peak_bytes,
-            reserved_bytes=step.reserved_bytes,
             moments=tuple(step.moments) if self.moments else (),
             moved_bytes=sum(launch.nbytes for launch in launches),
             flops=sum(launch.flops for launch in launches),

@@ -51,7 +51,6 @@ class BucketRun:
         operators: part -> operator -> calls.
         resident_bytes: parameters, optimizer state and inputs.
         peak_bytes: the most that is live at once, including those; without library workspaces.
-        reserved_bytes: what torch's caching allocator would take from the driver for the peak.
         moments: part, name and live bytes at each launch or allocation; only on request.
         moved_bytes: every tensor of every launch once.
         flops: of products and attention.
@@ -77,7 +76,6 @@ class BucketRun:
     operators: dict[str, dict[str, int]] = field(default_factory=dict)
     resident_bytes: int = 0
     peak_bytes: int = 0
-    reserved_bytes: int = 0
     moments: tuple[tuple[str, str, int], ...] = ()
     moved_bytes: int = 0
     flops: int = 0

@@ -12,7 +12,7 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ import torch
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.probing.resident_bytes import distinct_bytes, state_bytes
-from staticgraph.probing.step_reading import WARM_STEPS, Part, Probed, ProbeStep, Read, Reading
+from staticgraph.probing.step_reading import WARM_STEPS, Probed, ProbeStep, Read, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_state import untouched
@@ -176,33 +176,30 @@ class Peaks(TorchDispatchMode):
     """An allocator's high-water mark of a part of a step.
 
     As a ``with`` block, it also reads the mark of each operation, including temporary memory inside
-    it.
+    it: ``moments``, by operation and call.
     """
 
     def __init__(self, allocator: Allocator) -> None:
         super().__init__()
         self._allocator = allocator
-        self._moments: list[int] = []
-        self._operations: list[int] = []
+        self.moments: dict[Any, list[int]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        self._moments.append(self._allocator.peak())
-        self._operations.append(hash(func))
+        self.moments.setdefault(func, []).append(self._allocator.peak())
         self._allocator.reset_peak()
         return out
 
     def reset_peak(self, update: bool = False) -> None:
         """Begins a part."""
-        self._moments, self._operations = [], []
+        self.moments = {}
         self._allocator.reset_peak()
 
-    def part(self) -> Part:
-        """The marks since then."""
-        peak = max([*self._moments, self._allocator.peak()])
-        return Part(peak, self._moments, self._operations)
+    def peak(self) -> int:
+        """The highest mark since then."""
+        return max(self._allocator.peak(), *chain(*self.moments.values()), 0)
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -162,26 +162,27 @@ def floors_of(readings: Sequence[Measured]) -> tuple[int, ...]:
 def match_moments(readings: Sequence[Reading]) -> list[FloatArray | None]:
     """``[moments]`` of each reading, equally many; None for all where they cannot be matched.
 
-    Usually a step runs the same operations at every capacity, and its moments match one by one.
-    Where it does not (a block is cut at one capacity and not at another), operations that occur
-    equally often in all steps are landmarks, and only the largest moment up to the next landmark
-    counts.
+    A call is matched with the call of the same number where its operation runs equally often in all
+    steps. What others hold (a loop is longer at one capacity than at another) is one more moment,
+    the largest of them.
     """
-    counts = [Counter(reading.operations.tolist()) for reading in readings]
-    landmarks = [
+    matched = [
         operation
-        for operation, count in (counts[0] if counts else Counter()).items()
-        if all(each[operation] == count for each in counts)
+        for operation, calls in (readings[0].moments if readings else {}).items()
+        if all(len(reading.moments.get(operation, ())) == len(calls) for reading in readings)
     ]
-    if not landmarks:
+    if not matched:
         return [None] * len(readings)
-    matched: list[FloatArray | None] = []
-    for reading in readings:
-        starts = np.flatnonzero(np.isin(reading.operations, landmarks))
-        order = np.argsort(reading.operations[starts], kind="stable")
-        starts[0] = 0  # with what comes before it
-        matched.append(np.maximum.reduceat(reading.moments, starts)[order])
-    return matched
+    return [
+        np.array(
+            [
+                *chain.from_iterable(reading.moments[operation] for operation in matched),
+                max((max(reading.moments[k]) for k in reading.moments.keys() - matched), default=0),
+            ],
+            float,
+        )
+        for reading in readings
+    ]
 
 
 def _between(capacities: Sequence[Capacity], above: int, upto: int | None) -> list[Capacity]:

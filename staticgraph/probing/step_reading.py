@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
@@ -102,43 +101,34 @@ class ProbeStep:
         """
         memory.reset_peak()
         self._passes(batch)
-        peak, moments, operations = memory.part()
+        step, moments = memory.peak(), memory.moments
         memory.reset_peak(update=True)
         self._update()
-        update = memory.part().peak
+        update = memory.peak()
         self._subject.model.zero_grad()
         return Reading(
-            peak - start,
+            step - start,
             update - start if self._trains else 0,
-            moments=np.array(moments, np.float64) - start,
-            operations=np.array(operations, np.int64),
+            moments={func: [live - start for live in calls] for func, calls in moments.items()},
             widths=self.widths,
         )
 
 
-class Part(NamedTuple):
-    """The bytes in use in a part of a step.
+class StepMemory(Protocol):
+    """Reads the bytes in use, part by part.
 
     Attributes:
-        peak: the most.
-        moments: at each operation; none where this is not known.
-        operations: a hash of each, the same for the same operation.
+        moments: by operation, at each of its calls in this part; empty where this is not known.
     """
 
-    peak: int
-    moments: Sequence[int]
-    operations: Sequence[int]
-
-
-class StepMemory(Protocol):
-    """Reads the bytes in use, part by part."""
+    moments: dict[Any, list[int]]
 
     def reset_peak(self, update: bool = False) -> None:
         """Begins a part; ``update``: it is the optimizer's step."""
         ...
 
-    def part(self) -> Part:
-        """The part that ends now."""
+    def peak(self) -> int:
+        """The most in this part, which ends now."""
         ...
 
 
@@ -150,8 +140,8 @@ class Reading(NamedTuple):
         update: what the optimizer's step had added at its peak, gradients included.
         overhead: reserved over allocated bytes at the peak, minus one.
         workspaces: of libraries, where the reader knows them.
-        moments: what had been added after every operation; empty where the reader does not know.
-        operations: a number for each of them, the same for the same operation.
+        moments: by operation, what had been added after each of its calls; empty where the reader
+            does not know.
         widths: places per graph of the dense blocks that its layers requested, where the reader
             knows them.
     """
@@ -160,8 +150,7 @@ class Reading(NamedTuple):
     update: int = 0
     overhead: float = 0.0
     workspaces: int = 0
-    moments: NDArray[np.float64] = np.empty(0)
-    operations: NDArray[np.int64] = np.empty(0, np.int64)
+    moments: Mapping[Any, Sequence[int]] = MappingProxyType({})
     widths: tuple[int, ...] = ()
 
 
