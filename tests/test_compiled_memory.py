@@ -47,8 +47,7 @@ def test_a_compiled_step_is_predicted_and_takes_less_than_its_operations(
     the prediction at a larger capacity against the wrapper's own peak there."""
     if reason := why_not():
         pytest.skip(reason)
-    shapes = probing.SHAPES
-    monkeypatch.setattr(probing, "SHAPES", shapes[:1] + shapes[3:6] + shapes[7:])
+    monkeypatch.setattr(probing, "SHAPES", probing.SHAPES[:1] + probing.SHAPES[4:])
     sg.GraphStore.from_pyg(esol[:200], name="few").save(tmp_path / "few")
     command = ["probe", "--data", str(tmp_path / "few"), "--like", "cuda", "--kernels"]
     command += ["--model", "support.dryrun_models:Neighbours", "--json"]

@@ -33,9 +33,6 @@ from staticgraph.probing.step_reading import Probed, Read, Reading
 from staticgraph.sizes.capacity import Capacity
 
 MODE = "default"
-# The caching allocator takes small blocks from segments of 2 MiB and others from segments of 20 MiB
-# (c10/cuda/CUDAAllocatorConfig.h, kSmallBuffer and kLargeBuffer); the last of each is not full.
-LAST_SEGMENTS = (2 + 20) << 20
 
 
 class CompiledReader:
@@ -103,7 +100,12 @@ def reading_of(run: BucketRun, updates: bool) -> Reading:
         elif updates:
             update = max(update, added)
     most = max(chain(*moments.values()))
-    return Reading(most, update, workspaces=CUBLAS_WORKSPACES + LAST_SEGMENTS, moments=moments)
+    return Reading(
+        most,
+        update,
+        workspaces=CUBLAS_WORKSPACES + run.reserved_bytes - run.peak_bytes,
+        moments=moments,
+    )
 
 
 def probe(

@@ -51,6 +51,7 @@ class BucketRun:
         operators: part -> operator -> calls.
         resident_bytes: parameters, optimizer state and inputs.
         peak_bytes: the most that is live at once, including those; without library workspaces.
+        reserved_bytes: the peak and segments of torch's caching allocator that are not full.
         moments: part, name and live bytes at each launch or allocation; only on request.
         moved_bytes: every tensor of every launch once.
         flops: of products and attention.
@@ -76,6 +77,7 @@ class BucketRun:
     operators: dict[str, dict[str, int]] = field(default_factory=dict)
     resident_bytes: int = 0
     peak_bytes: int = 0
+    reserved_bytes: int = 0
     moments: tuple[tuple[str, str, int], ...] = ()
     moved_bytes: int = 0
     flops: int = 0

@@ -16,7 +16,7 @@ in a recording; following them takes less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import mul
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from torch import Tensor
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import ALIGNMENT, SlotLayout
 from staticgraph.errors import FitRefused, ProbeFailed
-from staticgraph.memory.counts import TERMS, Form
+from staticgraph.memory.counts import SUMS, TERMS, Form, rows_of
 from staticgraph.memory.fit import FitPoint
 from staticgraph.memory.memory_model import BatchBytes, MemoryModel
 from staticgraph.plans.plan import sizes_of
@@ -45,22 +45,11 @@ from staticgraph.steps.computation.model_setup import Subject
 
 # Graphs in the smallest probe; the largest fitted one has ten times as many.
 BASE_GRAPHS = 32
-# Multiples of a base: nodes, edges, graphs, and the nodes of the largest graph. The line through
-# the first and last with equal shares is the two-point form; the others separate the counts.
-SHAPES = (
-    (1.0, 1.0, 1.0, 1.0),
-    (3.0, 3.0, 3.0, 1.0),
-    (5.0, 5.0, 5.0, 0.5),
-    (7.0, 10.0, 10.0, 1.0),
-    (10.0, 7.0, 10.0, 1.0),
-    (10.0, 10.0, 7.0, 1.0),
-    (10.0, 10.0, 10.0, 0.25),
-    (10.0, 10.0, 10.0, 0.5),
-    (10.0, 10.0, 10.0, 1.0),
-)
-HELD_OUT = (22.0, 21.0, 20.0, 0.75)
-# The share of its rows that one axis keeps while all else is as in the last shape.
-AXIS_APART = 0.7
+# Multiples of a base, and of the largest graph's nodes. The line through the first and last is the
+# two-point form; between them, each count is APART at multiples of another size.
+SHAPES = ((1.0, 1.0), (3.0, 1.0), (5.0, 0.5), (10.0, 0.25), (10.0, 0.5), (10.0, 1.0))
+APART = 7.0
+HELD_OUT, HELD_OUT_APART = (22.0, 0.75), {"edges": 21.0, "graphs": 20.0}
 # Where memory runs out, the smallest base that is tried before a probe gives up.
 FEWEST_GRAPHS = 2
 
@@ -146,44 +135,36 @@ def probe_capacities(
     if not len(sizes):
         raise ValueError("the data set is empty: there is no graph size to probe for")
     mean, widest = sizes.mean(axis=0), max(1, int(sizes[:, 0].max()))
+    # At least one row and one edge per graph: a component that is rare, or in no graph (a set, a
+    # cloud of points), is measured with enough rows to separate it from zero.
+    base = {
+        "nodes": max(mean[0] * graphs, widest + 1),
+        "edges": max(mean[1], 1.0) * graphs,
+        "graphs": graphs,
+    }
+    axes = {axis.name: rows_of(axis.name) for axis in (schema.axes if schema else ())}
+    for term, average in zip(axes.values(), mean[2:], strict=True):
+        base[term] = max(average, 1.0) * graphs
 
-    axes = [axis.name for axis in schema.axes] if schema is not None else []
-
-    def capacity_at(shape: tuple[float, ...], apart: str = "") -> Capacity:
-        """The capacity at multiples of the mean batch's counts and of the widest graph."""
-        nodes, edges, count, width = shape
+    def capacity_at(size: float, width: float, apart: Mapping[str, float]) -> Capacity:
+        """The capacity at multiples of the base, and of the widest graph."""
+        rows = {term: round(count * apart.get(term, size)) for term, count in base.items()}
         largest = max(1, round(widest * width))
-        rows = max(mean[0] * graphs, widest + 1) * nodes
-        # At least one row and one edge per graph: a component that is rare, or in no graph (a set,
-        # a cloud of points), is measured with enough rows to separate it from zero.
-        extra = {
-            name: max(
-                2,
-                round(
-                    max(average, 1.0)
-                    * graphs
-                    * max(nodes, edges, count)
-                    * (AXIS_APART if name == apart else 1.0)
-                ),
-            )
-            for name, average in zip(axes, mean[2:], strict=True)
-        }
         capacity = Capacity.distinct(
-            max(largest + 1, round(rows)),
-            round(max(mean[1], 1.0) * graphs * edges),
-            max(2, round(graphs * count)),
+            max(largest + 1, rows["nodes"]),
+            rows["edges"],
+            max(2, rows["graphs"]),
             largest,
-            extra,
+            {name: max(2, rows[term]) for name, term in axes.items()},
         )
         return with_reserves(capacity, schema) if axes else with_pairs(capacity, schema)
 
-    if not axes:
-        return ascending(map(capacity_at, SHAPES)), capacity_at(HELD_OUT)
     typed = schema is not None and schema.hetero
-    shapes = [shape for shape in SHAPES if not (typed and shape[0] != shape[1])]
-    return ascending(
-        [*map(capacity_at, shapes), *(capacity_at(SHAPES[-1], apart=name) for name in axes)]
-    ), capacity_at(HELD_OUT)
+    shapes = [(*shape, {}) for shape in SHAPES]
+    shapes += [(*SHAPES[-1], {term: APART}) for term in base if not (typed and term in SUMS)]
+    return ascending(capacity_at(*shape) for shape in shapes), capacity_at(
+        *HELD_OUT, HELD_OUT_APART
+    )
 
 
 def _begin_smaller(fitting: Fitting, sizes: IntArray, schema: Schema) -> None:

@@ -50,7 +50,7 @@ SHAPES: dict[str, Any] = {
             {
                 "mode capacity phase": "string",
                 "bucket graphs graph_breaks mutated_not_static": "count",
-                "resident_bytes peak_bytes moved_bytes flops": "count",
+                "resident_bytes peak_bytes reserved_bytes moved_bytes flops": "count",
                 "pieces expected": "count|null",
                 "causes": ["object"],
                 "error": "string|null",
