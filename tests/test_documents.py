@@ -21,8 +21,7 @@ from staticgraph import datasets
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files import document
 from staticgraph.files.versions import STEPS, versions
-from staticgraph.memory.counts import TERMS
-from staticgraph.memory.fit import fit
+from staticgraph.memory.fit import TERMS, fit
 from staticgraph.memory.memory_model import BatchBytes, MemoryModel, ResidentBytes
 from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.plans.plan import BucketPlan

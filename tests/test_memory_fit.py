@@ -12,8 +12,7 @@ from support.drawn import examples
 from support.memory_points import CAPACITIES, HELD_OUT, points_of
 
 from staticgraph.errors import FitRefused
-from staticgraph.memory.counts import TERMS, counts_of
-from staticgraph.memory.fit import FitPoint, fit
+from staticgraph.memory.fit import TERMS, FitPoint, counts_of, fit
 from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.how_many import how_many

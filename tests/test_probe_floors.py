@@ -119,13 +119,13 @@ def test_where_memory_ends_before_the_floor_what_was_read_is_fitted_and_said():
 
 
 def test_a_loop_that_is_longer_in_one_step_is_one_moment_its_largest():
-    one = Reading(30, moments={"a": [10], "loop": [20], "b": [5, 30]})
-    two = Reading(31, moments={"a": [11], "loop": [21, 22, 20], "b": [6, 31], "more": [9]})
-    assert [list(m) for m in match_moments([one, two])] == [[10, 5, 30, 20], [11, 6, 31, 22]]
+    one = Reading(30, moments={("a", 0): 10, ("loop", 0): 20, ("b", 0): 5})
+    two = Reading(31, moments={("loop", 0): 21, ("loop", 1): 22, ("b", 0): 6, ("a", 0): 11})
+    assert [list(m) for m in match_moments([one, two])] == [[10, 20, 5, 0], [11, 21, 6, 22]]
 
 
 @pytest.mark.parametrize(
-    "other", [Reading(5), Reading(3, moments={"c": [1, 2, 3]})], ids=["no moments", "nothing alike"]
+    "other", [Reading(5), Reading(3, moments={("c", 0): 1})], ids=["no moments", "nothing alike"]
 )
 def test_steps_that_cannot_be_matched_give_none(other):
-    assert match_moments([Reading(3, moments={"a": [1, 2, 3]}), other]) == [None, None]
+    assert match_moments([Reading(3, moments={("a", 0): 3}), other]) == [None, None]

@@ -16,10 +16,10 @@ a fraction of a second.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 from typing import Any, Literal
 
 from staticgraph.dryrun.report import BucketRun
@@ -91,15 +91,16 @@ class CompiledReader:
 
 def reading_of(run: BucketRun, updates: bool) -> Reading:
     """Converts a run's moments to a reading, without an update if the subject has no optimizer."""
-    moments: dict[str, list[int]] = {}
-    update = 0
+    moments: dict[tuple[str, int], int] = {}
+    calls, update = Counter[str](), 0
     for part, name, live in run.moments:
         added = live - run.resident_bytes
         if part != "optimizer":
-            moments.setdefault(name, []).append(added)
+            moments[name, calls[name]] = added
+            calls[name] += 1
         elif updates:
             update = max(update, added)
-    most = max(chain(*moments.values()))
+    most = max(moments.values())
     return Reading(
         most,
         update,

@@ -30,18 +30,55 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from operator import mul
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import FitRefused
-from staticgraph.memory.counts import FORMS, SUMS, Form, counts_of, terms_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 
 FloatArray = NDArray[np.float64]
+Form = Literal["linear", "attention", "quadratic"]
+FORMS: tuple[Form, ...] = get_args(Form)
+
+
+def counts_of(capacity: Capacity) -> dict[str, float]:
+    """Every count that a form may have."""
+    places = capacity.graphs * capacity.max_graph_nodes
+    return {
+        "fixed": 1.0,
+        "nodes": float(capacity.nodes),
+        "edges": float(capacity.edges),
+        "graphs": float(capacity.graphs),
+        "places": float(places),
+        "pairs": float(places * capacity.max_graph_nodes),
+        "nodes^2": float(capacity.nodes) ** 2,
+        **{rows_of(name): float(rows) for name, rows in capacity.extra},
+    }
+
+
+def rows_of(axis: str) -> str:
+    """The term of an axis, which cannot collide with ``nodes`` or another term of a form."""
+    return f"rows of {axis}"
+
+
+TERMS: dict[Form, tuple[str, ...]] = {
+    "linear": ("fixed", "nodes", "edges", "graphs", "places"),
+    "attention": ("fixed", "nodes", "edges", "graphs", "places", "pairs"),
+    "quadratic": ("fixed", "nodes", "edges", "graphs", "nodes^2"),
+}
+# The terms that are sums over the axes where nodes have types.
+SUMS = ("nodes", "edges")
+
+
+def terms_of(form: Form, axes: Sequence[str] = (), typed: bool = False) -> tuple[str, ...]:
+    """The terms of a form over data with these axes."""
+    terms = tuple(term for term in TERMS[form] if not (typed and term in SUMS))
+    return terms + tuple(map(rows_of, axes))
+
 
 # A form that misses a point by more than this does not describe the model.
 WORST_RESIDUAL = 0.05
@@ -81,6 +118,7 @@ class Fit(NamedTuple):
         axes: the data's own axes, whose rows are one term each, after those of the form.
         typed: whether nodes have types, so that :data:`SUMS` are not terms.
         pieces: fits that replace this one where steps run other operations; the last that applies.
+        above: a piece is for capacities whose largest graph has more nodes than this.
     """
 
     form: Form
@@ -90,7 +128,8 @@ class Fit(NamedTuple):
     note: str = ""
     axes: tuple[str, ...] = ()
     typed: bool = False
-    pieces: tuple[FitPiece, ...] = ()
+    pieces: tuple[Fit, ...] = ()
+    above: int = 0
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -123,17 +162,18 @@ class Fit(NamedTuple):
     def find_fit(self, capacity: Capacity) -> Fit:
         """The fit that applies to a capacity: a piece, or this one."""
         nodes = capacity.max_graph_nodes
-        return next((piece.fit for piece in reversed(self.pieces) if nodes > piece.above), self)
+        return next((piece for piece in reversed(self.pieces) if nodes > piece.above), self)
 
     @property
     def worst(self) -> float:
         """The largest residual or held-out error, of this fit and all pieces."""
         worst = max(self.residual, self.held_out or 0.0)
-        return max([worst, *(piece.fit.worst for piece in self.pieces)])
+        return max([worst, *(piece.worst for piece in self.pieces)])
 
     def to_dict(self) -> dict[str, Any]:
         """The fit as plain values, for JSON."""
         return {
+            **({"above": self.above} if self.above else {}),
             "form": self.form,
             "terms": list(self.terms),
             **({"axes": list(self.axes), "typed": self.typed} if self.axes else {}),
@@ -141,11 +181,7 @@ class Fit(NamedTuple):
             "residual": self.residual,
             "held_out": self.held_out,
             "fit_note": self.note,
-            **(
-                {"pieces": [{"above": p.above, **p.fit.to_dict()} for p in self.pieces]}
-                if self.pieces
-                else {}
-            ),
+            **({"pieces": [piece.to_dict() for piece in self.pieces]} if self.pieces else {}),
         }
 
     @classmethod
@@ -175,25 +211,14 @@ class Fit(NamedTuple):
             values["fit_note"],
             axes,
             typed,
-            tuple(
-                FitPiece(piece["above"], cls.from_dict(piece)) for piece in values.get("pieces", ())
-            ),
+            tuple(map(cls.from_dict, values.get("pieces", ()))),
+            values.get("above", 0),
         )
 
 
-class FitPiece(NamedTuple):
-    """A fit for some capacities.
-
-    Attributes:
-        above: their largest graph has more nodes than this.
-        fit: the fit.
-    """
-
-    above: int
-    fit: Fit
-
-    def __str__(self) -> str:
-        return f"with more than {how_many(self.above, 'node')} in the largest graph"
+def capacities_above(nodes: int) -> str:
+    """Names the capacities that a piece is for."""
+    return f"with more than {how_many(nodes, 'node')} in the largest graph"
 
 
 def fit(

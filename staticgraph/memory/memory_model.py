@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from staticgraph.files import document
 from staticgraph.files.document import read_document
-from staticgraph.memory.counts import TERMS, Form, counts_of, rows_of
-from staticgraph.memory.fit import Fit, FitPoint
+from staticgraph.memory.fit import TERMS, Fit, FitPoint, Form, capacities_above, counts_of, rows_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import as_preformatted, table
@@ -238,7 +237,11 @@ class MemoryModel:
             *([f"axes: {' / '.join(axes)}"] if axes else []),
             *([table(headers, rows)] if rows else []),
             *_described(self.fit),
-            *(line for piece in self.fit.pieces for line in (f"{piece}:", *_described(piece.fit))),
+            *(
+                line
+                for piece in self.fit.pieces
+                for line in (f"{capacities_above(piece.above)}:", *_described(piece))
+            ),
             f"residual {100 * self.fit.residual:.2f}%, held-out error {held}; the optimizer's step "
             f"adds {human_bytes(self.update_bytes)}",
             f"there before: parameters {human_bytes(self.resident.parameters)}, buffers "

@@ -13,19 +13,17 @@ import math
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 import torch
 
 from staticgraph.errors import FitRefused
-from staticgraph.memory.counts import Form
-from staticgraph.memory.fit import Fit, FitPiece, FitPoint, FloatArray, fit
+from staticgraph.memory.fit import Fit, FitPoint, FloatArray, Form, capacities_above, fit
 from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.probing.step_reading import Read, Reading
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.text.how_many import how_many
 
 Measured = tuple[Capacity, Reading]
 
@@ -75,11 +73,17 @@ class Fitting:
             self._grow([_with_width(base[0], 2 * (floors[-1] + 1))])
             floors = floors_of(self.readings)
         if floors:
-            bounds = [0, *floors]
-            for above, upto in zip(bounds, [*floors, None], strict=True):
-                self._grow(_between(base, above, upto))
+            widest = max(c.max_graph_nodes for c in base)
+            for above, upto in pairwise([0, *floors, 4 * (floors[-1] + 1)]):
+                # In the same proportions to each other on each side.
+                self._grow(
+                    [
+                        _with_width(c, max(above + 1, round(upto * c.max_graph_nodes / widest)))
+                        for c in base
+                    ]
+                )
             try:
-                return self._pieces(bounds)
+                return self._fit_sides([0, *floors])
             except FitRefused:
                 if not self.note:
                     raise
@@ -104,19 +108,20 @@ class Fitting:
                 forget(error)
         return len(self.readings) > before
 
-    def _pieces(self, bounds: Sequence[int]) -> Fit:
+    def _fit_sides(self, bounds: Sequence[int]) -> Fit:
         """One fit for the capacities above each bound, up to the next."""
-        pieces: list[FitPiece] = []
-        checked = 0 if self.checked is None else self.checked[0].max_graph_nodes
-        for above, upto in zip(bounds, [*bounds[1:], math.inf], strict=True):
-            readings = [r for r in self.readings if above < r[0].max_graph_nodes <= upto]
+        fits: list[Fit] = []
+        for above, upto in pairwise([*bounds, math.inf]):
+            *readings, checked = [
+                measured if measured and above < measured[0].max_graph_nodes <= upto else None
+                for measured in (*self.readings, self.checked)
+            ]
             try:
-                fitted = self._fit(readings, self.checked if above < checked <= upto else None)
+                fitted = self._fit(list(filter(None, readings)), checked)
             except FitRefused as refusal:
-                where = f"with more than {how_many(above, 'node')} in the largest graph"
-                raise FitRefused(f"{where}: {refusal}") from None
-            pieces.append(FitPiece(above, fitted))
-        return pieces[0].fit._replace(pieces=tuple(pieces[1:]))
+                raise FitRefused(f"{capacities_above(int(above))}: {refusal}") from None
+            fits.append(fitted._replace(above=int(above)))
+        return fits[0]._replace(pieces=tuple(fits[1:]))
 
     def _fit(self, readings: Sequence[Measured], checked: Measured | None) -> Fit:
         moments = match_moments([reading for _, reading in readings])
@@ -162,36 +167,24 @@ def floors_of(readings: Sequence[Measured]) -> tuple[int, ...]:
 def match_moments(readings: Sequence[Reading]) -> list[FloatArray | None]:
     """``[moments]`` of each reading, equally many; None for all where they cannot be matched.
 
-    A call is matched with the call of the same number where its operation runs equally often in all
-    steps. What others hold (a loop is longer at one capacity than at another) is one more moment,
-    the largest of them.
+    A step usually has the same calls at every capacity, and each of them is a moment. Those that
+    only some steps have (a loop is longer, a result is shared) are one more, the largest of them.
     """
-    matched = [
-        operation
-        for operation, calls in (readings[0].moments if readings else {}).items()
-        if all(len(reading.moments.get(operation, ())) == len(calls) for reading in readings)
-    ]
+    every = [reading.moments for reading in readings]
+    matched = (
+        [call for call in every[0] if all(call in moments for moments in every)] if every else []
+    )
     if not matched:
         return [None] * len(readings)
     return [
         np.array(
             [
-                *chain.from_iterable(reading.moments[operation] for operation in matched),
-                max((max(reading.moments[k]) for k in reading.moments.keys() - matched), default=0),
+                *(moments[call] for call in matched),
+                max((moments[call] for call in moments.keys() - matched), default=0),
             ],
             float,
         )
-        for reading in readings
-    ]
-
-
-def _between(capacities: Sequence[Capacity], above: int, upto: int | None) -> list[Capacity]:
-    """The capacities with largest graphs of more than ``above`` and at most ``upto`` nodes, in the
-    same proportions to each other."""
-    widest = 4 * (above + 1) if upto is None else upto
-    most = max(capacity.max_graph_nodes for capacity in capacities)
-    return [
-        _with_width(c, max(above + 1, round(widest * c.max_graph_nodes / most))) for c in capacities
+        for moments in every
     ]
 
 

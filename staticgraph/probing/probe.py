@@ -27,8 +27,7 @@ from torch import Tensor
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import ALIGNMENT, SlotLayout
 from staticgraph.errors import FitRefused, ProbeFailed
-from staticgraph.memory.counts import SUMS, TERMS, Form, rows_of
-from staticgraph.memory.fit import FitPoint
+from staticgraph.memory.fit import SUMS, TERMS, FitPoint, Form, rows_of
 from staticgraph.memory.memory_model import BatchBytes, MemoryModel
 from staticgraph.plans.plan import sizes_of
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
@@ -77,7 +76,7 @@ def probe(
         store: a :class:`staticgraph.GraphStore`, or anything with ``.sizes`` and ``.schema``.
         loss: as for the runner; without one, evaluation is probed.
         optimizer: over the model's parameters; without one, forward and backward are probed.
-        form: one of :data:`staticgraph.memory.counts.FORMS`, such as ``linear``, ``attention`` or
+        form: one of :data:`staticgraph.memory.fit.FORMS`, such as ``linear``, ``attention`` or
             ``quadratic``, or ``auto``, which determines it.
         reader: how bytes are read: ``cuda`` (the allocator, real steps), ``fake`` (fake tensors,
             counted as on the CPU), ``fake-cuda`` (counted as on CUDA), or a custom reader.

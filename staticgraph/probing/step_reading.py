@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -109,7 +109,11 @@ class ProbeStep:
         return Reading(
             step - start,
             update - start if self._trains else 0,
-            moments={func: [live - start for live in calls] for func, calls in moments.items()},
+            moments={
+                (operation, number): live - start
+                for operation, calls in moments.items()
+                for number, live in enumerate(calls)
+            },
             widths=self.widths,
         )
 
@@ -140,8 +144,8 @@ class Reading(NamedTuple):
         update: what the optimizer's step had added at its peak, gradients included.
         overhead: reserved over allocated bytes at the peak, minus one.
         workspaces: of libraries, where the reader knows them.
-        moments: by operation, what had been added after each of its calls; empty where the reader
-            does not know.
+        moments: what had been added after each call, by its operation and its number among the
+            calls of that; empty where the reader does not know.
         widths: places per graph of the dense blocks that its layers requested, where the reader
             knows them.
     """
@@ -150,7 +154,7 @@ class Reading(NamedTuple):
     update: int = 0
     overhead: float = 0.0
     workspaces: int = 0
-    moments: Mapping[Any, Sequence[int]] = MappingProxyType({})
+    moments: Mapping[tuple[Any, int], int] = MappingProxyType({})
     widths: tuple[int, ...] = ()
 
 

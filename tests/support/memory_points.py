@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from staticgraph.memory.counts import counts_of
-from staticgraph.memory.fit import FitPoint
+from staticgraph.memory.fit import FitPoint, counts_of
 from staticgraph.probing.probe import probe_capacities
 
 SIZES = np.array([[5, 8], [25, 54], [60, 130], [12, 26]])
