@@ -12,7 +12,7 @@ from support.runners import sgd_runner
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.plans.by_memory import in_tiles, sized_plan
-from staticgraph.probing.resident_bytes import distinct_bytes
+from staticgraph.probing.fake_tensors import distinct_bytes
 
 BUCKETS = [(120, 260, 9), (240, 520, 17)]
 RECORDED = {"mode": "cuda-graph", "scope": "forward_backward"}
@@ -141,7 +141,7 @@ class TestStepsFromIds:
     """Each bucket's second recording has gradients of its own, which count."""
 
     def test_they_are_committed_before_anything_is_recorded(self, esol, memory, recorded_floor):
-        wanted = recorded_floor + 2 * breakdown(memory).gradients
+        wanted = recorded_floor + 2 * breakdown(memory).lines["gradients"]
         runner = made(esol, sg.MemoryBudget(wanted), memory, **RECORDED)
         runner.warmup(esol.to("cpu"))
         assert runner.stats().bytes_committed == wanted
@@ -151,7 +151,9 @@ class TestStepsFromIds:
             tight.warmup(esol.to("cpu"))
         assert caught.value.floor_bytes == wanted
         assert tight.steps.recorded is None
-        both = wanted + 2 * breakdown(memory).gradients  # those of recorded forwards come on top
+        both = (
+            wanted + 2 * breakdown(memory).lines["gradients"]
+        )  # those of recorded forwards come on top
         tight = made(esol, sg.MemoryBudget(both - 1), memory, **RECORDED)
         with pytest.raises(sg.BudgetExceeded, match="gradients of forwards with a back") as caught:
             tight.warmup(esol.to("cpu"), phases=("step", "forward"))
@@ -165,7 +167,7 @@ class TestStepsFromIds:
 
     def test_what_was_taken_holds_a_buckets_own(self, esol, memory, recorded_floor):
         """A bucket's own gradients that a measured peak includes are not counted a second time."""
-        own = breakdown(memory).gradients
+        own = breakdown(memory).lines["gradients"]
         for spare, fits in ((0, True), (-1, False)):
             runner = made(esol, sg.MemoryBudget(2 * recorded_floor), memory, **RECORDED)
             entries = {n: b for n, b in runner.stats().entries if n != "gradients"}

@@ -21,6 +21,7 @@ from torch_geometric.utils import scatter
 import staticgraph as sg
 from staticgraph import cli
 from staticgraph.batches.slots.slots import SlotLayout
+from staticgraph.memory.budget import GRADIENTS, STEP
 from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.probing.probe import batch_bytes, probe
 from staticgraph.probing.step_reading import Probed
@@ -153,7 +154,10 @@ def test_the_plan_by_memory_holds_the_cap(probed, name):
     assert 1 < plan.batch_size < COUNT
     found = budget.check(memory, plan.capacities)
     steps = [measured(task, capacity).step for capacity in plan.capacities]
-    assert found.total_bytes - found.pool - found.gradients + max(steps) <= budget.max_bytes
+    assert (
+        found.total_bytes - found.lines[STEP] - found.lines[GRADIENTS] + max(steps)
+        <= budget.max_bytes
+    )
     larger = sg.plan_buckets(store, 2 * plan.batch_size)
     with pytest.raises(sg.BudgetExceeded, match=r"take batches of at most \d+ graphs.*rows of"):
         budget.check(memory, larger.capacities)

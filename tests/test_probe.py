@@ -12,8 +12,7 @@ from torch_geometric.utils import dropout_edge, to_dense_batch
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.nn.context.dense_layout import DenseLayout
-from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.resident_bytes import resident_bytes
+from staticgraph.probing.fake_tensors import FakeTensorReader, resident_bytes
 from staticgraph.probing.step_reading import Probed
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject

@@ -11,10 +11,9 @@ from torch import nn
 
 from staticgraph.errors import ProbeFailed
 from staticgraph.probing.allocator import AllocatorReader, ProfilerAllocator
-from staticgraph.probing.fake_tensors import FakeTensorReader
+from staticgraph.probing.fake_tensors import FakeTensorReader, resident_bytes
 from staticgraph.probing.fit_readings import ascending
 from staticgraph.probing.probe import probe, probe_capacities
-from staticgraph.probing.resident_bytes import resident_bytes
 from staticgraph.probing.step_reading import Probed, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject

@@ -27,7 +27,7 @@ from staticgraph.dryrun.targets import TargetDevice
 from staticgraph.dryrun.watcher import Refused, RefusingRecorder, Watcher
 from staticgraph.errors import NotStatic
 from staticgraph.internals.tracing import forget_compiled
-from staticgraph.probing.fake_twin import state_of
+from staticgraph.probing.fake_tensors import state_of
 from staticgraph.recording.recording_keys import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.compilation.graph_trees import WHOLE

@@ -18,7 +18,7 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.dryrun.launches import WATCH
 from staticgraph.dryrun.targets import KIB, TargetDevice
 from staticgraph.internals.dispatch import tree_map_only
-from staticgraph.probing.fake_twin import fake_batch
+from staticgraph.probing.fake_tensors import fake_batch
 
 WARP, REGISTERS = 32, 65536
 STREAM = SimpleNamespace(cuda_stream=0, stream_id=0, device_index=0)

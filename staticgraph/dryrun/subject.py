@@ -16,7 +16,7 @@ from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.models.named import make_model, named
 from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.probing.fake_twin import fake_twin
+from staticgraph.probing.fake_tensors import fake_twin
 from staticgraph.steps.computation.model_setup import Subject
 
 STAND_IN = "no loss was given: the mean square of the output is used instead"

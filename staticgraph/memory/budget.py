@@ -31,7 +31,8 @@ from staticgraph.text.table import table
 # next one being copied in.
 DEVICE_SLOTS = 4
 HOST_SLOTS = 2
-# The name of a line of the breakdown.
+# Names of lines of the breakdown.
+GRADIENTS, STEP = "gradients", "step (largest bucket)"
 MORE_GRADIENTS = "gradients of further recordings"
 
 
@@ -40,45 +41,21 @@ class Breakdown:
     """The bytes that a plan makes torch allocate on the device, by purpose.
 
     Attributes:
-        parameters, buffers, gradients, optimizer: the model and its training state.
-        slots: all batches on the device.
-        pool: what a step adds, except gradients: one pool, as large as the largest bucket needs.
-        workspaces: of cuBLAS and similar libraries.
+        lines: the bytes of the model and its training state; of ``slots``, all batches on the
+            device; of :data:`STEP`, what a step adds except gradients: one pool, as large as the
+            largest bucket needs; of cuBLAS and similar libraries; of the graphs themselves, where
+            they are kept on the device; and of :data:`MORE_GRADIENTS`, those of all recordings of a
+            training step but one: each recording writes its own gradients, and no later recording
+            can reuse their memory.
         pinned_host: slots in host memory; not part of the total.
-        bucket: the capacity that sets ``pool``.
+        bucket: the capacity that sets the pool.
         binding: the term that takes most of it.
-        data_set: the graphs themselves, where they are kept on the device.
-        more_gradients: gradients of all recordings of a training step but one: each recording
-            writes its own gradients, and no later recording can reuse their memory.
     """
 
-    parameters: int
-    buffers: int
-    gradients: int
-    optimizer: int
-    slots: int
-    pool: int
-    workspaces: int
+    lines: dict[str, int]
     pinned_host: int
     bucket: Capacity
     binding: str
-    data_set: int = 0
-    more_gradients: int = 0
-
-    @property
-    def lines(self) -> dict[str, int]:
-        """The lines of the total, by name."""
-        lines = {
-            "parameters": self.parameters,
-            "buffers": self.buffers,
-            "gradients": self.gradients,
-            "optimizer state": self.optimizer,
-            "slots": self.slots,
-            "step (largest bucket)": self.pool,
-            "library workspaces": self.workspaces,
-        }
-        more = {MORE_GRADIENTS: self.more_gradients, "data set": self.data_set}
-        return lines | {name: nbytes for name, nbytes in more.items() if nbytes}
 
     @property
     def total_bytes(self) -> int:
@@ -206,20 +183,20 @@ class MemoryBudget:
         step = max(step, int(step * (1 + memory.overhead)))
         gradients = min(resident.gradients, step)
         slot = max(memory.batch.of(c) for c in capacities)
-        return Breakdown(
-            parameters=resident.parameters,
-            buffers=resident.buffers,
-            gradients=gradients,
-            optimizer=resident.optimizer,
-            slots=slots * slot,
-            pool=step - gradients,
-            workspaces=memory.workspace_bytes,
-            pinned_host=HOST_SLOTS * slot,
-            bucket=capacity,
-            binding=memory.binding(capacity),
-            data_set=self.data_set_bytes,
-            more_gradients=(max(1, recorded) - 1) * gradients,
-        )
+        lines = {
+            "parameters": resident.parameters,
+            "buffers": resident.buffers,
+            GRADIENTS: gradients,
+            "optimizer state": resident.optimizer,
+            "slots": slots * slot,
+            STEP: step - gradients,
+            "library workspaces": memory.workspace_bytes,
+        }
+        if recorded > 1 and gradients:
+            lines[MORE_GRADIENTS] = (recorded - 1) * gradients
+        if self.data_set_bytes:
+            lines["data set"] = self.data_set_bytes
+        return Breakdown(lines, HOST_SLOTS * slot, capacity, memory.binding(capacity))
 
     def fits(
         self,

@@ -19,7 +19,7 @@ import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import TorchDispatchMode
-from staticgraph.probing.resident_bytes import distinct_bytes, state_bytes
+from staticgraph.probing.fake_tensors import distinct_bytes, state_bytes
 from staticgraph.probing.step_reading import WARM_STEPS, Probed, ProbeStep, Read, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject

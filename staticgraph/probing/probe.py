@@ -31,9 +31,8 @@ from staticgraph.memory.fit import SUMS, TERMS, FitPoint, Form, rows_of
 from staticgraph.memory.memory_model import BatchBytes, MemoryModel
 from staticgraph.plans.plan import sizes_of
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
-from staticgraph.probing.fake_tensors import FakeTensorReader
+from staticgraph.probing.fake_tensors import FakeTensorReader, resident_bytes
 from staticgraph.probing.fit_readings import Fitting, ascending
-from staticgraph.probing.resident_bytes import resident_bytes
 from staticgraph.probing.step_reading import MemoryReader, Probed
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from staticgraph.errors import BudgetExceeded
-from staticgraph.memory.budget import Breakdown, MemoryBudget
+from staticgraph.memory.budget import GRADIENTS, STEP, Breakdown, MemoryBudget
 from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.allocator import Allocator, CudaAllocator
@@ -34,7 +34,6 @@ from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 
-STEP, GRADIENTS = "step (largest bucket)", "gradients"
 # Recordings with gradients of their own, beside those of the training steps, and how to do without.
 FROM_IDS = "gradients of steps from ids"
 OF_PAIRS = "gradients of forwards with a backward"
@@ -89,7 +88,7 @@ class Commitments:
         self.measured: list[int | None] = [None] * len(plan.capacities)
         self._plan = plan
         self._cap = budget.max_bytes
-        self._gradients = self.breakdown.gradients
+        self._gradients = self.breakdown.lines[GRADIENTS]
         self._overhead = 1 + memory.overhead
         self._before = 0
         lines = self.breakdown.lines

@@ -30,7 +30,7 @@ from staticgraph.nn import convert
 from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.plans.worker_count import WorkerCount, autosize_workers
-from staticgraph.probing.resident_bytes import distinct_bytes, state_bytes
+from staticgraph.probing.fake_tensors import distinct_bytes, state_bytes
 from staticgraph.recording.recording_keys import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.compilation.modes import resolve

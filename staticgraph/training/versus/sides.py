@@ -27,7 +27,7 @@ from staticgraph.nn.convert import convert
 from staticgraph.plans.choose_capacities import plan_buckets
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.allocator import Allocator, CudaAllocator, ProfilerAllocator
-from staticgraph.probing.resident_bytes import distinct_bytes, state_bytes
+from staticgraph.probing.fake_tensors import distinct_bytes, state_bytes
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.schema import Schema
 from staticgraph.steps.compilation.modes import MODES
