@@ -20,8 +20,7 @@ from staticgraph.dryrun import ptx
 from staticgraph.dryrun.device_guard import caveat
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, CountedStep, counted
 from staticgraph.dryrun.report import BucketRun, Cause, Counts, DryRun
-from staticgraph.dryrun.stubs import ATTENTION_EMULATED
-from staticgraph.dryrun.stubs_inductor import INDUCTOR_EMULATED, TREES
+from staticgraph.dryrun.stubs import ATTENTION_EMULATED, INDUCTOR_EMULATED, TREES
 from staticgraph.dryrun.subject import Candidate, candidate_of, device_twin
 from staticgraph.dryrun.targets import TargetDevice
 from staticgraph.dryrun.watcher import Refused, RefusingRecorder, Watcher

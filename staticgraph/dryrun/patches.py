@@ -1,21 +1,80 @@
 """Every name of torch, Triton and this library that a dry run replaces, with the reason.
 
 A name that torch no longer has is an error that says which, and what it was patched for. The names
-are in groups, which the stages of :mod:`.selftest` try.
+are in groups, which the stages of :mod:`.selftest` try. The device comes first, where a data sheet
+answers what is asked of a driver: Dynamo binds what it asks of ``torch.cuda`` when it is imported,
+and what replaces calls of the compiler (:mod:`.stubs`) imports Dynamo.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+from collections.abc import Callable
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from staticgraph.dryrun import stubs, stubs_inductor
+import torch
+from torch import Tensor
+
 from staticgraph.dryrun.device_guard import torch_version
-from staticgraph.dryrun.stubs import answers
-from staticgraph.dryrun.targets import TargetDevice
+from staticgraph.dryrun.targets import KIB, TargetDevice
 from staticgraph.errors import DryRunBroken
+
+WARP, REGISTERS = 32, 65536
+STREAM = SimpleNamespace(cuda_stream=0, stream_id=0, device_index=0)
+RANDOM_STATE_BYTES = 16
+
+
+def answers(value: Any = None) -> Callable[..., Any]:
+    """A function that returns a value, whatever it is asked."""
+    return lambda *_, **__: value
+
+
+def random_state(device: Any = "cuda") -> Tensor:
+    """Zeros of the length of a device's random state, on the CPU."""
+    return torch.zeros(RANDOM_STATE_BYTES, dtype=torch.uint8)
+
+
+def properties(target: TargetDevice) -> SimpleNamespace:
+    """What Inductor reads of ``torch.cuda.get_device_properties``, for a target."""
+    return SimpleNamespace(
+        name=target.device,
+        major=target.capability[0],
+        minor=target.capability[1],
+        multi_processor_count=target.multiprocessors,
+        warp_size=WARP,
+        regs_per_multiprocessor=REGISTERS,
+        max_threads_per_multi_processor=target.threads,
+        max_threads_per_block=1024,
+        shared_memory_per_block=48 * KIB,
+        shared_memory_per_block_optin=target.shared_bytes,
+    )
+
+
+class Event:
+    """An event of the only stream, which never waits: nothing runs, and all work is done."""
+
+    record: Callable[..., Any] = staticmethod(answers())
+    wait: Callable[..., Any] = staticmethod(answers())
+    synchronize: Callable[..., Any] = staticmethod(answers())
+    query: Callable[..., Any] = staticmethod(answers(True))
+
+    def __init__(self, **options: Any) -> None:
+        """Accepts the options of ``torch.cuda.Event`` and ignores them."""
+
+
+def driver_for(target: TargetDevice) -> Any:
+    """What Triton asks its driver while it compiles."""
+    from triton.backends.compiler import GPUTarget
+
+    major, minor = target.capability
+    return SimpleNamespace(
+        get_current_target=answers(GPUTarget("cuda", 10 * major + minor, WARP)),
+        get_current_device=answers(0),
+        get_current_stream=answers(0),
+    )
 
 
 class Patch(NamedTuple):
@@ -63,9 +122,6 @@ def rows(
 
 
 DRIVER = "asks the driver"
-NO_ALLOCATOR = "there is no allocator"
-ON_IMPORT = "bound to torch.cuda's own when imported"
-FROM_HERE = "Dynamo and AOTAutograd import it from here"
 LACKING = "a binding that a CPU build lacks"
 UNSEEN = "allocates, or makes a view, past the dispatcher"
 FOLDS = "folds a uniform value by running one element on the device"
@@ -74,55 +130,39 @@ CACHES = "caches what runs on a device"
 CHOOSES = "torch asks the device which kernel to take"
 FAKED_LATE = "torch.tensor(..., device='cuda') would be made on the device and faked then"
 PUTS_BACK = "would put Triton's own driver back before a kernel is compiled for its registers"
-# Taken as they are patched in torch.cuda.
-INTERFACE = (
-    *("current_device", "set_device", "device_count", "current_stream", "synchronize"),
-    *("get_device_properties", "memory_allocated", "is_bf16_supported", "is_available"),
-)
+
+Table = dict[str, tuple[Patch, ...]]
 
 
-def patches_of(target: TargetDevice) -> dict[str, tuple[Patch, ...]]:
-    """All patches for a target, by group, in the order in which they are applied.
+def device_patches(target: TargetDevice) -> Table:
+    """What stands for the device, by group, in the order in which it is applied.
 
     A CPU build of torch needs fewer than a CUDA build without a driver (torch 2.11, 2026-11-29).
     """
-    described = answers(stubs.properties(target))
-    cuda = rows(
-        "torch.cuda:",
-        ("is_available", answers(True), "everything asks it first"),
-        ("_is_compiled", answers(True), "a CPU build says no to fake CUDA tensors"),
-        ("is_initialized", answers(False), "else fake tensors ask the driver for the index"),
-        ("_lazy_init", answers(), "would look for a driver"),
-        ("init", answers(), "would look for a driver"),
-        ("device_count", answers(1), DRIVER),
-        ("current_device", answers(0), DRIVER),
-        ("set_device", answers(), DRIVER),
-        ("synchronize", answers(), "waits for the device"),
-        ("empty_cache", answers(), NO_ALLOCATOR),
-        ("get_device_properties", described, "Inductor chooses by them"),
-        ("get_device_capability", answers(target.capability), "as above"),
-        ("get_device_name", answers(target.device), "as above"),
-        ("get_rng_state", stubs.random_state, "warm-ups save and restore it"),
-        ("set_rng_state", answers(), "as above"),
-        ("random.get_rng_state", stubs.random_state, FROM_HERE),
-        ("random.set_rng_state", answers(), FROM_HERE),
-        ("is_bf16_supported", answers(True), DRIVER),
-        ("is_current_stream_capturing", answers(False), DRIVER),
-        ("current_stream", answers(stubs.STREAM), "the wrapper asks for the stream to launch on"),
-        ("Event", stubs.Event, "slots record when they are free"),
-        ("_exchange_device", answers(0), "device contexts"),
-        ("_maybe_exchange_device", answers(0), "as above; Dynamo wants two functions"),
-        ("memory_allocated", answers(0), NO_ALLOCATOR),
-        ("memory_reserved", answers(0), NO_ALLOCATOR),
-    )
-    as_patched = {patch.symbol.partition(":")[2]: patch.value for patch in cuda}
     return {
         "guard": rows(
             "torch._C:",
             ("_ensureCUDADeviceGuardSet", answers(), "would put torch's own guard back"),
         ),
         "cuda": (
-            *cuda,
+            *rows(
+                "torch.cuda:",
+                ("is_available", answers(True), "everything asks it first"),
+                ("_is_compiled", answers(True), "a CPU build says no to fake CUDA tensors"),
+                ("is_initialized", answers(False), "else fake tensors ask the driver for an index"),
+                ("_lazy_init", answers(), "would look for a driver"),
+                ("device_count", answers(1), DRIVER),
+                ("current_device", answers(0), DRIVER),
+                ("set_device", answers(), DRIVER),
+                ("synchronize", answers(), "waits for the device"),
+                ("get_device_properties", answers(properties(target)), "Inductor chooses by them"),
+                ("get_rng_state", random_state, "warm-ups save it"),
+                ("random.get_rng_state", random_state, "Dynamo and AOTAutograd take it from here"),
+                ("is_current_stream_capturing", answers(False), DRIVER),
+                ("current_stream", answers(STREAM), "the wrapper launches on it"),
+                ("_exchange_device", answers(0), "device contexts"),
+                ("_maybe_exchange_device", answers(0), "as above; Dynamo wants two functions"),
+            ),
             Patch("torch.version:cuda", "13.0", "Inductor takes a build without for a CPU one"),
             *rows(
                 "torch._C:_cuda_",
@@ -135,17 +175,19 @@ def patches_of(target: TargetDevice) -> dict[str, tuple[Patch, ...]]:
                 new=True,
             ),
         ),
+    }
+
+
+def compiler_patches() -> Table:
+    """What torch and Triton do on a device while they compile, run or record, by group."""
+    from staticgraph.dryrun import stubs
+
+    return {
+        "events": rows("torch.cuda:", ("Event", Event, "slots record when they are free")),
         "fakes": rows(
             "torch._subclasses.fake_tensor:",
             ("init_gpu_context", answers(), "would make a real tensor"),
             ("FakeTensorMode.avoid_device_init", property(answers(True)), FAKED_LATE),
-        ),
-        "dynamo": rows(
-            "torch._dynamo.device_interface:CudaInterface.",
-            *((name, staticmethod(as_patched[name]), ON_IMPORT) for name in INTERFACE),
-            ("exchange_device", staticmethod(answers(0)), DRIVER),
-            ("maybe_exchange_device", staticmethod(answers(0)), DRIVER),
-            ("get_raw_stream", staticmethod(answers(0)), DRIVER),
         ),
         "triton": rows(
             "triton.runtime.jit:",
@@ -162,68 +204,56 @@ def patches_of(target: TargetDevice) -> dict[str, tuple[Patch, ...]]:
             ("StaticBatch.blank", stubs.device_blank, "fills through NumPy, not fake memory"),
             wraps=True,
         ),
-        "inductor": (*_without_device(), *_noted()),
+        "inductor": (
+            Patch("torch._functorch.config:enable_autograd_cache", False, CACHES),
+            *rows(
+                "torch._inductor.config:",
+                ("fx_graph_cache", False, CACHES),
+                ("compile_threads", 1, "worker processes would not be patched"),
+                ("shape_padding", False, "is decided by timing the device"),
+                *((name, False, "loads onto the device") for name in stubs.LAUNCHERS),
+            ),
+            *rows(
+                "torch._C._dynamo.guards:",
+                ("_empty_strided_cpu", stubs.allocator("cpu"), UNSEEN),
+                ("_reinterpret_tensor", stubs.reinterpret, UNSEEN),
+                ("assert_size_stride", answers(), "reads a tensor past the dispatcher"),
+            ),
+            *rows(
+                "torch._C._dynamo.guards:",
+                ("_empty_strided_cuda", stubs.allocator("cuda"), UNSEEN),
+                ("assert_alignment", answers(), "reads an address"),
+                ("_cuda_getCurrentRawStream", answers(0), DRIVER),
+                new=True,
+            ),
+            *rows(
+                "torch._inductor.fx_passes.joint_graph:",
+                ("lazy_init", stubs.without_gpu, "traces patterns over real tensors there"),
+                ("UniformValueConstantFolder._deduce_value", stubs.on_cpu, FOLDS),
+                ("UniformValueConstantFolder._add_peephole_patterns", stubs.on_cpu, FOLDS),
+                wraps=True,
+            ),
+            *rows(
+                "torch._inductor.async_compile:AsyncCompile.",
+                ("triton", stubs.triton, "would load the kernel onto the device"),
+                ("cpp_pybinding", stubs.host_loop, "would read memory that fakes have not"),
+            ),
+            *rows(
+                "torch._inductor.",
+                ("output_code:CompiledFxGraph.__init__", stubs.noted_graph, MUTATES),
+                ("output_code:CompiledFxGraph.post_compile", stubs.noted_calls, MUTATES),
+                ("scheduler:Scheduler.codegen", stubs.noted_causes, "knows what splits it"),
+                wraps=True,
+            ),
+            *rows(
+                "torch._inductor.",
+                ("compile_fx:cudagraphify", stubs.cudagraphify, "would record on the device"),
+                ("cudagraph_trees:get_manager", answers(stubs.TREES), "holds graphs of the device"),
+                ("cudagraph_trees:reset_cudagraph_trees", stubs.TREES.roots.clear, "frees them"),
+                ("runtime.triton_helpers:set_driver_to_gpu", answers(), PUTS_BACK),
+            ),
+        ),
     }
-
-
-def _without_device() -> tuple[Patch, ...]:
-    """What Inductor would do on a device while it compiles."""
-    return (
-        Patch("torch._functorch.config:enable_autograd_cache", False, CACHES),
-        *rows(
-            "torch._inductor.config:",
-            ("fx_graph_cache", False, CACHES),
-            ("compile_threads", 1, "worker processes would not be patched"),
-            ("shape_padding", False, "is decided by timing the device"),
-            *((name, False, "loads onto the device") for name in stubs_inductor.LAUNCHERS),
-        ),
-        *rows(
-            "torch._C._dynamo.guards:",
-            ("_empty_strided_cpu", stubs.allocator("cpu"), UNSEEN),
-            ("_reinterpret_tensor", stubs.reinterpret, UNSEEN),
-            ("assert_size_stride", answers(), "reads a tensor past the dispatcher"),
-        ),
-        *rows(
-            "torch._C._dynamo.guards:",
-            ("_empty_strided_cuda", stubs.allocator("cuda"), UNSEEN),
-            ("assert_alignment", answers(), "reads an address"),
-            ("_cuda_getCurrentRawStream", answers(0), DRIVER),
-            new=True,
-        ),
-        *rows(
-            "torch._inductor.fx_passes.joint_graph:",
-            ("lazy_init", stubs_inductor.without_gpu, "traces patterns over real tensors there"),
-            ("UniformValueConstantFolder._deduce_value", stubs_inductor.on_cpu, FOLDS),
-            ("UniformValueConstantFolder._add_peephole_patterns", stubs_inductor.on_cpu, FOLDS),
-            wraps=True,
-        ),
-        Patch("torch._inductor.runtime.triton_helpers:set_driver_to_gpu", answers(), PUTS_BACK),
-    )
-
-
-def _noted() -> tuple[Patch, ...]:
-    """What Inductor would launch or record."""
-    trees = stubs_inductor.TREES
-    return (
-        *rows(
-            "torch._inductor.async_compile:AsyncCompile.",
-            ("triton", stubs_inductor.triton, "would load the kernel onto the device"),
-            ("cpp_pybinding", stubs_inductor.host_loop, "would read memory that fakes have not"),
-        ),
-        *rows(
-            "torch._inductor.",
-            ("output_code:CompiledFxGraph.__init__", stubs_inductor.noted_graph, MUTATES),
-            ("output_code:CompiledFxGraph.post_compile", stubs_inductor.noted_calls, MUTATES),
-            ("scheduler:Scheduler.codegen", stubs_inductor.noted_causes, "knows what splits it"),
-            wraps=True,
-        ),
-        *rows(
-            "torch._inductor.",
-            ("compile_fx:cudagraphify", stubs_inductor.cudagraphify, "would record on the device"),
-            ("cudagraph_trees:get_manager", answers(trees), "holds graphs of the device"),
-            ("cudagraph_trees:reset_cudagraph_trees", trees.roots.clear, "frees them"),
-        ),
-    )
 
 
 def install(
@@ -242,10 +272,12 @@ def install(
     from triton.runtime import driver
 
     guard.install_fake_cuda_guard()
-    driver.set_active(stubs.driver_for(target))
-    groups = patches_of(target)
-    for patches in groups.values():
-        for patch in patches:
-            if patch.symbol != leave_out:
-                patch.apply()
-    return {name: [patch.symbol for patch in patches] for name, patches in groups.items()}
+    driver.set_active(driver_for(target))
+    symbols: dict[str, list[str]] = {}
+    for table in (lambda: device_patches(target), compiler_patches):
+        for group, patches in table().items():
+            symbols[group] = [patch.symbol for patch in patches]
+            for patch in patches:
+                if patch.symbol != leave_out:
+                    patch.apply()
+    return symbols

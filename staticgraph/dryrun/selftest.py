@@ -22,7 +22,7 @@ from staticgraph.dryrun import ptx
 from staticgraph.dryrun.device_guard import torch_version
 from staticgraph.dryrun.launches import WATCH, counted
 from staticgraph.dryrun.start_child import emulated
-from staticgraph.dryrun.stubs_inductor import TREES
+from staticgraph.dryrun.stubs import TREES
 from staticgraph.dryrun.watcher import Refused, RefusingRecorder, Watcher
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
 from staticgraph.internals.tracing import forget_compiled
@@ -137,7 +137,7 @@ def _ptx(x: Tensor) -> None:
 STAGES: dict[str, tuple[tuple[str, ...], Callable[[Tensor], None]]] = {
     "a device is seen": (("cuda", "guard"), _device),
     "autograd over fake CUDA tensors": (("guard", "cuda", "fakes"), _tape),
-    "a compiled step, its launches noted": (("dynamo", "triton", "inductor"), _compiled),
+    "a compiled step, its launches noted": (("cuda", "triton", "inductor"), _compiled),
     "recordings counted": (("inductor",), _recorded),
     "a cut recording, its cause named": (("inductor",), _cut),
     "a recording refuses": (("fakes",), _refused),

@@ -1,78 +1,32 @@
-"""A device without hardware: a data sheet answers what torch, Dynamo and Triton ask a driver.
+"""What a dry run does in place of torch's compiler where that would touch the device.
 
-What these replace, and why, is in :mod:`.patches`; Inductor's are in :mod:`.stubs_inductor`.
+Everything up to the launch is real; a launch is noted instead of made. The wrapper that Inductor
+generated runs over fake tensors: allocations, products and custom operators go through their fake
+kernels, and Triton launches arrive here. Graphs that torch would record as CUDA graphs are counted
+where torch requests the recording. What these replace, and why, is in :mod:`.patches`, which must
+be first: importing this module imports Dynamo, which binds what it asks of a device.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._inductor import config
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
-from staticgraph.dryrun.launches import WATCH
-from staticgraph.dryrun.targets import KIB, TargetDevice
-from staticgraph.internals.dispatch import tree_map_only
+from staticgraph.dryrun.launches import WATCH, CompiledGraph, tensors
+from staticgraph.dryrun.patches import answers
+from staticgraph.dryrun.report import Cause
+from staticgraph.dryrun.watcher import host_part, of_trace
+from staticgraph.internals.dispatch import TorchDispatchMode, tree_map_only
 from staticgraph.probing.fake_tensors import fake_batch
-
-WARP, REGISTERS = 32, 65536
-STREAM = SimpleNamespace(cuda_stream=0, stream_id=0, device_index=0)
-RANDOM_STATE_BYTES = 16
-
-
-def answers(value: Any = None) -> Callable[..., Any]:
-    """A function that returns a value, whatever it is asked."""
-    return lambda *_, **__: value
-
-
-def random_state(device: Any = "cuda") -> Tensor:
-    """Zeros of the length of a device's random state, on the CPU."""
-    return torch.zeros(RANDOM_STATE_BYTES, dtype=torch.uint8)
-
-
-def properties(target: TargetDevice) -> SimpleNamespace:
-    """What Inductor reads of ``torch.cuda.get_device_properties``, for a target."""
-    return SimpleNamespace(
-        name=target.device,
-        major=target.capability[0],
-        minor=target.capability[1],
-        multi_processor_count=target.multiprocessors,
-        warp_size=WARP,
-        regs_per_multiprocessor=REGISTERS,
-        max_threads_per_multi_processor=target.threads,
-        max_threads_per_block=1024,
-        shared_memory_per_block=48 * KIB,
-        shared_memory_per_block_optin=target.shared_bytes,
-    )
-
-
-class Event:
-    """An event of the only stream, which never waits: nothing runs, and all work is done."""
-
-    record: Callable[..., Any] = staticmethod(answers())
-    wait: Callable[..., Any] = staticmethod(answers())
-    synchronize: Callable[..., Any] = staticmethod(answers())
-    query: Callable[..., Any] = staticmethod(answers(True))
-
-    def __init__(self, **options: Any) -> None:
-        """Accepts the options of ``torch.cuda.Event`` and ignores them."""
-
-
-def driver_for(target: TargetDevice) -> Any:
-    """What Triton asks its driver while it compiles."""
-    from triton.backends.compiler import GPUTarget
-
-    major, minor = target.capability
-    return SimpleNamespace(
-        get_current_target=answers(GPUTarget("cuda", 10 * major + minor, WARP)),
-        get_current_device=answers(0),
-        get_current_stream=answers(0),
-    )
 
 
 class Pointer:
@@ -179,3 +133,158 @@ def allocator(device: str) -> Callable[..., Tensor]:
 def reinterpret(tensor: Tensor, size: Any, stride: Any, offset: int = 0) -> Tensor:
     """A view of a tensor's memory; the offset is relative to the tensor's own."""
     return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+
+
+CPU = torch.device("cpu")
+# Renamed in torch 2.12.
+LAUNCHERS = [
+    name
+    for name in ("use_static_cuda_launcher", "use_static_triton_launcher")
+    if hasattr(config, name)
+]
+INDUCTOR_EMULATED = (
+    "autotuning and padding of products are off, since both time kernels on the device: each "
+    "Triton kernel has the first of its configurations"
+)
+
+
+class _OnCpu(TorchDispatchMode):
+    """Redirects operations that name any device to the CPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(torch.device, lambda _: CPU, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def without_gpu(lazy_init: Callable[..., Any]) -> Callable[..., Any]:
+    """Traces Inductor's patterns as if there were no GPU; once per argument."""
+
+    @cache
+    def traced(input_device: Any = None) -> Any:
+        available, torch.cuda.is_available = torch.cuda.is_available, answers(False)
+        try:
+            return lazy_init(CPU) if input_device is not None else lazy_init()
+        finally:
+            torch.cuda.is_available = available
+
+    return traced
+
+
+def on_cpu(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs a method with its tensors on the CPU."""
+
+    def method(self: Any, *args: Any) -> Any:
+        with _OnCpu():
+            return real(self, *args)
+
+    return method
+
+
+def triton(self: Any, name: str, source: str, device_str: str = "cuda") -> Any:
+    """Notes the source under its name, and returns a kernel that only notes its launches."""
+    WATCH.sources[source] = name
+    return SimpleNamespace(run=lambda *args, **kwargs: WATCH.inductor_kernel(name, (args, kwargs)))
+
+
+def host_loop(*_: Any, **__: Any) -> Any:
+    """Returns a loop on the host that is only noted."""
+    return lambda *args: host_part()
+
+
+def noted_graph(create: Callable[..., None]) -> Callable[..., None]:
+    """Makes a compiled graph, and notes what it mutates and why it is not recorded."""
+
+    def init(self: Any, current_callable: Any, graph: Any, gm: Any, *rest: Any, **kw: Any) -> None:
+        create(self, current_callable, graph, gm, *rest, **kw)
+        causes, WATCH.causes = WATCH.causes, []
+        unrecordable = self.cudagraph_info.cudagraph_fail_reasons if self.cudagraph_info else ()
+        self._dry_run = CompiledGraph(
+            backward=bool(graph.is_backward),
+            devices=frozenset(map(str, graph.device_node_mapping)),
+            skips=[*filter(None, [self.disabled_cudagraphs_reason]), *unrecordable],
+            mutated=frozenset(self.mutated_input_idxs),
+            partitions=len(graph.partition_maps or ()),
+            causes=causes,
+        )
+        WATCH.graphs.append(self._dry_run)
+
+    return init
+
+
+def noted_calls(post: Callable[..., None]) -> Callable[..., None]:
+    """Notes the static inputs, and wraps the graph so that every call is noted."""
+
+    def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
+        note = self._dry_run
+        note.static = frozenset(self.fx_kwargs.get("static_input_idxs") or ())
+        with WATCH.running(note):
+            post(self, *args, **kwargs)
+        inner = self.current_callable
+
+        def call(inputs: Any) -> Any:
+            try:
+                with WATCH.running(note):
+                    # Inputs that were created elsewhere as fakes, such as a seed, are counted when
+                    # first seen.
+                    WATCH.count_results(list(tensors(inputs)))
+                    return inner(inputs)
+            finally:
+                WATCH.after_forward = True
+                WATCH.after_backward |= note.backward
+
+        self.current_callable = call
+
+    return post_compile
+
+
+def noted_causes(codegen: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Generates the code, after noting which operations would split the graph."""
+
+    def generate(self: Any) -> Any:
+        WATCH.causes = _causes(self)
+        return codegen(self)
+
+    return generate
+
+
+def _causes(scheduler: Any) -> list[Cause]:
+    """Every operation at which torch would split a recording, each once."""
+    causes = []
+    with config.patch({"triton.cudagraphs": True}):
+        for fused in scheduler.nodes:
+            for node in fused.get_nodes():
+                if node.node is None or not (reason := scheduler.should_partition(node)):
+                    continue
+                origin_node = node.node.get_origin_node()
+                origins = node.node.get_origins() if origin_node is None else [origin_node]
+                for origin in origins:
+                    operation = str(getattr(origin, "target", origin))
+                    where = of_trace(origin.meta.get("stack_trace"))
+                    causes.append(Cause(reason, operation, where))
+                if not origins:
+                    causes.append(Cause(reason, node.get_name()))
+    return list(dict.fromkeys(causes))
+
+
+# A stand-in for torch's manager of recorded graphs: code that counts recordings looks into its
+# roots. Backward graphs call the function.
+TREES = SimpleNamespace(roots={}, set_to_running_backward=answers())
+
+
+def cudagraphify(model: Any, static_input_idxs: Any = (), **kw: Any) -> Any:
+    """Counts a recording instead of making it, or notes why there would be none."""
+    note, runs = WATCH.graph, []
+    assert note is not None, "a graph is recorded while it is compiled"
+    mutated = set(kw.get("mutated_input_idxs", ()) or ()) - set(static_input_idxs)
+    if mutated:  # torch_inductor.cudagraph_utils.check_for_mutation, checked at the first run
+        note.skips.append(f"skipping cudagraphs due to {len(mutated)} mutated inputs")
+        return model
+    note.recorded += 1
+
+    def run(inputs: Any) -> Any:
+        runs.append(None)
+        if len(runs) == 2:  # the first run warms up, the second records
+            TREES.roots.setdefault(0, []).append(SimpleNamespace(children={}))
+        return model(inputs)
+
+    return run
