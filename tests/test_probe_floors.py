@@ -118,14 +118,20 @@ def test_where_memory_ends_before_the_floor_what_was_read_is_fitted_and_said():
     assert memory.fit.predict(NEAR) == pytest.approx(9 * 200 + 50 * 20)
 
 
-def test_a_loop_that_is_longer_in_one_step_is_one_moment_its_largest():
-    one = Reading(30, moments={("a", 0): 10, ("loop", 0): 20, ("b", 0): 5})
-    two = Reading(31, moments={("loop", 0): 21, ("loop", 1): 22, ("b", 0): 6, ("a", 0): 11})
-    assert [list(m) for m in match_moments([one, two])] == [[10, 20, 5, 0], [11, 21, 6, 22]]
+def reading(operations, *moments):
+    return Reading(max(moments), moments=list(zip(operations, moments, strict=True)))
+
+
+def test_what_only_some_steps_do_counts_by_the_largest_between_two_operations_of_all():
+    one = reading("alb-", 10, 20, 5, 30)
+    two = reading("alllb-", 11, 21, 22, 20, 6, 31)
+    assert [list(m) for m in match_moments([one, two])] == [[0, 20, 5, 30], [0, 22, 6, 31]]
+    before = reading("lab-", 9, 4, 5, 6)
+    assert list(match_moments([one, before, two])[1]) == [9, 4, 5, 6]
 
 
 @pytest.mark.parametrize(
-    "other", [Reading(5), Reading(3, moments={("c", 0): 1})], ids=["no moments", "nothing alike"]
+    "other", [Reading(5), reading("ccc", 1, 2, 3)], ids=["no moments", "nothing in common"]
 )
 def test_steps_that_cannot_be_matched_give_none(other):
-    assert match_moments([Reading(3, moments={("a", 0): 3}), other]) == [None, None]
+    assert match_moments([reading("abc", 1, 2, 3), other]) == [None, None]

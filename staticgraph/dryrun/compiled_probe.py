@@ -16,7 +16,6 @@ a fraction of a second.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -91,18 +90,11 @@ class CompiledReader:
 
 def reading_of(run: BucketRun, updates: bool) -> Reading:
     """Converts a run's moments to a reading, without an update if the subject has no optimizer."""
-    moments: dict[tuple[str, int], int] = {}
-    calls, update = Counter[str](), 0
-    for part, name, live in run.moments:
-        added = live - run.resident_bytes
-        if part != "optimizer":
-            moments[name, calls[name]] = added
-            calls[name] += 1
-        elif updates:
-            update = max(update, added)
-    most = max(moments.values())
+    added = [(part, name, live - run.resident_bytes) for part, name, live in run.moments]
+    moments = [(name, live) for part, name, live in added if part != "optimizer"]
+    update = max((live for part, _, live in added if part == "optimizer" and updates), default=0)
     return Reading(
-        most,
+        max(live for _, live in moments),
         update,
         workspaces=CUBLAS_WORKSPACES + run.reserved_bytes - run.peak_bytes,
         moments=moments,

@@ -58,7 +58,10 @@ def noted_launch(run: Callable[..., Any]) -> Callable[..., Any]:
             bare, named = tree_map_only(Tensor, Pointer, (args, kwargs))
             kernel = run(self, *bare, grid=grid, warmup=True, **named)
         if not warmup:
-            WATCH.own_kernel(self.fn, kernel, (args, kwargs))
+            name = self.fn.__name__  # this library's are all different
+            WATCH.launch("staticgraph", name, (args, kwargs))
+            if kernel is not None:
+                WATCH.kernels.setdefault(name, {})[kernel.hash] = kernel
         return kernel
 
     return launch
@@ -183,7 +186,11 @@ def on_cpu(real: Callable[..., Any]) -> Callable[..., Any]:
 def triton(self: Any, name: str, source: str, device_str: str = "cuda") -> Any:
     """Notes the source under its name, and returns a kernel that only notes its launches."""
     WATCH.sources[source] = name
-    return SimpleNamespace(run=lambda *args, **kwargs: WATCH.inductor_kernel(name, (args, kwargs)))
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        WATCH.launch("inductor", name, (args, kwargs), f"inductor::{name}")
+
+    return SimpleNamespace(run=run)
 
 
 def host_loop(*_: Any, **__: Any) -> Any:

@@ -20,7 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.dryrun.launches import NOTHING, READS, WATCH, CountedStep, counted, tensors
+from staticgraph.dryrun.launches import (
+    COPIES,
+    NOTHING,
+    READS,
+    WATCH,
+    CountedStep,
+    counted,
+    flops,
+    tensors,
+)
 from staticgraph.dryrun.report import Cause
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.internals.tracing import TracingContext
@@ -167,7 +176,9 @@ class Watcher(FakeTensorMode):
         if short not in NOTHING and not func.is_view:
             _check_place(short, name, args, kwargs, out)
             if any(t.device.type == "cuda" for t in tensors((args, kwargs, out))):
-                WATCH.library_kernel(func, args, kwargs, out)
+                kind = "copy" if short in COPIES else "library"
+                work = flops(func, args, kwargs, out)
+                WATCH.launch(kind, name, (args, kwargs, out), name, work)
         WATCH.count_results(out)
         return out
 

@@ -12,7 +12,7 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -176,30 +176,30 @@ class Peaks(TorchDispatchMode):
     """An allocator's high-water mark of a part of a step.
 
     As a ``with`` block, it also reads the mark of each operation, including temporary memory inside
-    it: ``moments``, by operation and call.
+    it: ``moments``.
     """
 
     def __init__(self, allocator: Allocator) -> None:
         super().__init__()
         self._allocator = allocator
-        self.moments: dict[Any, list[int]] = {}
+        self.moments: list[tuple[Any, int]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.moments.setdefault(func, []).append(self._allocator.peak())
+        self.moments.append((func, self._allocator.peak()))
         self._allocator.reset_peak()
         return out
 
     def reset_peak(self, update: bool = False) -> None:
         """Begins a part."""
-        self.moments = {}
+        self.moments = []
         self._allocator.reset_peak()
 
     def peak(self) -> int:
         """The highest mark since then."""
-        return max(self._allocator.peak(), *chain(*self.moments.values()), 0)
+        return max([self._allocator.peak(), *(peak for _, peak in self.moments)])
 
 
 @contextmanager

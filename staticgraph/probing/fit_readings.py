@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -167,25 +168,27 @@ def floors_of(readings: Sequence[Measured]) -> tuple[int, ...]:
 def match_moments(readings: Sequence[Reading]) -> list[FloatArray | None]:
     """``[moments]`` of each reading, equally many; None for all where they cannot be matched.
 
-    A step usually has the same calls at every capacity, and each of them is a moment. Those that
-    only some steps have (a loop is longer, a result is shared) are one more, the largest of them.
+    Calls of operations that run equally often in all steps match one by one, and are usually all.
+    Between two of these (a loop is longer, a result is shared), the largest moment counts.
     """
-    every = [reading.moments for reading in readings]
-    matched = (
-        [call for call in every[0] if all(call in moments for moments in every)] if every else []
-    )
-    if not matched:
+    counts = [Counter(operation for operation, _ in reading.moments) for reading in readings]
+    alike = {
+        operation
+        for operation, count in (counts[0] if counts else Counter[Any]()).items()
+        if all(each[operation] == count for each in counts)
+    }
+    if not alike:
         return [None] * len(readings)
-    return [
-        np.array(
-            [
-                *(moments[call] for call in matched),
-                max((moments[call] for call in moments.keys() - matched), default=0),
-            ],
-            float,
-        )
-        for moments in every
-    ]
+    matched: list[dict[Any, int]] = []
+    for reading in readings:
+        here, calls = None, Counter[Any]()
+        matched.append({here: 0})  # before the first of them
+        for operation, live in reading.moments:
+            if operation in alike:
+                calls[operation] += 1
+                here = operation, calls[operation]
+            matched[-1][here] = max(matched[-1].get(here, 0), live)
+    return [np.array([moments[call] for call in matched[0]], float) for moments in matched]
 
 
 def _with_width(capacity: Capacity, width: int) -> Capacity:

@@ -38,8 +38,8 @@ class LiveStorages(TorchDispatchMode):
     Attributes:
         live_bytes: the bytes of all storages alive now.
         peak_bytes: the maximum since :meth:`reset_peak`.
-        moments: by operation, ``live_bytes`` at each of its calls since :meth:`reset_peak`,
-            including its casts.
+        moments: each operation since :meth:`reset_peak`, and ``live_bytes`` at it, including its
+            casts.
 
     Args:
         block: every storage is rounded up to a multiple of it.
@@ -50,7 +50,7 @@ class LiveStorages(TorchDispatchMode):
         super().__init__()
         self.live_bytes: int = 0
         self.peak_bytes: int = 0
-        self.moments: dict[Any, list[int]] = {}
+        self.moments: list[tuple[Any, int]] = []
         self._updates = False
         self._block = block
         self._casts = casts
@@ -76,7 +76,7 @@ class LiveStorages(TorchDispatchMode):
         now = self.live_bytes
         if self._casts and (rule := _rule_of(func)):
             now += rule(args)
-        self.moments.setdefault(func, []).append(now)
+        self.moments.append((func, now))
         self.peak_bytes = max(self.peak_bytes, now)
         return out
 
@@ -106,7 +106,7 @@ class LiveStorages(TorchDispatchMode):
                 count: it is 1.0. Anywhere else a read of data is an error and remains one.
         """
         self._updates = update
-        self.moments, self.peak_bytes = {}, self.live_bytes
+        self.moments, self.peak_bytes = [], self.live_bytes
 
     def peak(self) -> int:
         """Returns ``peak_bytes``."""

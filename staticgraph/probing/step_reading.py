@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -109,11 +108,7 @@ class ProbeStep:
         return Reading(
             step - start,
             update - start if self._trains else 0,
-            moments={
-                (operation, number): live - start
-                for operation, calls in moments.items()
-                for number, live in enumerate(calls)
-            },
+            moments=[(operation, live - start) for operation, live in moments],
             widths=self.widths,
         )
 
@@ -122,10 +117,10 @@ class StepMemory(Protocol):
     """Reads the bytes in use, part by part.
 
     Attributes:
-        moments: by operation, at each of its calls in this part; empty where this is not known.
+        moments: after each operation of this part; empty where this is not known.
     """
 
-    moments: dict[Any, list[int]]
+    moments: list[tuple[Any, int]]
 
     def reset_peak(self, update: bool = False) -> None:
         """Begins a part; ``update``: it is the optimizer's step."""
@@ -144,8 +139,8 @@ class Reading(NamedTuple):
         update: what the optimizer's step had added at its peak, gradients included.
         overhead: reserved over allocated bytes at the peak, minus one.
         workspaces: of libraries, where the reader knows them.
-        moments: what had been added after each call, by its operation and its number among the
-            calls of that; empty where the reader does not know.
+        moments: each operation, in order, and what had been added after it; empty where the reader
+            does not know.
         widths: places per graph of the dense blocks that its layers requested, where the reader
             knows them.
     """
@@ -154,7 +149,7 @@ class Reading(NamedTuple):
     update: int = 0
     overhead: float = 0.0
     workspaces: int = 0
-    moments: Mapping[tuple[Any, int], int] = MappingProxyType({})
+    moments: Sequence[tuple[Any, int]] = ()
     widths: tuple[int, ...] = ()
 
 
