@@ -15,8 +15,8 @@ from support.schemas import schema_of
 
 import staticgraph as sg
 from staticgraph.cli import main
+from staticgraph.dryrun.measure import candidate_of
 from staticgraph.dryrun.report import BucketRun, DryRun
-from staticgraph.dryrun.subject import candidate_of
 
 ESOL = str(EXAMPLES / "esol.npz")
 

@@ -66,15 +66,16 @@ class CountedStep:
     """The counts of one run.
 
     Attributes:
-        resident_bytes: what existed before the run: parameters, optimizer state, inputs.
-        peak_bytes: the most at once, including those.
+        live: the storages, which include those from before the run: parameters, optimizer state,
+            inputs.
+        resident_bytes: the bytes of these.
         launches: in order.
         operators: by part and name.
         moments: part, name and live bytes at each launch or allocation.
     """
 
+    live: LiveStorages
     resident_bytes: int
-    peak_bytes: int = 0
     launches: list[Launch] = field(default_factory=list)
     operators: dict[str, Counter[str]] = field(
         default_factory=lambda: {part: Counter() for part in PARTS}
@@ -112,7 +113,6 @@ class LaunchWatch:
 
     Attributes:
         step: where launches are noted; None while something compiles.
-        live: counts the storages of that step.
         recording: refuse operations that a recording could not contain.
         compiles: compile this library's kernels as they are launched.
         graph: the compiled graph that is running.
@@ -127,7 +127,6 @@ class LaunchWatch:
     """
 
     step: CountedStep | None = None
-    live: LiveStorages | None = None
     recording: bool = False
     compiles: bool = False
     graph: CompiledGraph | None = None
@@ -164,7 +163,7 @@ class LaunchWatch:
             self.operator(operator)
         if self.step is not None:
             self.step.launches.append(Launch(self.part, kind, name, touched(arguments), flops))
-            self._moment(self.step, name)
+            self._moment(name)
 
     def operator(self, name: str) -> None:
         """Notes one operator."""
@@ -173,13 +172,13 @@ class LaunchWatch:
 
     def count_results(self, out: Any) -> None:
         """Counts the memory of an operation's results."""
-        if self.step is not None and self.live is not None:
-            self.live.watch(tensors(out))
-            self._moment(self.step, "made")
+        if self.step is not None:
+            self.step.live.watch(tensors(out))
+            self._moment("made")
 
-    def _moment(self, step: CountedStep, name: str) -> None:
-        if self.live is not None:
-            step.moments.append((self.part, name, self.live.live_bytes))
+    def _moment(self, name: str) -> None:
+        assert self.step is not None
+        self.step.moments.append((self.part, name, self.step.live.live_bytes))
 
 
 WATCH = LaunchWatch()
@@ -197,16 +196,13 @@ def counted(body: Callable[[], Any], resident: Iterable[Tensor] = ()) -> tuple[A
     """
     live = LiveStorages(CUDA_BLOCK)
     live.watch(resident)
-    step = CountedStep(live.live_bytes)
     live.reset_peak()
-    WATCH.step, WATCH.live = step, live
+    WATCH.step = step = CountedStep(live, live.live_bytes)
     WATCH.after_forward = WATCH.after_backward = False
     try:
-        result = body()
+        return body(), step
     finally:
-        WATCH.step = WATCH.live = None
-    step.peak_bytes = live.peak_bytes
-    return result, step
+        WATCH.step = None
 
 
 def tensors(value: Any) -> Iterable[Tensor]:

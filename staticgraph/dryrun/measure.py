@@ -1,4 +1,7 @@
-"""Answering a request: each mode's runner is warmed up over fake tensors, and a step is counted."""
+"""Answering a request: each mode's runner is warmed up over fake tensors, and a step is counted.
+
+The model is built on the CPU, as usual; the runner's is a copy over fake CUDA tensors.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import copy
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,16 +25,19 @@ from staticgraph.dryrun.device_guard import caveat
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, CountedStep, counted
 from staticgraph.dryrun.report import BucketRun, Cause, Counts, DryRun
 from staticgraph.dryrun.stubs import ATTENTION_EMULATED, INDUCTOR_EMULATED, TREES
-from staticgraph.dryrun.subject import Candidate, candidate_of, device_twin
 from staticgraph.dryrun.targets import TargetDevice
 from staticgraph.dryrun.watcher import Refused, RefusingRecorder, Watcher
 from staticgraph.errors import NotStatic
 from staticgraph.internals.tracing import forget_compiled
-from staticgraph.probing.fake_tensors import state_of
+from staticgraph.models.named import make_model, named
+from staticgraph.plans.choose_capacities import plan_buckets
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.probing.fake_tensors import fake_twin, state_of
 from staticgraph.recording.recording_keys import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.compilation.graph_trees import WHOLE
 from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_state import evaluating
 
 MODES = ("default", "reduce-overhead", "cuda-graph")
@@ -38,13 +45,93 @@ OWN_RECORDS = 1
 # The caching allocator takes small blocks from segments of 2 MiB and others from segments of 20 MiB
 # (c10/cuda/CUDAAllocatorConfig.h, kSmallBuffer and kLargeBuffer); the last of each is not full.
 LAST_SEGMENTS = (2 + 20) << 20
+STAND_IN = "no loss was given: the mean square of the output is used instead"
+BATCH_SIZE = 32
+FUSED_ADAM = partial(torch.optim.Adam, lr=1e-3, capturable=True, fused=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The model and plan that a dry run is for.
+
+    Attributes:
+        subject: the model and how it is trained.
+        plan: the buckets.
+        make_optimizer: called with the model's parameters, where the subject has no optimizer.
+        notes: remarks about stand-ins for arguments that were not given.
+    """
+
+    subject: Subject
+    plan: BucketPlan
+    make_optimizer: Callable[..., torch.optim.Optimizer]
+    notes: tuple[str, ...]
+
+
+def candidate_of(request: Mapping[str, Any]) -> Candidate:
+    """Builds the candidate that a request describes.
+
+    Args:
+        request: ``model`` (a module, or ``module:build``), ``plan``, ``data``, ``data_target`` and
+            ``data_task`` (as for :func:`staticgraph.datasets.open`), ``batch_size``, ``loss``,
+            ``optimizer``, ``forward`` (an object, or ``module:name``), ``autocast`` (a dtype, or
+            its name), ``differentiable``, ``clip_norm``, ``kernels``.
+
+    Raises:
+        ValueError: a name that cannot be resolved, or neither plan nor data.
+    """
+    store, plan = None, request.get("plan")
+    if request.get("data"):
+        from staticgraph import datasets
+
+        store = datasets.open(
+            request["data"],
+            target=request.get("data_target") or None,
+            task=request.get("data_task", "auto"),
+        )
+    if plan is None:
+        if store is None:
+            raise ValueError("a dry run needs a plan or data: without, no shape is known")
+        size = request.get("batch_size") or BATCH_SIZE
+        plan = plan_buckets(store, batch_size=min(size, len(store)))
+    torch.manual_seed(0)
+    model = request["model"]
+    if isinstance(model, str):
+        model = make_model(model, store)
+    if request.get("kernels"):
+        from staticgraph.nn import convert
+
+        model = convert(model, kernels=True)
+    loss, optimizer, forward = (
+        named(value, f"--{name}") if isinstance(value := request.get(name), str) else value
+        for name in ("loss", "optimizer", "forward")
+    )
+    autocast = request.get("autocast")
+    is_made = isinstance(optimizer, torch.optim.Optimizer)
+    subject = Subject(
+        model,
+        loss=loss or mean_square,
+        optimizer=optimizer if is_made else None,
+        forward=forward,
+        autocast=getattr(torch, autocast) if isinstance(autocast, str) else autocast,
+        clip_norm=request.get("clip_norm"),
+        differentiable=request.get("differentiable") or (),
+    )
+    make = optimizer if optimizer is not None and not is_made else FUSED_ADAM
+    return Candidate(subject, plan, make, () if loss else (STAND_IN,))
+
+
+def mean_square(out: Any, batch: Any) -> Tensor:
+    """A loss that needs no target: one value per row."""
+    while not isinstance(out, Tensor):
+        out = next(iter(out.values() if isinstance(out, Mapping) else out))
+    return out.float().square().flatten(1).mean(1) if out.dim() > 1 else out.float().square()
 
 
 def measure(request: Mapping[str, Any], target: TargetDevice) -> DryRun:
     """Answers a request.
 
     Args:
-        request: the keys that :func:`staticgraph.dryrun.subject.candidate_of` reads, and ``modes``,
+        request: the keys that :func:`candidate_of` reads, and ``modes``,
             ``phases``, ``compile_kernels`` and ``moments`` (whether to report them).
         target: the emulated GPU.
 
@@ -121,9 +208,14 @@ class _Mode:
         forget_compiled()
         TREES.roots.clear()
         with Watcher() as watcher:
+            subject = self.candidate.subject
+            model, optimizer = fake_twin(subject.model, subject.optimizer, watcher, "cuda")
+            if optimizer is None:
+                trained = [p for p in model.parameters() if p.requires_grad]
+                optimizer = self.candidate.make_optimizer(trained)
             recorder = RefusingRecorder(lambda: _resident(runner))
             runner = StaticGraphRunner(
-                device_twin(self.candidate, watcher),
+                replace(subject, model=model, optimizer=optimizer, check_padding=False),
                 self.candidate.plan,
                 self.mode,
                 recording=Recording(recorder=recorder),
@@ -211,8 +303,8 @@ class _Mode:
             launches=_nested(step),
             operators={part: dict(calls) for part, calls in step.operators.items()},
             resident_bytes=step.resident_bytes,
-            peak_bytes=step.peak_bytes,
-            reserved_bytes=step.peak_bytes + LAST_SEGMENTS,
+            peak_bytes=step.live.peak_bytes,
+            reserved_bytes=step.live.peak_bytes + LAST_SEGMENTS,
             moments=tuple(step.moments) if self.moments else (),
             moved_bytes=sum(launch.nbytes for launch in launches),
             flops=sum(launch.flops for launch in launches),
