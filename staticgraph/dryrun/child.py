@@ -34,14 +34,13 @@ def main(argv: list[str]) -> None:
     from staticgraph.dryrun.targets import target_of
 
     connection, target = Connection(int(argv[0])), target_of(argv[1])
-    groups: dict[str, list[str]] = {}
 
     def start() -> None:
         """Patches torch, and imports what the answers need."""
         loaded = device_guard.load()  # before the next line, which imports torch
         from staticgraph.dryrun.patches import install
 
-        groups.update(install(loaded, target, *argv[2:]))
+        install(loaded, target)
         from staticgraph.dryrun import measure, selftest  # noqa: F401
 
     def answer(body: bytes) -> Any:
@@ -51,7 +50,7 @@ def main(argv: list[str]) -> None:
         from staticgraph.dryrun import measure, selftest
 
         request = torch.load(io.BytesIO(body), weights_only=False, map_location="cpu")
-        return selftest.tried(groups) if request is None else measure.measure(request, target)
+        return selftest.tried() if request is None else measure.measure(request, target)
 
     reply = answered(start)
     gc.freeze()

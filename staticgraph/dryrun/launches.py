@@ -90,16 +90,14 @@ class CompiledGraph:
     Attributes:
         backward: whether it is a backward.
         devices: that it computes on.
-        skips: why torch records nothing of it.
         mutated, static: inputs that it writes, and those whose addresses do not change.
         partitions: number of pieces, where torch splits it.
-        causes: why it is split.
+        causes: why it is split, or why torch records nothing of it.
         recorded: number of recordings that torch would make.
     """
 
     backward: bool
     devices: frozenset[str]
-    skips: list[str]
     mutated: frozenset[int]
     partitions: int
     causes: list[Cause]

@@ -23,7 +23,7 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.dryrun import ptx
 from staticgraph.dryrun.device_guard import caveat
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, CountedStep, counted
-from staticgraph.dryrun.report import BucketRun, Cause, Counts, DryRun
+from staticgraph.dryrun.report import BucketRun, Counts, DryRun
 from staticgraph.dryrun.stubs import ATTENTION_EMULATED, INDUCTOR_EMULATED, TREES
 from staticgraph.dryrun.targets import TargetDevice
 from staticgraph.dryrun.watcher import Refused, RefusingRecorder, Watcher
@@ -223,9 +223,8 @@ class _Mode:
             runner.steps.computation.assume_rows(self.computed)
             runner.preparation.watched = self._noting
             runner.warmup(progress=False, phases=phases)
-            keys = [
-                (b, r) for b in reversed(range(len(self.candidate.plan.capacities))) for r in phases
-            ]
+            buckets = reversed(range(len(self.candidate.plan.capacities)))
+            keys = [(bucket, phase) for bucket in buckets for phase in phases]
             steps = recorder.runs
             if self.mode != "cuda-graph":
                 steps = [self._counted(runner, *key) for key in keys]
@@ -249,8 +248,6 @@ class _Mode:
     ) -> BucketRun:
         """What is known of a run before it is counted."""
         expected = {"cuda-graph": OWN_RECORDS, "reduce-overhead": WHOLE[phase]}.get(self.mode)
-        causes = [cause for graph in graphs for cause in graph.causes]
-        skips = [Cause(reason) for graph in graphs for reason in graph.skips]
         return BucketRun(
             self.mode,
             bucket,
@@ -258,7 +255,7 @@ class _Mode:
             phase,
             pieces=None if expected is None else sum(graph.recorded for graph in graphs),
             expected=expected,
-            causes=tuple(dict.fromkeys([*causes, *skips])),
+            causes=tuple(dict.fromkeys(cause for graph in graphs for cause in graph.causes)),
             partitions=tuple(graph.partitions for graph in graphs),
             devices=tuple(sorted({device for graph in graphs for device in graph.devices})),
             mutated_not_static=sum(len(graph.mutated - graph.static) for graph in graphs),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 from collections.abc import Callable
 from operator import attrgetter
 from types import SimpleNamespace
@@ -256,15 +257,18 @@ def compiler_patches() -> Table:
     }
 
 
-def install(
-    guard: ctypes.CDLL, target: TargetDevice, leave_out: str | None = None
-) -> dict[str, list[str]]:
-    """Patches this process permanently; returns the symbols of each group.
+# An environment variable that names a symbol not to patch, used to test the self-test.
+LEAVE_OUT = "STATICGRAPH_DRYRUN_LEAVE_OUT"
+# The symbols of each group that :func:`install` patched.
+PATCHED: dict[str, list[str]] = {}
+
+
+def install(guard: ctypes.CDLL, target: TargetDevice) -> None:
+    """Patches this process permanently.
 
     Args:
         guard: as returned by :func:`staticgraph.dryrun.device_guard.load`.
         target: the device to emulate.
-        leave_out: a symbol not to patch, used to test the self-test.
 
     Raises:
         DryRunBroken: torch no longer has a symbol; the message names it.
@@ -273,11 +277,9 @@ def install(
 
     guard.install_fake_cuda_guard()
     driver.set_active(driver_for(target))
-    symbols: dict[str, list[str]] = {}
     for table in (lambda: device_patches(target), compiler_patches):
         for group, patches in table().items():
-            symbols[group] = [patch.symbol for patch in patches]
+            PATCHED[group] = [patch.symbol for patch in patches]
             for patch in patches:
-                if patch.symbol != leave_out:
+                if patch.symbol != os.environ.get(LEAVE_OUT):
                     patch.apply()
-    return symbols

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from staticgraph.dryrun import ptx
 from staticgraph.dryrun.device_guard import torch_version
 from staticgraph.dryrun.launches import WATCH, counted
+from staticgraph.dryrun.patches import PATCHED
 from staticgraph.dryrun.start_child import emulated
 from staticgraph.dryrun.stubs import TREES
 from staticgraph.dryrun.watcher import Refused, RefusingRecorder, Watcher
@@ -28,15 +29,8 @@ from staticgraph.errors import DryRunBroken, DryRunUnavailable
 from staticgraph.internals.tracing import forget_compiled
 
 
-def tried(groups: dict[str, list[str]]) -> list[dict[str, Any]]:
-    """Runs all stages, in a patched process.
-
-    Args:
-        groups: the patched symbols of each group.
-
-    Returns:
-        For each stage its name, whether it passed, and the details if not.
-    """
+def tried() -> list[dict[str, Any]]:
+    """Runs all stages, in a patched process; see :func:`selftest` for what it returns."""
     results: list[dict[str, Any]] = []
     for name, (of_stage, stage) in STAGES.items():
         WATCH.graphs, WATCH.sources = [], {}
@@ -52,7 +46,7 @@ def tried(groups: dict[str, list[str]]) -> list[dict[str, Any]]:
                 "ok": False,
                 "error": f"{type(error).__name__}: {str(error)[:500]}",
                 "where": f"{last.filename}:{last.lineno}",
-                "points": [s.replace(":", ".") for group in of_stage for s in groups[group]],
+                "points": [s.replace(":", ".") for group in of_stage for s in PATCHED[group]],
             }
         results.append(result)
     return results
@@ -96,8 +90,8 @@ def _recorded(x: Tensor) -> None:
         step(x).backward()
     recorded = [graph.recorded for graph in WATCH.graphs]
     if recorded != [1, 1] or len(TREES.roots.get(0, ())) != 2:
-        skips = [reason for graph in WATCH.graphs for reason in graph.skips]
-        raise RuntimeError(f"a forward and a backward are recorded as {recorded}: {skips}")
+        causes = [str(cause) for graph in WATCH.graphs for cause in graph.causes]
+        raise RuntimeError(f"a forward and a backward are recorded as {recorded}: {causes}")
 
 
 def _cut(x: Tensor) -> None:
@@ -146,7 +140,7 @@ STAGES: dict[str, tuple[tuple[str, ...], Callable[[Tensor], None]]] = {
 }
 
 
-def selftest(target: str = "h100", leave_out: str | None = None) -> list[dict[str, Any]]:
+def selftest(target: str = "h100") -> list[dict[str, Any]]:
     """Runs the stages of the self-test.
 
     Returns:
@@ -157,14 +151,14 @@ def selftest(target: str = "h100", leave_out: str | None = None) -> list[dict[st
         DryRunBroken: torch lacks a symbol; the message names it.
         DryRunUnavailable: a dry run cannot work on this platform.
     """
-    with emulated(target, leave_out) as ask:
+    with emulated(target) as ask:
         return ask(None)
 
 
 def main(argv: list[str]) -> int:
     """Runs the self-test, prints its stages, and returns the exit status."""
     try:
-        stages = selftest(*argv[:2])
+        stages = selftest(*argv[:1])
     except DryRunUnavailable as error:
         print(f"skipped: {error}")
         return 2

@@ -30,16 +30,13 @@ TAIL_CHARACTERS = 3000
 
 
 @contextmanager
-def emulated(
-    target: str = "h100", leave_out: str | None = None
-) -> Iterator[Callable[[dict[str, Any] | None], Any]]:
+def emulated(target: str = "h100") -> Iterator[Callable[[dict[str, Any] | None], Any]]:
     """A ``with`` block with a child process that has an emulated device.
 
     The child imports torch once, which takes seconds, and then answers any number of requests.
 
     Args:
         target: a name of :data:`staticgraph.dryrun.targets.TARGETS`.
-        leave_out: a symbol not to patch, used to test the self-test.
 
     Yields:
         A function that sends a request (see :func:`staticgraph.dryrun.measure.measure`) and returns
@@ -59,11 +56,10 @@ def emulated(
     device_guard.built()
     connection, theirs = Pipe()
     paths = dict.fromkeys(path or os.getcwd() for path in sys.path)
-    place, more = str(theirs.fileno()), filter(None, [leave_out])
     with (
         tempfile.TemporaryFile("w+") as output,
         subprocess.Popen(
-            [sys.executable, "-m", "staticgraph.dryrun.child", place, target, *more],
+            [sys.executable, "-m", "staticgraph.dryrun.child", str(theirs.fileno()), target],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -203,16 +203,16 @@ def noted_graph(create: Callable[..., None]) -> Callable[..., None]:
 
     def init(self: Any, current_callable: Any, graph: Any, gm: Any, *rest: Any, **kw: Any) -> None:
         create(self, current_callable, graph, gm, *rest, **kw)
-        causes, WATCH.causes = WATCH.causes, []
         unrecordable = self.cudagraph_info.cudagraph_fail_reasons if self.cudagraph_info else ()
+        skips = filter(None, [self.disabled_cudagraphs_reason, *unrecordable])
         self._dry_run = CompiledGraph(
             backward=bool(graph.is_backward),
             devices=frozenset(map(str, graph.device_node_mapping)),
-            skips=[*filter(None, [self.disabled_cudagraphs_reason]), *unrecordable],
             mutated=frozenset(self.mutated_input_idxs),
             partitions=len(graph.partition_maps or ()),
-            causes=causes,
+            causes=[*WATCH.causes, *map(Cause, skips)],
         )
+        WATCH.causes = []
         WATCH.graphs.append(self._dry_run)
 
     return init
@@ -284,7 +284,7 @@ def cudagraphify(model: Any, static_input_idxs: Any = (), **kw: Any) -> Any:
     assert note is not None, "a graph is recorded while it is compiled"
     mutated = set(kw.get("mutated_input_idxs", ()) or ()) - set(static_input_idxs)
     if mutated:  # torch_inductor.cudagraph_utils.check_for_mutation, checked at the first run
-        note.skips.append(f"skipping cudagraphs due to {len(mutated)} mutated inputs")
+        note.causes.append(Cause(f"skipping cudagraphs due to {len(mutated)} mutated inputs"))
         return model
     note.recorded += 1
 

@@ -245,7 +245,6 @@ def host_part() -> None:
 
 def _where() -> str:
     """The source line of the operation; in a compiled graph, what Inductor knows about it."""
-    if WATCH.graph is not None and WATCH.graph.causes:
-        causes = WATCH.graph.causes
-        return "; ".join(dict.fromkeys(f"{cause.operation} at {cause.where}" for cause in causes))
-    return of_stack()
+    causes = WATCH.graph.causes if WATCH.graph is not None else ()
+    split = [f"{cause.operation} at {cause.where}" for cause in causes if cause.operation]
+    return "; ".join(dict.fromkeys(split)) or of_stack()
