@@ -19,10 +19,8 @@ many. The invariant: a model is returned only if the points determine it (more p
 with nodes, edges and graphs varied independently) and if it explains them to within 5%; otherwise
 the reason is given.
 
-Bytes that exist before the step (parameters, buffers, optimizer state, the batch) are known exactly
-and kept separate, so that the fixed term holds only what the step adds and nothing is counted
-twice. It does not measure (:mod:`staticgraph.probing.probe`) or decide
-(:mod:`staticgraph.memory.budget`). Pure numbers, no torch.
+Bytes that exist before the step are kept apart (:mod:`.memory_model`), so that the fixed term holds
+only what the step adds. Pure numbers, no torch.
 """
 
 from __future__ import annotations
@@ -283,8 +281,7 @@ def _fit_form(
         )
     if any(not (math.isfinite(p.nbytes) and p.nbytes > 0) for p in points):
         raise FitRefused("a point has no positive number of bytes: was the step really run?")
-    rows = [counts_of(point.capacity) for point in points]
-    counts = np.array([[row[term] for term in terms] for row in rows])
+    counts = np.array([[counts_of(point.capacity)[term] for term in terms] for point in points])
     most = counts.max(axis=0)
     if not most.all() or np.linalg.matrix_rank(counts / most, tol=1e-6) < len(terms):
         raise FitRefused(
@@ -309,7 +306,7 @@ def _fit_form(
         if free[terms.index("nodes^2")] < -GOOD_RESIDUAL * peaks.max():
             note = "negative curvature: the square was left out, the line kept"
     errors = np.abs((counts @ planes.T).max(axis=1) / peaks - 1)
-    plain = tuple(tuple(map(float, plane)) for plane in planes)
+    plain = tuple(map(tuple, planes.tolist()))
     fit = Fit(form, plain, float(errors.max()), None, note, axes, typed)
     if held_out is None:
         return fit

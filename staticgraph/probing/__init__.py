@@ -5,7 +5,5 @@ or the CPU's as seen by the profiler); :class:`FakeTensorReader` runs the same s
 tensors and counts live storages, which takes no memory and no arithmetic, so that a laptop can plan
 for a large card.
 
-Both read a *warm* step (an optimizer's state exists from its second step on) with the shapes
-that are recorded: the batch hides its real counts, so no layer can follow them. A reader restores
-everything afterwards: the model, the optimizer, the random state, and no more reserved memory.
+Both read a *warm* step: an optimizer's state exists from its second step on.
 """

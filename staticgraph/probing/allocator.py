@@ -127,11 +127,8 @@ class AllocatorReader:
 
     @contextmanager
     def open(self, probed: Probed) -> Iterator[Read]:
-        """Opens the model for reading; afterwards everything is restored.
-
-        This covers parameters, buffers, gradients, optimizer state, flags, classes of layers and
-        random state; reserved memory is returned.
-        """
+        """Opens the model for reading; afterwards its state and the random state are restored, and
+        reserved memory is returned."""
         gc.collect()
         self.allocator.trim()
         try:
