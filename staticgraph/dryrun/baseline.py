@@ -25,10 +25,8 @@ from staticgraph.dryrun.report import KINDS, PARTS
 from staticgraph.dryrun.start_child import dry_run
 from staticgraph.nn import convert
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.steps.loss.mean_loss import mean_loss
 from staticgraph.store.graph_store import GraphStore
 
 EAGER = ("PyG", "static", "static, kernels")
@@ -99,14 +97,15 @@ def dispatched(
         )
         slot_batch.release()
         subject = Subject(model, squared_error, autocast=dtype, check_padding=False)
+        computation = Computation(subject)
         if name.endswith("kernels"):
-            forward = CapturedStep(Computation(subject), "step", batch)
+            forward = CapturedStep(computation, "step", batch)
         else:
-            runner = StaticGraphRunner(subject, plan.capacities, "eager")
 
             def forward() -> Tensor:
-                """The runner's mean loss over the real rows of its batch."""
-                return mean_loss(squared_error, runner(batch), batch)
+                """The mean loss over the real rows of the batch."""
+                with computation.active():
+                    return computation.run("step", batch)
 
     forward().backward()
     optimizer.step()
