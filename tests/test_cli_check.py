@@ -69,13 +69,13 @@ def test_of_a_model_that_does_not_run_nothing_else_is_told(tmp_path, monkeypatch
 def test_the_command_says_what_it_cannot_build(capsys, model, says, by_itself):
     assert says in refusal(["check", "--model", model, "--data", ESOL], capsys)
     with pytest.raises(ValueError, match=re.escape(by_itself)):  # as a dry run's process words it
-        candidate_of({"model": model, "data": ESOL})
+        candidate_of(model, data=ESOL)
 
 
 def test_a_dry_run_of_a_plan_alone_has_no_data_to_build_from():
     plan = sg.plan_buckets(sg.datasets.open(ESOL), batch_size=8)
     with pytest.raises(ValueError, match="it is built from the data, and only a plan"):
-        candidate_of({"model": "gine", "plan": plan})
+        candidate_of("gine", plan)
 
 
 class Divides(Summed):

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
         from staticgraph.dryrun import measure, selftest
 
         request = torch.load(io.BytesIO(body), weights_only=False, map_location="cpu")
-        return selftest.tried() if request is None else measure.measure(request, target)
+        return selftest.tried() if request is None else measure.measure(target, **request)
 
     reply = answered(start)
     gc.freeze()

@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
-from staticgraph.dryrun.report import BucketRun
 from staticgraph.dryrun.start_child import emulated, packed
 from staticgraph.dryrun.targets import target_of
 from staticgraph.memory.memory_model import MemoryModel
@@ -82,23 +81,20 @@ class CompiledReader:
                 (run,) = ask(request | {"plan": plan}).runs
                 if run.error is not None:
                     raise RuntimeError(f"the step does not compile: {run.error}")
-                reading = reading_of(run, subject.optimizer is not None)
-                return reading._replace(widths=uncompiled(capacity).widths)
+                added = [
+                    (part, name, live - run.resident_bytes) for part, name, live in run.moments
+                ]
+                step = [(name, live) for part, name, live in added if part != "optimizer"]
+                update = [live for part, _, live in added if part == "optimizer"]
+                return Reading(
+                    max(live for _, live in step),
+                    max(update, default=0) if subject.optimizer is not None else 0,
+                    workspaces=CUBLAS_WORKSPACES + run.reserved_bytes - run.peak_bytes,
+                    moments=step,
+                    widths=uncompiled(capacity).widths,
+                )
 
             yield read
-
-
-def reading_of(run: BucketRun, updates: bool) -> Reading:
-    """Converts a run's moments to a reading, without an update if the subject has no optimizer."""
-    added = [(part, name, live - run.resident_bytes) for part, name, live in run.moments]
-    moments = [(name, live) for part, name, live in added if part != "optimizer"]
-    update = max((live for part, _, live in added if part == "optimizer" and updates), default=0)
-    return Reading(
-        max(live for _, live in moments),
-        update,
-        workspaces=CUBLAS_WORKSPACES + run.reserved_bytes - run.peak_bytes,
-        moments=moments,
-    )
 
 
 def probe(

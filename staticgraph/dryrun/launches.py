@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
@@ -50,8 +50,7 @@ READS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})
 COPIES = frozenset({"copy_", "fill_", "zero_", "clone", "_to_copy", "zeros", "ones", "full"})
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """One kernel launched on the device."""
 
     part: str

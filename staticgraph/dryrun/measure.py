@@ -67,45 +67,47 @@ class Candidate:
     notes: tuple[str, ...]
 
 
-def candidate_of(request: Mapping[str, Any]) -> Candidate:
-    """Builds the candidate that a request describes.
-
-    Args:
-        request: ``model`` (a module, or ``module:build``), ``plan``, ``data``, ``data_target`` and
-            ``data_task`` (as for :func:`staticgraph.datasets.open`), ``batch_size``, ``loss``,
-            ``optimizer``, ``forward`` (an object, or ``module:name``), ``autocast`` (a dtype, or
-            its name), ``differentiable``, ``clip_norm``, ``kernels``.
+def candidate_of(
+    model: Any,
+    plan: BucketPlan | None = None,
+    *,
+    data: str | None = None,
+    data_target: str | Sequence[str] | None = None,
+    data_task: str = "auto",
+    batch_size: int = BATCH_SIZE,
+    loss: Any = None,
+    optimizer: Any = None,
+    forward: Any = None,
+    kernels: bool = False,
+    autocast: Any = None,
+    clip_norm: float | None = None,
+    differentiable: Sequence[str] = (),
+) -> Candidate:
+    """Builds what the arguments, those of :func:`staticgraph.dryrun.dry_run`, describe.
 
     Raises:
         ValueError: a name that cannot be resolved, or neither plan nor data.
     """
-    store, plan = None, request.get("plan")
-    if request.get("data"):
+    store = None
+    if data:
         from staticgraph import datasets
 
-        store = datasets.open(
-            request["data"],
-            target=request.get("data_target") or None,
-            task=request.get("data_task", "auto"),
-        )
+        store = datasets.open(data, target=data_target or None, task=data_task)
     if plan is None:
         if store is None:
             raise ValueError("a dry run needs a plan or data: without, no shape is known")
-        size = request.get("batch_size") or BATCH_SIZE
-        plan = plan_buckets(store, batch_size=min(size, len(store)))
+        plan = plan_buckets(store, batch_size=min(batch_size, len(store)))
     torch.manual_seed(0)
-    model = request["model"]
     if isinstance(model, str):
         model = make_model(model, store)
-    if request.get("kernels"):
+    if kernels:
         from staticgraph.nn import convert
 
         model = convert(model, kernels=True)
     loss, optimizer, forward = (
-        named(value, f"--{name}") if isinstance(value := request.get(name), str) else value
-        for name in ("loss", "optimizer", "forward")
+        named(value, option) if isinstance(value, str) else value
+        for option, value in (("--loss", loss), ("--optimizer", optimizer), ("--forward", forward))
     )
-    autocast = request.get("autocast")
     is_made = isinstance(optimizer, torch.optim.Optimizer)
     subject = Subject(
         model,
@@ -113,8 +115,8 @@ def candidate_of(request: Mapping[str, Any]) -> Candidate:
         optimizer=optimizer if is_made else None,
         forward=forward,
         autocast=getattr(torch, autocast) if isinstance(autocast, str) else autocast,
-        clip_norm=request.get("clip_norm"),
-        differentiable=request.get("differentiable") or (),
+        clip_norm=clip_norm,
+        differentiable=differentiable,
     )
     make = optimizer if optimizer is not None and not is_made else FUSED_ADAM
     return Candidate(subject, plan, make, () if loss else (STAND_IN,))
@@ -127,40 +129,48 @@ def mean_square(out: Any, batch: Any) -> Tensor:
     return out.float().square().flatten(1).mean(1) if out.dim() > 1 else out.float().square()
 
 
-def measure(request: Mapping[str, Any], target: TargetDevice) -> DryRun:
+def measure(
+    target: TargetDevice,
+    *,
+    modes: Sequence[str],
+    phases: Sequence[str],
+    compile_kernels: bool = True,
+    moments: bool = False,
+    **options: Any,
+) -> DryRun:
     """Answers a request.
 
     Args:
-        request: the keys that :func:`candidate_of` reads, and ``modes``,
-            ``phases``, ``compile_kernels`` and ``moments`` (whether to report them).
         target: the emulated GPU.
+        modes, phases, compile_kernels: as for :func:`staticgraph.dryrun.dry_run`.
+        moments: report them.
+        options: those of :func:`candidate_of`.
 
     Raises:
         ValueError: a mode that has no dry run.
     """
-    modes, phases = request["modes"], tuple(request["phases"])
     if unknown := [mode for mode in modes if mode not in MODES]:
         raise ValueError(
             f"mode {unknown[0]!r} has no dry run; choose one of {', '.join(MODES)} (max-autotune "
             "times kernels on the device)"
         )
-    candidate = candidate_of(request)
+    candidate = candidate_of(**options)
     WATCH.sources.clear()
     WATCH.kernels.clear()
-    WATCH.compiles = bool(request.get("compile_kernels", True))
+    WATCH.compiles = compile_kernels
     computed = _computed(candidate)
     runs: list[BucketRun] = []
     for mode in modes:
-        runs += _Mode(candidate, computed, mode, target, bool(request.get("moments"))).runs(phases)
+        runs += _Mode(candidate, computed, mode, target, moments).runs(tuple(phases))
     return DryRun(
         target=target.name,
         device=target.device,
         torch=torch.__version__,
         model=type(candidate.subject.model).__name__,
-        kernels=bool(request.get("kernels")),
+        kernels=bool(options.get("kernels")),
         autocast=candidate.subject.precision,
         runs=tuple(runs),
-        uses=tuple(ptx.uses()) if WATCH.compiles else (),
+        uses=tuple(ptx.uses()) if compile_kernels else (),
         emulated=(ATTENTION_EMULATED, INDUCTOR_EMULATED),
         notes=(*candidate.notes, *filter(None, [caveat()])),
     )
@@ -283,6 +293,9 @@ class _Mode:
         self, runner: StaticGraphRunner, bucket: int, phase: str, step: CountedStep
     ) -> BucketRun:
         noted, launches = self.noted[bucket, phase], step.launches
+        nested: Counts = {}
+        for (part, kind, name), number in Counter(launch[:3] for launch in launches).items():
+            nested.setdefault(part, {}).setdefault(kind, {})[name] = number
         counts = [
             count
             for compiled, count in runner.steps.compiled.counts
@@ -297,7 +310,7 @@ class _Mode:
             pieces=OWN_RECORDS if self.mode == "cuda-graph" else noted.pieces,
             graphs=sum(count.compiles for count in counts),
             graph_breaks=sum(count.graph_breaks for count in counts),
-            launches=_nested(step),
+            launches=nested,
             operators={part: dict(calls) for part, calls in step.operators.items()},
             resident_bytes=step.resident_bytes,
             peak_bytes=step.live.peak_bytes,
@@ -337,12 +350,3 @@ def _refusal(error: BaseException | None) -> Refused | None:
     while error is not None and not isinstance(error, Refused):
         error = error.__cause__ or error.__context__
     return error
-
-
-def _nested(step: CountedStep) -> Counts:
-    """Launches by part, kind and name."""
-    counts = Counter((launch.part, launch.kind, launch.name) for launch in step.launches)
-    nested: Counts = {}
-    for (part, kind, name), number in counts.items():
-        nested.setdefault(part, {}).setdefault(kind, {})[name] = number
-    return nested

@@ -9,10 +9,9 @@ and what replaces calls of the compiler (:mod:`.stubs`) imports Dynamo.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 from collections.abc import Callable
-from operator import attrgetter
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -104,8 +103,7 @@ class Patch(NamedTuple):
         module, _, path = self.symbol.partition(":")
         parents, _, name = path.rpartition(".")
         try:
-            owner: Any = importlib.import_module(module)
-            owner = attrgetter(parents)(owner) if parents else owner
+            owner = resolve_name(f"{module}:{parents}")
             present = getattr(owner, name, None) if self.new else getattr(owner, name)
         except (ImportError, AttributeError):
             raise DryRunBroken(

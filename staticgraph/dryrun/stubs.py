@@ -24,7 +24,7 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, tensors
 from staticgraph.dryrun.patches import answers
 from staticgraph.dryrun.report import Cause
-from staticgraph.dryrun.watcher import host_part, of_trace
+from staticgraph.dryrun.watcher import Refused, of_trace
 from staticgraph.internals.dispatch import TorchDispatchMode, tree_map_only
 from staticgraph.probing.fake_tensors import fake_batch
 
@@ -194,8 +194,14 @@ def triton(self: Any, name: str, source: str, device_str: str = "cuda") -> Any:
 
 
 def host_loop(*_: Any, **__: Any) -> Any:
-    """Returns a loop on the host that is only noted."""
-    return lambda *args: host_part()
+    """Returns a loop on the host that is only noted, and refused while a step is recorded."""
+
+    def run(*_: Any) -> None:
+        if WATCH.recording:
+            raise Refused("operation on another device (cpu)", "a part that Inductor wrote")
+        WATCH.launch("host", "cpp_fused", ())
+
+    return run
 
 
 def noted_graph(create: Callable[..., None]) -> Callable[..., None]:

@@ -56,11 +56,6 @@ _WORTH = {
 _BEST = 3
 
 
-def of_stack() -> str:
-    """The line that is running, as ``file:line: source``."""
-    return _best([(frame.f_code.co_filename, line) for frame, line in walk_stack(None)])
-
-
 def of_trace(trace: str | None) -> str:
     """The line of a traced operation, from the stack that Dynamo recorded; "" without one."""
     frames = [(match["file"], int(match["line"])) for match in _FRAME.finditer(trace or "")]
@@ -68,7 +63,7 @@ def of_trace(trace: str | None) -> str:
 
 
 def _best(frames: Sequence[tuple[str, int]]) -> str:
-    """The best line of a stack, of several the innermost; frames are given innermost first."""
+    """The best line of a stack, innermost first, as ``file:line: source``; of several the first."""
 
     def worth(frame: tuple[str, int]) -> int:
         return next((n for part, n in _WORTH.items() if part in frame[0]), _BEST)
@@ -232,19 +227,9 @@ def _check_place(short: str, name: str, args: Any, kwargs: Any, out: Any) -> Non
         raise Refused(f"operation on another device ({elsewhere[0].device})", name)
 
 
-def host_part() -> None:
-    """Notes that a part of a compiled graph runs on the CPU.
-
-    Raises:
-        Refused: a step is being recorded.
-    """
-    if WATCH.recording:
-        raise Refused("operation on another device (cpu)", "a part that Inductor wrote")
-    WATCH.launch("host", "cpp_fused", ())
-
-
 def _where() -> str:
     """The source line of the operation; in a compiled graph, what Inductor knows about it."""
     causes = WATCH.graph.causes if WATCH.graph is not None else ()
     split = [f"{cause.operation} at {cause.where}" for cause in causes if cause.operation]
-    return "; ".join(dict.fromkeys(split)) or of_stack()
+    running = [(frame.f_code.co_filename, line) for frame, line in walk_stack(None)]
+    return "; ".join(dict.fromkeys(split)) or _best(running)
