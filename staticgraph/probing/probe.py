@@ -41,15 +41,13 @@ from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.steps.computation.model_call import Forward
 from staticgraph.steps.computation.model_setup import Subject
 
-# Graphs in the smallest probe; the largest fitted one has ten times as many.
-BASE_GRAPHS = 32
+# Graphs in the smallest probe, first and where memory runs out; the largest has ten times as many.
+BASE_GRAPHS = (32, 8, 2)
 # Multiples of a base, and of the largest graph's nodes. The line through the first and last is the
 # two-point form; between them, each count is APART at multiples of another size.
 SHAPES = ((1.0, 1.0), (3.0, 1.0), (5.0, 0.5), (10.0, 0.25), (10.0, 0.5), (10.0, 1.0))
 APART = 7.0
 HELD_OUT, HELD_OUT_APART = (22.0, 0.75), {"edges": 21.0, "graphs": 20.0}
-# Where memory runs out, the smallest base that is tried before a probe gives up.
-FEWEST_GRAPHS = 2
 
 
 def probe(
@@ -105,7 +103,9 @@ def probe(
         if capacities is not None:
             fitting.begin([c for c in ascending(capacities) if c != held_out], held_out)
         else:
-            _begin_smaller(fitting, sizes_of(store), schema)
+            for graphs in BASE_GRAPHS:
+                if fitting.begin(*probe_capacities(sizes_of(store), graphs, schema)):
+                    break
         if not fitting.readings:
             raise ProbeFailed(
                 f"not even the smallest probe fits. {fitting.note}. Free the device, use a smaller "
@@ -115,7 +115,7 @@ def probe(
 
 
 def probe_capacities(
-    sizes: IntArray, graphs: int = BASE_GRAPHS, schema: Schema | None = None
+    sizes: IntArray, graphs: int = BASE_GRAPHS[0], schema: Schema | None = None
 ) -> tuple[list[Capacity], Capacity]:
     """The capacities to measure for graphs of these sizes, and the one to check the fit on.
 
@@ -163,13 +163,6 @@ def probe_capacities(
     return ascending(capacity_at(*shape) for shape in shapes), capacity_at(
         *HELD_OUT, HELD_OUT_APART
     )
-
-
-def _begin_smaller(fitting: Fitting, sizes: IntArray, schema: Schema) -> None:
-    """Measures capacities chosen for the data, or smaller ones where memory runs out."""
-    graphs = BASE_GRAPHS
-    while not fitting.begin(*probe_capacities(sizes, graphs, schema)) and graphs > FEWEST_GRAPHS:
-        graphs = max(FEWEST_GRAPHS, graphs // 4)
 
 
 def _model_of(fitting: Fitting, probed: Probed, reader: str) -> MemoryModel:
