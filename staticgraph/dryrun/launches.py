@@ -89,7 +89,7 @@ class CompiledGraph:
     Attributes:
         backward: whether it is a backward.
         devices: that it computes on.
-        mutated, static: inputs that it writes, and those whose addresses do not change.
+        moving: number of inputs that it writes and whose addresses may change.
         partitions: number of pieces, where torch splits it.
         causes: why it is split, or why torch records nothing of it.
         recorded: number of recordings that torch would make.
@@ -97,10 +97,9 @@ class CompiledGraph:
 
     backward: bool
     devices: frozenset[str]
-    mutated: frozenset[int]
+    moving: int
     partitions: int
     causes: list[Cause]
-    static: frozenset[int] = frozenset()
     recorded: int = 0
 
 

@@ -268,7 +268,7 @@ class _Mode:
             causes=tuple(dict.fromkeys(cause for graph in graphs for cause in graph.causes)),
             partitions=tuple(graph.partitions for graph in graphs),
             devices=tuple(sorted({device for graph in graphs for device in graph.devices})),
-            mutated_not_static=sum(len(graph.mutated - graph.static) for graph in graphs),
+            mutated_not_static=sum(graph.moving for graph in graphs),
             compile_s=round(seconds, 2),
         )
 

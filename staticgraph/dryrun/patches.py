@@ -239,8 +239,7 @@ def compiler_patches() -> Table:
             ),
             *rows(
                 "torch._inductor.",
-                ("output_code:CompiledFxGraph.__init__", stubs.noted_graph, MUTATES),
-                ("output_code:CompiledFxGraph.post_compile", stubs.noted_calls, MUTATES),
+                ("output_code:CompiledFxGraph.post_compile", stubs.noted_graph, MUTATES),
                 ("scheduler:Scheduler.codegen", stubs.noted_causes, "knows what splits it"),
                 wraps=True,
             ),

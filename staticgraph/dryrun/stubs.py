@@ -204,32 +204,22 @@ def host_loop(*_: Any, **__: Any) -> Any:
     return run
 
 
-def noted_graph(create: Callable[..., None]) -> Callable[..., None]:
-    """Makes a compiled graph, and notes what it mutates and why it is not recorded."""
+def noted_graph(post: Callable[..., None]) -> Callable[..., None]:
+    """Finishes a compiled graph, notes what it is, and wraps it so that every call is noted."""
 
-    def init(self: Any, current_callable: Any, graph: Any, gm: Any, *rest: Any, **kw: Any) -> None:
-        create(self, current_callable, graph, gm, *rest, **kw)
+    def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
         unrecordable = self.cudagraph_info.cudagraph_fail_reasons if self.cudagraph_info else ()
         skips = filter(None, [self.disabled_cudagraphs_reason, *unrecordable])
-        self._dry_run = CompiledGraph(
-            backward=bool(graph.is_backward),
-            devices=frozenset(map(str, graph.device_node_mapping)),
-            mutated=frozenset(self.mutated_input_idxs),
-            partitions=len(graph.partition_maps or ()),
+        static = self.fx_kwargs.get("static_input_idxs") or ()
+        note = CompiledGraph(
+            backward=bool(self.fx_kwargs.get("is_backward")),
+            devices=frozenset(kind if kind == "cpu" else f"{kind}:0" for kind in self.device_types),
+            moving=len(set(self.mutated_input_idxs).difference(static)),
+            partitions=len(self.partition_maps or ()),
             causes=[*WATCH.causes, *map(Cause, skips)],
         )
         WATCH.causes = []
-        WATCH.graphs.append(self._dry_run)
-
-    return init
-
-
-def noted_calls(post: Callable[..., None]) -> Callable[..., None]:
-    """Notes the static inputs, and wraps the graph so that every call is noted."""
-
-    def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
-        note = self._dry_run
-        note.static = frozenset(self.fx_kwargs.get("static_input_idxs") or ())
+        WATCH.graphs.append(note)
         with WATCH.running(note):
             post(self, *args, **kwargs)
         inner = self.current_callable
