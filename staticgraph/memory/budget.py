@@ -224,37 +224,34 @@ class MemoryBudget:
             BudgetExceeded: the plan does not fit; the message has the breakdown, the floor and the
                 remedies.
         """
-        breakdown = self.breakdown(memory, capacities, slots=slots, recorded=recorded)
+
+        def needs(*capacities: Capacity) -> Breakdown:
+            """The breakdown of a plan of other capacities."""
+            return self.breakdown(memory, capacities, slots=slots, recorded=recorded)
+
+        breakdown = needs(*capacities)
         if breakdown.total_bytes <= self.max_bytes:
             return breakdown
         raise BudgetExceeded(
             f"the plan needs {human_bytes(breakdown.total_bytes)}, the cap is "
             f"{human_bytes(self.max_bytes)} ({self.device}):\n{breakdown}\n"
-            f"{self._remedies(memory, breakdown, slots, recorded)}",
+            f"{self._remedies(breakdown, lambda bucket: needs(bucket).total_bytes)}",
             breakdown,
             breakdown.total_bytes,
         )
 
-    def _remedies(
-        self, memory: MemoryModel, breakdown: Breakdown, slots: int, recorded: int
-    ) -> str:
-        """The three remedies, each with its number."""
-
-        def fits(capacity: Capacity) -> bool:
-            """Whether a single bucket of this capacity stays within the cap."""
-            return self.fits(memory, [capacity], slots=slots, recorded=recorded)
-
+    def _remedies(self, breakdown: Breakdown, bytes_of: Callable[[Capacity], int]) -> str:
+        """The three remedies, each with its number; ``bytes_of`` a plan of a single bucket."""
         bucket = breakdown.bucket
         raise_it = f"raise the cap to {breakdown.total_bytes:,} bytes, the floor for this plan"
         smallest = scaled(bucket, 0.0)
-        if not fits(smallest):
-            least = self.breakdown(memory, [smallest], slots=slots, recorded=recorded).total_bytes
+        if bytes_of(smallest) > self.max_bytes:
             return (
                 f"Either {raise_it}, or use a smaller model: even a bucket of one graph, "
-                f"{smallest}, needs {human_bytes(least)}"
+                f"{smallest}, needs {human_bytes(bytes_of(smallest))}"
             )
         steps = 1 << 20
-        at_most = largest(lambda k: fits(scaled(bucket, k / steps)), 0, steps)
+        at_most = largest(lambda k: bytes_of(scaled(bucket, k / steps)) <= self.max_bytes, 0, steps)
         fitting = scaled(bucket, at_most / steps)
         extra = "".join(f", {how_many(rows, 'row')} of {name}" for name, rows in fitting.extra)
         return (
