@@ -22,7 +22,6 @@ from torch._inductor import config
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, tensors
-from staticgraph.dryrun.patches import answers
 from staticgraph.dryrun.report import Cause
 from staticgraph.dryrun.watcher import Refused, of_trace
 from staticgraph.internals.dispatch import TorchDispatchMode, tree_map_only
@@ -164,7 +163,7 @@ def without_gpu(lazy_init: Callable[..., Any]) -> Callable[..., Any]:
 
     @cache
     def traced(input_device: Any = None) -> Any:
-        available, torch.cuda.is_available = torch.cuda.is_available, answers(False)
+        available, torch.cuda.is_available = torch.cuda.is_available, lambda: False
         try:
             return lazy_init(CPU) if input_device is not None else lazy_init()
         finally:
@@ -271,7 +270,7 @@ def _causes(scheduler: Any) -> list[Cause]:
 
 # A stand-in for torch's manager of recorded graphs: code that counts recordings looks into its
 # roots. Backward graphs call the function.
-TREES = SimpleNamespace(roots={}, set_to_running_backward=answers())
+TREES = SimpleNamespace(roots={}, set_to_running_backward=lambda: None)
 
 
 def cudagraphify(model: Any, static_input_idxs: Any = (), **kw: Any) -> Any:
