@@ -182,7 +182,6 @@ def compiler_patches() -> Table:
     from staticgraph.dryrun import stubs
 
     return {
-        "events": rows("torch.cuda:", ("Event", Event, "slots record when they are free")),
         "fakes": rows(
             "torch._subclasses.fake_tensor:",
             ("init_gpu_context", answers(), "would make a real tensor"),
@@ -198,10 +197,13 @@ def compiler_patches() -> Table:
             ("scaled_dot_product_attention", stubs.chosen_attention, CHOOSES),
             wraps=True,
         ),
-        "library": rows(
-            "staticgraph.batches.batch.static_batch:",
-            ("StaticBatch.blank", stubs.device_blank, "fills through NumPy, not fake memory"),
-            wraps=True,
+        "library": (
+            Patch("torch.cuda:Event", Event, "slots record when they are free"),
+            *rows(
+                "staticgraph.batches.batch.static_batch:",
+                ("StaticBatch.blank", stubs.device_blank, "fills through NumPy, not fake memory"),
+                wraps=True,
+            ),
         ),
         "inductor": (
             Patch("torch._functorch.config:enable_autograd_cache", False, CACHES),
