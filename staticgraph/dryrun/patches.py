@@ -136,7 +136,8 @@ Table = dict[str, tuple[Patch, ...]]
 def device_patches(target: TargetDevice) -> Table:
     """What stands for the device, by group, in the order in which it is applied.
 
-    A CPU build of torch needs fewer than a CUDA build without a driver (torch 2.11, 2026-11-29).
+    A CPU build of torch (2.13) needs fewer than CUDA builds without a driver (2.11 and 2.14); with
+    these rows the self-test and steps in every mode pass on all three (2026-11-30).
     """
     return {
         "guard": rows(
@@ -166,11 +167,7 @@ def device_patches(target: TargetDevice) -> Table:
             *rows(
                 "torch._C:_cuda_",
                 ("getCurrentRawStream", answers(0), LACKING),
-                ("exchangeDevice", answers(0), LACKING),
-                ("maybeExchangeDevice", answers(0), LACKING),
-                ("getDevice", answers(0), LACKING),
                 ("cudaCachingAllocator_is_enabled", answers(True), LACKING),
-                ("getCurrentBlasHandle", answers(0), LACKING),
                 new=True,
             ),
         ),
@@ -224,7 +221,6 @@ def compiler_patches() -> Table:
                 "torch._C._dynamo.guards:",
                 ("_empty_strided_cuda", stubs.allocator("cuda"), UNSEEN),
                 ("assert_alignment", answers(), "reads an address"),
-                ("_cuda_getCurrentRawStream", answers(0), DRIVER),
                 new=True,
             ),
             *rows(
@@ -249,7 +245,6 @@ def compiler_patches() -> Table:
                 "torch._inductor.",
                 ("compile_fx:cudagraphify", stubs.cudagraphify, "would record on the device"),
                 ("cudagraph_trees:get_manager", answers(stubs.TREES), "holds graphs of the device"),
-                ("cudagraph_trees:reset_cudagraph_trees", stubs.TREES.roots.clear, "frees them"),
                 ("runtime.triton_helpers:set_driver_to_gpu", answers(), PUTS_BACK),
             ),
         ),
