@@ -1,4 +1,4 @@
-"""The memory of a compiled step: what is refused, and a probe end to end."""
+"""The memory of a compiled step: the allocator's segments, what is refused, a probe end to end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,34 @@ from staticgraph.dryrun.device_guard import why_not
 from staticgraph.memory.memory_model import MemoryModel
 from staticgraph.probing import probe as probing
 from staticgraph.probing.fake_tensors import CUBLAS_WORKSPACES
+from staticgraph.probing.live_storages import CachingPool
 from staticgraph.probing.step_reading import Probed
 from staticgraph.steps.computation.model_setup import Subject
+
+MIB = 1 << 20
+
+
+def test_segments_are_taken_as_the_allocator_takes_them():
+    """Small: 2 MiB per segment, remainders split off and merged; large: 20 MiB, or the request."""
+    pool = CachingPool()
+    pool.allocate(1, 100)
+    pool.allocate(2, MIB)
+    assert pool.reserved_bytes == 2 * MIB
+    pool.allocate(3, MIB)  # 512 bytes short of fitting
+    assert pool.reserved_bytes == 4 * MIB
+    pool.free(1)
+    pool.free(2)
+    pool.allocate(4, MIB)
+    pool.allocate(5, MIB)  # room in both segments, the first one merged again
+    assert pool.reserved_bytes == 4 * MIB
+    pool.allocate(6, 3 * MIB)
+    pool.allocate(7, 9 * MIB)
+    assert pool.reserved_bytes == 24 * MIB
+    pool.allocate(8, 11 * MIB + 1)  # only 8 of the 20 MiB are left: its own segment, in 2 MiB steps
+    assert pool.reserved_bytes == 36 * MIB
+    pool.free(99)
+    pool.allocate(100, 0)
+    assert pool.reserved_bytes == 36 * MIB
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,8 @@ class CompiledReader:
                 return Reading(
                     max(live for _, live in step),
                     max(update, default=0) if subject.optimizer is not None else 0,
-                    workspaces=CUBLAS_WORKSPACES + run.reserved_bytes - run.peak_bytes,
+                    # In bytes, not as a share: most of it is the last segments, whatever the step.
+                    workspaces=CUBLAS_WORKSPACES + max(0, run.reserved_bytes - run.peak_bytes),
                     moments=step,
                     widths=uncompiled(capacity).widths,
                 )

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from staticgraph.dryrun.report import PARTS, Cause
 from staticgraph.internals.dispatch import tree_leaves
-from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
+from staticgraph.probing.live_storages import CUDA_BLOCK, CachingPool, LiveStorages
 
 # Neither kernels nor waits: memory, queries, views under another name.
 NOTHING = frozenset(
@@ -67,13 +67,15 @@ class CountedStep:
     Attributes:
         live: the storages, which include those from before the run: parameters, optimizer state,
             inputs.
-        resident_bytes: the bytes of these.
+        pool: the segments that torch's caching allocator would have taken for them.
+        resident_bytes: the bytes of those from before the run.
         launches: in order.
         operators: by part and name.
         moments: part, name and live bytes at each launch or allocation.
     """
 
     live: LiveStorages
+    pool: CachingPool
     resident_bytes: int
     launches: list[Launch] = field(default_factory=list)
     operators: dict[str, Counter[str]] = field(
@@ -190,10 +192,11 @@ def counted(body: Callable[[], Any], resident: Iterable[Tensor] = ()) -> tuple[A
     Returns:
         What the body returned, and what was counted.
     """
-    live = LiveStorages(CUDA_BLOCK)
+    pool = CachingPool()
+    live = LiveStorages(CUDA_BLOCK, pool=pool)
     live.watch(resident)
     live.reset_peak()
-    WATCH.step = step = CountedStep(live, live.live_bytes)
+    WATCH.step = step = CountedStep(live, pool, live.live_bytes)
     WATCH.after_forward = WATCH.after_backward = False
     try:
         return body(), step

@@ -42,9 +42,6 @@ from staticgraph.steps.state.training_state import evaluating
 
 MODES = ("default", "reduce-overhead", "cuda-graph")
 OWN_RECORDS = 1
-# The caching allocator takes small blocks from segments of 2 MiB and others from segments of 20 MiB
-# (c10/cuda/CUDAAllocatorConfig.h, kSmallBuffer and kLargeBuffer); the last of each is not full.
-LAST_SEGMENTS = (2 + 20) << 20
 STAND_IN = "no loss was given: the mean square of the output is used instead"
 BATCH_SIZE = 32
 FUSED_ADAM = partial(torch.optim.Adam, lr=1e-3, capturable=True, fused=True)
@@ -314,7 +311,7 @@ class _Mode:
             operators={part: dict(calls) for part, calls in step.operators.items()},
             resident_bytes=step.resident_bytes,
             peak_bytes=step.live.peak_bytes,
-            reserved_bytes=step.live.peak_bytes + LAST_SEGMENTS,
+            reserved_bytes=step.pool.reserved_bytes,
             moments=tuple(step.moments) if self.moments else (),
             moved_bytes=sum(launch.nbytes for launch in launches),
             flops=sum(launch.flops for launch in launches),

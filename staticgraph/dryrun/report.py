@@ -51,7 +51,7 @@ class BucketRun:
         operators: part -> operator -> calls.
         resident_bytes: parameters, optimizer state and inputs.
         peak_bytes: the most that is live at once, including those; without library workspaces.
-        reserved_bytes: the peak and segments of torch's caching allocator that are not full.
+        reserved_bytes: what torch's caching allocator would take from the driver for the peak.
         moments: part, name and live bytes at each launch or allocation; only on request.
         moved_bytes: every tensor of every launch once.
         flops: of products and attention.

@@ -15,6 +15,7 @@ operands cast to a common dtype, and the backward of attention. torch's own
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any
@@ -25,11 +26,64 @@ from torch import Tensor
 from staticgraph.internals.dispatch import TorchDispatchMode, read_number, to_copy, tree_leaves
 from staticgraph.internals.fakes import ask_device
 
-# The CUDA caching allocator's smallest block (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
-CUDA_BLOCK = 512
+# Of the CUDA caching allocator (c10/cuda/CUDACachingAllocator.h and CUDAAllocatorConfig.h): its
+# smallest block, the largest that counts as small, the segments that small and other blocks are cut
+# from, and from which size on a block has its own segment, a multiple of the last number.
+CUDA_BLOCK, SMALL_SIZE = 512, 1 << 20
+SMALL_BUFFER, LARGE_BUFFER = 2 << 20, 20 << 20
+MIN_LARGE_ALLOC, ROUND_LARGE = 10 << 20, 2 << 20
 # Elementwise operations whose operands keep their dtypes: a condition, and a copy that is the cast.
 UNCAST = frozenset({torch.ops.aten.where, torch.ops.aten.copy_, to_copy})
 ATTENTION_BACKWARD = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+
+
+class CachingPool:
+    """Takes segments as the caching allocator does.
+
+    Attributes:
+        reserved_bytes: the bytes of all segments.
+    """
+
+    def __init__(self) -> None:
+        self.reserved_bytes: int = 0
+        # Pieces of segments: bytes, segment and place in it, as the allocator's search sorts them.
+        self._free: dict[bool, list[tuple[int, int, int]]] = {True: [], False: []}
+        self._used: dict[int, tuple[bool, tuple[int, int, int]]] = {}
+
+    def allocate(self, key: int, nbytes: int) -> None:
+        """Allocates memory under a key; does nothing for zero bytes."""
+        if nbytes == 0:
+            return
+        size = -(-nbytes // CUDA_BLOCK) * CUDA_BLOCK
+        small = size <= SMALL_SIZE
+        free = self._free[small]
+        at = bisect_left(free, (size, -1, -1))
+        if at < len(free):
+            nbytes, segment, start = free.pop(at)
+        else:
+            nbytes, segment, start = -(-size // ROUND_LARGE) * ROUND_LARGE, self.reserved_bytes, 0
+            if size < MIN_LARGE_ALLOC:
+                nbytes = SMALL_BUFFER if small else LARGE_BUFFER
+            self.reserved_bytes += nbytes
+        if nbytes - size >= (CUDA_BLOCK if small else SMALL_SIZE + 1):
+            insort(free, (nbytes - size, segment, start + size))
+            nbytes = size
+        self._used[key] = small, (nbytes, segment, start)
+
+    def free(self, key: int) -> None:
+        """Returns a key's memory, joined with what is free beside it; ignores an unknown key."""
+        if key not in self._used:
+            return
+        small, (nbytes, segment, start) = self._used.pop(key)
+        free = self._free[small]
+        for other in [piece for piece in free if piece[1] == segment]:
+            if other[2] + other[0] == start:
+                start = other[2]
+            elif start + nbytes != other[2]:
+                continue
+            nbytes += other[0]
+            free.remove(other)
+        insort(free, (nbytes, segment, start))
 
 
 class LiveStorages(TorchDispatchMode):
@@ -44,9 +98,12 @@ class LiveStorages(TorchDispatchMode):
     Args:
         block: every storage is rounded up to a multiple of it.
         casts: whether to count the copies that a CPU makes of operands of mixed dtypes.
+        pool: notified of every storage, where given.
     """
 
-    def __init__(self, block: int = 1, casts: bool = False) -> None:
+    def __init__(
+        self, block: int = 1, casts: bool = False, pool: CachingPool | None = None
+    ) -> None:
         super().__init__()
         self.live_bytes: int = 0
         self.peak_bytes: int = 0
@@ -54,6 +111,7 @@ class LiveStorages(TorchDispatchMode):
         self._updates = False
         self._block = block
         self._casts = casts
+        self._pool = pool
         # By address: what says that a storage is gone, and its bytes.
         self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}
 
@@ -95,6 +153,9 @@ class LiveStorages(TorchDispatchMode):
         elif before == nbytes:
             return
         self._alive[key] = gone, nbytes
+        if self._pool is not None:
+            self._pool.free(key)
+            self._pool.allocate(key, nbytes)
         self.live_bytes += nbytes - before
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
@@ -114,6 +175,8 @@ class LiveStorages(TorchDispatchMode):
 
     def _gone(self, key: int, _: weakref.ref[Any]) -> None:
         self.live_bytes -= self._alive.pop(key)[1]
+        if self._pool is not None:
+            self._pool.free(key)
 
 
 @cache
