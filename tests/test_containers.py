@@ -133,7 +133,7 @@ def test_gradients_come_back_through_a_recorded_container(esol, kind):
         assert_same_gradients(runner.model, plain.model, rtol=0.0001, atol=1e-05)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, always=["slotted dataclass"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_predictions_stand_in_the_same_container(esol, kind):
     graphs = esol[:5]

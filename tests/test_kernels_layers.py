@@ -74,7 +74,7 @@ def fused_as_plain(stock: nn.Module, call, tolerance: float = 1e-10) -> int:
     return sum(fired(runner).values())
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(18, always=["DNAConv", "ClusterGCNConv", "to_dense_batch and back"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_layer_of_the_support_table_is_plain_pygs(case):
     if not case.eager_only:

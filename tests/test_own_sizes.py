@@ -138,7 +138,7 @@ class Net(torch.nn.Module):
         return self.way(self, data)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, always=["first_nodes-eager"])
 @pytest.mark.parametrize(
     ("way", "mode"),
     [
