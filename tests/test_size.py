@@ -50,7 +50,7 @@ SIZES = {
     "staticgraph/store": (23, 21450),  # unknown devices named, and entries of a list
     "staticgraph/text": (6, 1701),
     "staticgraph/training": (15, 14024),  # a store that may go to a GPU is encoded once
-    "tests": (247, 218295),  # one test per mended fault
+    "tests": (247, 218306),  # one test per mended fault, cases that are always kept
     "tests/support": (80, 41546),  # drawn programs; runners made once; cases that are always kept
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
