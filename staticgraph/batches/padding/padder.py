@@ -232,8 +232,9 @@ class Padder:
             return GraphTooLarge(
                 f"a batch has a graph of {how_many(rows.real.largest, 'node')}, and the plan takes "
                 f"graphs of at most {how_many(most, 'node')}: make it for graphs of that size, "
-                "too, sg.plan_stream(graphs, batch_size=...), or pass overflow='grow' to the "
-                "padder, outside of worker processes"
+                "too, sg.plan_stream(graphs, batch_size=...) (where a transform drops nodes at "
+                "random, of the graphs before it), or pass overflow='grow' to the padder, outside "
+                "of worker processes"
             )
         return self._too_large(str(rows.real))
 
