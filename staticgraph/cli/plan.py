@@ -34,6 +34,8 @@ from staticgraph.training.options import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from staticgraph.packing.packing_result import Packing
     from staticgraph.plans.plan import BucketPlan
     from staticgraph.sizes.histogram import SizeHistogram
@@ -257,7 +259,7 @@ def _plan(
     options: PlanOptions, histogram: SizeHistogram, source: Any, opened: Any
 ) -> tuple[dict[str, Any], str]:
     """Chooses the capacities."""
-    from staticgraph.cli.plan_report import draw_costs, plan_text, plan_values
+    from staticgraph.cli.plan_report import plan_text, plan_values
     from staticgraph.packing.choose_packing import TIME_LIMIT
     from staticgraph.plans.choose_capacities import plan_buckets
     from staticgraph.plans.cost import StepCost
@@ -281,16 +283,17 @@ def _plan(
             **memory,
         )
     with waiting("counting the batches of an epoch"):
-        document = plan_values(plan, histogram, price, time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        document, filling = plan_values(plan, histogram, price, seconds)
     if options.out:
         plan.save(options.out)
-    _draw(options, histogram, plan)
+    _draw(options, histogram, plan, filling)
     lines = [plan_text(plan, document)]
     if options.knee:
         name = f"about {how_many(graphs, 'graph')} per batch"
         with waiting("choosing one to six buckets"):
             choices = choose_buckets(histogram, MOST_DRAWN, graphs=graphs, cost=price)
-        plots.save_picture(options.knee, draw_costs, name, choices)
+        plots.save_picture(options.knee, plots.draw_costs, name, choices)
         document["cost_by_buckets"] = costs = [each.cost for each in choices]
         lines += [f"{how_many(n, 'bucket')} cost {cost:,.0f}" for n, cost in enumerate(costs, 1)]
     lines += [plan.note] if plan.note else []
@@ -327,8 +330,13 @@ def _memory(options: PlanOptions, source: Any, opened: Any) -> dict[str, Any]:
     return {"memory": memory, **arguments}
 
 
-def _draw(options: PlanOptions, histogram: SizeHistogram, result: Packing | BucketPlan) -> None:
-    """Writes the files of --plot and --map."""
+def _draw(
+    options: PlanOptions,
+    histogram: SizeHistogram,
+    result: Packing | BucketPlan,
+    filling: np.ndarray | None = None,
+) -> None:
+    """Writes the files of --plot and --map; ``filling`` is that of a plan's batches."""
     if not options.plot and not options.map:
         return
     from staticgraph.cli import plan_report
@@ -339,4 +347,5 @@ def _draw(options: PlanOptions, histogram: SizeHistogram, result: Packing | Buck
         if options.map:
             plan_report.save_map(options.map, limits)
         if options.plot:
-            plots.save_picture(options.plot, plan_report.draw_plan, histogram, limits, result)
+            shown = histogram, limits, result, filling
+            plots.save_picture(options.plot, plots.draw_plan, *shown)

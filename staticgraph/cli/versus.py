@@ -68,7 +68,6 @@ def run(
     from staticgraph.training.build_run import open_step
     from staticgraph.training.job import device_of, machine
     from staticgraph.training.versus.comparison import compare
-    from staticgraph.training.versus.report import draw_versus
 
     out.mkdir(parents=True, exist_ok=True)  # fails before a minute of measuring, not after it
     place = device_of(device)
@@ -89,7 +88,7 @@ def run(
         row = report.submission(machine(), options.model)
         print(f"\n{row}", file=sys.stderr if json else sys.stdout)
     written = [out / REPORT]
-    if report.winner and plots.save_picture(out / PICTURE, draw_versus, report):
+    if report.winner and plots.save_picture(out / PICTURE, plots.draw_versus, report):
         written.append(out / PICTURE)
     print(f"written: {', '.join(map(str, written))}", file=sys.stderr)
     return 0 if report.ok else NOT_EQUAL

@@ -1,4 +1,4 @@
-"""Pictures: of a training run, a model of memory, a dry run and a schedule.
+"""Pictures: of a training run, a comparison, a plan, a model of memory, a dry run, a schedule.
 
 A picture is a function that draws a figure of panels, and :func:`save_picture` writes it.
 """
@@ -16,7 +16,12 @@ from staticgraph.dryrun.report import KINDS, PARTS, DryRun
 from staticgraph.files import atomic
 from staticgraph.memory.budget import MemoryBudget, scaled
 from staticgraph.memory.memory_model import MemoryModel
+from staticgraph.packing.packing_result import Packing
+from staticgraph.plans.limits import EfficiencyMap
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.plans.several import SeveralChoice, knee
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import is_left_out
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from staticgraph.outofcore.disk.buffer import StateTime
+    from staticgraph.training.versus.report import SideReport, VersusReport
 
 # Okabe and Ito's palette, which is distinguishable with any colour vision.
 BLUE, ORANGE, GREEN, RED, PINK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
@@ -240,3 +246,117 @@ def draw_schedule(times: Sequence[StateTime], num_partitions: int) -> Figure:
         f"{sum(s.began_s - s.asked_s for s in times):.3f} s"
     )
     return figure
+
+
+# ---------------------------------------------------------------------- a comparison
+
+
+def draw_versus(report: VersusReport) -> Figure:
+    """Draws throughput and losses; at least one side ran."""
+    sides = [side for side in report.sides if side.ran]
+    title = f"{report.model} on {report.data}, batches of {report.batch_size}, {report.device}"
+    figure, (left, right) = panels((11, 3 + 0.4 * len(sides)), title, "RL")
+    _draw_rates(left, sides, report.winner)
+    _draw_losses(right, sides)
+    return figure
+
+
+def _draw_rates(axes: Axes, sides: Sequence[SideReport], winner: str) -> None:
+    """Draws the median of graphs per second, with whiskers from the 10th to the 90th percentile."""
+    rates, low, high = np.array(
+        [(side.graphs_per_s, side.graphs_per_s_low, side.graphs_per_s_high) for side in sides]
+    ).T
+    draw_bars(
+        axes, [side.name for side in sides], rates, [f"{rate:,.0f}" for rate in rates],
+        [GREEN if side.name == winner else BLUE for side in sides],
+        xerr=np.maximum(0, [rates - low, high - rates]), capsize=3,
+    )  # fmt: skip
+    axes.set_title(f"graphs per second, loading included; recommended: {winner}")
+
+
+def _draw_losses(axes: Axes, sides: Sequence[SideReport]) -> None:
+    """Draws the losses of the first turn, from the same weights over the same batches; each line is
+    thinner than the one below it, so that all show."""
+    for place, side in enumerate(sides):
+        steps, width = range(1, len(side.losses) + 1), 1.0 + 1.5 * (len(sides) - 1 - place)
+        axes.plot(steps, side.losses, ".-", linewidth=width, label=side.name)
+    low, high = axes.get_ylim()
+    least = 0.01 * max(abs(low), abs(high))  # rounding is no difference to look at
+    axes.set(xlabel="step", ylabel="loss", ylim=(min(low, high - least), max(high, low + least)))
+    axes.legend()
+    axes.set_title("losses of the first turn")
+
+
+# ---------------------------------------------------------------------- a plan
+
+
+def draw_plan(
+    histogram: SizeHistogram,
+    limits: EfficiencyMap,
+    result: Packing | BucketPlan,
+    filling: np.ndarray | None = None,
+) -> Figure:
+    """Draws sizes and buckets, efficiency over limits, and the filling of packs ``[packs, 2]``,
+    which a packing has itself."""
+    if isinstance(result, Packing):
+        shares = result.loads[:, :2] / np.maximum(1, result.limits[:2])
+        filling = np.repeat(shares, result.counts, 0)
+    figure, (left, middle, right) = panels((16, 4.8), "", "SMF")
+    _draw_sizes(left, histogram, result)
+    _draw_map(middle, limits, result)
+    _draw_pack_filling(right, filling)
+    return figure
+
+
+def draw_costs(name: str, choices: list[SeveralChoice]) -> Figure:
+    """Draws the cost of an epoch against the number of buckets, with a square at its knee."""
+    figure, (axes,) = panels((7, 4.5), "")
+    last, costs = knee(choices), [100 * each.cost / choices[0].cost for each in choices]
+    axes.plot(range(1, len(costs) + 1), costs, "o-", label=name)
+    axes.plot(last + 1, costs[last], "s", color=RED, markersize=11, fillstyle="none")
+    axes.set(xlabel="buckets", ylabel="cost of an epoch, % of that of one bucket")
+    axes.set_ylim(0, None)
+    axes.set_title("What several buckets save (square: the last that saves 5%)")
+    axes.locator_params(axis="x", integer=True)
+    axes.legend()
+    return figure
+
+
+def _draw_sizes(axes: Axes, histogram: SizeHistogram, result: Packing | BucketPlan) -> None:
+    """Draws one dot per size, with a line at the largest graph of each bucket."""
+    order = np.argsort(histogram.counts)  # the frequent sizes on top
+    nodes, edges = histogram.sizes[order, 0], histogram.sizes[order, 1]
+    dots = axes.scatter(nodes, edges, s=9, c=histogram.counts[order], norm="log")
+    axes.figure.colorbar(dots, ax=axes, label="graphs of this size")
+    axes.set(xlabel="nodes of a graph", ylabel="edges of a graph")
+    axes.set_title(f"{how_many(histogram.num_graphs, 'graph')} of {how_many(len(nodes), 'size')}")
+    for number, capacity in enumerate(getattr(result, "capacities", ())):
+        label = f"bucket {number}: {capacity.nodes:,} nodes, {capacity.edges:,} edges, "
+        label += how_many(capacity.graphs, "graph")
+        axes.axvline(capacity.max_graph_nodes, color=f"C{number + 1}", label=label)
+        axes.legend()
+
+
+def _draw_map(axes: Axes, limits: EfficiencyMap, result: Packing | BucketPlan) -> None:
+    """Draws the harmonic mean of the efficiencies over limits, with the best one marked."""
+    mesh = axes.pcolormesh(limits.edges, limits.nodes, 100 * limits.harmonic, shading="nearest")
+    axes.figure.colorbar(mesh, ax=axes, label="harmonic mean of the efficiencies, %")
+    nodes, edges, value = limits.best
+    axes.plot(edges, nodes, "o", color=RED, fillstyle="none", markersize=12)
+    if isinstance(result, Packing):
+        most_nodes, most_edges = result.limits[:2]
+        if most_nodes <= limits.nodes[-1] and most_edges <= limits.edges[-1]:
+            axes.plot(most_edges, most_nodes, "P", color="white", markersize=9)
+    axes.set(xlabel="limit on edges", ylabel="limit on nodes")
+    axes.set_title(f"limits of a pack: best ({nodes}, {edges}) with {value:.2%}")
+
+
+def _draw_pack_filling(axes: Axes, fills: Any) -> None:
+    """Draws how full the packs are, ``[packs, 2]``, the fullest first."""
+    share = 100 * np.arange(1, len(fills) + 1) / len(fills)
+    for values, name in zip(fills.T, ("nodes", "edges"), strict=True):
+        label = f"{name}: {values.mean():.2%} on average"
+        axes.plot(share, 100 * np.sort(values)[::-1], color=COLORS[name], label=label)
+    axes.set(xlabel="packs, the fullest first, %", ylabel="real over physical rows, %")
+    axes.set_title(f"filling of {how_many(len(fills), 'pack')}")
+    axes.legend(loc="lower left")

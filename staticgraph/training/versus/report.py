@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 
 from staticgraph.checking.outcome import Tolerance
@@ -18,11 +17,6 @@ from staticgraph.steps.tracing.obstacles import Obstacle
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import as_preformatted, percent, table
-from staticgraph.training.plots import BLUE, GREEN, draw_bars, panels
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Losses and outputs may differ by this share of the largest.
 TOLERANCE = Tolerance.of(torch.float32).other_order
@@ -253,42 +247,3 @@ def _columns(side: SideReport, first: str) -> dict[str, str]:
         columns["p10 to p90"] = "-"
     blank = dict.fromkeys(columns, "-")
     return {"contender": side.name, **(columns if side.ran else blank)}
-
-
-# ---------------------------------------------------------------------- the picture
-
-
-def draw_versus(report: VersusReport) -> Figure:
-    """Draws throughput and losses; at least one side ran."""
-    sides = [side for side in report.sides if side.ran]
-    title = f"{report.model} on {report.data}, batches of {report.batch_size}, {report.device}"
-    figure, (left, right) = panels((11, 3 + 0.4 * len(sides)), title, "RL")
-    _draw_rates(left, sides, report.winner)
-    _draw_losses(right, sides)
-    return figure
-
-
-def _draw_rates(axes: Axes, sides: Sequence[SideReport], winner: str) -> None:
-    """Draws the median of graphs per second, with whiskers from the 10th to the 90th percentile."""
-    rates, low, high = np.array(
-        [(side.graphs_per_s, side.graphs_per_s_low, side.graphs_per_s_high) for side in sides]
-    ).T
-    draw_bars(
-        axes, [side.name for side in sides], rates, [f"{rate:,.0f}" for rate in rates],
-        [GREEN if side.name == winner else BLUE for side in sides],
-        xerr=np.maximum(0, [rates - low, high - rates]), capsize=3,
-    )  # fmt: skip
-    axes.set_title(f"graphs per second, loading included; recommended: {winner}")
-
-
-def _draw_losses(axes: Axes, sides: Sequence[SideReport]) -> None:
-    """Draws the losses of the first turn, from the same weights over the same batches; each line is
-    thinner than the one below it, so that all show."""
-    for place, side in enumerate(sides):
-        steps, width = range(1, len(side.losses) + 1), 1.0 + 1.5 * (len(sides) - 1 - place)
-        axes.plot(steps, side.losses, ".-", linewidth=width, label=side.name)
-    low, high = axes.get_ylim()
-    least = 0.01 * max(abs(low), abs(high))  # rounding is no difference to look at
-    axes.set(xlabel="step", ylabel="loss", ylim=(min(low, high - least), max(high, low + least)))
-    axes.legend()
-    axes.set_title("losses of the first turn")
