@@ -1,6 +1,6 @@
 """The command line: ``staticgraph plan | train | report`` and more.
 
-A command is a function ``run`` in a module of its own. Its keywords, and the fields of the
+A command is a function. Its keywords, and the fields of the
 dataclasses it takes, are its options: cyclopts reads types, ranges and defaults from them, and
 ``--help`` the descriptions. Modules import torch only when they run, so that ``--help`` is quick.
 Results go to stdout (as JSON with ``--json``), progress to stderr. The exit status is 0 for
@@ -11,38 +11,42 @@ error is a bug and shows its traceback.
 
 from __future__ import annotations
 
-import importlib
+import inspect
 import itertools
 import os
+import shutil
 import sys
+import textwrap
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from pkgutil import resolve_name
+from typing import Any, NoReturn, get_args
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Token
+from cyclopts.argument import Argument
+from cyclopts.group import sort_groups
 
 from staticgraph import __version__
 from staticgraph.cli import failures
-from staticgraph.cli.help import help_of_command, help_of_commands
 from staticgraph.cli.loading import OPTIONS_SET, UsageError
 from staticgraph.errors import Diverged
 from staticgraph.text.how_many import or_nearest
 
 # In the order of docs/cli.md, most useful to a new user first.
 COMMANDS = {
-    "try": ("versus", "compare this library with plain PyG on your data and model"),
-    "check": ("check", "see whether a model can run in fixed shapes"),
-    "train": ("train", "train a model on a data set in fixed shapes"),
-    "report": ("report", "print the report of a finished training run"),
-    "predict": ("predict", "write a trained model's predictions for a data set"),
-    "plan": ("plan", "choose fixed shapes for a data set, or pack it at given limits"),
-    "probe": ("probe", "find the memory of a step as a function of the batch"),
-    "bench": ("bench", "count the operations and launches of a training step"),
-    "convert": ("convert", "write a data set as a store on disk"),
-    "partition": ("partition", "cut a graph larger than memory into partitions on disk"),
-    "train-large": ("train_large", "train on one graph larger than memory"),
-    "serve": ("serve", "answer requests for a trained model over HTTP"),
+    "try": ("versus:run", "compare this library with plain PyG on your data and model"),
+    "check": ("check:run", "see whether a model can run in fixed shapes"),
+    "train": ("train:run", "train a model on a data set in fixed shapes"),
+    "report": ("report:run", "print the report of a finished training run"),
+    "predict": ("predict:run", "write a trained model's predictions for a data set"),
+    "plan": ("plan:run", "choose fixed shapes for a data set, or pack it at given limits"),
+    "probe": ("probe:run", "find the memory of a step as a function of the batch"),
+    "bench": ("bench:run", "count the operations and launches of a training step"),
+    "convert": ("convert:convert", "write a data set as a store on disk"),
+    "partition": ("convert:partition", "cut a graph larger than memory into partitions on disk"),
+    "train-large": ("train_large:run", "train on one graph larger than memory"),
+    "serve": ("serve:run", "answer requests for a trained model over HTTP"),
 }
 # The values of options whose value may be left out.
 IMPLIED = {("probe", "--plot"): "memory.png", ("report", "--html"): "report.html"}
@@ -57,7 +61,7 @@ PIPE_CLOSED = 141
 
 def make_app(command: str) -> App:
     """The command as an app of cyclopts, which reads its words."""
-    module, _ = COMMANDS[command]
+    function, _ = COMMANDS[command]
     app = App(
         name=f"staticgraph {command}",
         help_flags=(),
@@ -66,7 +70,7 @@ def make_app(command: str) -> App:
         result_action="return_value",
         config=_complete_options,
     )
-    app.default(importlib.import_module(f"staticgraph.cli.{module}").run)
+    app.default(resolve_name(f"staticgraph.cli.{function}"))
     return app
 
 
@@ -130,8 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     command = words[0] if words and words[0] in COMMANDS else ""
     if not words or {"--help", "-h"} & set(words):
-        summaries = [(name, summary) for name, (_, summary) in COMMANDS.items()]
-        text = help_of_command(make_app(command)) if command else help_of_commands(summaries)
+        text = _help_of_command(make_app(command)) if command else _help_of_commands()
         print(text, file=sys.stdout if words else sys.stderr)
         sys.exit(0 if words else FAILED)
     if "--version" in words:
@@ -197,3 +200,87 @@ def _usage(error: CycloptsError, command: str) -> str:
         text = f"{argument.field_info.name if file else f'argument {argument.name}'}: {error.msg}"
     text = text[:1].lower() + text[1:].rstrip(".")
     return text if file in text else f"{file}: {text}"
+
+
+# ---------------------------------------------------------------------- the text of --help
+
+# cyclopts reads the options and their descriptions. The text is put together here, since cyclopts
+# prints through rich, whose import takes longer than all the rest, and takes ``*`` for emphasis.
+HELP = ("--help, -h", "Display this message and exit")
+
+
+def _help_of_commands() -> str:
+    """The text of ``staticgraph --help``."""
+    summaries = [(name, summary) for name, (_, summary) in COMMANDS.items()]
+    options = [HELP, ("--version", "Display application version")]
+    return (
+        "staticgraph COMMAND\n\nTrain graph neural networks in a few fixed shapes.\n\n"
+        f"{_panel('Commands', summaries)}\n\n{_panel('Options', options)}\n\n\n"
+        "Start with: staticgraph try --data esol --model gine"
+    )
+
+
+def _help_of_command(app: App) -> str:
+    """The text of ``--help`` of a command: usage, description, and its options group by group."""
+    arguments = app.assemble_argument_collection(parse_docstring=True).filter_by(show=True)
+    usage = app.name[0]
+    for argument in arguments:
+        if argument.required and argument.name.startswith("-"):
+            usage += f" {argument.name} {_placeholder(argument)}"
+    usage += " [OPTIONS]"
+    usage += "".join(f" {argument.name}" for argument in arguments if argument.index is not None)
+    about, _, _ = (inspect.getdoc(app.default_command) or "").partition("\n\nArgs:")
+    summary, *paragraphs = about.split("\n\n")
+    groups, _ = sort_groups(arguments.groups, arguments.groups)
+    panels = [
+        _panel(group.name, list(map(_describe, arguments.filter_by(group=group))), group.help)
+        for group in groups
+    ]
+    summary = textwrap.fill(summary, 100)
+    return "\n\n".join((usage, summary, *paragraphs, *panels, _panel("Options", [HELP])))
+
+
+def _describe(argument: Argument) -> tuple[str, str]:
+    """The names of an option with the placeholder of its value, and its description with choices
+    and default."""
+    parameter = argument.parameter
+    text = " ".join((parameter.help or "").split()).rstrip(".")
+    if choices := argument.get_choices():
+        text += f"; one of {', '.join(choices)}"
+    default = str(argument.field_info.default)
+    if isinstance(parameter.show_default, str):
+        default = parameter.show_default
+    if argument.required:
+        text += " (required)"
+    elif default not in ("False", "", "None", "()"):
+        text += f" (default: {default})"
+    if argument.index is not None:
+        return argument.name, text
+    return f"{', '.join(argument.names)} {_placeholder(argument)}".strip(), text
+
+
+def _placeholder(argument: Argument) -> str:
+    """What stands for the value of an option, such as INT; nothing for a switch."""
+    if argument.parameter.metavar or argument.hint is bool:
+        return argument.parameter.metavar or ""
+    if argument.get_choices(force=True):
+        return "CHOICE"
+    kind, *_ = get_args(argument.hint) or (argument.hint,)
+    return kind.__name__.upper()
+
+
+def _panel(title: str, rows: Sequence[tuple[str, str]], description: str = "") -> str:
+    """A group of options or commands: names to the left, descriptions to the right."""
+    width = min(100, shutil.get_terminal_size().columns)
+    indent = 2 + min(26, max(len(names) for names, _ in rows)) + 2
+    fill = textwrap.TextWrapper(width, break_on_hyphens=False)
+    lines = [f"{title}:"]
+    fill.initial_indent = fill.subsequent_indent = "  "
+    lines += fill.wrap(" ".join(description.split()))
+    for names, text in rows:
+        fits = len(names) + 4 <= indent
+        lines += [] if fits else [f"  {names}"]
+        fill.initial_indent = f"  {names}".ljust(indent) if fits else " " * indent
+        fill.subsequent_indent = " " * indent
+        lines += fill.wrap(text) or [fill.initial_indent.rstrip()]
+    return "\n".join(lines)

@@ -74,7 +74,7 @@ class DryRunOptions:
 def run(
     *,
     data: DataOptions,
-    dry: DryRunOptions | None = None,
+    dry: DryRunOptions = DryRunOptions(),
     model: Annotated[str, value(read_model, metavar="MODEL")],
     batch_size: Annotated[BatchSize, Parameter(metavar="B")] = 32,
     json: bool = False,
@@ -97,7 +97,6 @@ def run(
         batch_size: graphs per batch.
         json: print JSON instead of a table.
     """
-    dry = dry or DryRunOptions()
     require_names(data, model, dry.loss)
     if dry.gpu:
         from staticgraph.dryrun.device_guard import why_not

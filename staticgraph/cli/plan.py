@@ -104,7 +104,7 @@ class PlanOptions(MeasuredStep):
     knee: Annotated[Path | None, PICTURE_FILE, FILES] = None
 
 
-def run(*, options: PlanOptions | None = None, json: bool = False) -> None:
+def run(*, options: PlanOptions = PlanOptions(), json: bool = False) -> None:
     """Choose the few capacities that carry a data set, or pack it at given limits.
 
     For example:
@@ -123,7 +123,6 @@ def run(*, options: PlanOptions | None = None, json: bool = False) -> None:
         options: the options.
         json: print JSON instead of a table.
     """
-    options = options or PlanOptions()
     _check(options)
     opened = None
     if options.histogram:

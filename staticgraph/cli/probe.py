@@ -78,7 +78,7 @@ class ProbeOptions:
 def run(
     *,
     step: MeasuredStep,
-    how: ProbeOptions | None = None,
+    how: ProbeOptions = ProbeOptions(),
     max_memory: Annotated[int | None, BYTES] = None,
     out: Annotated[Path | None, OUTPUT_FILE] = None,
     plot: Annotated[Path | None, PICTURE_FILE] = None,
@@ -103,7 +103,6 @@ def run(
         plot: draw curve and points as a PNG; memory.png if no name is given.
         json: print JSON instead of a table.
     """
-    how = how or ProbeOptions()
     if how.compiled and (how.like != "cuda" or how.device == "cuda"):
         raise UsageError("--compiled counts a step for a GPU that is not here: give --like cuda")
     require_names(step, step.model, step.loss)

@@ -82,7 +82,7 @@ class ServeOptions:
     compile_mode: Annotated[Mode, HOW] = "auto"
 
 
-def run(*, options: ServeOptions | None = None) -> int:
+def run(*, options: ServeOptions = ServeOptions()) -> int:
     """Answer requests for a trained model over HTTP.
 
     For example:
@@ -97,40 +97,43 @@ def run(*, options: ServeOptions | None = None) -> int:
     Args:
         options: the options.
     """
-    args = options or ServeOptions()
-    if (args.folder is None) == (args.exported is None):
+    if (options.folder is None) == (options.exported is None):
         raise UsageError("give one of --run and --exported")
     require_extra()
     why, names = "a run says this of itself", ("digest", "smiles", "task")
-    if args.exported is not None:
+    if options.exported is not None:
         why = "an export was compiled for its device already, in its own way"
         names = ("device", "compile_mode")
     if misplaced := [f"--{name.replace('_', '-')}" for name in names if name in OPTIONS_SET]:
         raise ValueError(f"leave {' and '.join(misplaced)} out: {why}")
-    if args.folder is not None:
-        require_trained(args.folder, args.compile_mode, args.device)
+    if options.folder is not None:
+        require_trained(options.folder, options.compile_mode, options.device)
     load()
     from staticgraph.serving.http.app import settle
     from staticgraph.serving.service import Limits, service_of_export, service_of_run
 
-    limits = Limits(args.max_wait_ms, args.max_queue, args.max_graphs, args.max_body)
-    if args.folder is not None:
+    limits = Limits(options.max_wait_ms, options.max_queue, options.max_graphs, options.max_body)
+    if options.folder is not None:
         service = service_of_run(
-            args.folder, device=args.device, mode=args.compile_mode, limits=limits
+            options.folder, device=options.device, mode=options.compile_mode, limits=limits
         )
     else:
-        assert args.exported is not None
+        assert options.exported is not None
         service = service_of_export(
-            args.exported, digest=args.digest, smiles=args.smiles, task=args.task, limits=limits
+            options.exported,
+            digest=options.digest,
+            smiles=options.smiles,
+            task=options.task,
+            limits=limits,
         )
         for line in unrecorded(service):
             print(line, file=sys.stderr)
     settle()
-    with service.server, listen(args.host, args.port) as listening:
+    with service.server, listen(options.host, options.port) as listening:
         port = listening.getsockname()[1]
-        served = args.exported or args.folder
-        print(f"serving {served} on http://{args.host}:{port}, Ctrl-C stops it", file=sys.stderr)
-        if not serve(service, listening, args.workers):
+        served = options.exported or options.folder
+        print(f"serving {served} on http://{options.host}:{port}, Ctrl-C stops it", file=sys.stderr)
+        if not serve(service, listening, options.workers):
             return FAILED
     print("all accepted requests are answered; stopped", file=sys.stderr)
     return 0
