@@ -12,7 +12,7 @@ Annotations are evaluated here, since a subclass in another module has these fie
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -114,16 +114,27 @@ def auto_or(read: Callable[[str], int]) -> Callable[[str], int | str]:
     return read_or_auto
 
 
-def choice(*names: str) -> Parameter:
-    """The parameter of an option that takes one of several names."""
+def words(pattern: str, remedy: str, names: Sequence[str] = ()) -> Callable[[str], str]:
+    """A reader of one of some names, or of a text that matches a pattern as a whole.
+
+    Args:
+        pattern: the pattern.
+        remedy: what the message says to give; the nearest of the names is added.
+        names: the names.
+    """
 
     def read(text: str) -> str:
-        """The text, which must be one of the names."""
-        if text not in names:
-            raise _refused(text, f"give one of {', '.join(names)}{or_nearest(text, names)}")
+        """The text."""
+        if text not in names and not re.fullmatch(pattern, text):
+            raise _refused(text, f"{remedy}{or_nearest(text, names)}")
         return text
 
-    return value(read, choices=names)
+    return read
+
+
+def choice(*names: str) -> Parameter:
+    """The parameter of an option that takes one of several names."""
+    return value(words("(?!)", f"give one of {', '.join(names)}", names), choices=names)
 
 
 def read_fanouts(text: str) -> tuple[int, ...]:
@@ -134,29 +145,15 @@ def read_fanouts(text: str) -> tuple[int, ...]:
         raise _refused(text, "give whole numbers from 1, a layer each, as in 10,10") from None
 
 
-def read_device(text: str) -> str:
-    """``cpu``, ``cuda``, ``cuda:N`` or ``auto``."""
-    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text):
-        raise _refused(text, "give cpu, cuda, cuda:1 (the second), or auto")
-    return text
-
-
-def read_words(text: str) -> str:
-    """Any text that is not blank and has no null character."""
-    if not text.strip() or "\0" in text:
-        raise _refused(text, "give a name or a path")
-    return text
-
-
-def read_model(text: str) -> str:
-    """A model of the zoo, or ``module:name`` of a function that builds one."""
-    if text not in MODELS and not re.fullmatch(r"[^\s:\0]+:[^\s:\0]+", text):
-        raise _refused(
-            text,
-            f"give one of {', '.join(MODELS)}, or MODULE:NAME, such as mymodule:build, for your "
-            f"own model{or_nearest(text, MODELS)}",
-        )
-    return text
+# Any text that is not blank and has no null character.
+read_words = words(r"(?s)(?=.*\S)[^\0]+", "give a name or a path")
+read_device = words(r"auto|cpu|cuda(:\d{1,3})?", "give cpu, cuda, cuda:1 (the second), or auto")
+# A model of the zoo, or ``module:name`` of a function that builds one.
+read_model = words(
+    r"[^\s:\0]+:[^\s:\0]+",
+    f"give one of {', '.join(MODELS)}, or MODULE:NAME, such as mymodule:build, for your own model",
+    MODELS,
+)
 
 
 def read_path(
