@@ -16,7 +16,7 @@ import platform
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from staticgraph.checking.comparison import several_ranks
 from staticgraph.distributed.lost_rank import Watching
-from staticgraph.distributed.ranks import Ranks
+from staticgraph.distributed.ranks import Ranks, ranks_for
+from staticgraph.files.folder_lock import folder_lock
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.store.on_device import require_there
 
@@ -86,14 +86,16 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def joined() -> Iterator[Ranks]:
-    """Joins the job while the block runs; yields :data:`ALONE` if this process is its only one.
+def joined(folder: Path) -> Iterator[Ranks]:
+    """Joins the job that trains in a folder, which rank 0 locks, while the block runs; yields
+    :data:`ALONE` if this process is its only one.
 
     Raises:
         RankLost: another process of the job is gone.
+        FolderInUse: another job trains in the folder.
     """
-    creates = not dist.is_initialized()
-    if creates and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    creates = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if creates:
         cuda = torch.cuda.is_available() and dist.is_nccl_available()
         # Keys for this attempt only: after a restart, the store still has addresses of dead
         # processes.
@@ -102,10 +104,11 @@ def joined() -> Iterator[Ranks]:
         store = PrefixStore(f"staticgraph/{attempt}", store)
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-    several = several_ranks()
-    ranks = Ranks.of() if several else ALONE
+    several = ranks_for("auto")
+    ranks = several or ALONE
     try:
-        with Watching(ranks if several else None):
+        with Watching(several), ExitStack() as locked:
+            first_alone(ranks, lambda: locked.enter_context(folder_lock(folder)))
             yield ranks
     finally:
         if creates and dist.is_initialized():

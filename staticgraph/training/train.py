@@ -12,14 +12,12 @@ The folder gets ``checkpoint.pt``, ``config.toml``, ``plan.json``, ``steps.csv``
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from staticgraph.distributed.ranks import Ranks
-from staticgraph.files.folder_lock import folder_lock
 from staticgraph.text.how_many import how_many
 from staticgraph.training import checkpoint
 from staticgraph.training.config import (
@@ -64,7 +62,7 @@ def train(
     folder = Path(folder).expanduser()
     # After a failure, torchrun starts a job again.
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    with _job(folder) as ranks:
+    with joined(folder) as ranks:
         if ranks.from_first(restarted and (folder / CHECKPOINT).exists()):
             return _resume(folder, {}, progress, ranks)
         if not overwrite:
@@ -72,18 +70,6 @@ def train(
         training = Training(config, folder, progress, ranks=ranks)
         first_alone(ranks, lambda: _clear(folder))
         return training.run()
-
-
-@contextmanager
-def _job(folder: Path) -> Iterator[Ranks]:
-    """Joins the job that trains in a folder, which rank 0 locks."""
-    with joined() as ranks:
-        lock = folder_lock(folder) if ranks.first else nullcontext()
-        first_alone(ranks, lock.__enter__)
-        try:
-            yield ranks
-        finally:
-            lock.__exit__(None, None, None)
 
 
 def _clear(folder: Path) -> None:
@@ -113,7 +99,7 @@ def resume(
         Interrupted: the run was stopped by Ctrl-C or SIGTERM; it can be resumed.
     """
     folder = Path(folder).expanduser()
-    with _job(folder) as ranks:
+    with joined(folder) as ranks:
         return _resume(folder, changes or {}, progress, ranks)
 
 
