@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from staticgraph.cli.loading import require_names
 from staticgraph.files.document import to_json
 from staticgraph.text.progress import waiting
+from staticgraph.text.table import table
 from staticgraph.training.options import LAYERS, MODELS, WIDTH, BatchSize, DataOptions, Gpu, choice
 
 if TYPE_CHECKING:
@@ -103,7 +104,6 @@ def _table(columns: list[Any]) -> str:
     """The table: one row per phase, one column per way, and shares of the compiled stock step."""
     from staticgraph.dryrun.baseline import STOCK
     from staticgraph.dryrun.operations import PARTS
-    from staticgraph.text.table import table
 
     rows: list[list[Any]] = [[part, *(column.parts[part] for column in columns)] for part in PARTS]
     rows.append(["step", *(column.step for column in columns)])
@@ -130,7 +130,6 @@ def _document(setting: dict[str, Any], columns: list[Any], counts: dict[str, Any
 
 def _print_operators(counts: dict[str, Any]) -> None:
     from staticgraph.dryrun.operations import PARTS
-    from staticgraph.text.table import table
 
     for way, counted in counts.items():
         print(f"\n{way}")

@@ -16,6 +16,7 @@ from staticgraph.cli.probe import MeasuredStep, ProbeOptions, measure
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import waiting
+from staticgraph.text.table import table
 from staticgraph.training.options import (
     BYTES,
     DATA,
@@ -190,7 +191,6 @@ def _check(options: PlanOptions) -> None:
 def _pack(options: PlanOptions, histogram: SizeHistogram) -> tuple[dict[str, Any], str]:
     """Packs at given limits; returns the result as a document and as text."""
     from staticgraph.packing.choose_packing import TIME_LIMIT, pack_histogram
-    from staticgraph.text.table import table
 
     pack = partial(pack_histogram, histogram, options.limits, max_graphs=options.max_graphs)
     begin = time.perf_counter()

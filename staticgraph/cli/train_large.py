@@ -17,6 +17,7 @@ from staticgraph.errors import Diverged
 from staticgraph.files.document import save_json, to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Status, say, waiting
+from staticgraph.text.table import table
 from staticgraph.training.options import (
     BYTES,
     OUTPUT_FOLDER,
@@ -142,7 +143,6 @@ def run(*, options: LargeOptions, json: bool = False) -> None:
     require_graph(options.data)
     from staticgraph.files.folder_lock import folder_lock
     from staticgraph.outofcore.disk import data
-    from staticgraph.text.table import table
     from staticgraph.training import plots
 
     links = task == "link"

@@ -66,7 +66,7 @@ def evaluate(
     for batch in batches:
         out, loss = runner.eval_step(batch)
         graphs = batch.real_counts.graphs
-        fits = fits and (not own_loss or task.fits(out, batch))
+        fits = fits and not (own_loss and task.misfit(out, batch))
         mean = torch.tensor(math.nan if loss is None else float(loss), dtype=torch.float64)
         tensors = (batch.graph_ids, mean.expand(graphs), *((out, batch.y) if fits else ()))
         # Copies, since the memory of batch and output is reused.
@@ -111,21 +111,16 @@ class Task:
         Raises:
             ValueError: the model's output is not one row per graph with the task's columns.
         """
-        self._check(out, batch)
+        if misfit := self.misfit(out, batch):
+            raise ValueError(misfit)
         return self.row_loss(out, batch.y)
 
-    def fits(self, out: Any, batch: Any) -> bool:
-        """Whether a model's output has the shape that the task's metric needs."""
-        try:
-            self._check(out, batch)
-        except ValueError:
-            return False
-        return True
-
-    def _check(self, out: Any, batch: Any) -> None:
+    def misfit(self, out: Any, batch: Any) -> str:
+        """Why a model's output does not have the shape that loss and metric need; empty if it
+        has."""
         rows, columns, name = len(batch.y), self.num_outputs, self.name
         if not isinstance(out, Tensor):
-            raise ValueError(
+            return (
                 f"the model gives a {type(out).__name__}, and its loss takes a tensor of "
                 f"[{rows}, {columns}], a row per graph: return that alone"
             )
@@ -137,9 +132,9 @@ class Task:
             width = out.numel() // len(out)
             # Of classes, a model may have more than the data.
             if width == columns or (width > columns and name == "classes"):
-                return
+                return ""
             remedy = f"give its last layer {columns} for {name}"
-        raise ValueError(
+        return (
             f"the model gives {list(out.shape)}, and its loss takes a row per graph, "
             f"[{rows}, {columns}] for this batch: {remedy}"
         )
