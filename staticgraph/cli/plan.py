@@ -153,37 +153,32 @@ def _check(options: PlanOptions) -> None:
     """Refuses options that do not go together."""
     exact = options.batch_size or options.efficiency or options.max_memory
     goals = (options.batch_size, options.graphs, options.efficiency, options.limits or None)
-    for refused, message in (
-        (bool(options.data) == bool(options.histogram), "give one of --data and --histogram"),
-        (options.target and options.histogram, "--target is of a CSV with --data: leave it out"),
-        (
-            sum(goal is not None for goal in goals) > 1,
-            "give one of --batch-size, --graphs, --efficiency and --limits",
+    refusals = {
+        "give one of --data and --histogram": bool(options.data) == bool(options.histogram),
+        "--target is of a CSV with --data: leave it out": options.target and options.histogram,
+        "give one of --batch-size, --graphs, --efficiency and --limits": (
+            sum(goal is not None for goal in goals) > 1
         ),
-        (options.certify and not options.limits, "--certify needs --limits"),
-        (
-            options.effort == "best" and exact,
-            "--effort best is of packs that are made once: give --limits or --graphs alone",
+        "--certify needs --limits": options.certify and not options.limits,
+        "--effort best is of packs that are made once: give --limits or --graphs alone": (
+            options.effort == "best" and exact
         ),
-        (options.time_limit and options.effort != "best", "--time-limit is of --effort best"),
-        (options.memory and not options.max_memory, "--memory needs the cap: give --max-memory"),
-        (
-            options.max_memory and not options.data,
-            "--max-memory needs the fields of the data: give --data",
+        "--time-limit is of --effort best": options.time_limit and options.effort != "best",
+        "--memory needs the cap: give --max-memory": options.memory and not options.max_memory,
+        "--max-memory needs the fields of the data: give --data": (
+            options.max_memory and not options.data
         ),
-        (
-            options.max_memory and (options.limits or options.efficiency or options.graphs),
-            "--max-memory chooses exact batches: leave --graphs and the limits out",
+        "--max-memory chooses exact batches: leave --graphs and the limits out": (
+            options.max_memory and (options.limits or options.efficiency or options.graphs)
         ),
-        (
-            options.knee and (exact or options.limits),
-            "--knee draws what varying numbers of graphs cost: give --graphs, or leave it out",
+        "--knee draws what varying numbers of graphs cost: give --graphs, or leave it out": (
+            options.knee and (exact or options.limits)
         ),
-        (
-            options.out and (options.limits or options.efficiency),
-            "--out writes a plan: give --batch-size or --graphs",
+        "--out writes a plan: give --batch-size or --graphs": (
+            options.out and (options.limits or options.efficiency)
         ),
-    ):
+    }
+    for message, refused in refusals.items():
         if refused:
             raise UsageError(message)
 
