@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 from staticgraph.cli.failures import USER_CODE
@@ -34,8 +33,7 @@ def load() -> None:
     collects = gc.isenabled()
     gc.disable()  # collections took a fifth of the import time
     try:
-        first = os.environ.get("RANK", "0") == "0"
-        with waiting("loading torch and PyG") if first else nullcontext():
+        with waiting("loading torch and PyG", os.environ.get("RANK", "0") == "0"):
             import torch_geometric.nn  # noqa: F401
     finally:
         if collects:

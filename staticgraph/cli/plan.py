@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -264,7 +263,7 @@ def _plan(
     best = options.effort == "best"
     begin = time.perf_counter()
     memory = _memory(options, source, opened)
-    with nullcontext() if best else waiting("choosing the shapes of batches"):
+    with waiting("choosing the shapes of batches", not best):
         plan = plan_buckets(
             source,
             options.batch_size,

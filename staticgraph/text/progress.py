@@ -163,11 +163,14 @@ class _Log:
 
 
 @contextmanager
-def waiting(text: str) -> Iterator[None]:
-    """Shows a text and the elapsed time while the block runs.
+def waiting(text: str, show: bool = True) -> Iterator[None]:
+    """Shows a text and the elapsed time while the block runs, unless ``show`` is False.
 
     Meant for work that does not report progress, such as a compiler's.
     """
+    if not show:
+        yield
+        return
     began, done, status = time.monotonic(), Event(), Status()
     every = 1.0 if on_terminal() else EVERY_S
 

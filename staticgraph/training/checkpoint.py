@@ -19,6 +19,7 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,10 @@ class Trained:
         model = model_of(config, _example(plan.schema, categories), outputs).to(device)
         convert(model, kernels=config.kernels == "on")
         load_weights(model, weights, config.model, folder)
-        return cls(model.eval(), plan, config, _task(folder), categories)
+        task = None
+        with suppress(OSError, *NOT_THERE):
+            task = str(json.loads((folder / REPORT).read_text())["task"])
+        return cls(model.eval(), plan, config, task, categories)
 
 
 def _example(schema: Schema, categories: Mapping[str, tuple[int, ...]]) -> GraphStore:
@@ -148,11 +152,3 @@ def _example(schema: Schema, categories: Mapping[str, tuple[int, ...]]) -> Graph
         for name, sizes in categories.items()
     }
     return replace(store, columns={**store.columns, **largest})
-
-
-def _task(folder: Path) -> str | None:
-    try:
-        values: Any = json.loads((folder / REPORT).read_text())
-        return str(values["task"])
-    except (OSError, *NOT_THERE):
-        return None

@@ -75,9 +75,9 @@ def _without_gain(val_losses: Sequence[float | None]) -> list[int]:
     return since[1:]
 
 
-def stands_still(val_losses: Sequence[float | None], epochs: int) -> bool:
-    """Whether the validation loss has not fallen for this many epochs."""
-    return _without_gain(val_losses)[-1:] >= [epochs]
+def stands_still(val_losses: Sequence[float | None], epochs: int | None) -> bool:
+    """Whether the validation loss has not fallen for this many epochs; never if None."""
+    return epochs is not None and _without_gain(val_losses)[-1:] >= [epochs]
 
 
 # Settings that may change when a run is resumed.

@@ -13,7 +13,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -241,7 +240,7 @@ class DataOptions:
         """
         from staticgraph import datasets
 
-        with waiting(f"opening {self.data}") if progress else nullcontext():
+        with waiting(f"opening {self.data}", progress):
             return datasets.open(
                 self.data, target=self.target, task=self.task, seed=seed, progress=progress
             )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from staticgraph.outofcore.disk.buffer import StateTime
-    from staticgraph.training.versus.report import SideReport, VersusReport
+    from staticgraph.training.versus.report import VersusReport
 
 # Okabe and Ito's palette, which is distinguishable with any colour vision.
 BLUE, ORANGE, GREEN, RED, PINK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
@@ -252,39 +252,31 @@ def draw_schedule(times: Sequence[StateTime], num_partitions: int) -> Figure:
 
 
 def draw_versus(report: VersusReport) -> Figure:
-    """Draws throughput and losses; at least one side ran."""
+    """Draws medians of throughput with whiskers from the 10th to the 90th percentile, and losses of
+    the first turn, from the same weights over the same batches; at least one side ran.
+
+    Each line of losses is thinner than the one below it, so that all show."""
     sides = [side for side in report.sides if side.ran]
     title = f"{report.model} on {report.data}, batches of {report.batch_size}, {report.device}"
     figure, (left, right) = panels((11, 3 + 0.4 * len(sides)), title, "RL")
-    _draw_rates(left, sides, report.winner)
-    _draw_losses(right, sides)
-    return figure
-
-
-def _draw_rates(axes: Axes, sides: Sequence[SideReport], winner: str) -> None:
-    """Draws the median of graphs per second, with whiskers from the 10th to the 90th percentile."""
     rates, low, high = np.array(
         [(side.graphs_per_s, side.graphs_per_s_low, side.graphs_per_s_high) for side in sides]
     ).T
     draw_bars(
-        axes, [side.name for side in sides], rates, [f"{rate:,.0f}" for rate in rates],
-        [GREEN if side.name == winner else BLUE for side in sides],
+        left, [side.name for side in sides], rates, [f"{rate:,.0f}" for rate in rates],
+        [GREEN if side.name == report.winner else BLUE for side in sides],
         xerr=np.maximum(0, [rates - low, high - rates]), capsize=3,
     )  # fmt: skip
-    axes.set_title(f"graphs per second, loading included; recommended: {winner}")
-
-
-def _draw_losses(axes: Axes, sides: Sequence[SideReport]) -> None:
-    """Draws the losses of the first turn, from the same weights over the same batches; each line is
-    thinner than the one below it, so that all show."""
+    left.set_title(f"graphs per second, loading included; recommended: {report.winner}")
     for place, side in enumerate(sides):
         steps, width = range(1, len(side.losses) + 1), 1.0 + 1.5 * (len(sides) - 1 - place)
-        axes.plot(steps, side.losses, ".-", linewidth=width, label=side.name)
-    low, high = axes.get_ylim()
+        right.plot(steps, side.losses, ".-", linewidth=width, label=side.name)
+    low, high = right.get_ylim()
     least = 0.01 * max(abs(low), abs(high))  # rounding is no difference to look at
-    axes.set(xlabel="step", ylabel="loss", ylim=(min(low, high - least), max(high, low + least)))
-    axes.legend()
-    axes.set_title("losses of the first turn")
+    right.set(xlabel="step", ylabel="loss", ylim=(min(low, high - least), max(high, low + least)))
+    right.legend()
+    right.set_title("losses of the first turn")
+    return figure
 
 
 # ---------------------------------------------------------------------- a plan

@@ -197,7 +197,7 @@ class Training:
             config.store, self.store, self.device, kernels
         )
         choosing = self.progress and state is None
-        with waiting("choosing the shapes of batches") if choosing else nullcontext():
+        with waiting("choosing the shapes of batches", choosing):
             self.plan: BucketPlan = (
                 plan_buckets(self.store, config.batch_size, indices=self.store.splits["train"])
                 if state is None
@@ -297,8 +297,7 @@ class Training:
     @property
     def _stands_still(self) -> bool:
         """Whether the validation loss no longer falls, so that the run stops early."""
-        patience = self.config.early_stop
-        return patience is not None and stands_still(self.history.val_losses, patience)
+        return stands_still(self.history.val_losses, self.config.early_stop)
 
     def _set_rate(self, step: int) -> None:
         """Sets the learning rate of a step, counted from 0."""

@@ -190,9 +190,15 @@ def compare(
         graphs = sum(map(len, course))
         for side in ran:
             first_s, turn_s = (np.array(times[each.name]) for each in (ran[0], side))
-            _fill_in(side, graphs / turn_s, first_s / turn_s, float(np.median(turn_s)))
+            report, rounds = side.report, [graphs / turn_s, first_s / turn_s]
+            rate, ratio = np.percentile(rounds, [50, 10, 90], axis=1).T.tolist()
+            report.graphs_per_s, report.graphs_per_s_low, report.graphs_per_s_high = rate
+            report.ratio, report.ratio_low, report.ratio_high = ratio
+            report.turns, report.filling = len(turn_s), side.filling()
+            slow_s = CRAWL * side.one_thread_s * len(course)
+            report.crawls = 0 < slow_s < float(np.median(turn_s))
             if side is not ran[0] and not random:
-                side.report.losses_apart = losses_apart(ran[0].report.losses, side.report.losses)
+                report.losses_apart = losses_apart(ran[0].report.losses, report.losses)
         alike = {s.name: times[s.name] for s in ran if s.report.equal is not False}
         won = choose(0, "step", alike) if alike else None
         first = ran[0].name if ran else ""
@@ -223,17 +229,6 @@ def _length(setting: VersusSetting, left: Sequence[Side], left_s: float) -> int:
     workers_s = sum(side.batch_s for side in left if side.name == "PyG") * 2 * len(WORKERS)
     batches = int(left_s / max(1e-9, PLANNED_ROUNDS * round_s + workers_s))
     return max(1, min(MOST_BATCHES, len(setting.train_ids) // setting.batch_size, batches))
-
-
-def _fill_in(side: Side, rates: np.ndarray, ratios: np.ndarray, turn_s: float) -> None:
-    """Completes the report of a side that took its turns, from its graphs per second and its ratios
-    in each turn ``[turns]``, and the median of their seconds."""
-    report = side.report
-    quantiles = (np.percentile(each, [50, 10, 90]).tolist() for each in (rates, ratios))
-    report.graphs_per_s, report.graphs_per_s_low, report.graphs_per_s_high = next(quantiles)
-    report.ratio, report.ratio_low, report.ratio_high = next(quantiles)
-    report.turns, report.filling = len(rates), side.filling()
-    report.crawls = 0 < CRAWL * side.one_thread_s * len(side.course) < turn_s
 
 
 def _obstacles(setting: VersusSetting, sides: Sequence[Side]) -> tuple[Obstacle, ...]:

@@ -29,7 +29,6 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.allocator import Allocator, CudaAllocator, ProfilerAllocator
 from staticgraph.probing.fake_tensors import distinct_bytes, state_bytes
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.schema import Schema
 from staticgraph.steps.compilation.modes import MODES
 from staticgraph.steps.computation.model_call import Forward, forward_of
 from staticgraph.steps.computation.model_setup import Subject
@@ -86,22 +85,17 @@ class VersusSetting:
         return [batch.ids.tolist() for batch in islice(batcher.epoch(0), batches)]
 
 
-def fields_with_gaps(schema: Schema) -> tuple[str, ...]:
-    """The floating-point fields with missing values."""
-    return tuple(f.name for f in schema if f.has_nan and f.dtype.startswith("float"))
-
-
 def plain_mean(loss: Loss, out: Any, data: PlainBatch, gaps: Sequence[str]) -> Tensor:
-    """The mean of a loss over an unpadded batch, 0-dim; entries of the fields ``gaps`` that are
-    missing are left out of it and of its gradient."""
+    """The mean of a loss over an unpadded batch, 0-dim; entries of the floating-point fields
+    ``gaps`` that are missing are left out of it and of its gradient."""
     if not gaps:
         whole: Any = data
         return LossTerms.of(loss(out, whole)).mean()
-    labels, rows = {name: data[name] for name in gaps}, ReadBatch(data)
+    rows: Any = ReadBatch(data)
+    labels = {name: data[name] for name in gaps}
     for name, label in labels.items():
         data[name] = torch.where(torch.isnan(label), 0, label)
-    read: Any = rows
-    values, weights, added = LossTerms.of(loss(out, read))
+    values, weights, added = LossTerms.of(loss(out, rows))
     labelled = torch.ones_like(values, dtype=torch.bool)
     for name, label in labels.items():
         data[name] = label
@@ -251,7 +245,8 @@ class PlainSide(Side):
     def __init__(self, setting: VersusSetting, name: str = "PyG", workers: int = 0) -> None:
         super().__init__(setting, name)
         self.workers: int = workers
-        self._gaps = fields_with_gaps(setting.store.schema)
+        schema = setting.store.schema
+        self._gaps = [f.name for f in schema if f.has_nan and f.dtype.startswith("float")]
 
     def prepare(self) -> None:
         """Makes the model."""
