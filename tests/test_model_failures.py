@@ -11,7 +11,7 @@ from support.command import refusal, status_of, write_module
 from support.examples import EXAMPLES
 
 from staticgraph import cli
-from staticgraph.cli.failures import TRACEBACK
+from staticgraph.cli.refusals import TRACEBACK
 
 MODELS = """
 import torch

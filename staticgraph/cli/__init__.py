@@ -28,8 +28,7 @@ from cyclopts.argument import Argument
 from cyclopts.group import sort_groups
 
 from staticgraph import __version__
-from staticgraph.cli import failures
-from staticgraph.cli.loading import OPTIONS_SET, UsageError
+from staticgraph.cli.refusals import OPTIONS_SET, USER_CODE, UsageError, message_of
 from staticgraph.errors import Diverged
 from staticgraph.text.how_many import or_nearest
 
@@ -144,7 +143,7 @@ def _run(words: list[str]) -> int:
     if command == "":
         choices = f"give one of {', '.join(COMMANDS)}{or_nearest(words[0], COMMANDS)}"
         _refuse(program, f"{words[0]!r}: {choices}")
-    failures.USER_CODE.clear()
+    USER_CODE.clear()
     try:
         run, bound, _ = make_app(command).parse_args(
             _with_implied(command, words[1:]), print_error=False, exit_on_error=False
@@ -160,7 +159,7 @@ def _run(words: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        text = failures.message_of(error)
+        text = message_of(error)
         if text is None:
             raise
         print(f"{program}: {text}", file=sys.stderr)

@@ -6,7 +6,7 @@ import datetime
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-from staticgraph.cli.loading import require_names
+from staticgraph.cli.refusals import require_names
 from staticgraph.files.document import to_json
 from staticgraph.text.progress import waiting
 from staticgraph.text.table import table

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import require_names
+from staticgraph.cli.refusals import require_names
 from staticgraph.files.document import to_json
 from staticgraph.text.progress import waiting
 from staticgraph.training.options import (

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from staticgraph.cli.loading import UsageError, require_graph, require_names
+from staticgraph.cli.refusals import UsageError, require_graph, require_names
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Status

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import UsageError, require_names
 from staticgraph.cli.probe import MeasuredStep, ProbeOptions, measure
+from staticgraph.cli.refusals import UsageError, require_names
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import waiting

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from staticgraph.cli.loading import require_trained
+from staticgraph.cli.refusals import require_trained
 from staticgraph.errors import BadGraph
 from staticgraph.files import atomic
 from staticgraph.files.document import to_json

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import UsageError, require_names
+from staticgraph.cli.refusals import UsageError, require_names
 from staticgraph.files.document import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import waiting

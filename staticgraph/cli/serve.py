@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from staticgraph.cli import FAILED
-from staticgraph.cli.loading import OPTIONS_SET, UsageError, load, require_trained
+from staticgraph.cli.refusals import OPTIONS_SET, UsageError, load, require_trained
 from staticgraph.errors import MissingPackage
 from staticgraph.training.options import (
     BYTES,

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from staticgraph.cli import DIVERGED, INTERRUPTED
-from staticgraph.cli.loading import OPTIONS_SET, UsageError, check_mode, require_code, require_names
+from staticgraph.cli.refusals import (
+    OPTIONS_SET,
+    UsageError,
+    check_mode,
+    require_code,
+    require_names,
+)
 from staticgraph.errors import Diverged
 from staticgraph.files.document import to_json
 from staticgraph.training.config import TrainConfig, named_in, require_free, require_run

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from staticgraph.cli.loading import UsageError, require_graph
+from staticgraph.cli.refusals import UsageError, require_graph
 from staticgraph.errors import Diverged
 from staticgraph.files.document import save_json, to_json
 from staticgraph.text.how_many import how_many

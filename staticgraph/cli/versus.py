@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from staticgraph.cli.loading import require_names
+from staticgraph.cli.refusals import require_names
 from staticgraph.files.document import to_json
 from staticgraph.training.options import (
     NAMES,
