@@ -220,8 +220,8 @@ def test_a_run_is_not_overwritten_unasked(config, run):
 def test_checkpoints_are_checked(tmp_path, uninterrupted):
     with pytest.raises(FileNotFoundError, match="there is no run to resume: leave --resume out"):
         train.resume(tmp_path)
-    whole = (uninterrupted / checkpoint.FILE).read_bytes()
-    (tmp_path / checkpoint.FILE).write_bytes(whole[: len(whole) // 2])
+    whole = (uninterrupted / checkpoint.CHECKPOINT).read_bytes()
+    (tmp_path / checkpoint.CHECKPOINT).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(
         CheckpointCorrupt, match=r"checkpoint\.pt cannot be read .*train --overwrite"
     ):
@@ -233,7 +233,7 @@ def test_checkpoints_are_checked(tmp_path, uninterrupted):
 
 def test_any_changed_byte_of_a_checkpoint_is_refused(tmp_path):
     checkpoint.save(tmp_path, model={"w": torch.arange(40.0)}, steps=[(0, 1, 2)], plan={"a": "b"})
-    path = tmp_path / checkpoint.FILE
+    path = tmp_path / checkpoint.CHECKPOINT
     whole = path.read_bytes()
     before = checkpoint.load(tmp_path)
     assert torch.equal(before["model"]["w"], torch.arange(40.0))

@@ -37,8 +37,7 @@ from staticgraph.runner.export_manifest import categories_of
 from staticgraph.schema import Schema
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.training.build_run import load_weights, model_of
-from staticgraph.training.config import CHECKPOINT as FILE
-from staticgraph.training.config import REPORT, TrainConfig, require_run
+from staticgraph.training.config import CHECKPOINT, REPORT, TrainConfig, require_run
 
 FORMAT = "staticgraph.checkpoint"
 # 2: a digest after the contents, which include the digest of the data.
@@ -56,7 +55,7 @@ def save(folder: Path, **state: Any) -> None:
     archive = io.BytesIO()
     torch.save(content, archive)
     written = archive.getvalue()
-    atomic.write_bytes(folder / FILE, written + TRAILER + _digest(written))
+    atomic.write_bytes(folder / CHECKPOINT, written + TRAILER + _digest(written))
 
 
 def load(folder: Path) -> dict[str, Any]:
@@ -67,7 +66,7 @@ def load(folder: Path) -> dict[str, Any]:
         CheckpointCorrupt: the file is truncated, modified, or of another format or version.
     """
     require_run(folder)
-    path = folder / FILE
+    path = folder / CHECKPOINT
     whole = path.read_bytes()
     archive = whole[:-LAST]
     if whole[-LAST:] != TRAILER + _digest(archive):
@@ -130,7 +129,7 @@ class Trained:
                 raise KeyError("schema")
         except NOT_THERE as error:
             raise CheckpointCorrupt(
-                f"{folder / FILE} is not of a run that this version reads ({error})"
+                f"{folder / CHECKPOINT} is not of a run that this version reads ({error})"
             ) from error
         categories = categories_of(weights, plan.schema)
         outputs = 1 if is_spec(config.model) else len(weights["head.2.bias"])

@@ -286,17 +286,45 @@ def draw_plan(
     histogram: SizeHistogram,
     limits: EfficiencyMap,
     result: Packing | BucketPlan,
-    filling: np.ndarray | None = None,
+    filling: Any = None,
 ) -> Figure:
-    """Draws sizes and buckets, efficiency over limits, and the filling of packs ``[packs, 2]``,
-    which a packing has itself."""
+    """Draws one dot per size, with a line at the largest graph of each bucket; the harmonic mean of
+    the efficiencies over limits, with the best one marked; and how full the packs are, the fullest
+    first: ``filling`` is that of each batch of a plan, ``[packs, 2]``."""
+    figure, (sizes, over_limits, packs) = panels((16, 4.8), "", "SMF")
+    order = np.argsort(histogram.counts)  # the frequent sizes on top
+    nodes, edges = histogram.sizes[order, 0], histogram.sizes[order, 1]
+    dots = sizes.scatter(nodes, edges, s=9, c=histogram.counts[order], norm="log")
+    figure.colorbar(dots, ax=sizes, label="graphs of this size")
+    sizes.set(xlabel="nodes of a graph", ylabel="edges of a graph")
+    sizes.set_title(f"{how_many(histogram.num_graphs, 'graph')} of {how_many(len(nodes), 'size')}")
+    mesh = over_limits.pcolormesh(
+        limits.edges, limits.nodes, 100 * limits.harmonic, shading="nearest"
+    )
+    figure.colorbar(mesh, ax=over_limits, label="harmonic mean of the efficiencies, %")
+    most_nodes, most_edges, best = limits.best
+    over_limits.plot(most_edges, most_nodes, "o", color=RED, fillstyle="none", markersize=12)
+    over_limits.set(xlabel="limit on edges", ylabel="limit on nodes")
+    over_limits.set_title(f"limits of a pack: best ({most_nodes}, {most_edges}) with {best:.2%}")
     if isinstance(result, Packing):
+        most_nodes, most_edges = result.limits[:2]
+        if most_nodes <= limits.nodes[-1] and most_edges <= limits.edges[-1]:
+            over_limits.plot(most_edges, most_nodes, "P", color="white", markersize=9)
         shares = result.loads[:, :2] / np.maximum(1, result.limits[:2])
         filling = np.repeat(shares, result.counts, 0)
-    figure, (left, middle, right) = panels((16, 4.8), "", "SMF")
-    _draw_sizes(left, histogram, result)
-    _draw_map(middle, limits, result)
-    _draw_pack_filling(right, filling)
+    else:
+        for number, capacity in enumerate(result.capacities):
+            label = f"bucket {number}: {capacity.nodes:,} nodes, {capacity.edges:,} edges, "
+            label += how_many(capacity.graphs, "graph")
+            sizes.axvline(capacity.max_graph_nodes, color=f"C{number + 1}", label=label)
+        sizes.legend()
+    share = 100 * np.arange(1, len(filling) + 1) / len(filling)
+    for values, name in zip(filling.T, ("nodes", "edges"), strict=True):
+        label = f"{name}: {values.mean():.2%} on average"
+        packs.plot(share, 100 * np.sort(values)[::-1], color=COLORS[name], label=label)
+    packs.set(xlabel="packs, the fullest first, %", ylabel="real over physical rows, %")
+    packs.set_title(f"filling of {how_many(len(filling), 'pack')}")
+    packs.legend(loc="lower left")
     return figure
 
 
@@ -312,43 +340,3 @@ def draw_costs(name: str, choices: list[SeveralChoice]) -> Figure:
     axes.locator_params(axis="x", integer=True)
     axes.legend()
     return figure
-
-
-def _draw_sizes(axes: Axes, histogram: SizeHistogram, result: Packing | BucketPlan) -> None:
-    """Draws one dot per size, with a line at the largest graph of each bucket."""
-    order = np.argsort(histogram.counts)  # the frequent sizes on top
-    nodes, edges = histogram.sizes[order, 0], histogram.sizes[order, 1]
-    dots = axes.scatter(nodes, edges, s=9, c=histogram.counts[order], norm="log")
-    axes.figure.colorbar(dots, ax=axes, label="graphs of this size")
-    axes.set(xlabel="nodes of a graph", ylabel="edges of a graph")
-    axes.set_title(f"{how_many(histogram.num_graphs, 'graph')} of {how_many(len(nodes), 'size')}")
-    for number, capacity in enumerate(getattr(result, "capacities", ())):
-        label = f"bucket {number}: {capacity.nodes:,} nodes, {capacity.edges:,} edges, "
-        label += how_many(capacity.graphs, "graph")
-        axes.axvline(capacity.max_graph_nodes, color=f"C{number + 1}", label=label)
-        axes.legend()
-
-
-def _draw_map(axes: Axes, limits: EfficiencyMap, result: Packing | BucketPlan) -> None:
-    """Draws the harmonic mean of the efficiencies over limits, with the best one marked."""
-    mesh = axes.pcolormesh(limits.edges, limits.nodes, 100 * limits.harmonic, shading="nearest")
-    axes.figure.colorbar(mesh, ax=axes, label="harmonic mean of the efficiencies, %")
-    nodes, edges, value = limits.best
-    axes.plot(edges, nodes, "o", color=RED, fillstyle="none", markersize=12)
-    if isinstance(result, Packing):
-        most_nodes, most_edges = result.limits[:2]
-        if most_nodes <= limits.nodes[-1] and most_edges <= limits.edges[-1]:
-            axes.plot(most_edges, most_nodes, "P", color="white", markersize=9)
-    axes.set(xlabel="limit on edges", ylabel="limit on nodes")
-    axes.set_title(f"limits of a pack: best ({nodes}, {edges}) with {value:.2%}")
-
-
-def _draw_pack_filling(axes: Axes, fills: Any) -> None:
-    """Draws how full the packs are, ``[packs, 2]``, the fullest first."""
-    share = 100 * np.arange(1, len(fills) + 1) / len(fills)
-    for values, name in zip(fills.T, ("nodes", "edges"), strict=True):
-        label = f"{name}: {values.mean():.2%} on average"
-        axes.plot(share, 100 * np.sort(values)[::-1], color=COLORS[name], label=label)
-    axes.set(xlabel="packs, the fullest first, %", ylabel="real over physical rows, %")
-    axes.set_title(f"filling of {how_many(len(fills), 'pack')}")
-    axes.legend(loc="lower left")

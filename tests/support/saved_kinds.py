@@ -46,7 +46,7 @@ class Plan:
 
 
 class Checkpoint:
-    name = checkpoint.FILE
+    name = checkpoint.CHECKPOINT
 
     @staticmethod
     def write(path: Path, number: int) -> None:
