@@ -131,16 +131,15 @@ def open_step(options: ModelOptions, seed: int = 0) -> tuple[GraphStore, Loss, M
     build = prepare_model(options, seed)
     loss = named_loss(options.loss) if options.loss else None
     store = options.open(seed)
-    outputs = 1
-    if loss is None:
-        try:
-            loss = task_of(store, options.task)
-        except BadGraph as error:
-            raise BadGraph(
-                f"{error}; or give --loss MODULE:NAME, which is loss(out, batch), one value per row"
-            ) from None
-        outputs = loss.num_outputs
-    return store, loss, build(store, outputs)
+    try:
+        task = task_of(store, options.task)
+    except BadGraph as error:
+        if loss is not None:
+            return store, loss, build(store, 1)
+        raise BadGraph(
+            f"{error}; or give --loss MODULE:NAME, which is loss(out, batch), one value per row"
+        ) from None
+    return store, loss or task, build(store, task.num_outputs)
 
 
 def mode_of(config: TrainConfig) -> str | Auto:
