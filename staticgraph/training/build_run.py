@@ -95,51 +95,42 @@ def model_of(config: ModelOptions, store: GraphStore, num_outputs: int) -> Modul
     return models.build(config.model, store, num_outputs=num_outputs, **sizes)
 
 
-def prepare_model(options: ModelOptions, seed: int) -> Callable[[GraphStore, int], Module]:
-    """Returns a function that gives the model for a store and a number of outputs, with the seed's
-    weights. One that takes no data is built now, so that what is wrong with it shows before data is
-    read.
+def open_step(
+    options: ModelOptions, seed: int = 0, open_data: Callable[[], GraphStore] | None = None
+) -> tuple[GraphStore, Loss, Module]:
+    """Opens the data that the options name, and builds its loss and its model, with the seed's
+    weights. A model that takes no data is built first, so that what is wrong with it shows before
+    data is read.
 
-    Raises:
-        ValueError: also by the function: as for :func:`model_of`, or the model has no trainable
-            parameters.
-    """
-    torch.manual_seed(seed)
-    early = built_without_data(options.model)
-    if early is not None:
-        require_trainable(early, options.model)
-
-    def build(store: GraphStore, num_outputs: int) -> Module:
-        """Returns the model that was built already, or builds it from the data."""
-        if early is not None:
-            return early
-        torch.manual_seed(seed)
-        model = model_of(options, store, num_outputs)
-        require_trainable(model, options.model)
-        return model
-
-    return build
-
-
-def open_step(options: ModelOptions, seed: int = 0) -> tuple[GraphStore, Loss, Module]:
-    """Opens the data that the options name, and builds its loss and its model.
+    Args:
+        options: the names.
+        seed: of the weights, and of a random split.
+        open_data: opens the data; as the options do if None.
 
     Raises:
         BadGraph: no loss was given, and the data has no target that defines a task.
-        ValueError: a model of the zoo cannot take the graphs, or the model or the loss is invalid.
+        ValueError: a model of the zoo cannot take the graphs, the model has no trainable
+            parameters, or the model or the loss is invalid.
     """
-    build = prepare_model(options, seed)
-    loss = named_loss(options.loss) if options.loss else None
-    store = options.open(seed)
+    loss: Loss | None = named_loss(options.loss) if options.loss else None
+    torch.manual_seed(seed)
+    model, outputs = built_without_data(options.model), 1
+    if model is not None:
+        require_trainable(model, options.model)
+    store = options.open(seed) if open_data is None else open_data()
     try:
         task = task_of(store, options.task)
+        loss, outputs = loss or task, task.num_outputs
     except BadGraph as error:
-        if loss is not None:
-            return store, loss, build(store, 1)
-        raise BadGraph(
-            f"{error}; or give --loss MODULE:NAME, which is loss(out, batch), one value per row"
-        ) from None
-    return store, loss or task, build(store, task.num_outputs)
+        if loss is None:
+            raise BadGraph(
+                f"{error}; or give --loss MODULE:NAME, which is loss(out, batch), one value per row"
+            ) from None
+    if model is None:
+        torch.manual_seed(seed)
+        model = model_of(options, store, outputs)
+        require_trainable(model, options.model)
+    return store, loss, model
 
 
 def mode_of(config: TrainConfig) -> str | Auto:

@@ -35,7 +35,6 @@ from staticgraph.recording.recording_keys import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.compilation.modes import resolve
 from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.store.random_states import kept_random_states
@@ -48,7 +47,7 @@ from staticgraph.training.build_run import (
     digest_of,
     load_weights,
     mode_of,
-    prepare_model,
+    open_step,
     source_of,
 )
 from staticgraph.training.config import (
@@ -72,7 +71,7 @@ from staticgraph.training.report import (
     task_words,
     write_steps,
 )
-from staticgraph.training.tasks import Evaluation, Task, evaluate, named_loss, task_of
+from staticgraph.training.tasks import Evaluation, Task, evaluate, task_of
 
 # Steps that warm caches and allocators, and steps that are timed.
 WARM, TIMED = 4, 16
@@ -143,7 +142,6 @@ class Training:
     Attributes:
         data: the digest of the data.
         source: the source of batches: the store, or its copy on the device.
-        loss: the loss that the settings name, in place of the task's; None if they name none.
         workers: the threads that fill batches; None until their number is determined.
 
     Raises:
@@ -169,21 +167,9 @@ class Training:
         self.device: torch.device = device_of(config.device, ranks)
         # Before half a minute of compiling and reading.
         resolve(config.compile_mode, self.device.type, config.allow_cpu)
-        self.loss: Loss | None = None if config.loss is None else named_loss(config.loss)
-        build = prepare_model(config, config.seed)
-        open_data = partial(config.open, config.seed, self.progress)
-        # Leaves the random states as they were after building the model.
-        with kept_random_states():  # rank 0 downloads files, which the others then read
-            self.store: GraphStore = first_alone(ranks, open_data) or open_data()
-        self.data: str = digest_of(self.store)
-        if state is not None and state["data"] != self.data:
-            raise ValueError(
-                f"the run in {self.folder} was begun with other data: {config.data} has other "
-                f"features, labels, edges or splits now (digest {self.data}, was "
-                f"{state['data']}); put the data back, or begin another run"
-            )
-        self.task: Task = task_of(self.store, config.task)
-        model = build(self.store, self.task.num_outputs).to(self.device)
+        self.store: GraphStore
+        self.store, loss, model = open_step(config, config.seed, self._open_data)
+        model = model.to(self.device)
         ranks.check_alike({"the data": self.data})
         if ranks.world_size > 1:
             model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -205,7 +191,7 @@ class Training:
             )
         subject = Subject(
             model,
-            loss=self.task if self.loss is None else self.loss,
+            loss=loss,
             optimizer=self.optimizer,
             autocast=None if config.autocast is None else getattr(torch, config.autocast),
             clip_norm=config.clip_norm,
@@ -234,6 +220,23 @@ class Training:
         self._not_finite: tuple[int, ...] = ()
         # On purpose, such as a mask or the least loss so far.
         self._infinite: set[str] = not_finite(model)
+
+    def _open_data(self) -> GraphStore:
+        """Opens the data, which must be that of the checkpoint and have a target; leaves the random
+        states as they were after building a model."""
+        config, state = self.config, self.state
+        open_data = partial(config.open, config.seed, self.progress)
+        with kept_random_states():  # rank 0 downloads files, which the others then read
+            store = first_alone(self.ranks, open_data) or open_data()
+        self.data: str = digest_of(store)
+        if state is not None and state["data"] != self.data:
+            raise ValueError(
+                f"the run in {self.folder} was begun with other data: {config.data} has other "
+                f"features, labels, edges or splits now (digest {self.data}, was "
+                f"{state['data']}); put the data back, or begin another run"
+            )
+        self.task: Task = task_of(store, config.task)
+        return store
 
     def _load(self, split: str) -> StaticLoader:
         """A loader of a split; ``train`` is shuffled, with exact batch sizes."""
@@ -420,7 +423,7 @@ class Training:
         """The loss and the metric of a split; both None if it is empty."""
         if not len(self.store.splits.get(split, ())):
             return Evaluation(None, None)
-        own_loss = self.loss is not None
+        own_loss = self.config.loss is not None
         return evaluate(self.runner, self._load(split), self.task, self.ranks, own_loss)
 
     # ------------------------------------------------------------------ saving
