@@ -22,7 +22,7 @@ SIZES = {
     "staticgraph/atoms": (6, 5039),  # neighbours found in a step, streams, searches fitted to data
     "staticgraph/batches": (29, 20670),  # namespaces in a trace, padding rows that share graphs
     "staticgraph/checking": (13, 15183),  # what differs in float32 alone, looked at in float64
-    "staticgraph/cli": (18, 11313),  # memory of other data is refused
+    "staticgraph/cli": (15, 10665),  # memory of other data is refused
     "staticgraph/datasets": (10, 6657),  # convert refuses before it converts
     "staticgraph/distributed": (5, 3297),  # ranks agree on a capacity
     "staticgraph/dryrun": (16, 9775),  # the assembler of torch's CUDA builds
