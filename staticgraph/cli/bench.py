@@ -55,6 +55,7 @@ def run(
 
     from staticgraph import models
     from staticgraph.dryrun import baseline
+    from staticgraph.dryrun.operations import PARTS
     from staticgraph.errors import DryRunUnavailable
     from staticgraph.plans.choose_capacities import plan_buckets
     from staticgraph.training.tasks import task_of
@@ -92,25 +93,21 @@ def run(
         return
     precision = f", {autocast}" if autocast else ""
     print(f"{title}, batch {batch_size}{precision}, {plan.capacities[0]}: one training step")
-    print(_table(columns))
+    rows: list[list[Any]] = [[part, *(column.parts[part] for column in columns)] for part in PARTS]
+    rows.append(["step", *(column.step for column in columns)])
+    stock = next((column.step for column in columns if column.name == baseline.STOCK), None)
+    if stock:
+        rows.append([f"of {baseline.STOCK}", *(f"{c.step / stock:.2f}" for c in columns)])
+    print(table(["", *(f"{column.name}, {column.unit}" for column in columns)], rows))
     print("operations: dispatched in eager mode, views and allocations left out")
     if label:
         print(f"launches: {label}")
-    if operators:
-        _print_operators(counts)
-
-
-def _table(columns: list[Any]) -> str:
-    """The table: one row per phase, one column per way, and shares of the compiled stock step."""
-    from staticgraph.dryrun.baseline import STOCK
-    from staticgraph.dryrun.operations import PARTS
-
-    rows: list[list[Any]] = [[part, *(column.parts[part] for column in columns)] for part in PARTS]
-    rows.append(["step", *(column.step for column in columns)])
-    stock = next((column.step for column in columns if column.name == STOCK), None)
-    if stock:
-        rows.append([f"of {STOCK}", *(f"{column.step / stock:.2f}" for column in columns)])
-    return table(["", *(f"{column.name}, {column.unit}" for column in columns)], rows)
+    for way, counted in counts.items() if operators else ():
+        lines = [
+            [operator, *(counted.counts[part][operator] for part in PARTS)]
+            for operator in sorted({key for c in counted.counts.values() for key in c})
+        ]
+        print(f"\n{way}\n{table(['operator', *PARTS], lines)}")
 
 
 def _document(setting: dict[str, Any], columns: list[Any], counts: dict[str, Any]) -> dict:
@@ -126,15 +123,3 @@ def _document(setting: dict[str, Any], columns: list[Any], counts: dict[str, Any
         document[way]["host_reads"] = counted.host_reads
     today = datetime.date.today().isoformat()
     return {**document, "setting": {**setting, "versions": versions(STEPS), "date": today}}
-
-
-def _print_operators(counts: dict[str, Any]) -> None:
-    from staticgraph.dryrun.operations import PARTS
-
-    for way, counted in counts.items():
-        print(f"\n{way}")
-        lines = [
-            [operator, *(counted.counts[part][operator] for part in PARTS)]
-            for operator in sorted({key for c in counted.counts.values() for key in c})
-        ]
-        print(table(["operator", *PARTS], lines))
