@@ -120,7 +120,7 @@ def open_step(
     store = options.open(seed) if open_data is None else open_data()
     try:
         task = task_of(store, options.task)
-        loss, outputs = loss or task, task.num_outputs
+        loss, outputs = task if loss is None else loss, task.num_outputs
     except BadGraph as error:
         if loss is None:
             raise BadGraph(

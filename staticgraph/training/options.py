@@ -145,10 +145,12 @@ def read_fanouts(text: str) -> tuple[int, ...]:
 
 
 # Any text that is not blank and has no null character.
-read_words = words(r"(?s)(?=.*\S)[^\0]+", "give a name or a path")
-read_device = words(r"auto|cpu|cuda(:\d{1,3})?", "give cpu, cuda, cuda:1 (the second), or auto")
+read_words: Callable[[str], str] = words(r"(?s)(?=.*\S)[^\0]+", "give a name or a path")
+read_device: Callable[[str], str] = words(
+    r"auto|cpu|cuda(:\d{1,3})?", "give cpu, cuda, cuda:1 (the second), or auto"
+)
 # A model of the zoo, or ``module:name`` of a function that builds one.
-read_model = words(
+read_model: Callable[[str], str] = words(
     r"[^\s:\0]+:[^\s:\0]+",
     f"give one of {', '.join(MODELS)}, or MODULE:NAME, such as mymodule:build, for your own model",
     MODELS,
