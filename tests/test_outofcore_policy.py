@@ -78,13 +78,15 @@ def test_comet_is_an_epoch_of_grouped_moves(logical, group, fitting, seed):
 
 
 def test_comet_gives_a_cell_to_every_state_that_holds_it_alike():
-    draws, chosen = 2000, Counter()
+    draws, chosen, apart = 2000, Counter(), 0
     generator = rng(3)
     for _ in range(draws):
         schedule = Comet(4, 4).epoch(8, generator)
         holding = [n for n, s in enumerate(schedule.states) if {0, 1} <= set(s.partitions)]
         used = next(n for n, s in enumerate(schedule.states) if (0, 1) in s.cells)
         chosen[(len(holding), holding.index(used))] += 1
+        apart += any((0 in s.partitions) != (1 in s.partitions) for s in schedule.states)
+    assert apart, "every epoch groups the partitions anew"
     for count in {held for held, _ in chosen}:
         found = [chosen[(count, place)] for place in range(count)]
         expected = sum(found) / count
