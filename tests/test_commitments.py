@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -141,7 +142,8 @@ class TestStepsFromIds:
     """Each bucket's second recording has gradients of its own, which count."""
 
     def test_they_are_committed_before_anything_is_recorded(self, esol, memory, recorded_floor):
-        wanted = recorded_floor + 2 * breakdown(memory).lines["gradients"]
+        gradients = 2 * breakdown(memory).lines["gradients"]
+        wanted = recorded_floor + gradients
         runner = made(esol, sg.MemoryBudget(wanted), memory, **RECORDED)
         runner.warmup(esol.to("cpu"))
         assert runner.stats().bytes_committed == wanted
@@ -151,9 +153,7 @@ class TestStepsFromIds:
             tight.warmup(esol.to("cpu"))
         assert caught.value.floor_bytes == wanted
         assert tight.steps.recorded is None
-        both = (
-            wanted + 2 * breakdown(memory).lines["gradients"]
-        )  # those of recorded forwards come on top
+        both = wanted + gradients  # those of recorded forwards come on top
         tight = made(esol, sg.MemoryBudget(both - 1), memory, **RECORDED)
         with pytest.raises(sg.BudgetExceeded, match="gradients of forwards with a back") as caught:
             tight.warmup(esol.to("cpu"), phases=("step", "forward"))
@@ -168,16 +168,16 @@ class TestStepsFromIds:
     def test_what_was_taken_holds_a_buckets_own(self, esol, memory, recorded_floor):
         """A bucket's own gradients that a measured peak includes are not counted a second time."""
         own = breakdown(memory).lines["gradients"]
-        for spare, fits in ((0, True), (-1, False)):
+        for over, expected in (
+            (0, nullcontext()),
+            (1, pytest.raises(sg.BudgetExceeded, match="measured")),
+        ):
             runner = made(esol, sg.MemoryBudget(2 * recorded_floor), memory, **RECORDED)
             entries = {n: b for n, b in runner.stats().entries if n != "gradients"}
-            taken = 2 * recorded_floor - sum(entries.values()) - own - spare
+            taken = 2 * recorded_floor - sum(entries.values()) - own + over
             runner.preparation.commitments.allocator = GivenAllocator(peak=taken)
-            if fits:
+            with expected:
                 runner.warmup(esol.to("cpu"))
-            else:
-                with pytest.raises(sg.BudgetExceeded, match="measured"):
-                    runner.warmup(esol.to("cpu"))
 
 
 class TestGradientsOfEachRecording:

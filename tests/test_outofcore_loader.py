@@ -56,6 +56,7 @@ LABELS = np.arange(N) % 7
 def test_a_state_sees_exactly_the_edges_between_resident_nodes(graph, policy, direction):
     states = PartitionBuffer(graph, direction)
     schedule = policy.epoch(6, tuple(range(6)), np.random.default_rng(1))
+    before = graph.feature_file.reads
     for resident, state in zip(states.run(schedule), schedule.states, strict=True):
         here = resident.node_of >= 0
         original = graph.node_ids[resident.node_of[here]]
@@ -74,6 +75,7 @@ def test_a_state_sees_exactly_the_edges_between_resident_nodes(graph, policy, di
             found = [graph.node_ids[resident.node_of[rows]] for rows in (indices, own)]
             expected = EDGES[[near, far]][:, inside]
             assert sorted(zip(*map(list, found), strict=True)) == sorted(map(tuple, expected.T))
+    assert graph.feature_file.reads - before == schedule.reads
     states.close()
 
 

@@ -86,7 +86,7 @@ def test_comet_gives_a_cell_to_every_state_that_holds_it_alike():
         used = next(n for n, s in enumerate(schedule.states) if (0, 1) in s.cells)
         chosen[(len(holding), holding.index(used))] += 1
         apart += any((0 in s.partitions) != (1 in s.partitions) for s in schedule.states)
-    assert apart, "every epoch groups the partitions anew"
+    assert apart  # every epoch groups the partitions anew
     for count in {held for held, _ in chosen}:
         found = [chosen[(count, place)] for place in range(count)]
         expected = sum(found) / count

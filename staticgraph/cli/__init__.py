@@ -1,8 +1,8 @@
 """The command line: ``staticgraph plan | train | report`` and more.
 
-A command is a function. Its keywords, and the fields of the
-dataclasses it takes, are its options: cyclopts reads types, ranges and defaults from them, and
-``--help`` the descriptions. Modules import torch only when they run, so that ``--help`` is quick.
+A command is a function. Its keywords, and the fields of the dataclasses it takes, are its options:
+cyclopts reads types, ranges and defaults from them, and ``--help`` the descriptions. Modules import
+torch only when they run, so that ``--help`` is quick.
 Results go to stdout (as JSON with ``--json``), progress to stderr. The exit status is 0 for
 success; 1 for a negative result (a training diverged, a model is not static); 2 with a one-line
 message for an error that the user can correct, including errors in the user's model. Any other

@@ -140,7 +140,7 @@ def measure(
     Args:
         target: the emulated GPU.
         modes, phases, compile_kernels: as for :func:`staticgraph.dryrun.dry_run`.
-        moments: report them.
+        moments: whether to report them.
         options: those of :func:`candidate_of`.
 
     Raises:

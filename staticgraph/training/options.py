@@ -133,6 +133,7 @@ def words(pattern: str, remedy: str, names: Sequence[str] = ()) -> Callable[[str
 
 def choice(*names: str) -> Parameter:
     """The parameter of an option that takes one of several names."""
+    # The pattern matches no text, so that the names alone are taken.
     return value(words("(?!)", f"give one of {', '.join(names)}", names), choices=names)
 
 
