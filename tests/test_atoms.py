@@ -9,7 +9,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.drawn import examples
 from support.runners import made_runner, sgd_runner
@@ -63,6 +63,7 @@ def structures(draw):
     graph = np.repeat(np.arange(len(sizes)), sizes)
     cell = random.normal(size=(len(sizes), 3, 3)) * 0.4 + 1.5 * np.eye(3)
     cell[:, draw(st.integers(0, 2))] *= draw(st.sampled_from([0.5, 1.0, 3.0]))
+    assume(np.linalg.norm(np.linalg.inv(cell), axis=1).max() < 5)  # flatter: millions of images
     pbc = random.random((len(sizes), 3)) < draw(st.sampled_from([0.0, 0.5, 1.0]))
     pos = random.normal(size=(len(graph), 3)) * draw(st.sampled_from([0.3, 3.0]))
     return pos, cell, pbc, graph, draw(st.sampled_from([0.4, 1.3, 2.5]))

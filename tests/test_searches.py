@@ -18,6 +18,7 @@ from torch_geometric.nn.models import DimeNetPlusPlus, SchNet, ViSNet, dimenet
 import staticgraph as sg
 from staticgraph.atoms.structures import counts_within
 from staticgraph.nn.context.search_room import SearchRoom
+from staticgraph.nn.pool.neighbours import padding_ends
 
 
 def pairs(x, ptr, ignore_same):
@@ -146,6 +147,25 @@ def test_a_step_equals_plain_pygs(name, mode):
     actual = [p.grad for p in model.parameters() if p.grad is not None]
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(runner.predict(graphs), predicted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("real", "source", "target"),
+    [(5, [6, 6, 7, 7, 8, 8], [5, 5, 6, 6, 7, 7]), (8, [8] * 6, [8] * 6), (9, [8] * 6, [8] * 6)],
+)
+def test_padding_edges_are_spread_over_the_padding_nodes(real, source, target):
+    ends = padding_ends(torch.arange(9) < real, rows=6)
+    assert [end.tolist() for end in ends] == [source, target]
+
+
+@pytest.mark.parametrize(("name", "messages"), [("radius and knn", 2), ("DimeNet++", 1)])
+def test_messages_over_found_edges_are_programs(name, messages):
+    """Their indices are computed, and none of them can be negative."""
+    store = sg.GraphStore.from_pyg(clusters())
+    plan = [sg.Capacity(nodes=60, edges=8, graphs=9, max_graph_nodes=30)]
+    model = MODELS[name]().double()
+    report = sg.check(model, plan, store, forward=call, loss=squared, rewrites=True)
+    assert str(report.rewrites).count("[source]") == messages, report.rewrites
 
 
 def test_as_many_triplets_as_edges():

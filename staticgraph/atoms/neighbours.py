@@ -292,7 +292,7 @@ def _by_pairs(
     everyone = graph.new_zeros(graphs).scatter_add(0, graph, torch.ones_like(graph))
     starts = everyone.cumsum(0) - everyone
     place = torch.arange(largest, device=pos.device)
-    source = (starts[graph, None] + place).clamp(max=atoms - 1)  # [N, M]
+    source = (starts[graph, None] + place).clamp(0, atoms - 1)  # [N, M]
     real = (place < counts[graph, None]) & mask[:, None] & mask[source]
     itself = source == torch.arange(atoms, device=pos.device)[:, None]
     outside = mask.new_zeros(())
@@ -321,7 +321,7 @@ def _by_pairs(
     valid = places >= 0
     places = places.clamp(min=0)
     pair = places // len(steps)
-    first, second = padding_ends(mask)
+    first, second = padding_ends(mask, capacity)
     ends = torch.stack(
         [
             torch.where(valid, source.reshape(-1)[pair], first),
@@ -495,8 +495,7 @@ def _padded(edges: Tensor, shift: Tensor, pos: Tensor, mask: Tensor, capacity: i
     """The parts of a neighbour list from edges of the host, in ``capacity`` rows on the device of
     ``pos``."""
     count = edges.size(1)
-    first, second = padding_ends(mask)
-    padded = torch.stack([torch.full((capacity,), int(first)), torch.full((capacity,), second)])
+    padded = torch.stack(padding_ends(mask.cpu(), capacity))
     padded[:, : min(count, capacity)] = edges[:, :capacity]
     moved = torch.zeros(capacity, 3, dtype=pos.dtype)
     moved[: min(count, capacity)] = shift[:capacity].to(pos.dtype)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from staticgraph.internals.dispatch import OpOverload, assert_async
+from staticgraph.internals.dispatch import OpOverload
 from staticgraph.jit import kernel
 from staticgraph.kernels.register import operator
 from staticgraph.store.columns import Array
@@ -99,25 +99,10 @@ def _on_cpu(src: Tensor, dst: Tensor, sources: int, targets: int) -> list[Tensor
     return arrays
 
 
-def order_on_cuda(src: Tensor, dst: Tensor, sources: int, targets: int) -> list[Tensor]:
-    """As on a CPU, by stable sorts; an end that is no node raises when torch synchronises."""
-    counts = sources, targets
-    inside = [((e >= 0) & (e < n)).all() for e, n in zip((src, dst), counts, strict=True)]
-    assert_async(inside[0] & inside[1], f"an edge joins a node outside of {sources}, {targets}")
-    every = torch.arange(max(counts) + 1, device=src.device)
-    ends, order = dst.sort(stable=True)
-    starts, places = src[order].sort(stable=True)
-    pointers = (
-        torch.searchsorted(ends, every[: targets + 1]),
-        torch.searchsorted(starts, every[: sources + 1]),
-    )
-    return [array.int() for array in (*pointers, order[places], order)]
-
-
 ORDER_EDGES: OpOverload[..., Any] = operator(
     "order_edges(Tensor src, Tensor dst, SymInt sources, SymInt targets) -> Tensor[]",
     cpu=_on_cpu,
-    cuda="edges:order_on_cuda",
+    cuda="order_edges:on_cuda",
     fake=_empty,
 ).overload
 

@@ -17,6 +17,7 @@ import torch
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 
+from staticgraph.kernels import edges, order_edges  # noqa: E402
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
 from staticgraph.kernels.batch_norm import op as norm_op  # noqa: E402
 from staticgraph.kernels.graph_attention import draw_mask as draw_weights_mask  # noqa: E402
@@ -78,6 +79,21 @@ def test_an_index_outside_its_table_shows():
     out = CUDA["table_sum"](index, offsets, torch.ones(3, 4))
     assert torch.isfinite(out[0]).all()
     assert torch.isnan(out[1]).all()
+
+
+@pytest.mark.parametrize("work", [order_edges.MAX_WORK, 0])
+def test_edges_are_ordered_as_on_a_cpu(work, monkeypatch):
+    """Counted, and sorted by torch where there are many; unsorted edges, one node has most."""
+    monkeypatch.setattr(order_edges, "MAX_WORK", work)
+    for sources, targets, count in ((1, 1, 0), (1, 1, 3), (5, 70, 1300), (70, 5, 513)):
+        src, dst = (torch.randint(n, (count,)) for n in (sources, targets))
+        dst[count // 3 :] = targets - 1
+        expected = edges._on_cpu(src, dst, sources, targets)
+        ours = CUDA["order_edges"](src, dst, sources, targets)
+        assert all(map(torch.equal, ours, expected))
+        for wrong in ([src, dst + targets], [src - sources, dst]) if count else ():
+            with pytest.raises(RuntimeError, match="joins a node outside"):
+                CUDA["order_edges"](*wrong, sources, targets)
 
 
 # Running statistics in single precision: half precisions round more than n / (n - 1) adds.

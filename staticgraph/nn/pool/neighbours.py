@@ -111,31 +111,33 @@ def static_triplets(
     counts = target.new_zeros(num_nodes).scatter_add(0, target, rows.mask.long())
     starts = counts.cumsum(0) - counts
     place = torch.arange(most, device=source.device)
-    before = order[(starts[source][:, None] + place).clamp(max=edges - 1)]  # [E, K], k -> j
+    before = order[(starts[source][:, None] + place).clamp(0, edges - 1)]  # [E, K], k -> j
     real = (place < counts[source][:, None]) & rows.mask[:, None]
     real = (real & (source[before] != target[:, None])).reshape(-1)
-    first, second = padding_ends(context.present.node_mask)
     room = context.search_room
     places, real = _taken(context, real, None if room is None else room.per_edge * edges)
     real, total = _padded_to_free(context, triplets, real)
+    every = torch.arange(max(edges, total), device=source.device)
+    # Padding edges, spread; the last edge is one.
+    spare = every[:total] * edges // max(total, 1)
+    spare = torch.where(rows.mask[spare], edges - 1, spare)
 
-    def rows_or(values: Tensor, padding: Tensor | int) -> Tensor:
+    def rows_or(values: Tensor, padding: Tensor) -> Tensor:
         """Values ``[E, K]`` of real triplets, ``[T]``, and padding."""
         flat = values.expand(edges, most).reshape(-1)
         flat = flat if places is None else flat[places]
         return torch.where(real, torch.nn.functional.pad(flat, (0, total - len(flat))), padding)
 
-    # The last edge is padding.
-    of_edge = torch.arange(edges, device=source.device)[:, None]
+    of_edge = every[:edges, None]
     context.register(total, RowKind("triplets of a search for neighbours", real, edges))
     return (
         target,
         source,
-        rows_or(target[:, None], second),
-        rows_or(source[:, None], first),
-        rows_or(source[before], second),
-        rows_or(before, edges - 1),
-        rows_or(of_edge, edges - 1),
+        rows_or(target[:, None], target[spare]),
+        rows_or(source[:, None], source[spare]),
+        rows_or(source[before], target[spare]),
+        rows_or(before, spare),
+        rows_or(of_edge, spare),
     )
 
 
@@ -185,13 +187,14 @@ def _edges(
     centre = torch.arange(nodes, device=neighbours.device)[:, None].expand(nodes, most)
     source, target = neighbours.reshape(-1), centre.reshape(-1)
     places, real = _taken(context, source >= 0, per_node and per_node * nodes)
+    source = source.clamp(min=0)
     if places is not None:
         source, target = source[places], target[places]
     real, edges = _padded_to_free(context, function, real)
     missing = (0, edges - len(source))
     source, target = (torch.nn.functional.pad(each, missing) for each in (source, target))
-    first, second = padding_ends(context.present.node_mask)
-    source, target = torch.where(real, source, first), torch.where(real, target, second)
+    ends = padding_ends(context.present.node_mask, edges)
+    source, target = (torch.where(real, *each) for each in zip((source, target), ends, strict=True))
     widest = most if flow == "source_to_target" else None
     what = "edges of a search for neighbours"
     context.register(edges, RowKind(what, real, nodes, widest=widest))
@@ -238,12 +241,19 @@ def _padded_to_free(context: BatchContext, function: Any, real: Tensor) -> tuple
     return torch.nn.functional.pad(real, (0, total - len(real))), total
 
 
-def padding_ends(mask: Tensor) -> tuple[Tensor | int, int]:
-    """The two nodes that padding edges join: the last two, if both are padding, since a distance of
-    zero has no second derivative; otherwise the last one with itself.
+def padding_ends(mask: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Sources and targets of ``rows`` edges between padding nodes, ascending.
+
+    They are spread evenly, since the edges of one node are summed one after another, and each joins
+    a node and the next, since a distance of zero has no second derivative; a single padding node is
+    joined to itself.
 
     Args:
-        mask: ``[N]`` bool, True on real nodes.
+        mask: ``[N]`` bool, True on real nodes; what follows the last of them is padding.
     """
     last = len(mask) - 1
-    return torch.where(mask[last - 1], last, last - 1) if last else last, last
+    number = torch.arange(max(rows, len(mask)), device=mask.device)
+    first = torch.where(mask, number[: len(mask)] + 1, 0).amax().clamp(max=last)
+    spare = last - first  # nodes that have a next one
+    target = (first + number[:rows] * spare.clamp(min=1) // max(rows, 1)).clamp(0, last)
+    return target + (spare > 0), target

@@ -51,6 +51,7 @@ _CANONICAL = {
 }
 _DIFFERENCES = (*_BINARY[SUB], torch.subtract, torch.rsub, operator.neg, torch.neg, "neg")
 _FILLING = (*_BINARY[ADD], torch.where, "where", "masked_fill", torch.full, "new_full")
+_CLAMPS = (torch.clamp, "clamp", torch.clip, "clip", torch.clamp_min, "clamp_min")
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 _REDUCED = {"sum": "sum", "prod": None, "mean": "mean", "amax": "max", "amin": "min"}
 # Operations whose result is a new tensor.
@@ -174,11 +175,15 @@ def _gather(node: Call) -> None:
 
 
 def _may_be_negative(index: Call) -> bool:
-    """Whether a difference or a negative number is part of integers: ``x[index]`` then counts rows
-    from the end, which ``index_select`` does not."""
+    """Whether a difference or a negative number is part of integers, and not clamped to zero or
+    more: ``x[index]`` then counts rows from the end, which ``index_select`` does not."""
     left, seen = [index], {index}
     while left:
         node = left.pop()
+        if node.target in _CLAMPS:
+            least = _argument(node, 1, "min", None)
+            if isinstance(least, int) and least >= 0:
+                continue
         numbers = (*node.args, *node.kwargs.values()) if node.target in _FILLING else ()
         if node.target in _DIFFERENCES or any(map(_is_negative, numbers)):
             return True
