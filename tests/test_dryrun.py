@@ -69,6 +69,7 @@ CASES = {
         **UNCOMPILED,
     },
 }
+CASES["forces kernels"] = {**CASES["forces of 32 molecules, neighbours inside"], "kernels": True}
 
 
 class Remembering:

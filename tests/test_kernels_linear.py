@@ -79,7 +79,7 @@ def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
     most = limits.MAX_ROWS
     for rows, by, launched in ((most, "small", 1), (most + 1, "gpu", 4)):
         x, grad = torch.empty(rows, 4), torch.empty(rows, 8)
-        given = (grad, x, weight, grad, None, None)
+        given = (grad, x, weight, grad, None, None, None)
         small.backward_on_cuda(*given)
         assert called.pop() == f"{by} backward"
         assert operations("staticgraph::linear_backward", given) == launched
@@ -87,7 +87,7 @@ def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
         assert called.pop() == f"{by} forward"
         small.on_cuda(x, weight, None, False, torch.float32)
         assert called.pop() == "gpu forward"
-    small.backward_on_cuda(*(t.double() for t in (grad[:9], x[:9], weight)), None, None, None)
+    small.backward_on_cuda(*(t.double() for t in (grad[:9], x[:9], weight)), *(None,) * 4)
     assert called == ["gpu backward"], "float64 has no tensor cores of ours"
     side = 512
     most = limits.MAX_WORK // side**2
@@ -122,11 +122,11 @@ def test_a_backward_is_one_launch_that_stays_in_registers(width, columns, dtype)
     x, weight = torch.zeros(125, width, dtype=dtype), torch.zeros(columns, width)
     grad = torch.zeros(125, columns, dtype=dtype)
     weight = weight if dtype == torch.bfloat16 else weight.to(dtype)
-    (one,) = launches(small.backward, grad, x, weight, grad, x, None)
+    (one,) = launches(small.backward, grad, x, weight, grad, x, weight, None)
     (forward,) = launches(small.forward, x, weight, weight[:, 0].contiguous(), True, dtype)
     more = [t.repeat(4, 1) for t in (grad, x)]
     tickets = torch.zeros(limits.TICKETS, dtype=torch.int32)
-    (joined,) = launches(small.backward, *more, weight, None, None, tickets)
+    (joined,) = launches(small.backward, *more, weight, *(None,) * 3, tickets)
     assert (one.atomics, forward.atomics, len(joined.atomics)) == ([], [], 1)
     for each in (one, joined, forward):
         assert each.matrix_instructions > 0

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -26,7 +27,7 @@ from staticgraph.kernels.graph_attention import (  # noqa: E402
     graph_attention_reference,
 )
 from staticgraph.kernels.linear import gpu as dense  # noqa: E402
-from staticgraph.kernels.linear import limits, linear_reference  # noqa: E402
+from staticgraph.kernels.linear import limits, linear, linear_reference  # noqa: E402
 from staticgraph.kernels.linear import small as small_dense  # noqa: E402
 from staticgraph.kernels.neighbours import op as neighbours_op  # noqa: E402
 from staticgraph.kernels.register import CUDA, LIBRARY  # noqa: E402
@@ -152,7 +153,8 @@ HELD = [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)]
 @pytest.mark.parametrize(("dtype", "held"), HELD)
 @pytest.mark.parametrize(("rows", "width", "columns"), [(163, 33, 17), (32, 64, 66)])
 def test_linear_of_few_rows(dtype, held, rows, width, columns, monkeypatch):
-    """One chunk, and two chunks of several steps, with ReLU and another gradient of the input.
+    """One chunk, and two chunks of several steps, with ReLU and other gradients of the input and of
+    the weight, which is transposed in one case.
 
     Operands stay in float32 for half-precision results, gradients have the dtypes of the operands.
     Operands have few digits, since the interpreter truncates and the device rounds.
@@ -162,27 +164,46 @@ def test_linear_of_few_rows(dtype, held, rows, width, columns, monkeypatch):
         assert limits.chunks_of(rows) == (2, 128)
     x, into = (torch.randn(2, rows, width) + 0.1).to(dtype).to(held)
     weight, bias = (torch.randn(size).to(dtype).to(held) for size in ((columns, width), columns))
+    into_weight = torch.randn(columns, width).to(held)
+    weight = weight if rows == 163 else weight.t().contiguous().t()
     grad = torch.randn(rows, columns).to(dtype)
     out = small_dense.forward(x, weight, bias, True, dtype)
     tickets = torch.zeros(limits.TICKETS, dtype=torch.int32)
-    slopes = small_dense.backward(grad, x, weight, out, into, tickets)
+    slopes = small_dense.backward(grad, x, weight, out, into, into_weight, tickets)
+    assert slopes[1].stride() == weight.stride()
     assert not tickets.any(), "the next layer finds them as this one did"
     wide = [t.double().requires_grad_() for t in (x, weight, bias)]
     plain = linear_reference(*wide, False)
     assert out.dtype == dtype
     assert close(out, plain.relu(), width)
     gradients = list(torch.autograd.grad(plain, wide, grad.double() * (out > 0)))
-    gradients[0] = gradients[0] + into
+    gradients[:2] = gradients[0] + into, gradients[1] + into_weight
     for ours, exactly, terms in zip(slopes, gradients, (columns, rows, rows), strict=True):
         assert ours.dtype == held
         assert close(ours, exactly, terms)
+
+
+def test_a_layer_in_a_derivative_is_differentiated_by_the_same_kernel():
+    """Forces are a derivative by ``x``, and their loss is differentiated by the weight, which may
+    have any layout."""
+    wide = torch.randn(17, 40)
+    for weight in (wide[:, :33].contiguous(), wide[:, :33], wide.t()[:33].contiguous().t()):
+        made = [torch.randn(70, 33), weight, torch.randn(17)]
+        gradients = []
+        for layer, given in ((linear, made), (F.linear, [each.double() for each in made])):
+            x, *weights = leaves = [each.detach().requires_grad_() for each in given]
+            energy = layer(x, *weights).tanh()
+            (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+            loss = force.square().sum() + energy.square().sum()
+            gradients.append(torch.autograd.grad(loss, leaves))
+        assert all(close(ours, exact, 99) for ours, exact in zip(*gradients, strict=True))
 
 
 def test_linear_keeps_a_nan_and_reads_no_row_beyond():
     """A non-finite value must appear in its own rows and columns and in no other."""
     x, weight, grad = torch.ones(40, 5), torch.ones(3, 5), torch.ones(40, 3)
     grad[7, 1] = torch.nan
-    dx, dweight, dbias = small_dense.backward(grad, x, weight, None, None, None)
+    dx, dweight, dbias = small_dense.backward(grad, x, weight, *(None,) * 4)
     assert torch.isnan(dx).any(1).nonzero().tolist() == [[7]]
     assert torch.isnan(dbias).tolist() == [False, True, False]
     assert torch.isnan(dweight).all(1).tolist() == [False, True, False]

@@ -94,7 +94,12 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tenso
 
 
 def backward(
-    grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, into: Tensor | None
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor | None,
+    into: Tensor | None,
+    into_weight: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs backward: two products, two launches with ReLU or one without, and the casts that mixed
     dtypes need."""
@@ -102,11 +107,18 @@ def backward(
         dbias = grad.sum(0)
     else:
         grad, dbias = masked_sums(grad, out)
-    by = weight.to(grad.dtype)
-    if into is None:
-        dx = (grad @ by).to(x.dtype)
-    elif x.dtype == grad.dtype:
-        dx = torch.addmm(into, grad, by)
-    else:
-        dx = into + grad @ by
-    return dx, (grad.t() @ x.to(grad.dtype)).to(weight.dtype), dbias.to(weight.dtype)
+    x_wide, by = x.to(grad.dtype), weight.to(grad.dtype)
+    if weight.is_contiguous():
+        dweight = _product(grad.t(), x_wide, into_weight, weight.dtype)
+    else:  # in its own layout
+        across = None if into_weight is None else into_weight.t()
+        dweight = _product(x_wide.t(), grad, across, weight.dtype).t()
+    return _product(grad, by, into, x.dtype), dweight, dbias.to(weight.dtype)
+
+
+def _product(a: Tensor, b: Tensor, into: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Computes ``a @ b``, and adds what is given."""
+    if into is not None and dtype == a.dtype:
+        return torch.addmm(into, a, b)
+    out = (a @ b).to(dtype)
+    return out if into is None else out.add_(into)

@@ -49,23 +49,31 @@ def _backward_by(
     weight: Tensor,
     out: Tensor | None,
     into: Tensor | None,
+    into_weight: Tensor | None,
     needs: Sequence[bool] = (True, True, True),
 ) -> Any:
     """The gradients of ``x``, weight and bias that are needed, others None; the first two by
-    ``products``."""
+    ``products``, that of the weight in its layout."""
     if out is not None:
         grad = torch.ops.aten.threshold_backward(grad, out, 0)
     dx = dweight = dbias = None
     if needs[0]:
-        dx = products[0](grad, weight.to(grad.dtype).t()).to(x.dtype)
-        if into is not None:
-            dx = dx + into if dx.requires_grad else dx.add_(into)
+        dx = _sum(products[0](grad, weight.to(grad.dtype).t()).to(x.dtype), into)
     if needs[1]:
-        dweight = products[1](grad.t(), x.to(grad.dtype).t()).to(weight.dtype)
+        sides = grad.t(), x.to(grad.dtype).t()
+        transposed = not weight.is_contiguous()
+        dweight = products[1](*reversed(sides)).t() if transposed else products[1](*sides)
+        dweight = _sum(dweight.to(weight.dtype), into_weight)
     if needs[2]:
         wide = torch.promote_types(grad.dtype, torch.float32)
         dbias = grad.sum(0, dtype=wide).to(weight.dtype)
     return dx, dweight, dbias
+
+
+def _sum(new: Tensor, old: Tensor | None) -> Tensor:
+    if old is None:
+        return new
+    return new + old if new.requires_grad or old.requires_grad else new.add_(old)
 
 
 def _forward_on_cpu(
@@ -78,9 +86,10 @@ def _forward_on_cpu(
 
 
 def _backward_on_cpu(
-    grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, into: Tensor | None, _: Any
+    grad: Tensor, x: Tensor, weight: Tensor, *rest: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _backward_by(_products_on_cpu(x, weight, grad.dtype), grad, x, weight, out, into)
+    products = _products_on_cpu(x, weight, grad.dtype)
+    return _backward_by(products, grad, x, weight, *rest[:3])
 
 
 def _products_on_cpu(x: Tensor, weight: Tensor, dtype: torch.dtype) -> list[Product]:
@@ -139,7 +148,7 @@ LINEAR = operator(
 _forward = LINEAR.overload
 _backward = operator(
     "linear_backward(Tensor grad, Tensor x, Tensor weight, Tensor? out, Tensor? into, "
-    "Tensor? tickets) "
+    "Tensor? into_weight, Tensor? tickets) "
     "-> (Tensor, Tensor, Tensor)",
     cpu=_backward_on_cpu,
     cuda="linear.small:backward_on_cuda",
@@ -152,35 +161,41 @@ _backward = operator(
 
 
 class Linear(torch.autograd.Function):
-    """Autograd function of ``linear``; the input may be handed on to its next reader."""
+    """Autograd function of ``linear``; the input may be handed on to its next reader.
+
+    The weight is handed on to the derivative, so that the second derivative's gradient of it is
+    added in the same pass.
+    """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        """Returns the operator's ``[N, out]``, and ``x`` if it is handed on."""
+        """Returns the operator's ``[N, out]``, the weight, and ``x`` if it is handed on."""
         x, weight, bias, relu, dtype, handed_on = inputs
-        out = _forward(x, weight, bias, relu, dtype)
-        ctx.save_for_backward(x, weight, out if relu else None)
-        ctx.handed_on = handed_on
-        return (out, x.view_as(x)) if handed_on else out
+        out, same = _forward(x, weight, bias, relu, dtype), weight.view_as(weight)
+        ctx.save_for_backward(x, same, out if relu else None)
+        ctx.set_materialize_grads(False)
+        return (out, same, x.view_as(x)) if handed_on else (out, same)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """Returns the gradients of ``x``, weight and bias; the first includes the gradient of the
-        ``x`` handed on."""
-        into = grads[1] if ctx.handed_on else None
+    def backward(ctx: Any, grad: Tensor | None, into_weight: Any, into: Any = None) -> Any:
+        """Returns the gradients of ``x``, weight and bias; the first two include those of what was
+        handed on."""
+        if grad is None:
+            return into, into_weight, None, None, None, None
         x, weight, out = ctx.saved_tensors
         needs, products = ctx.needs_input_grad[:3], None
         if torch.is_grad_enabled():
-            products = (torch_product, torch_product)
+            products = (linear, torch_product)
         elif x.device.type == "cpu" and not all(needs[:2]):
-            products = _products_on_cpu(x, weight, grads[0].dtype)
+            products = _products_on_cpu(x, weight, grad.dtype)
+        operands = grad, x, weight, out, into, into_weight
         if products is not None:
-            dx, dweight, dbias = _backward_by(products, grads[0], x, weight, out, into, needs)
+            dx, dweight, dbias = _backward_by(products, *operands, needs)
         else:
             tickets = None
             if x.device.type == "cuda" and chunks_of(x.size(0))[0] > 1:
                 tickets = torch.ops.staticgraph.tickets(x.device)
-            dx, dweight, dbias = _backward(grads[0], x, weight, out, into, tickets)
+            dx, dweight, dbias = _backward(*operands, tickets)
         return dx, dweight, dbias if needs[2] else None, None, None, None
 
 
@@ -207,8 +222,8 @@ def linear(
         threads.
     """
     dtype = dtype or x.dtype
-    x, weight, bias = _cast_if_large(x.contiguous(), weight, bias, dtype)
-    return Linear.apply(x, weight, bias, relu, dtype, False)
+    x, weight, bias = _prepared(x, weight, bias, dtype)
+    return Linear.apply(x, weight, bias, relu, dtype, False)[0]
 
 
 def linear_handed_on(
@@ -225,17 +240,21 @@ def linear_handed_on(
     adds the gradient that arrives through it, which autograd would do in a separate operation.
     """
     dtype = dtype or x.dtype
-    cast_x, weight, bias = _cast_if_large(x.contiguous(), weight, bias, dtype)
+    cast_x, weight, bias = _prepared(x, weight, bias, dtype)
     if cast_x.dtype != x.dtype:
-        return Linear.apply(cast_x, weight, bias, relu, dtype, False), x
-    return Linear.apply(cast_x, weight, bias, relu, dtype, True)
+        return Linear.apply(cast_x, weight, bias, relu, dtype, False)[0], x
+    out, _, same = Linear.apply(cast_x, weight, bias, relu, dtype, True)
+    return out, same
 
 
-def _cast_if_large(
+def _prepared(
     x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Casts the operands of torch's own products to ``dtype``, so that they are cast once and saved
-    that way."""
+    """Operands without gaps, of which the weight may be transposed; those of torch's own products
+    in ``dtype``, so that they are cast once and saved that way."""
+    x = x.contiguous()
+    if not weight.is_contiguous() and not weight.t().is_contiguous():
+        weight = weight.contiguous()
     if x.device.type != "cuda" or not by_library(x, weight, dtype):
         return x, weight, bias
     return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

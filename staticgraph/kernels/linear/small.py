@@ -41,6 +41,16 @@ def matrix_tile(rows, r, last, c, width):
 
 
 @triton.jit
+def weight_places(o, OUT: tl.constexpr, i, WIDTH: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """Returns the places of outputs ``o`` and inputs ``i`` of a weight, and which of these exist;
+    one that is transposed has its inputs first in memory."""
+    here = (o < OUT)[:, None] & (i < WIDTH)[None, :]
+    if TRANSPOSED:
+        return i[None, :] * OUT + o[:, None], here
+    return o[:, None] * WIDTH + i[None, :], here
+
+
+@triton.jit
 def linear_small_forward(
     x,
     weight,
@@ -49,6 +59,7 @@ def linear_small_forward(
     rows,
     WIDTH: tl.constexpr,
     OUT: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
     relu: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -62,7 +73,8 @@ def linear_small_forward(
     for first in range(0, WIDTH, STEP):
         i = first + tl.arange(0, STEP)
         value = matrix_tile(x, r, rows, i, WIDTH)
-        by = matrix_tile(weight, o, OUT, i, WIDTH)
+        at, here = weight_places(o, OUT, i, WIDTH, TRANSPOSED)
+        by = tl.load(weight + at, mask=here, other=0)
         total += product(value.to(narrow), tl.trans(by.to(narrow)))
     if bias is not None:
         total += read(bias + o, o < OUT, narrow).to(tl.float32)[None, :]
@@ -93,6 +105,7 @@ def input_tile(
     rows,
     WIDTH: tl.constexpr,
     OUT: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
@@ -105,7 +118,8 @@ def input_tile(
     for first in range(0, OUT, STEP):
         o = first + tl.arange(0, STEP)
         part = masked(grad, out, r, o, rows, OUT)
-        by = matrix_tile(weight, o, OUT, i, WIDTH)
+        at, here = weight_places(o, OUT, i, WIDTH, TRANSPOSED)
+        by = tl.load(weight + at, mask=here, other=0)
         total += product(part, by.to(part.dtype))
     at, here = places(r, rows, i, WIDTH)
     if into is not None:
@@ -118,6 +132,7 @@ def weight_tile(
     grad,
     x,
     out,
+    into,
     weights,
     biases,
     dweight,
@@ -128,6 +143,7 @@ def weight_tile(
     rows_a_chunk,
     WIDTH: tl.constexpr,
     OUT: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
     SIDE: tl.constexpr,
     STEP: tl.constexpr,
 ):
@@ -147,7 +163,7 @@ def weight_tile(
         value = matrix_tile(x, r, last, i, WIDTH)
         total += product(tl.trans(part), value.to(part.dtype))
         sums += tl.sum(part.to(tl.float32), 0)
-    at, here = places(o.to(tl.int64), OUT, i, WIDTH)
+    at, here = weight_places(o.to(tl.int64), OUT, i, WIDTH, TRANSPOSED)
     column = o < tl.where(tile % across == 0, OUT, 0)
     if tickets is not None:
         chunks = tl.cdiv(rows, rows_a_chunk)
@@ -166,10 +182,14 @@ def weight_tile(
                 sums += tl.load(biases + o, mask=column, other=0)
                 weights += OUT * WIDTH
                 biases += OUT
+            if into is not None:
+                total += read(into + at, here, tl.float32)
             write(dweight + at, total, here)
             write(dbias + o, sums, column)
             tl.store(ticket, 0)
     else:
+        if into is not None:
+            total += read(into + at, here, tl.float32)
         write(dweight + at, total, here)
         write(dbias + o, sums, column)
 
@@ -181,6 +201,7 @@ def linear_small_backward(
     weight,
     out,
     into,
+    into_weight,
     dx,
     weights,
     biases,
@@ -192,6 +213,7 @@ def linear_small_backward(
     of_weight,
     WIDTH: tl.constexpr,
     OUT: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     SIDE: tl.constexpr,
@@ -202,12 +224,27 @@ def linear_small_backward(
     tile = tl.program_id(0)
     if tile >= of_weight:
         tile -= of_weight
-        input_tile(grad, weight, out, into, dx, tile, rows, WIDTH, OUT, ROWS, COLUMNS, STEP)
+        input_tile(
+            grad,
+            weight,
+            out,
+            into,
+            dx,
+            tile,
+            rows,
+            WIDTH,
+            OUT,
+            TRANSPOSED,
+            ROWS,
+            COLUMNS,
+            STEP,
+        )
     else:
         weight_tile(
             grad,
             x,
             out,
+            into_weight,
             weights,
             biases,
             dweight,
@@ -218,6 +255,7 @@ def linear_small_backward(
             rows_a_chunk,
             WIDTH,
             OUT,
+            TRANSPOSED,
             SIDE,
             STEP,
         )
@@ -230,6 +268,7 @@ def _forward_options(x: Tensor, weight: Tensor, dtype: torch.dtype) -> dict[str,
         "rows": rows,
         "WIDTH": width,
         "OUT": high,
+        "TRANSPOSED": not weight.is_contiguous(),
         "ROWS": ROWS,
         "COLUMNS": COLUMNS,
         "STEP": STEP * 4 // dtype.itemsize,
@@ -248,6 +287,7 @@ def backward(
     weight: Tensor,
     out: Tensor | None,
     into: Tensor | None,
+    into_weight: Tensor | None,
     tickets: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs backward in one launch.
@@ -258,6 +298,8 @@ def backward(
     """
     grad = grad.contiguous()
     into = None if into is None else into.contiguous()
+    if into_weight is not None and into_weight.stride() != weight.stride():
+        into_weight = torch.empty_like(weight).copy_(into_weight)
     rows, (high, width) = x.size(0), weight.shape
     dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), weight.new_empty(high)
     chunks, rows_a_chunk = chunks_of(rows)
@@ -275,6 +317,7 @@ def backward(
         weight,
         out,
         into,
+        into_weight,
         dx,
         *partial[:2],
         dweight,
@@ -285,6 +328,7 @@ def backward(
         of_weight,
         width,
         high,
+        not weight.is_contiguous(),
         **tiles,
     )
     return dx, dweight, dbias
@@ -323,9 +367,10 @@ def backward_on_cuda(
     weight: Tensor,
     out: Tensor | None,
     into: Tensor | None,
+    into_weight: Tensor | None,
     tickets: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs backward by this module's kernel or torch's products."""
     if fits(*shape_of(x, weight), grad.dtype, x.dtype, weight.dtype):
-        return backward(grad, x, weight, out, into, tickets)
-    return gpu.backward(grad, x, weight, out, into)
+        return backward(grad, x, weight, out, into, into_weight, tickets)
+    return gpu.backward(grad, x, weight, out, into, into_weight)

@@ -25,6 +25,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     shape,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured
+from staticgraph.rewrites.captured_graph.user_code import differentiates
 
 NAME = "linear"
 _PRODUCTS = (torch.matmul, torch.mm, operator.matmul)
@@ -100,7 +101,11 @@ def _obstacle(
         return None if gains else "torch's product is as fast"
     if len(rows) != 2:
         return "no matrix"
-    if bias is None and not _relu_after(node):
+    if (
+        bias is None
+        and not _relu_after(node)
+        and not any(map(differentiates, captured.graph.nodes))
+    ):
         return "torch's own product does as well without a bias"
     return "float64 under autocast" if len(dtypes) > 1 and torch.float64 in dtypes else None
 
