@@ -287,13 +287,11 @@ def _by_pairs(
     images: tuple[int, int, int],
 ) -> NeighbourList:
     """Compares every atom with those of its graph in each image: ``[N, largest, images]``."""
-    atoms, graphs = len(pos), len(pos) if cell is None else len(cell)
-    counts = graph.new_zeros(graphs).scatter_add(0, graph, mask.long())
-    everyone = graph.new_zeros(graphs).scatter_add(0, graph, torch.ones_like(graph))
-    starts = everyone.cumsum(0) - everyone
+    atoms = len(pos)
     place = torch.arange(largest, device=pos.device)
-    source = (starts[graph, None] + place).clamp(0, atoms - 1)  # [N, M]
-    real = (place < counts[graph, None]) & mask[:, None] & mask[source]
+    begin, end = (torch.searchsorted(graph, graph, right=right)[:, None] for right in (False, True))
+    source = (begin + place).clamp(0, atoms - 1)  # [N, M]
+    real = (begin + place < end) & mask[:, None] & mask[source]
     itself = source == torch.arange(atoms, device=pos.device)[:, None]
     outside = mask.new_zeros(())
     if cell is None or pbc is None:

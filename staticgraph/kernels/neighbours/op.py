@@ -103,17 +103,19 @@ class Neighbours(torch.autograd.Function):
         ctx: Any, program: Program, codes: Any, edges: Edges, handed: Any, *operands: Tensor
     ) -> Any:
         """Returns the results, those that the derivative needs besides, and the operands that are
-        handed on."""
+        handed on, to the derivative, too."""
         results = _computed(program.key, operands, codes, edges)
+        same = [operands[number].view_as(operands[number]) for number in handed]
+        read = list(operands)
+        for number, operand in zip(handed, same, strict=True):
+            read[number] = operand
         kept_numbers, beside = _kept_and_beside(program)
         ctx.program, ctx.handed, ctx.codes = program, handed, len(codes)
-        ctx.save_for_backward(
-            *operands, *[results[number] for number in kept_numbers], *codes, *edges
-        )
+        ctx.save_for_backward(*read, *[results[number] for number in kept_numbers], *codes, *edges)
         if beside:
             ctx.mark_non_differentiable(*[results[number] for number in beside])
         ctx.set_materialize_grads(False)
-        return *results, *[operands[number].view_as(operands[number]) for number in handed]
+        return *results, *same
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -228,10 +228,9 @@ def first_places(real: Tensor, rows: int) -> Tensor:
 
     ``torch.nonzero_static`` was not tried in a recording.
     """
-    rank = real.cumsum(0) - 1
-    row = torch.where(real & (rank < rows), rank, rows)
-    places = torch.arange(len(real), device=real.device)
-    return places.new_full((rows + 1,), -1).scatter(0, row, places)[:rows]
+    number = torch.arange(rows, device=real.device) + 1
+    places = torch.searchsorted(real.cumsum(0), number)
+    return torch.where(places < len(real), places, -1)
 
 
 def _padded_to_free(context: BatchContext, function: Any, real: Tensor) -> tuple[Tensor, int]:

@@ -72,9 +72,10 @@ def rewrite(captured: Captured) -> None:
     """Rewrites every operator that can hand an operand on to a later user."""
     order = {node: place for place, node in enumerate(captured.graph.nodes)}
     read = _reaching_an_output(captured)
+    twice = any(map(differentiates, captured.graph.nodes))
     for node in list(captured.graph.nodes):
         if node in read and is_call(node, neighbours_of):
-            _program(captured, node, order)
+            _program(captured, node, order, twice)
         elif node in read and is_call(node, *_HANDING):
             _hand_on(captured, node, order)
 
@@ -116,15 +117,16 @@ def _differentiable(user: Call) -> bool:
     return user.op != "output" and (fake is None or fake.is_floating_point())
 
 
-def _program(captured: Captured, node: Call, order: dict[Call, int]) -> None:
-    """Hands on the rows that a program reads."""
+def _program(captured: Captured, node: Call, order: dict[Call, int], twice: bool) -> None:
+    """Hands on the rows that a program reads, to its derivative alone if nothing else reads them
+    and the graph holds a derivative."""
     key, operands, codes, edges = node.args
     program = program_of(key)
     handed: list[tuple[int, Call, list[Call]]] = []
     for number, (rows, operand) in enumerate(zip(operands, program.operands, strict=True)):
         ours = operand.place in ("source", "target", "edge")
         later = _later(node, rows, order) if ours else []
-        if later and operands.index(rows) == number:
+        if (later or (twice and ours)) and operands.index(rows) == number:
             handed.append((number, rows, later))
     if handed:
         numbers = [number for number, _, _ in handed]
