@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import traceback
+from unittest import TestCase
 
 import pytest
 import torch
 from support.alike import squared
 from support.linear_net import Linear
 from support.runners import sgd_runner
+from torch._subclasses import fake_tensor
 from torch_geometric.data import Batch
 from torch_geometric.utils import unbatch
 
@@ -40,6 +42,11 @@ def test_the_loss_is_the_mean_over_real_rows(hiv, plan, batch, level):
 def losing(loss, plan, mode="eager"):
     model = Linear()
     return sgd_runner(model, plan, mode, loss=loss, rate=0.1)
+
+
+def test_torchs_log_does_not_repeat_the_error(plan, batch):
+    with TestCase().assertNoLogs(fake_tensor.log), pytest.raises(sg.NotStatic, match="broadcast"):
+        losing(lambda out, _: out[1:] - out[:-2], plan, "fused").step(batch)
 
 
 def test_what_torch_cannot_compile_is_said_in_few_lines(plan, batch):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import inspect
 import linecache
+import logging
 import re
 import traceback
 import warnings
@@ -112,15 +113,18 @@ def tracing_options() -> Iterator[None]:
     Forces need the former; recurrent layers run as unrolled cells. The switches are torch's own,
     from 2.11 on; a missing one is skipped, and tracing then reports what it cannot do. A trace
     makes a million objects that live until it ends, so garbage collection is off meanwhile; it took
-    a tenth of the time.
+    a tenth of the time. What an operation raises over tensors without values is in the error of the
+    trace, so torch's log does not print its stack as well.
     """
-    collects = gc.isenabled()
+    collects, log = gc.isenabled(), logging.getLogger("torch._subclasses.fake_tensor")
     gc.disable()
+    silent, log.disabled = log.disabled, True
     try:
         options = {"trace_autograd_ops": True, "allow_rnn": True, "run_gc_after_compile": False}
         with switched(**options), guards_not_timed():
             yield
     finally:
+        log.disabled = silent
         if collects:
             gc.enable()
 
