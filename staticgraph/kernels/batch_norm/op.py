@@ -235,7 +235,7 @@ def batch_norm(
         real rows, ``[F]`` float32 (float64 for float64), without a gradient.
     """
     moved: Any = (None,) * 4 if running is None else running
-    x, addend, residual = contiguous(x, addend, residual)
+    x, addend, residual, weight, bias = contiguous(x, addend, residual, weight, bias)
     arguments = (x, addend, residual, weight, bias, count, *moved, eps, relu)
     return BatchNorm.apply(*arguments, False)[:3]
 
@@ -258,7 +258,7 @@ def batch_norm_handed_on(
     adds the gradient that arrives through it, which autograd would do in a separate operation.
     """
     moved: Any = (None,) * 4 if running is None else running
-    x, addend, residual = contiguous(x, addend, residual)
+    x, addend, residual, weight, bias = contiguous(x, addend, residual, weight, bias)
     arguments = (x, addend, residual, weight, bias, count, *moved, eps, relu)
     out, *_, addend = BatchNorm.apply(*arguments, True)
     return out, addend
