@@ -317,22 +317,19 @@ class Annealed(Later):
         return out
 
 
-@pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
-def test_a_part_that_begins_in_a_later_epoch_is_found_in_one_of_the_next(mode):
+@pytest.mark.parametrize(
+    ("mode", "plan", "store"),
+    [
+        ("eager", PLAN, STORE),
+        pytest.param("fused", PLAN, STORE, marks=pytest.mark.slow),
+        ("eager", MANY_PLAN, sg.GraphStore.from_pyg(MANY)),  # looked at in a few of its graphs
+    ],
+    ids=["eager", "fused", "many"],
+)
+def test_a_part_that_begins_in_a_later_epoch_is_found_in_one_of_the_next(mode, plan, store):
     model = make_model(Later)
-    runner = runner_of(model, mode=mode)
-    loader = runner.loader(STORE, exact=False)
-    for batch in loader:
-        runner.step(batch)
-    model.since += 1
-    with pytest.raises(sg.errors.PaddingLeaks):
-        runner.step(next(iter(loader)))
-
-
-def test_a_part_that_begins_in_a_later_epoch_is_found_among_a_few_graphs():
-    model = make_model(Later)
-    runner = runner_of(model, plan=MANY_PLAN)
-    loader = runner.loader(sg.GraphStore.from_pyg(MANY), exact=False)
+    runner = runner_of(model, plan=plan, mode=mode)
+    loader = runner.loader(store, exact=False)
     [runner.step(batch) for batch in loader]
     model.since += 1
     with pytest.raises(sg.errors.PaddingLeaks, match="reaches real rows"):

@@ -21,7 +21,8 @@ def said(outputs, task, classes=()) -> dict:
     return json.loads(reply(outputs, task, classes).body)
 
 
-@pytest.mark.parametrize("outputs", [ROWS, torch.stack([ROWS, ROWS])], ids=["rows", "of targets"])
+@pytest.mark.parametrize("outputs", [ROWS, torch.stack([ROWS, ROWS]), torch.tensor([[2, -1]])],
+                         ids=["rows", "of targets", "whole numbers"])  # fmt: skip
 def test_probabilities_of_rows(outputs):
     for task, of in (("binary", expit), ("classes", lambda v: softmax(v, axis=-1))):
         found = said(outputs, task)["probabilities"]
@@ -46,12 +47,6 @@ def test_a_number_a_graph_or_a_node_is_a_yes_no_question_and_no_classes():
         np.testing.assert_allclose(found, expit(row.double().numpy()), rtol=1e-12)
     assert "probabilities" not in said(torch.tensor([0.5, -1.0]), "classes")
     assert "probabilities" not in said(nodes, "classes")
-
-
-def test_whole_numbers_are_logits_too():
-    np.testing.assert_allclose(
-        said(torch.tensor([[2, -1]]), "binary")["probabilities"], [expit([2, -1])], rtol=1e-12
-    )
 
 
 @pytest.mark.parametrize(

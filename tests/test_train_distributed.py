@@ -160,17 +160,10 @@ def test_ranks_stop_together_and_go_on_as_if_they_had_not(uninterrupted, config,
     assert_same_run(tmp_path / "run", folder)
 
 
-def _resumed(folder: str, changes: dict) -> dict:
-    return train.resume(folder, changes).to_dict()
-
-
 def test_another_number_of_processes_goes_on_with_the_next_epoch(config, tmp_path):
-    def stopped_by_hand(config: TrainConfig) -> None:
-        on_ranks(2, trained, config, str(tmp_path / "run"))
-
-    stopped_by_hand(replace(config, epochs=1))
-    report = _resumed(str(tmp_path / "run"), {"epochs": 2})
-    assert report["resumed_at"] == 6
+    on_ranks(2, trained, replace(config, epochs=1), str(tmp_path / "run"))
+    report = train.resume(tmp_path / "run", {"epochs": 2})
+    assert report.resumed_at == 6
     steps = read_steps(tmp_path / "run" / "steps.csv")
     assert [s.graphs for s in steps if s.epoch == 1] == [15] * 10 + [10]
 
