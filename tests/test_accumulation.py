@@ -4,6 +4,7 @@ what a step cannot take is refused by name."""
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -16,14 +17,16 @@ import staticgraph as sg
 from staticgraph.steps.computation.model_setup import Subject
 
 
-def by_hand(model, optimizer, batches, every):
+def by_hand(model, optimizer, batches, every, loss=bce, before=lambda number: None):
     """The gradient accumulation loop that everybody writes."""
     runner = sg.StaticGraphRunner(model, CAPACITIES, "eager")
     for number, batch in enumerate(batches):
-        (sg.masked_mean(bce(runner(batch), batch), batch) / every).backward()
+        before(number)
+        if number % every == 0:
+            optimizer.zero_grad()
+        (sg.masked_mean(loss(runner(batch), batch), batch) / every).backward()
         if number % every == every - 1:
             optimizer.step()
-            optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("way", ["eager", "cuda-graph"])
@@ -112,37 +115,24 @@ def test_parameters_that_come_later_have_the_mean_too(hiv, every):
     twin = copy.deepcopy(model)
     batches = [fixed(batch) for batch in batches_of(hiv, 6)]
     scale, own = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
-    optimizers = [sgd(m, 0.1) for m in (model, twin)]
+    optimizer = sgd(twin, 0.1)
 
     def loss(weight):
         return lambda out, batch: bce(out, batch) * (-weight).exp() + weight
 
-    def grow(net, optimizer, weight):
-        net.head = torch.nn.Sequential(net.head, torch.nn.Linear(1, 1))
-        torch.nn.init.constant_(net.head[1].weight, 2.0)
-        torch.nn.init.zeros_(net.head[1].bias)
-        optimizer.add_param_group({"params": [*net.head[1].parameters(), weight]})
-
-    runner = made_runner(
-        model,
-        CAPACITIES,
-        "eager",
-        loss=loss(scale),
-        optimizer=optimizers[0],
-        accumulate=every,
-        check_padding=False,
-    )
-    hand = sg.StaticGraphRunner(twin, CAPACITIES, "eager")
-    for number, batch in enumerate(batches):
+    def grow(net, optimizer, weight, number):
         if number == 2:
-            grow(model, optimizers[0], scale)
-            grow(twin, optimizers[1], own)
+            net.head = torch.nn.Sequential(net.head, torch.nn.Linear(1, 1))
+            torch.nn.init.constant_(net.head[1].weight, 2.0)
+            torch.nn.init.zeros_(net.head[1].bias)
+            optimizer.add_param_group({"params": [*net.head[1].parameters(), weight]})
+
+    options = {"rate": 0.1, "accumulate": every, "check_padding": False}
+    runner = sgd_runner(model, CAPACITIES, loss=loss(scale), **options)
+    for number, batch in enumerate(batches):
+        grow(model, runner.optimizer, scale, number)
         runner.step(batch)
-        if number % every == 0:
-            optimizers[1].zero_grad()
-        (sg.masked_mean(loss(own)(hand(batch), batch), batch) / every).backward()
-        if number % every == every - 1:
-            optimizers[1].step()
+    by_hand(twin, optimizer, batches, every, loss(own), partial(grow, twin, optimizer, own))
     assert float(own) != 0
     assert torch.allclose(scale, own, rtol=1e-5)
     assert_same_state(model, twin, rtol=1e-5, atol=1e-6)

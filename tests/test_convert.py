@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -113,7 +114,7 @@ _write = converting._write
 def test_a_killed_worker_is_named_and_the_same_call_goes_on(saved, tmp_path, monkeypatch):
     """What was committed stays, and a different conversion does not take it over."""
     out = tmp_path / "out"
-    monkeypatch.setattr(converting, "get_context", lambda kind: _forking())
+    monkeypatch.setattr(converting, "get_context", lambda kind: get_context("fork"))
     monkeypatch.setattr(converting, "_write", _killed_after_a_part)
     with pytest.raises(ChildProcessError, match=r"worker 1 was ended from outside .*-9.* goes on"):
         convert(saved, out, workers=2, part_graphs=7, progress=False)
@@ -127,12 +128,6 @@ def test_a_killed_worker_is_named_and_the_same_call_goes_on(saved, tmp_path, mon
     found = convert(saved, out, workers=2, part_graphs=7, progress=False)
     assert sum(written) <= 33
     assert_same_files(found, sg.GraphStore.load(saved))
-
-
-def _forking():
-    from multiprocessing import get_context
-
-    return get_context("fork")
 
 
 def _counting(append, written):

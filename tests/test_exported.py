@@ -267,6 +267,9 @@ def test_no_package_at_all(folder):
     refused(folder, "is not a package")
 
 
+MACHINE = export_manifest.machine_of("cpu")
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -281,23 +284,20 @@ def test_no_package_at_all(folder):
         ({"versions": {"torch": "1.0.0"}}, "exported with torch 1.0.0, and here is torch"),
         ({"device": "tpu"}, "use cpu or cuda"),
         ({"machine": {"arch": "pdp11"}}, "compiled for pdp11"),
+        (
+            {"machine": {**MACHINE, "instructions": [*MACHINE["instructions"], "avx9999"]}},
+            "a processor with avx9999, which this one lacks",
+        ),
+        pytest.param(
+            {"device": "cuda"},
+            "torch finds no GPU here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU"),
+        ),
     ],
 )
 def test_a_manifest_of_something_else_is_one_line(folder, values, words):
     changed(folder, **values)
     refused(folder, words)
-
-
-def test_a_processor_that_lacks_instructions_is_told(folder):
-    machine = export_manifest.machine_of("cpu")
-    changed(folder, machine={**machine, "instructions": [*machine["instructions"], "avx9999"]})
-    refused(folder, "a processor with avx9999, which this one lacks")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
-def test_a_gpu_that_is_not_there_is_told(folder):
-    changed(folder, device="cuda")
-    refused(folder, "torch finds no GPU here")
 
 
 def test_a_damaged_manifest_is_one_line(folder):

@@ -142,18 +142,6 @@ def test_errors_are_one_message_and_status_two(data, words, message, capsys):
     assert "Traceback" not in shown
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--data", "x", "--memory", "m.json"],
-        ["--histogram", "h.csv", "--max-memory", "1GiB"],
-        ["--data", "x", "--max-memory", "1GiB", "--graphs", "32"],
-    ],
-)
-def test_options_that_do_not_go_together(words, capsys):
-    assert "memory" in refusal(["plan", *words], capsys)
-
-
 SETS = """
 from torch import nn
 from torch_geometric.nn import global_mean_pool

@@ -152,8 +152,6 @@ def said(words, capsys):
         ("users_models:frozen", "no parameter has requires_grad: nothing to train"),
         ("users_models:Detached", r"depends on nothing that is trained: look for detach\(\)"),
         ("users_models:made", "made is a model already, .*; name its class Net, or a function"),
-        ("users_models.py:Net", r"no module 'users_models\.py' here: write users_models:Net"),
-        ("./users_models.py:Net", r"is not a module name: write users_models:Net"),
         ("users_slip:build", r"users_slip\.py, line 1: SyntaxError: invalid syntax \(STATIC"),
         (
             "users_import:build",

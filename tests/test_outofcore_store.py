@@ -84,17 +84,6 @@ def test_small_chunks_a_file_and_a_function_give_the_same_file(tmp_path):
     assert len(set(written)) == 1
 
 
-def test_features_follow_their_nodes(tmp_path):
-    features = np.arange(50 * 3, dtype=np.float32).reshape(50, 3)
-    graph = partition(random_edges(50, 10), 50, 4, tmp_path / "g", features=features)
-    for k in range(4):
-        into = np.full((graph.partition_size, 3), -1, np.float32)
-        graph.read_features(k, into)
-        ids = graph.node_ids[k * 13 : k * 13 + 13]
-        np.testing.assert_array_equal(into[: len(ids)], features[ids])
-        assert (into[len(ids) :] == -1).all()
-
-
 @pytest.mark.parametrize("chunk", [7, 1000])
 @pytest.mark.parametrize("hops", [0, 1, 2, 3])
 def test_nodes_near_the_training_nodes_follow_them_by_expected_visits(tmp_path, hops, chunk):

@@ -74,6 +74,12 @@ def test_an_efficiency(capsys):
             "--time-limit is of --effort best",
         ),
         (("--histogram", ESOL, "--limits", "55", "124", "--out", "x"), "--out writes a plan"),
+        (("--data", "x", "--memory", "m.json"), "--memory needs the cap: give --max-memory"),
+        (("--histogram", "h.csv", "--max-memory", "1GiB"), "--max-memory needs the fields of the"),
+        (
+            ("--data", "x", "--max-memory", "1GiB", "--graphs", "32"),
+            "--max-memory chooses exact batches: leave --graphs and the limits out",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(capsys, args, message):

@@ -183,12 +183,6 @@ def test_a_batch_of_another_plan_is_refused(hiv, plan):
         runner(sg.StaticBatch.of(hiv, range(10), (1000, 2000, 50)))
 
 
-def test_plain_capacities_need_an_example_to_warm_up(hiv):
-    runner = sg.StaticGraphRunner(Linear(), [(1000, 2500, 33)], mode="default")
-    with pytest.raises(ValueError, match="pass warmup"):
-        runner.warmup()
-
-
 def test_the_report_counts_what_ran(hiv, plan, tmp_path):
     model = Linear()
     runner = sg.StaticGraphRunner(

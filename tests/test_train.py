@@ -217,14 +217,8 @@ def test_a_run_is_not_overwritten_unasked(config, run):
 # ---------------------------------------------------------------------- errors
 
 
-def test_checkpoints_are_checked(tmp_path, uninterrupted):
+def test_checkpoints_are_checked(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no run to resume: leave --resume out"):
-        train.resume(tmp_path)
-    whole = (uninterrupted / checkpoint.CHECKPOINT).read_bytes()
-    (tmp_path / checkpoint.CHECKPOINT).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(
-        CheckpointCorrupt, match=r"checkpoint\.pt cannot be read .*train --overwrite"
-    ):
         train.resume(tmp_path)
     checkpoint.save(tmp_path, version=0)
     with pytest.raises(CheckpointCorrupt, match="version 0; this library reads"):
@@ -244,8 +238,8 @@ def test_any_changed_byte_of_a_checkpoint_is_refused(tmp_path):
             checkpoint.load(tmp_path)
     for cut in range(0, len(whole), len(whole) // 50):
         path.write_bytes(whole[:cut])
-        with pytest.raises(CheckpointCorrupt, match=r"checkpoint\.pt cannot be read"):
-            checkpoint.load(tmp_path)
+        with pytest.raises(CheckpointCorrupt, match=r"\.pt cannot be read .*train --overwrite"):
+            train.resume(tmp_path)
 
 
 def test_a_run_does_not_go_on_with_other_labels(config, molecules, uninterrupted, tmp_path, run):
