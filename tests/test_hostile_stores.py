@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
 from support.written_stores import clean_store
+from torch_geometric.data import HeteroData
 
 import staticgraph as sg
 from staticgraph.errors import StoreCorrupt
@@ -199,13 +201,11 @@ def test_wild_values_are_refused_or_harmless(tmp_path_factory, name, places, laz
 
 
 def test_types_and_their_indices_are_checked(tmp_path):
-    from torch_geometric.data import HeteroData
-
     graphs = []
     for n in (3, 2):
         data = HeteroData()
-        data["a"].x, data["b"].x = sg_rows(n), sg_rows(n + 1)
-        data["a", "to", "b"].edge_index = sg_edges(n)
+        data["a"].x, data["b"].x = torch.full((n, 1), 0.5), torch.full((n + 1, 1), 0.5)
+        data["a", "to", "b"].edge_index = torch.stack([torch.arange(n), torch.arange(n) + 1])
         graphs.append(data)
     store = GraphStore.from_pyg(graphs)
     store.save(tmp_path / "s")
@@ -235,18 +235,6 @@ def test_types_and_their_indices_are_checked(tmp_path):
         document.save(tmp_path / "s" / "manifest.json", manifest)
         with pytest.raises(StoreCorrupt, match=r"cannot be of type|is there twice|has missing or"):
             GraphStore.load(tmp_path / "s")
-
-
-def sg_rows(n: int):
-    import torch
-
-    return torch.ones(n, 1) / 2
-
-
-def sg_edges(n: int):
-    import torch
-
-    return torch.stack([torch.arange(n), torch.arange(n) + 1])
 
 
 def test_stores_of_version_1_are_read_and_compared(tmp_path):

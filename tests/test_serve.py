@@ -24,6 +24,7 @@ from support.request_bodies import (
 )
 from support.serve_process import answer_of, serving, stopped
 from support.trained_run import trained as train_small
+from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
 from staticgraph.errors import BatchFailed
@@ -68,8 +69,6 @@ def trained(run_folder) -> Trained:
 
 def expected(trained: Trained) -> np.ndarray:
     """The model's outputs in plain PyG, with SMILES read as the data set reads them."""
-    from torch_geometric.data import Batch, Data
-
     graphs = []
     for smiles in SMILES:
         values = {k: torch.tensor(v, dtype=torch.int64) for k, v in graph_of(smiles).items()}
@@ -223,13 +222,8 @@ def test_which_data_is_read_from_smiles(trained, hiv):
     again = sg.GraphStore.from_pyg(hiv[:3]).schema
     assert fits_molecules(again)
     assert not has_molecules(again)
-    assert not fits_molecules(sg.GraphStore.from_pyg([sg_graph()]).schema)
-
-
-def sg_graph():
-    from torch_geometric.data import Data
-
-    return Data(x=torch.ones(2, 3), edge_index=torch.zeros(2, 1, dtype=torch.int64))
+    other = Data(x=torch.ones(2, 3), edge_index=torch.zeros(2, 1, dtype=torch.int64))
+    assert not fits_molecules(sg.GraphStore.from_pyg([other]).schema)
 
 
 def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
