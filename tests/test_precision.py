@@ -130,6 +130,7 @@ def test_a_replay_in_another_precision_than_the_recording_is_refused(step, recor
 def test_a_replay_of_a_subject_with_a_precision_does_not_care_what_is_around():
     runner = runner_of("cuda-graph", HALF).warmup(STORE)
     near(losses_by_turns(runner), IN_HALF)
+    assert "bucket 0 step bfloat16 (scope step)" in runner.report().replays
 
 
 def losses_by_turns(runner):

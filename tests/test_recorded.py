@@ -104,16 +104,6 @@ def test_garbage_in_the_padding_of_a_recorded_step_changes_nothing(hiv):
         assert torch.allclose(one[real], other[real], atol=1e-5), step
 
 
-def test_autocast_is_part_of_a_key_and_recorded(hiv):
-    model = Net()
-    twin = copy.deepcopy(model)
-    runner = runner_of(model, hiv, autocast=torch.bfloat16)
-    eager = eager_of(twin, adam(twin), autocast=torch.bfloat16)
-    for batch in batches_of(hiv, 6):
-        assert torch.equal(runner.step(batch), eager.step(fixed(batch)))
-    assert "bucket 0 step bfloat16 (scope step)" in runner.report().replays
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("made_first", ["scheduler", "recordings"])
 @pytest.mark.parametrize("as_tensor", [True, False])
