@@ -32,13 +32,6 @@ def test_nothing_runs_before_the_deadline_and_all_at_it():
     assert len(waiting) == 0
 
 
-def test_a_full_bucket_does_not_wait():
-    waiting = waiting_of(1.0)
-    waiting.add(request(*[4] * 9))  # as many graphs as the large bucket holds
-    taken = waiting.take(0.0)
-    assert (len(taken.pieces), taken.bucket) == (9, 1)
-
-
 def test_a_pack_is_ripe_once_a_graph_did_not_fit():
     waiting = waiting_of(1.0)
     waiting.add(request(*[8] * 5))  # 40 nodes: all that the large bucket holds
@@ -54,7 +47,8 @@ def test_one_that_waited_its_time_goes_before_ripe_ones():
     old = request(20, at=0.0)
     waiting.add(old)
     waiting.add(request(*[4] * 9, at=0.9))
-    assert len(waiting.take(0.9).pieces) == 9, "which are ripe"
+    taken = waiting.take(0.9)
+    assert (len(taken.pieces), taken.bucket) == (9, 1), "which are ripe: they fill the bucket"
     waiting.add(request(*[4] * 9, at=1.0))
     assert waiting.take(1.0).pieces[0].request is old
 
