@@ -87,26 +87,20 @@ def test_of_a_run_that_diverged_what_is_finite_is_drawn(finite, metrics):
     assert f"the losses of {5 - finite} steps are not finite" in axes.get_title()
 
 
-def test_a_partial_last_batch_is_no_spike_and_in_no_filling():
+def test_filling_is_real_over_physical_rows_and_a_partial_last_batch_is_no_spike():
     """Its loss is not drawn; its rows are in no other mean."""
-    steps = [StepRecord(0, 0, 8, 60, 150, 1.0), StepRecord(0, 0, 2, 15, 30, 6.0)]
+    full = steps_of(1)
+    steps = [*full, StepRecord(0, 0, 2, 15, 30, 6.0)]
     axes = Figure().add_subplot()
     plots.draw_loss(axes, report_of(0.5), steps)
-    assert axes.lines[0].get_ydata().tolist() == [1.0]
-    assert full_steps(steps) == steps[:1]
-    assert full_shares(steps, CAPACITIES) == {"nodes": 0.6, "edges": 150 / 210}
-    assert full_shares(steps[:1], CAPACITIES) == {}
-    axes = Figure().add_subplot()
-    plots.draw_filling(axes, steps, CAPACITIES[:1])
-    written = [text.get_text() for text in axes.texts]
-    assert written == ["60.0%", "71.4%", "88.9%"]
-
-
-def test_filling_is_real_over_physical_rows():
-    axes = Figure().add_subplot()
-    plots.draw_filling(axes, steps_of(1), CAPACITIES)
-    written = [text.get_text() for text in axes.texts]
+    assert axes.lines[0].get_ydata().tolist() == [step.loss for step in full]
+    assert full_steps(steps) == full
     # Nodes (60 + ... + 64) / 5 of 100, edges (150 + ... + 154) / 5 of 210, graphs 8 of 9.
+    assert full_shares(steps, CAPACITIES) == pytest.approx({"nodes": 0.62, "edges": 152 / 210})
+    assert full_shares(full[:1], CAPACITIES) == {}
+    axes = Figure().add_subplot()
+    plots.draw_filling(axes, steps, CAPACITIES)
+    written = [text.get_text() for text in axes.texts]
     assert written == ["62.0%", "72.4%", "88.9%", "not used", "not used", "not used"]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels[:2] == ["bucket 0: 100 nodes", "bucket 0: 210 edges"]
